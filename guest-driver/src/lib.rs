@@ -23,9 +23,9 @@ mod smcr;
 pub mod socket;
 
 pub use socket::{
-    AfterFork, ChangeToken, Config, ConnectionInfo, ConnectionSnapshot, DataPath, Fallback,
-    FirstBytes, Incoming, Interest, KeepAlive, Outgoing, PendingDecline, PollEvent, Poller,
-    Readiness, Rnics, SignalMask, SmcListener, SmcStream, SmcdInfo, SmcrInfo, SmcrOptions, Stack,
-    StackUpkeep, Totals, Watch, Woken, statistics,
+    AfterFork, ArmedLines, ChangeToken, Config, ConnectionInfo, ConnectionSnapshot, DataPath,
+    Fallback, FirstBytes, Incoming, Interest, KeepAlive, Outgoing, PendingDecline, PollEvent,
+    Poller, Readiness, Rnics, SignalMask, SmcListener, SmcStream, SmcdInfo, SmcrInfo, SmcrOptions,
+    Stack, StackUpkeep, Totals, Watch, WatchedStream, Woken, statistics,
 };
 pub use transport::{DeviceAddress, PciAddress};

@@ -211,6 +211,8 @@ wire!(
 pub mod register_flags {
     /// The user wakes threads that sleep on the armed word of the line.
     pub const FUTEX: u8 = 1;
+    /// The user raises the slab's line.
+    pub const SLAB_LINE: u8 = 2;
 }
 
 wire!(
@@ -254,6 +256,8 @@ pub mod attach_flags {
     pub const MOVE_ONLY: u8 = 1;
     /// Threads of the owner may sleep on the armed word of the line.
     pub const FUTEX: u8 = 2;
+    /// The owner knows the slab's line.
+    pub const SLAB_LINE: u8 = 4;
 }
 
 wire!(

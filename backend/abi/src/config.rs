@@ -68,6 +68,8 @@ bitflags! {
         const PEER_FUTEX = 1 << 4;
         /// Drivers on one kernel wake each other by doorbells instead of kicks.
         const DOORBELL = 1 << 5;
+        /// Drivers raise the line of a slab for each other.
+        const SLAB_LINE = 1 << 6;
     }
 }
 
@@ -76,9 +78,10 @@ const TYPE_BITS: u64 = 0xff_ffff;
 
 impl Features {
     /// What a driver may use without negotiation, if its front end hides the bits of the device's
-    /// type. The others are for drivers that are their own front ends, which hide nothing.
-    pub const UNNEGOTIATED: Features =
-        Features::all().difference(Features::PEER_FUTEX.union(Features::DOORBELL));
+    /// type. Two of the others are for drivers that are their own front ends, which hide nothing. A
+    /// driver that does not know SLAB_LINE would leave the owners of DMBs asleep.
+    pub const UNNEGOTIATED: Features = Features::all()
+        .difference(Features::PEER_FUTEX.union(Features::DOORBELL).union(Features::SLAB_LINE));
 
     /// The features that a driver can use: those among the `offered` bits or, if these have none of
     /// the device's type, those in the configuration that need no negotiation.

@@ -2,7 +2,7 @@
 //!
 //! `data` bytes (a power of two) hold DMBs; a control tail of [`CONTROL_LEN`] bytes follows. The
 //! tail starts with [`ControlHeader`]; signal line `i` lies at [`line_offset`]`(i)` from the start
-//! of the tail. Owner and user both map all of it and both can write all of it: nothing in the tail
+//! of the tail, and the line of the whole slab at its end. Owner and user both map all of it and both can write all of it: nothing in the tail
 //! is trusted for anything but waking.
 
 use zerocopy::little_endian::{U32, U64};
@@ -14,8 +14,15 @@ use crate::command::wire;
 pub const CONTROL_LEN: usize = 64 << 10;
 /// Distance of signal lines, bytes: one cache line each.
 pub const LINE_LEN: usize = 64;
+/// Offset of the slab's own line from the start of the control tail, bytes: an armed word as in other
+/// lines, and the pending bits behind them.
+pub const SLAB_LINE: usize = CONTROL_LEN - 3 * LINE_LEN;
+/// Offset of the first word of pending bits from [`SLAB_LINE`], bytes: a cache line of their own.
+pub const SLAB_PEND: usize = LINE_LEN;
+/// Words of pending bits of the slab's line, 8 bytes each; word `n / 64` has the bit of line `n`.
+pub const SLAB_WORDS: usize = 16;
 /// Signal lines of a slab.
-pub const MAX_LINES: usize = CONTROL_LEN / LINE_LEN - 1;
+pub const MAX_LINES: usize = SLAB_LINE / LINE_LEN - 1;
 /// Offset in a line of the `u32` that says "the owner sleeps".
 pub const LINE_ARMED: usize = 0;
 /// Offset in a line of the `u64` of pending bits.
@@ -49,9 +56,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_line_ends_with_the_tail() {
+    fn the_line_of_the_slab_follows_the_last_line_and_ends_the_tail() {
         assert_eq!(line_offset(0), Some(64));
-        assert_eq!(line_offset(MAX_LINES as u16 - 1).map(|o| o + LINE_LEN), Some(CONTROL_LEN));
+        assert_eq!(line_offset(MAX_LINES as u16 - 1).map(|o| o + LINE_LEN), Some(SLAB_LINE));
         assert_eq!(line_offset(MAX_LINES as u16), None);
+        assert_eq!(SLAB_LINE + SLAB_PEND + 8 * SLAB_WORDS, CONTROL_LEN);
+        assert!(MAX_LINES <= 64 * SLAB_WORDS);
     }
 }

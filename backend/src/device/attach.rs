@@ -108,8 +108,13 @@ impl Device {
             Err(Status::Enoent)
         };
         let reply = reply.map(|mut reply| {
-            if reply.flags & attach_flags::MOVE_ONLY == 0 && self.can_futex(&dmb.owner) {
-                reply.flags |= attach_flags::FUTEX;
+            if reply.flags & attach_flags::MOVE_ONLY == 0 {
+                if self.can_futex(&dmb.owner) {
+                    reply.flags |= attach_flags::FUTEX;
+                }
+                if self.can_raise_slab(&dmb.owner) {
+                    reply.flags |= attach_flags::SLAB_LINE;
+                }
             }
             reply
         });
@@ -124,6 +129,13 @@ impl Device {
     /// words. Lines of a fabric whose devices share a GID have users that the owner does not name.
     pub(super) fn can_futex(&self, other: &DeviceSession) -> bool {
         self.fabric.shared_gid.is_none() && self.handle.knows_futex() && other.handle.knows_futex()
+    }
+
+    /// Whether this driver and the driver of another session raise the lines of slabs for each other.
+    /// On a fabric whose devices share a GID, a slab has users that the owner does not name.
+    pub(super) fn can_raise_slab(&self, other: &DeviceSession) -> bool {
+        let both = self.handle.knows_slab_line() && other.handle.knows_slab_line();
+        self.fabric.shared_gid.is_none() && both
     }
 
     /// Whether this driver and the driver of another session wake each other by doorbells. On a fabric

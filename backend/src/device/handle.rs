@@ -107,6 +107,11 @@ impl DeviceHandle {
         self.has_window() && self.features().contains(Features::PEER_FUTEX)
     }
 
+    /// Whether the driver reaches the lines of slabs, and says that it raises them.
+    pub(super) fn knows_slab_line(&self) -> bool {
+        self.has_window() && self.features().contains(Features::SLAB_LINE)
+    }
+
     /// Whether the driver is its own front end, and says that it takes doorbells and rings them.
     pub(super) fn knows_doorbell(&self) -> bool {
         self.has_window() && self.features().contains(Features::DOORBELL)

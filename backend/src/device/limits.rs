@@ -52,11 +52,11 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            max_dmbs: 4096,
+            max_dmbs: 16_384,
             dmb_bytes: 1 << 30,
             slab_bytes: 2 << 30,
             attached_slab_bytes: 2 << 30,
-            max_attach: 4096,
+            max_attach: 16_384,
             max_peers: 256,
             max_maps: 512,
             dmb_min: DMB_MIN,
@@ -143,7 +143,7 @@ pub struct FabricCaps {
 
 impl Default for FabricCaps {
     fn default() -> Self {
-        FabricCaps { devices: 256, dmbs: u64::MAX, dmb_bytes: u64::MAX, slab_bytes: u64::MAX }
+        FabricCaps { devices: 1024, dmbs: u64::MAX, dmb_bytes: u64::MAX, slab_bytes: u64::MAX }
     }
 }
 

@@ -116,8 +116,13 @@ impl Device {
         let entry = account.dmbs.get(&token).ok_or(Status::Eio)?;
         let dmb = entry.dmb.clone();
         let mut reply = account.register_reply(entry)?;
-        if dmb.place().is_some() && self.can_futex(user) {
-            reply.flags = register_flags::FUTEX;
+        if dmb.place().is_some() {
+            if self.can_futex(user) {
+                reply.flags |= register_flags::FUTEX;
+            }
+            if self.can_raise_slab(user) {
+                reply.flags |= register_flags::SLAB_LINE;
+            }
         }
         // From here on this driver hears of the user's end, if the user has not ended already.
         if !account.relate(user) {

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use virtio_ism_abi::Gid;
-use virtio_ism_abi::signal::Line;
 use virtio_ism_abi::slab::{FIRST_SLAB_DATA, MAX_SLAB_DATA};
 use vm_memory::VolatileSlice;
 
@@ -166,8 +165,21 @@ impl SlabRange {
         self.slab.memory.data(self.offset + u64::from(offset), u64::from(len))
     }
 
-    pub(super) fn line(&self) -> Result<Line<'_>, ShmError> {
-        self.slab.memory.line(self.line)
+    /// Raises the line as a user does, and with `in_slab` that of the slab; `true`: the owner is to be
+    /// woken.
+    pub(super) fn raise(&self, in_slab: bool) -> Result<bool, ShmError> {
+        let memory = &self.slab.memory;
+        let line = memory.line(self.line)?;
+        if !in_slab {
+            return Ok(!line.raise(self.bit).is_empty());
+        }
+        let slab = memory.slab_line(self.line)?;
+        let kicks = !line.raise_in(self.bit, self.line, slab).is_empty();
+        if kicks {
+            // The record does not say which line it is for, and the device kicks for words as well.
+            slab.raise(self.line);
+        }
+        Ok(kicks)
     }
 }
 

@@ -154,7 +154,7 @@ impl Device {
             return true;
         }
         // Whatever the owner sleeps on, a record wakes it.
-        let armed = place.line().is_ok_and(|line| !line.raise(place.bit).is_empty());
+        let armed = place.raise(self.can_raise_slab(&dmb.owner)).is_ok_and(|woken| woken);
         if !armed && !kick {
             self.handle.counters.kicks_saved.add(1);
         }

@@ -3,10 +3,10 @@
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use virtio_ism_abi::signal::Line;
+use virtio_ism_abi::signal::{Line, SlabLine};
 use virtio_ism_abi::slab::{
     CONTROL_LEN, CONTROL_VERSION, ControlHeader, LINE_ARMED, LINE_LEN, LINE_PEND, MAX_LINES,
-    line_offset,
+    SLAB_LINE, SLAB_PEND, line_offset,
 };
 use vm_memory::VolatileSlice;
 use zerocopy::IntoBytes;
@@ -83,6 +83,19 @@ impl SlabMemory {
         Ok(Line { armed, pend })
     }
 
+    /// The slab's own line, with the word of pending bits that has the bit of signal line `line`.
+    ///
+    /// # Errors
+    /// As [`SlabMemory::line`].
+    pub fn slab_line(&self, line: u16) -> Result<SlabLine<'_>, ShmError> {
+        self.line_start(line)?;
+        let start = self.data_len + SLAB_LINE as u64;
+        let armed: &AtomicU32 = self.memory.atomic(start + LINE_ARMED as u64)?;
+        let word = SLAB_PEND as u64 + u64::from(line / 64) * 8;
+        let pend: &AtomicU64 = self.memory.atomic(start + word)?;
+        Ok(SlabLine { armed, pend })
+    }
+
     /// Clears a line that no DMB has.
     ///
     /// # Errors
@@ -132,6 +145,19 @@ mod tests {
         assert!(!slab.line(2).unwrap().raise(5).is_empty(), "armed");
         slab.clear_line(2).unwrap();
         assert_eq!(word.load::<u64>(0, Ordering::Acquire).unwrap(), 0);
+    }
+
+    #[test]
+    fn the_line_of_the_slab_ends_the_control_tail() {
+        let slab = SlabMemory::new(DATA, 1).unwrap();
+        let last = MAX_LINES as u16 - 1;
+        let line = slab.line(last).unwrap();
+        line.set_in_slab(true);
+        assert!(line.raise_in(0, last, slab.slab_line(last).unwrap()).is_empty());
+        let word = slab.memory.slice(slab.len() - 8, 8).unwrap();
+        let bit = word.load::<u64>(0, Ordering::Acquire).unwrap();
+        assert_eq!(bit, 1 << (last % 64));
+        assert!(slab.slab_line(last + 1).is_err());
     }
 
     #[test]

@@ -160,6 +160,9 @@ pub(crate) enum CliError {
     /// Options that contradict each other, or a value that makes no sense.
     #[error("{0}")]
     Usage(String),
+    /// Measurements that failed; what the others gave is printed.
+    #[error("{}", .0.join("\n"))]
+    Runs(Vec<String>),
     /// The copy that came back is not what was sent.
     #[error("the {what} differ: {sent} was sent, {got} arrived")]
     Different {

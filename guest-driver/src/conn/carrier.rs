@@ -84,15 +84,16 @@ impl Carrier {
 
     /// How the connection registers with its reactor.
     pub(super) fn registration(&self) -> Registration {
-        let (group, tags) = match self {
+        let (group, line, tags) = match self {
             Carrier::D(pair) => {
-                let tags = smcd::tags(pair.peer.gid(), pair.theirs.dmb().token());
-                (pair.own.dmb().slab_id(), Some(tags))
+                let (own, theirs) = (pair.own.dmb(), pair.theirs.dmb());
+                let tags = smcd::tags(pair.peer.gid(), theirs.token());
+                (own.slab_id(), own.line_index(), Some(tags))
             }
             // RNICs name each connection that is lost.
-            Carrier::R(_) => (None, None),
+            Carrier::R(_) => (None, None, None),
         };
-        Registration { key: self.key(), group, tags }
+        Registration { key: self.key(), group, line, tags }
     }
 
     /// Whether earlier reads of the own ring and words have read what is there. `false`: the memory
@@ -237,6 +238,15 @@ impl Carrier {
     pub(super) fn line(&self) -> Option<Line<'_>> {
         match self {
             Carrier::D(pair) => pair.own.dmb().line(),
+            Carrier::R(_) => None,
+        }
+    }
+
+    /// The own signal line, if the reactor's poll of lines can tell of news.
+    #[inline]
+    pub(super) fn line_in_slab(&self) -> Option<Line<'_>> {
+        match self {
+            Carrier::D(pair) => pair.own.dmb().line_in_slab(),
             Carrier::R(_) => None,
         }
     }

@@ -19,7 +19,7 @@ impl Conn {
             && is_free(&self.tx)
             && is_free(&self.keepalive)
             && is_free(&self.sleepers)
-            && is_free(&self.poller)
+            && is_free(&self.pollers)
             && is_free(&self.tcp)
             && self.readiness.get().is_none_or(|readiness| readiness.is_unlocked())
     }
@@ -35,7 +35,7 @@ impl Conn {
     /// parent's background thread had planned for it.
     pub(crate) fn forget_threads(&self) {
         lock(&self.sleepers).clear();
-        *lock(&self.poller) = None;
+        lock(&self.pollers).clear();
         self.waiters.store(0, Ordering::SeqCst);
         self.update_scheduled.store(false, Ordering::SeqCst);
         self.schedule_update();

@@ -38,6 +38,7 @@ pub(crate) use send_queue::{forget_unsent_bytes, has_unsent_bytes};
 pub(crate) use ready::LocalEnd;
 
 use crate::info::ConnectionInfo;
+use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::ReadinessFd;
 use crate::reactor::spin::Spin;
 use crate::reactor::wait::{Deadline, Waiter};
@@ -122,7 +123,7 @@ pub(crate) struct Conn {
     update_scheduled: AtomicBool,
     /// Since when the peer is silent; `None`: silence is not tested.
     keepalive: Mutex<Option<Silence>>,
-    /// Number of sleeping threads, plus one for a readiness descriptor and one for a poller.
+    /// Number of sleeping threads and pollers, plus one for a readiness descriptor.
     waiters: AtomicU32,
     sleepers: Mutex<Vec<Arc<Waiter>>>,
     /// The words at the last [`ConnectionHandler::take_change`].
@@ -130,8 +131,8 @@ pub(crate) struct Conn {
     /// How threads sleep on the armed word of the line.
     word_state: wait::WordState,
     readiness: OnceLock<ReadinessFd>,
-    /// The poller that watches the connection.
-    poller: Mutex<Option<Arc<Waiter>>>,
+    /// The entries of the pollers that watch the connection.
+    pollers: Mutex<Vec<Arc<PollEntry>>>,
     spin: Spin,
     reactor: Arc<Reactor<Conn>>,
     tcp: Mutex<Option<TcpStream>>,
@@ -209,7 +210,7 @@ impl Conn {
             last_change: words.map(AtomicU64::new),
             word_state: wait::WordState::default(),
             readiness: OnceLock::new(),
-            poller: Mutex::new(None),
+            pollers: Mutex::default(),
             spin: Spin::of(spin),
             reactor: reactor.clone(),
             tcp: Mutex::new(Some(tcp)),

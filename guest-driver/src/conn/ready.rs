@@ -10,8 +10,8 @@ use smc_core::wire::cdc::StateFlags;
 use virtio_ism_abi::signal::Sleepers;
 
 use super::{Conn, Rx, reader_view};
+use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::{ReadinessFd, Ready};
-use crate::reactor::wait::Waiter;
 use crate::sys::lock;
 
 /// The ends of a connection that its control words do not show.
@@ -143,15 +143,34 @@ impl Conn {
         rx.receiver.readable() == 0 && !self.has_failed() && !self.peer_done.load(Ordering::Acquire)
     }
 
-    /// Registers or removes the poller that is woken for this connection.
-    pub(crate) fn set_poller(&self, poller: Option<Arc<Waiter>>) {
-        let now = poller.is_some();
-        let before = std::mem::replace(&mut *lock(&self.poller), poller).is_some();
-        match (before, now) {
-            (false, true) => self.add_waiter(),
-            (true, false) => self.remove_waiter(),
-            _ => {}
+    /// Adds a poller, which looks at the connection afterwards. `true`: from then on its queue and
+    /// `Reactor::poll_lines` tell it of every change; `false`: it arms the connection before it
+    /// sleeps, and compares the control words.
+    pub(crate) fn add_poller(&self, entry: &Arc<PollEntry>) -> bool {
+        let mut pollers = lock(&self.pollers);
+        pollers.push(entry.clone());
+        self.add_waiter();
+        match self.carrier.line_in_slab() {
+            Some(line) => {
+                line.set_in_slab(true);
+                true
+            }
+            // An RNIC's completions name connections.
+            None => self.carrier.must_be_polled(),
         }
+    }
+
+    /// Undoes one [`Conn::add_poller`].
+    pub(crate) fn remove_poller(&self, entry: &Arc<PollEntry>) {
+        let mut pollers = lock(&self.pollers);
+        let Some(at) = pollers.iter().position(|other| Arc::ptr_eq(other, entry)) else { return };
+        pollers.swap_remove(at);
+        if pollers.is_empty()
+            && let Some(line) = self.carrier.line_in_slab()
+        {
+            line.set_in_slab(false);
+        }
+        self.remove_waiter();
     }
 
     /// Arms the signal line for a poller. `false`: a signal came before, so the caller checks

@@ -239,21 +239,25 @@ impl Conn {
         for other in others {
             self.reactor.wake(&other);
         }
-        let poller = lock(&self.poller).clone();
-        if let Some(poller) = poller {
-            self.reactor.wake(&poller);
-        }
+        self.wake_pollers();
     }
 
-    /// Wakes all sleepers and the poller of this connection.
+    /// Wakes all sleepers and pollers of this connection.
     pub(super) fn wake_all(&self) {
         if self.waiters.load(Ordering::SeqCst) == 0 {
             return;
         }
         self.wake_sleepers();
-        let poller = lock(&self.poller).clone();
-        if let Some(poller) = poller {
-            self.reactor.wake(&poller);
+        self.wake_pollers();
+    }
+
+    /// Has the pollers of this connection look at it.
+    fn wake_pollers(&self) {
+        // A wake-up takes no other lock.
+        for poller in lock(&self.pollers).iter() {
+            if let Some(waiter) = poller.queue() {
+                self.reactor.wake(waiter);
+            }
         }
     }
 

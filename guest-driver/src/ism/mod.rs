@@ -33,6 +33,7 @@ mod index;
 mod measure;
 mod options;
 mod own;
+mod own_lines;
 mod peer;
 mod slabs;
 #[cfg(test)]
@@ -47,6 +48,8 @@ pub use virtio_ism_abi::event::Event as IsmEvent;
 
 use attached::Attached;
 use index::IndexPool;
+pub use own_lines::LineName;
+use own_lines::OwnLines;
 use slabs::SlabTable;
 
 /// Offset in a DMB of the producer word of SMC-D's control block, bytes (CDC "prod" cursor).
@@ -77,6 +80,7 @@ pub struct IsmDevice {
     prefer: Prefer,
     indices: Mutex<IndexPool>,
     slabs: SlabTable,
+    lines: OwnLines,
     attached: Attached,
     // Bytes per second of the window, once measured.
     window_rate: OnceLock<u64>,
@@ -128,6 +132,7 @@ impl IsmDevice {
             prefer: options.prefer,
             indices: Mutex::new(IndexPool::new(max_dmbs)),
             slabs: SlabTable::default(),
+            lines: OwnLines::default(),
             attached: Attached::default(),
             window_rate: OnceLock::new(),
             polling: Mutex::new(()),
@@ -339,6 +344,44 @@ impl IsmDevice {
         Ok(n)
     }
 
+    /// Adds the signal lines that users have raised to `raised`, of slabs that were busy lately. This
+    /// costs some loads.
+    ///
+    /// A user raises lines in this way whose [`Line::set_in_slab`](virtio_ism_abi::signal::Line) is on.
+    #[inline]
+    pub fn poll_lines(&self, raised: &mut Vec<LineName>) {
+        self.lines.poll(raised);
+    }
+
+    /// As [`poll_lines`](Self::poll_lines), of a slab that a SLAB_WAKE record names. `false`: its users
+    /// do not say which lines they raise.
+    pub fn take_slab(&self, slab: u32, raised: &mut Vec<LineName>) -> bool {
+        self.lines.take_slab(slab, raised)
+    }
+
+    /// Asks users for a SLAB_WAKE record when they next raise a line, for a thread that is about to
+    /// sleep. `false`: there are news. [`disarm_lines`](Self::disarm_lines) follows in any case.
+    #[must_use = "false means: do not sleep"]
+    pub fn arm_lines(&self) -> bool {
+        self.lines.arm()
+    }
+
+    /// Undoes one [`arm_lines`](Self::arm_lines).
+    pub fn disarm_lines(&self) {
+        self.lines.disarm();
+    }
+
+    /// Has users of slabs without news for long send a SLAB_WAKE record at the next, so that nobody
+    /// looks at these slabs. A thread that polls lines calls this now and then.
+    pub fn age_lines(&self) {
+        self.lines.age();
+    }
+
+    /// Looks at slabs again whose users should have woken the owner. Once a second is often enough.
+    pub fn recheck_lines(&self) {
+        self.lines.recheck();
+    }
+
     /// The interrupt: readable when a record arrives after
     /// [`arm_interrupts`](Self::arm_interrupts), and for good once the device is gone.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
@@ -410,6 +453,7 @@ impl IsmDevice {
     pub(crate) fn is_unlocked(&self) -> bool {
         is_free(&self.indices)
             && self.slabs.is_unlocked()
+            && self.lines.is_unlocked()
             && self.attached.is_unlocked()
             && self.running.is_unlocked()
     }
@@ -470,6 +514,11 @@ impl IsmDevice {
     /// Whether the driver may sleep on armed words, and wakes those who do.
     fn knows_futex(&self) -> bool {
         self.features().contains(Features::PEER_FUTEX)
+    }
+
+    /// Whether the driver raises the lines of slabs, and looks at those of its own.
+    fn knows_slab_line(&self) -> bool {
+        self.features().contains(Features::SLAB_LINE)
     }
 
     /// Whether the driver still has to measure the window.

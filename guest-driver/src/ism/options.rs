@@ -43,7 +43,7 @@ impl OpenOptions {
             move_queues: 1,
             guest_memory: 256 << 20,
             prefer: Prefer::Auto,
-            max_dmbs: 4096,
+            max_dmbs: 16_384,
             timeout: Duration::from_secs(10),
         }
     }

@@ -101,6 +101,12 @@ impl OwnDmb {
         self.placed().filter(|placed| placed.futex && can_sleep_on_words())?.line()
     }
 
+    /// The signal line, if its user raises the slab's line, too, after
+    /// [`Line::set_in_slab`]: [`IsmDevice::poll_lines`] then tells of news.
+    pub fn line_in_slab(&self) -> Option<Line<'_>> {
+        self.placed().filter(|placed| placed.slab_line.is_some())?.line()
+    }
+
     /// What its user rings instead of a kick, if the device has handed it over.
     pub fn doorbell(&self) -> Option<&Doorbell> {
         self.placed()?.doorbell.as_deref()
@@ -249,12 +255,16 @@ fn in_window(
         bit: reply.bit,
         nonce: reply.nonce.get(),
         futex: reply.flags & register_flags::FUTEX != 0 && device.knows_futex(),
+        in_slab: reply.flags & register_flags::SLAB_LINE != 0 && device.knows_slab_line(),
     };
     // Before any check can fail: the device has mapped the slab, even if the DMB turns out
     // unusable.
     device.slabs.acquire(device, placement.slab_id, user);
     match placement.resolve(device) {
         Ok(placed) => {
+            if let Some(line) = &placed.slab_line {
+                device.lines.add(placed.slab_id, line);
+            }
             let device = Arc::clone(device);
             Ok(OwnDmb { device, token, index, user, backing: Backing::Window(placed) })
         }

@@ -143,7 +143,11 @@ impl PeerDmb {
     #[inline]
     fn raise(&self, placed: &Placed) -> Result<(), DeliverError> {
         let Some(line) = placed.line() else { return Ok(()) };
-        let sleepers = line.raise(placed.bit);
+        let slab = placed.slab_line.as_ref().and_then(|slab| slab.of_line(placed.line_index));
+        let sleepers = match slab {
+            Some(slab) => line.raise_in(placed.bit, placed.line_index, slab),
+            None => line.raise(placed.bit),
+        };
         if sleepers.is_empty() { Ok(()) } else { self.wake(placed, line, sleepers) }
     }
 
@@ -159,6 +163,11 @@ impl PeerDmb {
         if placed.futex && sleepers.contains(Sleepers::FUTEX) {
             wake_sleepers(line.armed, MAX_FUTEX_SLEEPERS);
             kicked.remove(Sleepers::FUTEX);
+        } else if let Some(slab) = &placed.slab_line {
+            // The owner learns from the slab for whom the kick is.
+            if let Some(slab) = slab.of_line(placed.line_index) {
+                slab.raise(placed.line_index);
+            }
         }
         if kicked.is_empty() || self.doorbell().is_some_and(Doorbell::ring) {
             return Ok(());
@@ -331,6 +340,7 @@ fn accept(
             bit: reply.bit,
             nonce: reply.nonce.get(),
             futex: reply.flags & attach_flags::FUTEX != 0 && device.knows_futex(),
+            in_slab: reply.flags & attach_flags::SLAB_LINE != 0 && device.knows_slab_line(),
         };
         Some(placement.resolve(device)?)
     };

@@ -11,6 +11,7 @@ use virtio_ism_abi::slab::{CONTROL_LEN, line_offset};
 use virtio_ism_abi::{Gid, Status};
 use zerocopy::IntoBytes;
 
+use super::own_lines::SlabLineMemory;
 use super::{IsmDevice, IsmError};
 use crate::sys::{Doorbell, SharedSlice, is_free, lock};
 
@@ -30,6 +31,7 @@ pub(super) struct Placement {
     pub(super) bit: u8,
     pub(super) nonce: u64,
     pub(super) futex: bool,
+    pub(super) in_slab: bool,
 }
 
 /// A DMB in the window.
@@ -43,6 +45,8 @@ pub(super) struct Placed {
     pub(super) futex: bool,
     /// By which the user wakes the owner instead of a kick.
     pub(super) doorbell: Option<Arc<Doorbell>>,
+    /// The line of the slab, if owner and user know it.
+    pub(super) slab_line: Option<SlabLineMemory>,
     // The signal line's bytes.
     line: SharedSlice,
 }
@@ -81,6 +85,7 @@ impl Placement {
             memory: slab.slice(at, self.dmb_len as usize)?,
             futex: self.futex,
             doorbell: device.running().doorbells().and_then(|all| all.get(self.slab_off)),
+            slab_line: self.in_slab.then(|| SlabLineMemory::new(&tail)).transpose()?,
             line: tail.slice(line_at, virtio_ism_abi::slab::LINE_LEN)?,
         })
     }
@@ -218,13 +223,17 @@ impl SlabTable {
         let mut released = 0;
         for id in ids {
             let request = ReleaseSlabRequest { slab_id: id.into(), reserved: 0.into() };
+            // Nobody looks at its line any more when the device unmaps it.
+            let line = device.lines.remove(id);
             match device.command(Op::ReleaseSlab, request.as_bytes(), &mut []) {
                 Ok(()) => {
                     slabs.remove(&id);
                     released += 1;
                 }
                 // The slab has a new DMB, whose reply another thread is about to receive.
-                Err(IsmError::Refused { status: Status::Ebusy, .. }) => {}
+                Err(IsmError::Refused { status: Status::Ebusy, .. }) => {
+                    line.into_iter().for_each(|line| device.lines.add(id, &line));
+                }
                 // The device has released the slab by itself.
                 Err(IsmError::Refused { status: Status::Enoent, .. }) => {
                     slabs.remove(&id);

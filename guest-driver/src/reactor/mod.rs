@@ -21,6 +21,7 @@
 
 mod background;
 mod leader;
+pub(crate) mod poll_queue;
 pub(crate) mod readiness_fd;
 pub(crate) mod source;
 pub(crate) mod spin;
@@ -35,13 +36,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::event::epoll;
 use rustix::fd::{BorrowedFd, OwnedFd};
 
 pub(crate) use self::background::Upkeep;
 pub(crate) use self::source::PeerObserver;
-use self::source::{OTHER, ReactorEvent, Source, Tags};
+use self::source::{LineName, OTHER, ReactorEvent, Source, Tags};
 use self::wait::Waiter;
 use self::work::{PendingWork, Work};
 use crate::sys::{EventFd, is_free, lock, out_of_the_way};
@@ -89,6 +90,9 @@ pub(crate) enum DelayedUpdate {
 /// The start of a sleep and its longest duration; `None`: without end.
 pub(crate) type Limit = Option<(Instant, Duration)>;
 
+/// An event loop with so many connections at most arms each, if there are other event loops.
+const FEW: usize = 128;
+
 /// Nobody leads.
 const FREE: u32 = 0;
 /// A blocked caller leads.
@@ -106,19 +110,29 @@ pub(crate) struct Registration {
     pub(crate) key: u32,
     /// The wake group; `None`: no event means more than one connection.
     pub(crate) group: Option<u32>,
+    /// Its line of the wake group, by which events of the group may name it.
+    pub(crate) line: Option<u16>,
     /// The tags of its peer; `None`: the source reports the end of each connection by its key.
     pub(crate) tags: Option<Tags>,
 }
 
 struct Entry<C> {
     group: Option<u32>,
+    line: Option<u16>,
     tags: Option<Tags>,
     connection: Weak<C>,
 }
 
 struct Table<C> {
     by_key: FxHashMap<u32, Entry<C>>,
-    by_group: FxHashMap<u32, Vec<u32>>,
+    by_group: FxHashMap<u32, FxHashSet<u32>>,
+    by_line: FxHashMap<LineName, Vec<u32>>,
+}
+
+impl<C> Table<C> {
+    fn connection(&self, key: u32) -> Option<Arc<C>> {
+        self.by_key.get(&key).and_then(|entry| entry.connection.upgrade())
+    }
 }
 
 /// What the threads of one source share. `C` is the type of its connections.
@@ -144,6 +158,8 @@ pub(crate) struct Reactor<C> {
     edges: Option<OwnedFd>,
     /// Connections whose readiness the kernel must learn of at once.
     pollables: AtomicUsize,
+    /// Event loops that poll lines.
+    pollers: AtomicUsize,
     /// Connections with threads that sleep where the source does not wake them.
     unwatched: AtomicUsize,
     lost: AtomicBool,
@@ -171,7 +187,8 @@ impl<C: ConnectionHandler> Reactor<C> {
                 None
             }
         };
-        let table = Table { by_key: FxHashMap::default(), by_group: FxHashMap::default() };
+        let (by_key, by_group, by_line) = Default::default();
+        let table = Table { by_key, by_group, by_line };
         Ok(Arc::new(Reactor {
             polled,
             source,
@@ -184,6 +201,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             interrupt,
             edges,
             pollables: AtomicUsize::new(0),
+            pollers: AtomicUsize::new(0),
             unwatched: AtomicUsize::new(0),
             lost: AtomicBool::new(false),
             background: Arc::default(),
@@ -204,12 +222,15 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     /// Adds a connection.
     pub(crate) fn register(&self, registration: Registration, connection: Weak<C>) {
-        let Registration { key, group, tags } = registration;
+        let Registration { key, group, line, tags } = registration;
         let mut table = lock(&self.table);
         if let Some(group) = group {
-            table.by_group.entry(group).or_default().push(key);
+            table.by_group.entry(group).or_default().insert(key);
         }
-        table.by_key.insert(key, Entry { group, tags, connection });
+        if let Some(name) = group.zip(line) {
+            table.by_line.entry(name).or_default().push(key);
+        }
+        table.by_key.insert(key, Entry { group, line, tags, connection });
         drop(table);
         if self.is_lost() {
             self.fail();
@@ -219,11 +240,19 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// Removes a connection.
     pub(crate) fn remove(&self, key: u32) {
         let mut table = lock(&self.table);
-        let Some(Entry { group, .. }) = table.by_key.remove(&key) else { return };
+        let Some(Entry { group, line, .. }) = table.by_key.remove(&key) else { return };
+        if let Some(name) = group.zip(line)
+            && let Some(keys) = table.by_line.get_mut(&name)
+        {
+            keys.retain(|other| *other != key);
+            if keys.is_empty() {
+                table.by_line.remove(&name);
+            }
+        }
         if let Some(group) = group
             && let Some(keys) = table.by_group.get_mut(&group)
         {
-            keys.retain(|other| *other != key);
+            keys.remove(&key);
             if keys.is_empty() {
                 table.by_group.remove(&group);
             }
@@ -314,11 +343,68 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// was made lately. Callers that never wait use this, and hold no lock of a connection
     /// meanwhile.
     pub(crate) fn try_poll(&self) {
+        self.poll_without_sleep(|_| ());
+    }
+
+    fn poll_without_sleep(&self, prepare: impl FnOnce(&Self)) {
         let Some(now) = self.try_time() else { return };
         self.last_try_us.store(now, Ordering::Relaxed);
         if let Some(_leadership) = self.try_lead(CALLER) {
+            prepare(self);
             self.dispatch();
         }
+    }
+
+    /// Wakes the waiters of connections whose peers have raised their lines, of wake groups that were
+    /// busy lately. Callers that spin or never wait use this, and hold no lock of a connection
+    /// meanwhile.
+    #[inline]
+    pub(crate) fn poll_lines(&self) {
+        let mut raised = Vec::new();
+        self.source.poll_lines(&mut raised);
+        raised.into_iter().for_each(|name| self.wake_line(name));
+    }
+
+    /// An event loop has connections of this reactor from now on.
+    pub(crate) fn add_poller(&self) {
+        self.pollers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Undoes one [`Reactor::add_poller`].
+    pub(crate) fn remove_poller(&self) {
+        self.pollers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether an event loop with `n` connections arms each of them before it sleeps, and not the
+    /// lines of slabs, which would wake it for the connections of others.
+    pub(crate) fn arms_each(&self, n: usize) -> bool {
+        n <= FEW && self.pollers.load(Ordering::Relaxed) > 1
+    }
+
+    /// Asks for an event at the next raised line, for a thread that is about to sleep. `false`: there
+    /// are news, so it must not. [`Reactor::disarm_lines`] follows in any case.
+    #[must_use = "false means: do not sleep"]
+    pub(crate) fn arm_lines(&self) -> bool {
+        self.source.arm_lines()
+    }
+
+    /// Undoes one [`Reactor::arm_lines`].
+    pub(crate) fn disarm_lines(&self) {
+        self.source.disarm_lines();
+    }
+
+    /// Wakes the waiters for wake groups that were not busy lately, of which only events tell. A caller
+    /// of [`Reactor::poll_lines`] that does not sleep calls this every 200 us or so.
+    pub(crate) fn poll_idle_groups(&self) {
+        self.source.age_lines();
+        self.poll_without_sleep(|reactor| {
+            reactor.wait_for_source(Some(Duration::ZERO), None);
+        });
+    }
+
+    /// Looks at wake groups again whose peers should have sent an event.
+    pub(crate) fn recheck_lines(&self) {
+        self.source.recheck_lines();
     }
 
     /// Whether [`Reactor::try_poll`] would poll now, so that a caller releases its locks for it.
@@ -360,6 +446,7 @@ impl<C: ConnectionHandler> Reactor<C> {
                     connection.on_wake();
                 }
             }),
+            ReactorEvent::WakeLine(group, line) => self.wake_line((group, line)),
             ReactorEvent::Wake(key) => {
                 if let Some(connection) = self.connection(key)
                     && connection.has_waiters()
@@ -390,7 +477,21 @@ impl<C: ConnectionHandler> Reactor<C> {
     }
 
     fn connection(&self, key: u32) -> Option<Arc<C>> {
-        lock(&self.table).by_key.get(&key).and_then(|entry| entry.connection.upgrade())
+        lock(&self.table).connection(key)
+    }
+
+    /// Wakes the waiters of the connections on a line.
+    fn wake_line(&self, name: LineName) {
+        let (first, others) = {
+            let table = lock(&self.table);
+            let Some(keys) = table.by_line.get(&name) else { return };
+            let mut connections = keys.iter().filter_map(|key| table.connection(*key));
+            // Mostly there is one, for which this allocates nothing.
+            (connections.next(), connections.collect::<Vec<_>>())
+        };
+        for connection in first.into_iter().chain(others).filter(|one| one.has_waiters()) {
+            connection.on_wake();
+        }
     }
 
     // The lock of the table is not held during `f`, which may register, remove or wake.

@@ -9,6 +9,9 @@ pub(crate) enum ReactorEvent {
     /// Peers may have changed words of connections in this wake group. Those with changed words and
     /// waiters are woken.
     WakeGroup(u32),
+    /// The peers of the connections on this line of a wake group have changed their words. Their
+    /// waiters are woken.
+    WakeLine(u32, u16),
     /// The peer signalled the connection with this key. Its waiters are woken.
     Wake(u32),
     /// The peer's words for the connection with this key are new. Its waiters are woken; without
@@ -26,6 +29,9 @@ pub(crate) enum ReactorEvent {
     /// [`Source::on_timer`] may want to be called sooner than it said.
     Timers,
 }
+
+/// A line of a wake group: the group, and the line's number in it.
+pub(crate) type LineName = (u32, u16);
 
 /// The names by which events mean the end of several connections. The reactor only compares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +87,27 @@ pub(crate) trait Source: Send + Sync {
     fn poll_arrivals(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
         self.poll_events(handle)
     }
+
+    /// Adds the lines to `_raised` on which peers have announced new words, of wake groups that were
+    /// busy lately. No event follows for these. Any thread may call this.
+    fn poll_lines(&self, _raised: &mut Vec<LineName>) {}
+
+    /// Has peers send an event when they next raise a line, for a thread that is about to sleep.
+    /// `false`: there are news. [`disarm_lines`](Source::disarm_lines) follows in any case.
+    #[must_use = "false means: do not sleep"]
+    fn arm_lines(&self) -> bool {
+        true
+    }
+
+    /// Undoes one [`arm_lines`](Source::arm_lines).
+    fn disarm_lines(&self) {}
+
+    /// Leaves wake groups that are not busy any more to events. A thread that polls lines calls this
+    /// now and then.
+    fn age_lines(&self) {}
+
+    /// Looks at wake groups again whose peers should have sent an event.
+    fn recheck_lines(&self) {}
 
     /// Whether the source has failed for good.
     fn is_gone(&self) -> bool;

@@ -143,7 +143,7 @@ impl ConnectionHandler for Counting {
 
 /// The registration of a connection that is in no group.
 fn key(key: u32) -> Registration {
-    Registration { key, group: None, tags: None }
+    Registration { key, group: None, line: None, tags: None }
 }
 
 /// A reactor with its background thread and one connection, whose key is 7.
@@ -220,7 +220,8 @@ fn connections<const N: usize>(
     let mut at = 0;
     registrations.map(|(group, tags)| {
         let member = Arc::new(Counting::default());
-        reactor.register(Registration { key: at, group, tags }, Arc::downgrade(&member));
+        reactor
+            .register(Registration { key: at, group, line: None, tags }, Arc::downgrade(&member));
         at += 1;
         member
     })

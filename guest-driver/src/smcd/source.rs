@@ -11,7 +11,7 @@ use virtio_ism_abi::{Gid, Token};
 
 use super::fabric::{DeferredDrop, Fabric};
 use crate::ism::{EVENTS_PER_POLL, IsmDevice};
-use crate::reactor::source::{ReactorEvent, Source, Tags};
+use crate::reactor::source::{LineName, ReactorEvent, Source, Tags};
 
 /// The owner of objects that may block while they are dropped.
 pub(crate) trait DeferredDropQueue: Send + Sync {
@@ -43,7 +43,13 @@ impl SmcdSource {
         match event {
             Event::SlabWake(wake) => {
                 for slab in wake.slabs.iter().take(wake.n.get() as usize) {
-                    handle(ReactorEvent::WakeGroup(slab.get()));
+                    let mut raised = Vec::new();
+                    match self.device.take_slab(slab.get(), &mut raised) {
+                        true => raised.into_iter().for_each(|(slab, line)| {
+                            handle(ReactorEvent::WakeLine(slab, line));
+                        }),
+                        false => handle(ReactorEvent::WakeGroup(slab.get())),
+                    }
                 }
             }
             Event::DmbSignal(signal) => {
@@ -120,6 +126,26 @@ impl Source for SmcdSource {
             .is_ok_and(|n| n == EVENTS_PER_POLL)
     }
 
+    fn poll_lines(&self, raised: &mut Vec<LineName>) {
+        self.device.poll_lines(raised);
+    }
+
+    fn arm_lines(&self) -> bool {
+        self.device.arm_lines()
+    }
+
+    fn disarm_lines(&self) {
+        self.device.disarm_lines();
+    }
+
+    fn age_lines(&self) {
+        self.device.age_lines();
+    }
+
+    fn recheck_lines(&self) {
+        self.device.recheck_lines();
+    }
+
     fn is_gone(&self) -> bool {
         self.device.is_gone()
     }
@@ -173,7 +199,7 @@ mod tests {
             }
             theirs.deliver(&[], [1, 0], true).unwrap();
             let expected = match own.slab_id() {
-                Some(slab) => ReactorEvent::WakeGroup(slab),
+                Some(slab) => ReactorEvent::WakeLine(slab, own.line_index().unwrap()),
                 None => ReactorEvent::Wake(own.idx()),
             };
             assert_eq!(events(&source), [expected]);

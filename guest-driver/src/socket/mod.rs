@@ -32,4 +32,4 @@ pub use outgoing::Outgoing;
 pub use poller::{Interest, PollEvent, Poller};
 pub use stack::{Stack, Totals};
 pub use stream::SmcStream;
-pub use watch::{ChangeToken, Readiness, SignalMask, Watch, Woken};
+pub use watch::{ArmedLines, ChangeToken, Readiness, SignalMask, Watch, WatchedStream, Woken};

@@ -1,18 +1,20 @@
 //! `Poller`: readiness of many connections, looked up in shared memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
 
 use super::SmcStream;
 use crate::conn::Conn;
 use crate::reactor::Reactor;
+use crate::reactor::poll_queue::{PollEntry, PollQueue};
 use crate::reactor::spin::Spin;
 use crate::reactor::wait::{RECHECK_INTERVAL, Waiter};
 
@@ -53,11 +55,14 @@ pub struct PollEvent {
 /// to do; listeners and connections that are TCP go through epoll. This is the fast way to serve
 /// many connections from one thread. Programs that have an event loop of their own use
 /// [`SmcStream::pollable`] instead.
+///
+/// A connection that is idle costs nothing in a wait, apart from one look a second. Those by moves of
+/// the device, and with peers that do not raise lines of slabs, cost a look at each wait.
 #[derive(Debug)]
 pub struct Poller {
     inner: Mutex<Inner>,
     epoll: OwnedFd,
-    waiter: Arc<Waiter>,
+    queue: Arc<PollQueue>,
     spin: Spin,
     /// Number of threads that want to change the list of connections. A waiting thread releases the
     /// lock for them.
@@ -65,35 +70,41 @@ pub struct Poller {
 }
 
 struct Inner {
-    conns: Vec<Watched>,
-    at: HashMap<u64, usize>,
-    /// The reactor whose events this poller handles while it sleeps. Background threads handle those
-    /// of other reactors.
-    reactor: Option<Arc<Reactor<Conn>>>,
-    /// Number of connections of that reactor.
-    ours: usize,
-    /// A reactor that has to be polled, because its RNICs store nothing into memory by themselves.
-    polled: Option<Arc<Reactor<Conn>>>,
-    /// The connection that the next round checks first, so that none starves.
-    first: usize,
+    /// The connections, each at the number that its entry in the queue has.
+    conns: Vec<Option<Watched>>,
+    /// Numbers that no connection has.
+    free: Vec<u32>,
+    at: FxHashMap<u64, u32>,
+    /// Numbers of connections that may be ready, each once.
+    candidates: VecDeque<u32>,
+    /// Numbers of connections of which the queue does not tell everything.
+    scanned: Vec<u32>,
+    /// The reactors of the connections, and how many each has. The poller handles the events of the
+    /// first while it sleeps. Background threads handle those of the others.
+    reactors: Vec<(Arc<Reactor<Conn>>, usize)>,
     kernel: HashMap<u64, OwnedFd>,
     /// When the poller asks epoll although SMC connections keep the thread busy.
     ask_kernel: Instant,
+    /// When the poller next looks at all connections.
+    look_at_all: Instant,
 }
 
 struct Watched {
     key: u64,
     conn: Arc<Conn>,
     interest: Interest,
+    entry: Arc<PollEntry>,
+    /// It is among the candidates.
+    is_candidate: bool,
     /// Control words at the last check, if nothing was ready then.
     quiet: Option<[u64; 2]>,
-    /// It belongs to another reactor than the poller's.
+    /// It belongs to another reactor than the poller's first.
     foreign: bool,
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        self.conn.set_poller(None);
+        self.conn.remove_poller(&self.entry);
         if self.foreign {
             self.conn.reactor().remove_pollable();
         }
@@ -102,7 +113,7 @@ impl Drop for Watched {
 
 impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inner").field("conns", &self.conns.len()).finish_non_exhaustive()
+        f.debug_struct("Inner").field("conns", &self.at.len()).finish_non_exhaustive()
     }
 }
 
@@ -124,18 +135,19 @@ impl Poller {
         }
         let inner = Inner {
             conns: Vec::new(),
-            at: HashMap::new(),
-            reactor: None,
-            ours: 0,
-            polled: None,
-            first: 0,
+            free: Vec::new(),
+            at: FxHashMap::default(),
+            candidates: VecDeque::new(),
+            scanned: Vec::new(),
+            reactors: Vec::new(),
             kernel: HashMap::new(),
             ask_kernel: Instant::now(),
+            look_at_all: Instant::now(),
         };
         Ok(Poller {
             inner: Mutex::new(inner),
             epoll: set,
-            waiter,
+            queue: PollQueue::new(waiter),
             spin: Spin::new(spin),
             changing: AtomicUsize::new(0),
         })
@@ -145,7 +157,7 @@ impl Poller {
     fn change(&self) -> MutexGuard<'_, Inner> {
         // SeqCst, as the count of wake-ups: a thread that goes to sleep sees one or the other.
         self.changing.fetch_add(1, Ordering::SeqCst);
-        self.waiter.wake();
+        self.queue.waiter().wake();
         let inner = self.lock();
         self.changing.fetch_sub(1, Ordering::SeqCst);
         inner
@@ -155,31 +167,17 @@ impl Poller {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches a connection, which should be non-blocking. A connection belongs to one poller at a
-    /// time.
+    /// Watches a connection, which should be non-blocking.
     ///
     /// # Errors
     /// `AlreadyExists` if the key is in use, `InvalidInput` for the key `u64::MAX`; those of epoll.
     pub fn add(&self, stream: &SmcStream, key: u64, interest: Interest) -> io::Result<()> {
         let mut inner = self.change();
         check_key(&inner, key)?;
-        let Some(conn) = stream.conn() else {
-            return self.add_kernel(&mut inner, stream.pollable()?, key, interest);
-        };
-        conn.set_poller(Some(self.waiter.clone()));
-        let ours = inner.reactor.get_or_insert_with(|| conn.reactor().clone());
-        let foreign = !Arc::ptr_eq(ours, conn.reactor());
-        if foreign {
-            conn.reactor().add_pollable();
-        } else {
-            inner.ours += 1;
+        match stream.conn() {
+            Some(conn) => inner.add(&self.queue, conn, key, interest),
+            None => self.add_kernel(&mut inner, stream.pollable()?, key, interest)?,
         }
-        if conn.reactor().must_be_polled() {
-            inner.polled = Some(conn.reactor().clone());
-        }
-        let at = inner.conns.len();
-        inner.at.insert(key, at);
-        inner.conns.push(Watched { key, conn: conn.clone(), interest, quiet: None, foreign });
         Ok(())
     }
 
@@ -216,11 +214,11 @@ impl Poller {
             let data = epoll::EventData::new_u64(key);
             return Ok(epoll::modify(&self.epoll, fd, data, flags(interest))?);
         }
-        let at = inner.at.get(&key).copied().ok_or(io::ErrorKind::NotFound)?;
-        if let Some(watched) = inner.conns.get_mut(at) {
+        let number = inner.at.get(&key).copied().ok_or(io::ErrorKind::NotFound)?;
+        if let Some(watched) = inner.watched(number) {
             watched.interest = interest;
-            watched.quiet = None;
         }
+        inner.add_candidate(number);
         Ok(())
     }
 
@@ -233,19 +231,8 @@ impl Poller {
         if let Some(fd) = inner.kernel.remove(&key) {
             return Ok(epoll::delete(&self.epoll, &fd)?);
         }
-        let at = inner.at.remove(&key).ok_or(io::ErrorKind::NotFound)?;
-        let foreign = inner.conns.swap_remove(at).foreign;
-        if let Some(moved) = inner.conns.get(at).map(|watched| watched.key) {
-            inner.at.insert(moved, at);
-        }
-        inner.ours -= usize::from(!foreign);
-        if inner.ours == 0 {
-            // It may be gone by now; others go on with their background threads.
-            inner.reactor = None;
-        }
-        if inner.conns.is_empty() {
-            inner.polled = None;
-        }
+        let number = inner.at.remove(&key).ok_or(io::ErrorKind::NotFound)?;
+        inner.remove(number);
         Ok(())
     }
 
@@ -267,18 +254,22 @@ impl Poller {
                 std::thread::yield_now();
             }
             let mut inner = self.lock();
-            inner.poll();
-            inner.check_all(ready, max);
             let now = Instant::now();
+            inner.poll(&self.queue);
+            inner.look_at_all(now);
+            inner.check(ready, max);
             if ready.is_empty() || now >= inner.ask_kernel {
-                inner.ask_kernel = now + KERNEL_PAUSE;
+                if now >= inner.ask_kernel {
+                    inner.ask_kernel = now + KERNEL_PAUSE;
+                    inner.reactors.iter().for_each(|(reactor, _)| reactor.poll_idle_groups());
+                }
                 self.ask_kernel(ready, max)?;
             }
             if !ready.is_empty() || deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(());
             }
             let changing = || self.changing.load(Ordering::SeqCst) > 0;
-            if self.spin.until(|| inner.has_news() || changing()) {
+            if self.spin.until(|| inner.has_news(&self.queue) || changing()) {
                 continue;
             }
             let left = deadline.map_or(RECHECK_INTERVAL, |deadline| {
@@ -290,19 +281,38 @@ impl Poller {
 
     /// Sleeps until a connection, a descriptor or the clock has something.
     fn sleep(&self, inner: &Inner, timeout: Duration) {
-        let count = self.waiter.wake_count();
-        let armed = inner.conns.iter().all(|watched| watched.conn.arm_for_poller());
-        if armed && !inner.has_news() && self.changing.load(Ordering::SeqCst) == 0 {
-            match &inner.reactor {
-                Some(reactor) => {
-                    let limit = Some((Instant::now(), timeout));
-                    Reactor::sleep(reactor, &self.waiter, count, limit, Some(self.epoll.as_fd()));
-                }
-                None => self.waiter.sleep_on(self.epoll.as_fd(), count, Some(timeout)),
+        let waiter = self.queue.waiter();
+        let count = waiter.wake_count();
+        let each = inner.reactors.iter().any(|(reactor, _)| reactor.arms_each(inner.at.len()));
+        let mut armed = true;
+        match each {
+            true => {
+                let arm = |watched: &Watched| watched.conn.arm_for_poller();
+                armed &= inner.all().all(arm) && !inner.all().any(Watched::has_changed);
+            }
+            false => {
+                // All of them, so that all can be disarmed.
+                inner.reactors.iter().for_each(|(reactor, _)| armed &= reactor.arm_lines());
+                armed &= inner.scanned().all(|watched| watched.conn.arm_for_poller());
+                armed &= !inner.has_scanned_news();
             }
         }
-        for watched in &inner.conns {
-            watched.conn.disarm_for_poller();
+        let changing = self.changing.load(Ordering::SeqCst) > 0;
+        if armed && !changing && !self.queue.has_news() {
+            match inner.reactors.first() {
+                Some((reactor, _)) => {
+                    let limit = Some((Instant::now(), timeout));
+                    Reactor::sleep(reactor, waiter, count, limit, Some(self.epoll.as_fd()));
+                }
+                None => waiter.sleep_on(self.epoll.as_fd(), count, Some(timeout)),
+            }
+        }
+        match each {
+            true => inner.all().for_each(|watched| watched.conn.disarm_for_poller()),
+            false => {
+                inner.reactors.iter().for_each(|(reactor, _)| reactor.disarm_lines());
+                inner.scanned().for_each(|watched| watched.conn.disarm_for_poller());
+            }
         }
     }
 
@@ -320,7 +330,7 @@ impl Poller {
         };
         for event in events.iter() {
             if event.data.u64() == NOTIFIER {
-                if let Some(notifier) = self.waiter.notifier() {
+                if let Some(notifier) = self.queue.waiter().notifier() {
                     notifier.clear();
                 }
                 continue;
@@ -340,44 +350,155 @@ impl Poller {
 }
 
 impl Inner {
-    /// Looks at every connection once, beginning behind the one that came last.
-    fn check_all(&mut self, ready: &mut Vec<PollEvent>, max: usize) {
-        let n = self.conns.len();
-        let start = if self.first < n { self.first } else { 0 };
-        for step in 0..n {
-            let at = if start + step < n { start + step } else { start + step - n };
-            let Some(watched) = self.conns.get_mut(at) else { return };
-            if watched.quiet.is_some_and(|words| !watched.conn.may_have_changed(words)) {
-                continue;
+    fn watched(&mut self, number: u32) -> Option<&mut Watched> {
+        self.conns.get_mut(number as usize)?.as_mut()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Watched> {
+        self.conns.iter().flatten()
+    }
+
+    /// The connections of which the queue does not tell everything.
+    fn scanned(&self) -> impl Iterator<Item = &Watched> {
+        self.scanned.iter().filter_map(|number| self.conns.get(*number as usize)?.as_ref())
+    }
+
+    fn add(&mut self, queue: &Arc<PollQueue>, conn: &Arc<Conn>, key: u64, interest: Interest) {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.conns.push(None);
+            self.conns.len() as u32 - 1
+        });
+        let entry = PollEntry::new(queue, number);
+        if !conn.add_poller(&entry) {
+            self.scanned.push(number);
+        }
+        let reactor = conn.reactor();
+        match self.reactors.iter_mut().find(|(known, _)| Arc::ptr_eq(known, reactor)) {
+            Some((_, count)) => *count += 1,
+            None => {
+                reactor.add_poller();
+                self.reactors.push((reactor.clone(), 1));
             }
+        }
+        let foreign = self.reactors.first().is_some_and(|(first, _)| !Arc::ptr_eq(first, reactor));
+        if foreign {
+            reactor.add_pollable();
+        }
+        let conn = conn.clone();
+        let (is_candidate, quiet) = (false, None);
+        let watched = Watched { key, conn, interest, entry, is_candidate, quiet, foreign };
+        if let Some(place) = self.conns.get_mut(number as usize) {
+            *place = Some(watched);
+        }
+        self.at.insert(key, number);
+        self.add_candidate(number);
+    }
+
+    fn remove(&mut self, number: u32) {
+        let Some(watched) = self.conns.get_mut(number as usize).and_then(Option::take) else {
+            return;
+        };
+        self.free.push(number);
+        self.scanned.retain(|other| *other != number);
+        if watched.is_candidate {
+            self.candidates.retain(|other| *other != number);
+        }
+        let reactor = watched.conn.reactor();
+        let at = self.reactors.iter().position(|(known, _)| Arc::ptr_eq(known, reactor));
+        if let Some((at, (_, count))) = at.and_then(|at| Some((at, self.reactors.get_mut(at)?))) {
+            *count -= 1;
+            // It may be gone by now. If it was the first, background threads go on with the others.
+            if *count == 0 {
+                let (reactor, _) = self.reactors.remove(at);
+                reactor.remove_poller();
+            }
+        }
+    }
+
+    fn add_candidate(&mut self, number: u32) {
+        let Some(watched) = self.watched(number) else { return };
+        if !std::mem::replace(&mut watched.is_candidate, true) {
+            self.candidates.push_back(number);
+        }
+    }
+
+    /// Takes note of what the reactors' events and lines say.
+    fn poll(&mut self, queue: &PollQueue) {
+        self.poll_reactors();
+        for number in queue.take() {
+            if let Some(watched) = self.watched(number) {
+                watched.entry.begin();
+            }
+            self.add_candidate(number);
+        }
+        for at in 0..self.scanned.len() {
+            let Some(number) = self.scanned.get(at).copied() else { break };
+            if self.watched(number).is_some_and(|watched| watched.has_changed()) {
+                self.add_candidate(number);
+            }
+        }
+    }
+
+    /// A wake-up that a peer can suppress is not the only one: now and then all connections are
+    /// candidates.
+    fn look_at_all(&mut self, now: Instant) {
+        if now < self.look_at_all {
+            return;
+        }
+        self.look_at_all = now + RECHECK_INTERVAL;
+        self.reactors.iter().for_each(|(reactor, _)| reactor.recheck_lines());
+        (0..self.conns.len() as u32).for_each(|number| self.add_candidate(number));
+    }
+
+    /// Looks at every candidate once, beginning behind the one that came last.
+    fn check(&mut self, ready: &mut Vec<PollEvent>, max: usize) {
+        for _ in 0..self.candidates.len() {
+            if ready.len() >= max {
+                return;
+            }
+            let Some(number) = self.candidates.pop_front() else { return };
+            let Some(watched) = self.watched(number) else { continue };
             let words = watched.conn.control_words();
             let state = watched.conn.ready();
             let readable = watched.interest.readable && state.readable;
             let writable = watched.interest.writable && state.writable;
             if !readable && !writable && !state.hang_up {
                 watched.quiet = Some(words);
+                watched.is_candidate = false;
                 continue;
             }
-            watched.quiet = None;
             ready.push(PollEvent { key: watched.key, readable, writable, hang_up: state.hang_up });
-            if ready.len() >= max {
-                self.first = at + 1;
-                return;
-            }
+            self.candidates.push_back(number);
         }
     }
 
-    fn poll(&self) {
-        if let Some(reactor) = &self.polled {
+    fn poll_reactors(&self) {
+        for (reactor, _) in &self.reactors {
             reactor.poll();
+            reactor.poll_lines();
         }
     }
 
-    fn has_news(&self) -> bool {
-        self.poll();
-        self.conns
-            .iter()
-            .any(|watched| watched.quiet.is_none_or(|words| watched.conn.may_have_changed(words)))
+    fn has_news(&self, queue: &PollQueue) -> bool {
+        self.poll_reactors();
+        queue.has_news() || self.has_scanned_news()
+    }
+
+    fn has_scanned_news(&self) -> bool {
+        self.scanned().any(|watched| watched.has_changed())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.reactors.iter().for_each(|(reactor, _)| reactor.remove_poller());
+    }
+}
+
+impl Watched {
+    /// Whether it may be ready since the last check found that it was not.
+    fn has_changed(&self) -> bool {
+        self.quiet.is_none_or(|words| self.conn.may_have_changed(words))
     }
 }
 

@@ -6,17 +6,19 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::SmcStream;
-use crate::conn::{self, LocalEnd};
+use crate::conn::{self, Conn, LocalEnd};
 use crate::reactor::Reactor;
+use crate::reactor::poll_queue::{PollEntry, PollQueue};
 use crate::reactor::spin::Spin;
 use crate::reactor::wait::{
     RECHECK_INTERVAL, Waiter, clear_interrupted, set_mask, was_interrupted,
 };
 pub use crate::sys::SignalMask;
+use crate::sys::lock;
 
 /// What a connection can do right now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,7 +67,89 @@ impl ChangeToken {
 #[derive(Debug)]
 pub struct Watch {
     waiter: Arc<Waiter>,
+    watched: Arc<WatchedStreams>,
     spin: Spin,
+}
+
+/// What a watch and its streams share.
+struct WatchedStreams {
+    queue: Arc<PollQueue>,
+    /// The reactors of the streams, and how many each has.
+    reactors: Mutex<Vec<(Arc<Reactor<Conn>>, usize)>>,
+}
+
+impl std::fmt::Debug for WatchedStreams {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WatchedStreams").field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+/// A connection that a [`Watch`] watches under a number.
+pub struct WatchedStream {
+    conn: Arc<Conn>,
+    entry: Arc<PollEntry>,
+    is_announced: bool,
+    watched: Arc<WatchedStreams>,
+}
+
+/// What [`Watch::arm_lines`] has armed.
+pub struct ArmedLines {
+    reactors: Vec<Arc<Reactor<Conn>>>,
+    is_quiet: bool,
+}
+
+impl ArmedLines {
+    /// Whether nothing came before. If something did, the caller must not sleep.
+    pub fn is_quiet(&self) -> bool {
+        self.is_quiet
+    }
+}
+
+impl Drop for ArmedLines {
+    fn drop(&mut self) {
+        self.reactors.iter().for_each(|reactor| reactor.disarm_lines());
+    }
+}
+
+impl std::fmt::Debug for ArmedLines {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ArmedLines").field("is_quiet", &self.is_quiet).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for WatchedStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WatchedStream").field("entry", &self.entry).finish_non_exhaustive()
+    }
+}
+
+impl WatchedStream {
+    /// Whether [`Watch::take_news`] tells of every change. Otherwise the caller arms the connection
+    /// before it sleeps, and compares [`SmcStream::change_token`].
+    pub fn is_announced(&self) -> bool {
+        self.is_announced
+    }
+
+    /// The caller looks at the connection after this.
+    pub fn begin(&self) {
+        self.entry.begin();
+    }
+}
+
+impl Drop for WatchedStream {
+    fn drop(&mut self) {
+        self.conn.remove_poller(&self.entry);
+        let mut reactors = lock(&self.watched.reactors);
+        for (reactor, count) in reactors.iter_mut() {
+            *count -= usize::from(Arc::ptr_eq(reactor, self.conn.reactor()));
+        }
+        reactors.retain(|(reactor, count)| {
+            if *count == 0 {
+                reactor.remove_poller();
+            }
+            *count > 0
+        });
+    }
 }
 
 impl Watch {
@@ -74,7 +158,84 @@ impl Watch {
     /// # Errors
     /// No descriptors are left.
     pub fn new(spin: Duration) -> io::Result<Watch> {
-        Ok(Watch { waiter: Arc::new(Waiter::with_notifier()?), spin: Spin::new(spin) })
+        let waiter = Arc::new(Waiter::with_notifier()?);
+        let queue = PollQueue::new(waiter.clone());
+        let watched = Arc::new(WatchedStreams { queue, reactors: Mutex::default() });
+        Ok(Watch { waiter, watched, spin: Spin::new(spin) })
+    }
+
+    /// Watches a connection until the result is dropped, under a number of the caller's. The caller
+    /// looks at it once after this. `None`: the connection is TCP.
+    pub fn add(&self, stream: &SmcStream, number: u32) -> Option<WatchedStream> {
+        let conn = stream.conn()?.clone();
+        let entry = PollEntry::new(&self.watched.queue, number);
+        let is_announced = conn.add_poller(&entry);
+        let mut reactors = lock(&self.watched.reactors);
+        match reactors.iter_mut().find(|(known, _)| Arc::ptr_eq(known, conn.reactor())) {
+            Some((_, count)) => *count += 1,
+            None => {
+                conn.reactor().add_poller();
+                reactors.push((conn.reactor().clone(), 1));
+            }
+        }
+        drop(reactors);
+        Some(WatchedStream { conn, entry, is_announced, watched: self.watched.clone() })
+    }
+
+    /// Whether [`Watch::take_news`] has numbers, after a look at shared memory.
+    pub fn has_news(&self) -> bool {
+        self.for_reactors(|reactor| {
+            reactor.poll();
+            reactor.poll_lines();
+        });
+        self.watched.queue.has_news()
+    }
+
+    /// The numbers of connections that may have changed. The caller calls [`WatchedStream::begin`] for
+    /// each before it looks.
+    pub fn take_news(&self) -> Vec<u32> {
+        self.watched.queue.take()
+    }
+
+    /// Whether a caller with `n` connections arms each of them before it sleeps, and compares their
+    /// states, instead of [`Watch::arm_lines`]: there are other watches, and `n` is small.
+    pub fn arms_each(&self, n: usize) -> bool {
+        let mut each = false;
+        self.for_reactors(|reactor| each |= reactor.arms_each(n));
+        each
+    }
+
+    /// As [`SmcStream::arm`], for all connections whose changes [`Watch::take_news`] tells, until the
+    /// result is dropped.
+    pub fn arm_lines(&self) -> ArmedLines {
+        let (mut reactors, mut is_quiet) = (Vec::new(), true);
+        self.for_reactors(|reactor| {
+            is_quiet &= reactor.arm_lines();
+            reactors.push(reactor.clone());
+        });
+        ArmedLines { reactors, is_quiet }
+    }
+
+    /// Handles the events of devices, unless another thread does, and news of peers that were idle. A
+    /// caller that does not sleep calls this every 200 us or so. Costs a system call.
+    pub fn poll_idle_peers(&self) {
+        self.for_reactors(|reactor| reactor.poll_idle_groups());
+    }
+
+    /// Looks at peers again that should have woken this end. Once a second is often enough.
+    pub fn recheck_lines(&self) {
+        self.for_reactors(|reactor| reactor.recheck_lines());
+    }
+
+    fn for_reactors(&self, mut f: impl FnMut(&Arc<Reactor<Conn>>)) {
+        // Not under the lock: an event may be the end of a connection that is watched.
+        let mut at = 0;
+        loop {
+            let reactor = lock(&self.watched.reactors).get(at).map(|(one, _)| one.clone());
+            let Some(reactor) = reactor else { return };
+            f(&reactor);
+            at += 1;
+        }
     }
 
     /// Spins until `changed` returns `true`, for as long as that is worthwhile. `false`: it did not.

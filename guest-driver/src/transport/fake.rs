@@ -13,9 +13,10 @@ use virtio_ism_abi::command::*;
 use virtio_ism_abi::config::{CONFIG_LEN, Config, DMB_MAX, DMB_MIN, Features};
 use virtio_ism_abi::event::{DmbSignal, EVENT_LEN, EventType, Notice, PEER_DOWN_FAILED, SlabWake};
 use virtio_ism_abi::mv::{MoveHeader, Segment, move_flags};
-use virtio_ism_abi::signal::Line;
+use virtio_ism_abi::signal::{Line, SlabLine};
 use virtio_ism_abi::slab::{
-    CONTROL_LEN, ControlHeader, FIRST_SLAB_DATA, LINE_ARMED, LINE_PEND, line_offset,
+    CONTROL_LEN, ControlHeader, FIRST_SLAB_DATA, LINE_ARMED, LINE_PEND, SLAB_LINE, SLAB_PEND,
+    line_offset,
 };
 use virtio_ism_abi::{Gid, REVISION, Status};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -320,7 +321,9 @@ impl ConnectionHandler {
             }
             let index = state.slab(self.gid(), request.user_gid, len);
             let offset = self.inner.map(index, &state.slabs[index]);
-            let futex = self.shares_kernel(state.members.get(&request.user_gid));
+            let user = state.members.get(&request.user_gid);
+            let futex = self.both_know(Features::PEER_FUTEX, user);
+            let in_slab = self.both_know(Features::SLAB_LINE, user);
             let slab = &mut state.slabs[index];
             let (at, line) = (slab.next, slab.lines);
             slab.next += len;
@@ -334,6 +337,7 @@ impl ConnectionHandler {
             reply.bit = (line % 64) as u8;
             reply.nonce = self.nonce(slab).into();
             reply.flags = if futex { register_flags::FUTEX } else { 0 };
+            reply.flags |= if in_slab { register_flags::SLAB_LINE } else { 0 };
             (slab.view.slice(at as usize, len as usize).unwrap(), Some((index, at, line)))
         };
         state.serial += 1;
@@ -344,9 +348,9 @@ impl ConnectionHandler {
         Ok(reply)
     }
 
-    /// Whether this member and the other one have accepted PEER_FUTEX.
-    fn shares_kernel(&self, other: Option<&Weak<Inner>>) -> bool {
-        let knows = |inner: &Inner| inner.features.contains(Features::PEER_FUTEX);
+    /// Whether this member and the other one have accepted the feature.
+    fn both_know(&self, feature: Features, other: Option<&Weak<Inner>>) -> bool {
+        let knows = |inner: &Inner| inner.features.contains(feature);
         knows(&self.inner) && other.and_then(Weak::upgrade).is_some_and(|other| knows(&other))
     }
 
@@ -374,8 +378,12 @@ impl ConnectionHandler {
         reply.line = line.into();
         reply.bit = (line % 64) as u8;
         reply.nonce = self.nonce(slab).into();
-        if self.shares_kernel(state.members.get(&dmb.owner)) {
-            reply.flags = attach_flags::FUTEX;
+        let owner = state.members.get(&dmb.owner);
+        if self.both_know(Features::PEER_FUTEX, owner) {
+            reply.flags |= attach_flags::FUTEX;
+        }
+        if self.both_know(Features::SLAB_LINE, owner) {
+            reply.flags |= attach_flags::SLAB_LINE;
         }
         Ok(reply)
     }
@@ -424,7 +432,9 @@ impl ConnectionHandler {
         let line = dmb.as_ref().and_then(|dmb| dmb.place).map(|(index, _, line)| {
             let view = &state.slabs[index].view;
             let tail = view.len() - CONTROL_LEN;
-            (view.slice(tail + line_offset(line).unwrap(), 64).unwrap(), line, index)
+            let line_memory = view.slice(tail + line_offset(line).unwrap(), 64).unwrap();
+            let slab = view.slice(tail + SLAB_LINE, CONTROL_LEN - SLAB_LINE).unwrap();
+            (line_memory, slab, line, index)
         });
         drop(state);
         let Some(dmb) = dmb else { return Status::Enoent.code() };
@@ -435,10 +445,19 @@ impl ConnectionHandler {
         }
         let Some(owner) = owner.filter(|_| signal) else { return 0 };
         match line {
-            Some((slice, line, index)) => {
+            Some((slice, slab, line, index)) => {
                 let armed = slice.atomic_u32(LINE_ARMED).unwrap();
                 let pend = slice.atomic_u64(LINE_PEND).unwrap();
-                let sleepers = Line { armed, pend }.raise((line % 64) as u8);
+                let line_of_slab = SlabLine {
+                    armed: slab.atomic_u32(LINE_ARMED).unwrap(),
+                    pend: slab.atomic_u64(SLAB_PEND + 8 * usize::from(line / 64)).unwrap(),
+                };
+                let line_words = Line { armed, pend };
+                let sleepers = line_words.raise_in((line % 64) as u8, line, line_of_slab);
+                // The record does not say which line it is for.
+                if !sleepers.is_empty() {
+                    line_of_slab.raise(line);
+                }
                 // A pure signal is a kick: its sender has seen that the owner sleeps.
                 if !sleepers.is_empty() || pieces.is_empty() {
                     owner.post(SlabWake::new(&[index as u32]).as_bytes().try_into().unwrap());

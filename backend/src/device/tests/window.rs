@@ -22,7 +22,8 @@ fn owner_and_user_see_the_same_bytes_at_their_own_offsets() {
     let (mine, theirs) = (dmb.dmb_off.get(), b.attach(dmb.token.get()).unwrap());
     assert_ne!(mine, theirs.dmb_off.get());
     assert_eq!(theirs.owner_gid, a.gid);
-    assert_eq!((theirs.dmb_len.get(), theirs.flags), (K64, attach_flags::FUTEX));
+    let flags = attach_flags::FUTEX | attach_flags::SLAB_LINE;
+    assert_eq!((theirs.dmb_len.get(), theirs.flags), (K64, flags));
     assert_eq!((theirs.line, theirs.bit, theirs.nonce), (dmb.line, dmb.bit, dmb.nonce));
     b.front.write(theirs.dmb_off.get() + 5, b"hello");
     assert_eq!(a.front.read(mine + 5, 5), b"hello");
@@ -378,9 +379,15 @@ fn held(driver: &Driver) -> u32 {
 }
 
 #[test]
-fn drivers_wake_each_other_by_words_only_if_both_accepted_that() {
-    let without = Features::all() - Features::PEER_FUTEX;
-    for loopback in [false, true] {
+fn drivers_wake_each_other_by_words_and_lines_of_slabs_only_if_both_accepted_that() {
+    let cases = [
+        (Features::PEER_FUTEX, register_flags::FUTEX, attach_flags::FUTEX),
+        (Features::SLAB_LINE, register_flags::SLAB_LINE, attach_flags::SLAB_LINE),
+    ];
+    for (loopback, (feature, to_owner, to_user)) in
+        cases.iter().flat_map(|case| [(false, *case), (true, *case)])
+    {
+        let without = Features::all() - feature;
         let world = if loopback { World::loopback() } else { World::new() };
         for (of_owner, of_user) in [(true, true), (true, false), (false, true)] {
             let (mut owner, mut user) = (world.driver("owner"), world.driver("user"));
@@ -390,8 +397,8 @@ fn drivers_wake_each_other_by_words_only_if_both_accepted_that() {
             let dmb = owner.register(user.gid, 0, K64).unwrap();
             let attached = user.attach(dmb.token.get()).unwrap();
             let both = of_owner && of_user && !loopback;
-            let said = [dmb.flags == register_flags::FUTEX, attached.flags == attach_flags::FUTEX];
-            assert_eq!(said, [both; 2], "{of_owner} {of_user} {loopback}");
+            let said = [dmb.flags & to_owner != 0, attached.flags & to_user != 0];
+            assert_eq!(said, [both; 2], "{feature:?} {of_owner} {of_user} {loopback}");
             owner.end();
             user.end();
         }

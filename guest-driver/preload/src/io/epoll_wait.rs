@@ -9,9 +9,10 @@ use std::ffi::c_int;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use guest_driver::{SignalMask, Woken};
+use guest_driver::{ArmedLines, SignalMask, Woken};
 
 use crate::selection::waiting;
+use crate::socket::epoll_members::EpollMembers;
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::registrations;
 use crate::socket::sleeper::Sleeper;
@@ -226,14 +227,12 @@ fn wait_alone(
     loop {
         let count = sleeper.watch.count();
         let mut members = set.lock();
-        let mut n = members.poll(out);
+        let mut n = members.poll(&sleeper.watch, out);
         let now = Instant::now();
         if n == 0 || members.kernel_is_due(now) {
             members.kernel_asked(now);
-            if let Some(stream) = members.first_stream() {
-                stream.poll_events();
-            }
             drop(members);
+            sleeper.watch.poll_idle_peers();
             if let Some(rest) = out.get_mut(n..).filter(|rest| !rest.is_empty()) {
                 let found = epoll_wait(fd, rest, Some(Duration::ZERO), None)?;
                 let found = sort_events(set, fd, rest, found, signals);
@@ -263,7 +262,7 @@ fn wait_alone(
             continue;
         }
         let begun = Instant::now();
-        if sleeper.watch.spin_until(|| set.lock().have_changed()) {
+        if sleeper.watch.spin_until(|| set.lock().have_changed(&sleeper.watch)) {
             continue;
         }
         if sleep(set, sleeper, count, left_of(end), signals.mask()) == Woken::Interrupted {
@@ -283,9 +282,15 @@ fn sleep(
     mask: Option<SignalMask>,
 ) -> Woken {
     let members = set.lock();
-    let armed = members.streams().all(|stream| stream.arm());
-    if !armed || members.have_changed() {
-        members.streams().for_each(|stream| stream.disarm());
+    // If others wait for connections of the same device, a line of a slab would wake for theirs.
+    let each = sleeper.watch.arms_each(members.len());
+    let lines = (!each).then(|| sleeper.watch.arm_lines());
+    let armed = match &lines {
+        None => members.streams().all(|stream| stream.arm()) && !members.has_any_changed(),
+        Some(lines) => lines.is_quiet() && members.scanned_streams().all(|stream| stream.arm()),
+    };
+    if !armed || members.have_changed(&sleeper.watch) {
+        disarm(&members, lines);
         return Woken::Changed;
     }
     // A reference of its own keeps the stream while the lock is not held.
@@ -297,12 +302,20 @@ fn sleep(
     let woken = sleeper.watch.sleep_with_mask(mask, stream, count, timeout, sleeper.outer.as_fd());
     sleeper.watch.clear_notifier();
     let mut members = set.lock();
-    let late = members.tcp_is_due();
-    for stream in members.streams() {
-        stream.disarm();
-        if late {
-            stream.check_tcp();
-        }
+    disarm(&members, lines);
+    if members.tcp_is_due() {
+        members.streams().for_each(|stream| stream.check_tcp());
     }
     woken
+}
+
+/// Takes back what was armed for a sleep: the lines of slabs, or else each connection.
+fn disarm(members: &EpollMembers, lines: Option<ArmedLines>) {
+    match lines {
+        None => members.streams().for_each(|stream| stream.disarm()),
+        Some(lines) => {
+            drop(lines);
+            members.scanned_streams().for_each(|stream| stream.disarm());
+        }
+    }
 }

@@ -8,7 +8,7 @@ use guest_driver::{ChangeToken, SignalMask, SmcStream, Woken};
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, waiting};
-use crate::socket::epoll_set::epoll_events;
+use crate::socket::epoll_members::epoll_events;
 use crate::socket::registrations::{self, hand_to_kernel};
 use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::{SocketState, StreamSocket};

@@ -2,6 +2,7 @@
 //! and where the connection is registered in epoll sets.
 
 pub(crate) mod descriptors;
+pub(crate) mod epoll_members;
 pub(crate) mod epoll_set;
 pub(crate) mod owner_pipe;
 pub(crate) mod pair;

@@ -104,6 +104,8 @@ pub(super) struct Job {
     pub(super) spin_us: u64,
     /// Connections of [`Program::Echo`] and [`Program::EchoEpoll`].
     pub(super) connections: usize,
+    /// How many of these have no message under way.
+    pub(super) idle: usize,
     /// Client threads of [`Program::Short`]; threads of each end of [`Program::RoundTripThreads`].
     pub(super) threads: usize,
     /// Writes or messages per second; 0: as many as possible.
@@ -161,6 +163,17 @@ pub(super) struct EndReport {
     pub(super) device: Option<Counters>,
     /// What the run has used, as the client has seen it.
     pub(super) usage: Option<Usage>,
+    /// What it took to set the connections of an event loop up, as the client has seen it.
+    pub(super) setup: Option<Setup>,
+}
+
+/// What it took to set connections up.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Setup {
+    /// Time, seconds.
+    pub(super) seconds: f64,
+    /// Private memory that client, server and daemon have needed for them, bytes.
+    pub(super) memory: [f64; 3],
 }
 
 impl From<Outcome> for EndReport {

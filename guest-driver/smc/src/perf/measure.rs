@@ -79,6 +79,8 @@ pub(super) struct Experiment {
     pub(super) spin_us: u64,
     /// Connections of an event loop.
     pub(super) connections: usize,
+    /// How many of these are idle.
+    pub(super) idle: usize,
     /// Client threads of short connections; threads of each end that do round trips.
     pub(super) threads: usize,
     /// Writes or messages per second; 0: as many as possible.
@@ -114,6 +116,7 @@ fn experiment(title: &str, program: Program, unit: Unit, size: usize) -> Experim
         buffer: 64 << 10,
         spin_us: SPIN_US,
         connections: 200,
+        idle: 0,
         threads: 4,
         rate: 0,
         transports,
@@ -193,7 +196,7 @@ pub(super) fn bytes(n: usize) -> String {
 }
 
 /// Names that `smc perf` takes, with a sentence each.
-pub(super) const NAMES: [(&str, &str); 19] = [
+pub(super) const NAMES: [(&str, &str); 20] = [
     ("latency_1k", "64 B to and fro, 1,000 messages/s on an absolute schedule; median and p99"),
     ("latency_10k", "the same, 10,000 messages/s"),
     ("rr_threads", "64 B to and fro by 16 threads, each blocking on a connection of its own"),
@@ -213,6 +216,7 @@ pub(super) const NAMES: [(&str, &str); 19] = [
     ("conn", "connect, 1 KiB request, 1 KiB reply, close, by 4 client threads; window and move"),
     ("short_conn", "the same, window only"),
     ("memory", "memory of the daemon with 100 idle devices, and of idle connections"),
+    ("scale", "curves from 1 to 10,000 connections and from 1 to 1,000 devices"),
 ];
 
 /// The measures of `--suite` that look like programs, which come first.
@@ -245,7 +249,20 @@ fn bulk() -> Experiment {
     bulk
 }
 
-/// The experiment of a name; none if there is no such name, or for `memory`.
+/// The experiment of a point of `scale`: echoes on so many connections, of which some are idle.
+pub(super) fn echo_of(connections: usize, idle: usize) -> Experiment {
+    let mut echo = experiment("", Program::Echo, Unit::EchoesPerSecond, 4096);
+    if idle > 0 {
+        // What is asked is what a wake-up costs.
+        (echo.size, echo.spin_us) = (64, 0);
+    }
+    (echo.connections, echo.idle) = (connections, idle);
+    echo.transports = vec![TransportKind::Window, TransportKind::Tcp];
+    echo.rows = vec![("scale".into(), TransportKind::Window)];
+    echo.with(&Overrides::default())
+}
+
+/// The experiment of a name; none if there is no such name, or for `memory` and `scale`.
 pub(super) fn by_name(name: &str, overrides: &Overrides) -> Option<Experiment> {
     let rtt = || experiment("", Program::RoundTrip, Unit::Microseconds, 64);
     let rate = || {
@@ -363,7 +380,7 @@ mod tests {
 
     #[test]
     fn every_name_is_an_experiment() {
-        for (name, _) in NAMES.iter().filter(|(name, _)| *name != "memory") {
+        for (name, _) in NAMES.iter().filter(|(name, _)| !["memory", "scale"].contains(name)) {
             let experiment = by_name(name, &Overrides::default()).unwrap();
             assert!(!experiment.rows.is_empty() && !experiment.title.is_empty(), "{name}");
             for (_, transport) in &experiment.rows {

@@ -50,7 +50,7 @@ impl Memory {
 
 /// The task of an idle process.
 #[derive(Debug, Serialize, Deserialize)]
-enum Task {
+pub(super) enum Task {
     /// Opens devices and leaves them idle.
     Devices(Vec<PathBuf>),
     /// Opens a device and closes it.
@@ -63,7 +63,7 @@ enum Task {
 
 /// A message of an idle process.
 #[derive(Debug, Serialize, Deserialize)]
-enum IdleMessage {
+pub(super) enum IdleMessage {
     Listening(String),
     /// A device cannot be opened.
     Closed(String),
@@ -145,7 +145,7 @@ fn per_connection(connections: usize) -> Result<[f64; 3], CliError> {
     ])
 }
 
-fn unexpected_report() -> CliError {
+pub(super) fn unexpected_report() -> CliError {
     CliError::Helper { name: "idle".into(), problem: "did not report what was expected".into() }
 }
 
@@ -154,10 +154,19 @@ fn refused(source: vhost_device_ism::management::ClientError) -> CliError {
 }
 
 /// A line of `/proc/PID/status` that is in kB, in bytes.
-fn memory_of(pid: u32, key: &str) -> Result<u64, CliError> {
+pub(super) fn memory_of(pid: u32, key: &str) -> Result<u64, CliError> {
     let path = format!("/proc/{pid}/status");
     let text = std::fs::read_to_string(&path).map_err(CliError::io(path.clone()))?;
     parse_status(&text, key).ok_or_else(|| CliError::Usage(format!("{path} has no {key}")))
+}
+
+/// A line of `/proc/PID/status` that is a number.
+pub(super) fn status_number(pid: u32, key: &str) -> Result<u64, CliError> {
+    let path = format!("/proc/{pid}/status");
+    let text = std::fs::read_to_string(&path).map_err(CliError::io(path.clone()))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key));
+    line.and_then(|number| number.trim().parse().ok())
+        .ok_or_else(|| CliError::Usage(format!("{path} has no {key}")))
 }
 
 fn parse_status(text: &str, key: &str) -> Option<u64> {

@@ -9,6 +9,7 @@ mod programs;
 mod remote;
 mod report;
 mod run;
+mod scale;
 mod usage;
 
 use std::path::PathBuf;
@@ -67,6 +68,9 @@ kernel. A warning says if other processes were busy meanwhile.
   raw    two rings of 1 MiB in a memory file, positions in atomic words, both sides spin, each on a
          processor of its own; no handshake, no wake-up, no checks. This is the limit of what two
          processors can do through memory. It has no event loop and no connections.
+  scale  curves: 1, 10, 100, 1,000, 3,000 and 10,000 connections between two processes (echo, a round
+         trip on one while the others are idle, set-up, private memory of client, server and
+         daemon), and 1, 10, 100, 1,000 idle devices beside a pair of processes.
   memory resident memory of the daemon with 100 devices whose processes are idle, and private
          memory of daemon, server and client per idle connection (DMBs are shared memory and are
          not part of it).
@@ -87,11 +91,13 @@ Examples:
   smc perf --suite --json           the same, a JSON object a line
   smc perf rtt --size 1K --runs 9   one measure, other parameters
   smc perf bulk rtt --plot perf.svg a picture
+  smc perf scale --plot scale.svg   curves with logarithmic axes
   smc perf --serve 7000             between two machines: on one of them
   smc perf --to 10.0.0.2:7000       on the other: the suite
 
 JSON lines have the keys measure, unit, runs, smc, tcp, unix, limit, ratio: medians, null where one
-does not apply. The ratio is smc over tcp, for times tcp over smc: more is better. ratio_low and
+does not apply. samples has the value of each run by transport. A run that fails is left out, and
+the command then exits with 1. The ratio is smc over tcp, for times tcp over smc: more is better. ratio_low and
 ratio_high are the ends of the middle half of the rounds' ratios. cpu_smc, cpu_tcp and cpu_unix are
 processor time in cpu_unit, cpu_ratio is tcp over smc; others is the share of all processors' time
 that other processes used, 0 to 1. With --to the keys are measure, unit, runs, path, smc, tcp, vsock, ratio, vsock_ratio.";
@@ -193,6 +199,10 @@ pub(crate) struct PerfArgs {
     /// Draw the results into a file, SVG or PNG by its name.
     #[arg(long, value_name = "FILE", value_parser = parse_plot)]
     plot: Option<PathBuf>,
+
+    /// Draw what an earlier "smc perf scale --json" has printed into this file beside the curves.
+    #[arg(long, value_name = "FILE", requires = "plot")]
+    before: Option<PathBuf>,
 }
 
 fn names() -> impl Iterator<Item = clap::builder::PossibleValue> {
@@ -210,8 +220,8 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 
 fn parse_count(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(n @ 1..=4000) => Ok(n),
-        _ => Err("expected 1 to 4000".into()),
+        Ok(n @ 1..=10_000) => Ok(n),
+        _ => Err("expected 1 to 10000".into()),
     }
 }
 
@@ -233,6 +243,8 @@ fn parse_plot(text: &str) -> Result<PathBuf, String> {
 /// # Errors
 /// What keeps a measure from being taken.
 pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
+    // Before anything is measured.
+    let plot = args.plot.as_deref().map(plot::PlotFile::create).transpose()?;
     if let Some(address) = &args.serve {
         return remote::serve(
             address,
@@ -248,16 +260,22 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
         threads: args.threads,
     };
     if let Some(server) = &args.to {
-        return between(args, server, &names, &overrides);
+        return between(args, plot, server, &names, &overrides);
     }
     let experiments: Vec<Experiment> = match names.is_empty() {
         true => measure::suite(&overrides),
         false => names.iter().filter_map(|name| measure::by_name(name, &overrides)).collect(),
     };
     let runs = args.runs as usize;
-    let mut fabric = TemporaryFabric::start(&[run::SERVER, run::CLIENT])?;
-    let progress = progress_bar(&experiments, runs);
     let plan = run::Plan { rounds: runs, seconds: args.seconds, pin: args.pin };
+    if names.contains(&"scale") {
+        return match names.len() {
+            1 => scale(args, plot, &plan),
+            _ => Err(CliError::Usage("scale is measured alone".into())),
+        };
+    }
+    let mut fabric = TemporaryFabric::start(&[run::SERVER, run::CLIENT])?;
+    let progress = progress_bar(steps(&experiments, runs));
     let mut all = Vec::new();
     // What was measured before is shown, too.
     let mut failed = None;
@@ -284,15 +302,41 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
         true => report::print_memory_json(memory.as_ref())?,
         false => report::print_tables(&all, memory.as_ref(), &plan)?,
     }
-    if let Some(path) = args.plot.as_ref().filter(|_| !all.is_empty()) {
-        plot::draw(&all, path)?;
+    if let Some(plot) = plot.filter(|_| !all.is_empty()) {
+        plot.draw(&all)?;
     }
-    failed.map_or(Ok(()), Err)
+    failed.map_or_else(|| failure_of(&all), Err)
+}
+
+/// The runs that failed, if any. What was measured is printed all the same.
+fn failure_of(all: &[run::Results]) -> Result<(), CliError> {
+    let failed: Vec<_> = all.iter().flat_map(|results| results.failures.clone()).collect();
+    if failed.is_empty() { Ok(()) } else { Err(CliError::Runs(failed)) }
+}
+
+/// Measures curves.
+fn scale(args: &PerfArgs, plot: Option<plot::PlotFile>, plan: &run::Plan) -> Result<(), CliError> {
+    let before = args.before.as_deref().map(scale::Scale::read).transpose()?;
+    let progress = progress_bar(scale::steps(plan));
+    let scale = scale::measure(plan, &progress);
+    progress.finish_and_clear();
+    match args.json {
+        true => scale.print_json()?,
+        false => scale.print_tables(plan)?,
+    }
+    if let Some(plot) = plot {
+        plot.draw_curves(&scale.panels(before.as_ref()), plan.rounds)?;
+    }
+    match scale.problems() {
+        [] => Ok(()),
+        problems => Err(CliError::Runs(problems.to_vec())),
+    }
 }
 
 /// Measures with another machine.
 fn between(
     args: &PerfArgs,
+    plot: Option<plot::PlotFile>,
     server: &str,
     names: &[&str],
     overrides: &Overrides,
@@ -318,18 +362,22 @@ fn between(
     let plan = run::Plan { rounds: runs, seconds: args.seconds, pin: false };
     let own = remote::Own::of(args.device.as_ref(), &args.eids, paths::CLIENT)?;
     let target = remote::Target { server, vsock: args.vsock };
-    let progress = progress_bar(&experiments, runs);
+    let progress = progress_bar(steps(&experiments, runs));
     let all = remote::measure(&target, own, &experiments, &plan, args.json, &progress)?;
-    match &args.plot {
-        Some(path) => plot::draw(&all, path),
-        None => Ok(()),
+    if let Some(plot) = plot.filter(|_| !all.is_empty()) {
+        plot.draw(&all)?;
     }
+    failure_of(&all)
+}
+
+/// How many runs all experiments make.
+fn steps(experiments: &[Experiment], runs: usize) -> u64 {
+    experiments.iter().map(|e| e.transports.len() * runs).sum::<usize>() as u64
 }
 
 /// A bar on a terminal, nothing elsewhere.
-fn progress_bar(experiments: &[Experiment], runs: usize) -> ProgressBar {
-    let total: usize = experiments.iter().map(|e| e.transports.len() * runs).sum();
-    let bar = ProgressBar::new(total as u64);
+fn progress_bar(total: u64) -> ProgressBar {
+    let bar = ProgressBar::new(total);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} (ends in {eta})") {
         bar.set_style(style);
     }

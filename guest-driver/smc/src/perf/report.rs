@@ -37,6 +37,17 @@ pub(super) struct Row {
     cpu_ratio: Option<f64>,
     /// The share of the processors' time that others used.
     others: Option<f64>,
+    /// The value of each run.
+    samples: Samples,
+}
+
+/// The values of a measure's runs by transport, in the order in which they were measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+struct Samples {
+    smc: Vec<f64>,
+    tcp: Vec<f64>,
+    unix: Vec<f64>,
+    limit: Vec<f64>,
 }
 
 /// The median; of an even number of values, the mean of the two in the middle.
@@ -160,6 +171,7 @@ impl Results {
         let middle = middle_half(&self.ratios(smc, TransportKind::Tcp));
         let cpu = |transport| self.processor_time(transport).map(rounded);
         let unit = self.experiment.unit.processor_time(self.experiment.size).0;
+        let of = |transport| self.of(transport).iter().copied().map(rounded).collect();
         Row {
             measure: name.into(),
             unit: self.experiment.unit.name(),
@@ -177,6 +189,12 @@ impl Results {
             cpu_unix: cpu(TransportKind::Unix),
             cpu_ratio: self.processor_ratio(smc).map(rounded),
             others: self.others().map(rounded),
+            samples: Samples {
+                smc: of(smc),
+                tcp: of(TransportKind::Tcp),
+                unix: of(TransportKind::Unix),
+                limit: of(TransportKind::Ring),
+            },
         }
     }
 
@@ -235,6 +253,24 @@ pub(super) fn table(header: &[&str]) -> Table {
     table.set_content_arrangement(ContentArrangement::Dynamic);
     table.load_preset(presets::UTF8_FULL_CONDENSED);
     table.set_header(header.iter().map(Cell::new));
+    // As wide as the terminal; elsewhere as wide as the content.
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    table
+}
+
+/// A table without the columns in which every row has nothing.
+fn table_of(header: &[&str], rows: Vec<Vec<Cell>>) -> Table {
+    let is_empty = |cell: Option<&Cell>| cell.is_none_or(|cell| cell.content() == "-");
+    let is_shown = |column: usize| !rows.iter().all(|row| is_empty(row.get(column)));
+    let shown: Vec<bool> = (0..header.len()).map(is_shown).collect();
+    let is_shown = |column: &usize| shown.get(*column).is_some_and(|shown| *shown);
+    let titles: Vec<&str> =
+        header.iter().enumerate().filter(|(at, _)| is_shown(at)).map(|(_, title)| *title).collect();
+    let mut table = table(&titles);
+    for row in rows {
+        let row = row.into_iter().enumerate().filter(|(at, _)| is_shown(at));
+        table.add_row(row.map(|(_, cell)| cell));
+    }
     table
 }
 
@@ -280,7 +316,7 @@ pub(super) fn print_tables(
 }
 
 fn render(all: &[Results]) -> String {
-    let mut table = table(&[
+    let header = [
         "",
         "unit",
         "SMC-D\nwindow",
@@ -290,7 +326,8 @@ fn render(all: &[Results]) -> String {
         "raw\nmemory",
         "window\nagainst TCP",
         "move\nagainst TCP",
-    ]);
+    ];
+    let mut rows = Vec::new();
     let p99s: Vec<_> = all.iter().map(Results::with_p99).collect();
     for results in all.iter().zip(&p99s).flat_map(|(one, p99)| [Some(one), p99.as_ref()]).flatten()
     {
@@ -299,9 +336,9 @@ fn render(all: &[Results]) -> String {
         row.extend(TransportKind::LOCAL.map(|transport| number(results.median(transport))));
         let against = [TransportKind::Window, TransportKind::Move];
         row.extend(against.map(|smc| scattered(&results.ratios(smc, TransportKind::Tcp))));
-        table.add_row(row);
+        rows.push(row);
     }
-    format!("{table}\n")
+    format!("{}\n", table_of(&header, rows))
 }
 
 /// A median of ratios with their middle half.
@@ -318,7 +355,7 @@ fn scattered(ratios: &[f64]) -> Cell {
 fn render_processor_times(all: &[Results]) -> String {
     const SHOWN: [TransportKind; 4] =
         [TransportKind::Window, TransportKind::Move, TransportKind::Tcp, TransportKind::Unix];
-    let mut table = table(&[
+    let header = [
         "processor time of\nboth ends and daemon",
         "unit",
         "SMC-D\nwindow",
@@ -327,16 +364,18 @@ fn render_processor_times(all: &[Results]) -> String {
         "Unix\nsocket",
         "TCP's over\nwindow's",
         "TCP's over\nmove's",
-    ]);
+    ];
+    let mut rows = Vec::new();
     for results in all {
         let (unit, _) = results.experiment.unit.processor_time(results.experiment.size);
         let mut row = vec![Cell::new(&results.experiment.title), Cell::new(unit)];
         row.extend(SHOWN.map(|transport| number(results.processor_time(transport))));
         row.push(times(results.processor_ratio(TransportKind::Window)));
         row.push(times(results.processor_ratio(TransportKind::Move)));
-        table.add_row(row);
+        rows.push(row);
     }
     let others = median(all.iter().filter_map(Results::others)).unwrap_or(0.0);
+    let table = table_of(&header, rows);
     format!("{table}\nOthers used {:.0} % of the processors meanwhile.\n", others * 100.0)
 }
 
@@ -406,8 +445,19 @@ mod tests {
             "{\"measure\":\"short_conn\",\"unit\":\"connections/s\",\"runs\":1,\"smc\":333.33,\
              \"tcp\":1000.0,\"unix\":null,\"limit\":null,\"ratio\":0.33333,\"ratio_low\":0.33333,\
              \"ratio_high\":0.33333,\"cpu_unit\":null,\"cpu_smc\":null,\"cpu_tcp\":null,\
-             \"cpu_unix\":null,\"cpu_ratio\":null,\"others\":null}\n"
+             \"cpu_unix\":null,\"cpu_ratio\":null,\"others\":null,\
+             \"samples\":{\"smc\":[333.33],\"tcp\":[1000.0],\"unix\":[],\"limit\":[]}}\n"
         );
+    }
+
+    #[test]
+    fn a_table_leaves_out_columns_in_which_nothing_was_measured() {
+        let rows = vec![
+            vec![Cell::new("a"), number(None), number(Some(1.0))],
+            vec![Cell::new("b"), number(None), number(None)],
+        ];
+        let text = table_of(&["", "never", "once"], rows).to_string();
+        assert!(!text.contains("never") && text.contains("once") && text.contains("1.00"));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 
-use super::job::{EndReport, Job, Outcome, Percentiles, RunMessage, TransportKind};
+use super::job::{EndReport, Job, Outcome, Percentiles, RunMessage, Setup, TransportKind};
 use super::measure::{Experiment, GIGABYTE, Unit};
 use super::usage::{RunProcesses, Usage};
 use crate::error::CliError;
@@ -19,6 +19,9 @@ pub(super) const CLIENT: &str = "client";
 /// How long a run may take besides its measurement.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long a connection may take to be set up.
+const SETUP: Duration = Duration::from_millis(10);
+
 /// The results of an experiment.
 #[derive(Clone, Debug)]
 pub(super) struct Results {
@@ -29,10 +32,14 @@ pub(super) struct Results {
     pub(super) times: Vec<(TransportKind, Vec<Percentiles>)>,
     /// Per transport, what each round has used, if both ends run on this machine.
     pub(super) usages: Vec<(TransportKind, Vec<Usage>)>,
+    /// Per transport, what set-up took in each round, for event loops.
+    pub(super) setups: Vec<(TransportKind, Vec<Setup>)>,
     /// Of streams over SMC, a value per round.
     pub(super) kicks: Vec<Kicks>,
     /// How the SMC connections of each round travelled.
     pub(super) smc_paths: Vec<SmcPaths>,
+    /// The runs that failed, and why.
+    pub(super) failures: Vec<String>,
 }
 
 impl Results {
@@ -43,8 +50,10 @@ impl Results {
             values,
             times: Vec::new(),
             usages: Vec::new(),
+            setups: Vec::new(),
             kicks: Vec::new(),
             smc_paths: Vec::new(),
+            failures: Vec::new(),
         }
     }
 }
@@ -112,10 +121,11 @@ pub(super) struct Plan {
     pub(super) pin: bool,
 }
 
-/// Runs an experiment.
+/// Runs an experiment. A transport over which a run fails is left out from then on, and noted in
+/// [`Results::failures`].
 ///
 /// # Errors
-/// A process failed; a connection fell back to TCP.
+/// A process reported something else than a result.
 pub(super) fn run(
     runner: &mut impl Runner,
     experiment: &Experiment,
@@ -127,13 +137,29 @@ pub(super) fn run(
     let mut results = Results::empty(experiment.clone(), values);
     results.times = transports.iter().map(|c| (*c, Vec::new())).collect();
     results.usages = transports.iter().map(|c| (*c, Vec::new())).collect();
+    results.setups = transports.iter().map(|c| (*c, Vec::new())).collect();
+    let mut failed = Vec::new();
     for round in 0..plan.rounds {
         for step in 0..transports.len() {
             // Each transport is first in some round.
             let index = (round + step) % transports.len();
             let Some(transport) = transports.get(index) else { continue };
+            if failed.contains(transport) {
+                progress.inc(1);
+                continue;
+            }
             progress.set_message(format!("{}: {}", experiment.title, transport.title()));
-            let ends = runner.once(experiment, *transport, plan)?;
+            let ends = match runner.once(experiment, *transport, plan) {
+                Ok(ends) => ends,
+                Err(error) => {
+                    let title = format!("{}, {}", experiment.title, transport.title());
+                    results.failures.push(format!("{title}: {error}"));
+                    // Its values stay those of the first rounds, which the others have as well.
+                    failed.push(*transport);
+                    progress.inc(1);
+                    continue;
+                }
+            };
             results.kicks.extend(ends.kicks());
             results.smc_paths.extend(ends.smc_paths());
             let outcome = ends.client.outcome.or(ends.server.outcome);
@@ -141,6 +167,11 @@ pub(super) fn run(
                 (ends.client.usage, results.usages.get_mut(index))
             {
                 list.push(usage);
+            }
+            if let (Some(setup), Some((_, list))) =
+                (ends.client.setup, results.setups.get_mut(index))
+            {
+                list.push(setup);
             }
             let value = match outcome.ok_or_else(|| unexpected_report("client"))? {
                 // The rate is given: what it costs is the result.
@@ -182,6 +213,7 @@ impl Runner for TemporaryFabric {
             buffer: experiment.buffer,
             spin_us: experiment.spin_us,
             connections: experiment.connections,
+            idle: experiment.idle,
             threads: experiment.threads,
             rate: experiment.rate,
             device: device(SERVER),
@@ -193,7 +225,8 @@ impl Runner for TemporaryFabric {
             pin: plan.pin,
             others: None,
         };
-        let timeout = TIMEOUT + Duration::from_secs_f64(plan.seconds * 2.0);
+        let setup = SETUP * experiment.connections as u32;
+        let timeout = TIMEOUT + Duration::from_secs_f64(plan.seconds * 2.0) + setup;
         let server = Helper::start("server", "__serve", &job)?;
         let RunMessage::Listening(address) = server.receive(TIMEOUT)? else {
             return Err(unexpected_report("server"));

@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use guest_driver::sys::processor_time;
 use serde::{Deserialize, Serialize};
 
+use super::job::Setup;
+use super::memory::memory_of;
+
 /// The processes of a run besides the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RunProcesses {
@@ -47,6 +50,36 @@ impl Usage {
 pub(super) struct Meter {
     processes: RunProcesses,
     start: Sample,
+}
+
+/// Measures what the set-up of connections takes.
+pub(super) struct SetupMeter {
+    processes: RunProcesses,
+    at: Instant,
+    memory: [u64; 3],
+}
+
+impl SetupMeter {
+    /// Begins. `None`: as [`Meter::start`].
+    pub(super) fn start(others: Option<RunProcesses>) -> Option<SetupMeter> {
+        let processes = others?;
+        Some(SetupMeter { processes, memory: memory(processes)?, at: Instant::now() })
+    }
+
+    /// Ends.
+    pub(super) fn stop(self) -> Option<Setup> {
+        let seconds = self.at.elapsed().as_secs_f64();
+        let now = memory(self.processes)?;
+        let grown = |at: usize| now.get(at)?.checked_sub(*self.memory.get(at)?);
+        let memory = [0, 1, 2].map(|at| grown(at).unwrap_or(0) as f64);
+        Some(Setup { seconds, memory })
+    }
+}
+
+/// Private memory of client, server and daemon.
+fn memory(processes: RunProcesses) -> Option<[u64; 3]> {
+    let of = |pid| memory_of(pid, "RssAnon:").ok();
+    Some([of(std::process::id())?, of(processes.server)?, processes.daemon.map_or(Some(0), of)?])
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,11 @@
-//! Results as a picture: a panel per measure, a bar per transport, a dot per run.
+//! Results as a picture: a panel per measure, a bar per transport, a dot per run; or curves.
 
+pub(super) mod curves;
 mod raster;
 
-use std::path::Path;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -12,6 +15,7 @@ use super::job::TransportKind;
 use super::report::human;
 use super::run::Results;
 use crate::error::CliError;
+use curves::Panel;
 use raster::Raster;
 
 /// Pixels of a panel, sides and height.
@@ -47,37 +51,115 @@ fn failed(error: impl std::fmt::Display) -> CliError {
     CliError::Plot(error.to_string())
 }
 
-/// Draws all results into a file.
-///
-/// # Errors
-/// There is nothing to draw, or the file cannot be written.
-pub(super) fn draw(all: &[Results], path: &Path) -> Result<(), CliError> {
-    if all.is_empty() {
-        return Err(failed("there is nothing to draw: name a measure other than memory"));
+/// A file for a picture, which is there before anything is measured.
+#[derive(Debug)]
+pub(super) struct PlotFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl PlotFile {
+    /// Makes the file, or empties it.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn create(path: &Path) -> Result<PlotFile, CliError> {
+        let cannot = CliError::io(format!("cannot write {}", path.display()));
+        Ok(PlotFile { file: File::create(path).map_err(cannot)?, path: path.into() })
     }
-    let all: Vec<Results> =
-        all.iter().flat_map(|one| [Some(one.clone()), one.with_p99()]).flatten().collect();
-    let all = &all[..];
-    let columns = all.len().min(COLUMNS);
-    let rows = all.len().div_ceil(columns);
-    // A single panel needs room for the legend.
-    let width = (columns as i32 * PANEL.0).max(900) as u32;
-    let size = (width, (TITLE + rows as i32 * PANEL.1) as u32);
-    match Format::of(path) {
-        Some(Format::Png) => {
-            let mut raster = Raster::new(size);
-            paint(&raster.backend().into_drawing_area(), all, columns)?;
-            std::fs::write(path, raster.to_png())
+
+    /// Draws all results.
+    ///
+    /// # Errors
+    /// There is nothing to draw, or the file cannot be written.
+    pub(super) fn draw(self, all: &[Results]) -> Result<(), CliError> {
+        if all.is_empty() {
+            return Err(failed("there is nothing to draw: name a measure other than memory"));
         }
-        _ => {
-            let mut text = String::new();
-            let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
-            paint(&area, all, columns)?;
-            drop(area);
-            std::fs::write(path, text)
+        let all: Vec<Results> =
+            all.iter().flat_map(|one| [Some(one.clone()), one.with_p99()]).flatten().collect();
+        self.paint(&Picture::Bars(&all))
+    }
+
+    /// Draws curves.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn draw_curves(self, panels: &[Panel], runs: usize) -> Result<(), CliError> {
+        self.paint(&Picture::Curves(panels, runs))
+    }
+
+    fn paint(mut self, picture: &Picture<'_>) -> Result<(), CliError> {
+        let columns = picture.len().clamp(1, COLUMNS);
+        let rows = picture.len().div_ceil(columns);
+        // A single panel needs room for the legend.
+        let width = (columns as i32 * PANEL.0).max(900) as u32;
+        let size = (width, (TITLE + rows as i32 * PANEL.1) as u32);
+        let bytes = match Format::of(&self.path) {
+            Some(Format::Png) => {
+                let mut raster = Raster::new(size);
+                paint(&raster.backend().into_drawing_area(), picture, columns)?;
+                raster.to_png()
+            }
+            _ => {
+                let mut text = String::new();
+                let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+                paint(&area, picture, columns)?;
+                drop(area);
+                text.into_bytes()
+            }
+        };
+        let cannot = CliError::io(format!("cannot write {}", self.path.display()));
+        self.file.write_all(&bytes).map_err(cannot)
+    }
+}
+
+/// What is drawn.
+enum Picture<'a> {
+    Bars(&'a [Results]),
+    /// Curves, whose points are medians of so many runs.
+    Curves(&'a [Panel], usize),
+}
+
+impl Picture<'_> {
+    /// Number of panels.
+    fn len(&self) -> usize {
+        match self {
+            Picture::Bars(all) => all.len(),
+            Picture::Curves(panels, _) => panels.len(),
         }
     }
-    .map_err(CliError::io(format!("cannot write {}", path.display())))
+}
+
+/// When, where and by which version the results were measured.
+fn provenance() -> String {
+    let system = rustix::system::uname();
+    let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    format!(
+        "{}, {}, Linux {}, {} processors, smc {}",
+        date(now.map_or(0, |since| since.as_secs())),
+        text(system.nodename()),
+        text(system.release()),
+        std::thread::available_parallelism().map_or(0, |n| n.get()),
+        env!("CARGO_PKG_VERSION"),
+    )
+}
+
+/// The date of a time since 1970, as YYYY-MM-DD.
+fn date(seconds: u64) -> String {
+    // Days since 0000-03-01, in eras of 400 years, so that a leap day is a year's last.
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = match month {
+        0..10 => (year + era * 400, month + 3),
+        _ => (year + era * 400 + 1, month - 9),
+    };
+    format!("{year:04}-{month:02}-{day:02}")
 }
 
 fn color(transport: TransportKind) -> RGBColor {
@@ -125,30 +207,53 @@ fn line<DB: DrawingBackend>(
 
 fn paint<DB: DrawingBackend>(
     area: &Area<DB>,
-    all: &[Results],
+    picture: &Picture<'_>,
     columns: usize,
 ) -> Result<(), CliError> {
     area.fill(&WHITE).map_err(failed)?;
-    let runs = all.first().and_then(|results| results.values.first()).map_or(0, |v| v.1.len());
-    write(
-        area,
-        &format!("smc perf: SMC-D next to TCP, medians of {runs} runs (dots: single runs)"),
-        (20, 14),
-        label(24, HPos::Left, VPos::Top),
-    )?;
+    let title = match picture {
+        Picture::Bars(all) => {
+            let first = all.first().and_then(|results| results.values.first());
+            let runs = first.map_or(0, |v| v.1.len());
+            format!("smc perf: SMC-D next to TCP, medians of {runs} runs (dots: single runs)")
+        }
+        Picture::Curves(_, runs) => {
+            format!("smc perf scale: SMC-D next to TCP, medians of {runs} runs")
+        }
+    };
+    let left_top = |size| label(size, HPos::Left, VPos::Top);
+    write(area, &title, (20, 10), left_top(24))?;
+    write(area, &provenance(), (20, 38), left_top(16))?;
+    let place = |at: usize| {
+        let (column, row) = ((at % columns) as i32, (at / columns) as i32);
+        (column * PANEL.0, TITLE + row * PANEL.1)
+    };
+    match picture {
+        Picture::Bars(all) => {
+            legend(area, all)?;
+            for (at, results) in all.iter().enumerate() {
+                panel(area, place(at), results)?;
+            }
+        }
+        Picture::Curves(panels, _) => {
+            for (at, shown) in panels.iter().enumerate() {
+                curves::panel(area, place(at), shown)?;
+            }
+        }
+    }
+    area.present().map_err(failed)
+}
+
+fn legend<DB: DrawingBackend>(area: &Area<DB>, all: &[Results]) -> Result<(), CliError> {
     let mut x = 20;
     for transport in TransportKind::ALL {
         if all.iter().any(|results| !results.of(transport).is_empty()) {
-            bar(area, [(x, 56), (x + 16, 72)], color(transport))?;
-            write(area, transport.title(), (x + 24, 64), label(16, HPos::Left, VPos::Center))?;
+            bar(area, [(x, 64), (x + 16, 80)], color(transport))?;
+            write(area, transport.title(), (x + 24, 72), label(16, HPos::Left, VPos::Center))?;
             x += 46 + 10 * transport.title().len() as i32;
         }
     }
-    for (at, results) in all.iter().enumerate() {
-        let (column, row) = ((at % columns) as i32, (at / columns) as i32);
-        panel(area, (column * PANEL.0, TITLE + row * PANEL.1), results)?;
-    }
-    area.present().map_err(failed)
+    Ok(())
 }
 
 fn panel<DB: DrawingBackend>(
@@ -276,10 +381,12 @@ mod tests {
     #[test]
     fn a_plot_has_title_units_and_legend() {
         let path = std::env::temp_dir().join(format!("smc-plot-{}.svg", std::process::id()));
-        draw(&[results(), results()], &path).unwrap();
+        PlotFile::create(&path).unwrap().draw(&[results(), results()]).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        for word in ["medians of 3 runs", "MiB/s, more is better", "TCP", "1 000"] {
+        for word in
+            [&provenance()[..], "medians of 3 runs", "MiB/s, more is better", "TCP", "1 000"]
+        {
             assert!(text.contains(word), "{word}");
         }
     }
@@ -287,7 +394,7 @@ mod tests {
     #[test]
     fn a_png_is_one() {
         let path = std::env::temp_dir().join(format!("smc-plot-{}.png", std::process::id()));
-        draw(&[results()], &path).unwrap();
+        PlotFile::create(&path).unwrap().draw(&[results()]).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert!(bytes.starts_with(b"\x89PNG"), "{:?}", &bytes[..8]);
@@ -295,6 +402,21 @@ mod tests {
 
     #[test]
     fn nothing_to_draw_is_an_error() {
-        assert!(matches!(draw(&[], Path::new("/nowhere.svg")), Err(CliError::Plot(_))));
+        let path = std::env::temp_dir().join(format!("smc-empty-{}.svg", std::process::id()));
+        let empty = PlotFile::create(&path).unwrap().draw(&[]);
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(empty, Err(CliError::Plot(_))));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_an_error_before_anything_is_measured() {
+        let error = PlotFile::create(Path::new("/nowhere/plot.svg")).unwrap_err();
+        assert!(error.to_string().contains("cannot write /nowhere/plot.svg"), "{error}");
+    }
+
+    #[test]
+    fn a_date_is_that_of_the_calendar() {
+        let dates = [0, 951_782_400, 951_868_800, 1_795_544_356].map(date);
+        assert_eq!(dates, ["1970-01-01", "2000-02-29", "2000-03-01", "2026-11-24"]);
     }
 }

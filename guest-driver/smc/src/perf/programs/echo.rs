@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Schedule, end, measured, per_second};
 use crate::perf::job::{EndReport, Job};
-use crate::perf::usage::{Meter, Usage};
+use crate::perf::usage::{Meter, SetupMeter, Usage};
 use crate::transport::{Interest, Poll, Stream, Transport};
 
 /// Longest wait before the program reads the clock.
@@ -117,13 +117,20 @@ pub(super) fn drive<T: Transport>(
     let message = vec![0x5a; job.size];
     let mut buf = vec![0u8; READ];
     let mut peers = Vec::with_capacity(job.connections);
+    let mut setup = SetupMeter::start(job.others);
     for key in 0..job.connections {
         let peer = Peer::new(transport.connect(&job.address)?)?;
         poll.add(&peer.stream, key as u64, Interest::Read)?;
         peers.push(peer);
+        if key == 0 && job.connections > 1 {
+            // The first one makes the link, and the first buffers of both ends.
+            setup = SetupMeter::start(job.others);
+        }
     }
+    let setup = setup.and_then(SetupMeter::stop);
     let schedule = Schedule::from_now(job);
-    for (key, peer) in peers.iter_mut().enumerate() {
+    let active = peers.len().saturating_sub(job.idle);
+    for (key, peer) in peers.iter_mut().take(active).enumerate() {
         peer.send(&mut poll, key as u64, &message, Interest::Both)?;
     }
     let mut ready = Vec::new();
@@ -138,7 +145,8 @@ pub(super) fn drive<T: Transport>(
             // On a busy machine the first echo may come late.
             Some((start, meter)) if now >= schedule.end && echoes > 0 => {
                 let usage = meter.take().and_then(|meter| meter.stop(echoes));
-                return finish(peers, poll, echoes, now - *start, usage);
+                let report = finish(peers, poll, echoes, now - *start, usage)?;
+                return Ok(EndReport { setup, ..report });
             }
             _ => {}
         }

@@ -16,6 +16,7 @@ fn job(program: Program, size: usize) -> Job {
         buffer: 65536,
         spin_us: 50,
         connections: 5,
+        idle: 0,
         threads: 2,
         rate: 0,
         device: None,

@@ -137,6 +137,7 @@ impl Request {
             buffer: self.buffer,
             spin_us: self.spin_us,
             connections: self.connections,
+            idle: 0,
             threads: self.threads,
             rate: self.rate,
             device: self.transport.is_smc().then(|| own.device.clone()),
