@@ -2,8 +2,8 @@
 //!
 //! `data` bytes (a power of two) hold DMBs; a control tail of [`CONTROL_LEN`] bytes follows. The
 //! tail starts with [`ControlHeader`]; signal line `i` lies at [`line_offset`]`(i)` from the start
-//! of the tail, and the line of the whole slab at its end. Owner and user both map all of it and both can write all of it: nothing in the tail
-//! is trusted for anything but waking.
+//! of the tail, and the line of the whole slab at its end. Owner and user both map all of it and both
+//! can write all of it: nothing in the tail is trusted for anything but waking.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -573,6 +573,56 @@ fn a_set_with_the_number_of_a_closed_one_is_empty() {
 
 /// A server that is full: it accepts and closes at once, or says why first.
 #[test]
+fn a_child_that_closes_its_copy_of_a_set_delays_no_event_of_the_parent() {
+    const ROUNDS: u8 = 10;
+    fn server(listener: TcpListener) {
+        let mut stream = listener.accept().unwrap().0;
+        let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 1 };
+        let fd = stream.as_raw_fd();
+        assert_eq!(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut event) }, 0);
+        let mut answer = || {
+            assert_eq!(unsafe { libc::epoll_wait(set, &mut event, 1, 10_000) }, 1);
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            stream.write_all(&byte).unwrap();
+        };
+        answer();
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            unsafe {
+                libc::close(set);
+                libc::close(fd);
+                libc::_exit(0);
+            }
+        }
+        assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+        let begun = std::time::Instant::now();
+        (0..ROUNDS).for_each(|_| answer());
+        // A connection that nobody announces is looked at once a second.
+        let took = begun.elapsed();
+        assert!(took < std::time::Duration::from_secs(5), "{ROUNDS} rounds took {took:?}");
+        unsafe { libc::close(set) };
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        for round in 0..=ROUNDS {
+            // The server is asleep by now.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            stream.write_all(&[round]).unwrap();
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            assert_eq!(byte, [round]);
+        }
+    }
+    in_all_combinations(
+        "a_child_that_closes_its_copy_of_a_set_delays_no_event_of_the_parent",
+        server,
+        client,
+    );
+}
+
+#[test]
 fn a_server_that_closes_at_once_is_an_end_of_data() {
     fn server(listener: TcpListener) {
         for i in 0..20 {

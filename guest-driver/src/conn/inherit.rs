@@ -36,6 +36,9 @@ impl Conn {
     pub(crate) fn forget_threads(&self) {
         lock(&self.sleepers).clear();
         lock(&self.pollers).clear();
+        if let Some(line) = self.carrier.line_in_slab() {
+            line.set_in_slab(false);
+        }
         self.waiters.store(0, Ordering::SeqCst);
         self.update_scheduled.store(false, Ordering::SeqCst);
         self.schedule_update();

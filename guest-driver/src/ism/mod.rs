@@ -458,6 +458,11 @@ impl IsmDevice {
             && self.running.is_unlocked()
     }
 
+    /// Forgets the threads of the parent, in the child of a fork that takes the device over.
+    pub(crate) fn forget_threads(&self) {
+        self.lines.forget_threads();
+    }
+
     /// Whether the child of a fork can take the device over.
     pub(crate) fn can_be_inherited(&self) -> bool {
         self.running.inheritance().is_some() && !self.is_gone()

@@ -115,6 +115,10 @@ impl OwnLines {
     pub(super) fn add(&self, slab: u32, memory: &SlabLineMemory) {
         let mut lines = lock(&self.0);
         if !lines.idle.contains_key(&slab) && lines.busy.iter().all(|line| line.slab != slab) {
+            if lines.sleepers > 0 {
+                // As if it had been there when they armed.
+                memory.arm();
+            }
             lines.busy.push(OwnLine { slab, memory: memory.clone(), vain: 0 });
         }
     }
@@ -196,7 +200,20 @@ impl OwnLines {
     pub(super) fn recheck(&self) {
         let lines = &mut *lock(&self.0);
         let taken = lines.idle.extract_if(|_, line| line.memory.is_taken());
-        lines.busy.extend(taken.map(|(_, line)| line));
+        for (_, line) in taken {
+            if lines.sleepers > 0 {
+                line.memory.arm();
+            }
+            lines.busy.push(line);
+        }
+    }
+
+    /// Forgets the threads of the parent, which may have been asleep, in the child of a fork that
+    /// takes the device over.
+    pub(super) fn forget_threads(&self) {
+        let mut lines = lock(&self.0);
+        lines.sleepers = 0;
+        lines.busy.iter().for_each(|line| line.memory.disarm());
     }
 }
 

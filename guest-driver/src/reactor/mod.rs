@@ -317,6 +317,7 @@ impl<C: ConnectionHandler> Reactor<C> {
         // No event loop of the kernel is left that would have to learn of readiness.
         self.pollables.store(0, Ordering::SeqCst);
         self.unwatched.store(0, Ordering::SeqCst);
+        self.pollers.store(0, Ordering::Relaxed);
     }
 
     /// The reactor's own descriptors.
@@ -372,7 +373,9 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     /// Undoes one [`Reactor::add_poller`].
     pub(crate) fn remove_poller(&self) {
-        self.pollers.fetch_sub(1, Ordering::Relaxed);
+        // A child of a fork has forgotten the loops of its parent.
+        let minus_one = |count: usize| count.checked_sub(1);
+        let _ = self.pollers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, minus_one);
     }
 
     /// Whether an event loop with `n` connections arms each of them before it sleeps, and not the

@@ -104,8 +104,9 @@ impl Stack {
     /// kernel closes those of a process that ends.
     pub fn take_over(self: &Arc<Self>, kept: &[&SmcStream]) -> StackUpkeep {
         let live = self.live_devices();
-        for OpenDevice { reactor, .. } in &live {
+        for OpenDevice { reactor, fabric, .. } in &live {
             reactor.forget_threads();
+            fabric.device().forget_threads();
             let all = reactor.connections();
             all.iter().for_each(|conn| conn.forget_threads());
             let is_kept = |conn: &Arc<Conn>| {

@@ -208,11 +208,12 @@ impl Watch {
     /// As [`SmcStream::arm`], for all connections whose changes [`Watch::take_news`] tells, until the
     /// result is dropped.
     pub fn arm_lines(&self) -> ArmedLines {
-        let (mut reactors, mut is_quiet) = (Vec::new(), true);
-        self.for_reactors(|reactor| {
-            is_quiet &= reactor.arm_lines();
-            reactors.push(reactor.clone());
-        });
+        // All that there are now: a stream that is removed meanwhile moves the others in the list.
+        let reactors: Vec<_> =
+            lock(&self.watched.reactors).iter().map(|(one, _)| one.clone()).collect();
+        let mut is_quiet = true;
+        // All of them, because the drop disarms all.
+        reactors.iter().for_each(|reactor| is_quiet &= reactor.arm_lines());
         ArmedLines { reactors, is_quiet }
     }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use guest_driver::{ChangeToken, Readiness, SmcStream, Watch, WatchedStream};
 
+use crate::fork;
 use crate::socket::stream::{Registration, StreamSocket};
 use crate::socket::table::DescriptorRef;
 
@@ -57,7 +58,7 @@ pub(super) struct EpollMember {
     pub(super) events: u32,
     pub(super) data: u64,
     /// Its changes are told.
-    watched: Option<WatchedStream>,
+    watched: Option<WatchedMember>,
     /// It is among the candidates.
     is_candidate: bool,
     /// The state at the last poll, if there is nothing to report until it changes.
@@ -70,6 +71,36 @@ pub(super) struct EpollMember {
     pub(super) has_room: bool,
     /// The program has been told so.
     room_reported: bool,
+}
+
+/// A watched connection, as long as this process has it.
+struct WatchedMember {
+    /// `None` during the drop only.
+    stream: Option<WatchedStream>,
+    /// The generation of the process (see `fork`) that watches it.
+    generation: u32,
+}
+
+impl WatchedMember {
+    fn new(stream: WatchedStream) -> WatchedMember {
+        WatchedMember { stream: Some(stream), generation: fork::generation() }
+    }
+
+    fn begin(&self) {
+        if let Some(stream) = &self.stream {
+            stream.begin();
+        }
+    }
+}
+
+impl Drop for WatchedMember {
+    fn drop(&mut self) {
+        // A child of a fork that closes its copy of a set must not touch the signal lines, which it
+        // shares with its parent: the parent watches on.
+        if self.generation != fork::generation() {
+            std::mem::forget(self.stream.take());
+        }
+    }
 }
 
 impl std::fmt::Debug for EpollMember {
@@ -222,7 +253,7 @@ impl EpollMembers {
         let watched = member.stream().and_then(|(_, stream)| watch.add(stream, number));
         let is_announced = watched.as_ref().is_some_and(WatchedStream::is_announced);
         let is_smc = watched.is_some();
-        member.watched = watched;
+        member.watched = watched.map(WatchedMember::new);
         if is_smc && !is_announced {
             self.scanned.push(number);
         }

@@ -165,8 +165,9 @@ fn negotiate<I: Io>(
     if offered & VERSION_1 == 0 {
         return Err(PciError::Features { features: VERSION_1 });
     }
-    // The device and its other users run on another kernel, which wakes no thread of this one.
-    let mut refused = Features::PEER_FUTEX | Features::DOORBELL;
+    // The device and its other users run on another kernel, which wakes no thread of this one. The
+    // lines of slabs are for processes with many peers, on one kernel.
+    let mut refused = Features::PEER_FUTEX | Features::DOORBELL | Features::SLAB_LINE;
     if !has_window {
         refused |= Features::WINDOW;
     }

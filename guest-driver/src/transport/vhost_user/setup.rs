@@ -167,7 +167,7 @@ fn negotiate(
     let refused = match window {
         Some(_) => Features::empty(),
         // Without stores into the window nobody reads the armed words in it.
-        None => Features::WINDOW | Features::PEER_FUTEX | Features::DOORBELL,
+        None => Features::WINDOW | Features::PEER_FUTEX | Features::DOORBELL | Features::SLAB_LINE,
     };
     let accepted = (known - refused).bits() | VERSION_1 | PROTOCOL_FEATURES | (offered & EVENT_IDX);
     frontend.set_features(accepted).map_err(step("SET_FEATURES"))?;
