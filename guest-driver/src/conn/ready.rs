@@ -165,11 +165,8 @@ impl Conn {
         let mut pollers = lock(&self.pollers);
         let Some(at) = pollers.iter().position(|other| Arc::ptr_eq(other, entry)) else { return };
         pollers.swap_remove(at);
-        if pollers.is_empty()
-            && let Some(line) = self.carrier.line_in_slab()
-        {
-            line.set_in_slab(false);
-        }
+        // The line stays in its slab: another connection of its wait group, or the parent of this
+        // process, may poll it. A bit that nobody takes costs its user one load.
         self.remove_waiter();
     }
 

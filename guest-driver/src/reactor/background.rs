@@ -37,6 +37,10 @@ pub(super) const LINGER: Duration = Duration::from_millis(300);
 /// [`ConnectionHandler::on_tick`] is called no more often than this, whatever else wakes the
 /// thread.
 const TICK_INTERVAL: Duration = Duration::from_millis(10);
+/// Ticks take at most this part of the time, unless they take very long.
+const TICK_SHARE: u32 = 64;
+/// The longest time between two ticks for that reason.
+const LONGEST_TICK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// What the thread is woken for from any sleep.
 const ALWAYS: Work = Work::STOP.union(Work::MAINTENANCE).union(Work::WATCH);
@@ -66,6 +70,12 @@ pub(super) struct Schedule {
     pub(super) update_delay: Duration,
     /// Until when the thread checks for more updates by itself; `None`: schedulers wake it.
     linger: Option<Instant>,
+}
+
+/// The time from one tick to the next, if the first took so long: a tick visits every connection,
+/// idle ones included.
+fn tick_interval(took: Duration) -> Duration {
+    (took * TICK_SHARE).clamp(TICK_INTERVAL, LONGEST_TICK_INTERVAL)
 }
 
 /// The background thread's work, in a process that has no such thread.
@@ -176,10 +186,10 @@ impl<C: ConnectionHandler> Reactor<C> {
         }
         schedule.tick_pending = now < schedule.tick;
         if !schedule.tick_pending {
-            schedule.tick = now + TICK_INTERVAL;
             // A peer may be blocked until it learns what an application has read that is busy with
             // something else now (CDC-20).
             self.each(|connection| connection.on_tick());
+            schedule.tick = now + tick_interval(now.elapsed());
         }
         if self.work.take(Work::TIMERS) || schedule.timer.is_some_and(|timer| now >= timer) {
             schedule.timer = self.source.on_timer(now);
@@ -357,5 +367,18 @@ impl Schedule {
             pause = pause.min(self.tick.saturating_duration_since(now));
         }
         if self.linger.is_some() { pause.min(self.update_delay) } else { pause }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_over_many_connections_are_rarer() {
+        let us = Duration::from_micros;
+        assert_eq!(tick_interval(us(3)), TICK_INTERVAL);
+        assert_eq!(tick_interval(us(1000)), Duration::from_millis(64));
+        assert_eq!(tick_interval(us(10_000)), LONGEST_TICK_INTERVAL);
     }
 }
