@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use crate::support::{Dir, run, text};
 
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 17] = [
+    "samples",
     "measure",
     "unit",
     "runs",
