@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::usage::{RunProcesses, Usage};
+use super::usage::{RunProcesses, Setup, Usage};
 use crate::transport::{Counters, SmcPath};
 
 /// What server and client do.
@@ -165,15 +165,6 @@ pub(super) struct EndReport {
     pub(super) usage: Option<Usage>,
     /// What it took to set the connections of an event loop up, as the client has seen it.
     pub(super) setup: Option<Setup>,
-}
-
-/// What it took to set connections up.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Setup {
-    /// Time, seconds.
-    pub(super) seconds: f64,
-    /// Private memory that client, server and daemon have needed for them, bytes.
-    pub(super) memory: [f64; 3],
 }
 
 impl From<Outcome> for EndReport {

@@ -5,6 +5,7 @@ mod measure;
 mod memory;
 mod peer;
 mod plot;
+mod process_status;
 mod programs;
 mod remote;
 mod report;

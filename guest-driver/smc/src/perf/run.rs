@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 
-use super::job::{EndReport, Job, Outcome, Percentiles, RunMessage, Setup, TransportKind};
+use super::job::{EndReport, Job, Outcome, Percentiles, RunMessage, TransportKind};
 use super::measure::{Experiment, GIGABYTE, Unit};
-use super::usage::{RunProcesses, Usage};
+use super::usage::{RunProcesses, Setup, Usage};
 use crate::error::CliError;
 use crate::helper::Helper;
 use crate::temporary_fabric::TemporaryFabric;

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
 
-use super::job::{Setup, TransportKind};
+use super::job::TransportKind;
 use super::measure;
-use super::memory::{self, IdleMessage, Task, memory_of, unexpected_report};
+use super::memory::{IdleMessage, Task, unexpected_report};
 use super::plot::curves::{Curve, Panel};
+use super::process_status::{memory_of, status_number};
 use super::report::{human, median, number, rounded, table, times, to_line};
 use super::run::{self, CLIENT, Plan, Results, SERVER};
+use super::usage::Setup;
 use crate::error::CliError;
 use crate::helper::Helper;
 use crate::output;
@@ -163,7 +165,7 @@ fn with_devices(n: usize, plan: &Plan, progress: &ProgressBar) -> Result<Point, 
     };
     let setup = begun.elapsed();
     let grown = memory_of(daemon, "VmRSS:")?.saturating_sub(before);
-    let threads = memory::status_number(daemon, "Threads:")?;
+    let threads = status_number(daemon, "Threads:")?;
     let point = woken(1, &mut fabric, plan, progress)?;
     Ok(Point {
         measure: "devices".into(),

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use guest_driver::sys::processor_time;
 use serde::{Deserialize, Serialize};
 
-use super::job::Setup;
-use super::memory::memory_of;
+use super::process_status::memory_of;
 
 /// The processes of a run besides the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +49,15 @@ impl Usage {
 pub(super) struct Meter {
     processes: RunProcesses,
     start: Sample,
+}
+
+/// What it took to set connections up.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Setup {
+    /// Time, seconds.
+    pub(super) seconds: f64,
+    /// Private memory that client, server and daemon have needed for them, bytes.
+    pub(super) memory: [f64; 3],
 }
 
 /// Measures what the set-up of connections takes.
