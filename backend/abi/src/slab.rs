@@ -61,6 +61,6 @@ mod tests {
         assert_eq!(line_offset(MAX_LINES as u16 - 1).map(|o| o + LINE_LEN), Some(SLAB_LINE));
         assert_eq!(line_offset(MAX_LINES as u16), None);
         assert_eq!(SLAB_LINE + SLAB_PEND + 8 * SLAB_WORDS, CONTROL_LEN);
-        assert!(MAX_LINES <= 64 * SLAB_WORDS);
+        const { assert!(MAX_LINES <= 64 * SLAB_WORDS) };
     }
 }

@@ -147,7 +147,7 @@ pub(super) enum RunMessage {
     /// The server listens there.
     Listening(String),
     /// The process has done its part.
-    Done(EndReport),
+    Done(Box<EndReport>),
 }
 
 /// The report of one end of a run.

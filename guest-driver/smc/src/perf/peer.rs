@@ -49,7 +49,7 @@ fn run(task: &str, side: Side) -> ExitCode {
             TransportKind::Ring => over(&Ring, &job, side),
         };
         let report = done.map_err(CliError::io(job.transport.title()))?;
-        helper::send(&RunMessage::Done(report)).map_err(CliError::io("report"))
+        helper::send(&RunMessage::Done(Box::new(report))).map_err(CliError::io("report"))
     })
 }
 

@@ -248,7 +248,7 @@ impl Runner for TemporaryFabric {
         let RunMessage::Done(server_report) = server.receive(timeout)? else {
             return Err(unexpected_report("server"));
         };
-        Ok(Ends { client: client_report, server: server_report })
+        Ok(Ends { client: *client_report, server: *server_report })
     }
 }
 

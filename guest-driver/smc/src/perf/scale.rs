@@ -73,7 +73,7 @@ pub(super) struct Scale {
     problems: Vec<String>,
 }
 
-/// How many runs [`measure`] makes.
+/// How many runs [`measure()`] makes.
 pub(super) fn steps(plan: &Plan) -> u64 {
     (CONNECTIONS.len() * 4 * plan.rounds + DEVICES.len() * 2 * plan.rounds) as u64
 }

@@ -186,7 +186,7 @@ impl Runner for RemoteServer {
         let ServerMessage::Done(server) = self.receive(limit(plan.seconds))? else {
             return Err(self.failed("did not report what was expected"));
         };
-        let ends = Ends { client, server };
+        let ends = Ends { client: *client, server: *server };
         match transport.is_smc() {
             true => same_connection(&ends).map_err(|why| self.failed(why)).map(|()| ends),
             false => Ok(ends),

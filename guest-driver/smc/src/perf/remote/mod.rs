@@ -91,7 +91,7 @@ enum ServerMessage {
         port: u32,
     },
     /// The run is over.
-    Done(EndReport),
+    Done(Box<EndReport>),
     /// There is no result.
     Error(String),
 }
