@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use virtio_ism_abi::Status;
 use virtio_ism_abi::command::BACKING_WINDOW;
 
@@ -135,7 +135,10 @@ fn a_file_that_is_wrong_changes_nothing_and_the_log_says_all_that_is() {
             &format!("window-size = \"1G\"\nmove-queues = 3\n{A_AND_B}"),
             &["window-size, move-queues"],
         ),
-        (&format!("{A_AND_B}[[guest]]\nsocket = \"%/none/d\"\n"), &["none/d"]),
+        (
+            &format!("{A_AND_B}[[guest]]\nsocket = \"%/e\"\n[[guest]]\nsocket = \"%/none/d\"\n"),
+            &["none/d"],
+        ),
         (
             &format!("[[fabric]]\nchid = \"ff00\"\ncaps = {{ devices = 1 }}\n{A_AND_B}"),
             &["fabric ff00"],
@@ -156,6 +159,10 @@ fn a_file_that_is_wrong_changes_nothing_and_the_log_says_all_that_is() {
     daemon.hang_up("No such file");
     assert_eq!(a.command(virtio_ism_abi::command::Op::Stats, &[]).0, Status::Ok);
     assert!(place.path("b").exists());
+    // It was made before the one that could not be.
+    assert!(!place.path("e").exists());
+    let listed = text(&daemon.ctl(&["list"]).stdout);
+    assert_eq!(listed.lines().count(), 3, "{listed}");
 }
 
 #[test]
@@ -178,6 +185,47 @@ fn settings_of_a_guest_and_its_fabric_change_by_a_reload() {
     let listed = text(&daemon.ctl(&["list"]).stdout);
     let names: Vec<&str> = listed.lines().filter_map(|line| line.split(' ').next()).collect();
     assert_eq!(names, ["NAME", "a", "bee", "kept"]);
+}
+
+/// The processes that the daemon has started, by name.
+fn helpers(daemon: &Program) -> Vec<(String, Pid)> {
+    let pid = daemon.pid();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let pids = children.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap());
+    let name = |pid: &Pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+    pids.map(|pid| (name(&pid).trim().to_owned(), pid)).collect()
+}
+
+#[test]
+fn a_killed_reader_of_the_file_takes_reloads_away_and_nothing_else() {
+    let daemon = Configured::start(A_AND_B);
+    let mut names: Vec<_> = helpers(&daemon.program).into_iter().map(|(name, _)| name).collect();
+    names.sort();
+    assert_eq!(names, ["broker", "config-reader"]);
+    let helpers = helpers(&daemon.program);
+    let (_, reader) = helpers.iter().find(|(name, _)| name == "config-reader").unwrap();
+    kill_process(*reader, Signal::KILL).unwrap();
+    daemon.hang_up("nothing is changed");
+    super::program::work(&daemon.place.path("a"), &daemon.place.path("b"));
+    let c = daemon.place.path("c");
+    assert!(daemon.ctl(&["add", c.to_str().unwrap()]).status.success());
+}
+
+#[test]
+fn a_killed_daemon_leaves_no_process_and_no_socket() {
+    let daemon = Configured::start(A_AND_B);
+    let helpers = helpers(&daemon.program);
+    assert_eq!(helpers.len(), 2);
+    kill_process(daemon.program.pid(), Signal::KILL).unwrap();
+    // One that nobody has waited for yet is gone, too.
+    let is_alive = |pid: &Pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.is_ok_and(|stat| !stat.contains(") Z "))
+    };
+    eventually("their end", || !helpers.iter().any(|(_, pid)| is_alive(pid)));
+    for socket in ["a", "b", "m", "r"] {
+        assert!(!daemon.place.path(socket).exists(), "{socket}");
+    }
 }
 
 #[test]
