@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use guest_driver::rendezvous::{AllowedProtocol, Mode, PeerRule, Policy};
@@ -41,6 +42,9 @@ const BUFFER: &str = "SMC_RUN_BUFFER";
 const SPIN: &str = "SMC_RUN_SPIN_US";
 /// Milliseconds after which a server takes a client that sends nothing for one without SMC.
 const DETECT: &str = "SMC_RUN_DETECT_MS";
+
+/// `kernel`: TCP sockets become sockets of the kernel's AF_SMC, and the library does nothing else.
+const STACK: &str = "SMC_RUN_STACK";
 
 /// The settings of this process.
 #[derive(Debug, Default)]
@@ -80,6 +84,20 @@ pub(crate) struct RunConfig {
 }
 
 static CONFIG: OnceLock<RunConfig> = OnceLock::new();
+/// Whether new sockets are the kernel's SMC sockets.
+static BY_KERNEL: AtomicBool = AtomicBool::new(false);
+
+/// Reads whose SMC sockets this process gets.
+pub(crate) fn read_stack() {
+    let by_kernel = std::env::var_os(STACK).is_some_and(|stack| stack == "kernel");
+    BY_KERNEL.store(by_kernel, Ordering::Relaxed);
+}
+
+/// Whether new TCP sockets are to be the kernel's SMC sockets.
+#[inline]
+pub(crate) fn is_by_kernel() -> bool {
+    BY_KERNEL.load(Ordering::Relaxed)
+}
 
 /// Stores the settings of this process; once.
 pub(crate) fn set(config: RunConfig) {

@@ -12,6 +12,7 @@ mod doctor;
 mod error;
 mod fabric;
 mod helper;
+mod kernel;
 mod manual;
 mod output;
 mod paths;

@@ -38,6 +38,7 @@ extern "C" fn begin() {
         // SAFETY: no other thread runs while the program is being loaded.
         unsafe { std::env::remove_var(PROOF) };
     }
+    config::read_stack();
     if let Some(config) = RunConfig::from_environment() {
         config::set(config);
         status::init();

@@ -14,8 +14,33 @@ use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{Errno, SysResult};
 use crate::sys::user_memory::{self, AddressBuffer, libc_result};
 
+/// Protocol of IP by which Linux 6.11 and newer have SMC sockets.
+const IPPROTO_SMC: c_int = 256;
+/// Address family of SMC sockets, and its protocol over IPv6; that over IPv4 is 0.
+const AF_SMC: c_int = 43;
+const SMCPROTO_SMC6: c_int = 1;
+
+/// A socket of the kernel's AF_SMC in place of one of TCP; negative: it has none.
+fn kernel_smc_socket(domain: c_int, kind: c_int) -> c_int {
+    let family_protocol = if domain == libc::AF_INET6 { SMCPROTO_SMC6 } else { 0 };
+    for (domain, protocol) in [(domain, IPPROTO_SMC), (AF_SMC, family_protocol)] {
+        let fd = call_libc!(socket, libc::SYS_socket,
+            (domain: c_int, kind: c_int, protocol: c_int) -> c_int);
+        if fd >= 0 {
+            return fd;
+        }
+    }
+    -1
+}
+
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    if config::is_by_kernel() && establish::is_tcp(domain, kind, protocol) {
+        let fd = kernel_smc_socket(domain, kind);
+        if fd >= 0 {
+            return fd;
+        }
+    }
     let fd = call_libc!(socket, libc::SYS_socket, (domain: c_int, kind: c_int, protocol: c_int)
                    -> c_int);
     if fd >= 0 {

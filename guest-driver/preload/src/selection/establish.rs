@@ -27,7 +27,7 @@ use crate::{config, fork, status};
 const DISCONNECT: Duration = Duration::from_secs(1);
 
 /// Whether sockets of this kind can be on SMC.
-fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
+pub(crate) fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
     let kind = kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
     (domain == libc::AF_INET || domain == libc::AF_INET6)
         && kind == libc::SOCK_STREAM

@@ -14,7 +14,7 @@ mod show;
 pub(crate) const LONG_ABOUT: &str = "\
 Lists the virtio-ism PCI devices of this machine: PCI address, driver, fabric (CHID), GID and
 features, whether bytes travel through its window or by moves and why, and the measured speed of the
-window. Then the RNICs: network interface, state, MTU, GIDs, and whether SMC-R can use them.
+window. Then the devices over which the kernel's AF_SMC runs SMC-D, and the RNICs: network interface, state, MTU, GIDs, and whether SMC-R can use them.
 
 A free device is set up for a moment to be measured, which gives it a new GID. A device that is in
 use is listed without a measurement.
@@ -34,7 +34,7 @@ pub(crate) struct DevicesArgs {
     #[arg(long)]
     json: bool,
 
-    /// With --json: an object with two lists instead, "ism" and "rnics". Without: RNICs only.
+    /// With --json: an object with lists instead, "ism", "kernel" and "rnics". Without: RNICs only.
     #[arg(long, conflicts_with_all = ["bind", "unbind"])]
     rdma: bool,
 

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::ism::DeviceReport;
 use super::rnics::RnicReport;
 use crate::error::CliError;
+use crate::kernel::{self, Device};
 use crate::output;
 
 /// Prints the list of devices as JSON.
@@ -21,6 +22,7 @@ pub(super) fn json_of_both(
 ) -> Result<(), CliError> {
     let lists = DeviceLists {
         ism: devices,
+        kernel: &kernel::devices().unwrap_or_default(),
         rnics: rnics.as_deref().unwrap_or_default(),
         no_rdma: rnics.as_ref().err(),
     };
@@ -33,6 +35,11 @@ pub(super) fn text(
     rnics: &Result<Vec<RnicReport>, String>,
 ) -> Result<(), CliError> {
     let mut text = devices.map(as_text).unwrap_or_default();
+    if devices.is_some() {
+        text += &of_kernel_as_text(
+            &kernel::devices().map_err(CliError::io("cannot list the devices of the kernel"))?,
+        );
+    }
     text += &rnics_as_text(rnics);
     output::print(&text)
 }
@@ -41,6 +48,8 @@ pub(super) fn text(
 #[derive(Serialize)]
 struct DeviceLists<'a> {
     ism: &'a [DeviceReport],
+    /// Those of the kernel's AF_SMC.
+    kernel: &'a [Device],
     rnics: &'a [RnicReport],
     /// Why there are no RNICs.
     no_rdma: Option<&'a String>,
@@ -61,6 +70,16 @@ fn as_text(devices: &[DeviceReport]) -> String {
         paragraph(&mut text, device);
     }
     text
+}
+
+fn of_kernel_as_text(devices: &[Device]) -> String {
+    let paragraph = |device: &Device| {
+        let Device { name, chid, gid } = device;
+        format!(
+            "{name}  the kernel's, for AF_SMC\n  fabric      CHID {chid}\n  GID         {gid}\n"
+        )
+    };
+    devices.iter().map(paragraph).collect()
 }
 
 fn rnics_as_text(rnics: &Result<Vec<RnicReport>, String>) -> String {
@@ -144,6 +163,15 @@ mod tests {
     fn a_machine_without_devices_says_so_and_lists_nothing() {
         assert!(as_text(&[]).contains("no virtio-ism PCI device"));
         assert_eq!(as_json(&Vec::<DeviceReport>::new()).unwrap(), "[]\n");
+    }
+
+    #[test]
+    fn a_device_of_the_kernel_is_named_with_its_fabric() {
+        assert_eq!(of_kernel_as_text(&[]), "");
+        let (name, chid, gid) = ("ism-virtio0".into(), "ff00".into(), "1-2".into());
+        let text = of_kernel_as_text(&[Device { name, chid, gid }]);
+        assert!(text.starts_with("ism-virtio0  the kernel's"), "{text}");
+        assert!(text.contains("CHID ff00") && text.contains("1-2"), "{text}");
     }
 
     #[test]

@@ -6,13 +6,9 @@ use std::path::PathBuf;
 use guest_driver::rendezvous::{self, Rendezvous};
 use guest_driver::transport::pci::{self, Binding};
 use guest_driver::verbs;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::{Finding, Status, limits};
-use crate::paths;
-
-/// Address family of the kernel's own SMC sockets.
-const AF_SMC: u16 = 43;
+use crate::{kernel, paths};
 
 /// Everything, in the order in which it is needed.
 pub(super) fn all() -> Vec<Finding> {
@@ -173,9 +169,29 @@ fn option() -> Finding {
 /// The kernel's own SMC, which this stack can talk to but does not need.
 fn kernel_smc() -> Finding {
     const NAME: &str = "af_smc";
-    let family = AddressFamily::from_raw(AF_SMC);
-    match rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None) {
-        Ok(_) => Finding::new(NAME, Status::Ok, "the kernel has SMC of its own (not needed)"),
-        Err(_) => Finding::new(NAME, Status::No, "the kernel has no SMC of its own (not needed)"),
+    if !kernel::has_sockets() {
+        return Finding::new(NAME, Status::No, "the kernel has no SMC of its own (not needed)");
+    }
+    let devices = match kernel::devices() {
+        Ok(devices) => devices,
+        Err(error) => return Finding::new(NAME, Status::Broken, format!("its devices: {error}")),
+    };
+    if devices.is_empty() {
+        let says = "the kernel has SMC of its own, without an ISM device (not needed)";
+        return Finding::new(NAME, Status::Ok, says);
+    }
+    let devices = devices.iter().map(|device| format!("{} (CHID {})", device.name, device.chid));
+    let devices = devices.collect::<Vec<_>>().join(", ");
+    match kernel::ueids() {
+        Ok(ueids) if ueids.is_empty() => {
+            let says = format!("{devices}, but no enterprise id, so its connections are TCP");
+            Finding::new(NAME, Status::Broken, says).grant("smcd ueid add VIRTIO-ISM     # as root")
+        }
+        Ok(ueids) => {
+            let says = format!("{devices}, enterprise ids {}", ueids.join(", "));
+            let says = format!("{says}: \"smc run --stack kernel\"");
+            Finding::new(NAME, Status::Ok, says).carries_bytes()
+        }
+        Err(error) => Finding::new(NAME, Status::Broken, format!("its enterprise ids: {error}")),
     }
 }

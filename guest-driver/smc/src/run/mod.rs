@@ -3,6 +3,7 @@
 mod device;
 mod inspect;
 mod io_uring;
+mod kernel;
 mod library;
 mod load_check;
 mod option;
@@ -44,6 +45,11 @@ A short connection takes longer on SMC than on TCP. So a client leaves connectio
 after eight of them were too short for SMC to pay, until one of 64 turns out to be longer.
 `smc stat endpoints` shows what was learned; --always and --strict turn it off.
 
+With \"--stack kernel\" the library only makes TCP sockets sockets of the kernel's AF_SMC, and the kernel
+does the rest, over its own ISM device. Processes then share that device, and io_uring, fork and passed
+descriptors work as they do with TCP. The kernel finds peers by TCP option 254. It needs an enterprise id
+(\"smcd ueid add VIRTIO-ISM\"); rules about peers are not for it. \"smc doctor\" shows what it has.
+
 If a network removes the option from SYN-ACKs only, a server whose protocol lets the server send first
 waits six seconds on each connection. A policy rule that leaves its ports on TCP avoids that.";
 
@@ -66,6 +72,11 @@ cannot be executed, 127 if it is not found.";
 /// Options of `smc run`.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
+    /// Whose SMC sockets the program gets.
+    #[arg(long, value_enum, value_name = "STACK", env = "SMC_STACK",
+          default_value_t = kernel::StackArg::User)]
+    stack: kernel::StackArg,
+
     /// A virtio-ism device, a directory of their sockets, or "pci" for the free ones of this virtual
     /// machine; repeat it for more [default: the directory of "smc fabric", or else "pci"].
     #[arg(long, value_name = "DEVICE", env = "SMC_DEVICE", value_delimiter = ':')]
@@ -156,6 +167,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         Some(obstacle) => Err(obstacle.to_string()),
         None => library::find().map_err(|missing| missing.to_string()),
     };
+    let by_kernel = kernel::is_chosen(args)
+        .map_err(|why| CliError::Run { program: name.to_string_lossy().into(), why })?;
+    if by_kernel {
+        let lacks = crate::kernel::obstacle().filter(|_| args.strict);
+        let prepared = lacks.map_or(prepared, Err);
+        return start(command, args, name, prepared, |command, library| {
+            kernel::prepare(command, kernel::preload(&library));
+            load_check::request(command, &name.to_string_lossy(), args.strict)
+        });
+    }
     let devices = match args.device.is_empty() {
         true => vec![device::default()?],
         false => args.device.clone(),
@@ -164,11 +185,23 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         true => prepared.and_then(|library| device::check(&devices).map(|()| library)),
         false => prepared,
     };
+    start(command, args, name, prepared, |command, library| {
+        prepare(command, &library, args, devices, name)?;
+        io_uring::withhold();
+        Ok(())
+    })
+}
+
+/// Replaces this process by the program, which `prepare` has made ready unless something is missing.
+fn start(
+    mut command: Command,
+    args: &RunArgs,
+    name: &OsString,
+    prepared: Result<PathBuf, String>,
+    prepare: impl FnOnce(&mut Command, PathBuf) -> Result<(), CliError>,
+) -> Result<ExitCode, CliError> {
     match prepared {
-        Ok(library) => {
-            prepare(&mut command, &library, args, devices, name)?;
-            io_uring::withhold();
-        }
+        Ok(library) => prepare(&mut command, library)?,
         Err(why) if args.strict => {
             return Err(CliError::Run { program: name.to_string_lossy().into(), why });
         }
@@ -191,11 +224,7 @@ fn prepare(
     devices: Vec<PathBuf>,
     name: &OsString,
 ) -> Result<(), CliError> {
-    let mut preload = OsString::from(library);
-    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
-    }
+    let preload = kernel::preload(library);
     for eid in &args.eids {
         smc_core::wire::ids::Eid::new(eid)
             .map_err(|why| CliError::Eid { name: eid.clone(), why: why.to_string() })?;

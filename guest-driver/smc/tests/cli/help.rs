@@ -22,7 +22,7 @@ fn help_of_each_command_explains_it() {
         ("stat", "refused     commands and moves that were refused"),
         ("stat", "smc stat connections --watch"),
         ("check", "Exit status: 0 it would be SMC"),
-        ("devices", "\"ism\" and \"rnics\""),
+        ("devices", "\"kernel\" and \"rnics\""),
         ("fabric", "options are those of vhost-device-ism"),
         ("fabric", "--socket-path <PATH[,KEY=VALUE..]>"),
         ("decode", "capture"),

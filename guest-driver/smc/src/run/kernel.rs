@@ -1,0 +1,60 @@
+//! `smc run --stack kernel`: the program gets sockets of the kernel's AF_SMC.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Command;
+
+use clap::ValueEnum;
+
+use super::RunArgs;
+use crate::kernel;
+
+/// Whose SMC sockets a program gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StackArg {
+    /// This project's, in the program itself.
+    User,
+    /// Those of the kernel's AF_SMC.
+    Kernel,
+    /// The kernel's if it has an ISM device and an enterprise id, or else this project's.
+    Auto,
+}
+
+/// Whether the program gets the kernel's sockets.
+///
+/// # Errors
+/// It is to get them whatever they can do, with options that only this project's know: why not.
+pub(super) fn is_chosen(args: &RunArgs) -> Result<bool, String> {
+    let rules = [
+        ("--peer", !args.peer.is_empty()),
+        ("--accept", !args.accept.is_empty()),
+        ("--port", !args.port.is_empty()),
+        ("--always", !args.always.is_empty()),
+        ("--policy", args.policy.is_some()),
+        ("--status", args.status.is_some()),
+    ];
+    let unknown = rules.into_iter().find(|(_, given)| *given).map(|(name, _)| name);
+    match (args.stack, unknown) {
+        (StackArg::User, _) | (StackArg::Auto, Some(_)) => Ok(false),
+        (StackArg::Kernel, Some(name)) => Err(format!("AF_SMC of the kernel knows no {name}")),
+        (StackArg::Kernel, None) => Ok(true),
+        (StackArg::Auto, None) => Ok(kernel::obstacle().is_none()),
+    }
+}
+
+/// Sees that the program loads the library, and the library makes sockets of AF_SMC only.
+pub(super) fn prepare(command: &mut Command, preload: OsString) {
+    command.env("LD_PRELOAD", preload).env("SMC_RUN_STACK", "kernel");
+    // Otherwise it would do the rest, too: this program may have been started by `smc run`.
+    command.env_remove("SMC_RUN_DEVICES");
+}
+
+/// LD_PRELOAD with the library before all others.
+pub(super) fn preload(library: &Path) -> OsString {
+    let mut preload = OsString::from(library);
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    preload
+}
