@@ -163,6 +163,15 @@ shut_down:
 	return rc;
 }
 
+/* Restarts the device after a while, which is the longer the more often it has failed. */
+static void vism_restart_later(struct vism *ism)
+{
+	unsigned int shift = min(ism->failures, VISM_RESTART_SHIFT);
+
+	ism->failures++;
+	queue_delayed_work(system_dfl_wq, &ism->restart, HZ << shift);
+}
+
 /**
  * vism_fail() - use the device no more, and restart it
  * @ism: device
@@ -172,14 +181,10 @@ shut_down:
  */
 void vism_fail(struct vism *ism, const char *why)
 {
-	unsigned int shift;
-
 	if (xchg(&ism->failed, true))
 		return;
 	dev_err(&ism->vdev->dev, "device failed: %s\n", why);
-	shift = min(ism->failures, VISM_RESTART_SHIFT);
-	ism->failures++;
-	queue_delayed_work(system_dfl_wq, &ism->restart, HZ << shift);
+	vism_restart_later(ism);
 }
 
 /* Gives dibs a new device in place of the old one. */
@@ -207,12 +212,18 @@ static void vism_restart(struct work_struct *work)
 		queue_delayed_work(system_dfl_wq, &ism->restart, HZ / 10);
 		return;
 	}
+	/* What an earlier attempt has left in the status is no news to the device. */
+	if (!READ_ONCE(ism->running))
+		virtio_reset_device(vdev);
 	rc = virtio_device_reset_prepare(vdev);
 	if (!rc)
 		rc = virtio_device_reset_done(vdev);
 	device_unlock(vdev->dev.parent);
-	if (rc)
+	if (rc) {
+		/* There may be more memory, or a better device, next time. */
 		dev_err(&vdev->dev, "cannot restart the device: %d\n", rc);
+		vism_restart_later(ism);
+	}
 }
 
 static int vism_reset_prepare(struct virtio_device *vdev)
@@ -320,6 +331,8 @@ static void vism_remove(struct virtio_device *vdev)
 	vism_dibs_del(ism);
 	if (READ_ONCE(ism->running))
 		vism_shut_down(ism);
+	else /* A restart that has failed is in its status. */
+		virtio_reset_device(vdev);
 	vism_free(ism);
 }
 

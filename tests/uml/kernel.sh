@@ -5,12 +5,13 @@
 #   source/   of its source, what modules are built of
 #   build/    of its build, what modules are built of
 #
-#   tests/uml/kernel.sh [--install-deps]
+#   tests/uml/kernel.sh [--plain] [--install-deps]
 #
+# --plain builds one for measurements, without what finds mistakes.
 # The source is linux-7.2.12-slim.tar.xz and uml/linux-7.2-arch-um.tar.xz (what kernel.config compiles)
 # in $VM_SOURCES, by default the directory shared/vm beside this repository; where there is none, the
 # release is downloaded. The result is kept in ${XDG_CACHE_HOME:-~/.cache}/vhost-device-ism/uml-<hash>/,
-# where the hash is that of the source's name and size, of kernel.config and of this script.
+# where the hash is that of the source's name and size, of the configuration and of this script.
 # --install-deps installs missing Debian packages, as root; so does CI=true. $JOBS compilers run at a time.
 set -euo pipefail
 
@@ -19,16 +20,16 @@ release=https://cdn.kernel.org/pub/linux/kernel/v7.x
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(cd "$here/../.." && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-device-ism
-config=$here/kernel.config
 
 say() { echo "uml: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-install=${CI:-false}
+install=${CI:-false} plain=false
 for argument in "$@"; do
     case $argument in
         --install-deps) install=true ;;
-        *) die "unknown argument $argument; usage: kernel.sh [--install-deps]" ;;
+        --plain) plain=true ;;
+        *) die "unknown argument $argument; usage: kernel.sh [--plain] [--install-deps]" ;;
     esac
 done
 
@@ -40,7 +41,9 @@ if [ -f "$local_archive" ] && [ -f "$local_um" ]; then
 else
     source_id=release
 fi
-hash=$({ echo "$version $source_id"; cat "$config" "${BASH_SOURCE[0]}"; } | sha256sum | cut -c1-16)
+options=$(cat "$here/kernel.config")
+[ "$plain" = false ] || options=$(sed '/^# What finds mistakes/,$d' "$here/kernel.config")
+hash=$({ echo "$version $source_id $options"; cat "${BASH_SOURCE[0]}"; } | sha256sum | cut -c1-16)
 out=$cache/uml-$hash
 
 done_already() { [ -f "$out/linux" ] && echo "$out"; }
@@ -103,6 +106,8 @@ say "unpacks ${archives[*]}"
 tar -xf "${archives[0]}" -C "$out/source" --strip-components=1
 [ ${#archives[@]} = 1 ] || tar -xf "${archives[1]}" -C "$out/source"
 
+config=$out/config
+echo "$options" >"$config"
 cd "$out/source"
 # Two mistakes of user-mode Linux, which would be taken for the driver's.
 repair() { # FILE SED-SCRIPT: it must change the file

@@ -9,6 +9,11 @@ driver=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../guest-driver/kernel" && pwd)
 source=$kernel/source
 
 say() { echo "module: $*" >&2; }
+need() { command -v "$1" >/dev/null || { say "missing; on Debian: apt-get install $2"; exit 1; }; }
+need cc gcc
+need make make
+need perl perl
+need patch patch
 mkdir -p "$out"
 options=(W=1)
 if command -v sparse >/dev/null; then

@@ -20,7 +20,9 @@ const WORKSPACE: [&str; 4] = ["--release", "--workspace", "--features", "smc-tes
 /// Programs that the guests or the tests run.
 const BINARIES: [&str; 3] = ["vhost-device-ism", "smc", "smc-test-peer"];
 /// Test programs: the tests of virtual machines, and those that run in guests.
-const TESTS: [&str; 5] = ["vm", "uml", "conformance", "verbs_rxe", "rendezvous"];
+const TESTS: [&str; 4] = ["vm", "conformance", "verbs_rxe", "rendezvous"];
+/// The tests under user-mode Linux.
+const UML_TESTS: [&str; 1] = ["uml"];
 
 /// Paths of executables, by name.
 type Executables = Vec<(String, PathBuf)>;
@@ -75,7 +77,7 @@ pub(crate) fn build(root: &Path, install: bool, which: Programs) -> Result<Artif
     let (kernels, qemus, built) = std::thread::scope(|scope| {
         let kernels = scope.spawn(|| script(root, Build::Kernel, "--v1"));
         let qemus = scope.spawn(|| script(root, Build::Qemu, "--stock"));
-        let built = build_programs(root);
+        let built = build_programs(root, &TESTS);
         (joined(kernels), joined(qemus), built)
     });
     let ([kernel, kernel_v1], [qemu, qemu_stock], programs) = (kernels?, qemus?, built?);
@@ -143,6 +145,9 @@ pub(crate) fn build(root: &Path, install: bool, which: Programs) -> Result<Artif
 pub(crate) struct UmlPrograms {
     pub(crate) daemon: PathBuf,
     pub(crate) peer: PathBuf,
+    pub(crate) smc: PathBuf,
+    /// The library of `smc run`.
+    pub(crate) preload: PathBuf,
     /// The executable of the tests.
     pub(crate) tests: PathBuf,
 }
@@ -152,10 +157,12 @@ pub(crate) struct UmlPrograms {
 /// # Errors
 /// They do not build. The build's output has been shown.
 pub(crate) fn build_uml(root: &Path) -> Result<UmlPrograms, ToolError> {
-    let built = build_programs(root)?;
+    let built = build_programs(root, &UML_TESTS)?;
     Ok(UmlPrograms {
         daemon: find(&built, "vhost-device-ism")?,
         peer: find(&built, "smc-test-peer")?,
+        smc: find(&built, "smc")?,
+        preload: find(&built, "smc_preload")?,
         tests: find(&built, "uml")?,
     })
 }
@@ -172,11 +179,11 @@ fn script(root: &Path, build: Build, second: &str) -> Result<[PathBuf; 2], ToolE
 }
 
 /// Builds the programs of this repository, and its test programs.
-fn build_programs(root: &Path) -> Result<Executables, ToolError> {
+fn build_programs(root: &Path, tests: &[&str]) -> Result<Executables, ToolError> {
     eprintln!("xtask: builds the programs (some minutes the first time)");
     let mut args = vec!["build", "--lib"];
     BINARIES.iter().for_each(|name| args.extend(["--bin", name]));
-    TESTS.iter().for_each(|name| args.extend(["--test", name]));
+    tests.iter().for_each(|name| args.extend(["--test", name]));
     cargo(root, &args)
 }
 

@@ -1,7 +1,7 @@
 //! Debian packages: which are needed, which are missing, and their installation.
 //!
 //! All missing packages are named in one message before anything is built. What the scripts
-//! `tests/vm/kernel.sh` and `qemu/build.sh` need is read from their own `need` lines.
+//! `tests/vm/kernel.sh`, `qemu/build.sh` and those of `tests/uml` need is read from their own `need` lines.
 
 use std::fs;
 use std::path::Path;
@@ -54,6 +54,36 @@ pub(crate) fn ensure(root: &Path, programs: Programs, install: bool) -> Result<b
     Ok(optional.is_empty())
 }
 
+/// Sees that all packages for the tests under user-mode Linux are there. Missing packages are installed
+/// if `install` says so.
+///
+/// # Errors
+/// Packages are missing, and are not to be installed or cannot be; the error names all of them.
+pub(crate) fn ensure_uml(root: &Path, install: bool) -> Result<(), ToolError> {
+    let mut missing = missing_for_uml(root, install)?;
+    if install && !missing.is_empty() {
+        apt_install(&missing)?;
+        missing = missing_for_uml(root, install)?;
+    }
+    if missing.is_empty() { Ok(()) } else { Err(ToolError::Packages(missing)) }
+}
+
+/// Names of packages that are missing for the tests under user-mode Linux.
+fn missing_for_uml(root: &Path, all: bool) -> Result<Vec<String>, ToolError> {
+    let mut missing = Vec::new();
+    add(&mut missing, image::busybox().is_ok(), "busybox-static");
+    add(&mut missing, has_program("ip"), "iproute2");
+    add(&mut missing, has_program("unshare"), "util-linux");
+    for script in ["kernel.sh", "module.sh"] {
+        let script = root.join("tests/uml").join(script);
+        let text = fs::read_to_string(&script).map_err(at(&script))?;
+        lines(&text).for_each(|(check, package)| add(&mut missing, is_there(check), package));
+    }
+    // Without it the driver is not checked by it, which its script says.
+    add(&mut missing, !all || has_program("sparse"), "sparse");
+    Ok(missing)
+}
+
 /// Names of missing packages: those without which nothing works, and those of the programs of the
 /// distribution.
 fn missing(root: &Path, which: Programs) -> Result<(Vec<String>, Vec<String>), ToolError> {
@@ -103,16 +133,8 @@ fn add(missing: &mut Vec<String>, there: bool, package: &str) {
 fn script_needs(build: Build, root: &Path) -> Result<Vec<(bool, String)>, ToolError> {
     let script = build.script(root);
     let text = fs::read_to_string(&script).map_err(at(&script))?;
-    let mut needs: Vec<_> = lines(&text)
-        .map(|(check, package)| {
-            let there = match check {
-                Check::Program(name) => has_program(name),
-                Check::Header(name) => has_header(name),
-                Check::Library(name) => has_library(name),
-            };
-            (there, package.to_owned())
-        })
-        .collect();
+    let mut needs: Vec<_> =
+        lines(&text).map(|(check, package)| (is_there(check), package.to_owned())).collect();
     if build.downloads(root)? {
         needs.push((has_program("curl"), "curl".into()));
     }
@@ -145,6 +167,14 @@ fn lines(script: &str) -> impl Iterator<Item = (Check<'_>, &str)> {
         };
         Some((check, package))
     })
+}
+
+fn is_there(check: Check<'_>) -> bool {
+    match check {
+        Check::Program(name) => has_program(name),
+        Check::Header(name) => has_header(name),
+        Check::Library(name) => has_library(name),
+    }
 }
 
 /// Whether a program is in `PATH`, or where administrators have theirs.

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use crate::artifacts;
 use crate::image::{self, Contents};
+use crate::packages;
 use crate::tool::{self, ToolError, at};
 
 pub(crate) const LONG_ABOUT: &str = "\
@@ -47,7 +48,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let root = fs::canonicalize(root).map_err(at(root))?;
     let start = Instant::now();
-    let kernel = kernel(&root, args.install_deps)?;
+    packages::ensure_uml(&root, args.install_deps || tool::is_true("CI"))?;
+    let kernel = kernel(&root)?;
     let programs = artifacts::build_uml(&root)?;
     // <target>/release/vhost-device-ism
     let target = programs.daemon.ancestors().nth(2).unwrap_or(&root).to_owned();
@@ -61,10 +63,14 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
         busybox: image::busybox()?,
         init: root.join("tests/uml/init"),
         programs: vec![
+            ("smc".to_owned(), programs.smc),
             ("smc-test-peer".to_owned(), programs.peer),
             ("ip".to_owned(), image::program_of("ip", "iproute2")?),
         ],
-        files: vec![("lib/modules/virtio_ism.ko".to_owned(), module)],
+        files: vec![
+            ("lib/modules/virtio_ism.ko".to_owned(), module),
+            ("lib/libsmc_preload.so".to_owned(), programs.preload),
+        ],
     };
     let initrd = image::write(&contents, &target.join("vm"))?;
     eprintln!("xtask: everything is built, after {} s", start.elapsed().as_secs());
@@ -75,6 +81,10 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     command.current_dir(root.join("tests")).args(&args.only).arg("--test-threads=4");
     command.env("UML", kernel.join("linux")).env("UML_INITRD", initrd);
     command.env("DAEMON", programs.daemon);
+    // Guests wait most of the time.
+    if std::env::var_os("SMC_VM_BEDS").is_none() {
+        command.env("SMC_VM_BEDS", "4");
+    }
     if args.show_output {
         command.arg("--show-output");
     }
@@ -92,15 +102,11 @@ fn is_root() -> bool {
 }
 
 /// The directory of user-mode Linux: `UML_DIR`, or what the script builds.
-fn kernel(root: &Path, install: bool) -> Result<PathBuf, ToolError> {
+fn kernel(root: &Path) -> Result<PathBuf, ToolError> {
     if let Some(path) = std::env::var_os("UML_DIR") {
         return Ok(path.into());
     }
-    let mut script = Command::new(root.join("tests/uml/kernel.sh"));
-    if install {
-        script.arg("--install-deps");
-    }
-    let text = tool::output(script)?;
+    let text = tool::output(Command::new(root.join("tests/uml/kernel.sh")))?;
     Ok(PathBuf::from(text.lines().last().unwrap_or_default()))
 }
 

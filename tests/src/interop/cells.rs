@@ -14,8 +14,8 @@ use crate::bytes;
 /// Names of the cells, and what they are.
 ///
 /// Besides there are `hold` (bytes there and back, then both ends wait for the other's end), `flood`
-/// (the client sends until that fails), `pour` (the server does), `many` and `connects` (see
-/// `programs`), and two that measure and do not look at the bytes: `stream` and `rounds` (so
+/// (the client sends until that fails), `pour` (the server does), `stay` (the client does nothing and
+/// does not close), `many`, `connects` and `failing` (see `programs`), and two that measure and do not look at the bytes: `stream` and `rounds` (so
 /// many messages of 64 bytes there and back).
 pub const CELLS: [(&str, &str); 8] = [
     ("ping", "bytes there and back"),
@@ -156,6 +156,11 @@ impl<'a> Talk<'a> {
             }
             "stream" => self.stream(len, first)?,
             "rounds" => self.rounds(len, first)?,
+            "stay" if first => {
+                thread::sleep(LIMIT);
+                return Ok(());
+            }
+            "stay" => return self.end(),
             "flood" => return self.flow(first),
             "pour" => return self.flow(!first),
             _ => return Err(io::Error::other(format!("no cell {cell:?}"))),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::cells::{LIMIT, Talk};
 use super::net::{Line, Net};
 use super::report::Report;
+use crate::linux::Allocation;
 
 /// How long "connect" tries to reach a server that does not listen yet.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -158,7 +159,8 @@ fn obey(net: &Net, addr: SocketAddr, order: &Order, opened: impl FnOnce(&Line)) 
 
 /// Does what its standard input says, as the client: a report per order. `many` is so many
 /// connections at once; its report is that of the last one, with the first error of all. `connects` is
-/// so many one after the other.
+/// so many one after the other. `failing` is one for each allocation that connecting takes, which
+/// fails; the note of its report is what came of them.
 ///
 /// With `&` after it an order is obeyed in the background, so that others can follow; it has another
 /// report before its own, `opened`, when the connection is there.
@@ -178,6 +180,8 @@ pub fn talk(who: &str, address: &str, say: fn(&str)) {
             say_report(&many(&net, addr, &order), say);
         } else if order.cell == "connects" {
             say_report(&connects(&net, addr, &order), say);
+        } else if order.cell == "failing" {
+            say_report(&failing(&net, addr, &order), say);
         } else if line.ends_with('&') {
             let net = net.clone();
             background.push(thread::spawn(move || {
@@ -207,6 +211,39 @@ fn connects(net: &Net, addr: SocketAddr, order: &Order) -> Report {
     let took = start.elapsed();
     report.millis = took.as_millis() as u64;
     report.note = format!("{:.1}", order.len as f64 / took.as_secs_f64());
+    report
+}
+
+/// A connection for each allocation of the kernel in connecting, which fails. A connection that is
+/// made all the same must work.
+fn failing(net: &Net, addr: SocketAddr, order: &Order) -> Report {
+    let start = Instant::now();
+    let each = Order { cell: "ping".into(), len: 1000, ..order.clone() };
+    let (mut report, mut failed, mut by_smc) = (Report::default(), 0, 0);
+    let mut allocation = Allocation::first().unwrap();
+    loop {
+        let (line, was_last) = allocation.fail(|| net.connect(addr)).unwrap();
+        match line {
+            Err(_) => failed += 1,
+            Ok(line) => {
+                let prepared = line.set_timeouts(Some(LIMIT)).and_then(|()| each.send(&line));
+                report = each.play(line, true, Instant::now());
+                by_smc += usize::from(report.carrier.kind.starts_with("smc-"));
+                if let Err(error) = prepared {
+                    report.error = format!("{:?}: {error}", error.kind());
+                }
+                if !report.error.is_empty() {
+                    break;
+                }
+            }
+        }
+        if was_last {
+            break;
+        }
+    }
+    let all = allocation.number();
+    report.note = format!("{all} allocations, {failed} failed, {by_smc} by SMC");
+    report.millis = start.elapsed().as_millis() as u64;
     report
 }
 

@@ -2,12 +2,14 @@
 //!
 //! It is for guests: everything here wants root and a kernel that has these things.
 
+mod allocations;
 mod diag;
 mod kernel;
 mod netlink;
 pub mod rdma;
 mod socket;
 
+pub use allocations::Allocation;
 pub use diag::{Cursors, Link, Mode, Socket, sockets};
 pub use kernel::{Counts, Fallbacks, Group, GroupLink, counts, fallbacks, groups};
 pub use socket::{listener, stream};
@@ -36,6 +38,9 @@ pub struct Smc {
 /// ueid NAME            adds an enterprise id
 /// no-ueids             forgets them
 /// set VARIABLE VALUE   a variable of /proc/sys/net/smc
+/// fail-writes FILE TEXT UNDO
+///                      writes TEXT to FILE once for each allocation of pages in that, which fails;
+///                      when that succeeds, TEXT goes to UNDO: says how many there were and failed
 /// ```
 ///
 /// # Panics
@@ -56,6 +61,10 @@ pub fn run(args: &[&str], say: fn(&str)) {
         ["no-ueids"] => kernel::flush_ueids().unwrap(),
         ["set", name, value] => {
             kernel::set(name, value).unwrap_or_else(|e| panic!("{name} = {value}: {e}"));
+        }
+        ["fail-writes", file, text, undo] => {
+            let (all, failed) = allocations::fail_writes(file, text, undo).unwrap();
+            say(&format!("{all} allocations, {failed} failed"));
         }
         _ => panic!("unknown arguments: {args:?}"),
     }

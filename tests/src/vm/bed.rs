@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
@@ -107,6 +107,14 @@ impl Bed {
             guest.wait_ready();
         }
         guests
+    }
+
+    /// One guest of user-mode Linux whose device is not the daemon's, but that of a backend at `socket`.
+    #[track_caller]
+    pub fn boot_uml_on(&self, name: &str, socket: &Path, words: &str) -> Uml {
+        let guest = Uml::start_on(&self.host, name, socket, words);
+        guest.wait_ready();
+        guest
     }
 
     /// A path in the bed's directory, for sockets of a test's own.

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -24,6 +25,8 @@ use super::run::{Output, Run};
 
 /// How long a guest may take to boot.
 const BOOT: Duration = Duration::from_secs(60);
+/// How old lost memory has to be: kmemleak judges nothing that is younger than five seconds.
+const LEAK_AGE: Duration = Duration::from_secs(6);
 /// What the kernel says when it has found a mistake.
 ///
 /// Not the warning of each boot that no PCI device is there: the bus is there for what SMC depends on.
@@ -61,7 +64,12 @@ impl Uml {
     #[track_caller]
     pub(super) fn start(host: &Arc<Host>, name: &str, words: &str) -> Uml {
         let port = AddGuest { name: Some(name.to_owned()), ..AddGuest::default() };
-        let socket = host.add_port(port);
+        Uml::start_on(host, name, &host.add_port(port), words)
+    }
+
+    /// Starts a guest whose device is that of a backend at `socket`.
+    #[track_caller]
+    pub(super) fn start_on(host: &Arc<Host>, name: &str, socket: &Path, words: &str) -> Uml {
         let net = format!("10.7.{}", NETWORKS.fetch_add(1, Ordering::Relaxed));
         let number = net.rsplit('.').next().unwrap_or_default();
         let (near, far) = (format!("host{number}"), format!("guest{number}"));
@@ -157,8 +165,18 @@ impl Uml {
     /// Looks for memory that was lost, powers the guest off, and looks for mistakes.
     #[track_caller]
     pub fn finish(self) {
-        // What is younger than five seconds is not judged.
-        thread::sleep(Duration::from_secs(6));
+        Uml::finish_all([self]);
+    }
+
+    /// As [`Uml::finish`] of several guests.
+    #[track_caller]
+    pub fn finish_all(guests: impl IntoIterator<Item = Uml>) {
+        thread::sleep(LEAK_AGE);
+        guests.into_iter().for_each(Uml::finish_now);
+    }
+
+    #[track_caller]
+    fn finish_now(self) {
         let leaks = self
             .ok("cd /sys/kernel/debug; for n in 1 2; do echo scan > kmemleak; done; cat kmemleak");
         assert!(leaks.is_empty(), "{} has lost memory:\n{leaks}", self.name);

@@ -1,5 +1,7 @@
 //! Two ends of connections, each a program in a guest or on the host.
 
+use std::time::Duration;
+
 use smc_tests::helper::Helper;
 use smc_tests::interop::Report;
 use smc_tests::vm::{Bed, Job, Run, Uml};
@@ -8,6 +10,8 @@ use smc_tests::vm::{Bed, Job, Run, Uml};
 pub(super) const EID: &str = "VIRTIO-ISM";
 /// Where servers listen.
 pub(super) const PORT: u16 = 5000;
+/// How long an order may take.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Two guests whose AF_SMC has an enterprise id.
 #[track_caller]
@@ -27,7 +31,7 @@ pub(super) fn one(bed: &Bed) -> Uml {
 
 /// Without an enterprise id AF_SMC is only TCP.
 #[track_caller]
-fn give_eid(guest: &Uml) {
+pub(super) fn give_eid(guest: &Uml) {
     guest.ok(["smc-test-peer", "linux", "ueid", EID]);
 }
 
@@ -45,11 +49,27 @@ impl End {
         End::ready(End::Guest(guest.spawn(["smc-test-peer", "interop", "serve", who, &address])))
     }
 
+    /// A command in a guest that listens.
+    #[track_caller]
+    pub(super) fn serve_by(guest: &Uml, run: Run) -> End {
+        End::ready(End::Guest(guest.spawn(run)))
+    }
+
+    /// A command in a guest that connects as orders say.
+    pub(super) fn talk_by(guest: &Uml, run: Run) -> End {
+        End::Guest(guest.spawn(run.open_stdin()))
+    }
+
     /// AF_SMC, or TCP, that connects in a guest.
     pub(super) fn talk(guest: &Uml, who: &str, server: &str) -> End {
+        End::talk_within(guest, who, server, LIMIT)
+    }
+
+    /// As [`End::talk`], with so long for each report.
+    pub(super) fn talk_within(guest: &Uml, who: &str, server: &str, limit: Duration) -> End {
         let address = format!("{server}:{PORT}");
         let run = Run::from(["smc-test-peer", "interop", "talk", who, &address]);
-        End::Guest(guest.spawn(run.open_stdin()))
+        End::Guest(guest.spawn(run.open_stdin().within(limit)))
     }
 
     /// A process of the host with a device of its own, that listens.
@@ -77,6 +97,16 @@ impl End {
     fn ready(mut end: End) -> End {
         assert_eq!(end.line(), "ready");
         end
+    }
+
+    /// Ends the program at once, and waits until it has gone.
+    pub(super) fn kill(self) {
+        match self {
+            End::Guest(job) => {
+                job.kill();
+            }
+            End::Host(helper) => helper.kill(),
+        }
     }
 
     #[track_caller]

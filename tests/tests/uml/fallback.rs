@@ -4,6 +4,7 @@ use smc_tests::vm::{Bed, Uml};
 
 use crate::ends::{End, connection, connection_on, pair};
 
+// Shows: EID-8.
 #[test]
 fn without_a_common_enterprise_id_connections_are_tcp() {
     let bed = Bed::new();
@@ -20,7 +21,7 @@ fn without_a_common_enterprise_id_connections_are_tcp() {
     b.ok("smc-test-peer linux ueid VIRTIO-ISM");
     connection_on("smc-d", &mut server, &mut client, "bulk 100000 2");
     drop((server, client));
-    [a, b].into_iter().for_each(Uml::finish);
+    Uml::finish_all([a, b]);
 }
 
 #[test]
@@ -34,5 +35,5 @@ fn a_kernel_without_the_device_gets_tcp() {
     b.ok("insmod /lib/modules/virtio_ism.ko");
     connection_on("smc-d", &mut server, &mut client, "bulk 100000 2");
     drop((server, client));
-    [a, b].into_iter().for_each(Uml::finish);
+    Uml::finish_all([a, b]);
 }

@@ -33,6 +33,7 @@ fn all_orders(server: &mut End, client: &mut End) {
     }
 }
 
+// Shows: EISM-31.
 #[test]
 fn two_kernels_speak_smc_d() {
     let bed = Bed::new();
@@ -48,9 +49,22 @@ fn two_kernels_speak_smc_d() {
     }
     drop((server, client));
     bed.assert_faultless();
-    [a, b].into_iter().for_each(Uml::finish);
+    Uml::finish_all([a, b]);
 }
 
+#[test]
+fn both_ends_are_in_one_kernel() {
+    let bed = Bed::new();
+    let guest = one(&bed);
+    let mut server = End::serve(&guest, "linux");
+    let mut client = End::talk(&guest, "linux", &guest.ip());
+    all_orders(&mut server, &mut client);
+    drop((server, client));
+    bed.assert_faultless();
+    guest.finish();
+}
+
+// Shows: CDC-46, CLCV2-63, CLCV2-64, EISM-11, EISM-18, EISM-19, EISM-31, RMB-33.
 #[test]
 fn a_process_serves_the_kernels_sockets() {
     let bed = Bed::new();
@@ -63,6 +77,7 @@ fn a_process_serves_the_kernels_sockets() {
     guest.finish();
 }
 
+// Shows: CDC-46, CLCV2-63, CLCV2-64, EISM-11, EISM-18, EISM-19, EISM-31, RMB-33.
 #[test]
 fn a_process_is_a_client_of_the_kernels_sockets() {
     let bed = Bed::new();

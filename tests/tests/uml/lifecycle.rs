@@ -1,11 +1,12 @@
 //! Drivers that come and go, and peers and daemons that are killed.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use smc_tests::eventually;
 use smc_tests::vm::{Bed, Uml};
 
-use crate::ends::{End, connection_on, one, pair};
+use crate::ends::{End, connection_on, give_eid, one, pair};
 
 /// How soon the survivor must hear of the end of its peer.
 const SOON: Duration = Duration::from_secs(10);
@@ -40,7 +41,78 @@ fn the_module_is_removed_under_connections() {
     b.ok("insmod /lib/modules/virtio_ism.ko");
     connection_on("smc-d", &mut server, &mut client, "ping 1000 2");
     drop((server, client));
-    [a, b].into_iter().for_each(Uml::finish);
+    Uml::finish_all([a, b]);
+}
+
+#[test]
+fn the_driver_is_unbound_under_load_and_bound_again() {
+    let bed = Bed::new();
+    let [a, b] = pair(&bed);
+    let mut server = End::serve(&a, "linux");
+    let mut client = End::talk(&b, "linux", &a.ip());
+    for _ in 0..3 {
+        client.order("flood 0 1 &");
+        assert_eq!(client.report().carrier.kind, "smc-d");
+        b.ok("cd /sys/bus/virtio/drivers/virtio_ism && echo virtio? > unbind");
+        assert_eq!(b.ok("ls /sys/class/dibs"), "");
+        assert_ne!(client.report().error, "", "its connection has ended");
+        assert_ne!(server.report().error, "", "at the other end, too");
+        connection_on("tcp", &mut server, &mut client, "ping 1000 2");
+        b.ok("cd /sys/bus/virtio/devices && echo virtio? > ../drivers/virtio_ism/bind");
+        connection_on("smc-d", &mut server, &mut client, "ping 1000 3");
+    }
+    drop((server, client));
+    bed.assert_faultless();
+    Uml::finish_all([a, b]);
+}
+
+#[test]
+fn removal_waits_for_a_program_that_keeps_its_connection_open() {
+    let bed = Bed::new();
+    let [a, b] = pair(&bed);
+    let mut server = End::serve(&a, "linux");
+    let mut client = End::talk(&b, "linux", &a.ip());
+    client.order("flood 0 1 &");
+    client.order("stay 0 2 &");
+    assert_eq!(client.report().carrier.kind, "smc-d");
+    assert_eq!(client.report().carrier.kind, "smc-d");
+    let removal = b.spawn("rmmod virtio_ism");
+    assert_ne!(client.report().error, "", "the one that sends has ended");
+    // At the other end both have.
+    server.report();
+    server.report();
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(removal.ended(), None, "the other one is still open");
+    // Meanwhile the kernel serves others.
+    connection_on("tcp", &mut server, &mut client, "ping 1000 3");
+    client.kill();
+    removal.wait().ok();
+    drop(server);
+    bed.assert_faultless();
+    Uml::finish_all([a, b]);
+}
+
+#[test]
+fn a_client_that_is_killed_is_missed_and_leaves_nothing() {
+    let bed = Bed::new();
+    let [a, b] = pair(&bed);
+    let mut server = End::serve(&a, "linux");
+    for seed in 0..5 {
+        let mut client = End::talk(&b, "linux", &a.ip());
+        for _ in 0..3 {
+            client.order(&format!("flood 0 {seed} &"));
+            assert_eq!(client.report().carrier.kind, "smc-d");
+        }
+        client.kill();
+        for _ in 0..3 {
+            assert_ne!(server.report().error, "");
+        }
+    }
+    let mut client = End::talk(&b, "linux", &a.ip());
+    connection_on("smc-d", &mut server, &mut client, "bulk 1000000 9");
+    drop((server, client));
+    bed.assert_faultless();
+    Uml::finish_all([a, b]);
 }
 
 #[test]
@@ -63,7 +135,7 @@ fn a_guest_that_is_killed_is_missed_and_others_go_on() {
 }
 
 #[test]
-fn a_killed_daemon_ends_connections_and_new_ones_are_tcp() {
+fn a_killed_daemon_ends_connections_and_its_successor_serves_new_guests() {
     let bed = Bed::new();
     let mut guests = pair(&bed);
     for guest in &mut guests {
@@ -84,6 +156,14 @@ fn a_killed_daemon_ends_connections_and_new_ones_are_tcp() {
         eventually("the device has gone", || guest.ok("ls /sys/class/dibs").is_empty());
     }
     connection_on("tcp", &mut server, &mut client, "bulk 100000 2");
-    drop((server, client));
-    guests.into_iter().for_each(Uml::finish);
+    // User-mode Linux does not connect again. A guest that starts now has the device.
+    bed.start_daemon();
+    let [late] = bed.boot_uml(["c"], "");
+    give_eid(&late);
+    let mut at_late = End::serve(&late, "linux");
+    let mut on_host = End::talk_on_host(&bed, &late.ip());
+    connection_on("smc-d", &mut at_late, &mut on_host, "bulk 100000 3");
+    connection_on("tcp", &mut server, &mut client, "bulk 100000 4");
+    drop((server, client, at_late, on_host));
+    Uml::finish_all(guests.into_iter().chain([late]));
 }

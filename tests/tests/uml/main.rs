@@ -2,7 +2,11 @@
 //! tests; each ends with a look at what the guests' kernels have found.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
+mod backend;
 mod ends;
 mod fallback;
+mod hostile;
 mod interop;
 mod lifecycle;
+mod memory;
+mod programs;

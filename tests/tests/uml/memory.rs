@@ -1,0 +1,63 @@
+//! Allocations that fail: each one of pages when the driver gets a device, and each one of a program that
+//! connects.
+//!
+//! Those of slabs do not fail when the driver gets a device: user-mode Linux would not release what it has
+//! for an interrupt whose allocation has failed, and warn the next time.
+
+use std::time::Duration;
+
+use smc_tests::vm::{Bed, Run, Uml};
+
+use crate::ends::{End, connection_on, one, pair};
+
+/// Some hundred rounds.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// The first number of a text.
+#[track_caller]
+fn number(text: &str) -> u32 {
+    let digits = text.split_whitespace().next().and_then(|word| word.parse().ok());
+    digits.unwrap_or_else(|| panic!("no number: {text}"))
+}
+
+#[test]
+fn a_device_is_probed_although_any_allocation_may_fail() {
+    let bed = Bed::new();
+    let guest = one(&bed);
+    guest.ok("cd /sys/bus/virtio/drivers/virtio_ism && echo virtio? > unbind");
+    let driver = "/sys/bus/virtio/drivers/virtio_ism";
+    let (bind, unbind) = (format!("{driver}/bind"), format!("{driver}/unbind"));
+    let device = guest.ok("ls /sys/bus/virtio/devices").trim().to_owned();
+    let run = Run::from(["smc-test-peer", "linux", "fail-writes", &bind, &device, &unbind]);
+    let said = guest.ok(run.within(LIMIT));
+    println!("{said}");
+    // The slots of moves, and the queues.
+    assert!(number(&said) > 128, "{said}");
+    guest.ok(["sh", "-c", &format!("echo {device} > {bind}")]);
+    let mut server = End::serve(&guest, "linux");
+    let mut client = End::talk(&guest, "linux", &guest.ip());
+    connection_on("smc-d", &mut server, &mut client, "bulk 300000 1");
+    drop((server, client));
+    guest.finish();
+}
+
+#[test]
+fn a_client_connects_or_fails_although_any_allocation_may_fail() {
+    let bed = Bed::new();
+    let [a, b] = pair(&bed);
+    let server = End::serve(&a, "linux");
+    let mut client = End::talk_within(&b, "linux", &a.ip(), LIMIT);
+    client.order("failing 0 1");
+    let report = client.report();
+    println!("{}", report.note);
+    assert_eq!(report.error, "", "{}", report.note);
+    assert!(number(&report.note) > 30, "{}", report.note);
+    server.kill();
+    client.kill();
+    let mut server = End::serve(&a, "linux");
+    let mut client = End::talk(&b, "linux", &a.ip());
+    connection_on("smc-d", &mut server, &mut client, "bulk 1000000 2");
+    drop((server, client));
+    bed.assert_faultless();
+    Uml::finish_all([a, b]);
+}
