@@ -110,6 +110,11 @@ impl ServerHandshake {
         matches!(self.stage, Stage::Confirm(_))
     }
 
+    /// Whether the handshake has accepted the Proposal, and waits for the client to confirm.
+    pub(crate) fn has_accepted(&self) -> bool {
+        matches!(self.stage, Stage::Confirm(_) | Stage::Rdma(_))
+    }
+
     /// Goes on as far as the received bytes allow. `None`: more bytes have to come.
     ///
     /// With `drain` it reads until the stream is empty, for callers that epoll wakes on edges. Without,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Stack;
+use super::offers::Offer;
 use super::stack::Current;
 use super::stream::SmcStream;
 use crate::handshake::server::{ServerHandshake, ServerParams};
@@ -27,6 +28,8 @@ pub struct Incoming {
     /// `None`: the handshake has ended.
     tcp: Option<TcpStream>,
     handshake: ServerHandshake,
+    /// Counts it while it holds memory for a client that has not confirmed.
+    offer: Option<Offer>,
 }
 
 impl Incoming {
@@ -86,7 +89,7 @@ impl Incoming {
     }
 
     fn begin(stack: &Arc<Stack>, tcp: TcpStream, handshake: ServerHandshake) -> Incoming {
-        Incoming { stack: stack.clone(), tcp: Some(tcp), handshake }
+        Incoming { stack: stack.clone(), tcp: Some(tcp), handshake, offer: None }
     }
 
     /// Ends the handshake before its deadline, because others need its place. A client that has sent
@@ -170,14 +173,22 @@ impl Incoming {
         let Some(tcp) = &self.tcp else {
             return Some(Err(Broken::Io(io::ErrorKind::NotConnected.into())));
         };
-        let params = ServerParams {
+        let none = Fabrics::default();
+        let mut params = ServerParams {
             config: &current.config,
             fabrics: &current.fabrics,
             rdma: current.rdma(),
             buffer: self.stack.buffer_len(),
             message_timeout: self.stack.config().clc_timeout,
         };
+        if self.offer.is_none() && !self.stack.offers().has_room(tcp) {
+            // Without a device the Proposal is declined.
+            (params.fabrics, params.rdma) = (&none, None);
+        }
         let mut result = self.handshake.advance(tcp, &params, drain);
+        if self.offer.is_none() && self.handshake.has_accepted() {
+            self.offer = self.stack.offers().add(tcp);
+        }
         if matches!(result, Ok(None)) && Instant::now() >= self.handshake.deadline() {
             result = self.handshake.expire(tcp, &params);
         }
@@ -190,6 +201,7 @@ impl Incoming {
     /// The handshake broke the connection, which is reset.
     pub(super) fn finish(&mut self, result: Result<Outcome, Broken>) -> io::Result<SmcStream> {
         let tcp = self.tcp.take().ok_or(io::ErrorKind::NotConnected)?;
+        self.offer = None;
         SmcStream::of_handshake(&self.stack, tcp, result)
     }
 }

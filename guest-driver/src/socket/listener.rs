@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,6 +16,7 @@ use rustix::fd::OwnedFd;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 use super::incoming::Incoming;
+use super::offers::Source;
 use super::stream::SmcStream;
 use super::{Stack, stack::Current};
 use crate::handshake::{self, Broken};
@@ -40,7 +41,8 @@ const TIMER: u64 = u64::MAX - 1;
 ///
 /// If 1,024 handshakes are under way, a further client that needs one evicts the oldest of the
 /// address that has the most: a client that has sent nothing is an ordinary TCP client then, and any
-/// other is reset. So clients of an address that only stalls pay for each other.
+/// other is reset. So clients of an address that only stalls pay for each other. An address with 512
+/// clients that were accepted and have not confirmed gets Declines until some of them do.
 ///
 /// A thread in `accept` first spins for handshakes that began a moment ago: most are complete before
 /// it is worth registering them with epoll. Before it sleeps, it registers them, or checks a few of
@@ -463,19 +465,6 @@ impl SmcListener {
         let spec = Itimerspec { it_interval: once, it_value: timespec(after) };
         rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec)?;
         Ok(())
-    }
-}
-
-/// Where a client is: a host, or with IPv6 a network, in which a host has any address it likes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Source(u64);
-
-impl Source {
-    fn of(ip: IpAddr) -> Source {
-        match ip.to_canonical() {
-            IpAddr::V4(ip) => Source(u64::from(ip.to_bits())),
-            IpAddr::V6(ip) => Source((ip.to_bits() >> 64) as u64),
-        }
     }
 }
 

@@ -5,6 +5,7 @@ mod connect;
 mod incoming;
 mod inherit;
 mod listener;
+mod offers;
 mod options;
 mod outgoing;
 mod poller;

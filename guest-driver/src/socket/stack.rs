@@ -14,6 +14,7 @@ use smc_core::wire::ids::{Chid, Gid as WireGid, Hostname, LinkLimits, PeerId, Re
 use virtio_ism_abi::Gid;
 
 use super::config::{Config, DataPath, MAX_DEVICES};
+use super::offers::Offers;
 use super::statistics::{DeviceInfo, Handshakes, Process, Server, TcpConnections};
 use super::{ConnectionSnapshot, LinkGroupInfo, RnicInfo, Rnics};
 use crate::conn::Conn;
@@ -54,6 +55,8 @@ pub struct Stack {
     deferred_drops: Mutex<Vec<DeferredDrop>>,
     counters: Counters,
     tcp_connections: TcpConnections,
+    /// Clients that were accepted and have not confirmed.
+    offers: Arc<Offers>,
     statistics: OnceLock<Server>,
 }
 
@@ -185,6 +188,7 @@ impl Stack {
             deferred_drops: Mutex::default(),
             counters: Counters::default(),
             tcp_connections: TcpConnections::default(),
+            offers: Arc::default(),
             statistics: OnceLock::new(),
         });
         let rdma = stack.start_rdma();
@@ -297,6 +301,11 @@ impl Stack {
     pub(crate) fn count_tcp(&self, why: &Fallback) {
         self.counters.tcp.fetch_add(1, Ordering::Relaxed);
         self.tcp_connections.count(why);
+    }
+
+    /// Clients that were accepted and have not confirmed.
+    pub(super) fn offers(&self) -> &Arc<Offers> {
+        &self.offers
     }
 
     /// The connections of this stack that are TCP.
@@ -537,6 +546,7 @@ impl Stack {
             && is_free(&self.closing)
             && is_free(&self.deferred_drops)
             && self.tcp_connections.is_unlocked()
+            && self.offers.is_unlocked()
     }
 
     /// Takes over a connection that the application has closed and the peer has not.
