@@ -9,8 +9,9 @@ use vhost_device_ism::Daemon;
 pub struct Process {
     /// Open descriptors.
     pub descriptors: usize,
-    /// Mappings of memory files (slabs, guest memory).
-    pub mappings: usize,
+    /// Mapped bytes of memory files (slabs, guest memory). The number of mappings is no measure: the
+    /// kernel joins neighbours.
+    pub mapped: usize,
     /// Threads.
     pub threads: usize,
 }
@@ -23,10 +24,17 @@ impl Process {
         Process {
             // One of them reads the directory, each time.
             descriptors: entries("/proc/self/fd"),
-            mappings: maps.lines().filter(|line| line.contains("memfd:")).count(),
+            mapped: maps.lines().filter(|line| line.contains("memfd:")).map(len).sum(),
             threads: entries("/proc/self/task"),
         }
     }
+}
+
+/// The length of a mapping, of which this is the line in `/proc/self/maps`.
+fn len(line: &str) -> usize {
+    let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+    let address = |text| usize::from_str_radix(text, 16).unwrap();
+    range.map_or(0, |(start, end)| address(end) - address(start))
 }
 
 /// What the devices of a daemon hold, by its own listing.
