@@ -92,6 +92,7 @@ static int vism_find_vqs(struct vism *ism)
  */
 static void vism_shut_down(struct vism *ism)
 {
+	struct virtqueue *vq;
 	unsigned long flags;
 
 	WRITE_ONCE(ism->failed, true);
@@ -113,6 +114,11 @@ static void vism_shut_down(struct vism *ism)
 		timer_delete_sync(&queue->reaper);
 	}
 	cancel_work_sync(&ism->events.again);
+	/* Queues do not free the descriptor tables of chains that were not used. */
+	virtio_device_for_each_vq(ism->vdev, vq) {
+		while (virtqueue_detach_unused_buf(vq))
+			;
+	}
 	ism->vdev->config->del_vqs(ism->vdev);
 	for (int i = 0; i < VISM_MAX_MOVE_QUEUES; i++)
 		vism_move_exit(&ism->moves[i]);
