@@ -4,6 +4,9 @@
 //! ```text
 //! smc-test-peer rogue scribble DEVICE SECONDS   random bytes over its own rings and buffers
 //! smc-test-peer rogue smear DEVICE ADDRESS      a connection, then random bytes over the window
+//! smc-test-peer rogue storm DEVICE OTHER SECONDS  wakes another device of its own without a pause
+//! smc-test-peer rogue loiter ADDRESS SECONDS    200 clients a second that send a part of a
+//!                                              Proposal, or all of it, and stay for a while
 //! smc-test-peer rogue look DEVICE               reads the whole window, counts what is not zero
 //! smc-test-peer rogue churn DEVICE GID SECONDS  registers and drops DMBs for a peer; "own": for
 //!                                              another PCI device of this guest
@@ -12,6 +15,7 @@
 //!                                              says its port first
 //! ```
 
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -26,7 +30,7 @@ use virtio_ism_abi::command::Op;
 use virtio_ism_abi::{Gid, Token};
 
 use crate::bytes::Rng;
-use crate::raw::{Device, LINK, dmbe, propose, put};
+use crate::raw::{Device, LINK, dmbe, host, proposal, propose, put};
 
 /// Bytes of a rogue's DMBs.
 const LEN: u32 = 16 << 10;
@@ -39,6 +43,8 @@ pub fn run(args: &[&str], say: fn(&str)) {
     match *args {
         ["scribble", device, seconds] => scribble(device, seconds.parse().unwrap(), say),
         ["smear", device, address] => smear(device, address, say),
+        ["storm", device, other, seconds] => storm(device, other, seconds.parse().unwrap(), say),
+        ["loiter", address, seconds] => loiter(address, seconds.parse().unwrap(), say),
         ["look", device] => look(device, say),
         ["churn", device, gid, seconds] => churn(device, gid, seconds.parse().unwrap(), say),
         ["deaf", device, address] => deaf(device, address, say),
@@ -138,6 +144,47 @@ fn smear(device: &str, address: &str, say: fn(&str)) {
         let _ = theirs.signal();
         say(&format!("round {round}: {written} bytes written"));
     }
+}
+
+/// Stores into a DMB and signals each time, as fast as the device takes it.
+fn storm(device: &str, other: &str, seconds: u64, say: fn(&str)) {
+    let (user, owner) = (Device::at(device).unwrap(), Device::at(other).unwrap());
+    let dmb = owner.ism.register(user.ism.gid(), LEN, 0).unwrap();
+    let theirs = user.ism.attach(dmb.token(), LEN).unwrap();
+    say(&format!("storms as {}", user.ism.gid()));
+    let (start, mut n, mut refused) = (Instant::now(), 0u64, 0u64);
+    while start.elapsed() < Duration::from_secs(seconds) {
+        match theirs.deliver(&[(0, &[1; 64])], [n, n], true) {
+            Ok(()) => n += 1,
+            Err(_) => refused += 1,
+        }
+    }
+    say(&format!("signalled {n} times, {refused} were refused"));
+}
+
+/// Clients that begin a handshake and never end it.
+fn loiter(address: &str, seconds: u64, say: fn(&str)) {
+    /// How many stay at a time.
+    const STAY: usize = 400;
+    /// From one client to the next.
+    const PAUSE: Duration = Duration::from_millis(5);
+    let (_, proposal) = proposal(&host(&[(0x8001, 0x5a)]));
+    let mut clients = VecDeque::new();
+    let (start, mut n, mut refused) = (Instant::now(), 0usize, 0u32);
+    while start.elapsed() < Duration::from_secs(seconds) {
+        let Ok(tcp) = TcpStream::connect(address) else {
+            refused += 1;
+            thread::sleep(PAUSE);
+            continue;
+        };
+        let bytes = [0, 1, 8, proposal.len()][n % 4];
+        put(&tcp, &proposal[..bytes]);
+        clients.push_back(tcp);
+        clients.drain(..clients.len().saturating_sub(STAY));
+        n += 1;
+        thread::sleep(PAUSE);
+    }
+    say(&format!("{n} clients loitered, {refused} were refused"));
 }
 
 /// Reads the whole window without owning or using a single DMB.

@@ -92,6 +92,18 @@ fn a_device_that_never_listens_costs_its_peers_nothing() {
 }
 
 #[test]
+fn wakes_without_a_pause_stop_nobody() {
+    run(Fabric::Window, |bench| {
+        let pair = bench.pair();
+        let other = bench.socket(3).display().to_string();
+        let mut storm = rogue(bench, "storm", 2, &[&other, "2"]);
+        println!("{}", storm.line());
+        works(&pair);
+        println!("{}", storm.line());
+    });
+}
+
+#[test]
 fn registering_and_dropping_at_full_speed_stops_nobody() {
     run(Fabric::Window, |bench| {
         let pair = bench.pair();

@@ -10,6 +10,7 @@ mod ends;
 mod fabrics;
 mod failover;
 mod faults;
+mod hostile;
 mod interop;
 mod isolation;
 mod lifecycle;
