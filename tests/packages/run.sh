@@ -183,8 +183,11 @@ installed() {
     in_root 'dpkg --purge smc-run smc-tools && dpkg -i ./smc-run_*.deb' >/dev/null 2>&1 || fail "smc-run"
     in_root 'smc_run -r 20k -- true' 2>/dev/null || fail "smc_run"
     ! in_root 'smc_run -r 20x -- true' 2>/dev/null || fail "smc_run takes a wrong size"
+    in_root 'smcss' | grep -q '^State  *UID  *Inode  *Local Address  *Peer Address  *Intf Mode$' || fail smcss
+    in_root 'smcd device' | grep -q '^FID  *Type  *PCI-ID' || fail smcd
+    in_root 'smcr -v' | grep -q '^smcr ' || fail smcr
     in_root 'dpkg --purge smc-run' >/dev/null
-    echo "    smc-run instead of smc-tools, and smc beside it"
+    echo "    smc-run instead of smc-tools, and smc beside it; smc_run, smcss, smcd, smcr"
 }
 
 # removal COMMAND: ends the daemon, as systemd would, purges the packages, and compares the files.

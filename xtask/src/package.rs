@@ -132,12 +132,18 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         return Err(ToolError::Answer { program: "smc".into(), what });
     }
 
-    // The command writes the daemon's page, too.
+    // The command writes the pages of other programs, too.
     let manual = tree.join("share/man/man1");
     tool::succeed(Command::new(&smc).arg("man").arg(&manual))?;
-    let page = "vhost-device-ism.8";
-    let to = tree.join("share/man/man8").join(page);
-    fs::rename(manual.join(page), &to).map_err(at(&to))?;
+    for page in ["vhost-device-ism.8", "smcss.8", "smcd.8", "smcr.8"] {
+        let to = tree.join("share/man/man8").join(page);
+        fs::rename(manual.join(page), &to).map_err(at(&to))?;
+    }
+    // Other names of the command, under which it does what smc-tools does.
+    for name in ["smcss", "smcd", "smcr"] {
+        let link = tree.join("bin").join(name);
+        std::os::unix::fs::symlink("smc", &link).map_err(at(&link))?;
+    }
     for (shell, file) in [
         ("bash", "share/bash-completion/completions/smc"),
         ("fish", "share/fish/vendor_completions.d/smc.fish"),

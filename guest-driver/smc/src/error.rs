@@ -48,6 +48,9 @@ pub(crate) enum CliError {
         /// The management socket.
         socket: PathBuf,
     },
+    /// A command of smc-tools that has no sense.
+    #[error("{0}")]
+    Tool(String),
     /// No CDI specification can be made.
     #[error("no specification for containers: {0}")]
     Cdi(String),

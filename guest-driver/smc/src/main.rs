@@ -19,6 +19,7 @@ mod paths;
 mod perf;
 mod pipe;
 mod run;
+mod smc_tools;
 mod stack;
 mod stat;
 mod temporary_fabric;
@@ -27,5 +28,9 @@ mod transport;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    cli::main()
+    let program = std::env::args_os().next();
+    match program.and_then(|program| smc_tools::Tool::named(&program)) {
+        Some(tool) => smc_tools::run(tool),
+        None => cli::main(),
+    }
 }

@@ -7,7 +7,7 @@ use clap::{Args, Command, CommandFactory};
 use clap_complete::Shell;
 
 use crate::error::CliError;
-use crate::output;
+use crate::{output, smc_tools};
 
 /// Options of `smc completions`.
 #[derive(Args, Debug)]
@@ -19,8 +19,8 @@ pub(crate) struct CompletionsArgs {
 /// Options of `smc man`.
 #[derive(Args, Debug)]
 pub(crate) struct ManArgs {
-    /// Write a page for each command, and that of vhost-device-ism, into this directory, instead of
-    /// printing that of smc.
+    /// Write a page for each command, and those of vhost-device-ism, smcss, smcd and smcr, into this
+    /// directory, instead of printing that of smc.
     #[arg(value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 }
@@ -44,6 +44,7 @@ pub(crate) fn man(args: &ManArgs, command: Command) -> Result<(), CliError> {
         None => output::print(&String::from_utf8_lossy(&page(command).map_err(CliError::Output)?)),
         Some(directory) => write(directory, command)
             .and_then(|()| std::fs::write(directory.join("vhost-device-ism.8"), daemon_page()?))
+            .and_then(|()| smc_tools_pages(directory))
             .map_err(CliError::io(format!("cannot write manual pages to {}", directory.display()))),
     }
 }
@@ -57,6 +58,16 @@ fn page(command: Command) -> io::Result<Vec<u8>> {
 fn write(directory: &Path, command: Command) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
     clap_mangen::generate_to(command.disable_help_subcommand(true), directory)
+}
+
+/// The pages of the commands that smc-tools has, too.
+fn smc_tools_pages(directory: &Path) -> io::Result<()> {
+    for command in smc_tools::commands() {
+        let (path, mut text) = (directory.join(format!("{}.8", command.get_name())), Vec::new());
+        clap_mangen::Man::new(command).section("8").render(&mut text)?;
+        std::fs::write(path, text)?;
+    }
+    Ok(())
 }
 
 /// What the page of the daemon says beside its options.

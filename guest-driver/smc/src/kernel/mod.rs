@@ -1,5 +1,6 @@
 //! What the kernel has of SMC: AF_SMC, its devices and its enterprise ids.
 
+mod diag;
 mod netlink;
 
 use std::fs;
@@ -8,7 +9,8 @@ use std::io;
 use rustix::net::{AddressFamily, Protocol, RawProtocol, SocketFlags, SocketType, socket_with};
 use serde::Serialize;
 
-pub(crate) use netlink::ueids;
+pub(crate) use diag::{Carrier, Cursors, Socket};
+pub(crate) use netlink::{Change, change, seid, ueids};
 
 /// Address family of the kernel's own SMC sockets.
 const AF_SMC: u16 = 43;
@@ -37,6 +39,14 @@ pub(crate) fn has_sockets() -> bool {
     };
     stream(AddressFamily::INET, Some(Protocol::from_raw(IPPROTO_SMC)))
         || stream(AddressFamily::from_raw(AF_SMC), None)
+}
+
+/// All sockets of AF_SMC in this network namespace.
+///
+/// # Errors
+/// The kernel has no table of such sockets.
+pub(crate) fn sockets() -> io::Result<Vec<Socket>> {
+    diag::sockets(AF_SMC as u8)
 }
 
 /// The devices but those that connect only this kernel with itself, by name.

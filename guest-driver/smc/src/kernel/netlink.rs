@@ -1,10 +1,12 @@
-//! The enterprise ids of AF_SMC, by generic netlink (Linux: include/uapi/linux/smc.h).
+//! The enterprise ids of AF_SMC, by generic netlink (Linux: include/uapi/linux/smc.h), and its sockets,
+//! by the kernel's tables of sockets.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send,
+    socket_with,
 };
 
 /// Flags of a request that asks for one thing, and for all there is.
@@ -19,7 +21,17 @@ const GET_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;
 const FAMILY_NAME: u16 = 2;
 const DUMP_UEIDS: u8 = 9;
+const ADD_UEID: u8 = 10;
+const REMOVE_UEID: u8 = 11;
+const FLUSH_UEIDS: u8 = 12;
+const DUMP_SEID: u8 = 13;
+const ENABLE_SEID: u8 = 14;
+const DISABLE_SEID: u8 = 15;
 const EID: u16 = 1;
+const SEID: u16 = 1;
+const SEID_ENABLED: u16 = 2;
+/// SOCK_DIAG_BY_FAMILY
+const BY_FAMILY: u16 = 20;
 
 /// Bytes of headers: of a message, of generic netlink, of an attribute.
 const MESSAGE: usize = 16;
@@ -31,35 +43,116 @@ const ATTRIBUTE: usize = 4;
 /// # Errors
 /// The kernel has no AF_SMC, or refuses.
 pub(crate) fn ueids() -> io::Result<Vec<String>> {
-    let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
-    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, Some(netlink::GENERIC))?;
-    let name = attribute(FAMILY_NAME, b"SMC_GEN_NETLINK\0");
-    let answers = exchange(&socket, CONTROLLER, ONE, GET_FAMILY, &name)?;
-    let family = answers.iter().flat_map(|answer| attributes(answer));
-    let family = family.filter(|(kind, _)| *kind == FAMILY_ID).find_map(|(_, id)| number(id));
-    let family = family.ok_or(io::ErrorKind::NotFound)?;
-    let answers = exchange(&socket, family, ALL, DUMP_UEIDS, &[])?;
+    let answers = Smc::open()?.ask(ALL, DUMP_UEIDS, &[])?;
     let eids = answers.iter().flat_map(|answer| attributes(answer));
     let eids = eids.filter(|(kind, _)| *kind == EID).map(|(_, eid)| text(eid));
     Ok(eids.collect())
 }
 
-/// Sends a request: the attributes of each answer, in the kernel's byte order.
-fn exchange(
-    socket: &OwnedFd,
+/// What becomes of enterprise ids of AF_SMC. Takes root.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change<'a> {
+    /// A user EID more.
+    Add(&'a str),
+    /// One less.
+    Remove(&'a str),
+    /// No user EID is left.
+    Flush,
+    /// The system EID is offered, or not.
+    System(bool),
+}
+
+/// Changes enterprise ids.
+///
+/// # Errors
+/// The kernel has no AF_SMC, or refuses.
+pub(crate) fn change(change: Change<'_>) -> io::Result<()> {
+    let eid = |eid: &str| attribute(EID, &[eid.as_bytes(), &[0]].concat());
+    let (command, attributes) = match change {
+        Change::Add(name) => (ADD_UEID, eid(name)),
+        Change::Remove(name) => (REMOVE_UEID, eid(name)),
+        Change::Flush => (FLUSH_UEIDS, Vec::new()),
+        Change::System(true) => (ENABLE_SEID, Vec::new()),
+        Change::System(false) => (DISABLE_SEID, Vec::new()),
+    };
+    Smc::open()?.ask(ONE, command, &attributes).map(drop)
+}
+
+/// The system EID, and whether it is offered.
+///
+/// # Errors
+/// The kernel has no AF_SMC, or refuses.
+pub(crate) fn seid() -> io::Result<Option<(String, bool)>> {
+    let answers = Smc::open()?.ask(ALL, DUMP_SEID, &[])?;
+    let mut found = (None, false);
+    for (kind, value) in answers.iter().flat_map(|answer| attributes(answer)) {
+        match kind {
+            SEID => found.0 = Some(text(value)),
+            SEID_ENABLED => found.1 = value.first().is_some_and(|on| *on != 0),
+            _ => {}
+        }
+    }
+    Ok(found.0.map(|eid| (eid, found.1)))
+}
+
+/// The sockets of a family in this network namespace, with all extensions: a struct smc_diag_msg each,
+/// and attributes. Any user may ask.
+///
+/// # Errors
+/// The kernel has no table of such sockets (CONFIG_SMC_DIAG).
+pub(super) fn sockets(family: u8) -> io::Result<Vec<Vec<u8>>> {
+    let socket = open(netlink::SOCK_DIAG)?;
+    // Family, extensions, and a socket's identity that is not looked at.
+    let mut request = [0; 52];
+    (request[0], request[3]) = (family, 0xff);
+    exchange(&socket, BY_FAMILY, ALL, &request)
+}
+
+/// The family of generic netlink that AF_SMC has.
+struct Smc {
+    socket: OwnedFd,
     family: u16,
-    flags: u16,
-    command: u8,
-    attributes: &[u8],
-) -> io::Result<Vec<Vec<u8>>> {
-    let len = (MESSAGE + COMMAND + attributes.len()) as u32;
+}
+
+impl Smc {
+    fn open() -> io::Result<Smc> {
+        let socket = open(netlink::GENERIC)?;
+        let name = attribute(FAMILY_NAME, b"SMC_GEN_NETLINK\0");
+        let answers = exchange(&socket, CONTROLLER, ONE, &command(GET_FAMILY, &name))?;
+        let answers = answers.iter().filter_map(|answer| answer.get(COMMAND..));
+        let family = answers.flat_map(attributes).filter(|(kind, _)| *kind == FAMILY_ID);
+        let family = family.filter_map(|(_, id)| number(id)).next();
+        Ok(Smc { socket, family: family.ok_or(io::ErrorKind::NotFound)? })
+    }
+
+    /// Sends a request: the attributes of each answer.
+    fn ask(&self, flags: u16, code: u8, attributes: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+        let request = command(code, attributes);
+        let answers = exchange(&self.socket, self.family, flags, &request)?;
+        let attributes = |answer: Vec<u8>| answer.get(COMMAND..).unwrap_or_default().to_vec();
+        Ok(answers.into_iter().map(attributes).collect())
+    }
+}
+
+fn open(protocol: Protocol) -> io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
+    Ok(socket_with(family, kind, SocketFlags::CLOEXEC, Some(protocol))?)
+}
+
+/// A command of generic netlink.
+fn command(code: u8, attributes: &[u8]) -> Vec<u8> {
+    [&[code, 1, 0, 0], attributes].concat()
+}
+
+/// Sends a request: the payload of each answer, in the kernel's byte order.
+fn exchange(socket: &OwnedFd, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+    let len = (MESSAGE + payload.len()) as u32;
     let mut request = len.to_ne_bytes().to_vec();
-    request.extend(family.to_ne_bytes());
+    request.extend(kind.to_ne_bytes());
     request.extend(flags.to_ne_bytes());
     // Number and port: one request is under way at a time, and the kernel knows who asks.
     request.extend([0; 8]);
-    request.extend([command, 1, 0, 0]);
-    request.extend(attributes);
+    request.extend(payload);
     send(socket, &request, SendFlags::empty())?;
     let mut answers = Vec::new();
     let mut room = vec![0; 64 << 10];
@@ -77,7 +170,7 @@ fn exchange(
                         _ => Err(io::Error::from_raw_os_error(errno.saturating_neg())),
                     };
                 }
-                _ => answers.push(payload.get(COMMAND..).unwrap_or_default().to_vec()),
+                _ => answers.push(payload.to_vec()),
             }
         }
     }
@@ -92,7 +185,7 @@ fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
 }
 
 /// Types and values of attributes.
-fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let len = usize::from(number(bytes)?);
         let kind = number(bytes.get(2..)?)?;

@@ -2,7 +2,7 @@
 
 mod daemon;
 mod endpoints;
-mod processes;
+pub(crate) mod processes;
 mod table;
 mod tables;
 

@@ -12,29 +12,29 @@ const AT_A_TIME: usize = 32;
 
 /// The answers of this user's processes.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Processes {
+pub(crate) struct Processes {
     #[serde(rename = "processes")]
-    pub(super) list: Vec<Process>,
+    pub(crate) list: Vec<Process>,
     /// Those that do not answer.
-    pub(super) silent: Vec<Silent>,
+    pub(crate) silent: Vec<Silent>,
 }
 
 /// A process that does not answer.
 #[derive(Debug, Serialize)]
-pub(super) struct Silent {
-    pub(super) socket: PathBuf,
-    pub(super) problem: String,
+pub(crate) struct Silent {
+    pub(crate) socket: PathBuf,
+    pub(crate) problem: String,
 }
 
 impl Processes {
     /// Whether there is no process.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.list.is_empty() && self.silent.is_empty()
     }
 }
 
 /// Asks all processes.
-pub(super) fn all() -> Processes {
+pub(crate) fn all() -> Processes {
     let mut processes = Processes::default();
     // Sockets in a directory that other users may write are not trusted. The one of a container, which
     // only root can make, is for all its users.

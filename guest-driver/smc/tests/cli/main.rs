@@ -10,5 +10,6 @@ mod perf;
 mod perf_remote;
 mod pipe;
 mod run;
+mod smc_tools;
 mod stat;
 mod support;

@@ -18,7 +18,7 @@ fn json(fabric: &Fabric) -> Value {
 }
 
 /// A client that is connected and has sent a few bytes.
-fn client(fabric: &Fabric, port: u16, options: &[&str]) -> Running {
+pub(crate) fn client(fabric: &Fabric, port: u16, options: &[&str]) -> Running {
     let mut command = fabric.smc(&["connect"]);
     command.args(options).args(["127.0.0.1", &port.to_string()]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -93,6 +93,14 @@ impl Fabric {
         command
     }
 
+    /// The command by another name.
+    pub(crate) fn smc_as(&self, name: &str) -> Command {
+        use std::os::unix::process::CommandExt;
+        let mut command = self.smc(&[]);
+        command.arg0(name);
+        command
+    }
+
     /// A listening `smc listen -v` with more options, its input and output piped, and its port.
     pub(crate) fn listen(&self, options: &[&str]) -> (Running, u16, BufReader<impl std::io::Read>) {
         let mut command = self.smc(&["listen", "-v"]);

@@ -1,0 +1,41 @@
+//! `smcss`, `smcd` and `smcr`: commands with the names, options and columns of smc-tools, for the
+//! sockets of this stack and those of AF_SMC. The program takes the name that it is started by.
+
+mod objects;
+mod smcss;
+mod tcp_table;
+mod tool;
+
+use std::process::ExitCode;
+
+use clap::{Command, CommandFactory, Parser};
+
+use crate::output;
+
+pub(crate) use tool::Tool;
+
+/// Runs a command with the arguments of this process, prints errors, and returns the exit status.
+pub(crate) fn run(tool: Tool) -> ExitCode {
+    let args = std::env::args_os();
+    let text = match tool {
+        Tool::Smcss => smcss::text(&smcss::Args::parse_from(args)),
+        Tool::Smcd | Tool::Smcr => {
+            let args = args.map(objects::long_option);
+            objects::text(tool, &objects::Args::parse_as(tool, args))
+        }
+    };
+    match text.and_then(|text| output::print(&text)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is_closed_output() => ExitCode::SUCCESS,
+        Err(error) => {
+            output::note(&format!("{}: {error}", tool.name()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The three commands, for their manual pages.
+pub(crate) fn commands() -> [Command; 3] {
+    let objects = |tool: Tool| objects::Args::command().name(tool.name());
+    [smcss::Args::command(), objects(Tool::Smcd), objects(Tool::Smcr)]
+}
