@@ -9,7 +9,7 @@ use smc_core::handshake::{Candidate, Terms};
 use smc_core::wire::ids as wire;
 use virtio_ism_abi::{Chid, Gid, Token};
 
-use super::peer::Peer;
+use super::peer::{InUse, Peer};
 use crate::ism::IsmDevice;
 use crate::sys::{is_free, lock};
 
@@ -21,6 +21,7 @@ pub(crate) const SW_TEST_LINK: u32 = 0x83;
 /// One open device and the peers that it reaches.
 pub(crate) struct Fabric {
     device: Arc<IsmDevice>,
+    in_use: InUse,
     peers: Mutex<FxHashMap<Gid, Arc<Peer>>>,
     next_link: AtomicU32,
 }
@@ -31,7 +32,8 @@ pub(crate) type DeferredDrop = Box<dyn Send>;
 impl Fabric {
     /// Wraps an open device.
     pub(crate) fn new(device: Arc<IsmDevice>) -> Arc<Fabric> {
-        Arc::new(Fabric { device, peers: Mutex::default(), next_link: AtomicU32::new(1) })
+        let (peers, next_link) = (Mutex::default(), AtomicU32::new(1));
+        Arc::new(Fabric { device, in_use: InUse::default(), peers, next_link })
     }
 
     fn peers(&self) -> MutexGuard<'_, FxHashMap<Gid, Arc<Peer>>> {
@@ -58,7 +60,8 @@ impl Fabric {
         let mut peers = self.peers();
         let new = || {
             let number = self.next_link.fetch_add(1, Ordering::Relaxed);
-            Peer::new(gid, wire::LinkId(number.to_be_bytes()), self.device.clone())
+            let link = wire::LinkId(number.to_be_bytes());
+            Peer::new(gid, link, self.device.clone(), self.in_use.clone())
         };
         peers.entry(gid).or_insert_with(new).clone()
     }

@@ -6,7 +6,7 @@
 //!
 //! Rules kept here: RMB-33.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
@@ -21,14 +21,41 @@ use crate::sys::{is_free, lock};
 
 /// Most own DMBs of one size in the pool of a peer.
 const POOL_MAX: usize = 256;
+/// Bytes of own DMBs in use on a fabric that halve the length of the next one. A program with thousands
+/// of connections goes through all of their DMBs, and what no cache holds has to come from memory; the
+/// first time, the kernel has to map each page at both ends.
+const HALVE_EACH: u64 = 8 << 20;
 
 /// A peer.
 pub(crate) struct Peer {
     gid: Gid,
     link: LinkId,
     device: Arc<IsmDevice>,
+    in_use: InUse,
     live: AtomicUsize,
     state: Mutex<State>,
+}
+
+/// Bytes of own DMBs that connections use now, of all peers of a fabric.
+#[derive(Clone, Debug, Default)]
+pub(super) struct InUse(Arc<AtomicU64>);
+
+impl InUse {
+    /// The length of the next DMB, where `wanted` is configured: half as long for each share that is in
+    /// use, but not shorter than CLC can say.
+    fn len_of_next(&self, wanted: u32) -> u32 {
+        let halvings = self.0.load(Ordering::Relaxed) / HALVE_EACH;
+        let shorter = wanted.checked_shr(halvings.try_into().unwrap_or(u32::MAX)).unwrap_or(0);
+        shorter.max(SizeCode::MIN.bytes()).min(wanted)
+    }
+
+    fn add(&self, len: u32) {
+        self.0.fetch_add(len.into(), Ordering::Relaxed);
+    }
+
+    fn remove(&self, len: u32) {
+        self.0.fetch_sub(len.into(), Ordering::Relaxed);
+    }
 }
 
 struct State {
@@ -66,6 +93,7 @@ impl PeerBuffer {
 /// [`OwnBuffer::allow_reuse`].
 pub(crate) struct OwnBuffer {
     dmb: Option<OwnDmb>,
+    in_use: InUse,
     peer: Weak<Peer>,
     /// Bytes from the start that may not be zero; `None`: the DMB must not be used again.
     dirty: Option<usize>,
@@ -98,6 +126,7 @@ impl OwnBuffer {
 impl Drop for OwnBuffer {
     fn drop(&mut self) {
         let Some(dmb) = self.dmb.take() else { return };
+        self.in_use.remove(dmb.len());
         let Some(peer) = self.peer.upgrade() else { return };
         peer.live.fetch_sub(1, Ordering::Relaxed);
         let Some(dirty) = self.dirty else { return };
@@ -112,7 +141,7 @@ impl Drop for OwnBuffer {
 }
 
 impl Peer {
-    pub(crate) fn new(gid: Gid, link: LinkId, device: Arc<IsmDevice>) -> Arc<Peer> {
+    pub(super) fn new(gid: Gid, link: LinkId, device: Arc<IsmDevice>, in_use: InUse) -> Arc<Peer> {
         let state = State {
             terms: None,
             peer_link: None,
@@ -122,7 +151,7 @@ impl Peer {
             gone: false,
         };
         let (live, state) = (AtomicUsize::new(0), Mutex::new(state));
-        Arc::new(Peer { gid, link, device, live, state })
+        Arc::new(Peer { gid, link, device, in_use, live, state })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -162,15 +191,17 @@ impl Peer {
         state.last_used = Instant::now();
     }
 
-    /// An own DMB of `len` bytes that this peer may write, from the pool if that has one.
+    /// An own DMB of `wanted` bytes that this peer may write, from the pool if that has one. It is
+    /// shorter if many are in use.
     ///
     /// # Errors
     /// The device refuses to register another one, or is gone.
-    pub(crate) fn take(self: &Arc<Self>, len: u32) -> Result<OwnBuffer, IsmError> {
+    pub(crate) fn take(self: &Arc<Self>, wanted: u32) -> Result<OwnBuffer, IsmError> {
+        let len = self.in_use.len_of_next(wanted);
         let pooled = {
             let mut state = self.state();
             state.last_used = Instant::now();
-            let at = state.free.iter().rposition(|dmb| dmb.len() == len);
+            let at = state.free.iter().rposition(|dmb| (len..=wanted).contains(&dmb.len()));
             at.map(|at| state.free.swap_remove(at))
         };
         let dmb = match pooled {
@@ -179,7 +210,9 @@ impl Peer {
             None => self.device.register(self.gid, len, next_wait_group())?,
         };
         self.live.fetch_add(1, Ordering::Relaxed);
-        Ok(OwnBuffer { dmb: Some(dmb), peer: Arc::downgrade(self), dirty: None })
+        self.in_use.add(dmb.len());
+        let in_use = self.in_use.clone();
+        Ok(OwnBuffer { dmb: Some(dmb), in_use, peer: Arc::downgrade(self), dirty: None })
     }
 
     fn return_to_pool(&self, dmb: OwnDmb) {
@@ -295,4 +328,34 @@ fn next_wait_group() -> u16 {
     use std::sync::atomic::AtomicU16;
     static NEXT: AtomicU16 = AtomicU16::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Shows: RMB-34.
+    #[test]
+    fn many_connections_get_shorter_buffers_and_few_get_what_is_configured() {
+        let in_use = InUse::default();
+        let mut lengths = Vec::new();
+        for _ in 0..10_000 {
+            let len = in_use.len_of_next(64 << 10);
+            in_use.add(len);
+            lengths.push(len);
+        }
+        let of = |len: u32| lengths.iter().filter(|other| **other == len).count();
+        assert_eq!([of(64 << 10), of(32 << 10), of(16 << 10)], [128, 256, 10_000 - 384]);
+        assert!(lengths.is_sorted_by(|one, other| one >= other));
+        lengths.iter().for_each(|len| in_use.remove(*len));
+        assert_eq!(in_use.len_of_next(1 << 20), 1 << 20);
+    }
+
+    #[test]
+    fn no_buffer_is_shorter_than_a_size_code_can_say() {
+        let in_use = InUse::default();
+        in_use.0.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(in_use.len_of_next(1 << 20), 16 << 10);
+        assert_eq!(in_use.len_of_next(16 << 10), 16 << 10);
+    }
 }

@@ -27,7 +27,8 @@ pub struct Config {
     /// User EIDs: peers need one in common.
     pub eids: Vec<Eid>,
     /// Receive buffer of new connections, bytes; rounded up to 16 KiB times a power of two, at
-    /// most 1 MiB. An element of SMC-R is twice as long.
+    /// most 1 MiB. An element of SMC-R is twice as long. A DMB of SMC-D is half as long for each
+    /// 8 MiB of DMBs that connections of the fabric already use, but not shorter than 16 KiB.
     pub recv_buffer: usize,
     /// How long a blocked call spins before it sleeps; zero: never.
     pub spin: Duration,
