@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::driver;
 use super::host::Host;
 use super::job::Job;
 use super::machine::{Machine, Vm};
@@ -89,6 +90,18 @@ impl Guest {
     pub fn console(&self) -> String {
         let path = self.host.logs.path(&format!("{}.console.log", self.vm.name));
         String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
+    }
+
+    /// A counter of the kernel's driver (`counters` in debugfs).
+    #[track_caller]
+    pub fn counter(&self, name: &str) -> u64 {
+        driver::counter(&self.ok(format!("cat {}", driver::COUNTERS)), name)
+    }
+
+    /// Its kernel has found no mistake.
+    #[track_caller]
+    pub fn assert_no_splats(&self) {
+        driver::assert_no_splats(self.name(), &self.ok("dmesg"), &[]);
     }
 
     /// Process id of its QEMU.

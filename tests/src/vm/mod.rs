@@ -23,6 +23,8 @@ mod bed;
 mod channel;
 mod child;
 pub mod control;
+mod driver;
+pub mod ends;
 mod guest;
 mod host;
 mod job;

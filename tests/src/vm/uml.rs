@@ -18,6 +18,7 @@ use vhost_device_ism::management::AddGuest;
 
 use super::channel::Channel;
 use super::child::Program;
+use super::driver;
 use super::host::Host;
 use super::job::Job;
 use super::paths::Built;
@@ -27,24 +28,6 @@ use super::run::{Output, Run};
 const BOOT: Duration = Duration::from_secs(60);
 /// How old lost memory has to be: kmemleak judges nothing that is younger than five seconds.
 const LEAK_AGE: Duration = Duration::from_secs(6);
-/// What the kernel says when it has found a mistake.
-///
-/// Not the warning of each boot that no PCI device is there: the bus is there for what SMC depends on.
-const SPLATS: [&str; 12] = [
-    "BUG:",
-    "WARNING:",
-    "Oops",
-    "KASAN",
-    "Kernel panic",
-    "possible circular locking",
-    "inconsistent lock state",
-    "possible recursive locking",
-    "suspicious RCU",
-    "INFO: task",
-    "Segfault with no mm",
-    "unreferenced object",
-];
-
 /// Networks that were given away in this process.
 static NETWORKS: AtomicU8 = AtomicU8::new(1);
 
@@ -146,10 +129,7 @@ impl Uml {
     /// A counter of the driver (`counters` in debugfs).
     #[track_caller]
     pub fn counter(&self, name: &str) -> u64 {
-        let counters = self.ok("cat /sys/kernel/debug/virtio_ism/*/counters");
-        let line = counters.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        let value = line.and_then(|value| value.parse().ok());
-        value.unwrap_or_else(|| panic!("{}: no counter {name}: {counters}", self.name))
+        driver::counter(&self.ok(format!("cat {}", driver::COUNTERS)), name)
     }
 
     /// Lines with this text are not held against it: the test provokes a mistake of somebody else's.
@@ -189,16 +169,7 @@ impl Uml {
 
     #[track_caller]
     fn assert_no_splats(&self) {
-        let console = self.console();
-        let lines: Vec<&str> = console.lines().collect();
-        let is_splat = |line: &str| {
-            SPLATS.iter().any(|splat| line.contains(splat))
-                && !self.known.iter().any(|known| line.contains(known))
-        };
-        if let Some(at) = lines.iter().position(|line| is_splat(line)) {
-            let end = lines.len().min(at + 60);
-            panic!("{}: its kernel says:\n{}", self.name, lines[at..end].join("\n"));
-        }
+        driver::assert_no_splats(&self.name, &self.console(), &self.known);
     }
 }
 

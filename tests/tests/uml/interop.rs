@@ -2,36 +2,7 @@
 
 use smc_tests::vm::{Bed, Uml};
 
-use crate::ends::{End, connection_on, one, pair};
-
-/// What is done on a connection each.
-const ORDERS: [&str; 10] = [
-    "ping 10000 1",
-    "ping 10000 2",
-    "byte 0 3",
-    "bulk 8000000 4",
-    "wrap 500000 5",
-    "window 0 6",
-    "half 1000000 7",
-    "abort 0 8",
-    "turned-abort 0 9",
-    "urgent 0 10",
-];
-
-#[track_caller]
-fn all_orders(server: &mut End, client: &mut End) {
-    for order in ORDERS {
-        connection_on("smc-d", server, client, order);
-    }
-    client.order("many 120 100");
-    let here = client.report();
-    assert_eq!(here.error, "", "many");
-    assert_eq!(here.note, "120 of 120 by SMC, 0 failed ");
-    for _ in 0..120 {
-        let there = server.report();
-        assert_eq!((there.error.as_str(), there.carrier.kind.as_str()), ("", "smc-d"));
-    }
-}
+use crate::ends::{End, all_orders, one, pair};
 
 // Shows: EISM-31.
 #[test]
@@ -40,7 +11,7 @@ fn two_kernels_speak_smc_d() {
     let [a, b] = pair(&bed);
     let mut server = End::serve(&a, "linux");
     let mut client = End::talk(&b, "linux", &a.ip());
-    all_orders(&mut server, &mut client);
+    all_orders(&mut server, &mut client, 120);
     for guest in [&a, &b] {
         assert!(guest.counter("move_bytes") > 8_000_000);
         for count in ["moves_refused", "moves_dropped", "events_unknown", "events_lost"] {
@@ -58,7 +29,7 @@ fn both_ends_are_in_one_kernel() {
     let guest = one(&bed);
     let mut server = End::serve(&guest, "linux");
     let mut client = End::talk(&guest, "linux", &guest.ip());
-    all_orders(&mut server, &mut client);
+    all_orders(&mut server, &mut client, 120);
     drop((server, client));
     bed.assert_faultless();
     guest.finish();
@@ -71,7 +42,7 @@ fn a_process_serves_the_kernels_sockets() {
     let guest = one(&bed);
     let mut server = End::serve_on_host(&bed);
     let mut client = End::talk(&guest, "linux", &guest.host_ip());
-    all_orders(&mut server, &mut client);
+    all_orders(&mut server, &mut client, 120);
     drop((server, client));
     bed.assert_faultless();
     guest.finish();
@@ -84,7 +55,7 @@ fn a_process_is_a_client_of_the_kernels_sockets() {
     let guest = one(&bed);
     let mut server = End::serve(&guest, "linux");
     let mut client = End::talk_on_host(&bed, &guest.ip());
-    all_orders(&mut server, &mut client);
+    all_orders(&mut server, &mut client, 120);
     drop((server, client));
     bed.assert_faultless();
     guest.finish();

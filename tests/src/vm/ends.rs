@@ -1,0 +1,209 @@
+//! Two ends of connections, each a program in a guest or on the host: AF_SMC, TCP or this project's
+//! sockets, see [`crate::interop`].
+
+use std::fmt;
+use std::time::Duration;
+
+use super::bed::Bed;
+use super::guest::Guest;
+use super::job::Job;
+use super::paths;
+use super::run::Run;
+use super::uml::Uml;
+use crate::helper::Helper;
+use crate::interop::Report;
+
+/// The enterprise id of both ends, which is that of stacks that were not told one.
+pub const EID: &str = "VIRTIO-ISM";
+/// Where servers listen.
+pub const PORT: u16 = 5000;
+/// How long an order may take: an emulated guest on a busy host is slow.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// A guest that runs commands.
+pub trait Commands {
+    /// Starts a command.
+    fn start(&self, run: Run) -> Job;
+}
+
+impl Commands for Guest {
+    fn start(&self, run: Run) -> Job {
+        self.spawn(run)
+    }
+}
+
+impl Commands for Uml {
+    fn start(&self, run: Run) -> Job {
+        self.spawn(run)
+    }
+}
+
+/// Without an enterprise id AF_SMC is only TCP.
+#[track_caller]
+pub fn give_eid(guest: &impl Commands) {
+    guest.start(["smc-test-peer", "linux", "ueid", EID].into()).wait().ok();
+}
+
+/// A program at one end, which says a line for each connection.
+pub enum End {
+    /// In a guest.
+    Guest(Job),
+    /// On the host.
+    Host(Helper),
+}
+
+impl fmt::Debug for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            End::Guest(_) => "a program in a guest",
+            End::Host(_) => "a program on the host",
+        })
+    }
+}
+
+impl End {
+    /// AF_SMC, or TCP, that listens in a guest.
+    #[track_caller]
+    pub fn serve(guest: &impl Commands, who: &str) -> End {
+        let address = format!("0.0.0.0:{PORT}");
+        End::ready(End::Guest(
+            guest.start(["smc-test-peer", "interop", "serve", who, &address].into()),
+        ))
+    }
+
+    /// A command in a guest that listens.
+    #[track_caller]
+    pub fn serve_by(guest: &impl Commands, run: Run) -> End {
+        End::ready(End::Guest(guest.start(run)))
+    }
+
+    /// A command in a guest that connects as orders say.
+    pub fn talk_by(guest: &impl Commands, run: Run) -> End {
+        End::Guest(guest.start(run.open_stdin()))
+    }
+
+    /// AF_SMC, or TCP, that connects in a guest.
+    pub fn talk(guest: &impl Commands, who: &str, server: &str) -> End {
+        End::talk_within(guest, who, server, LIMIT)
+    }
+
+    /// As [`End::talk`], with so long for each report.
+    pub fn talk_within(guest: &impl Commands, who: &str, server: &str, limit: Duration) -> End {
+        let address = format!("{server}:{PORT}");
+        let run = Run::from(["smc-test-peer", "interop", "talk", who, &address]);
+        End::Guest(guest.start(run.open_stdin().within(limit)))
+    }
+
+    /// A process of the host with a device of its own, that listens.
+    #[track_caller]
+    pub fn serve_on_host(bed: &Bed) -> End {
+        End::ready(End::host(bed, "serve", &format!("0.0.0.0:{PORT}")))
+    }
+
+    /// A process of the host with a device of its own, that connects.
+    #[track_caller]
+    pub fn talk_on_host(bed: &Bed, server: &str) -> End {
+        End::host(bed, "talk", &format!("{server}:{PORT}"))
+    }
+
+    #[track_caller]
+    fn host(bed: &Bed, what: &str, address: &str) -> End {
+        let who = format!("rust:device={}", bed.port("host").display());
+        End::Host(Helper::spawn(paths::test_peer(), &["interop", what, &who, address]))
+    }
+
+    #[track_caller]
+    fn ready(mut end: End) -> End {
+        assert_eq!(end.line(), "ready");
+        end
+    }
+
+    /// Ends the program at once, and waits until it has gone.
+    pub fn kill(self) {
+        match self {
+            End::Guest(job) => {
+                job.kill();
+            }
+            End::Host(helper) => helper.kill(),
+        }
+    }
+
+    #[track_caller]
+    fn line(&mut self) -> String {
+        match self {
+            End::Guest(job) => job.line(),
+            End::Host(helper) => helper.line(),
+        }
+    }
+
+    /// Its report of the next connection.
+    #[track_caller]
+    pub fn report(&mut self) -> Report {
+        let line = self.line();
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    }
+
+    /// Gives a client an order.
+    pub fn order(&mut self, order: &str) {
+        let line = format!("{order}\n");
+        match self {
+            End::Guest(job) => job.feed(&line),
+            End::Host(helper) => helper.feed(&line),
+        }
+    }
+}
+
+/// One connection, which must be right at both ends: what both say of it, client first.
+#[track_caller]
+pub fn connection(server: &mut End, client: &mut End, order: &str) -> [Report; 2] {
+    client.order(order);
+    let here = client.report();
+    assert_eq!(here.error, "", "client: {order}: {here:?}");
+    let there = server.report();
+    assert_eq!(there.error, "", "server: {order}: {there:?}");
+    if !order.contains("abort") {
+        let sent = (here.sent, here.sent_digest);
+        assert_eq!(sent, (there.received, there.received_digest), "{order}: bytes there");
+        let sent = (there.sent, there.sent_digest);
+        assert_eq!(sent, (here.received, here.received_digest), "{order}: bytes back");
+    }
+    [here, there]
+}
+
+/// As [`connection`], on what `kind` says.
+#[track_caller]
+pub fn connection_on(kind: &str, server: &mut End, client: &mut End, order: &str) {
+    for report in connection(server, client, order) {
+        assert_eq!(report.carrier.kind, kind, "{order}: {}", report.carrier.reason);
+    }
+}
+
+/// What [`all_orders`] does on a connection each.
+const ORDERS: [&str; 10] = [
+    "ping 10000 1",
+    "ping 10000 2",
+    "byte 0 3",
+    "bulk 8000000 4",
+    "wrap 500000 5",
+    "window 0 6",
+    "half 1000000 7",
+    "abort 0 8",
+    "turned-abort 0 9",
+    "urgent 0 10",
+];
+
+/// Each kind of connection, and then `many` at a time. All must be right, and SMC-D.
+#[track_caller]
+pub fn all_orders(server: &mut End, client: &mut End, many: usize) {
+    for order in ORDERS {
+        connection_on("smc-d", server, client, order);
+    }
+    client.order(&format!("many {many} 100"));
+    let here = client.report();
+    assert_eq!(here.error, "", "many");
+    assert_eq!(here.note, format!("{many} of {many} by SMC, 0 failed "));
+    for _ in 0..many {
+        let there = server.report();
+        assert_eq!((there.error.as_str(), there.carrier.kind.as_str()), ("", "smc-d"));
+    }
+}
