@@ -55,6 +55,11 @@ static int counters_show(struct seq_file *file, void *data)
 	seq_printf(file, "moves %llu\nmove_bytes %llu\nmoves_refused %llu\n",
 		   moves, bytes, errors);
 	seq_printf(file, "moves_waited %llu\nmoves_dropped %llu\n", full, dropped);
+	seq_printf(file, "stores %llu\nstore_bytes %llu\nkicks %llu\nsignals %llu\n",
+		   atomic64_read(&ism->window.stores),
+		   atomic64_read(&ism->window.bytes),
+		   atomic64_read(&ism->window.kicks),
+		   atomic64_read(&ism->window.signals));
 	seq_printf(file, "commands %llu\ncommands_refused %llu\n",
 		   ism->control.commands, ism->control.refused);
 	for (int i = 0; i < ARRAY_SIZE(vism_record_names); i++)

@@ -12,8 +12,6 @@
 
 /* SMC asks for this VLAN to learn whether a device can do SMC-Dv2. */
 #define VISM_NO_VLAN		0x1fff
-/* The bit of a DMB's mask that belongs to an element of index 0. */
-#define VISM_FIRST_MASK		0x1000
 
 static u16 vism_get_fabric_id(struct dibs_dev *dibs)
 {
@@ -22,10 +20,26 @@ static u16 vism_get_fabric_id(struct dibs_dev *dibs)
 	return ism->limits.chid;
 }
 
+/* Whether a peer is on the fabric for sure: it may write a DMB, and its end was not announced. */
+static bool vism_knows_peer(struct vism *ism, const uuid_t *gid)
+{
+	struct vism_dmb *dmb;
+
+	guard(spinlock_irqsave)(&ism->dmb_lock);
+	list_for_each_entry(dmb, &ism->dmbs, list)
+		if (!dmb->peer_down && uuid_equal(&dmb->user, gid))
+			return true;
+	return false;
+}
+
 static int vism_query_remote_gid(struct dibs_dev *dibs, const uuid_t *gid,
 				 u32 vid_valid, u32 vid)
 {
-	return vism_query_gid(dibs->drv_priv, gid);
+	struct vism *ism = dibs->drv_priv;
+
+	if (vism_usable(ism) && vism_knows_peer(ism, gid))
+		return 0;
+	return vism_query_gid(ism, gid);
 }
 
 static int vism_max_dmbs(void)
@@ -90,11 +104,33 @@ void vism_free_orphans(struct vism *ism)
 		vism_free_dmb(ism, dmb);
 }
 
+/* Registers a DMB in guest memory. If that fails, it is freed as soon as that may be. */
+static int vism_register_guest(struct vism *ism, struct vism_dmb *own)
+{
+	int rc;
+
+	/* One piece: SMC takes the page of cpu_addr. A failure makes it ask for less. */
+	own->folio = folio_alloc(GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN |
+				 __GFP_NOMEMALLOC | __GFP_NORETRY,
+				 get_order(own->len));
+	if (!own->folio) {
+		clear_bit(own->idx, ism->idx_map);
+		kfree(own);
+		return -ENOMEM;
+	}
+	own->addr = folio_address(own->folio);
+	rc = vism_register(ism, own);
+	if (rc)
+		vism_let_go(ism, own, rc);
+	return rc;
+}
+
 static int vism_register_dmb(struct dibs_dev *dibs, struct dibs_dmb *dmb,
 			     struct dibs_client *client)
 {
 	struct vism *ism = dibs->drv_priv;
 	struct vism_dmb *own;
+	u32 idx;
 	int rc;
 
 	if (!is_power_of_2(dmb->dmb_len) || dmb->dmb_len < ism->limits.dmb_min ||
@@ -106,37 +142,30 @@ static int vism_register_dmb(struct dibs_dev *dibs, struct dibs_dmb *dmb,
 	own->len = dmb->dmb_len;
 	own->user = dmb->rgid;
 	rc = vism_take_idx(ism, dmb->idx);
-	if (rc < 0)
-		goto free;
-	own->idx = rc;
-	/* One piece: SMC takes the page of cpu_addr. A failure makes it ask for less. */
-	own->folio = folio_alloc(GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN |
-				 __GFP_NOMEMALLOC | __GFP_NORETRY,
-				 get_order(own->len));
-	if (!own->folio) {
-		rc = -ENOMEM;
-		clear_bit(own->idx, ism->idx_map);
-		goto free;
-	}
-	/* Before the device knows it: the first signal may come at once. */
-	vism_set_client(dibs, own->idx, client->id);
-	rc = vism_register(ism, own);
-	if (rc) {
-		vism_set_client(dibs, own->idx, NO_DIBS_CLIENT);
-		vism_let_go(ism, own, rc);
+	if (rc < 0) {
+		kfree(own);
 		return rc;
 	}
+	idx = rc;
+	own->idx = idx;
+	/* Before the device knows it: the first signal may come at once. */
+	vism_set_client(dibs, idx, client->id);
+	/* The device may have no window, or no room there, or the peer may have none. */
+	rc = vism_window_register(ism, own);
+	if (rc)
+		rc = vism_register_guest(ism, own);
+	if (rc) {
+		vism_set_client(dibs, idx, NO_DIBS_CLIENT);
+		return rc;
+	}
+	dmb->idx = idx;
+	dmb->dmb_tok = own->token;
+	dmb->cpu_addr = own->addr;
+	/* SMC unregisters no DMB whose address is 0. */
+	dmb->dma_addr = page_to_phys(virt_to_page(own->addr)) ?: DMA_MAPPING_ERROR;
 	scoped_guard(spinlock_irqsave, &ism->dmb_lock)
 		list_add(&own->list, &ism->dmbs);
-	dmb->idx = own->idx;
-	dmb->dmb_tok = own->token;
-	dmb->cpu_addr = folio_address(own->folio);
-	/* SMC unregisters no DMB whose address is 0. */
-	dmb->dma_addr = PFN_PHYS(folio_pfn(own->folio)) ?: DMA_MAPPING_ERROR;
 	return 0;
-free:
-	kfree(own);
-	return rc;
 }
 
 /* Takes a DMB out of the list. */
@@ -164,6 +193,11 @@ static int vism_unregister_dmb(struct dibs_dev *dibs, struct dibs_dmb *dmb)
 	own = vism_take_dmb(ism, dmb);
 	if (!own)
 		return -EINVAL;
+	if (own->slab) {
+		vism_set_client(dibs, own->idx, NO_DIBS_CLIENT);
+		vism_window_unregister(ism, own);
+		return 0;
+	}
 	rc = vism_unregister(ism, own->token);
 	vism_set_client(dibs, own->idx, NO_DIBS_CLIENT);
 	/* Any other status is nonsense here, and says that the DMB is still there. */
@@ -177,8 +211,14 @@ static int vism_move_data(struct dibs_dev *dibs, u64 token, unsigned int idx,
 			  bool sf, unsigned int offset, void *data,
 			  unsigned int size)
 {
-	return vism_move(dibs->drv_priv, token, ror16(VISM_FIRST_MASK, idx), sf,
-			 offset, data, size);
+	u16 mask = ror16(VISM_FIRST_MASK, idx);
+	struct vism *ism = dibs->drv_priv;
+	int rc;
+
+	rc = vism_window_move(ism, token, mask, sf, offset, data, size);
+	if (rc != -EOPNOTSUPP)
+		return rc;
+	return vism_move(ism, token, mask, sf, offset, data, size);
 }
 
 static int vism_add_vlan_id(struct dibs_dev *dibs, u64 vlan_id)
@@ -213,8 +253,13 @@ static const struct dibs_dev_ops vism_dibs_ops = {
 	.signal_event = vism_signal_remote,
 };
 
-/* Tells the client of a DMB that it was signalled. */
-static void vism_call_irq(struct dibs_dev *dibs, u32 idx, u16 mask)
+/**
+ * vism_call_irq() - tell the client of a DMB that it was signalled
+ * @dibs: device, locked
+ * @idx: of the DMB, below VISM_MAX_DMBS
+ * @mask: what was signalled
+ */
+void vism_call_irq(struct dibs_dev *dibs, u32 idx, u16 mask)
 {
 	struct dibs_client *client;
 	u8 id;
@@ -281,9 +326,12 @@ void vism_dibs_peer_down(struct vism *ism, struct dibs_event *event)
 	if (!ism->dibs)
 		return;
 	guard(spinlock)(&ism->dibs->lock);
-	list_for_each_entry(dmb, &ism->dmbs, list)
-		if (uuid_equal(&dmb->user, &event->gid))
-			vism_call_irq(ism->dibs, dmb->idx, VISM_FIRST_MASK);
+	list_for_each_entry(dmb, &ism->dmbs, list) {
+		if (!uuid_equal(&dmb->user, &event->gid))
+			continue;
+		dmb->peer_down = true;
+		vism_call_irq(ism->dibs, dmb->idx, VISM_FIRST_MASK);
+	}
 	vism_call_event(ism->dibs, event);
 }
 

@@ -14,6 +14,7 @@ union vism_record {
 	struct virtio_ism_event event;
 	struct virtio_ism_notice notice;
 	struct virtio_ism_dmb_signal signal;
+	struct virtio_ism_slab_wake wake;
 	u8 bytes[VIRTIO_ISM_EVENT_LEN];
 };
 
@@ -31,6 +32,17 @@ static void vism_handle_signals(struct vism *ism,
 				 le16_to_cpu(signal->entries[i].mask));
 }
 
+static void vism_handle_wakes(struct vism *ism,
+			      const struct virtio_ism_slab_wake *wake)
+{
+	u32 n = le32_to_cpu(wake->event.n);
+
+	if (n > ARRAY_SIZE(wake->slabs))
+		return;
+	for (u32 i = 0; i < n; i++)
+		vism_window_wake(ism, le32_to_cpu(wake->slabs[i]));
+}
+
 static void vism_handle_notice(struct vism *ism,
 			       const struct virtio_ism_notice *notice)
 {
@@ -42,12 +54,14 @@ static void vism_handle_notice(struct vism *ism,
 		event.type = DIBS_BUF_EVENT;
 		event.subtype = DIBS_BUF_UNREGISTERED;
 		event.buffer_tok = le64_to_cpu(notice->token);
+		vism_window_dmb_gone(ism, event.buffer_tok);
 		vism_dibs_event(ism, &event);
 		break;
 	case VIRTIO_ISM_EV_PEER_DOWN:
 		event.type = DIBS_DEV_EVENT;
 		event.subtype = notice->event.subtype ? DIBS_DEV_ERR_STATE :
 							DIBS_DEV_DISABLED;
+		vism_window_peer_down(ism, &event.gid);
 		vism_dibs_peer_down(ism, &event);
 		break;
 	case VIRTIO_ISM_EV_SW_EVENT:
@@ -67,6 +81,9 @@ static void vism_handle_record(struct vism *ism, const union vism_record *record
 	switch (kind) {
 	case VIRTIO_ISM_EV_DMB_SIGNAL:
 		vism_handle_signals(ism, &record->signal);
+		break;
+	case VIRTIO_ISM_EV_SLAB_WAKE:
+		vism_handle_wakes(ism, &record->wake);
 		break;
 	case VIRTIO_ISM_EV_DMB_GONE:
 	case VIRTIO_ISM_EV_PEER_DOWN:

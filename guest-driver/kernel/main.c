@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Virtio ISM driver: a dibs device whose DMBs lie in guest memory, and into whose peers' DMBs the
- * virtio device copies.
+ * Virtio ISM driver: a dibs device whose DMBs lie in guest memory or in the window of the device.
+ * Into DMBs of peers the virtio device copies, or this driver stores.
  */
 #include <linux/bitmap.h>
 #include <linux/log2.h>
@@ -39,6 +39,8 @@ static int vism_read_limits(struct vism *ism)
 	limits.dmb_min = le32_to_cpu(config.dmb_min);
 	limits.dmb_max = le32_to_cpu(config.dmb_max);
 	limits.max_move = le32_to_cpu(config.max_move);
+	limits.slab_align = le32_to_cpu(config.slab_align);
+	limits.window_size = le64_to_cpu(config.window_size);
 	max_segs = le16_to_cpu(config.max_segs);
 	queues = le16_to_cpu(config.num_move_queues);
 	limits.move_queues = min3(queues, VISM_MAX_MOVE_QUEUES, num_possible_cpus());
@@ -125,6 +127,7 @@ static void vism_shut_down(struct vism *ism)
 	/* The device accesses nothing any more. */
 	WRITE_ONCE(ism->running, false);
 	mutex_unlock(&ism->control.mutex);
+	vism_window_close(ism);
 	vism_free_orphans(ism);
 }
 
@@ -163,6 +166,7 @@ static int vism_bring_up(struct vism *ism)
 		dev_err(&ism->vdev->dev, "no session: %d\n", rc);
 		goto shut_down;
 	}
+	vism_window_open(ism);
 	return 0;
 shut_down:
 	vism_shut_down(ism);
@@ -262,6 +266,7 @@ static void vism_config_changed(struct virtio_device *vdev)
 
 static void vism_free(struct vism *ism)
 {
+	vism_window_exit(ism);
 	vism_events_exit(ism);
 	vism_control_exit(ism);
 	bitmap_free(ism->idx_map);
@@ -282,6 +287,7 @@ static struct vism *vism_alloc(struct virtio_device *vdev)
 	spin_lock_init(&ism->control.lock);
 	init_completion(&ism->control.done);
 	spin_lock_init(&ism->events.lock);
+	vism_window_init(ism);
 	spin_lock_init(&ism->dmb_lock);
 	INIT_LIST_HEAD(&ism->dmbs);
 	INIT_LIST_HEAD(&ism->orphans);
@@ -350,6 +356,9 @@ MODULE_DEVICE_TABLE(virtio, vism_ids);
 
 static const unsigned int vism_features[] = {
 	VIRTIO_ISM_F_MOVE,
+#if IS_ENABLED(CONFIG_ZONE_DEVICE)
+	VIRTIO_ISM_F_WINDOW,
+#endif
 	VIRTIO_ISM_F_SW_EVENT,
 	VIRTIO_ISM_F_STATS,
 };

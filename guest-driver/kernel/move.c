@@ -65,6 +65,7 @@ static unsigned int vism_reap(struct vism_move_queue *queue, u64 *failed,
 			queue->errors++;
 			failed[nfailed++] = slot->token;
 		}
+		slot->token = 0;
 		slot->next = queue->free;
 		queue->free = slot;
 	}
@@ -170,6 +171,7 @@ static int vism_move_part(struct vism_move_queue *queue, u64 token, u16 mask,
 			rc = vism_post(queue, slot, token, mask, signal, offset,
 				       data, size);
 			if (rc) {
+				slot->token = 0;
 				slot->next = queue->free;
 				queue->free = slot;
 				break;
@@ -209,6 +211,40 @@ static int vism_move_part(struct vism_move_queue *queue, u64 token, u16 mask,
 	return rc;
 }
 
+static struct vism_move_queue *vism_move_queue_of(struct vism *ism, u64 token)
+{
+	return &ism->moves[hash_64(token, 16) % ism->limits.move_queues];
+}
+
+/**
+ * vism_move_settled() - whether no move to a DMB is under way
+ * @ism: device
+ * @token: of the DMB
+ *
+ * Context: any; does not sleep.
+ * Return: true if the device has done all moves to it.
+ */
+bool vism_move_settled(struct vism *ism, u64 token)
+{
+	struct vism_move_queue *queue = vism_move_queue_of(ism, token);
+	unsigned int nfailed = 0;
+	bool settled = false;
+	unsigned long flags;
+	u64 failed[4];
+
+	spin_lock_irqsave(&queue->lock, flags);
+	if (queue->vq && vism_usable(ism)) {
+		nfailed = vism_reap(queue, failed, ARRAY_SIZE(failed));
+		settled = true;
+		for (unsigned int i = 0; i < queue->nslots; i++)
+			if (queue->slots[i].token == token)
+				settled = false;
+	}
+	spin_unlock_irqrestore(&queue->lock, flags);
+	vism_report_failed(ism, failed, nfailed);
+	return settled;
+}
+
 /**
  * vism_move() - write into a DMB of a peer
  * @ism: device
@@ -234,7 +270,7 @@ int vism_move(struct vism *ism, u64 token, u16 mask, bool signal, u32 offset,
 
 	if (vism_has_failed(ism, token))
 		return -EIO;
-	queue = &ism->moves[hash_64(token, 16) % ism->limits.move_queues];
+	queue = vism_move_queue_of(ism, token);
 	do {
 		part = min(size, most);
 		rc = vism_move_part(queue, token, mask, signal && part == size,

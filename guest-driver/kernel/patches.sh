@@ -43,12 +43,16 @@ revision of such a device. It is a dibs device, so AF_SMC runs SMC-D over it
 between virtual machines, and between a virtual machine and processes of its
 host.
 
-DMBs lie in guest memory. A guest writes into a peer's DMB by a request on a
-virtqueue, and the device copies. Each DMB has one user, named by its GID;
-the device checks token and GID.
+DMBs lie in guest memory, or in slabs of the device's shared memory region.
+A guest writes into a peer's DMB by a request on a virtqueue, and the device
+copies; or it stores into the slab, which both guests have mapped. Each DMB
+has one user, named by its GID; the device checks token and GID. A slab is of
+one owner and one user.
 
 A move is posted and not awaited, since move_data() may not sleep. A move
-that the device refuses later fails the next move to the same DMB.
+that the device refuses later fails the next move to the same DMB. Clients do
+not say before the first move that they will write a DMB, so that one is the
+device's, and a work attaches the DMB meanwhile.
 
 The driver does not trust the device: it copies what the device says, and
 checks it. A device that breaks a rule is reset, and begins a new session.
@@ -60,7 +64,7 @@ Requests, replies, moves and event records of revision 1 of the device.
 TEXT
 
 : >"$work/change"
-for file in vism.h main.c control.c event.c move.c dibs.c debugfs.c; do
+for file in vism.h window.h main.c control.c event.c move.c dibs.c debugfs.c window.c peer.c; do
     added "drivers/dibs/virtio_ism/$file" "$here/$file" >>"$work/change"
 done
 # In the tree the option comes from Kconfig, and the header from include/uapi.
@@ -88,8 +92,9 @@ cat >>"$work/change" <<'TEXT'
 \ No newline at end of file
 TEXT
 mail 2 "dibs: add a driver for the virtio ISM device" <<'TEXT'
-Control, event and move queues, DMBs in guest memory, software events, the
-end of peers, restart of a device that has failed, and counters in debugfs.
+Control, event and move queues, DMBs in guest memory and in the shared
+memory region, software events, the end of peers, restart of a device that
+has failed, and counters in debugfs.
 TEXT
 
 cat >"$work/maintainers" <<'TEXT'
@@ -116,8 +121,20 @@ debugfs
 =======
 
 ``virtio_ism/<device>/counters`` has one counter per line: those of the
-driver (moves, commands, records of the event queue by kind), and those that
-the device keeps (``device_*``), if it offers VIRTIO_ISM_F_STATS.
+driver (moves, stores, kicks, commands, records of the event queue by kind),
+and those that the device keeps (``device_*``), if it offers
+VIRTIO_ISM_F_STATS.
+
+Module parameters
+=================
+
+``window``
+  0: the device copies all data. By default the driver stores into the memory
+  that it shares with peers.
+
+``poll_us``
+  How often, in microseconds, the driver looks at a peer that had news lately
+  (50). Meanwhile that peer need not wake it. 0: it is woken each time.
 TEXT
 added Documentation/networking/virtio_ism.rst "$work/documentation" >"$work/change"
 mail 3 "Documentation: networking: describe virtio_ism" <<'TEXT'

@@ -7,6 +7,8 @@
 
 #include <linux/completion.h>
 #include <linux/dibs.h>
+#include <linux/hashtable.h>
+#include <linux/hrtimer.h>
 #include <linux/list.h>
 #include <linux/mutex.h>
 #include <linux/spinlock.h>
@@ -25,6 +27,9 @@
 #define VISM_MAX_SLOTS		128
 #define VISM_EVENT_BUFFERS	64
 #define VISM_FAILED_TOKENS	32
+#define VISM_LEFT		16
+/* The bit of a DMB's mask that belongs to an element of index 0. */
+#define VISM_FIRST_MASK		0x1000
 
 /**
  * struct vism_limits - what the configuration of a device allows
@@ -35,6 +40,8 @@
  * @dmb_min: smallest DMB in bytes
  * @dmb_max: largest DMB in bytes
  * @max_move: most bytes of a move
+ * @slab_align: of slabs in the window
+ * @window_size: length of the window, 0 if the front end cannot map
  */
 struct vism_limits {
 	u32 features;
@@ -44,31 +51,45 @@ struct vism_limits {
 	u32 dmb_min;
 	u32 dmb_max;
 	u32 max_move;
+	u32 slab_align;
+	u64 window_size;
 };
+
+struct vism_slab;
 
 /**
  * struct vism_dmb - a DMB that this device owns
  * @list: in &vism.dmbs, guarded by &vism.dmb_lock
- * @folio: its memory
+ * @folio: its memory; NULL in the window
+ * @slab: in which it lies; NULL in guest memory
+ * @addr: its memory
+ * @line: its signal line there
+ * @bit: its bit of the line
  * @token: by which its user names it
  * @user: GID of its user
  * @len: its length in bytes, a power of two
  * @idx: index on this device
+ * @peer_down: its user has gone
  */
 struct vism_dmb {
 	struct list_head list;
 	struct folio *folio;
+	struct vism_slab *slab;
+	void *addr;
+	u16 line;
+	u8 bit;
 	u64 token;
 	uuid_t user;
 	u32 len;
 	u32 idx;
+	bool peer_down;
 };
 
 /**
  * struct vism_slot - buffer of a move
  * @next: in the list of free slots
  * @message: header, segment and payload
- * @token: DMB that is written
+ * @token: DMB that is written; 0 while the device does not have the slot
  * @status: of the device
  */
 struct vism_slot {
@@ -153,6 +174,44 @@ struct vism_events {
 };
 
 /**
+ * struct vism_window - memory that is shared with peers
+ * @base: physical address of the window
+ * @len: its length, 0 if it is not used
+ * @mutex: one change of @slabs at a time
+ * @slabs: slabs that are mapped, also guarded by &vism.dmb_lock
+ * @peers: DMBs of peers by token, guarded by &vism.dmb_lock and RCU
+ * @npeers: number of them
+ * @work: attaches and detaches DMBs of peers, and returns slabs
+ * @look: looks at slabs in case that a wake-up was lost
+ * @poll: looks at busy slabs
+ * @left: peers that have gone, guarded by &vism.dmb_lock
+ * @next_left: where the next one goes
+ * @held: own DMBs that a client gave back while somebody reads their pages
+ * @stores: writes into slabs of peers
+ * @bytes: payload of these
+ * @kicks: how often a peer slept
+ * @signals: own DMBs that were found signalled
+ */
+struct vism_window {
+	phys_addr_t base;
+	u64 len;
+	struct mutex mutex; /* see above */
+	struct list_head slabs;
+	DECLARE_HASHTABLE(peers, 8);
+	unsigned int npeers;
+	struct work_struct work;
+	struct delayed_work look;
+	struct hrtimer poll;
+	uuid_t left[VISM_LEFT];
+	unsigned int next_left;
+	struct list_head held;
+	atomic64_t stores;
+	atomic64_t bytes;
+	atomic64_t kicks;
+	atomic64_t signals;
+};
+
+/**
  * struct vism - a virtio ISM device
  * @vdev: the virtio device
  * @dibs: what dibs knows of it; NULL while there is none
@@ -166,6 +225,7 @@ struct vism_events {
  * @control: control queue
  * @events: event queue
  * @moves: move queues
+ * @window: slabs, and DMBs of peers in them
  * @dmb_lock: guards @dmbs, @orphans and @idx_map
  * @dmbs: own DMBs
  * @orphans: DMBs whose end the device has not confirmed
@@ -188,6 +248,7 @@ struct vism {
 	struct vism_control control;
 	struct vism_events events;
 	struct vism_move_queue moves[VISM_MAX_MOVE_QUEUES];
+	struct vism_window window;
 	spinlock_t dmb_lock; /* see above */
 	struct list_head dmbs;
 	struct list_head orphans;
@@ -237,6 +298,48 @@ int vism_move_init(struct vism_move_queue *queue);
 void vism_move_exit(struct vism_move_queue *queue);
 int vism_move(struct vism *ism, u64 token, u16 mask, bool signal, u32 offset,
 	      const void *data, u32 size);
+bool vism_move_settled(struct vism *ism, u64 token);
+
+/* window.c */
+#if IS_ENABLED(CONFIG_ZONE_DEVICE)
+void vism_window_init(struct vism *ism);
+void vism_window_open(struct vism *ism);
+void vism_window_close(struct vism *ism);
+void vism_window_exit(struct vism *ism);
+int vism_window_register(struct vism *ism, struct vism_dmb *dmb);
+void vism_window_unregister(struct vism *ism, struct vism_dmb *dmb);
+int vism_window_move(struct vism *ism, u64 token, u16 mask, bool signal,
+		     u32 offset, const void *data, u32 size);
+void vism_window_wake(struct vism *ism, u32 id);
+void vism_window_dmb_gone(struct vism *ism, u64 token);
+void vism_window_peer_down(struct vism *ism, const uuid_t *gid);
+#else
+static inline void vism_window_init(struct vism *ism) { }
+static inline void vism_window_open(struct vism *ism) { }
+static inline void vism_window_close(struct vism *ism) { }
+static inline void vism_window_exit(struct vism *ism) { }
+
+static inline int vism_window_register(struct vism *ism, struct vism_dmb *dmb)
+{
+	return -EOPNOTSUPP;
+}
+
+static inline void vism_window_unregister(struct vism *ism,
+					  struct vism_dmb *dmb) { }
+
+static inline int vism_window_move(struct vism *ism, u64 token, u16 mask,
+				   bool signal, u32 offset, const void *data,
+				   u32 size)
+{
+	return -EOPNOTSUPP;
+}
+
+static inline void vism_window_wake(struct vism *ism, u32 id) { }
+static inline void vism_window_dmb_gone(struct vism *ism, u64 token) { }
+
+static inline void vism_window_peer_down(struct vism *ism,
+					 const uuid_t *gid) { }
+#endif
 
 /* dibs.c */
 int vism_dibs_add(struct vism *ism);
@@ -244,6 +347,7 @@ void vism_dibs_del(struct vism *ism);
 void vism_dibs_signal(struct vism *ism, u32 idx, u16 mask);
 void vism_dibs_event(struct vism *ism, const struct dibs_event *event);
 void vism_dibs_peer_down(struct vism *ism, struct dibs_event *event);
+void vism_call_irq(struct dibs_dev *dibs, u32 idx, u16 mask);
 void vism_free_orphans(struct vism *ism);
 
 /* debugfs.c */

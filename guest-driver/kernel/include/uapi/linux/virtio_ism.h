@@ -141,6 +141,27 @@ struct virtio_ism_token {
 	__le64 token;
 };
 
+#define VIRTIO_ISM_ATTACH_MOVE_ONLY	1 /* the DMB cannot be mapped */
+
+struct virtio_ism_attach_reply {
+	__le64 dmb_off;
+	__le64 slab_off;
+	__le32 slab_len;
+	__le32 slab_id;
+	__le32 dmb_len;
+	__le16 line;
+	__u8 bit;
+	__u8 flags;
+	__le64 nonce;
+	__u8 owner_gid[VIRTIO_ISM_GID_LEN];
+	__le64 reserved;
+};
+
+struct virtio_ism_release_slab {
+	__le32 slab_id;
+	__le32 reserved;
+};
+
 struct virtio_ism_signal_event {
 	__u8 gid[VIRTIO_ISM_GID_LEN];
 	__le32 trigger;
@@ -211,5 +232,35 @@ struct virtio_ism_dmb_signal {
 		__le16 reserved;
 	} entries[VIRTIO_ISM_DMB_SIGNALS];
 };
+
+#define VIRTIO_ISM_SLAB_WAKES		14
+
+struct virtio_ism_slab_wake {
+	struct virtio_ism_event event;
+	__le32 slabs[VIRTIO_ISM_SLAB_WAKES];
+};
+
+/* The window: shared memory region 1 */
+#define VIRTIO_ISM_SHM_WINDOW		1
+
+/* The end of a slab, behind its DMBs */
+#define VIRTIO_ISM_CONTROL_LEN		65536
+#define VIRTIO_ISM_LINES		1020
+
+struct virtio_ism_control {
+	__le64 nonce;
+	__le32 version;
+	__le32 nlines;
+};
+
+/* Line i is 64 * (i + 1) bytes behind the start of the control tail */
+struct virtio_ism_line {
+	__le32 armed;
+	__le32 reserved0;
+	__le64 pend;
+	__u8 reserved1[48];
+};
+
+#define VIRTIO_ISM_ARMED_KICK		1 /* in armed: the owner waits for a kick */
 
 #endif /* _UAPI_LINUX_VIRTIO_ISM_H */
