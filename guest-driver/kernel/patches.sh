@@ -2,13 +2,21 @@
 # Writes the driver as a series of patches against Linux, with a cover letter, as one would mail it to
 # netdev.
 #
-#   guest-driver/kernel/patches.sh DIRECTORY
+#   guest-driver/kernel/patches.sh DIRECTORY ["NAME <ADDRESS>"]
+#
+# Who mails it signs it off (Documentation/process/submitting-patches.rst), and is named as author and as
+# maintainer. Without a name its place is marked, and the series is not to be mailed.
 #
 # The patches only add files, but for the lines of Kconfig, Makefile and MAINTAINERS, which name their
 # place in Linux 7.2.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-out=${1:?usage: patches.sh DIRECTORY}
+out=${1:?usage: patches.sh DIRECTORY ["NAME <ADDRESS>"]}
+author=${2:-AUTHOR <ADDRESS>}
+if [[ ! $author =~ ^[^\<\>]+\ \<[^\<\>]+\>$ ]]; then
+    echo "patches.sh: \"$author\" is not of the form NAME <ADDRESS>" >&2
+    exit 1
+fi
 mkdir -p "$out"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -26,15 +34,15 @@ mail() {
     local number=$1 subject=$2 name
     name=$(tr -cs 'A-Za-z0-9' - <<<"$subject" | sed 's/-$//' | cut -c1-52)
     {
-        printf 'Subject: [PATCH net-next %s/3] %s\n\n' "$number" "$subject"
+        printf 'From: %s\nSubject: [PATCH net-next %s/3] %s\n\n' "$author" "$number" "$subject"
         cat
-        printf -- '---\n'
+        printf '\nSigned-off-by: %s\n---\n' "$author"
         cat "$work/change"
     } >"$out/000$number-$name.patch"
 }
 
 rm -f "$out"/000*.patch
-cat >"$out/0000-cover-letter.patch" <<'TEXT'
+{ printf 'From: %s\n' "$author"; cat <<'TEXT'; } >"$out/0000-cover-letter.patch"
 Subject: [PATCH net-next 0/3] dibs: virtio ISM device
 
 The virtio specification reserves device id 44 for an ISM (Internal Shared
@@ -97,8 +105,9 @@ memory region, software events, the end of peers, restart of a device that
 has failed, and counters in debugfs.
 TEXT
 
-cat >"$work/maintainers" <<'TEXT'
+cat >"$work/maintainers" <<TEXT
 VIRTIO ISM DRIVER
+M:	$author
 L:	netdev@vger.kernel.org
 L:	virtualization@lists.linux.dev
 S:	Maintained
@@ -140,4 +149,5 @@ added Documentation/networking/virtio_ism.rst "$work/documentation" >"$work/chan
 mail 3 "Documentation: networking: describe virtio_ism" <<'TEXT'
 What the driver is for, and its counters.
 TEXT
+[ "$#" -gt 1 ] || echo "patches.sh: not signed off: name yourself to mail it" >&2
 ls "$out"
