@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
-# Builds the kernel's driver for a user-mode Linux of kernel.sh, with all warnings as errors, checks
-# its sources, and prints the path of the module as the last line.
+# Builds the kernel's driver for a kernel of tests/uml/kernel.sh or tests/vm/kernel.sh, with all warnings
+# as errors, and prints the path of the module as the last line. For user-mode Linux it also checks the
+# sources and the patches.
 #
 #   tests/uml/module.sh KERNEL OUT
+#
+# KERNEL has source/ and build/.
 set -euo pipefail
 kernel=$1 out=$2
 driver=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../guest-driver/kernel" && pwd)
 source=$kernel/source
+arch=x86
+! grep -qx CONFIG_UML=y "$kernel/build/.config" || arch=um
 
 say() { echo "module: $*" >&2; }
 need() { command -v "$1" >/dev/null || { say "missing; on Debian: apt-get install $2"; exit 1; }; }
@@ -27,11 +32,15 @@ else
 fi
 # Warnings of the compiler and of sparse fail alike.
 log=$out/build.log
-make -C "$source" ARCH=um O="$kernel/build" M="$driver" MO="$out" "${options[@]}" modules >"$log" 2>&1 \
+make -C "$source" ARCH="$arch" O="$kernel/build" M="$driver" MO="$out" "${options[@]}" modules >"$log" 2>&1 \
     || { cat "$log" >&2; exit 1; }
 if grep -E 'warning:|WARNING:' "$log" >&2; then
     say "the driver builds with warnings"
     exit 1
+fi
+if [ "$arch" != um ]; then
+    echo "$out/virtio_ism.ko"
+    exit
 fi
 cd "$driver"
 "$source/scripts/checkpatch.pl" --no-tree --strict --terse --quiet -f ./*.[ch] include/uapi/linux/*.h \

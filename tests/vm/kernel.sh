@@ -4,7 +4,7 @@
 #   tests/vm/kernel.sh [--v1] [--install-deps]
 #
 # With --v1 that of the same kernel with smc-v1-over-rxe.patch, whose AF_SMC speaks version 1 of SMC-R over
-# soft-RoCE. Both are built together.
+# soft-RoCE. Both are built together. Beside it are source/ and build/, what modules are built of.
 #
 # The source is linux-7.2.12-slim.tar.xz (only what kernel.config compiles) in $VM_SOURCES, by default
 # the directory shared/vm beside this repository; where there is none, the release is downloaded. The
@@ -83,56 +83,64 @@ exec 9>"$cache/kernel.lock"
 flock -n 9 || { say "waits for another build"; flock 9; }
 done_already && exit
 
-work=$(mktemp -d "$cache/kernel-build.XXXXXX")
-trap 'rm -rf "$work"' EXIT
+# The build's files name the directory of the source, so it is built where it stays.
+rm -rf "$out"
+mkdir -p "$out/source" "$out/build"
 
 archive=$local_archive
 if [ ! -f "$archive" ]; then
     archive=$cache/linux-$version.tar.xz
     if [ ! -f "$archive" ]; then
         say "downloads $release/linux-$version.tar.xz (about 150 MB)"
-        curl -fSL --retry 3 -o "$work/download" "$release/linux-$version.tar.xz"
+        curl -fSL --retry 3 -o "$out/download" "$release/linux-$version.tar.xz"
         sums=$(curl -fsSL --retry 3 "$release/sha256sums.asc")
         sum=$(awk -v file="linux-$version.tar.xz" '$2 == file { print $1 }' <<<"$sums")
         [ -n "$sum" ] || die "$release/sha256sums.asc does not list linux-$version.tar.xz"
-        echo "$sum  $work/download" | sha256sum --check --quiet >&2
-        mv "$work/download" "$archive"
+        echo "$sum  $out/download" | sha256sum --check --quiet >&2
+        mv "$out/download" "$archive"
     fi
 fi
 
 say "unpacks $archive"
-mkdir "$work/linux" "$work/out"
-tar -xf "$archive" -C "$work/linux" --strip-components=1
+tar -xf "$archive" -C "$out/source" --strip-components=1
 
-cd "$work/linux"
+cd "$out/source"
 log=$cache/kernel-build.log
 say "builds Linux $version: about 8 minutes on two processors, once (log: $log)"
 configure() {
-    KCONFIG_ALLCONFIG="$config" make O="$work/out" tinyconfig
-    scripts/kconfig/merge_config.sh -m -O "$work/out" "$work/out/.config" "$config"
-    make O="$work/out" olddefconfig
+    KCONFIG_ALLCONFIG="$config" make O="$out/build" tinyconfig
+    scripts/kconfig/merge_config.sh -m -O "$out/build" "$out/build/.config" "$config"
+    make O="$out/build" olddefconfig
 }
 configure >"$log" 2>&1 || { tail -20 "$log" >&2; die "cannot configure"; }
 # An option whose dependencies are missing disappears without a word.
 while read -r option; do
-    grep -qx "$option" "$work/out/.config" || die "$option of kernel.config has no effect"
+    grep -qx "$option" "$out/build/.config" || die "$option of kernel.config has no effect"
 done < <(grep -E '^CONFIG_[A-Z0-9_]+=(y|[0-9])' "$config")
 compile() {
     KBUILD_BUILD_TIMESTAMP="@0" KBUILD_BUILD_USER=builder KBUILD_BUILD_HOST=localhost \
-        make -j"$(nproc)" O="$work/out" vmlinux >>"$log" 2>&1 \
+        make -j"$(nproc)" O="$out/build" "$@" >>"$log" 2>&1 \
         || { tail -30 "$log" >&2; die "cannot build"; }
 }
-mkdir -p "$out"
-# keep NAME: what was compiled last
-keep() {
-    strip -o "$out/$1.new" "$work/out/vmlinux"
-    mv "$out/$1.new" "$out/$1"
-}
-compile
-cp "$work/out/.config" "$out/config"
-keep vmlinux
+# Modules need the list of symbols.
+compile vmlinux modules
+strip -o "$out/vmlinux.new" "$out/build/vmlinux"
+cp "$out/build/Module.symvers" "$out/symvers"
 say "builds it with ${v1_patch##*/}"
 patch -p1 --fuzz=0 -i "$v1_patch" >>"$log" || die "cannot apply $v1_patch"
-compile
-keep vmlinux-v1
+compile vmlinux
+strip -o "$out/vmlinux-v1.new" "$out/build/vmlinux"
+mv "$out/symvers" "$out/build/Module.symvers"
+
+# Of source and build, what modules need: headers, scripts and the list of symbols.
+find "$out/build" \( -name '*.o' -o -name '*.a' -o -name '.*.cmd' \) -not -path '*/scripts/*' -delete
+find "$out/source" -type f \( -name '*.[cS]' -o -name '*.rs' -o -name '*.dts*' -o -name '*.rst' \) \
+    -not -path "$out/source/scripts/*" -not -path "$out/source/arch/*" -delete
+rm -rf "$out/source"/{Documentation,tools/testing,tools/perf,sound,fs,samples,drivers,net}
+find "$out/source/arch" -mindepth 1 -maxdepth 1 -type d -not -name x86 -exec rm -rf {} +
+rm -f "$out/build/vmlinux" "$out/build"/vmlinux.*
+cp "$out/build/.config" "$out/config"
+# Last, since they say that all is there.
+mv "$out/vmlinux-v1.new" "$out/vmlinux-v1"
+mv "$out/vmlinux.new" "$out/vmlinux"
 echo "$out/$wanted"

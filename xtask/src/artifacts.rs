@@ -87,6 +87,17 @@ pub(crate) fn build(root: &Path, install: bool, which: Programs) -> Result<Artif
     let named = |programs: Vec<(&str, PathBuf)>| {
         programs.into_iter().map(|(name, path)| (name.to_owned(), path)).collect::<Vec<_>>()
     };
+    // <target>/release/vhost-device-ism
+    let target = daemon.ancestors().nth(2).unwrap_or(root);
+    let images = target.join("vm");
+    let mut files = verbs;
+    match kernel.parent().filter(|directory| directory.join("source").is_dir()) {
+        Some(directory) => {
+            let driver = module(root, directory, &images.join("module"))?;
+            files.push(("lib/modules/virtio_ism.ko".to_owned(), driver));
+        }
+        None => eprintln!("xtask: no source/ beside {}: no kernel's driver", kernel.display()),
+    }
     let mut contents = Contents {
         kind: "initrd",
         busybox,
@@ -97,11 +108,8 @@ pub(crate) fn build(root: &Path, install: bool, which: Programs) -> Result<Artif
             ("ip", ip),
             ("tc", tc),
         ]),
-        files: verbs,
+        files,
     };
-    // <target>/release/vhost-device-ism
-    let target = daemon.ancestors().nth(2).unwrap_or(root);
-    let images = target.join("vm");
     let initrd = image::write(&contents, &images)?;
     // Each guest unpacks its whole image. Most guests have an image without these programs.
     contents.kind = "tests";
@@ -165,6 +173,17 @@ pub(crate) fn build_uml(root: &Path) -> Result<UmlPrograms, ToolError> {
         preload: find(&built, "smc_preload")?,
         tests: find(&built, "uml")?,
     })
+}
+
+/// Builds the driver for the kernel of a directory, and checks it: its path.
+///
+/// # Errors
+/// It does not build, or a check has failed. Why has been shown.
+pub(crate) fn module(root: &Path, kernel: &Path, out: &Path) -> Result<PathBuf, ToolError> {
+    let mut script = Command::new(root.join("tests/uml/module.sh"));
+    script.arg(kernel).arg(out);
+    let text = tool::output(script)?;
+    Ok(PathBuf::from(text.lines().last().unwrap_or_default()))
 }
 
 /// Runs a script for each of its two results. `second` is the option for the second one.

@@ -33,14 +33,14 @@ pub(crate) enum Programs {
 /// # Errors
 /// Packages are missing, and are not to be installed or cannot be; the error names all of them.
 pub(crate) fn ensure(root: &Path, programs: Programs, install: bool) -> Result<bool, ToolError> {
-    let (mut required, mut optional) = missing(root, programs)?;
+    let (mut required, mut optional) = missing(root, programs, install)?;
     // That a package is missing may show only when another one is there.
     for _ in 0..INSTALLATIONS {
         if !install || required.is_empty() && optional.is_empty() {
             break;
         }
         apt_install(&[&required[..], &optional[..]].concat())?;
-        (required, optional) = missing(root, programs)?;
+        (required, optional) = missing(root, programs, install)?;
     }
     let must_have_all = install || programs == Programs::All;
     if !required.is_empty() || must_have_all && !optional.is_empty() {
@@ -74,19 +74,32 @@ fn missing_for_uml(root: &Path, all: bool) -> Result<Vec<String>, ToolError> {
     add(&mut missing, image::busybox().is_ok(), "busybox-static");
     add(&mut missing, has_program("ip"), "iproute2");
     add(&mut missing, has_program("unshare"), "util-linux");
-    for script in ["kernel.sh", "module.sh"] {
-        let script = root.join("tests/uml").join(script);
-        let text = fs::read_to_string(&script).map_err(at(&script))?;
-        lines(&text).for_each(|(check, package)| add(&mut missing, is_there(check), package));
+    let script = root.join("tests/uml/kernel.sh");
+    let text = fs::read_to_string(&script).map_err(at(&script))?;
+    lines(&text).for_each(|(check, package)| add(&mut missing, is_there(check), package));
+    for (there, package) in module_needs(root, all)? {
+        add(&mut missing, there, &package);
     }
-    // Without it the driver is not checked by it, which its script says.
-    add(&mut missing, !all || has_program("sparse"), "sparse");
     Ok(missing)
+}
+
+/// What building the kernel's driver needs, and whether it is there.
+fn module_needs(root: &Path, all: bool) -> Result<Vec<(bool, String)>, ToolError> {
+    let script = root.join("tests/uml/module.sh");
+    let text = fs::read_to_string(&script).map_err(at(&script))?;
+    let needs = lines(&text).map(|(check, package)| (is_there(check), package.to_owned()));
+    // Without it the driver is not checked by it, which its script says.
+    let sparse = (!all || has_program("sparse"), "sparse".to_owned());
+    Ok(needs.chain([sparse]).collect())
 }
 
 /// Names of missing packages: those without which nothing works, and those of the programs of the
 /// distribution.
-fn missing(root: &Path, which: Programs) -> Result<(Vec<String>, Vec<String>), ToolError> {
+fn missing(
+    root: &Path,
+    which: Programs,
+    all: bool,
+) -> Result<(Vec<String>, Vec<String>), ToolError> {
     let mut required = Vec::new();
     let mut need = |there: bool, package: &str| add(&mut required, there, package);
     need(image::busybox().is_ok(), "busybox-static");
@@ -112,6 +125,9 @@ fn missing(root: &Path, which: Programs) -> Result<(Vec<String>, Vec<String>), T
             // The cache has outlived the libraries that QEMU was linked with.
             QEMU_LIBRARIES.into_iter().for_each(|package| need(false, package));
         }
+    }
+    for (there, package) in module_needs(root, all)? {
+        need(there, &package);
     }
     let mut optional = Vec::new();
     for (name, package) in programs::packages(which == Programs::All) {

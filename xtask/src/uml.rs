@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let programs = artifacts::build_uml(&root)?;
     // <target>/release/vhost-device-ism
     let target = programs.daemon.ancestors().nth(2).unwrap_or(&root).to_owned();
-    let module = module(&root, &kernel, &target.join("uml"))?;
+    let module = artifacts::module(&root, &kernel, &target.join("uml"))?;
     if args.build {
         println!("{}", module.display());
         return Ok(ExitCode::SUCCESS);
@@ -107,13 +107,5 @@ fn kernel(root: &Path) -> Result<PathBuf, ToolError> {
         return Ok(path.into());
     }
     let text = tool::output(Command::new(root.join("tests/uml/kernel.sh")))?;
-    Ok(PathBuf::from(text.lines().last().unwrap_or_default()))
-}
-
-/// Builds and checks the driver: its path.
-fn module(root: &Path, kernel: &Path, out: &Path) -> Result<PathBuf, ToolError> {
-    let mut script = Command::new(root.join("tests/uml/module.sh"));
-    script.arg(kernel).arg(out);
-    let text = tool::output(script)?;
     Ok(PathBuf::from(text.lines().last().unwrap_or_default()))
 }

@@ -25,6 +25,7 @@ mod child;
 pub mod control;
 mod driver;
 pub mod ends;
+pub mod figures;
 mod guest;
 mod host;
 mod job;

@@ -13,6 +13,7 @@ mod faults;
 mod hostile;
 mod interop;
 mod isolation;
+mod kernel;
 mod lifecycle;
 mod programs;
 mod rdma;

@@ -1,0 +1,144 @@
+//! The kernel's driver (`guest-driver/kernel`) in guests: AF_SMC over the device, with itself and with
+//! this project's sockets. The kernel is asked what carried each connection.
+
+use smc_tests::vm::ends::{End, all_orders, connection_on, give_eid};
+use smc_tests::vm::figures::af_smc_next_to_tcp;
+use smc_tests::vm::{Bed, Guest, Vm};
+
+/// Connections at a time.
+const MANY: usize = 60;
+/// Runs of a measurement, of which the median counts.
+const RUNS: usize = 7;
+/// Bytes of send and receive buffers that are measured: what Linux has, and sixteen times that.
+const BUFFERS: [&str; 2] = ["65536", "1048576"];
+
+/// A guest whose ISM device is for the kernel's driver.
+fn vm(name: &str) -> Vm {
+    Vm::named(name).append("ism.bind=no")
+}
+
+/// The driver with its window, and without.
+const WINDOW: &str = "window=1";
+const MOVES: &str = "window=0";
+
+/// Gives the kernel its driver, and AF_SMC an enterprise id.
+#[track_caller]
+fn load(guest: &Guest, options: &str) {
+    insert(guest, options);
+    give_eid(guest);
+}
+
+#[track_caller]
+fn insert(guest: &Guest, options: &str) {
+    guest.ok(format!("insmod /lib/modules/virtio_ism.ko {options}"));
+}
+
+/// The device carried bytes in this way, and nothing was refused or lost.
+#[track_caller]
+fn assert_carried(guest: &Guest, by: &str) {
+    let carried = guest.counter(by);
+    assert!(carried > 8_000_000, "{}: {by}: {carried}", guest.name());
+    for count in ["moves_refused", "moves_dropped", "events_unknown", "events_lost"] {
+        assert_eq!(guest.counter(count), 0, "{}: {count}", guest.name());
+    }
+    guest.assert_no_splats();
+}
+
+// Shows: EISM-31.
+#[test]
+fn two_kernels_speak_smc_d_over_the_window() {
+    let bed = Bed::new();
+    let [a, b] = bed.boot([vm("a").cpus(2), vm("b")]);
+    [&a, &b].into_iter().for_each(|guest| load(guest, WINDOW));
+    let mut server = End::serve(&a, "linux");
+    let mut client = End::talk(&b, "linux", &a.ip());
+    all_orders(&mut server, &mut client, MANY);
+    [&a, &b].into_iter().for_each(|guest| assert_carried(guest, "store_bytes"));
+    drop((server, client));
+    bed.assert_faultless();
+}
+
+// Shows: EISM-31.
+#[test]
+fn kernels_without_the_window_speak_smc_d_by_moves() {
+    let bed = Bed::new();
+    let [a, b] = bed.boot([vm("a").cpus(2), vm("b")]);
+    // The other one has its DMBs in the window, which the device writes.
+    load(&a, WINDOW);
+    load(&b, MOVES);
+    let mut server = End::serve(&a, "linux");
+    let mut client = End::talk(&b, "linux", &a.ip());
+    all_orders(&mut server, &mut client, MANY);
+    [&a, &b].into_iter().for_each(|guest| assert_carried(guest, "move_bytes"));
+    drop((server, client));
+    bed.assert_faultless();
+}
+
+// Shows: CDC-46, CLCV2-63, CLCV2-64, EISM-11, EISM-18, EISM-19, EISM-31, RMB-33.
+#[test]
+fn a_kernel_and_this_projects_stack_speak_smc_d_in_both_roles() {
+    let bed = Bed::new();
+    let [a, b] = bed.boot([vm("a"), Vm::named("b")]);
+    load(&a, WINDOW);
+    let mut server = End::serve(&a, "linux");
+    let mut client = End::talk(&b, "rust:device=pci", &a.ip());
+    all_orders(&mut server, &mut client, MANY);
+    server.kill();
+    client.kill();
+    let mut server = End::serve(&b, "rust:device=pci");
+    let mut client = End::talk(&a, "linux", &b.ip());
+    all_orders(&mut server, &mut client, MANY);
+    assert_carried(&a, "store_bytes");
+    drop((server, client));
+    bed.assert_faultless();
+}
+
+#[test]
+#[ignore = "it measures: cargo xtask vm --slow --show-output --only kernel::af_smc"]
+fn af_smc_next_to_tcp_in_figures() {
+    let bed = Bed::alone();
+    let [a, b] = bed.boot([vm("a"), vm("b")]);
+    [&a, &b].into_iter().for_each(give_eid);
+    let given = std::env::var("SMC_KERNEL_OPTIONS").ok();
+    let all = given.unwrap_or_else(|| format!("{MOVES};{WINDOW}"));
+    for (options, buffer) in all.split(';').flat_map(|options| BUFFERS.map(|len| (options, len))) {
+        for guest in [&a, &b] {
+            insert(guest, options);
+            for name in ["rmem", "wmem"] {
+                guest.ok(["smc-test-peer", "linux", "set", name, buffer]);
+            }
+        }
+        println!("{options}, buffers of {buffer} bytes:");
+        let orders = [
+            ("stream, MB/s", "stream 50000000 1"),
+            ("round trip of 64 B, us", "rounds 1000 1"),
+            ("connections per second", "connects 100 1"),
+        ];
+        af_smc_next_to_tcp([&a, &b], &a.ip(), &orders, RUNS);
+        kicks(&a, &b);
+        for guest in [&a, &b] {
+            guest.assert_no_splats();
+            guest.ok("rmmod virtio_ism");
+        }
+    }
+}
+
+/// Prints how many kicks and moves of both ends a stream takes.
+#[track_caller]
+fn kicks(a: &Guest, b: &Guest) {
+    let mut server = End::serve(a, "linux");
+    let mut client = End::talk(b, "linux", &a.ip());
+    connection_on("smc-d", &mut server, &mut client, "ping 1000 1");
+    let count = || {
+        ["kicks", "moves"].map(|name| [a, b].iter().map(|guest| guest.counter(name)).sum::<u64>())
+    };
+    let before = count();
+    client.order("stream 100000000 1");
+    assert_eq!(client.report().error, "");
+    let [kicks, moves] = count();
+    let of = |now: u64, before: u64| (now - before) as f64 / (100e6 / f64::from(1 << 20));
+    let [kicks, moves] = [of(kicks, before[0]), of(moves, before[1])];
+    println!("for each MiB of a stream: {kicks:.2} kicks, {moves:.2} moves and kicks");
+    server.kill();
+    client.kill();
+}
