@@ -1,6 +1,8 @@
 //! The kernel's driver (`guest-driver/kernel`) in guests: AF_SMC over the device, with itself and with
 //! this project's sockets. The kernel is asked what carried each connection.
 
+use std::time::Duration;
+
 use smc_tests::vm::ends::{End, all_orders, connection_on, give_eid};
 use smc_tests::vm::figures::af_smc_next_to_tcp;
 use smc_tests::vm::{Bed, Guest, Vm};
@@ -115,7 +117,7 @@ fn af_smc_next_to_tcp_in_figures() {
             ("connections per second", "connects 100 1"),
         ];
         af_smc_next_to_tcp([&a, &b], &a.ip(), &orders, RUNS);
-        kicks(&a, &b);
+        costs(&bed, &a, &b);
         for guest in [&a, &b] {
             guest.assert_no_splats();
             guest.ok("rmmod virtio_ism");
@@ -123,22 +125,42 @@ fn af_smc_next_to_tcp_in_figures() {
     }
 }
 
-/// Prints how many kicks and moves of both ends a stream takes.
+/// Prints what a stream takes on AF_SMC, and on TCP: kicks and moves of both ends, and processor time of
+/// both guests and of the daemon.
 #[track_caller]
-fn kicks(a: &Guest, b: &Guest) {
-    let mut server = End::serve(a, "linux");
-    let mut client = End::talk(b, "linux", &a.ip());
-    connection_on("smc-d", &mut server, &mut client, "ping 1000 1");
+fn costs(bed: &Bed, a: &Guest, b: &Guest) {
+    const MIB: f64 = 200e6 / (1 << 20) as f64;
     let count = || {
         ["kicks", "moves"].map(|name| [a, b].iter().map(|guest| guest.counter(name)).sum::<u64>())
     };
-    let before = count();
-    client.order("stream 100000000 1");
-    assert_eq!(client.report().error, "");
-    let [kicks, moves] = count();
-    let of = |now: u64, before: u64| (now - before) as f64 / (100e6 / f64::from(1 << 20));
-    let [kicks, moves] = [of(kicks, before[0]), of(moves, before[1])];
-    println!("for each MiB of a stream: {kicks:.2} kicks, {moves:.2} moves and kicks");
-    server.kill();
-    client.kill();
+    let pids = [a.pid(), b.pid(), bed.daemon_pid()];
+    for (who, kind) in [("linux", "smc-d"), ("tcp", "tcp")] {
+        let mut server = End::serve(a, who);
+        let mut client = End::talk(b, who, &a.ip());
+        connection_on(kind, &mut server, &mut client, "ping 1000 1");
+        let (before, times) = (count(), pids.map(processor_time));
+        client.order("stream 200000000 1");
+        assert_eq!(client.report().error, "");
+        let now = pids.map(processor_time);
+        let [kicks, moves] = count();
+        let [kicks, moves] = [kicks - before[0], moves - before[1]].map(|n| n as f64 / MIB);
+        let [server_ms, client_ms, daemon] =
+            [0, 1, 2].map(|n| (now[n] - times[n]).as_secs_f64() * 1e3 / MIB);
+        println!(
+            "for each MiB of a stream on {kind}: {kicks:.2} kicks, {moves:.2} moves and kicks; \
+             processor ms: server {server_ms:.2}, client {client_ms:.2}, daemon {daemon:.2}"
+        );
+        server.kill();
+        client.kill();
+    }
+}
+
+/// Processor time of a process of the host, in steps of 10 ms.
+#[track_caller]
+fn processor_time(pid: u32) -> Duration {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // utime and stime; the name before them may have spaces.
+    let (_, rest) = text.rsplit_once(')').unwrap();
+    let ticks: u64 = rest.split(' ').skip(12).take(2).map(|n| n.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 10)
 }
