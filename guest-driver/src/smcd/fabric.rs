@@ -9,7 +9,7 @@ use smc_core::handshake::{Candidate, Terms};
 use smc_core::wire::ids as wire;
 use virtio_ism_abi::{Chid, Gid, Token};
 
-use super::peer::{InUse, Peer};
+use super::peer::{DmbBytes, Peer};
 use crate::ism::IsmDevice;
 use crate::sys::{is_free, lock};
 
@@ -21,7 +21,7 @@ pub(crate) const SW_TEST_LINK: u32 = 0x83;
 /// One open device and the peers that it reaches.
 pub(crate) struct Fabric {
     device: Arc<IsmDevice>,
-    in_use: InUse,
+    in_use: DmbBytes,
     peers: Mutex<FxHashMap<Gid, Arc<Peer>>>,
     next_link: AtomicU32,
 }
@@ -33,7 +33,7 @@ impl Fabric {
     /// Wraps an open device.
     pub(crate) fn new(device: Arc<IsmDevice>) -> Arc<Fabric> {
         let (peers, next_link) = (Mutex::default(), AtomicU32::new(1));
-        Arc::new(Fabric { device, in_use: InUse::default(), peers, next_link })
+        Arc::new(Fabric { device, in_use: DmbBytes::default(), peers, next_link })
     }
 
     fn peers(&self) -> MutexGuard<'_, FxHashMap<Gid, Arc<Peer>>> {

@@ -31,16 +31,16 @@ pub(crate) struct Peer {
     gid: Gid,
     link: LinkId,
     device: Arc<IsmDevice>,
-    in_use: InUse,
+    in_use: DmbBytes,
     live: AtomicUsize,
     state: Mutex<State>,
 }
 
 /// Bytes of own DMBs that connections use now, of all peers of a fabric.
 #[derive(Clone, Debug, Default)]
-pub(super) struct InUse(Arc<AtomicU64>);
+pub(super) struct DmbBytes(Arc<AtomicU64>);
 
-impl InUse {
+impl DmbBytes {
     /// The length of the next DMB, where `wanted` is configured: half as long for each share that is in
     /// use, but not shorter than CLC can say.
     fn len_of_next(&self, wanted: u32) -> u32 {
@@ -93,7 +93,7 @@ impl PeerBuffer {
 /// [`OwnBuffer::allow_reuse`].
 pub(crate) struct OwnBuffer {
     dmb: Option<OwnDmb>,
-    in_use: InUse,
+    in_use: DmbBytes,
     peer: Weak<Peer>,
     /// Bytes from the start that may not be zero; `None`: the DMB must not be used again.
     dirty: Option<usize>,
@@ -141,7 +141,12 @@ impl Drop for OwnBuffer {
 }
 
 impl Peer {
-    pub(super) fn new(gid: Gid, link: LinkId, device: Arc<IsmDevice>, in_use: InUse) -> Arc<Peer> {
+    pub(super) fn new(
+        gid: Gid,
+        link: LinkId,
+        device: Arc<IsmDevice>,
+        in_use: DmbBytes,
+    ) -> Arc<Peer> {
         let state = State {
             terms: None,
             peer_link: None,
@@ -337,7 +342,7 @@ mod tests {
     // Shows: RMB-34.
     #[test]
     fn many_connections_get_shorter_buffers_and_few_get_what_is_configured() {
-        let in_use = InUse::default();
+        let in_use = DmbBytes::default();
         let mut lengths = Vec::new();
         for _ in 0..10_000 {
             let len = in_use.len_of_next(64 << 10);
@@ -353,7 +358,7 @@ mod tests {
 
     #[test]
     fn no_buffer_is_shorter_than_a_size_code_can_say() {
-        let in_use = InUse::default();
+        let in_use = DmbBytes::default();
         in_use.0.store(u64::MAX, Ordering::Relaxed);
         assert_eq!(in_use.len_of_next(1 << 20), 16 << 10);
         assert_eq!(in_use.len_of_next(16 << 10), 16 << 10);
