@@ -264,10 +264,11 @@ void vism_peer_work(struct work_struct *work)
 		peer = vism_next_peer(ism, false);
 		if (!peer)
 			break;
-		if (READ_ONCE(peer->gone))
-			vism_detach(ism, peer);
-		else
+		/* One that goes only now is still in the table, and comes again. */
+		if (hash_hashed(&peer->node))
 			vism_attach(ism, peer);
+		else
+			vism_detach(ism, peer);
 	}
 	vism_drop_orphans(ism);
 }
