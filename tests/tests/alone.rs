@@ -225,7 +225,7 @@ fn nothing_leaks() {
                     let now = whole(Process::now());
                     most = (most.0.max(now.0), most.1.max(now.1), most.2.max(now.2));
                 }
-                let devices = Devices::of(bench.daemon()).levels();
+                let devices = Devices::of(bench.daemon());
                 for _ in 0..6 {
                     some_connections(&pair);
                 }
@@ -240,9 +240,12 @@ fn nothing_leaks() {
                     thread::sleep(Duration::from_millis(5));
                     now = whole(Process::now());
                 }
-                let after = Devices::of(bench.daemon()).levels();
-                assert_eq!(after.slabs, devices.slabs);
-                assert!(after.dmbs <= devices.dmbs + 2, "{after:?}, before: {devices:?}");
+                // How many DMBs the pools hold depends on how many connections were open at once.
+                eventually("every DMB is in a pool", || {
+                    let pooled = pair.client.totals().pooled + pair.server.totals().pooled;
+                    Devices::of(bench.daemon()).dmbs == pooled as u64
+                });
+                assert_eq!(Devices::of(bench.daemon()).slabs, devices.slabs);
                 drop(pair);
             }
             note("waits for threads to end");
