@@ -24,8 +24,8 @@ Builds the tests of backend and smc-core with instrumentation, runs them, and pr
 of backend/src and smc-core/src they reach, by file and in sum. Fails below 90 % of either.
 
 It needs llvm-profdata and llvm-cov of the LLVM that rustc has: rustup's component llvm-tools, or
-Debian's package llvm-N. What a daemon runs in its sandbox is not counted, since it can write no
-file there.";
+Debian's package llvm-N. Counters are in a mapped file, so that what a daemon runs in its
+sandbox, or before a test ends it, counts as well.";
 
 /// Options of the task.
 #[derive(Debug, Options)]
@@ -108,8 +108,8 @@ fn test(root: &Path) -> Result<BTreeSet<PathBuf>, ToolError> {
         command.args(["--lib", "--bins", "--tests"]).args(last);
         command.env("CARGO_TARGET_DIR", root.join("target/coverage"));
         command.env("RUSTFLAGS", flags());
-        // Without a directory: a daemon in its sandbox may not even try to make one.
-        command.env("LLVM_PROFILE_FILE", "coverage-%p-%m.profraw");
+        // Mapped at the start (%c), since a daemon in its sandbox can write no file when it ends.
+        command.env("LLVM_PROFILE_FILE", "coverage-%c%p-%m.profraw");
         command
     };
     let built = tool::lines(cargo(&["--no-run", "--message-format=json"]), |line| {
@@ -126,7 +126,7 @@ fn test(root: &Path) -> Result<BTreeSet<PathBuf>, ToolError> {
 
 fn flags() -> OsString {
     let mut flags = std::env::var_os("RUSTFLAGS").unwrap_or_default();
-    flags.push(" -C instrument-coverage");
+    flags.push(" -C instrument-coverage -C llvm-args=-runtime-counter-relocation");
     flags
 }
 
