@@ -87,9 +87,7 @@ pub(crate) fn build(root: &Path, install: bool, which: Programs) -> Result<Artif
     let named = |programs: Vec<(&str, PathBuf)>| {
         programs.into_iter().map(|(name, path)| (name.to_owned(), path)).collect::<Vec<_>>()
     };
-    // <target>/release/vhost-device-ism
-    let target = daemon.ancestors().nth(2).unwrap_or(root);
-    let images = target.join("vm");
+    let images = images_of(root, &daemon);
     let mut files = verbs;
     match kernel.parent().filter(|directory| directory.join("source").is_dir()) {
         Some(directory) => {
@@ -184,6 +182,16 @@ pub(crate) fn module(root: &Path, kernel: &Path, out: &Path) -> Result<PathBuf, 
     script.arg(kernel).arg(out);
     let text = tool::output(script)?;
     Ok(PathBuf::from(text.lines().last().unwrap_or_default()))
+}
+
+/// The directory of the images, and of the logs that stay.
+pub(crate) fn images(root: &Path, artifacts: &Artifacts) -> PathBuf {
+    images_of(root, &artifacts.daemon)
+}
+
+fn images_of(root: &Path, daemon: &Path) -> PathBuf {
+    // <target>/release/vhost-device-ism
+    daemon.ancestors().nth(2).unwrap_or(root).join("vm")
 }
 
 /// Runs a script for each of its two results. `second` is the option for the second one.

@@ -1,6 +1,7 @@
 //! Tasks of this repository that are more than one cargo command.
 //!
 //! - [`vm`]: `cargo xtask vm`, everything that needs virtual machines.
+//! - [`nested`]: `cargo xtask vm --nested`, the core of it under KVM inside an emulated guest.
 //! - [`artifacts`]: what the virtual machines are made of; [`cache`] is where it is kept.
 //! - [`packages`]: the Debian packages that this takes; [`programs`] names those of guests.
 //! - [`package`]: `cargo xtask package`, packages of the programs; [`third_party`] lists licences.
@@ -17,6 +18,7 @@ mod cache;
 mod coverage;
 mod cpio;
 mod image;
+mod nested;
 mod package;
 mod packages;
 mod programs;

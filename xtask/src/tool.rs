@@ -29,6 +29,9 @@ pub(crate) enum ToolError {
         .0.join(" ")
     )]
     Packages(Vec<String>),
+    /// There is no such task under nested KVM.
+    #[error("--nested goes with the tests and with \"perf\"")]
+    NotNested,
     /// An environment variable is not set that cargo or the login sets.
     #[error("no variable {0}: start this as `cargo xtask`")]
     NoVariable(&'static str),

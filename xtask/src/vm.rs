@@ -7,6 +7,7 @@ use std::time::Instant;
 use clap::Subcommand;
 
 use crate::artifacts::{self, Artifacts};
+use crate::nested;
 use crate::packages::Programs;
 use crate::tool::{self, ToolError};
 
@@ -48,6 +49,11 @@ pub(crate) struct Args {
     #[arg(long)]
     keep: bool,
 
+    /// Run the core of the tests, or "perf", with guests under KVM, which runs in an emulated guest.
+    /// This needs no KVM. The kernel of that guest is a Debian package, which is downloaded once.
+    #[arg(long, global = true)]
+    nested: bool,
+
     /// Install missing Debian packages, as root. CI=true says the same.
     #[arg(long, global = true)]
     install_deps: bool,
@@ -87,9 +93,17 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
     let start = Instant::now();
     let all_programs = args.slow || matches!(args.what, Some(What::Programs));
     let which = if all_programs { Programs::All } else { Programs::Small };
-    let artifacts = artifacts::build(&root, args.install_deps || tool::is_true("CI"), which)?;
+    let install = args.install_deps || tool::is_true("CI");
+    let artifacts = artifacts::build(&root, install, which)?;
     eprintln!("xtask: everything is built, after {} s", start.elapsed().as_secs());
     let status = match &args.what {
+        None if args.nested => {
+            return nested::tests(&root, &artifacts, &args.only, args.show_output);
+        }
+        Some(What::Perf { rdma: false, programs: false, args: words }) if args.nested => {
+            return nested::perf(&root, &artifacts, words);
+        }
+        Some(_) if args.nested => return Err(ToolError::NotNested),
         Some(What::Build) => {
             for (name, path) in artifacts.variables() {
                 println!("{name}={}", path.display());

@@ -173,6 +173,7 @@ impl Guest {
     #[track_caller]
     pub fn rebooting<T>(&self, cause: impl FnOnce() -> T) -> T {
         let before = self.machine.channel.boots();
+        self.machine.will_boot();
         let result = cause();
         self.machine.wait_boots(before + 1);
         result

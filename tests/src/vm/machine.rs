@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,8 +16,13 @@ use super::logs::Logs;
 use super::paths::{self, Built};
 use super::qmp::Qmp;
 
-/// How long a guest may take to boot: some seconds where nothing else runs.
-pub(super) const BOOT: Duration = Duration::from_secs(300);
+/// How long a guest may take to boot: some seconds where nothing else runs. `SMC_VM_BOOT_SECONDS`
+/// says how long where guests are known to die now and then.
+fn boot_limit() -> Duration {
+    let seconds = std::env::var("SMC_VM_BOOT_SECONDS").ok();
+    let seconds = seconds.map(|text| text.parse().expect("SMC_VM_BOOT_SECONDS is a number"));
+    Duration::from_secs(seconds.unwrap_or(300))
+}
 
 /// A guest to be started. By default it has one device on the daemon's first fabric, 512 MiB, one
 /// processor and, if it is started together with others, a network.
@@ -224,6 +230,8 @@ pub(super) struct Machine {
     pub(super) program: Program,
     pub(super) channel: Arc<Channel>,
     pub(super) qmp: Mutex<Qmp>,
+    /// How often it was made to boot.
+    boots: AtomicU32,
 }
 
 /// Where the sockets of a guest are.
@@ -301,20 +309,37 @@ impl Machine {
             let start = Instant::now();
             while !cables.iter().all(|cable| cable.exists()) {
                 alive(name, &program);
-                assert!(start.elapsed() < BOOT, "{name} has not opened its network");
+                assert!(start.elapsed() < boot_limit(), "{name} has not opened its network");
                 thread::sleep(Duration::from_millis(5));
             }
         }
         let channel = Channel::new(name, control, logs.open(&format!("{name}.control.log")));
-        Machine { name: name.clone(), program, channel, qmp: Mutex::new(qmp) }
+        let (name, qmp) = (name.clone(), Mutex::new(qmp));
+        Machine { name, program, channel, qmp, boots: AtomicU32::new(1) }
+    }
+
+    /// It is about to be made to boot again.
+    pub(super) fn will_boot(&self) {
+        self.boots.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Waits until the guest has booted `boots` times.
     #[track_caller]
     pub(super) fn wait_boots(&self, boots: u32) {
-        if !self.channel.wait_boots(boots, BOOT) {
+        let limit = boot_limit();
+        if !self.channel.wait_boots(boots, limit) {
             alive(&self.name, &self.program);
-            panic!("{} has not booted within {BOOT:?}", self.name);
+            panic!("{} has not booted within {limit:?}", self.name);
+        }
+    }
+}
+
+impl Drop for Machine {
+    /// A processor that gets lost starts the guest again, without a word.
+    fn drop(&mut self) {
+        let (boots, meant) = (self.channel.boots(), self.boots.load(Ordering::Relaxed));
+        if boots > meant {
+            eprintln!("{} has booted on its own: {boots} boots instead of {meant}", self.name);
         }
     }
 }
@@ -334,7 +359,7 @@ fn connect(name: &str, program: &Program, path: &Path) -> UnixStream {
             return socket;
         }
         alive(name, program);
-        assert!(start.elapsed() < BOOT, "QEMU of {name} has not opened {}", path.display());
+        assert!(start.elapsed() < boot_limit(), "QEMU of {name} has not opened {}", path.display());
         thread::sleep(Duration::from_millis(5));
     }
 }

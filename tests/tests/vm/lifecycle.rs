@@ -4,12 +4,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use smc_tests::slowly;
 use smc_tests::vm::{Bed, Vm};
 
 use crate::ends::{Client, serve};
 
-/// How soon the survivor of a connection must hear of its end.
-const SOON: Duration = Duration::from_secs(1);
+/// How soon the survivor of a connection must hear of its end: within a second, where machines are not
+/// known to be slow.
+fn soon() -> Duration {
+    slowly(Duration::from_secs(1))
+}
 
 #[test]
 fn connections_outlive_a_pause() {
@@ -46,7 +50,7 @@ fn a_reboot_ends_connections_at_once_and_the_guest_comes_back() {
         client.failed_after();
         let took = start.elapsed();
         println!("the peer of a guest that reboots heard after {took:?}");
-        assert!(took < SOON, "{took:?}");
+        assert!(took < soon(), "{took:?}");
     });
     let _server = serve(&a);
     client.connect();
@@ -65,7 +69,7 @@ fn a_driver_that_is_killed_leaves_the_fabric_and_its_device_can_be_used_again() 
     server.kill();
     client.failed_after();
     println!("the peer of a killed driver heard after {:?}", start.elapsed());
-    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    assert!(start.elapsed() < soon(), "{:?}", start.elapsed());
     let _server = serve(&a);
     client.connect();
     bed.assert_faultless();
@@ -85,7 +89,7 @@ fn a_killed_daemon_resets_connections_within_a_second_and_new_ones_work() {
         bed.kill_daemon();
         let silent = client.failed_after();
         println!("{background}: heard after {:?} ({silent} ms by the guest)", start.elapsed());
-        assert!(start.elapsed() < SOON, "{background}: {:?}", start.elapsed());
+        assert!(start.elapsed() < soon(), "{background}: {:?}", start.elapsed());
         // Meanwhile it is TCP.
         assert_eq!(client.command("connect"), "connected tcp");
         client.ping();

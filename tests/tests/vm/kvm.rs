@@ -1,0 +1,209 @@
+//! How kicks, interrupts and mappings travel under KVM. `cargo xtask vm --nested` runs these tests.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use smc_tests::eventually;
+use smc_tests::vm::{Bed, Guest};
+
+use crate::ends::{Client, serve};
+
+/// Where the kernel's trace facilities are.
+const TRACING: &str = "/sys/kernel/tracing";
+/// Functions of the kernel whose calls are recorded.
+const PROBES: [&str; 6] = [
+    // A guest's store to the address of an ioeventfd.
+    "ioeventfd_write",
+    // Somebody has written to the eventfd of an irqfd.
+    "irqfd_wakeup",
+    // Somebody takes what was written to an eventfd.
+    "eventfd_read",
+    // QEMU asks for an interrupt.
+    "kvm_send_userspace_msi",
+    // QEMU adds, moves or removes a memory slot.
+    "kvm_set_memory_region",
+    // The addresses of some memory of QEMU's process are about to change.
+    "kvm_mmu_notifier_invalidate_range_start",
+];
+
+/// Names of threads: of a guest's processor, of the daemon's queues, of QEMU's main loop.
+const PROCESSOR: &str = "CPU 0/KVM";
+const DAEMON: &str = "vring_worker";
+const QEMU: &str = "ism-";
+
+/// Not by `eprintln!`: the test harness keeps that to itself when a test succeeds.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "vm: {text}");
+}
+
+/// Whether guests run under KVM here, and KVM's functions can be probed.
+fn can_probe() -> bool {
+    let kvm = std::env::var_os("ACCEL").is_some_and(|accel| accel == "kvm");
+    let probes = Path::new(TRACING).join("kprobe_events").exists();
+    if !(kvm && probes) {
+        say("NOT TESTED here: the paths under KVM. cargo xtask vm --nested tests them");
+    }
+    kvm && probes
+}
+
+/// Records calls of [`PROBES`] while it lives.
+struct Probes;
+
+impl Probes {
+    #[track_caller]
+    fn new() -> Probes {
+        let commands: String = PROBES.iter().map(|name| format!("p:ism/{name} {name}\n")).collect();
+        write("kprobe_events", &commands);
+        write("buffer_size_kb", "4096");
+        write("events/ism/enable", "1");
+        write("trace", "");
+        Probes
+    }
+
+    /// The calls until now, which end the record: how often a thread of a name has called a function.
+    #[track_caller]
+    fn calls(&self) -> Calls {
+        write("tracing_on", "0");
+        let trace = fs::read_to_string(format!("{TRACING}/trace")).unwrap();
+        let mut calls = Calls::default();
+        for (thread, function) in trace.lines().filter_map(call) {
+            *calls.0.entry((thread.to_owned(), function.to_owned())).or_default() += 1;
+        }
+        calls
+    }
+}
+
+impl Drop for Probes {
+    fn drop(&mut self) {
+        for (file, value) in
+            [("events/ism/enable", "0"), ("kprobe_events", ""), ("tracing_on", "1")]
+        {
+            let _ = fs::write(format!("{TRACING}/{file}"), value);
+        }
+    }
+}
+
+#[track_caller]
+fn write(file: &str, value: &str) {
+    fs::write(format!("{TRACING}/{file}"), value).unwrap_or_else(|error| panic!("{file}: {error}"));
+}
+
+/// Thread and function, from a line such as
+/// `  CPU 0/KVM-153     [001] .....   113.522549: ioeventfd_write: (ioeventfd_write+0x0/0x80)`.
+fn call(line: &str) -> Option<(&str, &str)> {
+    let (task, rest) = line.split_once(" [")?;
+    let (thread, _) = task.trim().rsplit_once('-')?;
+    let (_, rest) = rest.split_once(": ")?;
+    Some((thread, rest.split_once(": ")?.0))
+}
+
+/// How often threads, by their names, have called functions.
+#[derive(Debug, Default)]
+struct Calls(BTreeMap<(String, String), u64>);
+
+impl Calls {
+    /// Calls of a function by threads whose name begins so.
+    fn by(&self, thread: &str, function: &str) -> u64 {
+        let calls = self.0.iter().filter(|((t, f), _)| t.starts_with(thread) && f == function);
+        calls.map(|(_, n)| n).sum()
+    }
+}
+
+/// What daemon and KVM have counted at a moment.
+#[derive(Clone, Copy, Debug)]
+struct Counts {
+    /// Signals that drivers asked for, less those that needed no kick.
+    kicks: u64,
+    /// Wake records that the daemon put into drivers' event queues.
+    wakes: u64,
+    /// How often a guest's processor went back to QEMU for a store or load.
+    qemu_exits: u64,
+}
+
+impl Counts {
+    #[track_caller]
+    fn now(bed: &Bed, guests: &[Guest; 2]) -> Counts {
+        let ports = bed.list();
+        Counts {
+            kicks: ports.iter().map(|port| port.signals - port.kicks_saved).sum(),
+            wakes: ports.iter().map(|port| port.wakes).sum(),
+            qemu_exits: guests.iter().map(|guest| mmio_exits(guest.pid())).sum(),
+        }
+    }
+
+    fn since(self, before: Counts) -> Counts {
+        Counts {
+            kicks: self.kicks - before.kicks,
+            wakes: self.wakes - before.wakes,
+            qemu_exits: self.qemu_exits - before.qemu_exits,
+        }
+    }
+}
+
+/// KVM's count of a machine: `/sys/kernel/debug/kvm/PID-FD/mmio_exits`.
+#[track_caller]
+fn mmio_exits(pid: u32) -> u64 {
+    let machines = fs::read_dir("/sys/kernel/debug/kvm").unwrap().flatten();
+    let of = |name: &str| name.split_once('-').is_some_and(|(owner, _)| owner == pid.to_string());
+    let mut machines = machines.filter(|entry| of(&entry.file_name().to_string_lossy()));
+    let machine = machines.next().unwrap_or_else(|| panic!("KVM has no machine of process {pid}"));
+    let text = fs::read_to_string(machine.path().join("mmio_exits")).unwrap();
+    text.trim().parse().unwrap()
+}
+
+#[test]
+fn kicks_and_interrupts_do_not_pass_through_qemu() {
+    if !can_probe() {
+        return;
+    }
+    let bed = Bed::alone();
+    let guests = bed.pair();
+    let [a, b] = &guests;
+    let _server = serve(a);
+    let mut client = Client::new(b, a);
+    client.connect();
+    client.command("stream");
+    let before = Counts::now(&bed, &guests);
+    let probes = Probes::new();
+    let mut counts = before;
+    eventually("there were a thousand wakes", || {
+        thread::sleep(Duration::from_secs(1));
+        counts = Counts::now(&bed, &guests).since(before);
+        counts.wakes >= 1000
+    });
+    let calls = probes.calls();
+    say(&format!("{counts:?}, {calls:?}"));
+    let few = counts.wakes / 5;
+    // A kick finds the queue busy now and then, and is not needed then; so is an interrupt. What the
+    // daemon has read from an eventfd, or KVM, QEMU has not: its own reads are of other eventfds.
+    assert!(calls.by(PROCESSOR, "ioeventfd_write") >= counts.kicks / 2);
+    assert!(calls.by(DAEMON, "eventfd_read") >= counts.kicks / 2);
+    assert!(calls.by(DAEMON, "irqfd_wakeup") >= counts.wakes / 2);
+    assert!(calls.by("", "kvm_send_userspace_msi") < few);
+    assert!(counts.qemu_exits < few);
+    bed.assert_faultless();
+}
+
+#[test]
+fn mappings_into_the_window_need_no_memory_slots() {
+    if !can_probe() {
+        return;
+    }
+    let bed = Bed::alone();
+    let guests = bed.pair();
+    let [a, b] = &guests;
+    let _server = serve(a);
+    let mut client = Client::new(b, a);
+    let probes = Probes::new();
+    client.connect();
+    let calls = probes.calls();
+    let slabs: u64 = bed.list().iter().map(|port| port.slabs).sum();
+    say(&format!("{slabs} slabs, {calls:?}"));
+    assert!(slabs >= 2);
+    assert_eq!(calls.by("", "kvm_set_memory_region"), 0);
+    assert!(calls.by(QEMU, "kvm_mmu_notifier_invalidate_range_start") >= slabs);
+}
