@@ -13,8 +13,6 @@ use crate::tool::{self, ToolError, at};
 
 /// Directories whose lines are counted.
 const SOURCES: [&str; 2] = ["backend/src", "smc-core/src"];
-/// Packages whose tests run.
-const PACKAGES: [&str; 2] = ["backend", "smc-core"];
 /// Fewer lines in a hundred are a failure.
 const WANTED: f64 = 90.0;
 
@@ -102,6 +100,7 @@ fn find(tool: &str) -> Result<PathBuf, ToolError> {
 /// Builds and runs the tests; the programs that they are made of.
 fn test(root: &Path) -> Result<BTreeSet<PathBuf>, ToolError> {
     let mut programs = BTreeSet::new();
+    let profiles = profiles(root);
     let cargo = |last: &[&str]| {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
         command.current_dir(root).args(["test", "-p", "vhost-device-ism", "-p", "smc-core"]);
@@ -109,7 +108,7 @@ fn test(root: &Path) -> Result<BTreeSet<PathBuf>, ToolError> {
         command.env("CARGO_TARGET_DIR", root.join("target/coverage"));
         command.env("RUSTFLAGS", flags());
         // Mapped at the start (%c), since a daemon in its sandbox can write no file when it ends.
-        command.env("LLVM_PROFILE_FILE", "coverage-%c%p-%m.profraw");
+        command.env("LLVM_PROFILE_FILE", profiles.join("%c%p-%m.profraw"));
         command
     };
     let built = tool::lines(cargo(&["--no-run", "--message-format=json"]), |line| {
@@ -117,6 +116,11 @@ fn test(root: &Path) -> Result<BTreeSet<PathBuf>, ToolError> {
         let program = program.as_ref().and_then(|message| message["executable"].as_str());
         programs.extend(program.map(PathBuf::from));
     })?;
+    // Build scripts have left some, too.
+    if profiles.exists() {
+        fs::remove_dir_all(&profiles).map_err(at(&profiles))?;
+    }
+    fs::create_dir_all(&profiles).map_err(at(&profiles))?;
     let status = if built.success() { tool::status(cargo(&[]))? } else { built };
     if !status.success() {
         return Err(ToolError::Failed { program: "cargo test".into(), status });
@@ -130,18 +134,16 @@ fn flags() -> OsString {
     flags
 }
 
-/// What the runs have left in the directories of the packages.
+/// The directory of the profiles.
+fn profiles(root: &Path) -> PathBuf {
+    root.join("target/coverage/profiles")
+}
+
+/// What the runs have left.
 fn take_profiles(root: &Path) -> Result<Vec<PathBuf>, ToolError> {
-    let mut profiles = Vec::new();
-    for directory in PACKAGES.map(|package| root.join(package)) {
-        for entry in fs::read_dir(&directory).map_err(at(&directory))? {
-            let path = entry.map_err(at(&directory))?.path();
-            if path.extension().is_some_and(|end| end == "profraw") {
-                profiles.push(path);
-            }
-        }
-    }
-    Ok(profiles)
+    let directory = profiles(root);
+    let entries = fs::read_dir(&directory).map_err(at(&directory))?;
+    entries.map(|entry| Ok(entry.map_err(at(&directory))?.path())).collect()
 }
 
 /// A directory, its lines, and those of each of its files.
