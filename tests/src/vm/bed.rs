@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -13,6 +12,7 @@ use vhost_device_ism::management::{AddGuest, Client, Guest as Port};
 use super::child::Program;
 use super::guest::Guest;
 use super::host::Host;
+use super::logs::print_always;
 use super::machine::{Net, Vm};
 use super::paths;
 use super::semaphore::Permit;
@@ -196,8 +196,7 @@ impl Bed {
 impl Drop for Bed {
     fn drop(&mut self) {
         let seconds = self.since.elapsed().as_secs_f32();
-        // Not by `eprintln!`: the test harness keeps that to itself when a test succeeds.
-        let _ = writeln!(io::stderr(), "vm: {seconds:6.1} s  {}", self.test);
+        print_always(&format!("{seconds:6.1} s  {}", self.test));
     }
 }
 

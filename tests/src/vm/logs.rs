@@ -1,6 +1,7 @@
 //! What guests and daemon of a test wrote: kept when it fails.
 
 use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -8,6 +9,12 @@ use super::paths;
 
 /// Lines of a log that are printed when a test fails.
 const SHOWN: usize = 15;
+
+/// Prints a line, which `eprintln!` would not do: the test harness keeps that to itself when a test
+/// succeeds.
+pub fn print_always(text: &str) {
+    let _ = writeln!(io::stderr(), "vm: {text}");
+}
 
 /// `target/vm/<test>/`.
 #[derive(Debug)]

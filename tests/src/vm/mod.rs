@@ -45,6 +45,7 @@ pub use bed::Bed;
 pub use child::Program;
 pub use guest::Guest;
 pub use job::Job;
+pub use logs::print_always;
 pub use machine::Vm;
 pub use run::{End, Output, Run};
 pub use uml::Uml;

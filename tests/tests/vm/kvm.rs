@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use smc_tests::eventually;
-use smc_tests::vm::{Bed, Guest};
+use smc_tests::vm::{Bed, Guest, print_always};
 
 use crate::ends::{Client, serve};
 
@@ -35,17 +34,12 @@ const PROCESSOR: &str = "CPU 0/KVM";
 const DAEMON: &str = "vring_worker";
 const QEMU: &str = "ism-";
 
-/// Not by `eprintln!`: the test harness keeps that to itself when a test succeeds.
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "vm: {text}");
-}
-
 /// Whether guests run under KVM here, and KVM's functions can be probed.
 fn can_probe() -> bool {
     let kvm = std::env::var_os("ACCEL").is_some_and(|accel| accel == "kvm");
     let probes = Path::new(TRACING).join("kprobe_events").exists();
     if !(kvm && probes) {
-        say("NOT TESTED here: the paths under KVM. cargo xtask vm --nested tests them");
+        print_always("NOT TESTED here: the paths under KVM. cargo xtask vm --nested tests them");
     }
     kvm && probes
 }
@@ -176,7 +170,7 @@ fn kicks_and_interrupts_do_not_pass_through_qemu() {
         counts.wakes >= 1000
     });
     let calls = probes.calls();
-    say(&format!("{counts:?}, {calls:?}"));
+    print_always(&format!("{counts:?}, {calls:?}"));
     let few = counts.wakes / 5;
     // A kick finds the queue busy now and then, and is not needed then; so is an interrupt. What the
     // daemon has read from an eventfd, or KVM, QEMU has not: its own reads are of other eventfds.
@@ -202,7 +196,7 @@ fn mappings_into_the_window_need_no_memory_slots() {
     client.connect();
     let calls = probes.calls();
     let slabs: u64 = bed.list().iter().map(|port| port.slabs).sum();
-    say(&format!("{slabs} slabs, {calls:?}"));
+    print_always(&format!("{slabs} slabs, {calls:?}"));
     assert!(slabs >= 2);
     assert_eq!(calls.by("", "kvm_set_memory_region"), 0);
     assert!(calls.by(QEMU, "kvm_mmu_notifier_invalidate_range_start") >= slabs);

@@ -2,14 +2,14 @@
 //! there, but for the directory of the sockets.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use smc_tests::eventually;
-use smc_tests::vm::{Bed, Program};
+use smc_tests::vm::{Bed, Program, print_always};
 
 const PAGE: &str = include_str!("../../../docs/virtual-machines.md");
 /// How long a guest may take to boot, on a busy machine.
@@ -127,16 +127,11 @@ impl Terminal {
     }
 }
 
-/// Not by `eprintln!`: the test harness keeps that to itself when a test succeeds.
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "vm: {text}");
-}
-
 #[test]
 fn the_commands_for_qemu_start_two_guests_that_talk() {
     // They take KVM where there is a /dev/kvm. Not every such machine can run guests by it.
     if std::env::var_os("ACCEL").is_none_or(|accel| accel != "kvm") {
-        say("NOT TESTED here: the commands for QEMU. cargo xtask vm --nested tests them");
+        print_always("NOT TESTED here: the commands for QEMU. cargo xtask vm --nested tests them");
         return;
     }
     let page = Page::new();
@@ -150,11 +145,11 @@ fn the_commands_for_qemu_start_two_guests_that_talk() {
 fn the_commands_for_cloud_hypervisor_start_two_guests_that_talk() {
     let program = std::env::var_os("CLOUD_HYPERVISOR").map(PathBuf::from);
     let Some(program) = program.filter(|path| path.is_file()) else {
-        say("NOT TESTED: cloud-hypervisor, since CLOUD_HYPERVISOR names no binary");
+        print_always("NOT TESTED: cloud-hypervisor, since CLOUD_HYPERVISOR names no binary");
         return;
     };
     if !Path::new("/dev/kvm").exists() {
-        say("NOT TESTED: cloud-hypervisor, since there is no KVM; see --nested");
+        print_always("NOT TESTED: cloud-hypervisor, since there is no KVM; see --nested");
         return;
     }
     let page = Page::new();

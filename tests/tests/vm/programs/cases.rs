@@ -1,10 +1,9 @@
 //! Programs that are measured on SMC and on TCP: what a case is, and how it runs.
 
-use std::io::Write;
 use std::time::Duration;
 
 use smc_tests::vm::unmodified::{self, on, serve, smc_d, stat};
-use smc_tests::vm::{Bed, Guest, Run};
+use smc_tests::vm::{Bed, Guest, Run, print_always};
 
 /// Which ends are put on SMC, server first.
 const COMBINATIONS: [[bool; 2]; 4] = [[true, true], [true, false], [false, true], [false, false]];
@@ -15,8 +14,7 @@ pub(super) fn guests(bed: &Bed, devices: usize) -> Option<[Guest; 2]> {
     if guests.is_none() {
         assert!(std::env::var("CI").map_or(true, |ci| ci != "true"), "no programs to be run");
         let why = "`cargo xtask vm` found no programs to be run";
-        // Past what the test harness keeps to itself.
-        let _ = writeln!(std::io::stderr(), "SKIPPED, nothing was tested: {why}");
+        print_always(&format!("NOT TESTED: {why}"));
     }
     guests
 }
