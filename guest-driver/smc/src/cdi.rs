@@ -73,7 +73,8 @@ pub(crate) struct CdiArgs {
 /// The library is not found, a path has no name, or the file cannot be written.
 pub(crate) fn run(args: &CdiArgs) -> Result<(), CliError> {
     let failed = |why: String| CliError::Cdi(why);
-    let library = match &args.library {
+    let CdiArgs { library, .. } = args;
+    let library = match library {
         Some(file) => file.clone(),
         None => find_library().map_err(failed)?,
     };
