@@ -214,13 +214,16 @@ struct Ended {
     status: ExitStatus,
     /// Names of tests.
     failed: Vec<String>,
+    /// What they panicked with, for the end of a long output.
+    panics: Panics,
 }
 
-/// Names the tests that failed.
+/// Names the tests that failed, and says why.
 fn report(runs: &[Ended]) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
-    for Ended { status, failed } in runs.iter().filter(|run| !run.status.success()) {
+    for Ended { status, failed, panics } in runs.iter().filter(|run| !run.status.success()) {
         eprintln!("xtask: FAILED ({status}): {}", failed.join(", "));
+        panics.lines.iter().for_each(|line| eprintln!("    {line}"));
         code = ExitCode::FAILURE;
     }
     code
@@ -229,6 +232,7 @@ fn report(runs: &[Ended]) -> ExitCode {
 /// Runs the test program and hands over each line of its output.
 fn watched(command: Command, mut each: impl FnMut(&str)) -> Result<Ended, ToolError> {
     let mut failed = Vec::new();
+    let mut panics = Panics::default();
     // After these lines follows output of tests, some of which run others in guests.
     let mut over = false;
     let status = tool::lines(command, |line| {
@@ -237,8 +241,26 @@ fn watched(command: Command, mut each: impl FnMut(&str)) -> Result<Ended, ToolEr
         if !over {
             failed.extend(failed_test(line).map(str::to_owned));
         }
+        panics.take(line);
     })?;
-    Ok(Ended { status, failed })
+    Ok(Ended { status, failed, panics })
+}
+
+/// The messages of panics, without what follows them.
+#[derive(Default)]
+struct Panics {
+    lines: Vec<String>,
+    within: bool,
+}
+
+impl Panics {
+    fn take(&mut self, line: &str) {
+        self.within |= line.starts_with("thread '") && line.contains(" panicked at ");
+        self.within &= !line.starts_with("note: ") && line != "stack backtrace:";
+        if self.within {
+            self.lines.push(line.to_owned());
+        }
+    }
 }
 
 /// The name of a test that has failed, from a line of a test program.
@@ -268,5 +290,22 @@ mod tests {
         for line in ["test a::b ... ok", "test a::b ... ignored, slow", "failures:", "FAILED", ""] {
             assert_eq!(failed_test(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn messages_of_panics_are_kept_without_backtraces() {
+        let mut panics = Panics::default();
+        for line in [
+            "a cell  ok",
+            "thread 'a::b' (7) panicked at tests/a.rs:1:2:",
+            "2 cells:",
+            "a cell  FAILED",
+            "stack backtrace:",
+            "   0: main",
+        ] {
+            panics.take(line);
+        }
+        let kept = ["thread 'a::b' (7) panicked at tests/a.rs:1:2:", "2 cells:", "a cell  FAILED"];
+        assert_eq!(panics.lines, kept);
     }
 }

@@ -88,9 +88,21 @@ impl Client {
     /// The connection fails in the background: after how many milliseconds without bytes.
     #[track_caller]
     pub(crate) fn failed_after(&mut self) -> u64 {
+        self.failed_by(&["ConnectionReset"])
+    }
+
+    /// The connection ends in the background because the peer's process was killed. If that had read
+    /// all that was sent, the kernel's FIN makes it an end of data, as on TCP.
+    #[track_caller]
+    pub(crate) fn ended_by_kill(&mut self) {
+        self.failed_by(&["ConnectionReset", "UnexpectedEof", "BrokenPipe"]);
+    }
+
+    #[track_caller]
+    fn failed_by(&mut self, kinds: &[&str]) -> u64 {
         let said = self.line();
-        assert!(said.starts_with("failed ConnectionReset "), "{said}");
         let words: Vec<&str> = said.split_whitespace().collect();
+        assert!(words[0] == "failed" && kinds.contains(&words[1]), "{said}");
         let at = words.iter().position(|word| *word == "ms").unwrap();
         words[at - 1].parse().unwrap()
     }

@@ -67,7 +67,7 @@ fn a_driver_that_is_killed_leaves_the_fabric_and_its_device_can_be_used_again() 
     assert_eq!(client.command("stream"), "streams");
     let start = Instant::now();
     server.kill();
-    client.failed_after();
+    client.ended_by_kill();
     println!("the peer of a killed driver heard after {:?}", start.elapsed());
     assert!(start.elapsed() < soon(), "{:?}", start.elapsed());
     let _server = serve(&a);
