@@ -71,7 +71,15 @@ impl SmcStream {
     /// # Errors
     /// Those of [`TcpStream::connect`].
     pub fn connect_tcp(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
-        Self::of_tcp(stack, TcpStream::connect(addr)?, Fallback::Asked)
+        Self::from_tcp(stack, TcpStream::connect(addr)?)
+    }
+
+    /// A TCP connection that was made elsewhere and stays TCP.
+    ///
+    /// # Errors
+    /// None today.
+    pub fn from_tcp(stack: &Arc<Stack>, tcp: TcpStream) -> io::Result<SmcStream> {
+        Self::of_tcp(stack, tcp, Fallback::Asked)
     }
 
     /// Proposes SMC on a TCP connection that was just made and carried nothing yet.

@@ -1,0 +1,49 @@
+//! Whether this process is the one that made a stack. The child of a fork has the memory of its parent
+//! and none of the threads, so it must not touch the parent's stacks.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::error::Error;
+
+/// Number of forks between the first process that opened a stack and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn note() {
+    // Relaxed: the child has one thread.
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How many forks lie between a process and the one that opened the first stack. A child has another
+/// one than its parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Generation(u32);
+
+impl Generation {
+    /// That of this process.
+    pub(crate) fn current() -> Generation {
+        static FOLLOW: Once = Once::new();
+        FOLLOW.call_once(|| {
+            // SAFETY: the function only adds to a number, and the library is never unmapped. Without
+            // memory for the entry a child is not told from its parent, as without this library.
+            unsafe { libc::pthread_atfork(None, None, Some(note)) };
+        });
+        Generation(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is that of this process.
+    pub(crate) fn is_current(self) -> bool {
+        FORKS.load(Ordering::Relaxed) == self.0
+    }
+
+    /// Refuses what an ancestor of this process has made.
+    ///
+    /// # Errors
+    /// EBADF.
+    pub(crate) fn check(self) -> Result<(), Error> {
+        match self.is_current() {
+            true => Ok(()),
+            false => Err(Error::new(libc::EBADF, "it belongs to the process that forked this one")),
+        }
+    }
+}
