@@ -1,0 +1,136 @@
+//! The commands of docs/embedding.md do what the page says.
+//!
+//! They run in the order of the page, from the root of the sources. `cargo run --example NAME --` is
+//! replaced by the built example, and ports and paths in /tmp by ones of this test.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+mod common;
+
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Bed, here, output};
+
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The commands: lines after "$ " in blocks of kind "console".
+fn commands() -> Vec<String> {
+    let page = std::fs::read_to_string(here("../../docs/embedding.md")).unwrap();
+    let mut in_console = false;
+    let mut found = Vec::new();
+    for line in page.lines() {
+        match line {
+            "```console" => in_console = true,
+            "```" => in_console = false,
+            _ => {}
+        }
+        if let Some(command) = line.strip_prefix("$ ").filter(|_| in_console) {
+            found.push(command.to_owned());
+        }
+    }
+    found
+}
+
+/// The directory of the built programs. What the page has cargo build is there already.
+fn programs() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let dir = test.parent().and_then(Path::parent).unwrap().to_owned();
+    for what in [&["--examples"][..], &["--bin", "smc"]] {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--workspace"]).args(what);
+        build.arg("--target-dir").arg(dir.parent().unwrap());
+        if dir.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success());
+    }
+    dir
+}
+
+/// The command with a built example instead of `cargo run`.
+fn without_cargo(command: &str, programs: &Path) -> String {
+    let Some(rest) = command.strip_prefix("cargo run -p guest-driver ") else {
+        return command.to_owned();
+    };
+    let rest = rest.strip_prefix("--features tokio ").unwrap_or(rest);
+    let (name, words) = rest.strip_prefix("--example ").unwrap().split_once(" -- ").unwrap();
+    format!("{} {words}", programs.join("examples").join(name).display())
+}
+
+fn eventually(what: &str, check: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !check() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether a process listens on the port.
+fn listens(port: u16) -> bool {
+    let tables = ["tcp", "tcp6"].map(|name| std::fs::read_to_string(format!("/proc/net/{name}")));
+    let wanted = format!(":{port:04X} ");
+    let is_it = |line: &str| line.contains(&wanted) && line.contains(" 0A ");
+    tables.iter().flatten().any(|table| table.lines().any(is_it))
+}
+
+#[test]
+fn commands_of_the_page_echo_by_smc_d_in_rust_and_c() {
+    let bed = Bed::new();
+    let programs = programs();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let pool = bed.path("page.sock");
+    let shell = |command: &str, device: Option<&Path>| {
+        let mut shell = Command::new("bash");
+        shell.args(["-c", command]).current_dir(here("../.."));
+        let path = std::env::var("PATH").unwrap();
+        shell.env("PATH", format!("{}:{path}", programs.display()));
+        // As if the packages were installed.
+        shell.env("PKG_CONFIG_LIBDIR", bed.path("lib/pkgconfig"));
+        shell.env("LD_LIBRARY_PATH", bed.path("lib")).env_remove("SMC_DEVICE");
+        shell.envs(device.map(|device| ("SMC_DEVICE", device)));
+        shell.stdin(Stdio::null());
+        shell
+    };
+    let mut running = Vec::new();
+    let (mut device, mut clients) = (None, 0);
+    for command in commands() {
+        let words = without_cargo(&command, &programs)
+            .replace("5000", &port.to_string())
+            .replace("/tmp/any.sock", pool.to_str().unwrap())
+            .replace("/tmp/echo", bed.path("echo").to_str().unwrap());
+        if words.contains("pkg-config") && bed.pkg_config(&["--modversion"]).is_none() {
+            assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "there is no pkg-config");
+            break;
+        }
+        if let Some(path) = words.strip_prefix("export SMC_DEVICE=") {
+            device = Some(PathBuf::from(path));
+        } else if let Some(words) = words.strip_suffix(" &") {
+            let mut server = shell(&format!("exec {words}"), device.as_deref());
+            server.stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+            running.push(Running(server.spawn().unwrap()));
+            eventually(&command, || match words.starts_with("smc fabric") {
+                true => pool.exists(),
+                false => listens(port),
+            });
+        } else {
+            let said = output(&mut shell(&words, device.as_deref()));
+            if words.contains(" client ") {
+                clients += 1;
+                assert!(said.starts_with("SMC-D v2.1 over fabric"), "{command}: {said}");
+                assert!(said.ends_with(" bytes came back\n"), "{command}: {said}");
+            }
+        }
+    }
+    assert_eq!((running.len(), clients), (2, 4), "commands of the page");
+}
