@@ -182,6 +182,9 @@ fn serve(channel: &OwnedFd, inherited: &[PathBuf]) {
             Err(SocketError::OutsideSandbox(_)) => {
                 (Answer::Failed { errno: libc::EACCES }, Vec::new())
             }
+            Err(SocketError::Kind { .. }) => {
+                (Answer::Failed { errno: libc::EPROTOTYPE }, Vec::new())
+            }
             Err(SocketError::Io { source, .. }) => {
                 (Answer::Failed { errno: source.raw_os_error().unwrap_or(libc::EIO) }, Vec::new())
             }

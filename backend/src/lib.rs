@@ -22,6 +22,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod activation;
 pub mod args;
 mod broker;
 pub mod config;
@@ -59,6 +60,7 @@ pub use daemon::Daemon;
 pub use error::DaemonError;
 pub use vhost::device_slot::{GuestStatus, MemberInfo, PoolInfo};
 
+use activation::{ActivatedSockets, PassedSockets};
 use args::{Args, SandboxMode};
 use broker::Broker;
 use config::{ConfigError, Socket};
@@ -68,7 +70,7 @@ use reload::ConfigSource;
 use sandbox::Process;
 use service_manager::ServiceManager;
 use signals::Signal;
-use vhost::unix_socket::{LocalNames, SocketNames, path_of};
+use vhost::unix_socket::{LocalNames, SocketNames, directory_of, path_of};
 
 /// What `--print-capabilities` prints: the type of device, as a VMM's tools expect it.
 const CAPABILITIES: &str = "{\n  \"type\": \"ism\"\n}";
@@ -93,9 +95,11 @@ where
     if let Some(args::Command::Ctl(args)) = &args.command {
         return ctl(args);
     }
+    // First of all: what is opened now could have the number of a descriptor that was promised.
+    let passed = PassedSockets::from_environment(args.fd);
     logging::init(args.log_level);
-    let config = match to_config(&args) {
-        Ok(config) => config,
+    let (config, activated) = match to_config(&args, passed) {
+        Ok(both) => both,
         Err(mistakes) => {
             mistakes.iter().for_each(|mistake| logging::print_error(mistake));
             return ExitCode::FAILURE;
@@ -103,10 +107,14 @@ where
     };
     if args.check_config {
         let (fabrics, guests) = (config.fabrics.len(), config.guests.len());
-        println!("nothing is wrong; fabrics: {fabrics}, guests: {guests}");
+        let passed = match activated.len() {
+            0 => String::new(),
+            passed => format!(", passed sockets: {passed}"),
+        };
+        println!("nothing is wrong; fabrics: {fabrics}, guests: {guests}{passed}");
         return ExitCode::SUCCESS;
     }
-    match run(&args, config) {
+    match run(&args, config, activated) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             logging::print_error(&error);
@@ -129,10 +137,19 @@ fn ctl(args: &ctl::ControlArgs) -> ExitCode {
     }
 }
 
-/// The configuration, with what can be checked before a socket is made.
-fn to_config(args: &Args) -> Result<Config, Vec<ConfigError>> {
+/// The configuration with the sockets that were passed for it, and what can be checked before a
+/// socket is made.
+fn to_config(
+    args: &Args,
+    passed: Result<PassedSockets, ConfigError>,
+) -> Result<(Config, ActivatedSockets), Vec<ConfigError>> {
     let config = args.to_config()?;
     let mut mistakes: Vec<ConfigError> = Vec::new();
+    let assigned = passed.map_err(|wrong| vec![wrong]).and_then(|passed| passed.assign(&config));
+    let activated = assigned.unwrap_or_else(|wrong| {
+        mistakes.extend(wrong);
+        ActivatedSockets::default()
+    });
     if config.guests.is_empty() && config.management.is_none() {
         mistakes.push(ConfigError::Nothing(match &args.config {
             Some(path) => format!("{} has no guest and no management socket", path.display()),
@@ -141,10 +158,14 @@ fn to_config(args: &Args) -> Result<Config, Vec<ConfigError>> {
     }
     let missing = socket_directories(&config).into_iter().filter(|path| !path.is_dir());
     mistakes.extend(missing.map(ConfigError::NoDirectory));
-    if mistakes.is_empty() { Ok(config) } else { Err(mistakes) }
+    if mistakes.is_empty() { Ok((config, activated)) } else { Err(mistakes) }
 }
 
-fn run(args: &Args, config: Config) -> Result<(), Box<dyn std::error::Error>> {
+fn run(
+    args: &Args,
+    config: Config,
+    activated: ActivatedSockets,
+) -> Result<(), Box<dyn std::error::Error>> {
     let mode = args.sandbox_mode();
     let user = if mode == SandboxMode::Off && args.user.is_none() {
         None
@@ -152,6 +173,7 @@ fn run(args: &Args, config: Config) -> Result<(), Box<dyn std::error::Error>> {
         User::choose(args.user.as_deref())?
     };
     raise_descriptor_limit();
+    activated.listen()?;
     signals::catch()?;
     // Before the broker: else it would have the daemon's channel to the broker.
     let reader = match &args.config {
@@ -171,8 +193,9 @@ fn run(args: &Args, config: Config) -> Result<(), Box<dyn std::error::Error>> {
         }
         // After `catch`: it inherits that the ending signals are blocked, so it outlives this
         // process, whatever sends the signal.
-        Arc::new(start_broker(&config, mode)?)
+        Arc::new(start_broker(&config, &activated, mode)?)
     };
+    let names = activated.before(names);
     let manager = ServiceManager::from_environment();
     vhost::prepare();
     if mode != SandboxMode::Off {
@@ -241,7 +264,11 @@ fn start_config_reader(path: &Path, mode: SandboxMode) -> std::io::Result<Config
 }
 
 /// Starts the process that makes sockets.
-fn start_broker(config: &Config, mode: SandboxMode) -> std::io::Result<Broker> {
+fn start_broker(
+    config: &Config,
+    activated: &ActivatedSockets,
+    mode: SandboxMode,
+) -> std::io::Result<Broker> {
     let directories = socket_directories(config);
     let inherited = config.guests.iter().filter_map(|guest| match &guest.socket {
         Socket::Path(_) => None,
@@ -256,6 +283,7 @@ fn start_broker(config: &Config, mode: SandboxMode) -> std::io::Result<Broker> {
         sandbox::restrict_syscalls(Process::Broker, mode)?;
         Ok(())
     };
+    let inherited = inherited.chain(activated.paths());
     Broker::start(inherited.collect(), directories.clone(), || {
         let confined = confine();
         if let Err(error) = &confined {
@@ -273,14 +301,6 @@ fn socket_directories(config: &Config) -> Vec<PathBuf> {
     directories.sort();
     directories.dedup();
     directories
-}
-
-/// The directory of a file.
-fn directory_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent.into(),
-        _ => PathBuf::from("."),
-    }
 }
 
 /// A front end costs about twenty-five descriptors, and two for each peer.

@@ -1,6 +1,7 @@
 //! Reads the configuration again: guests come and go, and those that stay notice nothing.
 
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use virtio_ism_abi::Chid;
@@ -9,6 +10,7 @@ use crate::config::{Config, ConfigError, FabricSpec, GuestSpec, Socket};
 use crate::device::sync::lock;
 use crate::error::DaemonError;
 use crate::guests::Guests;
+use crate::vhost::device_socket::STOP;
 
 /// Reads the configuration as it is now. All that is wrong with it is an error.
 pub(crate) type ConfigSource = Box<dyn Fn() -> Result<Config, Vec<ConfigError>> + Send + Sync>;
@@ -135,14 +137,26 @@ impl Reload {
             self.guests.set_configured(&name);
         }
         // Their names and sockets are free at once; their threads end by themselves.
+        let mut leaving = Vec::new();
         for name in removed {
-            if self.guests.remove(&name).is_ok() {
+            if let Ok(socket) = self.guests.remove(&name) {
                 done.removed.push(name);
+                leaving.push(socket);
             }
         }
         for spec in &replaced {
-            if self.guests.remove(&spec.name).is_ok() {
+            if let Ok(socket) = self.guests.remove(&spec.name) {
                 done.removed.push(spec.name.clone());
+                leaving.push(socket);
+            }
+        }
+        // Of a socket that stays, the queue is the same: what the old thread still takes from it, the
+        // new one does not get.
+        let names = self.guests.names();
+        if replaced.iter().filter_map(GuestSpec::path).any(|path| names.outlives_guest(path)) {
+            let deadline = Instant::now() + STOP;
+            for socket in &leaving {
+                socket.wait_stopped(deadline);
             }
         }
         for spec in replaced {

@@ -87,7 +87,7 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
     tool::succeed(build.args(["--bin", "smc", "--bin", "vhost-device-ism"]))?;
 
     let packaging = root.join("packaging");
-    let files: [(PathBuf, &str, u32); 14] = [
+    let files: [(PathBuf, &str, u32); 15] = [
         (release.join("smc"), "bin/smc", 0o755),
         (release.join("vhost-device-ism"), "bin/vhost-device-ism", 0o755),
         (packaging.join("smc_run"), "bin/smc_run", 0o755),
@@ -107,6 +107,11 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         (
             packaging.join("vhost-device-ism.tmpfiles"),
             "systemd/tmpfiles.d/vhost-device-ism.conf",
+            0o644,
+        ),
+        (
+            packaging.join("vhost-device-ism.socket"),
+            "systemd/examples/vhost-device-ism.socket",
             0o644,
         ),
         (packaging.join("INSTALL.md"), "INSTALL.md", 0o644),

@@ -1,5 +1,6 @@
 //! What can be wrong with a configuration.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use thiserror::Error;
@@ -131,6 +132,24 @@ pub enum ConfigError {
     /// An empty or overlong name.
     #[error("guest name {0:?}: expected 1 to 64 printable characters")]
     Name(String),
+    /// A variable of socket activation with a value that it cannot have.
+    #[error("{variable} is {value:?}: expected {expected}")]
+    Environment {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// What the value can be.
+        expected: &'static str,
+    },
+    /// A descriptor of socket activation that cannot be served.
+    #[error("{descriptor}: {source}")]
+    Passed {
+        /// Which one.
+        descriptor: PassedDescriptor,
+        /// Why.
+        source: PassedDescriptorError,
+    },
     /// A descriptor of `--fd` that cannot be taken.
     #[error("descriptor {fd}: {source}")]
     Fd {
@@ -138,5 +157,64 @@ pub enum ConfigError {
         fd: i32,
         /// Why.
         source: std::io::Error,
+    },
+}
+
+/// A descriptor that a service manager has passed to the daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassedDescriptor {
+    /// Its number, from 3.
+    pub number: u32,
+    /// Its name in LISTEN_FDNAMES.
+    pub name: Option<String>,
+    /// The path to which it is bound, or what else the kernel knows of it; none if nothing is open.
+    pub path: Option<PathBuf>,
+}
+
+impl fmt::Display for PassedDescriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "passed descriptor {}", self.number)?;
+        if let Some(name) = &self.name {
+            write!(f, " ({name:?})")?;
+        }
+        match &self.path {
+            Some(path) => write!(f, ", {}", path.display()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why a passed descriptor cannot be served.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PassedDescriptorError {
+    /// Nothing is open.
+    #[error("it is not open")]
+    Closed,
+    /// A file, or a socket of another family.
+    #[error("it is no Unix socket")]
+    NotAUnixSocket,
+    /// A Unix socket of datagrams.
+    #[error("it is a socket of datagrams")]
+    Datagrams,
+    /// A connected or unconnected socket.
+    #[error("it does not listen")]
+    NotListening,
+    /// An abstract socket.
+    #[error("it has no path in the file system")]
+    NoPath,
+    /// A socket with a path that the configuration does not have.
+    #[error("no guest, and neither the management nor the metrics socket, has this path")]
+    NotConfigured,
+    /// A socket for bytes where one for packets is configured, or the other way round.
+    #[error("it has another type than the configured socket of this path, which is {expected}")]
+    Kind {
+        /// The type that is needed.
+        expected: &'static str,
+    },
+    /// Another descriptor has the same path.
+    #[error("descriptor {other} has the same path")]
+    Duplicate {
+        /// The other one.
+        other: u32,
     },
 }

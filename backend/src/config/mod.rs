@@ -12,7 +12,7 @@ pub use bounds::{
     DEFAULT_CHID, DEFAULT_WINDOW, MAX_MOVE_QUEUES, MAX_POOL, MAX_WINDOW, MIN_WINDOW, parse_chid,
     parse_gid, parse_mode,
 };
-pub use error::{ConfigError, SETTINGS};
+pub use error::{ConfigError, PassedDescriptor, PassedDescriptorError, SETTINGS};
 pub(crate) use file::{FileGuest, read_text};
 pub use spec::{Caps, FabricSpec, GuestSpec, Quotas, Socket};
 pub use whole::Config;

@@ -36,7 +36,7 @@ pub(crate) enum Backlog {
 
 impl Backlog {
     /// The argument of listen(2). The kernel has room for one more.
-    fn length(self) -> i32 {
+    pub(crate) fn length(self) -> i32 {
         match self {
             Backlog::One => 0,
             Backlog::Several => 8,
@@ -60,6 +60,16 @@ pub enum SocketError {
          that it was started with"
     )]
     OutsideSandbox(PathBuf),
+    /// A socket of another type was passed for this path.
+    #[error("{path} was passed as {is}, and {expected} is needed")]
+    Kind {
+        /// Where.
+        path: PathBuf,
+        /// Its type.
+        is: &'static str,
+        /// The type that is needed.
+        expected: &'static str,
+    },
     /// The system refuses.
     #[error("cannot {action} {path}: {source}")]
     Io {
@@ -82,6 +92,14 @@ pub(crate) enum SocketKind {
 }
 
 impl SocketKind {
+    /// As POSIX calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            SocketKind::Stream => "SOCK_STREAM",
+            SocketKind::Packets => "SOCK_SEQPACKET",
+        }
+    }
+
     fn of_kernel(self) -> SocketType {
         match self {
             SocketKind::Stream => SocketType::STREAM,
@@ -116,6 +134,10 @@ pub(crate) trait SocketNames: Send + Sync {
     /// Takes note of a listening socket that this process has inherited, and that is not its to
     /// remove.
     fn adopt(&self, path: &Path) -> Result<NameId, SocketError>;
+    /// Whether the socket of this path stays when its guest goes, because it was passed to the daemon.
+    fn outlives_guest(&self, _path: &Path) -> bool {
+        false
+    }
     /// Begins a connection to a listening socket, which stays in its queue.
     ///
     /// # Errors
@@ -256,6 +278,14 @@ pub(crate) fn path_of(listener: impl AsFd) -> Option<PathBuf> {
     let address = SocketAddrUnix::try_from(getsockname(listener).ok()?).ok()?;
     let path = address.path()?;
     Some(PathBuf::from(OsStr::from_bytes(path.to_bytes())))
+}
+
+/// The directory of a file.
+pub(crate) fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent.into(),
+        _ => PathBuf::from("."),
+    }
 }
 
 /// See [`SocketNames::bind`].

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod activation;
 mod connection;
 mod doorbells;
 mod floods;

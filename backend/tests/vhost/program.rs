@@ -379,6 +379,31 @@ fn the_unit_of_systemd_is_well_formed() {
 }
 
 #[test]
+fn the_example_of_a_socket_unit_is_well_formed_and_fits_the_configuration() {
+    let packaging = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging"));
+    let read = |name: &str| std::fs::read_to_string(packaging.join(name)).unwrap();
+    let (unit, config) = (read("vhost-device-ism.socket"), read("vhost-device-ism.toml"));
+    let listens: Vec<&str> =
+        unit.lines().filter_map(|line| line.strip_prefix("ListenSequentialPacket=")).collect();
+    assert_eq!(listens, ["/run/vhost-device-ism/any/any.sock"]);
+    // A pool has a socket of packets, and this one has the mode that it has without a unit.
+    let pool = format!("socket = {:?}\ndevices = 64\nmode = \"666\"", listens[0]);
+    assert!(config.contains(&pool) && unit.contains("SocketMode=0666"), "{config}{unit}");
+    let place = Place::new();
+    let service = "[Service]\nExecStart=/bin/true\n";
+    std::fs::write(place.path("vhost-device-ism.service"), service).unwrap();
+    let copy = place.path("vhost-device-ism.socket");
+    std::fs::write(&copy, unit).unwrap();
+    let mut analyze = Command::new("systemd-analyze");
+    let Ok(output) = analyze.args(["verify", "--man=no"]).arg(&copy).output() else {
+        eprintln!("SKIPPED: there is no systemd-analyze");
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !said.contains("vhost-device-ism.socket:"), "{said}");
+}
+
+#[test]
 fn the_unit_of_systemd_leaves_little_open() {
     let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd/vhost-device-ism.service");
     let mut analyze = Command::new("systemd-analyze");
