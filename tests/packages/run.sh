@@ -164,7 +164,8 @@ installed() {
     [ "$size" -le $((10 << 20)) ] || fail "smc has $size bytes"
     for file in /usr/share/man/man8/vhost-device-ism.8.gz /usr/share/man/man1/smc-run.1.gz \
         /usr/share/bash-completion/completions/smc /lib/systemd/system/vhost-device-ism.service \
-        /usr/share/doc/vhost-device-ism/examples/vhost-device-ism.socket; do
+        /usr/share/doc/vhost-device-ism/examples/vhost-device-ism.socket \
+        /usr/share/vhost-device-ism/grafana-dashboard.json; do
         [ -e "$place$file" ] || fail "there is no $file"
     done
     in_root 'id vhost-device-ism' >/dev/null || fail "there is no user"

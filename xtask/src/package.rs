@@ -87,7 +87,7 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
     tool::succeed(build.args(["--bin", "smc", "--bin", "vhost-device-ism"]))?;
 
     let packaging = root.join("packaging");
-    let files: [(PathBuf, &str, u32); 15] = [
+    let files: [(PathBuf, &str, u32); 16] = [
         (release.join("smc"), "bin/smc", 0o755),
         (release.join("vhost-device-ism"), "bin/vhost-device-ism", 0o755),
         (packaging.join("smc_run"), "bin/smc_run", 0o755),
@@ -112,6 +112,11 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         (
             packaging.join("vhost-device-ism.socket"),
             "systemd/examples/vhost-device-ism.socket",
+            0o644,
+        ),
+        (
+            packaging.join("grafana-dashboard.json"),
+            "share/vhost-device-ism/grafana-dashboard.json",
             0o644,
         ),
         (packaging.join("INSTALL.md"), "INSTALL.md", 0o644),

@@ -5,6 +5,7 @@
 
 mod activation;
 mod connection;
+mod dashboard;
 mod doorbells;
 mod floods;
 mod front_end;
