@@ -2,9 +2,9 @@
 # The packages of `cargo xtask package` in a Debian without anything else: runs the commands of
 # docs/operating.md as they stand there, and looks at what is installed and what is left at the end.
 #
-# It works in a root directory, a mount and a network namespace of its own. It needs root, debhelper,
-# lintian and mmdebstrap; a missing one fails where CI is true, and is said aloud elsewhere. The root
-# directory is made once and kept in ~/.cache.
+# It works in a root directory, a mount and a network namespace of its own. It needs root, a C compiler,
+# pkg-config, debhelper, lintian and mmdebstrap; a missing one fails where CI is true, and is said aloud
+# elsewhere. The root directory is made once and kept in ~/.cache.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -15,12 +15,12 @@ missing() {
 }
 [ "$(id -u)" = 0 ] || missing "this is not root"
 if [ "${1:-}" != inside ]; then
-    for tool in mmdebstrap dh lintian; do
+    for tool in mmdebstrap dh lintian cc pkg-config; do
         command -v "$tool" >/dev/null && continue
         [ "${CI:-false}" = true ] || missing "there is no $tool"
         apt-get update -q
         DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q \
-            --no-install-recommends mmdebstrap debhelper lintian
+            --no-install-recommends mmdebstrap debhelper lintian gcc libc6-dev pkg-config
         break
     done
     cargo xtask package
@@ -154,7 +154,10 @@ run() {
                 ;;
         esac
     done
-    case $command in 'apt-get install'*) installed ;; esac
+    case $command in
+        'apt-get install'*) installed ;;
+        'smc stat fabric'*) library ;;
+    esac
 }
 
 # installed: looks at the packages, while they are there and before the daemon runs.
@@ -190,6 +193,29 @@ installed() {
     in_root 'smcr -v' | grep -q '^smcr ' || fail smcr
     in_root 'dpkg --purge smc-run' >/dev/null
     echo "    smc-run instead of smc-tools, and smc beside it; smc_run, smcss, smcd, smcr"
+}
+
+# library: compiles the example in C on this host, with header and library of the tarball and of the
+# packages, and runs it there.
+library() {
+    local example=/usr/share/doc/libsmc-dev/examples/echo.c options server said
+    options=$(PKG_CONFIG_LIBDIR="$place$tree/lib/pkgconfig" pkg-config --cflags --libs smc)
+    # shellcheck disable=SC2086 # these are several words
+    cc -o "$place/tmp/echo" "$place$tree/doc/examples/echo.c" $options -pthread || fail "the tarball's libsmc"
+    (user='' && in_root 'dpkg -i ./libsmc0_*.deb ./libsmc-dev_*.deb') >/dev/null || fail "libsmc"
+    [ -e "$place/usr/share/doc/libsmc0/third-party-licences.txt.gz" ] || fail "no licences of libsmc0"
+    options=$(PKG_CONFIG_LIBDIR=$(echo "$place"/usr/lib/*/pkgconfig) PKG_CONFIG_SYSROOT_DIR=$place \
+        pkg-config --cflags --libs smc)
+    # shellcheck disable=SC2086
+    cc -o "$place/tmp/echo" "$place$example" $options -pthread || fail "libsmc-dev"
+    exec_in_root 'exec /tmp/echo server 127.0.0.1 5001' >"$place/tmp/echo.log" 2>&1 &
+    server=$!
+    until_true 'grep -q listening "$place/tmp/echo.log"'
+    said=$(in_root '/tmp/echo client 127.0.0.1 5001' 2>&1) || fail "the example in C: $said"
+    grep -q '^SMC-D' <<<"$said" || fail "the example in C: $said"
+    kill "$server"
+    (user='' && in_root 'dpkg --purge libsmc-dev libsmc0') >/dev/null || fail "libsmc stays"
+    echo "    the example in C is compiled with libsmc-dev, and echoes by SMC-D"
 }
 
 # removal COMMAND: ends the daemon, as systemd would, purges the packages, and compares the files.

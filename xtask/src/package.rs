@@ -13,9 +13,9 @@ use crate::{packages, third_party};
 pub(crate) const LONG_ABOUT: &str = "\
 Build Debian packages and a tarball of the release build, in target/package.
 
-The packages are vhost-device-ism, smc and smc-run. They are built by debhelper, and checked by lintian:
-a finding of it is a failure. The tarball has the same programs, manual pages and completions, and can
-be unpacked anywhere.";
+The packages are vhost-device-ism, smc, smc-run, libsmc0 and libsmc-dev. They are built by debhelper, and
+checked by lintian: a finding of it is a failure. The tarball has the same programs, libraries, manual
+pages and completions, and can be unpacked anywhere.";
 
 /// Debian packages without which nothing is built, and a program of each.
 const TOOLS: [(&str, &str); 3] =
@@ -87,11 +87,15 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
     tool::succeed(build.args(["--bin", "smc", "--bin", "vhost-device-ism"]))?;
 
     let packaging = root.join("packaging");
-    let files: [(PathBuf, &str, u32); 16] = [
+    let files: [(PathBuf, &str, u32); 20] = [
         (release.join("smc"), "bin/smc", 0o755),
         (release.join("vhost-device-ism"), "bin/vhost-device-ism", 0o755),
         (packaging.join("smc_run"), "bin/smc_run", 0o755),
         (release.join("libsmc_preload.so"), "lib/smc/libsmc_preload.so", 0o644),
+        (release.join("libsmc.so"), "lib/libsmc.so.0", 0o644),
+        (root.join("guest-driver/c/include/smc.h"), "include/smc.h", 0o644),
+        (root.join("guest-driver/c/examples/echo.c"), "doc/examples/echo.c", 0o644),
+        (root.join("docs/embedding.md"), "doc/embedding.md", 0o644),
         (packaging.join("smc_run.8"), "share/man/man8/smc_run.8", 0o644),
         (packaging.join("vhost-device-ism.toml"), "etc/vhost-device-ism.toml", 0o644),
         (
@@ -132,7 +136,9 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         let mut install = Command::new("install");
         tool::succeed(install.arg(format!("-m{mode:o}")).arg(&from).arg(&to))?;
     }
-    for program in ["bin/smc", "bin/vhost-device-ism", "lib/smc/libsmc_preload.so"] {
+    for program in
+        ["bin/smc", "bin/vhost-device-ism", "lib/smc/libsmc_preload.so", "lib/libsmc.so.0"]
+    {
         tool::succeed(Command::new("strip").arg("--strip-unneeded").arg(tree.join(program)))?;
     }
     let smc = tree.join("bin/smc");
@@ -149,11 +155,14 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         let to = tree.join("share/man/man8").join(page);
         fs::rename(manual.join(page), &to).map_err(at(&to))?;
     }
-    // Other names of the command, under which it does what smc-tools does.
-    for name in ["smcss", "smcd", "smcr"] {
-        let link = tree.join("bin").join(name);
-        std::os::unix::fs::symlink("smc", &link).map_err(at(&link))?;
+    // Other names of the command, under which it does what smc-tools does; and the name by which a
+    // linker finds the library.
+    let links = [("bin/smcss", "smc"), ("bin/smcd", "smc"), ("bin/smcr", "smc")];
+    for (link, to) in links.into_iter().chain([("lib/libsmc.so", "libsmc.so.0")]) {
+        let link = tree.join(link);
+        std::os::unix::fs::symlink(to, &link).map_err(at(&link))?;
     }
+    write(&tree.join("lib/pkgconfig/smc.pc"), &pkg_config(root)?)?;
     for (shell, file) in [
         ("bash", "share/bash-completion/completions/smc"),
         ("fish", "share/fish/vendor_completions.d/smc.fish"),
@@ -164,6 +173,15 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         write(&tree.join(file), &tool::output(completions)?)?;
     }
     write(&tree.join("doc/third-party-licences.txt"), &third_party::licences(root)?)
+}
+
+/// What pkg-config says of the library, wherever the tree stands.
+fn pkg_config(root: &Path) -> Result<String, ToolError> {
+    let template = root.join("guest-driver/c/smc.pc.in");
+    let text = fs::read_to_string(&template).map_err(at(&template))?;
+    let text = text.replace("@prefix@", "${pcfiledir}/../..");
+    let text = text.replace("@libdir@", "${prefix}/lib");
+    Ok(text.replace("@version@", env!("CARGO_PKG_VERSION")))
 }
 
 fn write(path: &Path, text: &str) -> Result<(), ToolError> {
@@ -200,6 +218,7 @@ fn debian(root: &Path, build: &Path, place: &Path) -> Result<Vec<PathBuf>, ToolE
         ("backend/systemd/vhost-device-ism.service", "vhost-device-ism.service"),
         ("packaging/vhost-device-ism.sysusers", "vhost-device-ism.sysusers"),
         ("packaging/vhost-device-ism.tmpfiles", "vhost-device-ism.tmpfiles"),
+        ("guest-driver/c/smc.pc.in", "smc.pc.in"),
     ] {
         let from = root.join(from);
         fs::copy(&from, debian.join(to)).map_err(at(&from))?;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::tool::{self, ToolError};
 
 /// The packages that are installed.
-const INSTALLED: [&str; 3] = ["smc-cli", "smc-preload", "vhost-device-ism"];
+const INSTALLED: [&str; 4] = ["smc-c", "smc-cli", "smc-preload", "vhost-device-ism"];
 
 /// A text with each library, its licence, and the files that its licence demands to be passed on. A
 /// file that several libraries have stands there once.
