@@ -18,8 +18,8 @@
  * another thread, use smc_shutdown. A stack has threads of its own, which wait for its devices. They
  * inherit the signal mask of the thread that calls smc_stack_open.
  *
- * Signals. A signal handler ends a call of smc_send or smc_recv that waits, with EINTR, even with
- * SA_RESTART. No call may be made in a signal handler.
+ * Signals. A signal handler without SA_RESTART ends a call of smc_send or smc_recv that waits, with
+ * EINTR. One with SA_RESTART may do so, too. No call may be made in a signal handler.
  *
  * Forks. A stack and its sockets belong to the process that made them. In the child of fork(2), calls
  * with them fail with EBADF, apart from smc_close and smc_stack_close, which do nothing there. The
