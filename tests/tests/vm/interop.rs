@@ -17,10 +17,13 @@ use smc_tests::vm::{Bed, End, Guest, Job, Run, Vm};
 /// The enterprise id of both ends, which is that of stacks that were not told one.
 const EID: &str = "VIRTIO-ISM";
 const PORT: u16 = 5000;
-/// How soon the survivor of a killed peer must hear of it: a link is tested after [`TEST_LINK`]
+/// How soon the survivor of a killed peer must hear of it: a link is tested after [`TEST_LINK_SOON`]
 /// seconds, and an answer waited for as many as two.
 const SOON: Duration = Duration::from_secs(10);
-const TEST_LINK: &str = "3";
+const TEST_LINK_SOON: u32 = 3;
+/// After how many seconds of silence a link is tested while no end is killed. A link is given up if
+/// no answer comes within two seconds, and an emulated guest may get no processor for so long.
+const TEST_LINK_LATE: u32 = 60;
 
 /// One version, with one number of links.
 struct Setup {
@@ -64,6 +67,8 @@ struct Field<'a> {
     setup: &'a Setup,
     a: Guest,
     b: Guest,
+    /// After how many seconds of silence new links are tested.
+    test_link: u32,
     /// A further option.
     idle: &'static str,
     failed: Vec<String>,
@@ -98,7 +103,6 @@ impl<'a> Field<'a> {
             if matches!(setup.linux, Kernel::V1) { vm.v1() } else { vm }
         }));
         for guest in [&a, &b] {
-            guest.ok(["smc-test-peer", "linux", "set", "smcr_testlink_time", TEST_LINK]);
             match setup.linux {
                 Kernel::V2(links) => {
                     guest.ok(["smc-test-peer", "linux", "ueid", EID]);
@@ -109,13 +113,17 @@ impl<'a> Field<'a> {
             }
         }
         let lines = File::create(bed.log("cells.txt")).unwrap();
-        Field { setup, a, b, idle: "", failed: Vec::new(), lines, _bed: bed }
+        let (test_link, failed) = (TEST_LINK_LATE, Vec::new());
+        Field { setup, a, b, test_link, idle: "", failed, lines, _bed: bed }
     }
 
-    /// Adapters without link groups.
+    /// Adapters without link groups. Later links are tested after so many seconds of silence.
     #[track_caller]
-    fn fresh(&self) {
+    fn fresh(&mut self, test_link: u32) {
+        self.test_link = test_link;
+        let seconds = test_link.to_string();
         for guest in [&self.a, &self.b] {
+            guest.ok(["smc-test-peer", "linux", "set", "smcr_testlink_time", &seconds]);
             for n in 0..self.setup.adapters {
                 guest.ok(format!("smc-test-peer rdma remove rxe{n}"));
             }
@@ -131,7 +139,10 @@ impl<'a> Field<'a> {
     fn who(&self, side: Side) -> String {
         match side {
             Side::Linux => "linux".into(),
-            Side::Rust => format!("rust:{}{}", self.setup.rust, self.idle),
+            Side::Rust => {
+                let millis = self.test_link * 1000;
+                format!("rust:{},test={millis}{}", self.setup.rust, self.idle)
+            }
         }
     }
 
@@ -240,7 +251,7 @@ fn cell(
 
 /// All cells of one pair of ends.
 fn cells(field: &mut Field<'_>, sides: [Side; 2]) {
-    field.fresh();
+    field.fresh(TEST_LINK_LATE);
     let before = [smc(&field.a), smc(&field.b)];
     let mut server = field.serve(sides[0]);
     let mut client = field.talk(sides[1]);
@@ -296,6 +307,9 @@ fn cells(field: &mut Field<'_>, sides: [Side; 2]) {
     }
     let result = in_the_kernel(field, sides, &before);
     field.say(sides, "kernel's counts", result);
+    drop((server, client));
+    field.fresh(TEST_LINK_SOON);
+    (server, client) = (field.serve(sides[0]), field.talk(sides[1]));
     for (name, order, kill_client) in
         [("client killed", "flood 0 11 &", true), ("server killed", "pour 0 12 &", false)]
     {
@@ -476,7 +490,7 @@ fn version_2_1_with_one_link() {
         version: 2,
         release: 1,
         linux: Kernel::V2("1"),
-        rust: "links=1,test=3000",
+        rust: "links=1",
     };
     matrix(&setup, &[]);
 }
@@ -492,7 +506,7 @@ fn version_2_1_with_two_links() {
         version: 2,
         release: 1,
         linux: Kernel::V2("2"),
-        rust: "links=2,test=3000",
+        rust: "links=2",
     };
     matrix(&setup, &[]);
 }
@@ -508,7 +522,7 @@ fn version_2_0() {
         version: 2,
         release: 0,
         linux: Kernel::V2("2"),
-        rust: "v2.0,test=3000",
+        rust: "v2.0",
     };
     let why = "AF_SMC offers and answers release 1 unless its peer does not";
     matrix(&setup, &[([Side::Linux; 2], why)]);
@@ -525,7 +539,7 @@ fn version_1() {
         version: 1,
         release: 0,
         linux: Kernel::V1,
-        rust: "v1,test=3000",
+        rust: "v1",
     };
     matrix(&setup, &[]);
 }
