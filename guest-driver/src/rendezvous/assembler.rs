@@ -158,6 +158,11 @@ impl Assembler {
         self.put(0x07, dst, 0, 0, i32::from(offset));
     }
 
+    /// `dst += value`
+    pub(super) fn add(&mut self, dst: Reg, value: i32) {
+        self.put(0x07, dst, 0, 0, value);
+    }
+
     /// `dst |= value`
     pub(super) fn or(&mut self, dst: Reg, value: i32) {
         self.put(0x47, dst, 0, 0, value);
@@ -219,6 +224,12 @@ impl Assembler {
         };
         self.jumps.push((self.code.len(), label));
         self.put(code, reg, 0, 0, value);
+    }
+
+    /// `if left > right goto label`, without sign.
+    pub(super) fn jump_if_beyond(&mut self, left: Reg, right: Reg, label: Label) {
+        self.jumps.push((self.code.len(), label));
+        self.put(0x2d, left, right.number(), 0, 0);
     }
 
     /// `r0 = helper(r1, ...)`

@@ -14,6 +14,8 @@ pub(super) enum Hook {
     SockOps,
     /// setsockopt(2) calls of the processes of a cgroup.
     SetSockOpt,
+    /// getsockopt(2) calls of the processes of a cgroup.
+    GetSockOpt,
 }
 
 impl Hook {
@@ -21,7 +23,7 @@ impl Hook {
     fn program_type(self) -> u32 {
         match self {
             Hook::SockOps => 13,
-            Hook::SetSockOpt => 25,
+            Hook::SetSockOpt | Hook::GetSockOpt => 25,
         }
     }
 
@@ -30,6 +32,7 @@ impl Hook {
         match self {
             Hook::SockOps => 3,
             Hook::SetSockOpt => 22,
+            Hook::GetSockOpt => 21,
         }
     }
 }
@@ -64,6 +67,7 @@ const MAP_CREATE: u32 = 0;
 const MAP_LOOKUP_ELEM: u32 = 1;
 const MAP_UPDATE_ELEM: u32 = 2;
 const PROG_LOAD: u32 = 5;
+const PROG_ATTACH: u32 = 8;
 const BTF_LOAD: u32 = 18;
 const MAP_FREEZE: u32 = 22;
 const LINK_CREATE: u32 = 28;
@@ -71,6 +75,8 @@ const LINK_CREATE: u32 = 28;
 const F_NO_PREALLOC: u32 = 1;
 const F_CLONE: u32 = 1 << 9;
 const F_MMAPABLE: u32 = 1 << 10;
+/// Beside other programs.
+const F_ALLOW_MULTI: u32 = 1 << 1;
 
 /// `union bpf_attr` up to the last field that is used here, as words.
 #[derive(Default)]
@@ -374,6 +380,21 @@ pub(super) fn attach(
     unsafe { bpf_fd(LINK_CREATE, &mut attributes) }
 }
 
+/// Attaches a program to a cgroup, beside those that are attached, for as long as the cgroup exists.
+pub(super) fn attach_for_good(
+    hook: Hook,
+    program: BorrowedFd<'_>,
+    cgroup: BorrowedFd<'_>,
+) -> io::Result<()> {
+    let mut attributes = Attributes::default();
+    attributes.set_fd(0, cgroup);
+    attributes.set_fd(4, program);
+    attributes.set32(8, hook.attach_type());
+    attributes.set32(12, F_ALLOW_MULTI);
+    // SAFETY: this command dereferences no addresses.
+    unsafe { bpf(PROG_ATTACH, &mut attributes).map(|_| ()) }
+}
+
 /// Duplicates the descriptor `number`, which another process passed on.
 pub(super) fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
     if number < 0 {
@@ -404,23 +425,24 @@ pub(super) fn set_socket_option(
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Makes the accepted sockets of a listener save their SYN (TCP_SAVE_SYN).
-pub(super) fn save_syn(listener: BorrowedFd<'_>) -> io::Result<()> {
-    let mut saves = 0i32;
-    let mut length = size_of_val(&saves) as libc::socklen_t;
+/// A socket option whose value is an `int`.
+pub(super) fn socket_option(socket: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
+    let mut value = 0i32;
+    let mut length = size_of_val(&value) as libc::socklen_t;
     // SAFETY: both addresses are those of live variables, and the second holds the length of the
     // first.
     let result = unsafe {
-        libc::getsockopt(
-            listener.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_SAVE_SYN,
-            std::ptr::from_mut(&mut saves).cast(),
-            &mut length,
-        )
+        let value = std::ptr::from_mut(&mut value).cast();
+        libc::getsockopt(socket.as_raw_fd(), level, name, value, &mut length)
     };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
+}
+
+/// Makes the accepted sockets of a listener save their SYN (TCP_SAVE_SYN).
+pub(super) fn save_syn(listener: BorrowedFd<'_>) -> io::Result<()> {
+    let saves = socket_option(listener, libc::IPPROTO_TCP, libc::TCP_SAVE_SYN);
     // The application may have asked for more than is needed here.
-    if result == 0 && saves != 0 {
+    if saves.is_ok_and(|saves| saves != 0) {
         return Ok(());
     }
     set_socket_option(listener, libc::IPPROTO_TCP, libc::TCP_SAVE_SYN, 1)

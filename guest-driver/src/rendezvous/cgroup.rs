@@ -11,16 +11,28 @@ use super::Unavailable;
 pub(super) fn open(named: Option<&Path>) -> Result<(File, PathBuf), Unavailable> {
     let path = match named {
         Some(path) => path.to_owned(),
-        None => {
-            let read = |path: &str| fs::read(path).unwrap_or_default();
-            find(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"))
-                .ok_or(Unavailable::NoCgroup)?
-        }
+        None => own()?,
     };
     match File::open(&path) {
         Ok(file) => Ok((file, path)),
         Err(error) => Err(Unavailable::Cgroup { path, error }),
     }
+}
+
+fn own() -> Result<PathBuf, Unavailable> {
+    let membership = fs::read("/proc/self/cgroup").unwrap_or_default();
+    find(&mounts(), &membership).ok_or(Unavailable::NoCgroup)
+}
+
+/// The directory of the cgroup of another process.
+pub(super) fn of_process(process: u32) -> Result<PathBuf, Unavailable> {
+    let path = PathBuf::from(format!("/proc/{process}/cgroup"));
+    let membership = fs::read(&path).map_err(|error| Unavailable::Cgroup { path, error })?;
+    find(&mounts(), &membership).ok_or(Unavailable::NoCgroup)
+}
+
+fn mounts() -> Vec<u8> {
+    fs::read("/proc/self/mountinfo").unwrap_or_default()
 }
 
 /// The directory of the process's cgroup: that of `membership` below a mount of cgroup v2.

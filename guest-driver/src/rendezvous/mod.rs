@@ -34,7 +34,8 @@
 //! Linux 5.15 or later, cgroup v2 mounted (beside version 1 is fine), and the capabilities CAP_BPF
 //! and CAP_NET_ADMIN at the time of [`Rendezvous::attach`]. The process may drop them afterwards,
 //! except before Linux 5.19 where `kernel.unprivileged_bpf_disabled` is set. A process that has
-//! them may pass its rendezvous on to programs that have not ([`Rendezvous::pass_on`]).
+//! them may pass its rendezvous on to programs that have not ([`Rendezvous::pass_on`]), or grant the
+//! option to all processes of another cgroup ([`grant`]), which is how containers get it.
 //! [`Unavailable`] says what is missing and which command grants it. [`Rendezvous::listen`] on a
 //! socket that listens already needs Linux 6.12: call it earlier, or use [`Rendezvous::bind`].
 //!
@@ -43,12 +44,14 @@
 mod assembler;
 mod bpf;
 mod cgroup;
+mod granted;
 mod peer_discovery;
 mod peer_rule;
 mod policy;
 mod program;
 mod unavailable;
 
+pub use granted::{cgroup_of, grant};
 pub use peer_discovery::{
     ClientAction, Mode, OptionRequest, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction, TcpReason,
 };
@@ -78,6 +81,8 @@ const MAX_CLIENTS: u32 = 1 << 16;
 const PASSED_FROM: [i32; 3] = [700, 100, 3];
 /// Connections in a listener's queue that [`Rendezvous::bind`] asks for.
 const BACKLOG: i32 = 4096;
+/// What [`Rendezvous::pass_on`] says instead of numbers of descriptors.
+const GRANTED: &str = "granted";
 
 /// How a rendezvous is set up. The defaults suit most processes.
 #[derive(Clone, Debug, Default)]
@@ -95,11 +100,26 @@ pub struct Options {
 /// sockets are plain TCP.
 #[derive(Debug)]
 pub struct Rendezvous {
+    policy: Policy,
+    access: Access,
+}
+
+/// How a process reaches the marks of its sockets.
+#[derive(Debug)]
+enum Access {
+    /// By bpf(2).
+    Attached(Box<Attached>),
+    /// By options of the sockets: the cgroup has a [`grant`].
+    Granted,
+}
+
+/// The descriptors of a rendezvous.
+#[derive(Debug)]
+struct Attached {
     marks: Map<i32, u32>,
     /// Whether a listener answers a client: 1 or 0. Present if the policy depends on clients.
     clients: Option<Map<Client, u64>>,
     asked: Option<AskedClients>,
-    policy: Policy,
     cgroup: OwnedFd,
     path: PathBuf,
     /// The kernel calls the program as long as this is open.
@@ -151,12 +171,15 @@ struct Client {
     address: [u8; 16],
 }
 
-impl Rendezvous {
-    /// Has the kernel call the programs for the sockets of a cgroup.
-    ///
-    /// # Errors
-    /// What is missing.
-    pub fn attach(options: Options) -> Result<Arc<Rendezvous>, Unavailable> {
+/// The maps without which no program works.
+struct SocketMaps {
+    marks: Map<i32, u32>,
+    ports: Map<Listening, u64>,
+    refused: Map<u64, u64>,
+}
+
+impl SocketMaps {
+    fn new() -> Result<SocketMaps, Unavailable> {
         let denied = |what| move |error| Unavailable::of_bpf(what, error);
         let marks = Map::new(MapKind::SocketStorage, 0, "smc_marks");
         let marks = marks.map_err(denied("a BPF socket storage"))?;
@@ -164,37 +187,73 @@ impl Rendezvous {
         let ports = ports.map_err(denied("a BPF hash table"))?;
         let refused = Map::<u64, u64>::new(MapKind::LruHash, MAX_REFUSED, "smc_refused");
         let refused = refused.map_err(denied("a BPF hash table"))?;
+        Ok(SocketMaps { marks, ports, refused })
+    }
+
+    fn for_programs<'a>(
+        &'a self,
+        clients: Option<BorrowedFd<'a>>,
+        asked: Option<BorrowedFd<'a>>,
+    ) -> Maps<'a> {
+        let SocketMaps { marks, ports, refused } = self;
+        let (marks, ports, refused) = (marks.as_fd(), ports.as_fd(), refused.as_fd());
+        Maps { marks, ports, refused, clients, asked }
+    }
+}
+
+impl Rendezvous {
+    /// Attaches a rendezvous. Where this process may not, it uses what its cgroup has been granted.
+    ///
+    /// # Errors
+    /// What is missing to attach one; there is no grant either.
+    pub fn open(options: Options) -> Result<Arc<Rendezvous>, Unavailable> {
+        let policy = options.policy.clone();
+        Self::attach(options).or_else(|why| Self::granted(policy).ok_or(why))
+    }
+
+    /// Uses what the cgroup of this process has been granted ([`grant`]), without any capability.
+    /// `None`: it has no grant.
+    pub fn granted(policy: Policy) -> Option<Arc<Rendezvous>> {
+        let policy = of_this_program(policy);
+        granted::is_granted().then(|| Arc::new(Rendezvous { policy, access: Access::Granted }))
+    }
+
+    fn attached(&self) -> Option<&Attached> {
+        match &self.access {
+            Access::Attached(attached) => Some(attached),
+            Access::Granted => None,
+        }
+    }
+
+    /// Has the kernel call the programs for the sockets of a cgroup.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn attach(options: Options) -> Result<Arc<Rendezvous>, Unavailable> {
+        let sockets = SocketMaps::new()?;
         // Before `of_this_program`: other rules may concern a program that adopts this rendezvous.
         let by_client = options.policy.depends_on_client();
         let policy = of_this_program(options.policy);
         let clients = || Map::new(MapKind::PrefixTrie, MAX_CLIENTS, "smc_clients");
         let clients = by_client.then(clients).transpose();
-        let clients = clients.map_err(denied("a BPF prefix trie"))?;
+        let clients = clients.map_err(|error| Unavailable::of_bpf("a BPF prefix trie", error))?;
         let asked = AskedClients::make();
         let (cgroup, path) = cgroup::open(options.cgroup.as_deref())?;
-        let maps = Maps {
-            marks: marks.as_fd(),
-            ports: ports.as_fd(),
-            refused: refused.as_fd(),
-            clients: clients.as_ref().map(AsFd::as_fd),
-            asked: asked.as_ref().map(|asked| asked.map.as_fd()),
-        };
+        let counted = asked.as_ref().map(|asked| asked.map.as_fd());
+        let maps = sockets.for_programs(clients.as_ref().map(AsFd::as_fd), counted);
         let code = program::options(&maps).unwrap_or_default();
         let program = bpf::load(Hook::SockOps, "smc_option", &code).map_err(rejected)?;
         let link = bpf::attach(Hook::SockOps, program.as_fd(), cgroup.as_fd());
-        let link = link.map_err(|error| match error.raw_os_error() {
-            Some(libc::EPERM) => Unavailable::Occupied { path: path.clone() },
-            Some(libc::EBADF) => Unavailable::Cgroup { path: path.clone(), error },
-            _ => Unavailable::of_bpf("a BPF link to a cgroup", error),
-        })?;
+        let link = link.map_err(|error| Unavailable::of_attaching(&path, error))?;
         let code = program::take_listener(&maps).unwrap_or_default();
         let late = bpf::load(Hook::SetSockOpt, "smc_listener", &code).map_err(|rejected| {
             tracing::debug!(error = %rejected.error, verifier = rejected.verifier, "BPF");
             rejected.error.raw_os_error().unwrap_or(libc::EINVAL)
         });
         tracing::debug!(cgroup = %path.display(), "TCP option 254 is at work");
-        let cgroup = cgroup.into();
-        Ok(Arc::new(Rendezvous { marks, clients, asked, policy, cgroup, path, link, late }))
+        let (marks, cgroup) = (sockets.marks, cgroup.into());
+        let attached = Attached { marks, clients, asked, cgroup, path, link, late };
+        Ok(Arc::new(Rendezvous { policy, access: Access::Attached(Box::new(attached)) }))
     }
 
     /// Makes the rendezvous available to programs that this process starts and that may lack the
@@ -204,14 +263,10 @@ impl Rendezvous {
     /// # Errors
     /// No descriptors are left.
     pub fn pass_on(&self) -> io::Result<PassedOn> {
-        let own = [
-            Some(self.marks.as_fd()),
-            self.clients.as_ref().map(AsFd::as_fd),
-            self.late.as_ref().ok().map(AsFd::as_fd),
-            Some(self.cgroup.as_fd()),
-            Some(self.link.as_fd()),
-            self.asked.as_ref().map(|asked| asked.map.as_fd()),
-        ];
+        let Some(attached) = self.attached() else {
+            return Ok(PassedOn { text: GRANTED.to_owned(), _descriptors: Vec::new() });
+        };
+        let own = attached.in_order();
         let mut passed = PassedOn { text: String::new(), _descriptors: Vec::new() };
         for fd in own {
             let number = match fd {
@@ -238,6 +293,10 @@ impl Rendezvous {
     /// `InvalidInput`: the text is not one of [`Rendezvous::pass_on`]. Others: the descriptors have
     /// been closed since.
     pub fn adopt(text: &str, policy: Policy) -> io::Result<Arc<Rendezvous>> {
+        if text == GRANTED {
+            let none = || io::Error::new(io::ErrorKind::NotFound, "the cgroup has no grant");
+            return Self::granted(policy).ok_or_else(none);
+        }
         let number = |part: &str| match part {
             "-" => Ok(None),
             digits => digits.parse().map(Some).map_err(|_| io::ErrorKind::InvalidInput),
@@ -251,31 +310,30 @@ impl Rendezvous {
         let late = late.map(bpf::duplicate).transpose()?.ok_or(libc::EOPNOTSUPP);
         let cgroup = bpf::duplicate(cgroup)?;
         let path = std::fs::read_link(format!("/proc/self/fd/{}", cgroup.as_raw_fd()))?;
-        Ok(Arc::new(Rendezvous {
+        let attached = Attached {
             marks: Map::adopt(MapKind::SocketStorage, marks)?,
             clients,
             // Without memory for the mapping it does without, as before.
             asked: asked.and_then(|map| AskedClients::new(map).ok()),
-            policy: of_this_program(policy),
             cgroup,
             path,
             link: bpf::duplicate(link)?,
             late,
-        }))
+        };
+        let access = Access::Attached(Box::new(attached));
+        Ok(Arc::new(Rendezvous { policy: of_this_program(policy), access }))
     }
 
     /// The numbers of its descriptors, for programs that close unknown descriptors.
     pub fn descriptors(&self) -> Vec<i32> {
-        let own = [Some(self.marks.as_fd()), self.clients.as_ref().map(AsFd::as_fd)];
-        let late = self.late.as_ref().ok().map(AsFd::as_fd);
-        let asked = self.asked.as_ref().map(|asked| asked.map.as_fd());
-        let rest = [late, Some(self.cgroup.as_fd()), Some(self.link.as_fd()), asked];
-        own.into_iter().chain(rest).flatten().map(|fd| fd.as_raw_fd()).collect()
+        let own = self.attached().into_iter().flat_map(Attached::in_order);
+        own.flatten().map(|fd| fd.as_raw_fd()).collect()
     }
 
-    /// The directory of the cgroup whose sockets take part.
-    pub fn cgroup(&self) -> &std::path::Path {
-        &self.path
+    /// The directory of the cgroup whose sockets take part. `None`: that of this process, which has
+    /// been granted it.
+    pub fn cgroup(&self) -> Option<&std::path::Path> {
+        self.attached().map(|attached| &*attached.path)
     }
 
     /// Has a socket send the option when it connects to `peer`. Call this before connect(2).
@@ -296,7 +354,8 @@ impl Rendezvous {
     ///
     /// # Errors
     /// `Unsupported`: the socket listens already, and the kernel is older than 6.12 or the process
-    /// has dropped its capabilities. Others are those of system calls. The listener then answers as
+    /// has dropped its capabilities; or the policy has rules about clients, and the process only has
+    /// what its cgroup has been granted. Others are those of system calls. The listener then answers as
     /// any other.
     pub fn listen(&self, listener: impl AsFd) -> io::Result<bool> {
         let listener = listener.as_fd();
@@ -328,7 +387,11 @@ impl Rendezvous {
     /// kernel did not save the SYN of an accepted socket. A client must take `None` for "no",
     /// because its server does not wait for a Proposal; a server may peek at the first bytes.
     pub fn peer_speaks_smc(&self, stream: impl AsFd) -> Option<bool> {
-        let found = self.marks.get(&stream.as_fd().as_raw_fd());
+        let socket = stream.as_fd();
+        let found = match &self.access {
+            Access::Attached(attached) => attached.marks.get(&socket.as_raw_fd()),
+            Access::Granted => granted::mark_of(socket).map(Some),
+        };
         let mark = found.inspect_err(|error| tracing::debug!(%error, "socket storage")).ok()??;
         (mark & mark::KNOWN != 0).then_some(mark & mark::PEER != 0)
     }
@@ -340,7 +403,8 @@ impl Rendezvous {
     pub fn may_have_asked(&self, client: &SocketAddr) -> bool {
         // accept(2) takes the lock under which the kernel has established the connection, and called
         // the program. So the program has counted it.
-        let Some(asked) = &self.asked else { return true };
+        let asked = self.attached().and_then(|attached| attached.asked.as_ref());
+        let Some(asked) = asked else { return true };
         asked.mapped.load(bucket_of(client)).is_none_or(|open| open != 0)
     }
 
@@ -356,7 +420,14 @@ impl Rendezvous {
         if clients.iter().all(|(_, allowed)| *allowed == AllowedProtocol::Tcp) {
             return Ok(false);
         }
-        if let Some(table) = &self.clients {
+        let Some(attached) = self.attached() else {
+            if clients.iter().all(|(_, allowed)| *allowed != AllowedProtocol::Tcp) {
+                return Ok(true);
+            }
+            let text = "the option has been granted to the cgroup, without rules about clients";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        };
+        if let Some(table) = &attached.clients {
             for (network, allowed) in clients {
                 let (address, length) = network.prefix();
                 let length = 32 + u32::from(length);
@@ -368,7 +439,10 @@ impl Rendezvous {
     }
 
     fn mark(&self, socket: BorrowedFd<'_>, bit: u32) -> io::Result<()> {
-        self.marks.set(&socket.as_raw_fd(), &bit)
+        match &self.access {
+            Access::Attached(attached) => attached.marks.set(&socket.as_raw_fd(), &bit),
+            Access::Granted => granted::set_mark(socket, bit),
+        }
     }
 
     /// Prepares a listener that listens already. Only code inside the kernel can request the
@@ -378,17 +452,34 @@ impl Rendezvous {
             let text = format!("a socket that listens already cannot answer the option: {error}");
             io::Error::new(io::ErrorKind::Unsupported, text)
         };
-        let program = match &self.late {
+        let Some(attached) = self.attached() else {
+            return granted::take_listener(listener).map_err(unsupported);
+        };
+        let program = match &attached.late {
             Ok(program) => program,
             Err(error) => return Err(unsupported(io::Error::from_raw_os_error(*error))),
         };
         // Attached for this call only, so that calls of other processes cost nothing more.
-        let link = bpf::attach(Hook::SetSockOpt, program.as_fd(), self.cgroup.as_fd());
+        let link = bpf::attach(Hook::SetSockOpt, program.as_fd(), attached.cgroup.as_fd());
         let link = link.map_err(unsupported)?;
         let (level, name) = program::TAKE_LISTENER;
         let taken = bpf::set_socket_option(listener, level.cast_signed(), name.cast_signed(), 0);
         drop(link);
         taken.map_err(unsupported)
+    }
+}
+
+impl Attached {
+    /// The descriptors as [`Rendezvous::pass_on`] writes them.
+    fn in_order(&self) -> [Option<BorrowedFd<'_>>; 6] {
+        [
+            Some(self.marks.as_fd()),
+            self.clients.as_ref().map(AsFd::as_fd),
+            self.late.as_ref().ok().map(AsFd::as_fd),
+            Some(self.cgroup.as_fd()),
+            Some(self.link.as_fd()),
+            self.asked.as_ref().map(|asked| asked.map.as_fd()),
+        ]
     }
 }
 

@@ -105,13 +105,13 @@ pub struct PeerDiscovery {
 }
 
 impl PeerDiscovery {
-    /// Attaches a rendezvous if the mode uses one. The stack works without it, too: a failure is
+    /// Opens a rendezvous if the mode uses one. The stack works without it, too: a failure is
     /// logged, and [`PeerDiscovery::unavailable`] returns the reason.
     pub fn open(mode: Mode, options: Options) -> PeerDiscovery {
         if mode == Mode::Off {
             return PeerDiscovery { mode, rendezvous: Err(None) };
         }
-        let rendezvous = Rendezvous::attach(options).map_err(|why| {
+        let rendezvous = Rendezvous::open(options).map_err(|why| {
             match mode {
                 Mode::Required => tracing::warn!(%why, "no TCP option: every connection is TCP"),
                 _ => tracing::info!(%why, "no TCP option: peers are known by configuration"),

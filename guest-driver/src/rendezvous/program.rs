@@ -169,11 +169,14 @@ mod sock_ops {
 }
 
 /// Offsets in `struct bpf_sockopt`, and that of the port in `struct bpf_sock`.
-mod sockopt {
-    pub(super) const SK: i16 = 0;
-    pub(super) const LEVEL: i16 = 24;
-    pub(super) const OPTNAME: i16 = 28;
-    pub(super) const OPTLEN: i16 = 32;
+pub(super) mod sockopt {
+    pub(in super::super) const SK: i16 = 0;
+    pub(in super::super) const OPTVAL: i16 = 8;
+    pub(in super::super) const OPTVAL_END: i16 = 16;
+    pub(in super::super) const LEVEL: i16 = 24;
+    pub(in super::super) const OPTNAME: i16 = 28;
+    pub(in super::super) const OPTLEN: i16 = 32;
+    pub(in super::super) const RETVAL: i16 = 36;
     pub(super) const SK_PORT: i16 = 44;
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
@@ -55,6 +55,15 @@ pub enum Unavailable {
         path: PathBuf,
         /// The error of the system.
         error: io::Error,
+    },
+    /// Only a cgroup below the root can be granted the option for all its processes.
+    #[error(
+        "{path} is no cgroup below the root of cgroup v2: a grant is for the processes of one \
+         container or service, such as /sys/fs/cgroup/system.slice/NAME.service"
+    )]
+    NotGrantable {
+        /// The directory that was named.
+        path: PathBuf,
     },
     /// Another program holds the cgroup for itself.
     #[error(
@@ -126,6 +135,16 @@ impl Unavailable {
                 Self::kernel(format!("{what}: {error}"))
             }
             _ => Unavailable::System { what, error },
+        }
+    }
+
+    /// Finds the reason why a program could not be attached to a cgroup.
+    pub(super) fn of_attaching(path: &Path, error: io::Error) -> Unavailable {
+        let path = path.to_owned();
+        match error.raw_os_error() {
+            Some(libc::EPERM) => Unavailable::Occupied { path },
+            Some(libc::EBADF) => Unavailable::Cgroup { path, error },
+            _ => Unavailable::of_bpf("a BPF program of a cgroup", error),
         }
     }
 

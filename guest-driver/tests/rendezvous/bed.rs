@@ -48,7 +48,7 @@ struct Bed {
 impl Bed {
     fn make() -> Result<Bed, String> {
         let probe = Rendezvous::attach(Options::default()).map_err(|why| why.to_string())?;
-        let parent = probe.cgroup().to_owned();
+        let parent = probe.cgroup().expect("it attached").to_owned();
         drop(probe);
         // A thread that leaves is lost for anything else.
         let able = std::thread::spawn(leave_network).join();

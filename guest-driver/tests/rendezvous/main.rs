@@ -6,6 +6,7 @@
 
 mod bed;
 mod clients;
+mod granted;
 mod hog;
 mod sockets;
 mod wire;
@@ -346,7 +347,7 @@ fn an_option_without_room_is_left_out() {
     for on in [On::Syn, On::SynAck] {
         bed::run(move || {
             let wire = Wire::honest();
-            let cgroup = attach().cgroup().to_owned();
+            let cgroup = attach().cgroup().unwrap().to_owned();
             let _hog = hog::attach(&cgroup, on).unwrap();
             let rendezvous = attach();
             for family in [0, 1] {
@@ -370,7 +371,7 @@ fn a_listener_of_another_program_is_left_alone() {
         let wire = Wire::honest();
         let rendezvous = attach();
         // It has itself called back for every listener, and takes room on SYNs only.
-        let _other = hog::attach(rendezvous.cgroup(), On::Syn).unwrap();
+        let _other = hog::attach(rendezvous.cgroup().unwrap(), On::Syn).unwrap();
         let answering = rendezvous.bind(&any(0)).unwrap();
         let listener = TcpListener::bind(any(0)).unwrap();
         let _client = ask(&[&rendezvous], &listener);

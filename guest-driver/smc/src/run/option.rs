@@ -9,8 +9,9 @@ use super::RunArgs;
 use crate::error::CliError;
 use crate::stack::RendezvousArg;
 
-/// Attaches the rendezvous to the cgroup that the program starts in, and passes it on to the program
-/// and to the processes that the program starts. They need no capabilities of their own.
+/// Attaches the rendezvous to the cgroup that the program starts in, or uses what that has been
+/// granted, and passes it on to the program and to the processes that the program starts. They need
+/// no capabilities of their own.
 ///
 /// # Errors
 /// The policy file cannot be read or parsed.
@@ -37,8 +38,8 @@ pub(super) fn pass_on(
     if args.rendezvous == RendezvousArg::Off {
         return Ok(());
     }
-    let attached = Rendezvous::attach(options).map_err(|why| why.to_string());
-    match attached.and_then(|rendezvous| rendezvous.pass_on().map_err(|error| error.to_string())) {
+    let opened = Rendezvous::open(options).map_err(|why| why.to_string());
+    match opened.and_then(|rendezvous| rendezvous.pass_on().map_err(|error| error.to_string())) {
         Ok(passed) => {
             command.env("SMC_RUN_OPTION", passed.to_string());
             // Its descriptors are the program's from now on.

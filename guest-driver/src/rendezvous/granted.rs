@@ -1,0 +1,207 @@
+//! TCP option 254 for processes without capabilities: a cgroup is granted it once.
+//!
+//! The processes of a container may not call bpf(2), so they cannot mark their sockets. Somebody on
+//! the host who may calls [`grant`] for the container's cgroup. The kernel then calls three programs
+//! for the sockets of this cgroup: the one of [`super::program`], and two that answer a socket
+//! option of their own. A process marks its socket by setsockopt(2), and reads what the peer has
+//! answered by getsockopt(2):
+//!
+//! ```c
+//! int smc_mark(struct bpf_sockopt *s)                     // setsockopt(2)
+//! {
+//!     __u32 *value = s->optval, *mark;
+//!     if (s->level != SMC || s->optname != MARK || s->optlen < 4
+//!             || value + 1 > s->optval_end)
+//!         return 1;                                       // the kernel goes on with the option
+//!     if (*value != WANT && *value != ANSWER)
+//!         return 1;
+//!     mark = bpf_sk_storage_get(&mark, s->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+//!     if (mark) {
+//!         *mark = *value;
+//!         s->optlen = -1;                                 // the kernel does not
+//!     }
+//!     return 1;
+//! }
+//!
+//! int smc_answer(struct bpf_sockopt *s)                   // getsockopt(2)
+//! {
+//!     __u32 *value = s->optval, *mark;
+//!     if (s->level != SMC || s->optname != MARK || s->optlen < 4
+//!             || value + 1 > s->optval_end)
+//!         return 1;
+//!     mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
+//!     *value = mark ? *mark : 0;
+//!     s->optlen = 4;
+//!     s->retval = 0;
+//!     return 1;
+//! }
+//! ```
+//!
+//! # What a process can do with it
+//!
+//! It reaches the sockets of which it has descriptors, and no others. A wrong mark makes its own
+//! connections send or answer the option, which any process with a raw socket can do as well. Each
+//! grant has maps of its own, so the processes of one cgroup cannot fill up those of another one.
+//!
+//! Rules kept here: OPT-10, OPT-11.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::assembler::{Assembler, Helper, Instruction, Reg, When, Width};
+use super::bpf::{self, Hook};
+use super::program::{self, Maps, TAKE_LISTENER, mark, sockopt};
+use super::{SocketMaps, Unavailable, cgroup, rejected};
+
+/// The name of the option that is a socket's mark, of the level of [`TAKE_LISTENER`].
+const MARK: u32 = 255;
+/// BPF_SK_STORAGE_GET_F_CREATE
+const CREATE: i32 = 1;
+
+/// Lets all processes of a cgroup and of those below it ask and answer by TCP option 254, without
+/// capabilities, as long as the cgroup exists. They find it by [`super::Rendezvous::granted`].
+///
+/// # Errors
+/// `cgroup` is no directory of cgroup v2, or is the root of all; or what is missing to this process.
+pub fn grant(cgroup: &Path) -> Result<(), Unavailable> {
+    let (directory, path) = cgroup::open(Some(cgroup))?;
+    // All cgroups but the root have this file.
+    if !path.join("cgroup.type").exists() {
+        return Err(Unavailable::NotGrantable { path });
+    }
+    let maps = SocketMaps::new()?;
+    let maps = maps.for_programs(None, None);
+    let marks = marks(&maps).unwrap_or_default();
+    let answers = answers(&maps).unwrap_or_default();
+    let options = program::options(&maps).unwrap_or_default();
+    let take_listener = program::take_listener(&maps).unwrap_or_default();
+    // The mark comes last: a process that can set it has all of the others.
+    for (hook, name, code, needed) in [
+        (Hook::SetSockOpt, "smc_listener", take_listener, false),
+        (Hook::SockOps, "smc_option", options, true),
+        (Hook::SetSockOpt, "smc_mark", marks, true),
+        (Hook::GetSockOpt, "smc_answer", answers, true),
+    ] {
+        let loaded = match bpf::load(hook, name, &code) {
+            Ok(loaded) => loaded,
+            // Before Linux 6.12. A listener that listens already then cannot answer.
+            Err(_) if !needed => continue,
+            Err(why) => return Err(rejected(why)),
+        };
+        bpf::attach_for_good(hook, loaded.as_fd(), directory.as_fd())
+            .map_err(|error| Unavailable::of_attaching(&path, error))?;
+    }
+    Ok(())
+}
+
+/// The directory of a process's cgroup, as this process sees it.
+///
+/// # Errors
+/// There is no such process, or no cgroup v2.
+pub fn cgroup_of(process: u32) -> Result<PathBuf, Unavailable> {
+    cgroup::of_process(process)
+}
+
+/// Whether the cgroup of this process has a grant.
+pub(super) fn is_granted() -> bool {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None);
+    socket.is_ok_and(|socket| mark_of(socket.as_fd()).is_ok())
+}
+
+/// Sets the mark of a socket.
+pub(super) fn set_mark(socket: BorrowedFd<'_>, bit: u32) -> io::Result<()> {
+    let (level, _) = TAKE_LISTENER;
+    bpf::set_socket_option(socket, level.cast_signed(), MARK.cast_signed(), bit.cast_signed())
+}
+
+/// The mark of a socket; 0 if it has none.
+pub(super) fn mark_of(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let (level, _) = TAKE_LISTENER;
+    bpf::socket_option(socket, level.cast_signed(), MARK.cast_signed()).map(i32::cast_unsigned)
+}
+
+/// Prepares a listener that listens already.
+pub(super) fn take_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
+    let (level, name) = TAKE_LISTENER;
+    bpf::set_socket_option(listener, level.cast_signed(), name.cast_signed(), 0)
+}
+
+/// The context, throughout.
+const CONTEXT: Reg = Reg::R6;
+/// The address of the option's value.
+const VALUE: Reg = Reg::R7;
+/// The value.
+const BIT: Reg = Reg::R8;
+
+/// The program that sets a mark.
+fn marks(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
+    let mut a = Assembler::default();
+    let (valid, out) = (a.label(), a.label());
+    for_the_mark(&mut a, out);
+    a.load(Width::Word, BIT, VALUE, 0);
+    a.jump_if(BIT, When::Equal, mark::WANT.cast_signed(), valid);
+    a.jump_if(BIT, When::NotEqual, mark::ANSWER.cast_signed(), out);
+    a.here(valid);
+    storage(&mut a, maps, CREATE);
+    a.jump_if(Reg::R0, When::Equal, 0, out);
+    a.store(Width::Word, Reg::R0, 0, BIT);
+    a.set(Reg::R1, -1);
+    a.store(Width::Word, CONTEXT, sockopt::OPTLEN, Reg::R1);
+    end(a, out)
+}
+
+/// The program that returns it.
+fn answers(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
+    let mut a = Assembler::default();
+    let (none, out) = (a.label(), a.label());
+    for_the_mark(&mut a, out);
+    storage(&mut a, maps, 0);
+    a.set(BIT, 0);
+    a.jump_if(Reg::R0, When::Equal, 0, none);
+    a.load(Width::Word, BIT, Reg::R0, 0);
+    a.here(none);
+    a.store(Width::Word, VALUE, 0, BIT);
+    a.set(Reg::R1, 4);
+    a.store(Width::Word, CONTEXT, sockopt::OPTLEN, Reg::R1);
+    a.set(Reg::R1, 0);
+    a.store(Width::Word, CONTEXT, sockopt::RETVAL, Reg::R1);
+    end(a, out)
+}
+
+/// Goes on with VALUE set if the call is about the mark and has room for it.
+fn for_the_mark(a: &mut Assembler, out: super::assembler::Label) {
+    let (level, _) = TAKE_LISTENER;
+    a.copy(CONTEXT, Reg::R1);
+    a.load(Width::Word, Reg::R1, CONTEXT, sockopt::LEVEL);
+    a.jump_if(Reg::R1, When::NotEqual, level.cast_signed(), out);
+    a.load(Width::Word, Reg::R1, CONTEXT, sockopt::OPTNAME);
+    a.jump_if(Reg::R1, When::NotEqual, MARK.cast_signed(), out);
+    // The kernel's buffer is longer than a short value.
+    a.load(Width::Word, Reg::R1, CONTEXT, sockopt::OPTLEN);
+    a.jump_if(Reg::R1, When::Less, 4, out);
+    a.load(Width::Double, VALUE, CONTEXT, sockopt::OPTVAL);
+    a.load(Width::Double, Reg::R2, CONTEXT, sockopt::OPTVAL_END);
+    a.copy(Reg::R1, VALUE);
+    a.add(Reg::R1, 4);
+    a.jump_if_beyond(Reg::R1, Reg::R2, out);
+}
+
+/// `r0 = bpf_sk_storage_get(&marks, context->sk, 0, flags)`
+fn storage(a: &mut Assembler, maps: &Maps<'_>, flags: i32) {
+    a.set_map(Reg::R1, maps.marks.as_raw_fd());
+    a.load(Width::Double, Reg::R2, CONTEXT, sockopt::SK);
+    a.set(Reg::R3, 0);
+    a.set(Reg::R4, flags);
+    a.call(Helper::SocketStorage);
+}
+
+fn end(mut a: Assembler, out: super::assembler::Label) -> Option<Vec<Instruction>> {
+    a.here(out);
+    a.set(Reg::R0, 1);
+    a.exit();
+    a.finish()
+}
