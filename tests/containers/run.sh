@@ -126,6 +126,30 @@ said=$("${run[@]}" debian sh -c 'touch /run/smc/pool/x /usr/local/bin/smc 2>&1; 
 expect "touch" 'touch.*/run/smc/pool/x.*Read-only'
 expect "touch" 'touch.*/usr/local/bin/smc.*Read-only'
 
+echo "a server without a device gets no byte of SMC"
+podman run -d --name plain --ip 10.88.0.12 debian nginx -g 'daemon off;' >/dev/null
+said=$("${run[@]}" debian curl -sS --retry 9 --retry-connrefused http://10.88.0.12/)
+expect "curl" 'Welcome to nginx'
+
+echo "a program of the host and a container find each other"
+mkdir "$place/status"
+said=$(smc run --device /run/ism/any/any.sock --status "$place/status" curl -sS http://10.88.0.10/)
+expect "smc run curl" 'Welcome to nginx'
+said=$(cat "$place"/status/*)
+expect "smc run curl" 'SMC-D'
+
+echo "a container's processes have the option without capabilities, and doctor says so"
+said=$("${run[@]}" --cap-drop all debian smc doctor || true)
+expect "smc doctor" 'granted to this cgroup'
+
+echo "without the hook the container starts, and rules name the servers"
+smc cdi --pool /run/ism/any/any.sock --no-hook --output /etc/cdi/smc.json
+said=$("${run[@]}" debian smc doctor || true)
+expect "smc doctor" 'servers that speak SMC must be named'
+said=$("${run[@]}" -e SMC_RUN_CONNECT='*:80' debian curl -sS http://10.88.0.10/)
+expect "curl" 'Welcome to nginx'
+smc grant --hook </dev/null || fail "a hook that fails would keep the container from starting"
+
 echo "programs for musl start, and stay on TCP"
 printf '#include <stdio.h>\nint main(void) { puts("started"); return 0; }\n' >"$place/musl.c"
 musl-gcc -o "$place/musl" "$place/musl.c"

@@ -23,14 +23,16 @@ A container gets the directory of the pool's socket, libsmc_preload.so, this pro
 /usr/local/bin/smc, and the environment that makes the dynamic linker load the library. \"smc stat
 connections\" in the container shows what its connections are.
 
-Containers propose SMC to the servers that --peer names. All of them must have the device, since
-another server would take the first message for data. Programs for another libc than glibc stay on TCP.";
+Containers find out by TCP option 254 which peers speak SMC: the specification has a hook by which the
+runtime has \"smc grant\" run for each container, on the host. With --no-hook there is none. Containers
+then propose SMC to the servers that --peer names. All of them must have the device, since another
+server would take the first message for data. Programs for another libc than glibc stay on TCP.";
 
 /// End of the help of `smc cdi`.
 pub(crate) const AFTER: &str = "\
 Examples:
   smc cdi --pool /run/ism/web/web.sock --peer 10.89.0.0/24 --output /etc/cdi/smc-web.json
-  podman run --device virtio-ism/fabric=web -e SMC_RUN_CONNECT='*:80' client";
+  podman run --device virtio-ism/fabric=web client";
 
 /// The vendor and the class of the devices.
 const KIND: &str = "virtio-ism/fabric";
@@ -49,7 +51,7 @@ pub(crate) struct CdiArgs {
     #[arg(long, value_name = "SOCKET", required = true)]
     pool: Vec<PathBuf>,
 
-    /// Servers to which the containers' programs propose SMC: ADDRESS[/BITS][:PORT[-PORT]], where * is
+    /// Servers to which the containers' programs propose SMC without asking: ADDRESS[/BITS][:PORT[-PORT]], where * is
     /// any address; repeat it for more. Without it, SMC_RUN_CONNECT of the container says it.
     #[arg(long, value_name = "RULE", value_delimiter = ',')]
     peer: Vec<Rule>,
@@ -57,6 +59,10 @@ pub(crate) struct CdiArgs {
     /// Clients that may use SMC, and ports, in the same form.
     #[arg(long, value_name = "RULE", value_delimiter = ',', default_value = "*")]
     accept: Vec<Rule>,
+
+    /// No hook, so no TCP option 254: for runtimes that have no rights of root.
+    #[arg(long)]
+    no_hook: bool,
 
     /// The library [default: where "smc run" finds it].
     #[arg(long, value_name = "FILE")]
@@ -136,13 +142,21 @@ fn device(args: &CdiArgs, pool: &Path, library: &Path, program: &Path) -> Result
         format!("SMC_DEVICE={PLACE}/pool/{}", text(file.as_ref())?),
         format!("SMC_RUN_DEVICES={PLACE}/pool/{}", text(file.as_ref())?),
         format!("SMC_RUN_ACCEPT={}", rules(&args.accept)),
-        "SMC_RUN_RENDEZVOUS=off".into(),
+        format!("SMC_RUN_RENDEZVOUS={}", if args.no_hook { "off" } else { "auto" }),
         format!("SMC_RUN_STATISTICS={}", paths::CONTAINER_STATISTICS),
     ];
     if !args.peer.is_empty() {
         env.push(format!("SMC_RUN_CONNECT={}", rules(&args.peer)));
     }
-    Ok(json!({ "name": name, "containerEdits": { "env": env, "mounts": mounts } }))
+    let mut edits = json!({ "mounts": mounts });
+    if !args.no_hook {
+        env.push("SMC_RUN_OPTION=granted".into());
+        let args = ["smc", "grant", "--hook"];
+        let path = text(program)?;
+        edits["hooks"] = json!([{ "hookName": "createRuntime", "path": path, "args": args }]);
+    }
+    edits["env"] = json!(env);
+    Ok(json!({ "name": name, "containerEdits": edits }))
 }
 
 #[cfg(test)]
@@ -154,14 +168,33 @@ mod tests {
             pool: vec![pool.into()],
             peer: vec!["10.0.0.0/8:80".parse().unwrap()],
             accept: vec!["*".parse().unwrap()],
+            no_hook: false,
             library: None,
             output: None,
         }
     }
 
     fn made(pool: &str) -> Result<Value, CliError> {
-        let args = args(pool);
-        device(&args, Path::new(pool), Path::new("/l/libsmc_preload.so"), Path::new("/b/smc"))
+        made_of(&args(pool))
+    }
+
+    fn made_of(args: &CdiArgs) -> Result<Value, CliError> {
+        device(args, &args.pool[0], Path::new("/l/libsmc_preload.so"), Path::new("/b/smc"))
+    }
+
+    #[test]
+    fn the_runtime_grants_the_option_unless_it_is_told_not_to() {
+        let edits = made("/run/ism/web/web.sock").unwrap()["containerEdits"].take();
+        assert_eq!(edits["hooks"][0]["path"], "/b/smc");
+        assert_eq!(edits["hooks"][0]["args"], json!(["smc", "grant", "--hook"]));
+        let has = |edits: &Value, variable: &str| {
+            edits["env"].as_array().unwrap().contains(&json!(variable))
+        };
+        assert!(has(&edits, "SMC_RUN_RENDEZVOUS=auto") && has(&edits, "SMC_RUN_OPTION=granted"));
+        let without = CdiArgs { no_hook: true, ..args("/run/ism/web/web.sock") };
+        let edits = made_of(&without).unwrap()["containerEdits"].take();
+        assert!(edits.get("hooks").is_none() && has(&edits, "SMC_RUN_RENDEZVOUS=off"));
+        assert!(!has(&edits, "SMC_RUN_OPTION=granted"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
 use crate::{
-    cdi, check, decode, demo, devices, doctor, fabric, manual, perf, pipe, run, stat,
+    cdi, check, decode, demo, devices, doctor, fabric, grant, manual, perf, pipe, run, stat,
     temporary_fabric,
 };
 
@@ -73,6 +73,9 @@ enum Command {
     /// Print a CDI specification, by which containers get a device and the library.
     #[command(long_about = cdi::LONG_ABOUT, after_long_help = cdi::AFTER)]
     Cdi(cdi::CdiArgs),
+    /// Let the processes of a cgroup, as of a container, find peers by TCP option 254.
+    #[command(long_about = grant::LONG_ABOUT, after_long_help = grant::AFTER)]
+    Grant(grant::GrantArgs),
     /// Print completions for a shell: `source <(smc completions bash)`.
     Completions(manual::CompletionsArgs),
     /// Print the manual page, or write those of all commands into a directory.
@@ -123,6 +126,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(&args).map(|able| ExitCode::from(u8::from(!able))),
         Command::Cdi(args) => cdi::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Grant(args) => grant::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Completions(args) => {
             manual::completions(&args, Cli::command()).map(|()| ExitCode::SUCCESS)
         }

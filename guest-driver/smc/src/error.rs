@@ -54,6 +54,9 @@ pub(crate) enum CliError {
     /// No CDI specification can be made.
     #[error("no specification for containers: {0}")]
     Cdi(String),
+    /// A cgroup cannot be granted TCP option 254.
+    #[error("no grant: {0}")]
+    Grant(String),
     /// Text that is no address to listen on.
     #[error("{0:?} is no address to listen on: expected HOST:PORT, [IPV6]:PORT, :PORT or PORT")]
     Address(String),

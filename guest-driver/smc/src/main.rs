@@ -11,6 +11,7 @@ mod devices;
 mod doctor;
 mod error;
 mod fabric;
+mod grant;
 mod helper;
 mod kernel;
 mod manual;
