@@ -1,7 +1,7 @@
 //! Spinning before a sleep, for a time that adapts.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Threads of this process that spin now.
@@ -21,6 +21,20 @@ const CHECKS: u32 = 32;
 /// On a machine with one processor, a thread that spins for longer than this lets others run.
 const YIELD_AFTER: Duration = Duration::from_micros(10);
 
+/// A thread that spins and does not run for so long has been preempted by one that wants the
+/// processor for itself. Interrupts and threads of the kernel take less.
+const PREEMPTED: Duration = Duration::from_millis(1);
+/// For so long no thread of the process spins after that. A thread is preempted while it spins only
+/// by chance, so each pause is twice as long as the one before it, up to [`MAX_PAUSE`], as long as no
+/// [`CALM`] lies between them.
+const PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(2);
+/// Time without a preemption after which the next pause is a short one.
+const CALM: Duration = Duration::from_secs(1);
+
+/// Whether others want the processors on which this process spins.
+static CONTENTION: Contention = Contention::new(PAUSE);
+
 /// Spinning before a sleep, for a time that adapts.
 ///
 /// A wait that ends while it spins doubles the budget, and a wait that has to sleep halves it. So
@@ -36,9 +50,14 @@ const YIELD_AFTER: Duration = Duration::from_micros(10);
 /// A message of a peer that sends at its own pace also comes within a probe round, and nothing is
 /// won. So the wait after it is a *trial* with the full budget. Only if the trial succeeds, the
 /// budget is full again. Otherwise probe rounds become rarer.
+///
+/// All of that is about the other end. If another program wants the processor, spinning takes from
+/// the very threads that are waited for, however often it finds something. So after a thread was
+/// preempted while it spun, no thread of the process spins for a while.
 #[derive(Debug)]
 pub(crate) struct Spin {
     max_us: u32,
+    contention: &'static Contention,
     budget_us: AtomicU32,
     /// The last wait was a probe round that has found something.
     trial: AtomicBool,
@@ -84,7 +103,8 @@ impl Spin {
     fn with(max_us: u32, budget_us: u32, probes: Arc<Probes>, parent: Option<Arc<Spin>>) -> Spin {
         let budget_us = AtomicU32::new(budget_us);
         let (trial, slept_us, misses) = Default::default();
-        Spin { max_us, budget_us, trial, slept_us, misses, probes, parent }
+        let contention = parent.as_ref().map_or(&CONTENTION, |parent| parent.contention);
+        Spin { max_us, contention, budget_us, trial, slept_us, misses, probes, parent }
     }
 
     /// Spins until `changed` returns `true`. `false`: it did not within the budget.
@@ -129,6 +149,10 @@ impl Spin {
     /// Spins, however many threads do.
     #[inline]
     fn spin(&self, checks: u32, mut changed: impl FnMut() -> bool) -> bool {
+        let start = Instant::now();
+        if self.contention.is_paused(start) {
+            return false;
+        }
         let round = self.next_round();
         let (Round::Usual(limit) | Round::Probe(limit) | Round::Trial(limit)) = round;
         if checks == 1 && limit <= self.least() {
@@ -136,7 +160,7 @@ impl Spin {
             return false;
         }
         let limit = Duration::from_micros(u64::from(limit));
-        let start = Instant::now();
+        let mut before = Duration::ZERO;
         loop {
             for _ in 0..checks {
                 if changed() {
@@ -148,6 +172,10 @@ impl Spin {
                 std::hint::spin_loop();
             }
             let elapsed = start.elapsed();
+            if elapsed - before >= PREEMPTED {
+                self.contention.pause(start + elapsed);
+            }
+            before = elapsed;
             if elapsed >= limit {
                 self.failed(round);
                 return false;
@@ -251,6 +279,54 @@ impl Probes {
     }
 }
 
+/// A pause in which no thread spins.
+#[derive(Debug)]
+struct Contention {
+    /// The least pause.
+    least: Duration,
+    /// The length of the last pause, microseconds.
+    pause_us: AtomicU64,
+    /// The end of the pause, as [`micros`] counts.
+    until_us: AtomicU64,
+}
+
+impl Contention {
+    const fn new(least: Duration) -> Contention {
+        Contention { least, pause_us: AtomicU64::new(0), until_us: AtomicU64::new(0) }
+    }
+
+    fn is_paused(&self, now: Instant) -> bool {
+        let until = self.until_us.load(Ordering::Relaxed);
+        until != 0 && micros(now) < until
+    }
+
+    #[cold]
+    fn pause(&self, now: Instant) {
+        let (now, until) = (micros(now), self.until_us.load(Ordering::Relaxed));
+        if now < until {
+            // Another thread has been faster.
+            return;
+        }
+        let last = match now - until < us(CALM) {
+            true => self.pause_us.load(Ordering::Relaxed),
+            false => 0,
+        };
+        let pause = (2 * last).clamp(us(self.least), us(MAX_PAUSE).max(us(self.least)));
+        self.pause_us.store(pause, Ordering::Relaxed);
+        self.until_us.store(now + pause, Ordering::Relaxed);
+    }
+}
+
+/// Microseconds since this process first asked.
+fn micros(now: Instant) -> u64 {
+    static EPOCH: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    us(now.saturating_duration_since(*EPOCH.get_or_init(|| now)))
+}
+
+const fn us(time: Duration) -> u64 {
+    time.as_micros() as u64
+}
+
 /// Counts a thread that spins.
 struct Spinning;
 
@@ -281,8 +357,11 @@ mod tests {
 
     const MAX: u32 = 48;
 
+    /// On a loaded machine these tests are preempted, too.
+    static NO_PAUSE: Contention = Contention::new(Duration::ZERO);
+
     fn spin() -> Spin {
-        Spin::new(Duration::from_micros(MAX.into()))
+        Spin { contention: &NO_PAUSE, ..Spin::new(Duration::from_micros(MAX.into())) }
     }
 
     fn budget(spin: &Spin) -> u32 {
@@ -327,6 +406,46 @@ mod tests {
             wait(&spin, 0);
         }
         assert_eq!(budget(&spin), MAX);
+    }
+
+    #[test]
+    fn after_a_thread_that_spun_was_preempted_none_spins_for_a_while() {
+        static PAUSES: Contention = Contention::new(Duration::from_secs(3600));
+        let spin = Spin { contention: &PAUSES, ..spin() };
+        let mut checks = 0;
+        assert!(!spin.spin(CHECKS, || {
+            checks += 1;
+            if checks == CHECKS {
+                std::thread::sleep(2 * PREEMPTED);
+            }
+            false
+        }));
+        let learnt = budget(&spin);
+        let later = Spin::of(&Arc::new(spin));
+        assert!(!later.spin(CHECKS, || panic!("it spins")));
+        assert!(!later.until(|| false));
+        assert!(later.until(|| true), "a first check costs nothing");
+        assert_eq!(budget(&later), learnt, "a pause says nothing about the other end");
+    }
+
+    #[test]
+    fn pauses_grow_while_threads_are_preempted_and_are_short_again_after_calm() {
+        let contention = Contention::new(PAUSE);
+        let mut now = Instant::now() + Duration::from_secs(10);
+        let mut pause_after = |calm: Duration| {
+            now += calm;
+            contention.pause(now);
+            let begin = now;
+            while contention.is_paused(now) {
+                // A second thread that was preempted changes nothing.
+                contention.pause(now);
+                now += Duration::from_millis(10);
+            }
+            now - begin
+        };
+        let millis = [100, 200, 400, 800, 1600, 2000, 2000].map(Duration::from_millis);
+        assert_eq!(millis.map(|_| pause_after(Duration::from_millis(50))), millis);
+        assert_eq!(pause_after(CALM), PAUSE);
     }
 
     #[test]
