@@ -1,54 +1,107 @@
 #!/usr/bin/env bash
-# Containers on SMC-D: runs the commands of docs/containers.md as they stand there, with podman and
-# programs of the distribution, and looks at what they print.
+# Containers on SMC-D, from nothing: in a Debian with podman and nothing else, runs the commands of
+# docs/containers.md as they stand there, the first of which installs the packages of `cargo xtask
+# package`. Looks at what they print.
 #
-# It works in a mount and a network namespace of its own, so it leaves neither /etc/cdi nor /run/ism
-# nor a bridge behind. It needs root, podman, runc, mmdebstrap, musl-gcc and objdump; a missing one
-# fails where CI is true, and is said aloud elsewhere. The image is made once and kept in ~/.cache.
+# It works in a root directory, and in mount, network and process namespaces of its own, so nothing of
+# it is left. It needs root, debhelper, lintian, mmdebstrap, musl-gcc and objdump; a missing one fails
+# where CI is true, and is said aloud elsewhere. The image of the host and that of the containers are
+# made once and kept in ~/.cache.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+[ "${1:-}" = root ] || cd "$(dirname "$0")/../.."
+
+fail() {
+    echo "FAILED: $*" >&2
+    exit 1
+}
+
+# On the machine that tests ---------------------------------------------------------------------------
 
 missing() {
     echo "NOT TESTED: containers: $*" >&2
     [ "${CI:-false}" = true ] && exit 1
     exit 0
 }
-[ "$(id -u)" = 0 ] || missing "this is not root"
-if [ "${1:-}" != inside ]; then
-    needed=(podman runc mmdebstrap musl-gcc objdump iptables)
-    for tool in "${needed[@]}"; do
+# image NAME PACKAGES: makes an image of Debian with these packages, unless it is there.
+image() {
+    local image
+    image=$cache/$1-$(echo "$2" | sha256sum | head -c 12).tar
+    if [ ! -e "$image" ]; then
+        mkdir -p "$cache"
+        mmdebstrap --quiet --variant="$3" --include="$2" \
+            --aptopt='APT::Install-Recommends "false"' bookworm "$image.$$.tar"
+        mv "$image.$$.tar" "$image"
+    fi
+    echo "$image"
+}
+if [ "${1:-}" = "" ]; then
+    [ "$(id -u)" = 0 ] || missing "this is not root"
+    for tool in mmdebstrap dh lintian musl-gcc objdump; do
         command -v "$tool" >/dev/null && continue
         [ "${CI:-false}" = true ] || missing "there is no $tool"
         apt-get update -q
         DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q \
-            podman runc mmdebstrap musl-tools binutils iptables
+            --no-install-recommends mmdebstrap debhelper lintian musl-tools binutils
         break
     done
-    cargo build -q -p vhost-device-ism -p smc-cli -p smc-preload
-    packages=nginx-light,curl,redis-server,redis-tools
+    cargo xtask package
     cache=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-device-ism
-    image=$cache/containers-$(echo "$packages" | sha256sum | head -c 12).tar
-    if [ ! -e "$image" ]; then
-        mkdir -p "$cache"
-        mmdebstrap --quiet --variant=essential --include="$packages" \
-            --aptopt='APT::Install-Recommends "false"' bookworm "$image.$$.tar"
-        mv "$image.$$.tar" "$image"
-    fi
-    exec unshare --mount --net -- "$0" inside "$image"
+    library=${CARGO_TARGET_DIR:-target}/release/libsmc_preload.so
+    echo "the libraries that an image needs are those that the document names"
+    newest=$(objdump -T "$library" | grep -oE 'GLIBC_[0-9.]+' | sort -Vu | tail -1)
+    grep -qF "glibc ${newest#GLIBC_} or newer" docs/containers.md ||
+        fail "the library needs $newest, and docs/containers.md says something else"
+    others=$(objdump -p "$library" | awk '/NEEDED/ {print $2}' | sort | tr '\n' ' ')
+    case $others in
+        *libgcc_s.so.1*) ;;
+        *) fail "the library needs $others" ;;
+    esac
+    host=$(image containers-host \
+        podman,podman-compose,runc,netavark,aardvark-dns,iptables,iproute2,mount,curl,systemd-standalone-sysusers,systemd-standalone-tmpfiles,passwd \
+        apt)
+    inside=$(image containers nginx-light,curl,redis-server,redis-tools essential)
+    place=$(mktemp -d)
+    printf '#include <stdio.h>\nint main(void) { puts("started"); return 0; }\n' >"$place/musl.c"
+    mkdir -p "$place/alpine/lib"
+    musl-gcc -o "$place/alpine/program" "$place/musl.c"
+    cp "$(readlink -f /lib/ld-musl-*.so.1)" "$place/alpine/lib/$(basename /lib/ld-musl-*.so.1)"
+
+    status=0
+    packages=${CARGO_TARGET_DIR:-target}/package
+    unshare --mount --net --pid --fork -- "$0" host "$host" "$inside" "$place" "$packages" || status=$?
+    rm -rf "$place"
+    exit "$status"
 fi
-image=$2
 
-# A host of its own ----------------------------------------------------------------------------------
+# A host of its own: the root of a new mount namespace --------------------------------------------------
 
-place=$(mktemp -d)
-# The last one is where podman notes which addresses are given away.
-for directory in /etc/cdi /run/ism /run/containers; do
-    mkdir -p "$directory"
-    mount -t tmpfs tmpfs "$directory"
-done
-mkdir "$place/run"
+if [ "$1" = host ]; then
+    host=$2 inside=$3 place=$4 packages=$5
+    root=$place/root
+    mkdir "$root"
+    mount -t tmpfs -o mode=755 tmpfs "$root"
+    tar -C "$root" -xf "$host"
+    mount -t proc proc "$root/proc"
+    for directory in dev sys; do
+        mount --rbind "/$directory" "$root/$directory"
+    done
+    mkdir -p "$root/srv/docs" "$root/srv/packaging"
+    cp "$packages"/*.deb "$0" "$root/srv"
+    cp docs/containers.md "$root/srv/docs"
+    cp packaging/compose.yaml "$root/srv/packaging"
+    cp "$inside" "$root/srv/image.tar"
+    tar -C "$place/alpine" -cf "$root/srv/musl.tar" .
+    cd "$root"
+    mkdir old
+    pivot_root . old
+    exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive \
+        chroot . /bin/bash -c 'umount --lazy /old; cd /srv; exec bash ./run.sh root'
+fi
+
+place=/srv/place
+mkdir -p "$place/run" /run/containers /etc/containers
+printf '[network]\nnetwork_backend = "netavark"\n' >/etc/containers/containers.conf
 ip link set lo up
-PATH=$PWD/target/debug:$PATH
 # The directory of containers' state is short, since paths of sockets lie in it.
 # Without overlayfs each container is a copy of its image.
 driver=vfs
@@ -56,31 +109,31 @@ grep -qw overlay /proc/filesystems && driver=overlay
 options=(--root "$place/root" --runroot "$place/run" --storage-driver "$driver" --cgroup-manager cgroupfs
     --runtime runc --events-backend file)
 limits=(--ulimit nofile=1024:1024 --ulimit nproc=4096:4096)
-podman() {
-    local verb=$1
-    shift
-    case $verb in
-        run) command podman "${options[@]}" run "${limits[@]}" "$@" ;;
-        *) command podman "${options[@]}" "$verb" "$@" ;;
-    esac
-}
+# The tests and podman-compose call this podman.
+podman=$(command -v podman)
+mkdir "$place/bin"
+cat >"$place/bin/podman" <<END
+#!/bin/sh
+verb=\$1
+shift
+case \$verb in
+    run | create) exec $podman ${options[*]} "\$verb" ${limits[*]} "\$@" ;;
+    *) exec $podman ${options[*]} "\$verb" "\$@" ;;
+esac
+END
+chmod +x "$place/bin/podman"
+PATH=$place/bin:$PATH
 end() {
     podman rm --force --time 0 --all >/dev/null 2>&1 || true
     [ -z "${daemon:-}" ] || kill "$daemon" 2>/dev/null || true
-    umount "$place"/root/vfs* 2>/dev/null || true
-    rm -rf "$place" 2>/dev/null || true
 }
 trap end EXIT
-fail() {
-    echo "FAILED: $*" >&2
-    exit 1
-}
 expect() {
     grep -qE -- "$2" <<<"$said" || fail "after \`$1\` nothing fits $2 in: $said"
     echo "    ok: $2"
 }
 
-podman import -q "$image" localhost/debian >/dev/null
+podman import -q image.tar localhost/debian >/dev/null
 
 # The commands of the document -----------------------------------------------------------------------
 
@@ -90,6 +143,8 @@ declare -A wanted=(
     ['exec web']='nginx [0-9]+ +[1-9]'
     ['redis-benchmark']='GET: [0-9.]+ requests per second'
     ['exec store']='redis-server [0-9]+ +[1-9]'
+    ['run -T --rm client']='GET: [0-9.]+ requests per second'
+    ['exec -T web']='nginx [0-9]+ +[1-9]'
     ['stat fabric']='pool: 2 of 64 devices in use'
 )
 commands=0
@@ -105,7 +160,7 @@ while IFS= read -r command; do
             continue
             ;;
     esac
-    said=$(eval "$command" 2>&1) || fail "$command: $said"
+    said=$(eval "$command" </dev/null 2>&1) || fail "$command: $said"
     for word in "${!wanted[@]}"; do
         case $command in
             *"$word"*)
@@ -115,7 +170,7 @@ while IFS= read -r command; do
         esac
     done
 done < <(sed -n 's/^\$ //p' docs/containers.md)
-[ "$commands" -ge 9 ] || fail "docs/containers.md has only $commands commands"
+[ "$commands" -ge 13 ] || fail "docs/containers.md has only $commands commands"
 [ ${#wanted[@]} = 0 ] || fail "no command for: ${!wanted[*]}"
 
 # What it says beside them ---------------------------------------------------------------------------
@@ -151,22 +206,8 @@ expect "curl" 'Welcome to nginx'
 smc grant --hook </dev/null || fail "a hook that fails would keep the container from starting"
 
 echo "programs for musl start, and stay on TCP"
-printf '#include <stdio.h>\nint main(void) { puts("started"); return 0; }\n' >"$place/musl.c"
-musl-gcc -o "$place/musl" "$place/musl.c"
-mkdir -p "$place/alpine/lib"
-cp "$(readlink -f /lib/ld-musl-*.so.1)" "$place/alpine/lib/$(basename /lib/ld-musl-*.so.1)"
-cp "$place/musl" "$place/alpine/program"
-tar -C "$place/alpine" -c . | podman import -q - localhost/musl >/dev/null
+podman import -q musl.tar localhost/musl >/dev/null
 said=$("${run[@]}" localhost/musl /program 2>&1)
 [ "$said" = started ] || fail "a program for musl: $said"
 
-echo "the libraries that an image needs are those that the document names"
-newest=$(objdump -T target/debug/libsmc_preload.so | grep -oE 'GLIBC_[0-9.]+' | sort -Vu | tail -1)
-grep -qF "glibc ${newest#GLIBC_} or newer" docs/containers.md ||
-    fail "the library needs $newest, and docs/containers.md says something else"
-others=$(objdump -p target/debug/libsmc_preload.so | awk '/NEEDED/ {print $2}' | sort | tr '\n' ' ')
-case $others in
-    *libgcc_s.so.1*) ;;
-    *) fail "the library needs $others" ;;
-esac
 echo "containers: all done"
