@@ -3,12 +3,12 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
 use crate::{
-    cdi, check, decode, demo, devices, doctor, fabric, grant, manual, perf, pipe, run, stat,
+    cdi, check, decode, demo, devices, doctor, fabric, grant, help, manual, perf, pipe, run, stat,
     temporary_fabric,
 };
 
@@ -18,6 +18,7 @@ machines of one host.
 
 A connection starts as TCP. If both ends speak SMC and have a device on the same fabric, they
 exchange three messages. From then on each end writes into a buffer (DMB) of its peer.
+
 Start with \"smc demo\", which needs nothing else.";
 
 const AFTER: &str = "\
@@ -105,7 +106,8 @@ enum Command {
 
 /// Runs the command that the process was started with.
 pub(crate) fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let matches = help::wrapped(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // The daemon has a log of its own, with other defaults.
     if !matches!(cli.command, Command::Fabric(_) | Command::Daemon { .. }) {
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));

@@ -12,6 +12,7 @@ mod doctor;
 mod error;
 mod fabric;
 mod grant;
+mod help;
 mod helper;
 mod kernel;
 mod manual;

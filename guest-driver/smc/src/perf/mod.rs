@@ -56,7 +56,8 @@ kernel. A warning says if other processes were busy meanwhile.
          set of the program, as a program under \"smc run\" has it.
   short_conn_1
          as conn, by one client thread.
-  cpu_1g processor time of a stream of 1 GB/s (10^9 bytes); what is due is written every millisecond.
+  cpu_1g
+         processor time of a stream of 1 GB/s (10^9 bytes); what is due is written every millisecond.
   bulk   one connection; the client writes, the server reads into 64 KiB and measures. TCP and Unix
          sockets have the kernel's default buffers.
   rtt    one connection; 64 B to and fro, one at a time, TCP_NODELAY; every round trip is measured
@@ -72,7 +73,8 @@ kernel. A warning says if other processes were busy meanwhile.
   scale  curves: 1, 10, 100, 1,000, 3,000 and 10,000 connections between two processes (echo, a round
          trip on one while the others are idle, set-up, private memory of client, server and
          daemon), and 1, 10, 100, 1,000 idle devices beside a pair of processes.
-  memory resident memory of the daemon with 100 devices whose processes are idle, and private
+  memory
+         resident memory of the daemon with 100 devices whose processes are idle, and private
          memory of daemon, server and client per idle connection (DMBs are shared memory and are
          not part of it).
 

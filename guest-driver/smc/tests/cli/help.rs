@@ -18,7 +18,7 @@ fn help_of_each_command_explains_it() {
         ("demo", "compares hashes"),
         ("listen", "tar c dir | smc listen 5000"),
         ("connect", "Do not connect to an ordinary TCP server"),
-        ("perf", "the server is one thread that\n         takes a connection"),
+        ("perf", "the server is one thread that"),
         ("stat", "refused     commands and moves that were refused"),
         ("stat", "smc stat connections --watch"),
         ("check", "Exit status: 0 it would be SMC"),
@@ -29,6 +29,29 @@ fn help_of_each_command_explains_it() {
     ] {
         let help = text(&run(&[command, "--help"]).stdout);
         assert!(help.contains(words), "{words:?} is not in\n{help}");
+    }
+}
+
+/// A text whose lines are wrapped at one width and then at a narrower one has lines of one word.
+#[test]
+fn texts_of_the_help_are_wrapped_once() {
+    for command in [
+        "", "demo", "listen", "connect", "perf", "run", "stat", "check", "devices", "decode",
+        "cdi", "doctor", "grant", "fabric",
+    ] {
+        let words: Vec<_> =
+            [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
+        let help = text(&run(&words).stdout);
+        let lines: Vec<_> = help.lines().collect();
+        for pair in lines.windows(2) {
+            let [line, next] = pair else { unreachable!() };
+            assert!(line.chars().count() <= 100, "smc {command} --help: {line}");
+            let is_prose = |line: &str| line.starts_with(|c: char| !c.is_whitespace());
+            if is_prose(line) && is_prose(next) && !line.ends_with(':') {
+                let word = next.split(' ').next().unwrap();
+                assert!(line.len() + 1 + word.len() > 100, "smc {command} --help: {line}");
+            }
+        }
     }
 }
 
