@@ -3,8 +3,8 @@
 # docs/operating.md as they stand there, and looks at what is installed and what is left at the end.
 #
 # It works in a root directory, a mount and a network namespace of its own. It needs root, a C compiler,
-# pkg-config, debhelper, lintian and mmdebstrap; a missing one fails where CI is true, and is said aloud
-# elsewhere. The root directory is made once and kept in ~/.cache.
+# pkg-config, debhelper, dh-apparmor, lintian, apparmor and mmdebstrap; a missing one fails where CI is
+# true, and is said aloud elsewhere. The root directory is made once and kept in ~/.cache.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -15,14 +15,24 @@ missing() {
 }
 [ "$(id -u)" = 0 ] || missing "this is not root"
 if [ "${1:-}" != inside ]; then
-    for tool in mmdebstrap dh lintian cc pkg-config; do
+    for tool in mmdebstrap dh dh_apparmor lintian apparmor_parser cc pkg-config; do
         command -v "$tool" >/dev/null && continue
         [ "${CI:-false}" = true ] || missing "there is no $tool"
         apt-get update -q
         DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q \
-            --no-install-recommends mmdebstrap debhelper lintian gcc libc6-dev pkg-config
+            --no-install-recommends mmdebstrap debhelper dh-apparmor lintian apparmor gcc libc6-dev \
+            pkg-config
         break
     done
+    echo "the AppArmor profile is one, for the path of the program, by the features of AppArmor 3.0"
+    parser=(apparmor_parser --skip-kernel-load --skip-cache --features-file /etc/apparmor.d/abi/3.0)
+    profile=packaging/apparmor-profile
+    "${parser[@]}" --quiet --Werror "$profile"
+    [ "$("${parser[@]}" --quiet --names "$profile")" = vhost-device-ism ]
+    if sed 's/capability setuid,/capability setuids,/' "$profile" | "${parser[@]}" --quiet 2>/dev/null; then
+        echo "FAILED: the parser takes a rule that is none" >&2
+        exit 1
+    fi
     cargo xtask package
     packages=systemd-standalone-sysusers,systemd-standalone-tmpfiles,passwd
     cache=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-device-ism
@@ -168,7 +178,8 @@ installed() {
     for file in /usr/share/man/man8/vhost-device-ism.8.gz /usr/share/man/man1/smc-run.1.gz \
         /usr/share/bash-completion/completions/smc /lib/systemd/system/vhost-device-ism.service \
         /usr/share/doc/vhost-device-ism/examples/vhost-device-ism.socket \
-        /usr/share/vhost-device-ism/grafana-dashboard.json; do
+        /usr/share/vhost-device-ism/grafana-dashboard.json \
+        /etc/apparmor.d/vhost-device-ism /etc/apparmor.d/local/vhost-device-ism; do
         [ -e "$place$file" ] || fail "there is no $file"
     done
     in_root 'id vhost-device-ism' >/dev/null || fail "there is no user"

@@ -18,8 +18,12 @@ checked by lintian: a finding of it is a failure. The tarball has the same progr
 pages and completions, and can be unpacked anywhere.";
 
 /// Debian packages without which nothing is built, and a program of each.
-const TOOLS: [(&str, &str); 3] =
-    [("dpkg-buildpackage", "dpkg-dev"), ("dh", "debhelper"), ("lintian", "lintian")];
+const TOOLS: [(&str, &str); 4] = [
+    ("dpkg-buildpackage", "dpkg-dev"),
+    ("dh", "debhelper"),
+    ("dh_apparmor", "dh-apparmor"),
+    ("lintian", "lintian"),
+];
 
 /// Most bytes of the stripped command. Beyond that, something is linked that nobody meant to.
 const MAX_SMC: u64 = 10 << 20;
@@ -87,7 +91,7 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
     tool::succeed(build.args(["--bin", "smc", "--bin", "vhost-device-ism"]))?;
 
     let packaging = root.join("packaging");
-    let files: [(PathBuf, &str, u32); 20] = [
+    let files: [(PathBuf, &str, u32); 21] = [
         (release.join("smc"), "bin/smc", 0o755),
         (release.join("vhost-device-ism"), "bin/vhost-device-ism", 0o755),
         (packaging.join("smc_run"), "bin/smc_run", 0o755),
@@ -123,6 +127,7 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
             "share/vhost-device-ism/grafana-dashboard.json",
             0o644,
         ),
+        (packaging.join("apparmor-profile"), "etc/apparmor.d/vhost-device-ism", 0o644),
         (packaging.join("INSTALL.md"), "INSTALL.md", 0o644),
         (root.join("docs/threat-model.md"), "doc/threat-model.md", 0o644),
         (root.join("docs/operating.md"), "doc/operating.md", 0o644),
