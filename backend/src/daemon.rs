@@ -8,9 +8,10 @@ use crate::error::DaemonError;
 use crate::guests::Guests;
 use crate::management::{Access, Server};
 use crate::metrics;
-use crate::reload::{ConfigSource, Reload, ReloadInfo};
+use crate::reload::{ConfigSource, Reload};
 use crate::vhost::device_slot::GuestStatus;
 use crate::vhost::device_socket::STOP;
+use crate::vhost::event_loop::{EventLoop, LoopHandle};
 use crate::vhost::unix_socket::{LocalNames, SocketNames};
 
 /// A running daemon. Dropping it stops it.
@@ -18,6 +19,8 @@ pub struct Daemon {
     guests: Arc<Guests>,
     reload: Arc<Reload>,
     servers: Vec<Server>,
+    /// The last to go.
+    events: EventLoop,
 }
 
 impl Daemon {
@@ -37,9 +40,10 @@ impl Daemon {
     ) -> Result<Daemon, DaemonError> {
         config.check()?;
         crate::vhost::prepare();
-        let guests = Arc::new(Guests::new(config, names)?);
+        let events = EventLoop::start().map_err(DaemonError::Thread)?;
+        let guests = Arc::new(Guests::new(config, events.handle().clone(), names)?);
         let reload = Arc::new(Reload::new(guests.clone(), read));
-        let mut daemon = Daemon { guests: guests.clone(), reload, servers: Vec::new() };
+        let mut daemon = Daemon { guests: guests.clone(), reload, servers: Vec::new(), events };
         let config = guests.config();
         for spec in &config.guests {
             guests.add(spec.clone(), true)?;
@@ -55,9 +59,20 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Reads the configuration again.
-    pub(crate) fn reload(&self) -> Result<ReloadInfo, DaemonError> {
-        self.reload.run()
+    /// The loop that does the daemon's own work.
+    pub(crate) fn events(&self) -> &LoopHandle {
+        self.events.handle()
+    }
+
+    /// What reads the configuration again.
+    pub(crate) fn reload(&self) -> &Arc<Reload> {
+        &self.reload
+    }
+
+    /// A check that takes the locks of all devices, so one that is never released is noticed.
+    pub(crate) fn check(&self) -> impl Fn() + Send + 'static + use<> {
+        let guests = self.guests.clone();
+        move || drop(guests.list())
     }
 
     /// Adds a guest: makes its socket and listens.
@@ -101,6 +116,7 @@ impl Drop for Daemon {
         for server in self.servers.drain(..) {
             server.stop();
         }
+        self.reload.wait_done(Instant::now() + STOP);
         self.guests.shutdown();
     }
 }

@@ -13,7 +13,7 @@ use crate::error::DaemonError;
 use crate::vhost::device_pool::DevicePool;
 use crate::vhost::device_slot::GuestStatus;
 use crate::vhost::device_socket::{DeviceSocket, STOP};
-use crate::vhost::timers::Timers;
+use crate::vhost::event_loop::LoopHandle;
 use crate::vhost::unix_socket::SocketNames;
 
 /// The fabrics and guests of a daemon. The daemon and its management server share them.
@@ -22,7 +22,7 @@ pub(crate) struct Guests {
     gids: Arc<GidPool>,
     fabrics: Mutex<BTreeMap<Chid, (FabricSpec, Arc<Fabric>)>>,
     sockets: Mutex<BTreeMap<String, Served>>,
-    timers: Timers,
+    events: LoopHandle,
     names: Arc<dyn SocketNames>,
 }
 
@@ -68,13 +68,17 @@ impl GuestSocket {
 
 impl Guests {
     /// Makes the fabrics of `config`. There are no guests yet. `names` makes their sockets.
-    pub(crate) fn new(config: Config, names: Arc<dyn SocketNames>) -> Result<Guests, DaemonError> {
+    pub(crate) fn new(
+        config: Config,
+        events: LoopHandle,
+        names: Arc<dyn SocketNames>,
+    ) -> Result<Guests, DaemonError> {
         let guests = Guests {
             config,
             gids: Arc::default(),
             fabrics: Mutex::default(),
             sockets: Mutex::default(),
-            timers: Timers::default(),
+            events,
             names,
         };
         for fabric in &guests.config.fabrics {
@@ -124,6 +128,11 @@ impl Guests {
         }
     }
 
+    /// The loop that waits for their front ends.
+    pub(crate) fn events(&self) -> &LoopHandle {
+        &self.events
+    }
+
     /// Makes sockets.
     pub(crate) fn names(&self) -> &Arc<dyn SocketNames> {
         &self.names
@@ -144,14 +153,14 @@ impl Guests {
         if sockets.contains_key(&name) {
             return Err(ConfigError::DuplicateName(name).into());
         }
-        let timers = self.timers.clone();
+        let events = self.events.clone();
         let (config, names) = (&self.config, self.names.clone());
         let (chid, served) = (spec.chid, spec.clone());
         let started = match spec.devices {
             None => {
-                DeviceSocket::start(spec, fabric, config, timers, names).map(GuestSocket::Device)
+                DeviceSocket::start(spec, fabric, config, events, names).map(GuestSocket::Device)
             }
-            Some(devices) => DevicePool::start(spec, devices, fabric, config, timers, names)
+            Some(devices) => DevicePool::start(spec, devices, fabric, config, events, names)
                 .map(GuestSocket::Pool),
         };
         let socket = started.map_err(|source| DaemonError::Guest { name: name.clone(), source })?;
@@ -190,7 +199,7 @@ impl Guests {
                 );
             }
         }
-        self.timers.close();
+        self.events.timers().close();
     }
 }
 

@@ -49,7 +49,8 @@ pub mod vhost;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
@@ -69,7 +70,8 @@ use privileges::{DEFAULT_USER, User};
 use reload::ConfigSource;
 use sandbox::Process;
 use service_manager::ServiceManager;
-use signals::Signal;
+use signals::{OnSignal, Signal};
+use vhost::timers::Timers;
 use vhost::unix_socket::{LocalNames, SocketNames, directory_of, path_of};
 
 /// What `--print-capabilities` prints: the type of device, as a VMM's tools expect it.
@@ -217,28 +219,50 @@ fn run(
     });
     let daemon = Daemon::start_with(config, names, read)?;
     sandbox::restrict_syscalls(Process::Daemon, mode)?;
+    let manager = Arc::new(manager);
+    let (end, ended) = mpsc::channel();
+    let _signals = daemon.events().add(OnSignal(on_signal(&daemon, can_reload, &manager, end)));
+    keep_alive(daemon.events().timers(), &manager, daemon.check());
     manager.ready();
-    loop {
-        match signals::wait(manager.interval())? {
-            Some(Signal::Hangup) if can_reload => {
-                manager.reloading();
-                // The log says what became of it.
-                let _ = daemon.reload();
-                manager.ready();
-            }
-            // Without a file that could be read again, this is the end of a terminal.
-            Some(Signal::End | Signal::Hangup) => break,
-            None => {
-                // Takes the locks of all devices, so a daemon that hangs does not get further.
-                daemon.list();
-                manager.alive();
-            }
-        }
-    }
+    signals::unblock()?;
+    ended.recv().map_err(|_| "the event loop has ended")?;
     tracing::info!("ending");
     manager.stopping();
     daemon.stop();
     Ok(())
+}
+
+/// What is done on a signal.
+fn on_signal(
+    daemon: &Daemon,
+    can_reload: bool,
+    manager: &Arc<ServiceManager>,
+    end: mpsc::Sender<()>,
+) -> impl FnMut(Signal) + Send + 'static + use<> {
+    let (reload, manager) = (daemon.reload().clone(), manager.clone());
+    move |signal| match signal {
+        Signal::Hangup if can_reload => {
+            manager.reloading();
+            let manager = manager.clone();
+            // The log says what became of it.
+            reload.request(move |_| manager.ready());
+        }
+        // Without a file that could be read again, this is the end of a terminal.
+        Signal::End | Signal::Hangup => {
+            let _ = end.send(());
+        }
+    }
+}
+
+/// Tells the service manager that the daemon lives, each time that `check` returns.
+fn keep_alive(timers: &Timers, manager: &Arc<ServiceManager>, check: impl Fn() + Send + 'static) {
+    let Some(interval) = manager.interval() else { return };
+    let (own, manager) = (timers.clone(), manager.clone());
+    timers.call_at(Instant::now() + interval, move || {
+        check();
+        manager.alive();
+        keep_alive(&own, &manager, check);
+    });
 }
 
 /// Starts the process that opens the configuration file again.

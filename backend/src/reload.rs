@@ -1,5 +1,7 @@
 //! Reads the configuration again: guests come and go, and those that stay notice nothing.
 
+use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -10,6 +12,7 @@ use crate::config::{Config, ConfigError, FabricSpec, GuestSpec, Socket};
 use crate::device::sync::lock;
 use crate::error::DaemonError;
 use crate::guests::Guests;
+use crate::vhost::counted_threads::CountedThreads;
 use crate::vhost::device_socket::STOP;
 
 /// Reads the configuration as it is now. All that is wrong with it is an error.
@@ -29,18 +32,67 @@ pub struct ReloadInfo {
     pub failed: Vec<String>,
 }
 
-/// Reads the configuration of a daemon again, when it is asked to.
+/// What is called with the result of a reload.
+type OnReloaded = Box<dyn FnOnce(Result<ReloadInfo, DaemonError>) + Send>;
+
+/// Reads the configuration of a daemon again, when it is asked to. That has a thread of its own, while
+/// there is something to do: the file may be slow to read, and front ends slow to leave.
 pub(crate) struct Reload {
     guests: Arc<Guests>,
     read: Option<ConfigSource>,
-    /// One at a time.
-    running: Mutex<()>,
+    requests: Mutex<Requests>,
+    thread: CountedThreads,
+}
+
+#[derive(Default)]
+struct Requests {
+    waiting: VecDeque<OnReloaded>,
+    is_running: bool,
 }
 
 impl Reload {
     /// Without `read` there is nothing that could be read again.
     pub(crate) fn new(guests: Arc<Guests>, read: Option<ConfigSource>) -> Reload {
-        Reload { guests, read, running: Mutex::default() }
+        Reload { guests, read, requests: Mutex::default(), thread: CountedThreads::default() }
+    }
+
+    /// Reads it, after what was requested before, and calls `done` with the result.
+    pub(crate) fn request(
+        self: &Arc<Self>,
+        done: impl FnOnce(Result<ReloadInfo, DaemonError>) + Send + 'static,
+    ) {
+        let mut requests = lock(&self.requests);
+        requests.waiting.push_back(Box::new(done));
+        if requests.is_running {
+            return;
+        }
+        requests.is_running = true;
+        drop(requests);
+        let reload = self.clone();
+        let started = self.thread.spawn("reload", move || {
+            while let Some(done) = reload.next() {
+                done(reload.run());
+            }
+        });
+        if let Err(error) = started {
+            tracing::error!(%error, "no thread reads the configuration again");
+            let requests = std::mem::take(&mut *lock(&self.requests));
+            for done in requests.waiting {
+                done(Err(DaemonError::Thread(io::Error::other(error.to_string()))));
+            }
+        }
+    }
+
+    /// Waits for the end of what was requested, at the latest until `deadline`.
+    pub(crate) fn wait_done(&self, deadline: Instant) -> bool {
+        self.thread.wait_for(0, deadline.saturating_duration_since(Instant::now()))
+    }
+
+    fn next(&self) -> Option<OnReloaded> {
+        let mut requests = lock(&self.requests);
+        let next = requests.waiting.pop_front();
+        requests.is_running = next.is_some();
+        next
     }
 
     /// Reads it, and carries out what has changed. The log has the result, too.
@@ -48,8 +100,7 @@ impl Reload {
     /// # Errors
     /// The configuration is wrong, or a change takes a restart, or the socket of a new guest cannot be
     /// made. Then nothing has changed.
-    pub(crate) fn run(&self) -> Result<ReloadInfo, DaemonError> {
-        let _running = lock(&self.running);
+    fn run(&self) -> Result<ReloadInfo, DaemonError> {
         let done = self.read_and_apply();
         match &done {
             Ok(ReloadInfo { added, removed, changed, failed }) => {

@@ -1,16 +1,17 @@
-//! Signals as something to wait for: SIGTERM and SIGINT end the daemon, SIGHUP has it read its
+//! Signals as a subscriber of the event loop: SIGTERM and SIGINT end the daemon, SIGHUP has it read its
 //! configuration again.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use libc::{c_int, c_void, siginfo_t};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::Errno;
+use rustix::event::{EventfdFlags, eventfd};
 use vmm_sys_util::signal::{block_signal, register_signal_handler, unblock_signal};
+
+use crate::vhost::waker::watch;
 
 /// Signals that are caught.
 const CAUGHT: [c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
@@ -30,7 +31,7 @@ pub(crate) enum Signal {
 
 /// Only stores, a load and a system call: all are safe in a signal handler.
 extern "C" fn on_signal(signal: c_int, _: *mut siginfo_t, _: *mut c_void) {
-    // Release: partner of the swaps in `wait`. The write to the descriptor orders them anyway.
+    // Release: partner of the swaps in `process`. The write to the descriptor orders them anyway.
     match signal {
         libc::SIGHUP => HANGUP.store(true, Ordering::Release),
         _ => END.store(true, Ordering::Release),
@@ -52,29 +53,34 @@ pub(crate) fn catch() -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for one of them for `limit`, on the thread that called [`catch`]. `None`: none came.
-pub(crate) fn wait(limit: Option<Duration>) -> io::Result<Option<Signal>> {
-    let event = EVENT.get().ok_or_else(|| io::Error::other("signals are not caught"))?;
+/// Lets them interrupt the thread that called [`catch`], which has nothing else to do from now on.
+pub(crate) fn unblock() -> io::Result<()> {
     for signal in CAUGHT {
         unblock_signal(signal).map_err(|error| io::Error::other(format!("{error:?}")))?;
     }
-    let deadline = limit.map(|limit| Instant::now() + limit);
-    loop {
+    Ok(())
+}
+
+/// Calls `F` with each signal that was caught.
+pub(crate) struct OnSignal<F>(pub(crate) F);
+
+impl<F: FnMut(Signal)> MutEventSubscriber for OnSignal<F> {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        if let Some(event) = EVENT.get() {
+            watch(event, EventSet::IN, ops);
+        }
+    }
+
+    fn process(&mut self, _: Events, _: &mut EventOps<'_>) {
+        if let Some(event) = EVENT.get() {
+            let _ = rustix::io::read(event, &mut [0; 8]);
+        }
         // Acquire: partner of the stores in `on_signal`. An end comes before all else.
         if END.swap(false, Ordering::Acquire) {
-            return Ok(Some(Signal::End));
+            (self.0)(Signal::End);
         }
         if HANGUP.swap(false, Ordering::Acquire) {
-            return Ok(Some(Signal::Hangup));
-        }
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = left.and_then(|left| Timespec::try_from(left).ok());
-        match poll(&mut [PollFd::new(event, PollFlags::IN)], left.as_ref()) {
-            Ok(0) => return Ok(None),
-            // What the flags said when it was written, they say still.
-            Ok(_) => drop(rustix::io::read(event, &mut [0u8; 8])),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+            (self.0)(Signal::Hangup);
         }
     }
 }

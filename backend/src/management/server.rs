@@ -1,37 +1,39 @@
-//! One thread serves the management socket. No client can hold it up: all calls are non-blocking,
+//! The event loop serves the management socket. No client can hold it up: all calls are non-blocking,
 //! the length of lines and the number of clients are bounded, and the server reads nothing from a
 //! client that does not read its answers.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::io::Errno;
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 
 use super::wire::{Answer, Guest, Request};
+use crate::device::sync::lock;
 use crate::error::DaemonError;
 use crate::guests::Guests;
 use crate::metrics;
-use crate::reload::Reload;
-use crate::vhost::counted_threads::CountedThreads;
+use crate::reload::{Reload, ReloadInfo};
+use crate::vhost::event_loop::Registration;
 use crate::vhost::unix_socket::{Backlog, BoundSocket, SocketError};
+use crate::vhost::waker::{Waker, watch};
+use crate::vhost::watched_listener::WatchedListener;
 
 /// Longest line, bytes.
 const MAX_LINE: usize = 64 << 10;
 /// Clients at a time. One more evicts the client that was idle for longest.
 const MAX_CLIENTS: usize = 16;
-/// How long the thread may take to stop.
+/// How long the clients may take to be cut.
 const STOP: Duration = Duration::from_secs(3);
 
 /// The running server.
 pub(crate) struct Server {
-    inner: Arc<Inner>,
-    thread: CountedThreads,
+    guests: Arc<Guests>,
+    watched: Registration,
     _socket: BoundSocket,
 }
 
@@ -44,22 +46,37 @@ pub(crate) enum Access {
     Read,
 }
 
-struct Inner {
+/// What the event loop calls for the socket and its clients.
+struct Clients {
     access: Access,
     guests: Arc<Guests>,
     reload: Arc<Reload>,
-    stopping: AtomicBool,
-    stop: OwnedFd,
+    listener: WatchedListener,
+    /// By their descriptors.
+    all: BTreeMap<RawFd, Client>,
+    /// Connections and events so far.
+    turn: u64,
+    reloaded: Arc<Reloaded>,
+}
+
+/// Results of reloads, for the clients that have asked for them.
+struct Reloaded {
+    waker: Waker,
+    results: Mutex<Vec<(u64, Result<ReloadInfo, DaemonError>)>>,
 }
 
 struct Client {
     stream: UnixStream,
+    /// Turn in which it connected.
+    id: u64,
     input: Vec<u8>,
     output: Vec<u8>,
     /// Close once the output is written.
     done: bool,
     /// Nothing more will be read: close once all that was read is answered.
     last: bool,
+    /// Waits for the end of a reload.
+    waits: bool,
     /// Turn in which it last sent or read something.
     active: u64,
 }
@@ -75,55 +92,120 @@ impl Server {
         let (listener, socket) = BoundSocket::bind(guests.names(), path, mode, Backlog::Several)?;
         let failed = |source| SocketError::Io { action: "listen on", path: path.into(), source };
         listener.set_nonblocking(true).map_err(failed)?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| failed(error.into()))?;
-        let stopping = AtomicBool::new(false);
-        let inner = Arc::new(Inner { access, guests, reload, stopping, stop });
-        let thread = CountedThreads::default();
-        let runner = inner.clone();
-        thread.spawn("management", move || runner.run(&listener)).map_err(DaemonError::Thread)?;
-        Ok(Server { inner, thread, _socket: socket })
+        let listener = WatchedListener::new(listener.into()).map_err(failed)?;
+        let waker = Waker::new().map_err(failed)?;
+        let watched = guests.events().add(Clients {
+            access,
+            guests: guests.clone(),
+            reload,
+            listener,
+            all: BTreeMap::new(),
+            turn: 0,
+            reloaded: Arc::new(Reloaded { waker, results: Mutex::default() }),
+        });
+        Ok(Server { guests, watched, _socket: socket })
     }
 
-    /// Ends the thread and closes all connections.
+    /// Closes all connections.
     pub(crate) fn stop(self) {
-        self.inner.stopping.store(true, Ordering::SeqCst);
-        let _ = rustix::io::write(&self.inner.stop, &1u64.to_ne_bytes());
-        self.thread.wait_for(0, STOP);
+        drop(self.watched);
+        self.guests.events().wait_done(Instant::now() + STOP);
     }
 }
 
-impl Inner {
-    fn run(&self, listener: &UnixListener) {
-        let mut clients: Vec<Client> = Vec::new();
-        let mut turn = 0;
-        loop {
-            let mut fds =
-                vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
-            fds.extend(clients.iter().map(|client| {
-                let wish = if client.output.is_empty() { PollFlags::IN } else { PollFlags::OUT };
-                PollFd::new(&client.stream, wish)
-            }));
-            match poll(&mut fds, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return tracing::error!(%error, "management ends"),
+impl MutEventSubscriber for Clients {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        self.listener.watch(ops);
+        self.reloaded.waker.watch(ops);
+    }
+
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        self.turn += 1;
+        if self.reloaded.waker.take(events) {
+            self.answer_reloads(ops);
+        } else if self.listener.is_ready(events, ops) {
+            self.accept(ops);
+        } else {
+            self.serve_client(events.fd(), ops);
+        }
+    }
+}
+
+impl Clients {
+    fn accept(&mut self, ops: &mut EventOps<'_>) {
+        let stream = match rustix::net::accept_with(
+            self.listener.socket(),
+            rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK,
+        ) {
+            Ok(stream) => UnixStream::from(stream),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+            Err(error) => {
+                tracing::warn!(%error, "a client of the management socket was not accepted");
+                return self.listener.pause_briefly(self.guests.events().timers(), ops);
             }
-            if self.stopping.load(Ordering::SeqCst) {
+        };
+        if self.all.len() == MAX_CLIENTS {
+            let oldest = self.all.iter().min_by_key(|(_, client)| client.active);
+            if let Some((fd, _)) = oldest {
+                let fd = *fd;
+                self.remove(fd, ops);
+            }
+        }
+        if watch(&stream, EventSet::IN, ops) {
+            let client = Client {
+                id: self.turn,
+                input: Vec::new(),
+                output: Vec::new(),
+                done: false,
+                last: false,
+                waits: false,
+                active: self.turn,
+                stream,
+            };
+            self.all.insert(client.stream.as_raw_fd(), client);
+        }
+    }
+
+    /// Goes on with a client, and ends its connection if it is over.
+    fn serve_client(&mut self, fd: RawFd, ops: &mut EventOps<'_>) {
+        let turn = self.turn;
+        let Some(mut client) = self.all.remove(&fd) else { return };
+        client.active = turn;
+        // One that waits is only called when it has gone.
+        if !client.waits && self.serve(&mut client).is_ok() {
+            let wish = match (client.waits, client.output.is_empty()) {
+                (true, _) => EventSet::empty(),
+                (false, true) => EventSet::IN,
+                (false, false) => EventSet::OUT,
+            };
+            if ops.modify(Events::new(&client.stream, wish)).is_ok() {
+                self.all.insert(fd, client);
                 return;
             }
-            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-            turn += 1;
-            let mut flags = ready.iter().skip(2);
-            clients.retain_mut(|client| match flags.next() {
-                Some(true) => {
-                    client.active = turn;
-                    self.serve(client).is_ok()
-                }
-                _ => true,
-            });
-            if ready.get(1) == Some(&true) {
-                accept(listener, &mut clients, turn);
-            }
+        }
+        let _ = ops.remove(Events::empty(&client.stream));
+    }
+
+    fn remove(&mut self, fd: RawFd, ops: &mut EventOps<'_>) {
+        if let Some(client) = self.all.remove(&fd) {
+            let _ = ops.remove(Events::empty(&client.stream));
+        }
+    }
+
+    /// Answers the clients whose reloads have ended.
+    fn answer_reloads(&mut self, ops: &mut EventOps<'_>) {
+        let results = std::mem::take(&mut *lock(&self.reloaded.results));
+        for (id, result) in results {
+            let Some((fd, client)) = self.all.iter_mut().find(|(_, client)| client.id == id) else {
+                continue;
+            };
+            let answer = match result {
+                Ok(done) => Answer { ok: true, reloaded: Some(done), ..Answer::default() },
+                Err(error) => refusal(error.to_string()),
+            };
+            (client.output, client.waits) = (line(&answer), false);
+            let fd = *fd;
+            self.serve_client(fd, ops);
         }
     }
 
@@ -151,6 +233,9 @@ impl Inner {
                     Err(error) => return Err(error),
                 }
             }
+            if client.waits {
+                return Ok(());
+            }
             if client.done || !self.answer_next(client) {
                 return match client.done || client.last {
                     true => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -175,7 +260,10 @@ impl Inner {
         };
         let text: Vec<u8> = client.input.drain(..=end).collect();
         if !text.trim_ascii().is_empty() {
-            client.output = line(&self.answer(&text));
+            match self.answer(&text, client.id) {
+                Some(answer) => client.output = line(&answer),
+                None => client.waits = true,
+            }
         }
         true
     }
@@ -208,25 +296,30 @@ impl Inner {
         true
     }
 
-    fn answer(&self, text: &[u8]) -> Answer {
+    /// The answer to a client's request. `None`: it comes later.
+    fn answer(&self, text: &[u8], client: u64) -> Option<Answer> {
         let request = match serde_json::from_slice(text) {
             Ok(request) => request,
-            Err(error) => return refusal(error.to_string()),
+            Err(error) => return Some(refusal(error.to_string())),
         };
         let done = |result: Result<(), DaemonError>| match result {
             Ok(()) => Answer { ok: true, ..Answer::default() },
             Err(error) => refusal(error.to_string()),
         };
-        match request {
+        Some(match request {
             Request::Add(_) | Request::Remove { .. } | Request::Reload
                 if self.access == Access::Read =>
             {
                 refusal("this socket is for metrics: nothing can be changed here".to_owned())
             }
-            Request::Reload => match self.reload.run() {
-                Ok(done) => Answer { ok: true, reloaded: Some(done), ..Answer::default() },
-                Err(error) => refusal(error.to_string()),
-            },
+            Request::Reload => {
+                let reloaded = self.reloaded.clone();
+                self.reload.request(move |result| {
+                    lock(&reloaded.results).push((client, result));
+                    reloaded.waker.wake();
+                });
+                return None;
+            }
             Request::List => {
                 let guests = self.guests.list().iter().map(Guest::from).collect();
                 Answer { ok: true, guests: Some(guests), ..Answer::default() }
@@ -243,7 +336,7 @@ impl Inner {
             ),
             // Does not wait: a front end that hangs must not hold up other clients.
             Request::Remove { name } => done(self.guests.remove(&name).map(drop)),
-        }
+        })
     }
 }
 
@@ -252,27 +345,6 @@ fn is_http(input: &[u8]) -> bool {
     ["GET ", "HEAD ", "POST ", "PUT ", "DELETE ", "OPTIONS "]
         .iter()
         .any(|method| input.starts_with(method.as_bytes()))
-}
-
-fn accept(listener: &UnixListener, clients: &mut Vec<Client>, turn: u64) {
-    let Ok((stream, _)) = listener.accept() else { return };
-    if stream.set_nonblocking(true).is_err() {
-        return;
-    }
-    if clients.len() == MAX_CLIENTS {
-        let oldest = clients.iter().enumerate().min_by_key(|(_, client)| client.active);
-        if let Some((index, _)) = oldest {
-            clients.swap_remove(index);
-        }
-    }
-    clients.push(Client {
-        stream,
-        input: Vec::new(),
-        output: Vec::new(),
-        done: false,
-        last: false,
-        active: turn,
-    });
 }
 
 fn is_temporary(error: &io::Error) -> bool {

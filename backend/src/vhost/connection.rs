@@ -362,7 +362,7 @@ impl Connection {
                 Fault::StoppedTooLong,
                 format_args!("all rings were stopped for {} s; ending the device", grace.as_secs()),
             );
-            // Its end waits for moves that run, which this thread, that of all timers, must not do.
+            // Its end waits for moves that run, which the event loop must not do.
             let device = self.device.clone();
             let end = move || device.close_session(CloseReason::Failed);
             if let Err(error) = self.threads.spawn("stopped", end) {

@@ -2,9 +2,9 @@
 //!
 //! The socket carries packets. A process that connects gets one packet, a
 //! [`PoolAnswer`](virtio_ism_abi::PoolAnswer), and with it a connected socket on which it is the front
-//! end of a device of its own; then the daemon closes the connection. So the pool's thread waits for
-//! nobody and keeps nothing of those who get no device. Each front end has a thread that makes its
-//! device, serves it and sees its end.
+//! end of a device of its own; then the daemon closes the connection. So the event loop, which answers,
+//! waits for nobody and keeps nothing of those who get no device. Each front end has a thread that
+//! makes its device, serves it and sees its end.
 //!
 //! # Shares
 //!
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use event_manager::{EventOps, Events, MutEventSubscriber};
 use rustix::io::Errno;
 use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, sendmsg,
@@ -36,30 +36,37 @@ use zerocopy::IntoBytes;
 use super::counted_threads::CountedThreads;
 use super::device_slot::{DeviceSlot, GuestContext, GuestStatus, MemberInfo, PoolInfo};
 use super::device_socket::system;
+use super::event_loop::{LoopHandle, Registration};
 use super::faults::Fault;
 use super::peer::Peer;
-use super::timers::Timers;
 use super::unix_socket::{Backlog, BoundSocket, SocketError, SocketKind, SocketNames};
+use super::watched_listener::WatchedListener;
 use crate::config::{Config, GuestSpec};
 use crate::device::sync::lock;
 use crate::device::{DeviceInfo, Fabric};
 
-/// Pause after an error that would repeat at once.
-const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-
 /// The running socket of one pool. Dropping it stops it.
 pub(crate) struct DevicePool {
     inner: Arc<Inner>,
-    /// The pool's own thread and those of its front ends.
+    /// Those of its front ends.
     threads: CountedThreads,
-    socket: Mutex<Option<BoundSocket>>,
+    events: LoopHandle,
+    /// The name of the socket, and the loop's interest in it.
+    socket: Mutex<(Option<BoundSocket>, Option<Registration>)>,
+}
+
+/// What the event loop calls when a process wants a device.
+struct Clients {
+    inner: Arc<Inner>,
+    listener: WatchedListener,
+    threads: CountedThreads,
+    events: LoopHandle,
 }
 
 struct Inner {
     guest: Arc<GuestContext>,
     devices: u32,
     names: Arc<dyn SocketNames>,
-    stop: OwnedFd,
     stopping: AtomicBool,
     members: Mutex<Members>,
     refused: AtomicU64,
@@ -89,7 +96,7 @@ impl DevicePool {
         devices: u32,
         fabric: Arc<Fabric>,
         config: &Config,
-        timers: Timers,
+        events: LoopHandle,
         names: Arc<dyn SocketNames>,
     ) -> Result<DevicePool, SocketError> {
         let path = spec.path().unwrap_or(std::path::Path::new("")).to_owned();
@@ -98,24 +105,24 @@ impl DevicePool {
         let (listener, socket) = BoundSocket::bind_kind(&names, &path, mode, kind, Backlog::Many)?;
         rustix::fs::fcntl_setfl(&listener, rustix::fs::OFlags::NONBLOCK)
             .map_err(|error| system(&spec)(error.into()))?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| system(&spec)(error.into()))?;
-        let name = spec.name.clone();
+        let listener = WatchedListener::new(listener).map_err(system(&spec))?;
+        let timers = events.timers().clone();
         let inner = Arc::new(Inner {
             guest: Arc::new(GuestContext::new(spec, fabric, config, timers)),
             devices,
             names,
-            stop,
             stopping: AtomicBool::new(false),
             members: Mutex::default(),
             refused: AtomicU64::new(0),
         });
         let threads = CountedThreads::default();
-        let (runner, counted) = (inner.clone(), threads.clone());
-        threads
-            .spawn(&name, move || runner.run(&listener, &counted))
-            .map_err(system(&inner.guest.spec))?;
-        Ok(DevicePool { inner, threads, socket: Mutex::new(Some(socket)) })
+        let watched = events.add(Clients {
+            inner: inner.clone(),
+            listener,
+            threads: threads.clone(),
+            events: events.clone(),
+        });
+        Ok(DevicePool { inner, threads, events, socket: Mutex::new((Some(socket), Some(watched))) })
     }
 
     /// The pool as it is now, and its front ends.
@@ -152,9 +159,8 @@ impl DevicePool {
 
     /// Stops listening and cuts all connections; the rest happens on their own threads.
     pub(crate) fn request_stop(&self) {
-        *lock(&self.socket) = None;
         self.inner.stopping.store(true, Ordering::SeqCst);
-        let _ = rustix::io::write(&self.inner.stop, &1u64.to_ne_bytes());
+        *lock(&self.socket) = (None, None);
         for slot in self.slots() {
             slot.close();
         }
@@ -164,7 +170,8 @@ impl DevicePool {
     /// `deadline`; `false` if a front end keeps a thread from ending.
     pub(crate) fn wait_stopped(&self, deadline: Instant) -> bool {
         let left = || deadline.saturating_duration_since(Instant::now());
-        self.threads.wait_for(0, left())
+        self.events.wait_done(deadline)
+            && self.threads.wait_for(0, left())
             && self.slots().iter().all(|slot| slot.threads().wait_for(0, left()))
     }
 
@@ -202,42 +209,30 @@ impl Members {
     }
 }
 
+impl MutEventSubscriber for Clients {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        self.listener.watch(ops);
+    }
+
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        if !self.listener.is_ready(events, ops) || self.inner.stopping.load(Ordering::SeqCst) {
+            return;
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match accept_with(self.listener.socket(), flags) {
+            Ok(client) => self.inner.answer(&client, &self.threads),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            Err(error) => {
+                self.inner.fault(format_args!("{error}"));
+                self.listener.pause_briefly(self.events.timers(), ops);
+            }
+        }
+    }
+}
+
 impl Inner {
     fn name(&self) -> &str {
         &self.guest.spec.name
-    }
-
-    fn run(self: &Arc<Self>, listener: &OwnedFd, threads: &CountedThreads) {
-        while self.wait(Some(listener), None) {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            match accept_with(listener, flags) {
-                Ok(client) => self.answer(&client, threads),
-                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-                Err(error) => {
-                    self.fault(format_args!("{error}"));
-                    self.wait(None, Some(&PAUSE));
-                }
-            }
-        }
-        tracing::debug!(guest = self.name(), "stopped");
-    }
-
-    /// `false`: the pool is to stop.
-    fn wait(&self, listener: Option<&OwnedFd>, limit: Option<&Timespec>) -> bool {
-        loop {
-            let mut fds = vec![PollFd::new(&self.stop, PollFlags::IN)];
-            fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
-            let polled = poll(&mut fds, limit);
-            match polled {
-                _ if self.stopping.load(Ordering::SeqCst) => return false,
-                Ok(_) => return true,
-                Err(Errno::INTR) => {}
-                Err(error) => {
-                    tracing::error!(guest = self.name(), %error, "cannot wait; giving up");
-                    return false;
-                }
-            }
-        }
     }
 
     fn fault(&self, detail: std::fmt::Arguments<'_>) {

@@ -1,5 +1,8 @@
 //! A device socket: the socket of one guest, and one connection after the other on it.
 //!
+//! The event loop waits for a front end. Each has a thread, which makes its device, serves it and sees
+//! its end; meanwhile the loop leaves the socket alone.
+//!
 //! The queue of the socket has room for one connection. While a front end is connected, the daemon
 //! fills the queue with a connection of its own. Another front end that connects then waits in
 //! connect(2), and one that does not want to wait gets EAGAIN. So processes find a free device
@@ -12,15 +15,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::Errno;
+use event_manager::{EventOps, Events, MutEventSubscriber};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost::vhost_user::Listener;
 
 use super::counted_threads::CountedThreads;
 use super::device_slot::{DeviceSlot, GuestContext, GuestStatus, RunningConnection};
+use super::event_loop::{LoopHandle, Registration};
 use super::faults::Fault;
-use super::timers::Timers;
+use super::processor_account::CONNECTION;
 use super::unix_socket::{Backlog, BoundSocket, NameId, SocketError, SocketNames, path_of};
+use super::waker::WakeOnDrop;
+use super::watched_listener::{PAUSE, WatchedListener};
 use crate::config::{Config, GuestSpec, Socket};
 use crate::device::Fabric;
 use crate::device::sync::lock;
@@ -29,26 +35,33 @@ use crate::device::sync::lock;
 const MAX_HANGING: usize = 4;
 /// How long device sockets may take to stop.
 pub(crate) const STOP: Duration = Duration::from_secs(3);
-/// Pause after an error that would repeat at once.
-const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The running socket of one guest. Dropping it stops it.
 pub(crate) struct DeviceSocket {
     inner: Arc<Inner>,
-    /// The socket's own thread, counted.
+    /// The thread of the front end.
     thread: CountedThreads,
-    socket: Mutex<Option<BoundSocket>>,
+    events: LoopHandle,
+    /// The name of the socket, and the loop's interest in it.
+    socket: Mutex<(Option<BoundSocket>, Option<Registration>)>,
 }
 
 struct Inner {
     slot: DeviceSlot,
     stopping: AtomicBool,
-    stop: OwnedFd,
     names: Arc<dyn SocketNames>,
     /// The socket's name, by which its queue is filled.
     name: Option<NameId>,
     connections: AtomicU64,
+}
+
+/// What the event loop calls when a front end connects.
+struct FrontEnds {
+    inner: Arc<Inner>,
+    listener: WatchedListener,
+    thread: CountedThreads,
+    events: LoopHandle,
 }
 
 impl DeviceSocket {
@@ -57,7 +70,7 @@ impl DeviceSocket {
         spec: GuestSpec,
         fabric: Arc<Fabric>,
         config: &Config,
-        timers: Timers,
+        events: LoopHandle,
         names: Arc<dyn SocketNames>,
     ) -> Result<DeviceSocket, SocketError> {
         let (listener, socket, name) = match &spec.socket {
@@ -75,22 +88,25 @@ impl DeviceSocket {
         };
         // The framework's accept must block: it spins on a listener that does not.
         listener.set_nonblocking(false).map_err(system(&spec))?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let stop = stop.map_err(|error| system(&spec)(error.into()))?;
+        let listener = WatchedListener::new(listener.into()).map_err(system(&spec))?;
+        let timers = events.timers().clone();
         let guest = Arc::new(GuestContext::new(spec, fabric, config, timers));
-        let spec = guest.spec.clone();
         let inner = Arc::new(Inner {
-            slot: DeviceSlot::new(spec.name.clone(), guest),
+            slot: DeviceSlot::new(guest.spec.name.clone(), guest),
             stopping: AtomicBool::new(false),
-            stop,
             names,
             name,
             connections: AtomicU64::new(0),
         });
         let thread = CountedThreads::default();
-        let runner = inner.clone();
-        thread.spawn(&spec.name, move || runner.run(listener)).map_err(system(&spec))?;
-        Ok(DeviceSocket { inner, thread, socket: Mutex::new(socket) })
+        let front_ends = FrontEnds {
+            inner: inner.clone(),
+            listener,
+            thread: thread.clone(),
+            events: events.clone(),
+        };
+        let watched = events.add(front_ends);
+        Ok(DeviceSocket { inner, thread, events, socket: Mutex::new((socket, Some(watched))) })
     }
 
     /// The guest as it is now.
@@ -99,11 +115,10 @@ impl DeviceSocket {
         GuestStatus { connections, ..self.inner.slot.status() }
     }
 
-    /// Stops listening and cuts the connection; the rest happens on the socket's own thread.
+    /// Stops listening and cuts the connection; the rest happens on other threads.
     pub(crate) fn request_stop(&self) {
-        *lock(&self.socket) = None;
         self.inner.stopping.store(true, Ordering::SeqCst);
-        let _ = rustix::io::write(&self.inner.stop, &1u64.to_ne_bytes());
+        *lock(&self.socket) = (None, None);
         self.inner.slot.close();
     }
 
@@ -111,7 +126,9 @@ impl DeviceSocket {
     /// `deadline`; `false` if a front end keeps a thread from ending.
     pub(crate) fn wait_stopped(&self, deadline: Instant) -> bool {
         let left = || deadline.saturating_duration_since(Instant::now());
-        self.thread.wait_for(0, left()) && self.inner.slot.threads().wait_for(0, left())
+        self.events.wait_done(deadline)
+            && self.thread.wait_for(0, left())
+            && self.inner.slot.threads().wait_for(0, left())
     }
 }
 
@@ -127,64 +144,65 @@ pub(super) fn system(spec: &GuestSpec) -> impl Fn(std::io::Error) -> SocketError
     move |source| SocketError::Io { action: "listen on", path: path.clone(), source }
 }
 
+impl MutEventSubscriber for FrontEnds {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        self.listener.watch(ops);
+    }
+
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        if !self.listener.is_ready(events, ops) || self.inner.is_stopping() {
+            return;
+        }
+        // The loop waits for nobody, so the thread does, for what this costs.
+        self.inner.slot.account().charge(Instant::now(), CONNECTION);
+        let resume = self.listener.pause(ops);
+        let (inner, listener) = (self.inner.clone(), self.listener.socket().clone());
+        let spawned = self.thread.spawn(self.inner.name(), move || {
+            let _resume = WakeOnDrop(resume);
+            inner.serve_next(&listener);
+        });
+        if let Err(error) = spawned {
+            self.inner.fault(format_args!("{error}"));
+            self.listener.pause_briefly(self.events.timers(), ops);
+        }
+    }
+}
+
 impl Inner {
     fn name(&self) -> &str {
         &self.slot.guest().spec.name
     }
 
-    fn run(&self, socket: UnixListener) {
-        let Ok(listener) = socket.try_clone() else {
-            tracing::error!(guest = self.name(), "no descriptor left for the socket");
-            return;
-        };
-        let mut listener = Listener::from(listener);
-        while self.wait_for_front_end(&socket) {
-            self.slot.account().settle(|| self.stopping.load(Ordering::SeqCst));
-            let hanging = self.slot.threads().alive();
-            if hanging >= MAX_HANGING {
-                self.refuse(
-                    &socket,
-                    Fault::RefusedConnection,
-                    format_args!("{hanging} threads of earlier connections still hang"),
-                );
-                continue;
-            }
-            match self.slot.connect(&mut listener) {
-                Ok(served) => self.serve(served, &socket),
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    fn fault(&self, detail: std::fmt::Arguments<'_>) {
+        self.slot.guest().faults.record(self.name(), Fault::RefusedConnection, detail);
+    }
+
+    /// Serves the connection that is next in the queue, to its end.
+    fn serve_next(&self, socket: &OwnedFd) {
+        self.slot.account().settle(|| self.is_stopping());
+        let hanging = self.slot.threads().alive();
+        if hanging >= MAX_HANGING {
+            self.fault(format_args!("{hanging} threads of earlier connections still hang"));
+            self.drop_next(socket);
+        } else {
+            let listener = socket.try_clone().map(|own| Listener::from(UnixListener::from(own)));
+            let connected = listener
+                .map_err(Into::into)
+                .and_then(|mut listener| self.slot.connect(&mut listener));
+            match connected {
+                Ok(served) => self.serve(served, socket),
                 Err(error) => {
-                    self.refuse(&socket, Fault::RefusedConnection, format_args!("{error}"));
-                    self.pause();
+                    self.fault(format_args!("{error}"));
+                    self.drop_next(socket);
+                    std::thread::sleep(PAUSE);
                 }
             }
         }
-        tracing::debug!(guest = self.name(), "stopped");
-    }
-
-    /// `false`: the socket is to stop.
-    fn wait_for_front_end(&self, socket: &UnixListener) -> bool {
-        loop {
-            let mut fds =
-                [PollFd::new(socket, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
-            match poll(&mut fds, None) {
-                Ok(_) if self.stopping.load(Ordering::SeqCst) => return false,
-                Ok(_) if fds[0].revents().contains(PollFlags::IN) => return true,
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => {
-                    tracing::error!(guest = self.name(), %error, "cannot wait; giving up");
-                    return false;
-                }
-            }
-        }
-    }
-
-    fn pause(&self) {
-        let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
-        let _ = poll(&mut fds, Some(&PAUSE));
-    }
-
-    fn refuse(&self, socket: &UnixListener, fault: Fault, detail: std::fmt::Arguments<'_>) {
-        self.slot.guest().faults.record(self.name(), fault, detail);
-        self.drop_next(socket);
+        self.slot.account().charge_ending_thread(Instant::now());
     }
 
     /// Fills the queue of the socket with a connection of the daemon's own. `false`: it is full by
@@ -199,19 +217,19 @@ impl Inner {
     }
 
     /// Ends the connection that is next in the queue, if there is one.
-    fn drop_next(&self, socket: &UnixListener) {
+    fn drop_next(&self, socket: &OwnedFd) {
         let mut fds = [PollFd::new(socket, PollFlags::IN)];
         if poll(&mut fds, Some(&AT_ONCE)) == Ok(1) {
-            drop(socket.accept());
+            drop(rustix::net::accept(socket));
         }
     }
 
-    fn serve(&self, served: RunningConnection, socket: &UnixListener) {
+    fn serve(&self, served: RunningConnection, socket: &OwnedFd) {
         let filled = self.fill_queue();
         self.connections.fetch_add(1, Ordering::Relaxed);
         self.slot.serve(
             served,
-            || self.stopping.load(Ordering::SeqCst),
+            || self.is_stopping(),
             || {
                 if filled {
                     self.drop_next(socket);

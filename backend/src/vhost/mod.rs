@@ -3,9 +3,10 @@
 //!
 //! # Threads
 //!
-//! A `DeviceSocket` is the socket of one guest's front end. Its thread waits for a connection and
-//! then for its end. A `DevicePool` hands out devices by one socket: its thread answers those who
-//! connect, and each front end has a thread that waits for its end. A `Connection` has a `Device` of its own and these threads:
+//! The `EventLoop` has one thread, which waits for all listening sockets and deadlines. A
+//! `DeviceSocket` is the socket of one guest's front end, and a `DevicePool` hands out devices by one
+//! socket. Each front end has a thread that makes its device and waits for its end. A `Connection` has
+//! a `Device` of its own and these threads:
 //!
 //! ```text
 //! request thread   vhost-user messages, one after the other (made by the framework)
@@ -39,6 +40,7 @@ pub(crate) mod counted_threads;
 pub(crate) mod device_pool;
 pub(crate) mod device_slot;
 pub(crate) mod device_socket;
+pub(crate) mod event_loop;
 mod eventfd;
 mod faults;
 mod guest_memory;
@@ -53,6 +55,8 @@ mod ring;
 pub(crate) mod timers;
 pub(crate) mod unix_socket;
 mod wake_cost;
+pub(crate) mod waker;
+pub(crate) mod watched_listener;
 
 pub use faults::{FAULTS, Fault};
 

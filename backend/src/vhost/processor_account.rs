@@ -31,6 +31,8 @@ const MAX_OWED: Duration = Duration::from_secs(10);
 
 /// What a kick without work is charged. A front end may kick for nothing 20,000 times a second.
 pub(super) const IDLE_KICK: Duration = Duration::from_micros(50);
+/// What a connection is charged for the event loop, which takes it out of the queue by a thread.
+pub(super) const CONNECTION: Duration = Duration::from_micros(100);
 /// A signal takes a few microseconds. One that takes longer than this is charged more.
 const LONG_SIGNAL: Duration = Duration::from_micros(100);
 /// How many times as much.
@@ -75,9 +77,14 @@ impl ProcessorAccount {
         if last.is_some_and(|(at, _)| now.saturating_duration_since(at) < SAMPLE) {
             return;
         }
+        self.charge_ending_thread(now);
+    }
+
+    /// The same, however short the while.
+    pub(super) fn charge_ending_thread(&self, now: Instant) {
         let used = thread_time();
-        SAMPLED.set(Some((now, used)));
-        let before = last.map_or(Duration::ZERO, |(_, before)| before);
+        let before =
+            SAMPLED.replace(Some((now, used))).map_or(Duration::ZERO, |(_, before)| before);
         self.charge(now, used.saturating_sub(before));
     }
 

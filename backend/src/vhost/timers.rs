@@ -1,32 +1,42 @@
-//! Deadlines: one thread sleeps until the nearest. The first deadline starts it.
+//! Deadlines: the event loop calls what is due.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::Instant;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+
+use super::waker::watch;
 use crate::device::sync::lock;
 
 /// What a timer calls when its deadline has passed. It must not block.
 type OnExpiry = Box<dyn FnOnce() + Send>;
 
-/// The deadlines of a daemon.
-#[derive(Clone, Default)]
+/// The deadlines of an event loop.
+#[derive(Clone)]
 pub(crate) struct Timers {
     inner: Arc<Inner>,
 }
 
-#[derive(Default)]
+/// What the loop calls when a deadline has passed.
+pub(super) struct OnDeadline(Timers);
+
 struct Inner {
     state: Mutex<State>,
-    changed: Condvar,
+    /// Expires at the nearest deadline.
+    timer: OwnedFd,
 }
 
 #[derive(Default)]
 struct State {
     entries: BinaryHeap<Reverse<Entry>>,
-    running: bool,
     closed: bool,
 }
 
@@ -53,87 +63,113 @@ impl Ord for Entry {
 }
 
 impl Timers {
-    /// Calls `on_expiry` once `at` has passed. It must not block, since it runs in the thread of all
-    /// timers. A deadline cannot be cancelled, so the caller keeps the number of its deadlines small.
+    /// Deadlines, and their subscriber.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(super) fn new() -> io::Result<(Timers, OnDeadline)> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let timers = Timers { inner: Arc::new(Inner { state: Mutex::default(), timer }) };
+        Ok((timers.clone(), OnDeadline(timers)))
+    }
+
+    /// Calls `on_expiry` once `at` has passed. It must not block, since the event loop calls it. A
+    /// deadline cannot be cancelled, so the caller keeps the number of its deadlines small.
     pub(crate) fn call_at(&self, at: Instant, on_expiry: impl FnOnce() + Send + 'static) {
-        let mut state = self.inner.lock();
+        let mut state = lock(&self.inner.state);
         if state.closed {
             return;
         }
-        let nearest = state.entries.peek().is_none_or(|Reverse(entry)| at < entry.at);
+        let is_nearest = state.entries.peek().is_none_or(|Reverse(entry)| at < entry.at);
         state.entries.push(Reverse(Entry { at, on_expiry: Box::new(on_expiry) }));
-        if !state.running {
-            let inner = self.inner.clone();
-            let thread = thread::Builder::new().name("timers".into()).stack_size(256 << 10);
-            state.running = thread.spawn(move || inner.run()).is_ok();
-        } else if nearest {
-            self.inner.changed.notify_one();
+        if is_nearest {
+            self.inner.set(at);
         }
     }
 
-    /// Ends the thread; later deadlines are ignored.
+    /// Drops what is left; later deadlines are ignored.
     pub(crate) fn close(&self) {
-        let mut state = self.inner.lock();
+        let mut state = lock(&self.inner.state);
         state.closed = true;
-        state.entries.clear();
-        self.inner.changed.notify_one();
+        let left = std::mem::take(&mut state.entries);
+        drop(state);
+        drop(left);
     }
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+    /// Sets the timer. Called with the state locked, so that the nearest deadline wins.
+    fn set(&self, at: Instant) {
+        // Zero would turn it off.
+        let left = at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let Ok(it_value) = Timespec::try_from(left) else { return };
+        let time = Itimerspec { it_interval: none, it_value };
+        if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &time) {
+            tracing::error!(%error, "no deadline can be set");
+        }
     }
 
-    fn run(&self) {
-        let mut state = self.lock();
-        while !state.closed {
-            let now = Instant::now();
-            let wait = state.entries.peek().map(|Reverse(entry)| entry.at.duration_since(now));
-            state = match wait {
-                Some(wait) if wait.is_zero() => {
-                    let due = state.entries.pop();
-                    drop(state);
-                    if let Some(Reverse(entry)) = due {
-                        (entry.on_expiry)();
-                    }
-                    self.lock()
-                }
-                Some(wait) => match self.changed.wait_timeout(state, wait) {
-                    Ok((state, _)) => state,
-                    Err(poisoned) => poisoned.into_inner().0,
-                },
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
+    /// Takes the next deadline that is due, or sets the timer for the one that is not.
+    fn take_due(&self) -> Option<OnExpiry> {
+        let mut state = lock(&self.state);
+        let at = state.entries.peek().map(|Reverse(entry)| entry.at)?;
+        if at > Instant::now() {
+            self.set(at);
+            return None;
+        }
+        state.entries.pop().map(|Reverse(entry)| entry.on_expiry)
+    }
+}
+
+impl MutEventSubscriber for OnDeadline {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        watch(&self.0.inner.timer, EventSet::IN, ops);
+    }
+
+    fn process(&mut self, _: Events, _: &mut EventOps<'_>) {
+        let inner = &self.0.inner;
+        let _ = rustix::io::read(&inner.timer, &mut [0; 8]);
+        while let Some(on_expiry) = inner.take_due() {
+            on_expiry();
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::event_loop::EventLoop;
     use super::*;
     use std::sync::mpsc;
-    use std::time::Duration;
 
     #[test]
     fn calls_in_the_order_of_the_deadlines() {
         let (sender, receiver) = mpsc::channel();
-        let timers = Timers::default();
+        let events = EventLoop::start().unwrap();
         let now = Instant::now();
         for (number, delay) in [(0, 60), (1, 5), (2, 20)] {
             let sender = sender.clone();
             let send = move || sender.send(number).unwrap();
-            timers.call_at(now + Duration::from_millis(delay), send);
+            events.handle().timers().call_at(now + Duration::from_millis(delay), send);
         }
         let order: Vec<u8> = (0..3).map(|_| receiver.recv().unwrap()).collect();
         assert_eq!(order, [1, 2, 0]);
-        timers.close();
+    }
+
+    #[test]
+    fn a_deadline_that_has_passed_already_is_due() {
+        let (sender, receiver) = mpsc::channel();
+        let events = EventLoop::start().unwrap();
+        events.handle().timers().call_at(Instant::now(), move || sender.send(()).unwrap());
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(()));
     }
 
     #[test]
     fn closing_drops_the_deadlines_that_are_left() {
         let (sender, receiver) = mpsc::channel();
-        let timers = Timers::default();
+        let events = EventLoop::start().unwrap();
+        let timers = events.handle().timers();
         timers.call_at(Instant::now() + Duration::from_secs(60), move || sender.send(()).unwrap());
         timers.close();
         assert!(receiver.recv().is_err());

@@ -1,7 +1,7 @@
 //! What an operator does with the program: checks a configuration, has it read again, asks the daemon.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
+use vhost_device_ism::management::Client;
 use virtio_ism_abi::Status;
 use virtio_ism_abi::command::BACKING_WINDOW;
 
@@ -429,4 +430,62 @@ fn the_commands_of_the_readme_work() {
         }
     }
     assert!(commands >= 7 && daemons.len() == 2, "{commands} commands");
+}
+
+/// Processes that a process has made, by their names.
+fn child(parent: Pid, name: &str) -> Pid {
+    let list = format!("/proc/{parent}/task/{parent}/children");
+    let children = std::fs::read_to_string(list).unwrap();
+    let mut pids = children.split_whitespace();
+    let named = |pid: &&str| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().trim_end() == name
+    };
+    let pid = pids.find(named).unwrap_or_else(|| panic!("no {name} among {children}"));
+    Pid::from_raw(pid.parse().unwrap()).unwrap()
+}
+
+#[test]
+fn a_file_that_is_slow_to_read_holds_up_nobody_but_who_has_asked_for_it() {
+    let daemon = Configured::start(A_AND_B);
+    let place = &daemon.place;
+    write_config(place, &format!("{A_AND_B}[[guest]]\nsocket = \"%/c\"\n"));
+    let reader = child(daemon.program.pid(), "config-reader");
+    kill_process(reader, Signal::STOP).unwrap();
+    let mut asking = connected(&place.path("m"));
+    asking.write_all(b"{\"op\":\"reload\"}\n{\"op\":\"list\"}\n").unwrap();
+    // One that asks and leaves.
+    connected(&place.path("m")).write_all(b"{\"op\":\"reload\"}\n").unwrap();
+    // Front ends and other clients notice nothing.
+    let (mut a, _) = FrontEnd::greet(&place.path("a"));
+    let mut other = Client::connect(place.path("m")).unwrap();
+    assert_eq!(other.list().unwrap().len(), 2);
+    assert!(other.metrics().unwrap().contains("ism_connected"));
+    assert!(!place.path("c").exists());
+    kill_process(reader, Signal::CONT).unwrap();
+    let mut answers = BufReader::new(asking).lines();
+    let reloaded = answers.next().unwrap().unwrap();
+    assert!(reloaded.contains("\"added\":[\"c\"]"), "{reloaded}");
+    assert!(answers.next().unwrap().unwrap().contains("\"name\":\"c\""), "in their order");
+    drop(FrontEnd::greet(&place.path("c")));
+    assert_eq!(a.command(virtio_ism_abi::command::Op::Stats, &[]).0, Status::Ok);
+}
+
+#[test]
+fn sockets_without_front_ends_cost_no_thread() {
+    let names: Vec<String> = (0..20).map(|number| format!("g{number}")).collect();
+    let sockets: Vec<&str> = names.iter().map(String::as_str).collect();
+    let place = Place::new();
+    let management = place.path("m");
+    let options = ["--management", management.to_str().unwrap()];
+    let mut program = Program::start(&place, &sockets, &options);
+    listens(&management);
+    let tasks = || std::fs::read_dir(format!("/proc/{}/task", program.pid())).unwrap().count();
+    let idle = tasks();
+    assert!(idle < 6, "{idle} threads");
+    let guest = FrontEnd::greet(&place.path("g7"));
+    assert!(tasks() > idle);
+    drop(guest);
+    // The one that waits for bus errors stays.
+    eventually("the end of the threads", || tasks() <= idle + 1);
+    program.end(Signal::TERM);
 }

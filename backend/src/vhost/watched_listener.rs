@@ -1,0 +1,59 @@
+//! A listening socket of a subscriber of the event loop.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use event_manager::{EventOps, EventSet, Events};
+
+use super::timers::Timers;
+use super::waker::{Waker, watch};
+
+/// Pause after an error that would repeat at once.
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);
+
+/// A listening socket of a subscriber, which can be left alone for some time.
+pub(crate) struct WatchedListener {
+    socket: Arc<OwnedFd>,
+    resume: Waker,
+}
+
+impl WatchedListener {
+    /// # Errors
+    /// No descriptor is left.
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<WatchedListener> {
+        Ok(WatchedListener { socket: Arc::new(socket), resume: Waker::new()? })
+    }
+
+    /// The socket.
+    pub(crate) fn socket(&self) -> &Arc<OwnedFd> {
+        &self.socket
+    }
+
+    /// Begins to watch it.
+    pub(crate) fn watch(&self, ops: &mut EventOps<'_>) {
+        self.resume.watch(ops);
+        watch(&self.socket.as_fd(), EventSet::IN, ops);
+    }
+
+    /// Whether `events` say that a connection is in its queue.
+    pub(crate) fn is_ready(&self, events: Events, ops: &mut EventOps<'_>) -> bool {
+        if self.resume.take(events) {
+            watch(&self.socket.as_fd(), EventSet::IN, ops);
+        }
+        events.fd() == self.socket.as_raw_fd()
+    }
+
+    /// Watches it no more, until the waker is used.
+    pub(crate) fn pause(&self, ops: &mut EventOps<'_>) -> Waker {
+        let _ = ops.remove(Events::empty(&self.socket.as_fd()));
+        self.resume.clone()
+    }
+
+    /// Watches it no more for a moment, after an error that would repeat at once.
+    pub(crate) fn pause_briefly(&self, timers: &Timers, ops: &mut EventOps<'_>) {
+        let resume = self.pause(ops);
+        timers.call_at(Instant::now() + PAUSE, move || resume.wake());
+    }
+}
