@@ -173,10 +173,12 @@ impl Clients {
         client.active = turn;
         // One that waits is only called when it has gone.
         if !client.waits && self.serve(&mut client).is_ok() {
-            let wish = match (client.waits, client.output.is_empty()) {
+            // One whose next request is there already is called again, after the others.
+            let is_writing = !client.output.is_empty() || client.has_request();
+            let wish = match (client.waits, is_writing) {
                 (true, _) => EventSet::empty(),
-                (false, true) => EventSet::IN,
-                (false, false) => EventSet::OUT,
+                (false, false) => EventSet::IN,
+                (false, true) => EventSet::OUT,
             };
             if ops.modify(Events::new(&client.stream, wish)).is_ok() {
                 self.all.insert(fd, client);
@@ -209,40 +211,26 @@ impl Clients {
         }
     }
 
-    /// Reads, answers and writes as far as it goes; an error ends the connection.
+    /// Reads, answers one request, and writes as far as it goes; an error ends the connection. The
+    /// client's next request has to wait for what else the loop has to do.
     fn serve(&self, client: &mut Client) -> io::Result<()> {
         if client.output.is_empty() {
-            let mut buffer = [0; 4096];
-            match client.stream.read(&mut buffer) {
-                // The last line may lack its end.
-                Ok(0) if !client.input.is_empty() && !is_http(&client.input) => {
-                    client.input.push(b'\n');
-                    client.last = true;
-                }
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(n) => client.input.extend_from_slice(buffer.get(..n).unwrap_or_default()),
-                Err(error) if is_temporary(&error) => {}
+            if !client.has_request() {
+                client.read()?;
+            }
+            if !self.answer_next(client) {
+                return if client.last { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) };
+            }
+        }
+        while !client.output.is_empty() {
+            match client.stream.write(&client.output) {
+                Ok(n) => drop(client.output.drain(..n)),
+                Err(error) if is_temporary(&error) => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
-        loop {
-            while !client.output.is_empty() {
-                match client.stream.write(&client.output) {
-                    Ok(n) => drop(client.output.drain(..n)),
-                    Err(error) if is_temporary(&error) => return Ok(()),
-                    Err(error) => return Err(error),
-                }
-            }
-            if client.waits {
-                return Ok(());
-            }
-            if client.done || !self.answer_next(client) {
-                return match client.done || client.last {
-                    true => Err(io::ErrorKind::UnexpectedEof.into()),
-                    false => Ok(()),
-                };
-            }
-        }
+        let is_over = client.done || (client.last && !client.waits && !client.has_request());
+        if is_over { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
     }
 
     /// Answers one request of the input; `false` if there is none.
@@ -269,8 +257,7 @@ impl Clients {
     }
 
     fn answer_http(&self, client: &mut Client) -> bool {
-        let input = &client.input;
-        let ends = input.windows(4).any(|w| w == b"\r\n\r\n") || input.ends_with(b"\n\n");
+        let (input, ends) = (&client.input, client.has_request());
         if !ends && input.len() <= MAX_LINE {
             return false;
         }
@@ -337,6 +324,33 @@ impl Clients {
             // Does not wait: a front end that hangs must not hold up other clients.
             Request::Remove { name } => done(self.guests.remove(&name).map(drop)),
         })
+    }
+}
+
+impl Client {
+    fn read(&mut self) -> io::Result<()> {
+        let mut buffer = [0; 4096];
+        match self.stream.read(&mut buffer) {
+            // The last line may lack its end.
+            Ok(0) if !self.input.is_empty() && !is_http(&self.input) => {
+                self.input.push(b'\n');
+                self.last = true;
+            }
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => self.input.extend_from_slice(buffer.get(..n).unwrap_or_default()),
+            Err(error) if is_temporary(&error) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Whether a whole request was read.
+    fn has_request(&self) -> bool {
+        let input = &self.input;
+        match is_http(input) {
+            true => input.windows(4).any(|w| w == b"\r\n\r\n") || input.ends_with(b"\n\n"),
+            false => input.contains(&b'\n'),
+        }
     }
 }
 

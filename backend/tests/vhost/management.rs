@@ -124,10 +124,16 @@ fn several_requests_in_one_write_are_answered_in_order() {
     let (_daemon, _client) = managed(&place, &["a"]);
     let mut stream = UnixStream::connect(place.path("management")).unwrap();
     stream
-        .write_all(b"{\"op\":\"list\"}\n\nnonsense\n{\"op\":\"remove\",\"name\":\"q\"}\n")
+        .write_all(
+            b"{\"op\":\"list\"}\n\nnonsense\n{\"op\":\"remove\",\"name\":\"q\"}\n{\"op\":\"list\"}",
+        )
         .unwrap();
+    // The last line has no end.
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
     let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
     assert!(lines.next().unwrap().starts_with("{\"ok\":true,\"guests\":[{"));
     assert!(lines.next().unwrap().contains("expected"));
     assert!(lines.next().unwrap().contains("no guest"));
+    assert!(lines.next().unwrap().starts_with("{\"ok\":true,\"guests\":[{"));
+    assert_eq!(lines.next(), None);
 }
