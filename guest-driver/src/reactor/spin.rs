@@ -149,8 +149,7 @@ impl Spin {
     /// Spins, however many threads do.
     #[inline]
     fn spin(&self, checks: u32, mut changed: impl FnMut() -> bool) -> bool {
-        let start = Instant::now();
-        if self.contention.is_paused(start) {
+        if self.contention.is_paused(Instant::now) {
             return false;
         }
         let round = self.next_round();
@@ -160,6 +159,7 @@ impl Spin {
             return false;
         }
         let limit = Duration::from_micros(u64::from(limit));
+        let start = Instant::now();
         let mut before = Duration::ZERO;
         loop {
             for _ in 0..checks {
@@ -295,9 +295,10 @@ impl Contention {
         Contention { least, pause_us: AtomicU64::new(0), until_us: AtomicU64::new(0) }
     }
 
-    fn is_paused(&self, now: Instant) -> bool {
+    /// Reads the clock only if there has been a pause.
+    fn is_paused(&self, now: impl FnOnce() -> Instant) -> bool {
         let until = self.until_us.load(Ordering::Relaxed);
-        until != 0 && micros(now) < until
+        until != 0 && micros(now()) < until
     }
 
     #[cold]
@@ -436,7 +437,7 @@ mod tests {
             now += calm;
             contention.pause(now);
             let begin = now;
-            while contention.is_paused(now) {
+            while contention.is_paused(|| now) {
                 // A second thread that was preempted changes nothing.
                 contention.pause(now);
                 now += Duration::from_millis(10);
