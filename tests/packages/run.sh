@@ -2,9 +2,11 @@
 # The packages of `cargo xtask package` in a Debian without anything else: runs the commands of
 # docs/operating.md as they stand there, and looks at what is installed and what is left at the end.
 #
+# The RPM packages have to have the same files. That they work on a system with RPM, nothing here shows.
+#
 # It works in a root directory, a mount and a network namespace of its own. It needs root, a C compiler,
-# pkg-config, debhelper, dh-apparmor, lintian, apparmor and mmdebstrap; a missing one fails where CI is
-# true, and is said aloud elsewhere. The root directory is made once and kept in ~/.cache.
+# pkg-config, debhelper, dh-apparmor, lintian, apparmor, rpm, rpmlint and mmdebstrap; a missing one fails
+# where CI is true, and is said aloud elsewhere. The root directory is made once and kept in ~/.cache.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -15,13 +17,13 @@ missing() {
 }
 [ "$(id -u)" = 0 ] || missing "this is not root"
 if [ "${1:-}" != inside ]; then
-    for tool in mmdebstrap dh dh_apparmor lintian apparmor_parser cc pkg-config; do
+    for tool in mmdebstrap dh dh_apparmor lintian apparmor_parser rpmbuild rpmlint cc pkg-config; do
         command -v "$tool" >/dev/null && continue
         [ "${CI:-false}" = true ] || missing "there is no $tool"
         apt-get update -q
         DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q \
-            --no-install-recommends mmdebstrap debhelper dh-apparmor lintian apparmor gcc libc6-dev \
-            pkg-config
+            --no-install-recommends mmdebstrap debhelper dh-apparmor lintian apparmor rpm rpmlint gcc \
+            libc6-dev pkg-config
         break
     done
     echo "the AppArmor profile is one, for the path of the program, by the features of AppArmor 3.0"
@@ -33,7 +35,7 @@ if [ "${1:-}" != inside ]; then
         echo "FAILED: the parser takes a rule that is none" >&2
         exit 1
     fi
-    cargo xtask package
+    cargo xtask package --rpm
     packages=systemd-standalone-sysusers,systemd-standalone-tmpfiles,passwd
     cache=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-device-ism
     image=$cache/packages-$(echo "$packages" | sha256sum | head -c 12).tar
@@ -113,6 +115,36 @@ until_true '[ -S "$place/tmp/smc-0/management.sock" ]'
 in_root "$tree/bin/smc run --strict true" || fail "smc run of the tarball: $(cat "$place/tmp/fabric")"
 end_jobs
 rm -rf "$place/tmp/smc-0" # of `smc fabric`
+
+# As the other systems have it: files of package $1, without those of documents and of AppArmor.
+deb_files() {
+    dpkg-deb --contents "$packages/$1"_*.deb | awk '$1 !~ /^d/ { print $6 }' |
+        sed -E 's,^\.,,; s,^/lib/,/usr/lib/,; s,/vendor-completions/,/site-functions/,
+            s,^/usr/lib/[^/]*-linux-gnu/,/usr/lib64/,' |
+        grep -vE '^/usr/share/(doc|lintian)/|^/etc/apparmor' | sort
+}
+rpm_files() {
+    rpm --query --package --queryformat '[%{FILEMODES:perms} %{FILENAMES}\n]' "$packages/$1"-[0-9]*.rpm |
+        awk '$1 !~ /^d/ { print $2 }' | grep -vE '^/usr/share/(doc|licenses)/' | sort
+}
+echo "the RPM packages have the files of the Debian packages, and can be installed"
+for name in vhost-device-ism smc smc-run libsmc0 libsmc-dev; do
+    diff <(deb_files "$name") <(rpm_files "${name/%-dev/-devel}") || fail "$name: other files"
+done
+mkdir "$place/srv/rpm"
+for script in PREIN POSTIN PREUN POSTUN; do
+    rpm --query --package --queryformat "%{$script}" "$packages"/vhost-device-ism-[0-9]*.rpm |
+        sh -n || fail "the script $script of vhost-device-ism"
+done
+rpm --root "$place/srv/rpm" --install --nodeps --noscripts "$packages"/*.rpm || fail "rpm --install"
+in_root '/srv/rpm/usr/bin/smc run --help && /srv/rpm/usr/bin/vhost-device-ism --version' >"$place/tmp/said" ||
+    fail "programs of the RPM packages: $(cat "$place/tmp/said")"
+said=$(PKG_CONFIG_LIBDIR=$place/srv/rpm/usr/lib64/pkgconfig pkg-config --cflags --libs-only-L \
+    --define-variable=prefix="$place/srv/rpm/usr" --keep-system-libs smc)
+grep -q -- '-L/usr/lib64' <<<"$said" || fail "pkg-config of libsmc-devel: $said"
+rpm --root "$place/srv/rpm" --erase --noscripts vhost-device-ism smc smc-run libsmc0 libsmc-devel || fail "rpm --erase"
+left=$(cd "$place/srv/rpm" && find . -path '*ism*' -o -path '*/smc*' -o -path '*/licenses/*')
+[ -z "$left" ] || fail "after the removal of the RPM packages there are: $left"
 
 # The commands of the document -----------------------------------------------------------------------
 
@@ -246,4 +278,9 @@ done < <(sed -n 's/^\$ //p' docs/operating.md)
 [ "$commands" -ge 15 ] || fail "docs/operating.md has only $commands commands"
 [ ${#wanted[@]} = 0 ] || fail "no command for: ${!wanted[*]}"
 [ -z "$(ls -A "$place/run/vhost-device-ism" 2>/dev/null)" ] || fail "sockets are left"
+
+echo "the RPM package makes the same user"
+in_root "$(rpm --query --package --queryformat '%{PREIN}' "$packages"/vhost-device-ism-[0-9]*.rpm)" ||
+    fail "its script before the installation"
+chroot "$place" id vhost-device-ism | grep -q '(kvm)' || fail "$(chroot "$place" id vhost-device-ism)"
 echo "packages: all done"

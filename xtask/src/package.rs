@@ -1,7 +1,7 @@
-//! `cargo xtask package`: Debian packages and a tarball.
+//! `cargo xtask package`: Debian packages, RPM packages and a tarball.
 //!
-//! One tree of files is both: the tarball has it as it is, and debhelper takes the packages' files
-//! from it, by `packaging/debian`.
+//! One tree of files is all of them: the tarball has it as it is, debhelper takes the packages' files
+//! from it by `packaging/debian`, and rpmbuild by `packaging/vhost-device-ism.spec`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,9 @@ pub(crate) const LONG_ABOUT: &str = "\
 Build Debian packages and a tarball of the release build, in target/package.
 
 The packages are vhost-device-ism, smc, smc-run, libsmc0 and libsmc-dev. They are built by debhelper, and
-checked by lintian: a finding of it is a failure. The tarball has the same programs, libraries, manual
-pages and completions, and can be unpacked anywhere.";
+checked by lintian. With --rpm, the same packages are built by rpmbuild, too, and checked by rpmlint. A
+finding of these is a failure. The tarball has the same programs, libraries, manual pages and completions,
+and can be unpacked anywhere.";
 
 /// Debian packages without which nothing is built, and a program of each.
 const TOOLS: [(&str, &str); 4] = [
@@ -24,6 +25,9 @@ const TOOLS: [(&str, &str); 4] = [
     ("dh_apparmor", "dh-apparmor"),
     ("lintian", "lintian"),
 ];
+
+/// The same for RPM packages.
+const RPM_TOOLS: [(&str, &str); 2] = [("rpmbuild", "rpm"), ("rpmlint", "rpmlint")];
 
 /// Most bytes of the stripped command. Beyond that, something is linked that nobody meant to.
 const MAX_SMC: u64 = 10 << 20;
@@ -34,6 +38,10 @@ pub(crate) struct Args {
     /// Only the tarball, which needs no tools of Debian.
     #[arg(long)]
     tarball: bool,
+
+    /// RPM packages, too.
+    #[arg(long, conflicts_with = "tarball")]
+    rpm: bool,
 
     /// Install missing Debian packages, as root. CI=true says the same.
     #[arg(long)]
@@ -47,7 +55,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let root = fs::canonicalize(root).map_err(at(root))?;
     if !args.tarball {
-        tools(args.install_deps || tool::is_true("CI"))?;
+        let rpm = RPM_TOOLS.iter().filter(|_| args.rpm);
+        let needed: Vec<_> = TOOLS.iter().chain(rpm).copied().collect();
+        tools(&needed, args.install_deps || tool::is_true("CI"))?;
     }
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
@@ -62,6 +72,9 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     if !args.tarball {
         made.extend(debian(&root, &build, &place)?);
     }
+    if args.rpm {
+        made.extend(rpm(&root, &build, &tree, &place)?);
+    }
     for path in made {
         let size = fs::metadata(&path).map_err(at(&path))?.len();
         println!("{} ({} KiB)", path.display(), size.div_ceil(1024));
@@ -69,9 +82,9 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn tools(install: bool) -> Result<(), ToolError> {
+fn tools(needed: &[(&str, &str)], install: bool) -> Result<(), ToolError> {
     let missing = || -> Vec<String> {
-        let missing = TOOLS.iter().filter(|(program, _)| !packages::has_program(program));
+        let missing = needed.iter().filter(|(program, _)| !packages::has_program(program));
         missing.map(|(_, package)| (*package).to_owned()).collect()
     };
     if install && !missing().is_empty() {
@@ -239,23 +252,63 @@ fn debian(root: &Path, build: &Path, place: &Path) -> Result<Vec<PathBuf>, ToolE
     write(&debian.join("changelog"), &changelog)?;
     let mut dpkg = Command::new("dpkg-buildpackage");
     dpkg.current_dir(build).args(["--build=binary", "--no-sign"]).env("SOURCE_DATE_EPOCH", epoch());
-    // Its output is a page of progress, which matters only if it fails.
-    let log = place.join("debian.log");
-    let file = fs::File::create(&log).map_err(at(&log))?;
-    let errors = file.try_clone().map_err(at(&log))?;
-    dpkg.stdout(file).stderr(errors);
-    let status = tool::status(dpkg)?;
-    if !status.success() {
-        eprintln!("{}", fs::read_to_string(&log).unwrap_or_default());
-        return Err(ToolError::Failed { program: "dpkg-buildpackage".into(), status });
-    }
-    let entries = fs::read_dir(place).map_err(at(place))?;
-    let mut made: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    made.retain(|path| path.extension().is_some_and(|end| end == "deb"));
-    made.sort();
+    succeed_quietly(dpkg, &place.join("debian.log"))?;
+    let made = files_of(place, "deb")?;
     let mut lintian = Command::new("lintian");
     lintian.args(["--fail-on", "error,warning", "--suppress-tags-from-file"]);
     lintian.arg(root.join("packaging/lintian-suppressed")).args(&made);
     tool::succeed(&mut lintian)?;
     Ok(made)
+}
+
+/// Has rpmbuild make the packages, and rpmlint look at them.
+fn rpm(root: &Path, build: &Path, tree: &Path, place: &Path) -> Result<Vec<PathBuf>, ToolError> {
+    let mut date = Command::new("date");
+    date.env("LC_ALL", "C").args(["--utc", "+%a %b %d %Y"]).arg(format!("--date=@{}", epoch()));
+    let date = tool::output(date)?;
+    let mut rpmbuild = Command::new("rpmbuild");
+    rpmbuild.arg("-bb").env("SOURCE_DATE_EPOCH", epoch());
+    for (name, value) in [
+        ("_topdir", build.join("rpm").into_os_string()),
+        ("_rpmdir", place.into()),
+        ("_rpmfilename", "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm".into()),
+        ("_buildhost", "reproducible".into()),
+        ("use_source_date_epoch_as_buildtime", "1".into()),
+        ("clamp_mtime_to_source_date_epoch", "1".into()),
+        ("tree", tree.into()),
+        ("version", env!("CARGO_PKG_VERSION").into()),
+        ("date", date.trim().into()),
+    ] {
+        let mut define = std::ffi::OsString::from(format!("{name} "));
+        define.push(value);
+        rpmbuild.arg("--define").arg(define);
+    }
+    rpmbuild.arg(root.join("packaging/vhost-device-ism.spec"));
+    succeed_quietly(rpmbuild, &place.join("rpm.log"))?;
+    let made = files_of(place, "rpm")?;
+    let mut rpmlint = Command::new("rpmlint");
+    rpmlint.arg("--rpmlintrc").arg(root.join("packaging/rpmlintrc")).args(&made);
+    succeed_quietly(rpmlint, &place.join("rpmlint.log"))?;
+    Ok(made)
+}
+
+/// Runs a program whose output is a page of progress, which matters only if it fails.
+fn succeed_quietly(mut command: Command, log: &Path) -> Result<(), ToolError> {
+    let file = fs::File::create(log).map_err(at(log))?;
+    let errors = file.try_clone().map_err(at(log))?;
+    command.stdout(file).stderr(errors);
+    let succeeded = tool::succeed(&mut command);
+    if succeeded.is_err() {
+        eprintln!("{}", fs::read_to_string(log).unwrap_or_default());
+    }
+    succeeded
+}
+
+/// The files in a directory whose names end so, by name.
+fn files_of(place: &Path, end: &str) -> Result<Vec<PathBuf>, ToolError> {
+    let entries = fs::read_dir(place).map_err(at(place))?;
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.retain(|path| path.extension().is_some_and(|own| own == end));
+    files.sort();
+    Ok(files)
 }
