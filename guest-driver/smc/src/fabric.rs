@@ -21,6 +21,8 @@ use these sockets by default, so this works in three terminals:
     smc listen 5000
     smc connect localhost:5000
 
+It logs warnings only, unless --log-level says something else.
+
 With --socket-path, --fd, --config or --management it makes only the sockets that the options name.
 The options are those of vhost-device-ism.";
 
@@ -59,6 +61,10 @@ pub(crate) fn run(args: &FabricArgs) -> Result<ExitCode, CliError> {
         command.push(pool);
         command.push("--management".into());
         command.push(dir.join(paths::MANAGEMENT).into());
+        // Who comes and goes matters to nobody who types the next command in the same terminal.
+        if daemon.log_level.is_none() {
+            command.extend(["--log-level".into(), "warn".into()]);
+        }
         let [server, client, pool] = [paths::SERVER, paths::CLIENT, paths::POOL];
         eprintln!("devices: {0}/{server} {0}/{client} {0}/{pool}", dir.display());
         eprintln!("statistics: smc stat    end: Ctrl-C");

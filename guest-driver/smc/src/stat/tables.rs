@@ -14,6 +14,10 @@ use super::table::{printable, rate, row, size, table};
 pub(super) const NO_PROCESS: &str = "No process of yours has SMC now: \"smc listen\", \"smc connect\", \"smc perf\" and \
                       programs under \"smc run\" would be here.\n";
 
+/// In the place of a table without a row.
+const NO_CONNECTION: &str =
+    "No connection is open now. \"smc stat totals\" counts those that were.\n";
+
 /// What there was so long ago.
 type Before<'a> = Option<(&'a Processes, Duration)>;
 
@@ -126,7 +130,8 @@ pub(super) fn connections(processes: &Processes, before: Before<'_>, details: bo
     if omitted > 0 {
         let _ = writeln!(more, "{omitted} connections more");
     }
-    format!("{text}\n{}{more}{}", why_tcp(processes), silent(processes))
+    let text = if text.is_empty() { NO_CONNECTION.to_owned() } else { format!("{text}\n") };
+    format!("{text}{}{more}{}", why_tcp(processes), silent(processes))
 }
 
 fn bytes(now: &Connection, before: Option<(&Connection, Duration)>) -> [String; 2] {
