@@ -40,12 +40,6 @@ impl Bed {
         Bed::with_permit(Permit::exclusive(), &[])
     }
 
-    /// As [`Bed::new`] for a test that waits for time-outs rather than for its guests' processors.
-    #[track_caller]
-    pub fn mostly_waiting() -> Bed {
-        Bed::with_permit(Permit::mostly_waiting(), &[])
-    }
-
     /// A daemon with further options.
     #[track_caller]
     pub fn with(daemon_args: &[&str]) -> Bed {

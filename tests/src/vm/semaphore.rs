@@ -6,11 +6,6 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// Beds at a time, if `SMC_VM_BEDS` does not say otherwise. A guest keeps a processor busy, but most
 /// tests wait for something most of the time.
 const BEDS: usize = 2;
-/// Permits that a bed needs.
-const PERMITS: usize = 3;
-/// Permits of a bed that mostly waits: there is room for three of them instead of two others.
-const PERMITS_WAITING: usize = 2;
-
 static GUESTS: Semaphore = Semaphore::new();
 
 /// The right to have guests.
@@ -23,12 +18,7 @@ pub(super) struct Permit {
 impl Permit {
     /// Waits until there is room for one more bed.
     pub(super) fn shared() -> Permit {
-        GUESTS.acquire(all(), PERMITS)
-    }
-
-    /// As [`Permit::shared`] for a test that waits for time-outs most of the time.
-    pub(super) fn mostly_waiting() -> Permit {
-        GUESTS.acquire(all(), PERMITS_WAITING)
+        GUESTS.acquire(all(), 1)
     }
 
     /// Waits until no other test has guests.
@@ -47,7 +37,7 @@ impl Drop for Permit {
 fn all() -> usize {
     let wanted = std::env::var("SMC_VM_BEDS").ok();
     let beds = wanted.map_or(BEDS, |n| n.parse().expect("SMC_VM_BEDS is a number"));
-    PERMITS * beds.max(1)
+    beds.max(1)
 }
 
 #[derive(Debug)]

@@ -71,6 +71,8 @@ struct Field<'a> {
     test_link: u32,
     /// A further option.
     idle: &'static str,
+    /// Whether a cell has failed once and was run again.
+    repeated: bool,
     failed: Vec<String>,
     lines: File,
     _bed: Bed,
@@ -94,7 +96,7 @@ pub(super) fn logged(run: Run) -> Run {
 impl<'a> Field<'a> {
     #[track_caller]
     fn new(setup: &'a Setup) -> Field<'a> {
-        let bed = Bed::mostly_waiting();
+        let bed = Bed::alone();
         let [a, b] = bed.boot(["a", "b"].map(|name| {
             let mut vm = Vm::named(name).no_ism().rnics(setup.adapters);
             if let Some(mtu) = setup.mtu {
@@ -114,7 +116,7 @@ impl<'a> Field<'a> {
         }
         let lines = File::create(bed.log("cells.txt")).unwrap();
         let (test_link, failed) = (TEST_LINK_LATE, Vec::new());
-        Field { setup, a, b, test_link, idle: "", failed, lines, _bed: bed }
+        Field { setup, a, b, test_link, idle: "", repeated: false, failed, lines, _bed: bed }
     }
 
     /// Adapters without link groups. Later links are tested after so many seconds of silence.
@@ -189,19 +191,37 @@ impl<'a> Field<'a> {
 
     /// Prints a cell's line, and remembers what failed.
     fn say(&mut self, sides: [Side; 2], cell: &str, result: Result<String, String>) {
-        let [server, client] = sides.map(Side::name);
-        let pair = format!("{} client -> {} server", client, server);
-        let (word, text) = match &result {
-            Ok(text) => ("ok", text),
-            Err(text) => ("FAILED", text),
-        };
+        match &result {
+            Ok(text) => drop(self.print(sides, cell, "ok", text)),
+            Err(text) => {
+                let line = self.print(sides, cell, "FAILED", text);
+                self.failed.push(line);
+            }
+        }
+    }
+
+    /// Prints a cell's line.
+    fn print(&mut self, [server, client]: [Side; 2], cell: &str, word: &str, text: &str) -> String {
+        let pair = format!("{} client -> {} server", client.name(), server.name());
         let line = format!("{:<16} {pair:<27} {cell:<20} {word:<6} {text}", self.setup.name);
         println!("{line}");
         // So that they are there while the test goes on, and if it hangs.
         let _ = writeln!(self.lines, "{line}");
-        if result.is_err() {
-            self.failed.push(line);
+        line
+    }
+
+    /// Whether a cell with this result is to be run again, which is said. The kernel waits two seconds
+    /// for an answer of its peer, and soft-RoCE breaks a link whose packets come late; an emulated
+    /// guest on a machine with other work gets no processor for so long now and then. So one cell of a
+    /// test may fail once.
+    fn repeats<T>(&mut self, sides: [Side; 2], cell: &str, result: &Result<T, String>) -> bool {
+        let Err(text) = result else { return false };
+        if self.repeated {
+            return false;
         }
+        self.repeated = true;
+        self.print(sides, cell, "again", text);
+        true
     }
 }
 
@@ -249,19 +269,43 @@ fn cell(
     Ok((here, there))
 }
 
+/// An order whose bytes must be the same at both ends, on a connection of the link group of the first
+/// one.
+fn moved(
+    field: &Field<'_>,
+    ends: [&mut Job; 2],
+    name: &str,
+    order: &str,
+    groups: &mut Option<[u32; 2]>,
+) -> Result<String, String> {
+    let (here, there) = cell(field, ends, order)?;
+    if !name.starts_with("abort") {
+        same_bytes(&here, &there)?;
+    }
+    let now = [here.carrier.group, there.carrier.group];
+    let first = *groups.get_or_insert(now);
+    if now != first {
+        return Err(format!("link groups {first:x?}, then {now:x?}"));
+    }
+    let text = format!("{} ms  {}{}", here.millis, here.note, there.note);
+    Ok(match name {
+        "bulk" => format!("{} MiB each way, {text}", bulk() >> 20),
+        _ => text,
+    })
+}
+
 /// All cells of one pair of ends.
 fn cells(field: &mut Field<'_>, sides: [Side; 2]) {
     field.fresh(TEST_LINK_LATE);
-    let before = [smc(&field.a), smc(&field.b)];
+    let mut before = [smc(&field.a), smc(&field.b)];
     let mut server = field.serve(sides[0]);
     let mut client = field.talk(sides[1]);
-    let mut groups = [0; 2];
-    let bulk = bulk();
+    let mut groups = None;
     for (name, order) in [
         ("first contact", "ping 10000 1".to_owned()),
         ("subsequent contact", "ping 10000 2".to_owned()),
         ("1 B", "byte 0 3".to_owned()),
-        ("bulk", format!("bulk {bulk} 4")),
+        ("bulk", format!("bulk {} 4", bulk())),
         ("ring wrap", "wrap 500000 5".to_owned()),
         ("window closed", "window 0 6".to_owned()),
         ("half close", "half 1000000 7".to_owned()),
@@ -269,37 +313,34 @@ fn cells(field: &mut Field<'_>, sides: [Side; 2]) {
         ("abort by server", "turned-abort 0 9".to_owned()),
         ("urgent byte", "urgent 0 10".to_owned()),
     ] {
-        let result = cell(field, [&mut server, &mut client], &order).and_then(|(here, there)| {
-            if !name.starts_with("abort") {
-                same_bytes(&here, &there)?;
-            }
-            let now = [here.carrier.group, there.carrier.group];
-            match name {
-                "first contact" => groups = now,
-                _ if now != groups => {
-                    return Err(format!("link groups {groups:x?}, then {now:x?}"));
-                }
-                _ => {}
-            }
-            let mut text = format!("{} ms  {}{}", here.millis, here.note, there.note);
-            if name == "bulk" {
-                text = format!("{} MiB each way, {text}", bulk >> 20);
-            }
-            Ok(text)
-        });
+        let mut result = moved(field, [&mut server, &mut client], name, &order, &mut groups);
+        if field.repeats(sides, name, &result) {
+            drop((server, client));
+            field.fresh(TEST_LINK_LATE);
+            before = [smc(&field.a), smc(&field.b)];
+            (server, client) = (field.serve(sides[0]), field.talk(sides[1]));
+            groups = None;
+            result = moved(field, [&mut server, &mut client], name, &order, &mut groups);
+        }
         let failed = result.is_err();
         field.say(sides, name, result);
         if failed {
             // Ends that are out of step would fail whatever follows.
             (server, client) = (field.serve_again(sides[0], server), field.talk(sides[1]));
             let again = cell(field, [&mut server, &mut client], "ping 10000 2");
-            groups =
-                again.map_or([0; 2], |(here, there)| [here, there].map(|end| end.carrier.group));
+            groups = again.ok().map(|(here, there)| [here, there].map(|end| end.carrier.group));
         }
     }
     let result = second_link(field, sides);
     field.say(sides, "links", result);
-    let result = many(field, [&mut server, &mut client]);
+    let mut result = many(field, [&mut server, &mut client]);
+    if field.repeats(sides, "100 connections", &result) {
+        drop((server, client));
+        field.fresh(TEST_LINK_LATE);
+        before = [smc(&field.a), smc(&field.b)];
+        (server, client) = (field.serve(sides[0]), field.talk(sides[1]));
+        result = many(field, [&mut server, &mut client]);
+    }
     let failed = result.is_err();
     field.say(sides, "100 connections", result);
     if failed {
