@@ -12,7 +12,7 @@ mod common;
 mod wire;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -220,8 +220,25 @@ fn a_plain_peer_sees_no_byte_of_smc_and_nobody_waits() {
     });
 }
 
-/// The client's last acknowledgement of the three-way handshake must not wait for a Proposal that
-/// does not come.
+/// Most processes of a shell or a build never make a connection. They start sooner without it.
+#[test]
+fn a_program_takes_the_rendezvous_up_with_its_first_tcp_socket() {
+    if my_role().is_some() {
+        let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let at_first = descriptors();
+        drop(UdpSocket::bind("127.0.0.1:0").unwrap());
+        assert_eq!(descriptors(), at_first);
+        drop(TcpListener::bind("127.0.0.1:0").unwrap());
+        assert!(descriptors() >= at_first + 4, "maps, cgroup and link");
+        return;
+    }
+    bed::run(|| {
+        let (fabric, passed) = (Fabric::new(1), Passed::new());
+        let test = "a_program_takes_the_rendezvous_up_with_its_first_tcp_socket";
+        role(&mut passed.program(&fabric, "auto"), test, "program", PORT).finish();
+    });
+}
+
 /// Whether a client has sent the option, and what its addresses are, takes no system call if it has
 /// not. With one the server's process would end.
 #[test]
@@ -242,6 +259,8 @@ fn a_server_asks_the_kernel_nothing_about_a_plain_client() {
     });
 }
 
+/// The client's last acknowledgement of the three-way handshake must not wait for a Proposal that
+/// does not come.
 #[test]
 fn a_plain_server_that_speaks_first_is_heard_at_once() {
     if is_program() {

@@ -36,7 +36,7 @@ pub(crate) fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
 
 /// Makes the entry of a new socket, if it may be on SMC.
 pub(crate) fn add_socket(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
-    if option::may_connect() && is_tcp(domain, kind, protocol) && !fork::shares_memory() {
+    if is_tcp(domain, kind, protocol) && !fork::shares_memory() && option::may_connect() {
         let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
         DESCRIPTORS.install(
             fd,
@@ -277,10 +277,14 @@ pub(crate) fn add_inherited() {
     let fds: Vec<c_int> =
         fds.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     let mut known: Vec<(u64, c_int)> = Vec::new();
-    for fd in fds {
-        if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) != Ok(libc::IPPROTO_TCP) {
-            add_relayed(fd);
-            continue;
+    for fd in fds.into_iter().filter(|fd| !option::is_reserved(*fd)) {
+        match raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) {
+            Ok(libc::IPPROTO_TCP) => {}
+            Ok(_) => {
+                add_relayed(fd);
+                continue;
+            }
+            Err(_) => continue,
         }
         inherited_options::note_foreign(fd);
         if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Ok(0) {

@@ -8,6 +8,7 @@ use std::ffi::c_int;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
 use guest_driver::Fallback;
@@ -15,16 +16,26 @@ use guest_driver::rendezvous::{
     AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction,
 };
 
-use crate::selection::{
-    answering_listeners, declined_servers, listening_ports, session, worthwhile,
-};
+use crate::selection::{answering_listeners, declined_servers, listening_ports, session};
 use crate::socket::smc_request::SmcRequest;
-use crate::sys::{borrowed, local_address, raw};
-use crate::{config, status};
+use crate::sys::{borrowed, leaked, local_address, publish, raw};
+use crate::{config, fork, status};
 
-static PEER_DISCOVERY: OnceLock<PeerDiscovery> = OnceLock::new();
-/// Descriptors of the rendezvous, ascending, and the others that `smc run` has passed on.
-static RESERVED: OnceLock<Vec<c_int>> = OnceLock::new();
+/// The rendezvous as this process has adopted it. Most processes of a shell or a build never make a
+/// connection, so the first one that is asked for makes it. It lives as long as the process.
+static ADOPTED: AtomicPtr<Adopted> = AtomicPtr::new(std::ptr::null_mut());
+/// Descriptors that `smc run` has passed on, ascending.
+static PASSED: OnceLock<Vec<c_int>> = OnceLock::new();
+
+struct Adopted {
+    discovery: PeerDiscovery,
+    /// Its descriptors, ascending.
+    descriptors: Vec<c_int>,
+}
+
+fn adopted() -> Option<&'static Adopted> {
+    leaked(ADOPTED.load(Ordering::Acquire))
+}
 
 /// What a server does with a connection that it accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,34 +51,63 @@ pub(crate) enum AcceptAction {
     Tcp,
 }
 
-/// Takes over the rendezvous that `smc run` passed on; once.
+/// Stores which descriptors `smc run` has passed on, when the program begins.
 pub(crate) fn init() {
     let Some(config) = config::get() else { return };
+    let option = config.option.as_deref().filter(|_| config.rendezvous != Mode::Off);
+    let numbers = option.into_iter().flat_map(|text| text.split(','));
+    let mut passed: Vec<_> = numbers.filter_map(|number| number.parse::<c_int>().ok()).collect();
+    passed.extend(config.traffic);
+    passed.sort_unstable();
+    let _ = PASSED.set(passed);
+    if config.rendezvous == Mode::Required {
+        // The user hears at once that there is none.
+        let _ = discovery();
+    }
+}
+
+/// The rendezvous, which the first call adopts. `None`: there are no settings, or the process shares
+/// its memory with its parent but not its descriptors.
+fn discovery() -> Option<&'static PeerDiscovery> {
+    if let Some(adopted) = adopted() {
+        return Some(&adopted.discovery);
+    }
+    adopt()
+}
+
+#[cold]
+fn adopt() -> Option<&'static PeerDiscovery> {
+    let config = config::get()?;
+    if fork::shares_memory() {
+        return None;
+    }
     let passed = config.option.as_deref();
     let discovery = PeerDiscovery::adopt(config.rendezvous, passed, config.policy.clone());
-    let mut reserved: Vec<_> = worthwhile::init().into_iter().collect();
-    if let Some(rendezvous) = discovery.rendezvous() {
-        reserved.extend(rendezvous.descriptors());
-        let passed = passed.into_iter().flat_map(|text| text.split(','));
-        reserved.extend(passed.filter_map(|number| number.parse::<c_int>().ok()));
-    } else if discovery.mode() == Mode::Required {
+    if discovery.rendezvous().is_none() && discovery.mode() == Mode::Required {
         status::no_option();
     }
-    reserved.sort_unstable();
-    reserved.dedup();
-    let _ = RESERVED.set(reserved);
-    let _ = PEER_DISCOVERY.set(discovery);
+    let rendezvous = discovery.rendezvous();
+    let mut descriptors = rendezvous.map(|found| found.descriptors()).unwrap_or_default();
+    descriptors.sort_unstable();
+    publish(&ADOPTED, Adopted { discovery, descriptors });
+    adopted().map(|adopted| &adopted.discovery)
 }
 
 /// Whether a descriptor is one that `smc run` has passed on. The program does not know them.
 #[inline]
 pub(crate) fn is_reserved(fd: c_int) -> bool {
-    RESERVED.get().is_some_and(|reserved| reserved.binary_search(&fd).is_ok())
+    let has = |list: &[c_int]| list.binary_search(&fd).is_ok();
+    PASSED.get().is_some_and(|passed| has(passed))
+        || adopted().is_some_and(|adopted| has(&adopted.descriptors))
 }
 
 /// The parts of a range of descriptors that contain none that `smc run` has passed on.
 pub(crate) fn ranges_without_reserved(first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
-    between(RESERVED.get().map_or(&[], Vec::as_slice), first, last)
+    let passed = PASSED.get().into_iter().flatten();
+    let own = adopted().into_iter().flat_map(|adopted| &adopted.descriptors);
+    let mut reserved: Vec<_> = passed.chain(own).copied().collect();
+    reserved.sort_unstable();
+    between(&reserved, first, last)
 }
 
 fn between(reserved: &[c_int], first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
@@ -87,14 +127,13 @@ fn between(reserved: &[c_int], first: c_int, last: c_int) -> Vec<(c_int, c_int)>
 
 /// Whether a connection that the program makes may be on SMC at all.
 pub(crate) fn may_connect() -> bool {
-    let attached =
-        || PEER_DISCOVERY.get().is_some_and(|discovery| discovery.rendezvous().is_some());
+    let attached = || discovery().is_some_and(|discovery| discovery.rendezvous().is_some());
     config::get().is_some_and(|config| !config.connect.is_empty() || attached())
 }
 
 /// Makes a socket ask for SMC before it connects. `None`: the connection stays on TCP.
 pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<SmcRequest> {
-    let (config, discovery) = (config::get()?, PEER_DISCOVERY.get()?);
+    let (config, discovery) = (config::get()?, discovery()?);
     if config.policy.connect(to) == AllowedProtocol::Tcp {
         return None;
     }
@@ -138,7 +177,7 @@ pub(crate) fn after_connect(request: SmcRequest, socket: impl AsFd) -> Result<bo
         return Ok(awaited);
     }
     let Some(asked) = request.asked else { return Err(Fallback::DeclinedBefore) };
-    let Some(discovery) = PEER_DISCOVERY.get() else { return Ok(false) };
+    let Some(discovery) = discovery() else { return Ok(false) };
     action(request, discovery, discovery.connected(socket, asked))
 }
 
@@ -147,7 +186,7 @@ pub(crate) fn during_connect(
     request: SmcRequest,
     socket: impl AsFd,
 ) -> Option<Result<bool, Fallback>> {
-    let (asked, discovery) = (request.asked?, PEER_DISCOVERY.get()?);
+    let (asked, discovery) = (request.asked?, discovery()?);
     Some(action(request, discovery, discovery.answered(socket, asked)?))
 }
 
@@ -165,11 +204,9 @@ fn action(
 
 /// Makes a bound socket answer clients that ask. The hook calls this before `listen`.
 pub(crate) fn before_listen(fd: c_int) {
-    let (Some(config), Some(discovery)) = (config::get(), PEER_DISCOVERY.get()) else { return };
-    if config.accept.is_empty() || discovery.rendezvous().is_none() {
-        return;
-    }
+    let Some(config) = config::get().filter(|config| !config.accept.is_empty()) else { return };
     let Some(local) = local_address(fd) else { return };
+    let Some(discovery) = discovery().filter(|found| found.rendezvous().is_some()) else { return };
     if config.accept.iter().any(|rule| rule.has_port(local.port())) {
         // One that listens already may have clients that it has not answered.
         let is_first = raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(0);
@@ -182,12 +219,12 @@ pub(crate) fn before_listen(fd: c_int) {
 /// What a server does with a connection from this client that a listener of
 /// [`answering_listeners`] has just accepted, if that is known without a system call.
 pub(crate) fn after_accept_from(client: &SocketAddr) -> Option<AcceptAction> {
-    Some(accept_action(PEER_DISCOVERY.get()?.accepted_from(client)?))
+    Some(accept_action(discovery()?.accepted_from(client)?))
 }
 
 /// What a server does with a connection that it has just accepted.
 pub(crate) fn after_accept(tcp: impl AsFd) -> AcceptAction {
-    let action = PEER_DISCOVERY.get().map(|discovery| discovery.accepted(tcp));
+    let action = discovery().map(|discovery| discovery.accepted(tcp));
     accept_action(action.unwrap_or(ServerAction::Peek))
 }
 

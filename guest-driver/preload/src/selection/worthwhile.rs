@@ -11,17 +11,18 @@
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use guest_driver::traffic::{Choice, Endpoint, EndpointKey, Observation, TrafficTable};
 use guest_driver::{ConnectionInfo, SmcStream};
 
-use crate::config;
-use crate::sys::{borrowed, raw};
+use crate::sys::{borrowed, leaked, publish, raw};
+use crate::{config, fork};
 
-static TABLE: OnceLock<Arc<TrafficTable>> = OnceLock::new();
+/// It lives as long as the process.
+static MEMORY: AtomicPtr<Memory> = AtomicPtr::new(std::ptr::null_mut());
 
 /// A sample on TCP. A signal handler of the program may close it, so there is no lock.
 struct Sample {
@@ -49,20 +50,35 @@ static SAMPLES: [Sample; 16] = [const {
 /// The place that the next sample takes, plus the number of places once there was one.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// Takes over the memory that `smc run` passed on. Returns its descriptor, which the program does
-/// not know.
-pub(super) fn init() -> Option<c_int> {
-    let fd = config::get()?.traffic?;
-    let program = std::env::current_exe().unwrap_or_default();
-    // If the program's parent has closed it, the number may be another file's.
-    let table = TrafficTable::adopt(borrowed(fd), &program).ok()?;
-    let _ = TABLE.set(table);
-    Some(fd)
+/// The memory that `smc run` passed on.
+struct Memory(Option<Arc<TrafficTable>>);
+
+/// What was learned; the first call adopts it.
+fn learned() -> Option<&'static Arc<TrafficTable>> {
+    let adopted = || leaked(MEMORY.load(Ordering::Acquire));
+    if adopted().is_none() {
+        adopt();
+    }
+    adopted()?.0.as_ref()
+}
+
+#[cold]
+fn adopt() {
+    let Some(config) = config::get() else { return };
+    if fork::shares_memory() {
+        return;
+    }
+    let adopt = |fd| {
+        let program = std::env::current_exe().unwrap_or_default();
+        // If the program's parent has closed it, the number may be another file's.
+        TrafficTable::adopt(borrowed(fd), &program).ok()
+    };
+    publish(&MEMORY, Memory(config.traffic.and_then(adopt)));
 }
 
 /// What was learned, for reports.
 pub(super) fn table() -> Option<Arc<TrafficTable>> {
-    TABLE.get().cloned()
+    learned().cloned()
 }
 
 /// A connection that is left to TCP.
@@ -73,7 +89,7 @@ pub(super) struct PlainConnection {
 
 /// Leaves the next connection to a server to TCP, if SMC would be slower.
 pub(super) fn choose_tcp(server: &SocketAddr) -> Option<PlainConnection> {
-    let (table, config) = (TABLE.get()?, config::get()?);
+    let (table, config) = (learned()?, config::get()?);
     let key = table.key(&Endpoint::Server(*server));
     match table.choose(key) {
         _ if config.forces(server) => None,
@@ -118,7 +134,7 @@ impl Sample {
         if fd < 0 || cookie(fd) != self.cookie.load(Ordering::Relaxed) {
             return;
         }
-        if let (Some(table), Some((bytes, round_trips))) = (TABLE.get(), raw::tcp_traffic(fd)) {
+        if let (Some(table), Some((bytes, round_trips))) = (learned(), raw::tcp_traffic(fd)) {
             let begun = self.begun.load(Ordering::Relaxed);
             let lifetime = Duration::from_micros(raw::monotonic_micros().saturating_sub(begun));
             let server = EndpointKey::from_bits(self.server.load(Ordering::Relaxed));
@@ -151,7 +167,7 @@ pub(crate) fn note_exit() {
 
 /// Counts a connection that was accepted at this address and whose client has not proposed SMC.
 pub(super) fn count_tcp(local: &SocketAddr) {
-    if let Some(table) = TABLE.get() {
+    if let Some(table) = learned() {
         table.count_tcp(table.key(&Endpoint::Listener(*local)));
     }
 }
@@ -159,7 +175,7 @@ pub(super) fn count_tcp(local: &SocketAddr) {
 /// Observes a connection that has come to SMC. Nobody has measured what SMC-R costs and gains, so
 /// nothing is learned from it.
 pub(super) fn observe(stream: &SmcStream, info: &ConnectionInfo, endpoint: Endpoint) {
-    let (Some(table), ConnectionInfo::Smcd(_)) = (TABLE.get(), info) else { return };
+    let (Some(table), ConnectionInfo::Smcd(_)) = (learned(), info) else { return };
     let forced = match &endpoint {
         Endpoint::Server(server) => config::get().is_some_and(|config| config.forces(server)),
         Endpoint::Listener(_) => false,

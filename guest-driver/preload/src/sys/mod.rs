@@ -12,6 +12,7 @@ use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,15 @@ pub(crate) fn leaked<T>(pointer: *mut T) -> Option<&'static T> {
     // SAFETY: all callers pass null, a pointer from `Box::leak`, or a mapping that is never
     // removed.
     unsafe { pointer.as_ref() }
+}
+
+/// Leaks a value and stores its address, unless another thread has been faster.
+pub(crate) fn publish<T>(place: &AtomicPtr<T>, value: T) {
+    let (none, new) = (std::ptr::null_mut(), Box::into_raw(Box::new(value)));
+    if place.compare_exchange(none, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        // SAFETY: the pointer is that of the box, and nobody else has it.
+        drop(unsafe { Box::from_raw(new) });
+    }
 }
 
 /// Takes ownership of a new descriptor.

@@ -18,16 +18,33 @@ const MAX_FDS: usize = 1 << 20;
 /// A table with at most one value per descriptor; several descriptors may share a value.
 pub(crate) struct FdTable<T: 'static> {
     entries: [AtomicPtr<Slot<T>>; MAX_FDS],
-    /// Highest descriptor that ever had an entry.
-    highest: AtomicI32,
+    /// The number after the highest descriptor that ever had an entry.
+    end: AtomicI32,
     free: ForkMutex<FreeSlots<T>>,
 }
 
-struct FreeSlots<T: 'static>(Vec<NonNull<Slot<T>>>);
+/// The first of the slots that nobody uses; each has the address of the next one. An empty table is
+/// all zeros, so that it takes no room in the file of the library.
+struct FreeSlots<T: 'static>(*mut Slot<T>);
 
 impl<T> Default for FreeSlots<T> {
     fn default() -> FreeSlots<T> {
-        FreeSlots(Vec::new())
+        FreeSlots(null_mut())
+    }
+}
+
+impl<T> FreeSlots<T> {
+    fn push(&mut self, slot: NonNull<Slot<T>>) {
+        // SAFETY: slots are never freed.
+        unsafe { slot.as_ref() }.next_free.store(self.0, Ordering::Relaxed);
+        self.0 = slot.as_ptr();
+    }
+
+    fn pop(&mut self) -> Option<NonNull<Slot<T>>> {
+        let first = NonNull::new(self.0)?;
+        // SAFETY: slots are never freed.
+        self.0 = unsafe { first.as_ref() }.next_free.load(Ordering::Relaxed);
+        Some(first)
     }
 }
 
@@ -41,6 +58,8 @@ struct Slot<T: 'static> {
     /// Table entries among them.
     handles: AtomicU32,
     value: UnsafeCell<Option<T>>,
+    /// For [`FreeSlots`].
+    next_free: AtomicPtr<Slot<T>>,
     /// The table that the slot goes back to.
     table: &'static FdTable<T>,
 }
@@ -107,7 +126,7 @@ fn release<T>(slot: NonNull<Slot<T>>) {
     drop(unsafe { (*slot.as_ref().value.get()).take() });
     // SAFETY: slots are never freed.
     let table = unsafe { slot.as_ref() }.table;
-    table.free.lock().0.push(slot);
+    table.free.lock().push(slot);
 }
 
 /// Makes the reference that a table entry was, once the entry is gone, into one of the caller.
@@ -122,8 +141,8 @@ impl<T> FdTable<T> {
     pub(crate) const fn new() -> FdTable<T> {
         FdTable {
             entries: [const { AtomicPtr::new(null_mut()) }; MAX_FDS],
-            highest: AtomicI32::new(-1),
-            free: ForkMutex::new(FreeSlots(Vec::new())),
+            end: AtomicI32::new(0),
+            free: ForkMutex::new(FreeSlots(null_mut())),
         }
     }
 
@@ -168,12 +187,13 @@ impl<T> FdTable<T> {
     /// Makes the entry of a descriptor. An entry that was there is removed.
     pub(crate) fn install(&'static self, fd: c_int, value: T) -> Option<FdTableRef<T>> {
         let entry = self.entry(fd)?;
-        let free = self.free.lock().0.pop();
+        let free = self.free.lock().pop();
         let slot = free.unwrap_or_else(|| {
             let slot = Slot {
                 refs: AtomicU32::new(0),
                 handles: AtomicU32::new(0),
                 value: UnsafeCell::new(None),
+                next_free: AtomicPtr::new(null_mut()),
                 table: self,
             };
             NonNull::from(Box::leak(Box::new(slot)))
@@ -185,7 +205,7 @@ impl<T> FdTable<T> {
             slot.as_ref().handles.store(1, Ordering::Relaxed);
             slot.as_ref().refs.store(2, Ordering::Release);
         }
-        self.highest.fetch_max(fd, Ordering::Relaxed);
+        self.end.fetch_max(fd.saturating_add(1), Ordering::Relaxed);
         let stale = entry.swap(slot.as_ptr(), Ordering::AcqRel);
         take_reference(stale);
         Some(FdTableRef(slot))
@@ -195,7 +215,7 @@ impl<T> FdTable<T> {
     pub(crate) fn share(&self, shared: &FdTableRef<T>, fd: c_int) {
         let Some(entry) = self.entry(fd) else { return };
         let another = shared.clone();
-        self.highest.fetch_max(fd, Ordering::Relaxed);
+        self.end.fetch_max(fd.saturating_add(1), Ordering::Relaxed);
         let stale = entry.swap(another.0.as_ptr(), Ordering::AcqRel);
         another.slot().handles.fetch_add(1, Ordering::AcqRel);
         // The table has the reference now.
@@ -232,6 +252,6 @@ impl<T> FdTable<T> {
 
     /// Highest descriptor that may have an entry; -1: none has one.
     pub(crate) fn highest(&self) -> c_int {
-        self.highest.load(Ordering::Relaxed)
+        self.end.load(Ordering::Relaxed) - 1
     }
 }
