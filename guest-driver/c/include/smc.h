@@ -152,7 +152,8 @@ smc_socket *smc_listen(smc_stack *stack, const char *host, uint16_t port);
  * goes on with the next client. A signal handler does not end the call.
  *
  * Returns a blocking socket, for smc_close. Errors:
- *   EINVAL  the socket does not listen
+ *   EINVAL  the socket does not listen, or no longer: another thread may call smc_shutdown to end
+ *           calls that wait
  *   EAGAIN  the socket is non-blocking and there is no connection yet
  *   EMFILE, ENFILE, ENOMEM, ...  those of accept(2) */
 smc_socket *smc_accept(smc_socket *listener);
@@ -162,8 +163,10 @@ smc_socket *smc_accept(smc_socket *listener);
 void smc_close(smc_socket *socket);
 
 /* Ends one direction of a connection (SHUT_RD, SHUT_WR) or both (SHUT_RDWR), and wakes calls that wait.
- * Returns 0. Errors: EINVAL: `how` is another value; ENOTCONN: the socket listens, or the connection
- * has ended. */
+ * Of a listening socket, SHUT_RD and SHUT_RDWR end listening, as on Linux: smc_accept fails with EINVAL,
+ * and clients are refused; SHUT_WR does nothing.
+ *
+ * Returns 0. Errors: EINVAL: `how` is another value; ENOTCONN: the connection, or listening, has ended. */
 int smc_shutdown(smc_socket *socket, int how);
 
 /* ---- Bytes --------------------------------------------------------------------------------- */

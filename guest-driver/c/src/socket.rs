@@ -135,7 +135,7 @@ impl Socket {
         }
     }
 
-    /// Ends one direction, or both.
+    /// Ends one direction, or both, of a connection; or listening.
     ///
     /// # Errors
     /// Those of `smc_shutdown`.
@@ -146,7 +146,10 @@ impl Socket {
             libc::SHUT_RDWR => Shutdown::Both,
             other => return Err(Error::new(libc::EINVAL, format!("a shutdown of {other}"))),
         };
-        Ok(self.stream()?.shutdown(how)?)
+        match &self.kind {
+            Kind::Stream(stream) => Ok(stream.shutdown(how)?),
+            Kind::Listener(listener) => Ok(listener.shutdown(how)?),
+        }
     }
 
     /// Whether calls return EAGAIN instead of waiting.

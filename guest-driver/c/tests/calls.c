@@ -262,7 +262,7 @@ static void wrong(void)
 	NO(smc_accept(ends[0]), EINVAL);
 	FAILS(smc_recv(listener, room, 1, 0), ENOTCONN);
 	FAILS(smc_send(listener, room, 1, 0), ENOTCONN);
-	FAILS(smc_shutdown(listener, SHUT_RD), ENOTCONN);
+	CHECK(smc_shutdown(listener, SHUT_WR) == 0);
 	FAILS(smc_info_text(listener, room, 1), ENOTCONN);
 	FAILS(smc_shutdown(ends[0], 3), EINVAL);
 	FAILS(smc_send(ends[0], room, 1, MSG_PEEK), EOPNOTSUPP);
@@ -527,6 +527,15 @@ static void waits(void)
 	CHECK(smc_getsockopt(ends[1], IPPROTO_TCP, TCP_NODELAY, &value, &len) == 0 && value == 1);
 	CHECK(smc_getsockopt(ends[1], SOL_SOCKET, SO_KEEPALIVE, &value, &len) == 0 && value == 1);
 	CHECK(smc_getsockopt(ends[1], SOL_SOCKET, SO_ERROR, &value, &len) == 0 && value == 0);
+
+	/* A listening socket: calls that wait end, and nobody can connect any more. */
+	value = port_of(listener);
+	CHECK(pthread_create(&thread, NULL, shut_down_later, listener) == 0);
+	NO(smc_accept(listener), EINVAL);
+	CHECK(pthread_join(thread, NULL) == 0);
+	NO(smc_accept(listener), EINVAL);
+	FAILS(smc_shutdown(listener, SHUT_RD), ENOTCONN);
+	NO(smc_connect(stacks[0], "127.0.0.1", value, -1), ECONNREFUSED);
 
 	/* A linger time of zero resets the connection. */
 	CHECK(smc_setsockopt(ends[0], SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)) == 0);

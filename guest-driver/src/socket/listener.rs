@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -159,6 +159,22 @@ impl SmcListener {
         Ok(())
     }
 
+    /// Ends listening by [`Shutdown::Read`] or [`Shutdown::Both`], as shutdown(2) of a listening socket
+    /// does on Linux: calls of [`SmcListener::accept`] fail, also those that wait in other threads,
+    /// and clients are refused or reset. `Shutdown::Write` does nothing.
+    ///
+    /// # Errors
+    /// `NotConnected`: it has ended already.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        // It wakes those that wait: epoll reports EPOLLHUP, and accept(2) fails with EINVAL.
+        let how = match how {
+            Shutdown::Read => rustix::net::Shutdown::Read,
+            Shutdown::Write => rustix::net::Shutdown::Write,
+            Shutdown::Both => rustix::net::Shutdown::Both,
+        };
+        Ok(rustix::net::shutdown(&self.tcp, how)?)
+    }
+
     /// A descriptor for poll, select and epoll: readable when [`SmcListener::accept`] has something
     /// to do (which may be a step of a handshake, after which it returns `WouldBlock`).
     pub fn pollable(&self) -> BorrowedFd<'_> {
@@ -170,7 +186,8 @@ impl SmcListener {
     /// The listener counts handshakes that fail, and goes on with the next client.
     ///
     /// # Errors
-    /// Those of [`TcpListener::accept`]; `WouldBlock` if non-blocking.
+    /// Those of [`TcpListener::accept`]; `WouldBlock` if non-blocking; `InvalidInput` after
+    /// [`SmcListener::shutdown`].
     pub fn accept(&self) -> io::Result<(SmcStream, SocketAddr)> {
         // Whether TCP's queue may hold a client, and whether epoll has events.
         let (mut check_queue, mut has_events) = (true, false);
