@@ -667,6 +667,8 @@ impl MapObserver for Connection {
                 // connection: what the front end has mapped is unknown.
                 return self.close();
             }
+            // The same, but nothing was wrong with what it sent: it may have been killed.
+            Answer::Gone => return self.close(),
         };
         let reply = match job {
             Job::Map(job, pending) => Some((pending, self.device.mapped(job, ok))),

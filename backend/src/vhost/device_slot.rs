@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use vhost::vhost_user::{Error as VhostUserError, Listener};
+use vhost::vhost_user::Listener;
 use vhost_user_backend::Error as FrameworkError;
 
 use super::connection::{Connection, Framework, GuestState, Options};
 use super::counted_threads::CountedThreads;
-use super::faults::{FAULTS, Fault, Faults};
+use super::faults::{FAULTS, Fault, Faults, is_end_of_front_end};
 use super::inline_delivery::InlineDelivery;
 use super::notifier::Notifier;
 use super::processor_account::ProcessorAccount;
@@ -229,10 +229,8 @@ impl DeviceSlot {
         }
         self.log_connection("front end connected");
         match framework.wait() {
-            Ok(())
-            | Err(FrameworkError::HandleRequest(
-                VhostUserError::Disconnected | VhostUserError::PartialMessage,
-            )) => {}
+            Ok(()) => {}
+            Err(FrameworkError::HandleRequest(error)) if is_end_of_front_end(&error) => {}
             Err(error) => connection.fault(Fault::BadMessage, format_args!("{error}")),
         }
         {

@@ -7,6 +7,9 @@
 //! fills the queue with a connection of its own. Another front end that connects then waits in
 //! connect(2), and one that does not want to wait gets EAGAIN. So processes find a free device
 //! without a lock or a file of their own, and who connects first has it.
+//!
+//! A socket that was passed to the daemon may be another guest's as soon as this guest is removed. So
+//! removal ends, before it returns, all that this guest takes from the queue.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -53,7 +56,16 @@ struct Inner {
     names: Arc<dyn SocketNames>,
     /// The socket's name, by which its queue is filled.
     name: Option<NameId>,
+    queue: Mutex<Queue>,
     connections: AtomicU64,
+}
+
+/// The queue of the socket, of which nothing is taken without the lock.
+struct Queue {
+    /// `None`: the guest is removed, and the queue no longer its own.
+    socket: Option<Arc<OwnedFd>>,
+    /// The first connection is the daemon's own.
+    is_filled: bool,
 }
 
 /// What the event loop calls when a front end connects.
@@ -96,6 +108,7 @@ impl DeviceSocket {
             stopping: AtomicBool::new(false),
             names,
             name,
+            queue: Mutex::new(Queue { socket: Some(listener.socket().clone()), is_filled: false }),
             connections: AtomicU64::new(0),
         });
         let thread = CountedThreads::default();
@@ -118,6 +131,8 @@ impl DeviceSocket {
     /// Stops listening and cuts the connection; the rest happens on other threads.
     pub(crate) fn request_stop(&self) {
         self.inner.stopping.store(true, Ordering::SeqCst);
+        self.inner.empty_queue();
+        lock(&self.inner.queue).socket = None;
         *lock(&self.socket) = (None, None);
         self.inner.slot.close();
     }
@@ -156,10 +171,10 @@ impl MutEventSubscriber for FrontEnds {
         // The loop waits for nobody, so the thread does, for what this costs.
         self.inner.slot.account().charge(Instant::now(), CONNECTION);
         let resume = self.listener.pause(ops);
-        let (inner, listener) = (self.inner.clone(), self.listener.socket().clone());
+        let inner = self.inner.clone();
         let spawned = self.thread.spawn(self.inner.name(), move || {
             let _resume = WakeOnDrop(resume);
-            inner.serve_next(&listener);
+            inner.serve_next();
         });
         if let Err(error) = spawned {
             self.inner.fault(format_args!("{error}"));
@@ -182,22 +197,19 @@ impl Inner {
     }
 
     /// Serves the connection that is next in the queue, to its end.
-    fn serve_next(&self, socket: &OwnedFd) {
+    fn serve_next(&self) {
         self.slot.account().settle(|| self.is_stopping());
         let hanging = self.slot.threads().alive();
         if hanging >= MAX_HANGING {
             self.fault(format_args!("{hanging} threads of earlier connections still hang"));
-            self.drop_next(socket);
+            lock(&self.queue).drop_next();
         } else {
-            let listener = socket.try_clone().map(|own| Listener::from(UnixListener::from(own)));
-            let connected = listener
-                .map_err(Into::into)
-                .and_then(|mut listener| self.slot.connect(&mut listener));
-            match connected {
-                Ok(served) => self.serve(served, socket),
+            match self.connect_next() {
+                Ok(Some(served)) => self.serve(served),
+                Ok(None) => {}
                 Err(error) => {
                     self.fault(format_args!("{error}"));
-                    self.drop_next(socket);
+                    lock(&self.queue).drop_next();
                     std::thread::sleep(PAUSE);
                 }
             }
@@ -205,36 +217,57 @@ impl Inner {
         self.slot.account().charge_ending_thread(Instant::now());
     }
 
-    /// Fills the queue of the socket with a connection of the daemon's own. `false`: it is full by
-    /// another front end, which waits, or the socket has lost its name, so nobody connects.
-    fn fill_queue(&self) -> bool {
-        let Some(name) = self.name else { return false };
-        let filled = self.names.fill(name);
-        if let Err(error) = &filled {
-            tracing::debug!(guest = self.name(), %error, "the queue was not filled");
-        }
-        filled.is_ok()
+    /// A device for the connection that is next in the queue; `None`: there is none, or it is for
+    /// another guest.
+    fn connect_next(&self) -> Result<Option<RunningConnection>, Box<dyn std::error::Error>> {
+        let queue = lock(&self.queue);
+        let Some(socket) = queue.socket.as_ref().filter(|_| queue.has_next()) else {
+            return Ok(None);
+        };
+        let mut listener = Listener::from(UnixListener::from(socket.try_clone()?));
+        self.slot.connect(&mut listener).map(Some)
     }
 
-    /// Ends the connection that is next in the queue, if there is one.
-    fn drop_next(&self, socket: &OwnedFd) {
-        let mut fds = [PollFd::new(socket, PollFlags::IN)];
-        if poll(&mut fds, Some(&AT_ONCE)) == Ok(1) {
+    /// Fills the queue of the socket with a connection of the daemon's own. It stays as it is if another
+    /// front end waits in it, or if the socket has lost its name, so that nobody connects.
+    fn fill_queue(&self) {
+        let mut queue = lock(&self.queue);
+        let Some(name) = self.name.filter(|_| queue.socket.is_some()) else { return };
+        match self.names.fill(name) {
+            Ok(()) => queue.is_filled = true,
+            Err(error) => {
+                tracing::debug!(guest = self.name(), %error, "the queue was not filled");
+            }
+        }
+    }
+
+    /// Takes the daemon's own connection out of the queue, if it is there.
+    fn empty_queue(&self) {
+        let mut queue = lock(&self.queue);
+        if std::mem::take(&mut queue.is_filled) {
+            queue.drop_next();
+        }
+    }
+
+    fn serve(&self, served: RunningConnection) {
+        self.fill_queue();
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        self.slot.serve(served, || self.is_stopping(), || self.empty_queue());
+    }
+}
+
+impl Queue {
+    /// Whether a connection is in it.
+    fn has_next(&self) -> bool {
+        self.socket.as_ref().is_some_and(|socket| {
+            poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&AT_ONCE)) == Ok(1)
+        })
+    }
+
+    /// Ends the connection that is next, if there is one.
+    fn drop_next(&self) {
+        if let Some(socket) = self.socket.as_ref().filter(|_| self.has_next()) {
             drop(rustix::net::accept(socket));
         }
-    }
-
-    fn serve(&self, served: RunningConnection, socket: &OwnedFd) {
-        let filled = self.fill_queue();
-        self.connections.fetch_add(1, Ordering::Relaxed);
-        self.slot.serve(
-            served,
-            || self.is_stopping(),
-            || {
-                if filled {
-                    self.drop_next(socket);
-                }
-            },
-        );
     }
 }

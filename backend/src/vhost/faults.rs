@@ -1,9 +1,12 @@
 //! What front ends and drivers do wrong: counted per guest, shown in metrics, logged at a limited
 //! rate.
 
+use std::io::ErrorKind;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use vhost::vhost_user::Error as VhostUserError;
 
 /// Ways in which a front end or a driver breaks the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +38,18 @@ pub enum Fault {
     BadMessage,
     /// A device that was ended because its rings had been stopped for too long.
     StoppedTooLong,
+}
+
+/// Whether an error of a channel says no more than that the front end has gone, which is no fault: one
+/// that is killed has not read what was sent to it, and does not take the answer to what it has asked.
+pub(super) fn is_end_of_front_end(error: &VhostUserError) -> bool {
+    match error {
+        VhostUserError::Disconnected | VhostUserError::PartialMessage => true,
+        VhostUserError::SocketBroken(error) => {
+            matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+        }
+        _ => false,
+    }
 }
 
 /// Every fault, in the order of its counter.

@@ -16,6 +16,7 @@ use virtio_ism_abi::{DOORBELL_SHMID, WINDOW_SHMID};
 
 use super::chain::PendingReply;
 use super::counted_threads::CountedThreads;
+use super::faults::is_end_of_front_end;
 use crate::device::sync::lock;
 use crate::device::{MapJob, StaleMap, UnmapJob};
 
@@ -50,6 +51,8 @@ pub(super) enum Answer {
     NotAsked(&'static str),
     /// The request was sent, and the front end's answer is unknown.
     Unknown(String),
+    /// The same, since the front end has gone or has closed the channel.
+    Gone,
 }
 
 /// The owner of the jobs: it gives the ring's state to the map thread, and takes the results.
@@ -210,7 +213,7 @@ impl Mapper {
         let request = VhostUserMMap { shmid: DOORBELL_SHMID, ..request };
         let fd = doorbell.fd.as_fd().as_raw_fd();
         match self.send(observer, || channel.shmem_map(&request, &fd)) {
-            Answer::Unknown(error) => return Answer::Unknown(error),
+            unknown @ (Answer::Unknown(_) | Answer::Gone) => return unknown,
             answer => job.doorbell_answered(answer == Answer::Done),
         }
         Answer::Done
@@ -231,6 +234,7 @@ impl Mapper {
         let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
         match cause {
             Some(VhostUserError::FrontendInternalError) => Answer::Refused,
+            Some(error) if is_end_of_front_end(error) => Answer::Gone,
             _ => Answer::Unknown(error.to_string()),
         }
     }

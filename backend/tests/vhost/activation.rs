@@ -1,6 +1,7 @@
 //! Socket activation: the test is the service manager, which keeps the sockets open.
 
 use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -294,4 +295,41 @@ fn an_activated_socket_stays_when_its_guest_goes_and_comes() {
     assert!(refused.contains(expected), "{refused}");
     program.end(Signal::TERM);
     assert!(path.exists() && !management.exists());
+}
+
+#[test]
+fn a_client_behind_a_removed_guest_is_served_by_the_one_that_is_added_at_once() {
+    let place = Place::new();
+    let (path, management) = (place.path("a"), place.path("m"));
+    let socket = listening(&path, SocketType::STREAM);
+    let words = [&path, &management].map(|path| path.to_str().unwrap().to_owned());
+    // Nobody reads the log before the end.
+    let log = ["--log-level", "warn"];
+    let options = ["-s", &words[0], "--management", &words[1], strict(), log[0], log[1]];
+    let mut program = start(&place, &[&socket], &options);
+    eventually("the management socket", || management.exists());
+    // Both requests at once, so that the daemon adds the guest while the thread of the front end that
+    // it has cut still ends.
+    let mut client = connected(&management);
+    let mut answers = BufReader::new(client.try_clone().unwrap());
+    let mut answer = String::new();
+    let requests =
+        format!("{{\"op\":\"remove\",\"name\":\"a\"}}\n{{\"op\":\"add\",\"socket\":{path:?}}}\n");
+    let (mut served, _) = FrontEnd::greet(&path);
+    for _ in 0..200 {
+        // One waits in connect(2), behind the daemon's own connection.
+        let waiting = {
+            let path = path.clone();
+            std::thread::spawn(move || FrontEnd::greet(&path))
+        };
+        client.write_all(requests.as_bytes()).unwrap();
+        for _ in 0..2 {
+            answer.clear();
+            answers.read_line(&mut answer).unwrap();
+            assert!(answer.contains("\"ok\":true"), "{answer}");
+        }
+        served.wait_cut();
+        served = waiting.join().unwrap().0;
+    }
+    program.end(Signal::TERM);
 }

@@ -258,6 +258,22 @@ fn a_front_end_that_never_acknowledges_is_dropped_alone() {
 }
 
 #[test]
+fn a_front_end_that_is_killed_while_it_is_asked_to_map_is_not_at_fault() {
+    let mut stage = Stage::new();
+    for _ in 0..5 {
+        let wish = Wish { maps: Maps::Silent, ..Wish::default() };
+        let mut a = FrontEnd::connect_with(&stage.place.path("a"), wish);
+        let gid = a.hello();
+        a.send_command(Op::Register, register_request(gid, 1, DMB, BACKING_WINDOW).as_bytes());
+        a.wait_shm_requests(1);
+        a.channel.take().unwrap().shutdown(std::net::Shutdown::Both).unwrap();
+        a.wait_cut();
+    }
+    assert_eq!(stage.count("a", Fault::BadMessage), 0);
+    stage.check_others();
+}
+
+#[test]
 fn channels_kept_open_hang_a_bounded_number_of_threads() {
     let mut stage = Stage::new();
     let mut kept = Vec::new();

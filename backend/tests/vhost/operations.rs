@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use vhost_device_ism::management::Client;
@@ -227,6 +228,26 @@ fn a_killed_daemon_leaves_no_process_and_no_socket() {
     for socket in ["a", "b", "m", "r"] {
         assert!(!daemon.place.path(socket).exists(), "{socket}");
     }
+}
+
+#[test]
+fn a_front_end_that_is_killed_is_not_counted_as_a_fault() {
+    let daemon = Configured::start(A_AND_B);
+    let get_features = [1u32, 1, 0].map(u32::to_ne_bytes).concat();
+    // As the kernel ends a process that has asked something: the answer is not sent yet, or not read.
+    for wait in [0, 0, 0, 20, 20, 20] {
+        let mut stream = connected(&daemon.place.path("a"));
+        stream.write_all(&get_features).unwrap();
+        stream.write_all(&get_features).unwrap();
+        std::thread::sleep(Duration::from_millis(wait));
+    }
+    let mut client = Client::connect(daemon.place.path("m")).unwrap();
+    eventually("the end of all", || {
+        let guests = client.list().unwrap();
+        let a = guests.into_iter().find(|guest| guest.name == "a").unwrap();
+        assert!(a.faults.is_empty(), "{:?}", a.faults);
+        a.connections == 6 && !a.connected
+    });
 }
 
 #[test]
