@@ -4,6 +4,7 @@
  */
 #include <linux/bitmap.h>
 #include <linux/bitops.h>
+#include <linux/ktime.h>
 #include <linux/log2.h>
 #include <linux/mm.h>
 #include <linux/slab.h>
@@ -12,6 +13,9 @@
 
 /* SMC asks for this VLAN to learn whether a device can do SMC-Dv2. */
 #define VISM_NO_VLAN		0x1fff
+/* When clients are told for the second time that a peer has gone, and how rarely later. */
+#define VISM_TELL_FIRST		HZ
+#define VISM_TELL_RARELY	(32 * HZ)
 
 static u16 vism_get_fabric_id(struct dibs_dev *dibs)
 {
@@ -125,11 +129,31 @@ static int vism_register_guest(struct vism *ism, struct vism_dmb *own)
 	return rc;
 }
 
+/* Ends a DMB that is in no list. */
+static void vism_end_dmb(struct dibs_dev *dibs, struct vism_dmb *own)
+{
+	struct vism *ism = dibs->drv_priv;
+	int rc;
+
+	if (own->slab) {
+		vism_set_client(dibs, own->idx, NO_DIBS_CLIENT);
+		vism_window_unregister(ism, own);
+		return;
+	}
+	rc = vism_unregister(ism, own->token);
+	vism_set_client(dibs, own->idx, NO_DIBS_CLIENT);
+	/* Any other status is nonsense here, and says that the DMB is still there. */
+	if (rc && rc != -ENOENT && rc != -ESTALE)
+		rc = -EIO;
+	vism_let_go(ism, own, rc);
+}
+
 static int vism_register_dmb(struct dibs_dev *dibs, struct dibs_dmb *dmb,
 			     struct dibs_client *client)
 {
 	struct vism *ism = dibs->drv_priv;
 	struct vism_dmb *own;
+	bool gone;
 	u32 idx;
 	int rc;
 
@@ -163,8 +187,16 @@ static int vism_register_dmb(struct dibs_dev *dibs, struct dibs_dmb *dmb,
 	dmb->cpu_addr = own->addr;
 	/* SMC unregisters no DMB whose address is 0. */
 	dmb->dma_addr = page_to_phys(virt_to_page(own->addr)) ?: DMA_MAPPING_ERROR;
-	scoped_guard(spinlock_irqsave, &ism->dmb_lock)
-		list_add(&own->list, &ism->dmbs);
+	/* From here on the end of its user is told by this list. It may have come before. */
+	scoped_guard(spinlock_irqsave, &ism->dmb_lock) {
+		gone = vism_has_left(ism, &own->user);
+		if (!gone)
+			list_add(&own->list, &ism->dmbs);
+	}
+	if (gone) {
+		vism_end_dmb(dibs, own);
+		return -ENODEV;
+	}
 	return 0;
 }
 
@@ -186,24 +218,12 @@ static struct vism_dmb *vism_take_dmb(struct vism *ism,
 
 static int vism_unregister_dmb(struct dibs_dev *dibs, struct dibs_dmb *dmb)
 {
-	struct vism *ism = dibs->drv_priv;
 	struct vism_dmb *own;
-	int rc;
 
-	own = vism_take_dmb(ism, dmb);
+	own = vism_take_dmb(dibs->drv_priv, dmb);
 	if (!own)
 		return -EINVAL;
-	if (own->slab) {
-		vism_set_client(dibs, own->idx, NO_DIBS_CLIENT);
-		vism_window_unregister(ism, own);
-		return 0;
-	}
-	rc = vism_unregister(ism, own->token);
-	vism_set_client(dibs, own->idx, NO_DIBS_CLIENT);
-	/* Any other status is nonsense here, and says that the DMB is still there. */
-	if (rc && rc != -ENOENT && rc != -ESTALE)
-		rc = -EIO;
-	vism_let_go(ism, own, rc);
+	vism_end_dmb(dibs, own);
 	return 0;
 }
 
@@ -312,6 +332,34 @@ void vism_dibs_event(struct vism *ism, const struct dibs_event *event)
 }
 
 /**
+ * vism_peer_left() - remember that a peer has gone
+ * @ism: device
+ * @gid: of the peer, which never comes back
+ */
+void vism_peer_left(struct vism *ism, const uuid_t *gid)
+{
+	guard(spinlock_irqsave)(&ism->dmb_lock);
+	ism->left[ism->next_left] = *gid;
+	ism->next_left = (ism->next_left + 1) % VISM_LEFT;
+}
+
+/**
+ * vism_has_left() - whether a peer has gone lately
+ * @ism: device, whose DMBs are locked
+ * @gid: of the peer
+ *
+ * Return: true if it is one of the last that have.
+ */
+bool vism_has_left(struct vism *ism, const uuid_t *gid)
+{
+	lockdep_assert_held(&ism->dmb_lock);
+	for (int i = 0; i < VISM_LEFT; i++)
+		if (uuid_equal(&ism->left[i], gid))
+			return true;
+	return false;
+}
+
+/**
  * vism_dibs_peer_down() - tell all clients that a peer has gone
  * @ism: device
  * @event: what they are told
@@ -331,8 +379,62 @@ void vism_dibs_peer_down(struct vism *ism, struct dibs_event *event)
 			continue;
 		dmb->peer_down = true;
 		vism_call_irq(ism->dibs, dmb->idx, VISM_FIRST_MASK);
+		ism->tell_delay = VISM_TELL_FIRST;
+		mod_delayed_work(system_dfl_wq, &ism->tell, ism->tell_delay);
 	}
 	vism_call_event(ism->dibs, event);
+}
+
+/* Tells clients again of one peer that has gone. Returns false if this round has no more. */
+static bool vism_tell_next(struct vism *ism)
+{
+	struct dibs_event event = {
+		.type = DIBS_DEV_EVENT,
+		.subtype = DIBS_DEV_ERR_STATE,
+		.time = ktime_get_ns(),
+	};
+	struct vism_dmb *dmb;
+	bool found = false;
+
+	guard(spinlock_irqsave)(&ism->dmb_lock);
+	if (!ism->dibs)
+		return false;
+	list_for_each_entry(dmb, &ism->dmbs, list) {
+		if (!dmb->peer_down || dmb->round == ism->tell_round)
+			continue;
+		if (!found)
+			event.gid = dmb->user;
+		found = true;
+		if (uuid_equal(&dmb->user, &event.gid))
+			dmb->round = ism->tell_round;
+	}
+	if (!found)
+		return false;
+	guard(spinlock)(&ism->dibs->lock);
+	vism_call_event(ism->dibs, &event);
+	return true;
+}
+
+/**
+ * vism_tell_again() - tell clients again that peers have gone, while they keep DMBs for them
+ * @work: of a device
+ *
+ * SMC drops what it is told if it finds no memory for it, and dibs does while a client gets the
+ * device. Who waits for a peer would wait for ever.
+ */
+void vism_tell_again(struct work_struct *work)
+{
+	struct vism *ism = container_of(work, struct vism, tell.work);
+	bool told = false;
+
+	ism->tell_round++;
+	while (vism_tell_next(ism))
+		told = true;
+	if (!told)
+		return;
+	guard(spinlock_irqsave)(&ism->dmb_lock);
+	ism->tell_delay = min(2 * ism->tell_delay, VISM_TELL_RARELY);
+	queue_delayed_work(system_dfl_wq, &ism->tell, ism->tell_delay);
 }
 
 /**
@@ -345,6 +447,7 @@ int vism_dibs_add(struct vism *ism)
 {
 	struct virtio_device *vdev = ism->vdev;
 	struct dibs_dev *dibs;
+	struct vism_dmb *dmb;
 	int rc;
 
 	dibs = dibs_dev_alloc();
@@ -364,6 +467,12 @@ int vism_dibs_add(struct vism *ism)
 	rc = dibs_dev_add(dibs);
 	if (rc)
 		goto clear;
+	/* Clients could use the device a little before they were told what happens there. */
+	scoped_guard(spinlock_irqsave, &ism->dmb_lock) {
+		guard(spinlock)(&dibs->lock);
+		list_for_each_entry(dmb, &ism->dmbs, list)
+			vism_call_irq(dibs, dmb->idx, VISM_FIRST_MASK);
+	}
 	return 0;
 clear:
 	scoped_guard(spinlock_irqsave, &ism->dmb_lock)

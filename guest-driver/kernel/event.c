@@ -61,6 +61,8 @@ static void vism_handle_notice(struct vism *ism,
 		event.type = DIBS_DEV_EVENT;
 		event.subtype = notice->event.subtype ? DIBS_DEV_ERR_STATE :
 							DIBS_DEV_DISABLED;
+		/* First: what is made for the peer at this moment looks for it. */
+		vism_peer_left(ism, &event.gid);
 		vism_window_peer_down(ism, &event.gid);
 		vism_dibs_peer_down(ism, &event);
 		break;

@@ -291,6 +291,7 @@ static struct vism *vism_alloc(struct virtio_device *vdev)
 	spin_lock_init(&ism->dmb_lock);
 	INIT_LIST_HEAD(&ism->dmbs);
 	INIT_LIST_HEAD(&ism->orphans);
+	INIT_DELAYED_WORK(&ism->tell, vism_tell_again);
 	spin_lock_init(&ism->failed_lock);
 	for (int i = 0; i < VISM_MAX_MOVE_QUEUES; i++) {
 		ism->moves[i].ism = ism;
@@ -326,6 +327,7 @@ static int vism_probe(struct virtio_device *vdev)
 	return 0;
 free:
 	disable_delayed_work_sync(&ism->restart);
+	disable_delayed_work_sync(&ism->tell);
 	if (READ_ONCE(ism->running))
 		vism_shut_down(ism);
 	vism_free(ism);
@@ -338,6 +340,7 @@ static void vism_remove(struct virtio_device *vdev)
 
 	disable_delayed_work_sync(&ism->restart);
 	disable_work_sync(&ism->replace);
+	disable_delayed_work_sync(&ism->tell);
 	vism_debugfs_del(ism);
 	/* Clients end their DMBs by commands, so the device is reset afterwards. */
 	vism_dibs_del(ism);

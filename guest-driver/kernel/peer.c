@@ -182,8 +182,13 @@ static void vism_attach(struct vism *ism, struct vism_peer_dmb *peer)
 	if (vism_command(ism, VIRTIO_ISM_OP_ATTACH, &request, sizeof(request),
 			 &reply, sizeof(reply)))
 		goto done;
-	import_uuid(&peer->owner, reply.owner_gid);
-	peer->attached = true;
+	scoped_guard(spinlock_irqsave, &ism->dmb_lock) {
+		import_uuid(&peer->owner, reply.owner_gid);
+		peer->attached = true;
+		/* Its end may have been announced before this was known to be its DMB. */
+		if (vism_has_left(ism, &peer->owner))
+			WRITE_ONCE(peer->gone, true);
+	}
 	if (reply.flags & VIRTIO_ISM_ATTACH_MOVE_ONLY)
 		goto done;
 	place = (struct vism_place) {
@@ -341,8 +346,6 @@ void vism_window_peer_down(struct vism *ism, const uuid_t *gid)
 	if (!ism->window.len)
 		return;
 	guard(spinlock_irqsave)(&ism->dmb_lock);
-	ism->window.left[ism->window.next_left] = *gid;
-	ism->window.next_left = (ism->window.next_left + 1) % VISM_LEFT;
 	list_for_each_entry(slab, &ism->window.slabs, list)
 		if (uuid_equal(&slab->peer, gid))
 			slab->orphan = true;

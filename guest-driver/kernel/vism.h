@@ -70,6 +70,7 @@ struct vism_slab;
  * @len: its length in bytes, a power of two
  * @idx: index on this device
  * @peer_down: its user has gone
+ * @round: in which clients were last told that again
  */
 struct vism_dmb {
 	struct list_head list;
@@ -83,6 +84,7 @@ struct vism_dmb {
 	u32 len;
 	u32 idx;
 	bool peer_down;
+	u8 round;
 };
 
 /**
@@ -184,8 +186,6 @@ struct vism_events {
  * @work: attaches and detaches DMBs of peers, and returns slabs
  * @look: looks at slabs in case that a wake-up was lost
  * @poll: looks at busy slabs
- * @left: peers that have gone, guarded by &vism.dmb_lock
- * @next_left: where the next one goes
  * @held: own DMBs that a client gave back while somebody reads their pages
  * @stores: writes into slabs of peers
  * @bytes: payload of these
@@ -202,8 +202,6 @@ struct vism_window {
 	struct work_struct work;
 	struct delayed_work look;
 	struct hrtimer poll;
-	uuid_t left[VISM_LEFT];
-	unsigned int next_left;
 	struct list_head held;
 	atomic64_t stores;
 	atomic64_t bytes;
@@ -226,10 +224,15 @@ struct vism_window {
  * @events: event queue
  * @moves: move queues
  * @window: slabs, and DMBs of peers in them
- * @dmb_lock: guards @dmbs, @orphans and @idx_map
+ * @dmb_lock: guards @dmbs, @orphans, @idx_map, @left and @next_left
  * @dmbs: own DMBs
  * @orphans: DMBs whose end the device has not confirmed
  * @idx_map: indices in use
+ * @left: peers that have gone last
+ * @next_left: where the next one goes
+ * @tell: tells clients again that peers have gone
+ * @tell_delay: when it does so next, in jiffies
+ * @tell_round: number of times that it did
  * @failed_lock: guards @failed_tokens and @next_failed
  * @failed_tokens: DMBs of peers to which a move has failed
  * @next_failed: where the next one goes
@@ -253,6 +256,11 @@ struct vism {
 	struct list_head dmbs;
 	struct list_head orphans;
 	unsigned long *idx_map;
+	uuid_t left[VISM_LEFT];
+	unsigned int next_left;
+	struct delayed_work tell;
+	unsigned long tell_delay;
+	u8 tell_round;
 	spinlock_t failed_lock; /* see above */
 	u64 failed_tokens[VISM_FAILED_TOKENS];
 	unsigned int next_failed;
@@ -347,6 +355,9 @@ void vism_dibs_del(struct vism *ism);
 void vism_dibs_signal(struct vism *ism, u32 idx, u16 mask);
 void vism_dibs_event(struct vism *ism, const struct dibs_event *event);
 void vism_dibs_peer_down(struct vism *ism, struct dibs_event *event);
+void vism_peer_left(struct vism *ism, const uuid_t *gid);
+bool vism_has_left(struct vism *ism, const uuid_t *gid);
+void vism_tell_again(struct work_struct *work);
 void vism_call_irq(struct dibs_dev *dibs, u32 idx, u16 mask);
 void vism_free_orphans(struct vism *ism);
 

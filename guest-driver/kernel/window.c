@@ -99,14 +99,6 @@ static struct vism_slab *vism_find_slab(struct vism *ism, u32 id)
 	return NULL;
 }
 
-static bool vism_has_left(struct vism *ism, const uuid_t *gid)
-{
-	for (int i = 0; i < VISM_LEFT; i++)
-		if (uuid_equal(&ism->window.left[i], gid))
-			return true;
-	return false;
-}
-
 /* Gives a slab page structures, and waits until the front end has mapped it. */
 static struct vism_slab *vism_map_slab(struct vism *ism, const struct vism_place *place,
 				       const uuid_t *peer)

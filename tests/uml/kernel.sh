@@ -109,7 +109,7 @@ tar -xf "${archives[0]}" -C "$out/source" --strip-components=1
 config=$out/config
 echo "$options" >"$config"
 cd "$out/source"
-# Two mistakes of user-mode Linux, which would be taken for the driver's.
+# Mistakes of user-mode Linux, which would be taken for the driver's.
 repair() { # FILE SED-SCRIPT: it must change the file
     sed -i.old "$2" "$1"
     ! cmp -s "$1.old" "$1" || die "$1 is not the file that is repaired here"
@@ -121,6 +121,13 @@ repair arch/um/os-Linux/irq.c 's/^#define MAX_EPOLL_EVENTS 64$/#define MAX_EPOLL
 # Softirqs take these locks, too. Lockdep reports it, and looks for no other mistake from then on.
 repair arch/um/drivers/vector_kern.c \
     '/^static void vector_reset_stats/,/^}/s/spin_\(un\)\?lock(/spin_\1lock_bh(/'
+# A device that its driver resets, and negotiates with again, has lost what the driver does not know: that
+# it has protocol features, without which no queue is enabled.
+repair arch/um/drivers/virtio_uml.c \
+    's/^\tu64 supported = vdev->features & VHOST_USER_SUPPORTED_F;/\tu64 supported = vu_dev->features \& VHOST_USER_SUPPORTED_F;/'
+# An interrupt that cannot be had leaves its descriptor behind, and the next with that number is refused.
+repair arch/um/kernel/irq.c \
+    '/^\terr = request_irq(irq, handler/,/^\t\tgoto error;/s/^\tif (err < 0)$/\tif (err < 0 \&\& fd != -1)\n\t\tfree_irq_by_fd(fd);\n\tif (err < 0)/'
 log=$cache/uml-build.log
 say "builds user-mode Linux $version: about 6 minutes on two processors, once (log: $log)"
 run_make() { make ARCH=um O="$out/build" "$@"; }

@@ -4,11 +4,13 @@
 ///
 /// Not the warning of each boot of user-mode Linux that no PCI device is there: the bus is there for
 /// what SMC depends on.
-const SPLATS: [&str; 12] = [
+const SPLATS: [&str; 14] = [
     "BUG:",
     "WARNING:",
     "Oops",
     "KASAN",
+    "UBSAN",
+    "ODEBUG: ",
     "Kernel panic",
     "possible circular locking",
     "inconsistent lock state",

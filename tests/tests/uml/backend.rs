@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use guest_driver::sys::lock;
 use vhost::vhost_user::Listener;
@@ -58,6 +59,10 @@ pub(super) struct Answer {
     pub(super) times: u16,
     /// How many elements more the index of the used ring counts.
     pub(super) skip: u16,
+    /// When the driver gets it.
+    pub(super) after: Duration,
+    /// A record that the driver gets before it.
+    pub(super) record: Option<[u8; EVENT_LEN]>,
 }
 
 /// Changes answers.
@@ -150,7 +155,8 @@ impl Backend {
     }
 }
 
-fn record_bytes(record: &(impl IntoBytes + Immutable)) -> [u8; EVENT_LEN] {
+/// The bytes of a record.
+pub(super) fn record_bytes(record: &(impl IntoBytes + Immutable)) -> [u8; EVENT_LEN] {
     record.as_bytes().try_into().expect("a record has 64 bytes")
 }
 
@@ -294,7 +300,8 @@ fn give_back(ring: &VringRwLock, memory: &Memory, chain: &Chain, answer: &Answer
 
 fn answer(chain: &Chain, bytes: Vec<u8>) -> Answer {
     let len = bytes.len() as u32;
-    Answer { bytes, len, id: chain.head.into(), times: 1, skip: 0 }
+    let id = chain.head.into();
+    Answer { bytes, len, id, times: 1, skip: 0, after: Duration::ZERO, record: None }
 }
 
 /// Answers a chain as the rule says.
@@ -303,8 +310,19 @@ fn finish(state: &mut State, queue: usize, asked: Asked, chain: Chain, bytes: Ve
     if let Some(rule) = &mut state.rule {
         rule(asked, &mut answer);
     }
+    if let Some(record) = answer.record {
+        state.records.push_back((record, |_| {}));
+        flush(state);
+    }
     let (ring, memory) = (state.rings[queue].clone(), state.memory.clone().unwrap());
-    give_back(&ring, &memory, &chain, &answer);
+    if answer.after.is_zero() {
+        give_back(&ring, &memory, &chain, &answer);
+    } else {
+        thread::spawn(move || {
+            thread::sleep(answer.after);
+            give_back(&ring, &memory, &chain, &answer);
+        });
+    }
 }
 
 /// Writes as many records as there are buffers for.

@@ -1,19 +1,18 @@
 //! A device that breaks the rules of docs/virtio-ism.md: the guest's kernel survives, connections are
 //! right or end, and with a device that keeps the rules all is well again.
-//!
-//! No test makes the driver reset its device: user-mode Linux would forget a feature bit of its back end,
-//! and never enable a queue again.
 
-use smc_tests::Rng;
+use std::time::Duration;
+
 use smc_tests::vm::{Bed, Uml};
-use virtio_ism_abi::Status;
+use smc_tests::{Rng, eventually};
 use virtio_ism_abi::command::Op;
 use virtio_ism_abi::config::Config;
 use virtio_ism_abi::event::{
     DmbSignal, DmbSignalEntry, EVENT_LEN, EventType, Notice, PEER_DOWN_FAILED,
 };
+use virtio_ism_abi::{Gid, Status};
 
-use crate::backend::{Answer, Asked, Backend};
+use crate::backend::{Answer, Asked, Backend, record_bytes};
 use crate::ends::{End, connection, connection_on, give_eid};
 
 const LOAD: &str = "insmod /lib/modules/virtio_ism.ko";
@@ -41,6 +40,31 @@ fn assert_usable(guest: &Uml) {
     connection_on("smc-d", &mut server, &mut client, "bulk 300000 1");
     server.kill();
     client.kill();
+}
+
+/// Waits until the kernel has said this so often.
+#[track_caller]
+fn wait_for_log(guest: &Uml, what: &str, text: &str, times: usize) {
+    eventually(&format!("{what}: the kernel says {text:?}"), || {
+        guest.console().matches(text).count() >= times
+    });
+}
+
+/// That a peer has gone.
+fn peer_down(gid: Gid) -> Notice {
+    let mut notice = Notice { gid, ..Notice::default() };
+    notice.kind.set(EventType::PeerDown as u16);
+    notice.subtype.set(PEER_DOWN_FAILED);
+    notice
+}
+
+/// Waits until the driver has begun another session, and given AF_SMC its device.
+#[track_caller]
+fn wait_for_session_after(guest: &Uml, backend: &Backend, gid: Gid) {
+    eventually("a new session", || {
+        let now = backend.gid();
+        now != gid && guest.run("cat /sys/class/dibs/*/gid").out.trim() == now.to_string()
+    });
 }
 
 /// What a configuration is spoiled by.
@@ -113,6 +137,65 @@ fn set_status(answer: &mut Answer, status: u16) {
 }
 
 #[test]
+fn replies_that_make_no_sense_end_the_session() {
+    const LENGTH: &str = "device failed: reply of a wrong length";
+    const BROKEN: &str = "device failed: control queue broken";
+    let spoils: [(&str, Op, Change, &str); 19] = [
+        ("no GID", Op::Hello, |a| a.bytes[8..24].fill(0), "device failed: no GID"),
+        ("HELLO is refused", Op::Hello, |a| set_status(a, 1), "no session"),
+        ("half a HELLO", Op::Hello, |a| a.len = 16, LENGTH),
+        ("a chain nobody made", Op::Hello, |a| a.id = 255, BROKEN),
+        ("a chain out of range", Op::Hello, |a| a.id = 256, BROKEN),
+        ("the largest chain", Op::Hello, |a| a.id = u32::MAX, BROKEN),
+        ("no byte", Op::Register, |a| a.len = 0, LENGTH),
+        ("part of a header", Op::Register, |a| a.len = 7, LENGTH),
+        ("a header only", Op::Register, |a| a.len = 8, LENGTH),
+        ("a byte too much", Op::Register, |a| a.len += 1, LENGTH),
+        ("as many bytes as can be said", Op::Register, |a| a.len = u32::MAX, LENGTH),
+        (
+            "a wrong tag",
+            Op::Register,
+            |a| a.bytes[4] ^= 1,
+            "device failed: reply to another command",
+        ),
+        ("no token", Op::Register, |a| a.bytes[8..16].fill(0), "device failed: a token of zero"),
+        ("replied twice", Op::Register, |a| a.times = 2, BROKEN),
+        ("the index runs away", Op::Register, |a| a.skip = 300, BROKEN),
+        ("the index goes back", Op::Register, |a| a.skip = u16::MAX - 1, BROKEN),
+        ("a wrong tag", Op::QueryGid, |a| a.bytes[7] ^= 0x80, "reply to another command"),
+        ("a wrong tag", Op::Unregister, |a| a.bytes[5] ^= 1, "reply to another command"),
+        ("no byte", Op::Stats, |a| a.len = 0, LENGTH),
+    ];
+    let bed = Bed::new();
+    let (backend, guest) = guest(&bed);
+    for (what, op, change, says) in spoils {
+        let what = format!("{what} ({op:?})");
+        let before = guest.console().matches(says).count();
+        backend.spoil(move |asked, answer| {
+            if asked == Asked::Command(op) {
+                change(answer);
+            }
+        });
+        guest.ok(LOAD);
+        if op != Op::Hello {
+            let (mut server, mut client) = ends(&guest);
+            connection(&mut server, &mut client, "ping 10000 1");
+            guest.ok("cat /sys/kernel/debug/virtio_ism/*/counters");
+            guest.ok(UNLOAD);
+            server.kill();
+            client.kill();
+        } else {
+            guest.ok(UNLOAD);
+        }
+        wait_for_log(&guest, &what, says, before + 1);
+        backend.behave();
+    }
+    guest.ok(LOAD);
+    assert_usable(&guest);
+    guest.finish();
+}
+
+#[test]
 fn a_status_that_nobody_knows_is_an_error_of_that_command() {
     let bed = Bed::new();
     let (backend, guest) = guest(&bed);
@@ -138,6 +221,32 @@ fn a_status_that_nobody_knows_is_an_error_of_that_command() {
     backend.behave();
     assert_usable(&guest);
     assert!(!guest.console().contains("device failed"), "the device has not failed");
+    guest.finish();
+}
+
+#[test]
+fn a_device_that_answers_late_or_never_is_reset_and_used_again() {
+    let bed = Bed::new();
+    let (backend, guest) = guest(&bed);
+    guest.ok(LOAD);
+    let answers: [(&str, Change); 2] = [
+        ("never", |answer| answer.times = 0),
+        // After the driver has given up, and before it resets the device.
+        ("late", |answer| answer.after = Duration::from_millis(15_500)),
+    ];
+    for (n, (what, change)) in answers.into_iter().enumerate() {
+        let gid = backend.gid();
+        backend.spoil(move |asked, answer| {
+            if asked == Asked::Command(Op::Stats) {
+                change(answer);
+            }
+        });
+        guest.ok("cat /sys/kernel/debug/virtio_ism/*/counters");
+        wait_for_log(&guest, what, "device failed: no reply to a command", n + 1);
+        backend.behave();
+        wait_for_session_after(&guest, &backend, gid);
+        assert_usable(&guest);
+    }
     guest.finish();
 }
 
@@ -188,13 +297,184 @@ fn records_that_make_no_sense_disturb_no_connection() {
     }
     connection_on("smc-d", &mut server, &mut client, "bulk 1000000 3");
     // Their peer, which is the guest itself, has gone, it says.
-    let mut notice = Notice { gid: backend.gid(), ..Notice::default() };
-    notice.kind.set(EventType::PeerDown as u16);
-    notice.subtype.set(PEER_DOWN_FAILED);
-    backend.send(&notice, |_| {});
+    backend.send(&peer_down(backend.gid()), |_| {});
     assert_ne!(client.report().error, "", "the flood has ended");
     assert_ne!(server.report().error, "", "at the other end, too");
-    connection_on("smc-d", &mut server, &mut client, "bulk 1000000 4");
-    drop((server, client));
+    // A GID never comes back, so there is none to connect to.
+    connection_on("tcp", &mut server, &mut client, "bulk 1000000 4");
+    server.kill();
+    client.kill();
+    guest.ok(UNLOAD);
+    guest.ok(LOAD);
+    assert_usable(&guest);
+    guest.finish();
+}
+
+#[test]
+fn a_broken_event_queue_ends_the_session_and_another_begins() {
+    let bed = Bed::new();
+    let (backend, guest) = guest(&bed);
+    let changes: [(&str, Change); 2] = [
+        ("out of range", |answer| answer.id = u32::MAX),
+        ("nobody's chain", |answer| answer.id = 200),
+    ];
+    guest.ok(LOAD);
+    for (n, (what, change)) in changes.into_iter().enumerate() {
+        let (server, mut client) = ends(&guest);
+        client.order("flood 0 1 &");
+        assert_eq!(client.report().carrier.kind, "smc-d");
+        let gid = backend.gid();
+        backend.send(&[0xff_u8; EVENT_LEN], change);
+        wait_for_log(&guest, what, "device failed: event queue broken", n + 1);
+        assert_ne!(client.report().error, "", "{what}");
+        server.kill();
+        client.kill();
+        wait_for_session_after(&guest, &backend, gid);
+        assert_usable(&guest);
+    }
+    // The driver cannot tell these from records: all its buffers are there to be written.
+    let changes: [(&str, Change); 2] = [
+        ("twice", |answer| answer.times = 2),
+        ("the index runs away", |answer| answer.skip = 1000),
+    ];
+    for (what, change) in changes {
+        let (server, mut client) = ends(&guest);
+        client.order("flood 0 1 &");
+        assert_eq!(client.report().carrier.kind, "smc-d", "{what}");
+        backend.send(&[0xff_u8; EVENT_LEN], change);
+        eventually(what, || guest.counter("events_unknown") > 0);
+        server.kill();
+        client.kill();
+        guest.ok(UNLOAD);
+        guest.ok(LOAD);
+        assert_usable(&guest);
+    }
+    guest.finish();
+}
+
+#[test]
+fn a_session_that_cannot_begin_is_tried_again() {
+    let bed = Bed::new();
+    let (backend, guest) = guest(&bed);
+    guest.ok(LOAD);
+    let gid = backend.gid();
+    backend.configure(|config| config.max_move.set(0));
+    backend.send(&[0xff_u8; EVENT_LEN], |answer| answer.id = u32::MAX);
+    wait_for_log(&guest, "a bad configuration", "cannot restart the device", 1);
+    eventually("the device has gone", || guest.ok("ls /sys/class/dibs").is_empty());
+    backend.configure(|_| {});
+    backend.spoil(|asked, answer| {
+        if asked == Asked::Command(Op::Hello) {
+            set_status(answer, Status::Enomem.code());
+        }
+    });
+    wait_for_log(&guest, "HELLO is refused", "cannot restart the device", 2);
+    backend.behave();
+    wait_for_session_after(&guest, &backend, gid);
+    assert_usable(&guest);
+    guest.finish();
+}
+
+#[test]
+fn moves_that_are_refused_or_kept_harm_only_connections() {
+    const BROKEN: &str = "device failed: move queue broken";
+    let refuse: Change = |answer| answer.bytes.copy_from_slice(&1_u32.to_le_bytes());
+    // With as many connections as it takes to use up all slots.
+    let cases: [(&str, Change, usize, &str); 7] = [
+        ("refused", refuse, 1, "moves_refused"),
+        ("an unknown status", |answer| answer.bytes.fill(0xff), 1, "moves_refused"),
+        ("no status", |answer| answer.len = 0, 1, "moves_refused"),
+        ("kept", |answer| answer.times = 0, 40, "moves_dropped"),
+        ("out of range", |answer| answer.id = 0x1_0000, 1, ""),
+        ("twice", |answer| answer.times = 2, 1, ""),
+        ("the index runs away", |answer| answer.skip = 500, 1, ""),
+    ];
+    let bed = Bed::new();
+    let (backend, guest) = guest(&bed);
+    for (what, change, connections, counter) in cases {
+        guest.ok(LOAD);
+        let before = guest.console().matches(BROKEN).count();
+        let (server, mut client) = ends(&guest);
+        for _ in 0..connections {
+            client.order("flood 0 1 &");
+            assert_eq!(client.report().carrier.kind, "smc-d", "{what}");
+        }
+        backend.spoil(move |asked, answer| {
+            if asked == Asked::Move {
+                change(answer);
+            }
+        });
+        if counter.is_empty() {
+            wait_for_log(&guest, what, BROKEN, before + 1);
+        } else {
+            eventually(what, || guest.counter(counter) > 0);
+        }
+        // They may wait for each other, since none of them is told.
+        server.kill();
+        client.kill();
+        backend.behave();
+        guest.ok(UNLOAD);
+    }
+    guest.ok(LOAD);
+    assert_usable(&guest);
+    guest.finish();
+}
+
+#[test]
+fn a_peer_that_goes_while_a_dmb_for_it_is_registered_ends_its_connections() {
+    let bed = Bed::new();
+    let (backend, guest) = guest(&bed);
+    for nth in 1..=2 {
+        guest.ok(LOAD);
+        // Of both ends one after the other.
+        let (mut registered, gone) = (0, record_bytes(&peer_down(backend.gid())));
+        backend.spoil(move |asked, answer| {
+            if asked == Asked::Command(Op::Register) {
+                registered += 1;
+                answer.record = (registered == nth).then_some(gone);
+            }
+        });
+        let (mut server, mut client) = ends(&guest);
+        // It sends nothing, and its end is all that the server waits for.
+        client.order("stay 0 1 &");
+        let opened = client.report();
+        if opened.carrier.kind == "smc-d" {
+            server.report();
+        }
+        assert_eq!(guest.counter("events_peer_down"), 1, "{nth}");
+        backend.behave();
+        server.kill();
+        client.kill();
+        guest.ok(UNLOAD);
+    }
+    guest.finish();
+}
+
+#[test]
+fn the_end_of_a_peer_is_told_again_to_a_kernel_that_had_no_memory_to_hear_it() {
+    const FAILING: &str = "/sys/kernel/debug/failslab";
+    let bed = Bed::new();
+    let (backend, guest) = guest(&bed);
+    guest.ok(LOAD);
+    let (mut server, mut client) = ends(&guest);
+    client.order("stay 0 1 &");
+    assert_eq!(client.report().carrier.kind, "smc-d");
+    // Of its size, all allocations fail that may not wait.
+    let script = format!(
+        "cd {FAILING} && echo Y > cache-filter && echo Y > ignore-gfp-wait && echo -1 > times \
+         && echo 0 > verbose && echo 100 > probability \
+         && for cache in 96 128 192 256; do echo 1 > /sys/kernel/slab/kmalloc-$cache/failslab; done"
+    );
+    guest.ok(["sh", "-c", &script]);
+    backend.send(&peer_down(backend.gid()), |_| {});
+    eventually("the driver has heard it", || guest.counter("events_peer_down") == 1);
+    guest.ok(format!("echo 0 > {FAILING}/probability"));
+    // Otherwise it would wait for ever.
+    server.report();
+    server.kill();
+    client.kill();
+    guest.ok(UNLOAD);
+    guest.ok(LOAD);
+    assert_usable(&guest);
     guest.finish();
 }
