@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use smc_tests::vm::ends::{End, all_orders, connection_on, give_eid};
+use serde_json::json;
+use smc_tests::vm::ends::{End, PORT, all_orders, connection_on, give_eid};
 use smc_tests::vm::figures::af_smc_next_to_tcp;
 use smc_tests::vm::{Bed, Guest, Vm};
 
@@ -91,6 +92,60 @@ fn a_kernel_and_this_projects_stack_speak_smc_d_in_both_roles() {
     let mut client = End::talk(&a, "linux", &b.ip());
     all_orders(&mut server, &mut client, MANY);
     assert_carried(&a, "store_bytes");
+    drop((server, client));
+    bed.assert_faultless();
+}
+
+#[test]
+fn an_unplugged_device_with_slabs_in_use_ends_its_connections_and_nothing_else() {
+    let bed = Bed::new();
+    let [a, b] = bed.boot([vm("a"), vm("b").unpluggable()]);
+    [&a, &b].into_iter().for_each(|guest| load(guest, WINDOW));
+    let mut server = End::serve(&a, "linux");
+    let mut client = End::talk(&b, "linux", &a.ip());
+    connection_on("smc-d", &mut server, &mut client, "bulk 1000000 1");
+    // Both directions, and more than one DMB in a slab.
+    let floods = ["flood 0 2 &", "pour 0 3 &", "flood 0 4 &"];
+    for order in floods {
+        client.order(order);
+        assert_eq!(client.report().carrier.kind, "smc-d");
+    }
+    assert!(b.counter("store_bytes") > 0, "it stores into slabs");
+    b.qmp_with("device_del", &json!({ "id": "plug0" }));
+    for _ in floods {
+        assert_ne!(client.report().error, "", "its connection has ended");
+        assert_ne!(server.report().error, "", "at the other end, too");
+    }
+    b.qmp_event("DEVICE_DELETED", Duration::from_secs(30));
+    let left = b.ok("ls /sys/class/dibs");
+    assert!(!left.contains("ism-"), "the device has gone: {left}");
+    connection_on("tcp", &mut server, &mut client, "bulk 1000000 5");
+    assert_eq!(a.counter("usable"), 1);
+    [&a, &b].into_iter().for_each(Guest::assert_no_splats);
+    drop((server, client));
+    bed.assert_faultless();
+}
+
+#[test]
+fn a_peer_that_lies_in_slabs_harms_only_its_connections() {
+    const CONNECTIONS: usize = 10;
+    let bed = Bed::new();
+    // One device of the other guest is a usual peer's.
+    let [a, b] = bed.boot([vm("a"), Vm::named("b").another_ism()]);
+    load(&a, WINDOW);
+    let mut server = End::serve(&a, "linux");
+    let mut client = End::talk(&b, "rust:device=pci", &a.ip());
+    client.order("flood 0 1 &");
+    assert_eq!(client.report().carrier.kind, "smc-d");
+    let address = format!("{}:{PORT}", a.ip());
+    let n = CONNECTIONS.to_string();
+    println!("{}", b.ok(["smc-test-peer", "rogue", "lie", "pci", &address, &n]));
+    for _ in 0..CONNECTIONS {
+        server.report();
+    }
+    connection_on("smc-d", &mut server, &mut client, "bulk 1000000 2");
+    assert_eq!(a.counter("usable"), 1);
+    a.assert_no_splats();
     drop((server, client));
     bed.assert_faultless();
 }
