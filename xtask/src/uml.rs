@@ -28,6 +28,14 @@ pub(crate) struct Args {
     #[arg(long)]
     build: bool,
 
+    /// Measure AF_SMC next to TCP instead, with a kernel of its own that looks for no mistakes.
+    #[arg(long, conflicts_with_all = ["only", "build"])]
+    perf: bool,
+
+    /// Run the tests so often, until one fails.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    times: u32,
+
     /// Show what tests that succeed print, too.
     #[arg(long)]
     show_output: bool,
@@ -49,11 +57,12 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let root = fs::canonicalize(root).map_err(at(root))?;
     let start = Instant::now();
     packages::ensure_uml(&root, args.install_deps || tool::is_true("CI"))?;
-    let kernel = kernel(&root)?;
+    let kernel = kernel(&root, args.perf)?;
     let programs = artifacts::build_uml(&root)?;
     // <target>/release/vhost-device-ism
     let target = programs.daemon.ancestors().nth(2).unwrap_or(&root).to_owned();
-    let module = artifacts::module(&root, &kernel, &target.join("uml"))?;
+    let made_for = if args.perf { "uml-plain" } else { "uml" };
+    let module = artifacts::module(&root, &kernel, &target.join(made_for))?;
     if args.build {
         println!("{}", module.display());
         return Ok(ExitCode::SUCCESS);
@@ -74,25 +83,35 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     };
     let initrd = image::write(&contents, &target.join("vm"))?;
     eprintln!("xtask: everything is built, after {} s", start.elapsed().as_secs());
-    let mut command = Command::new("unshare");
-    // As another user with a user namespace, in which it is root.
-    command.arg("--net").args((!is_root()).then_some("--map-root-user"));
-    command.arg("--").arg(root.join("tests/uml/network.sh")).arg(programs.tests);
-    command.current_dir(root.join("tests")).args(&args.only).arg("--test-threads=4");
-    command.env("UML", kernel.join("linux")).env("UML_INITRD", initrd);
-    command.env("DAEMON", programs.daemon);
-    // Guests wait most of the time.
-    if std::env::var_os("SMC_VM_BEDS").is_none() {
-        command.env("SMC_VM_BEDS", "4");
+    for nth in 1..=args.times {
+        if args.times > 1 {
+            eprintln!("xtask: run {nth} of {}, after {} s", args.times, start.elapsed().as_secs());
+        }
+        let mut command = Command::new("unshare");
+        // As another user with a user namespace, in which it is root.
+        command.arg("--net").args((!is_root()).then_some("--map-root-user"));
+        command.arg("--").arg(root.join("tests/uml/network.sh")).arg(&programs.tests);
+        command.current_dir(root.join("tests")).args(&args.only).arg("--test-threads=4");
+        command.env("UML", kernel.join("linux")).env("UML_INITRD", &initrd);
+        command.env("DAEMON", &programs.daemon);
+        // Guests wait most of the time.
+        if std::env::var_os("SMC_VM_BEDS").is_none() {
+            command.env("SMC_VM_BEDS", "4");
+        }
+        if args.perf {
+            command.args(["--ignored", "figures::"]);
+        }
+        if args.show_output || args.perf {
+            command.arg("--show-output");
+        }
+        if args.keep {
+            command.env("SMC_VM_KEEP", "1");
+        }
+        if !tool::status(command)?.success() {
+            return Ok(ExitCode::FAILURE);
+        }
     }
-    if args.show_output {
-        command.arg("--show-output");
-    }
-    if args.keep {
-        command.env("SMC_VM_KEEP", "1");
-    }
-    let status = tool::status(command)?;
-    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(ExitCode::SUCCESS)
 }
 
 fn is_root() -> bool {
@@ -101,11 +120,13 @@ fn is_root() -> bool {
     tool::output(id).is_ok_and(|uid| uid.trim() == "0")
 }
 
-/// The directory of user-mode Linux: `UML_DIR`, or what the script builds.
-fn kernel(root: &Path) -> Result<PathBuf, ToolError> {
+/// The directory of user-mode Linux: `UML_DIR`, or what the script builds; `plain`: for measurements.
+fn kernel(root: &Path, plain: bool) -> Result<PathBuf, ToolError> {
     if let Some(path) = std::env::var_os("UML_DIR") {
         return Ok(path.into());
     }
-    let text = tool::output(Command::new(root.join("tests/uml/kernel.sh")))?;
+    let mut script = Command::new(root.join("tests/uml/kernel.sh"));
+    script.args(plain.then_some("--plain"));
+    let text = tool::output(script)?;
     Ok(PathBuf::from(text.lines().last().unwrap_or_default()))
 }

@@ -5,6 +5,7 @@
 mod backend;
 mod ends;
 mod fallback;
+mod figures;
 mod hostile;
 mod interop;
 mod lifecycle;

@@ -1,0 +1,23 @@
+//! AF_SMC on the device next to TCP, between two guests whose kernel looks for no mistakes.
+
+use smc_tests::vm::Bed;
+use smc_tests::vm::figures::af_smc_next_to_tcp;
+
+use crate::ends::pair;
+
+/// Runs, of which the median counts.
+const RUNS: usize = 7;
+
+#[test]
+#[ignore = "it measures: cargo xtask uml --perf"]
+fn af_smc_next_to_tcp_in_figures() {
+    let bed = Bed::alone();
+    let [a, b] = pair(&bed);
+    let orders = [
+        ("stream, MB/s", "stream 100000000 1"),
+        ("round trip of 64 B, us", "rounds 3000 1"),
+        ("connections per second", "connects 200 1"),
+    ];
+    af_smc_next_to_tcp([&a, &b], &a.ip(), &orders, RUNS);
+    bed.assert_faultless();
+}
