@@ -1,7 +1,7 @@
 //! A peer's DMB: the path of every message.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use virtio_ism_abi::command::{AttachReply, Op, TokenRequest, attach_flags};
 use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers};
@@ -10,7 +10,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::slabs::{Placed, Placement};
 use super::{CONSUMER_WORD, DeliverError, IsmDevice, IsmError, PRODUCER_WORD, Prefer};
-use crate::sys::{Doorbell, wake_sleepers};
+use crate::sys::{Doorbell, SharedSlice, wake_sleepers};
 use crate::virtqueue::{MAX_PIECES, MovePath, QueueError};
 
 /// The right to write a DMB of a peer. Dropping it detaches the DMB, which is a control command.
@@ -28,7 +28,16 @@ pub struct PeerDmb {
     placed: Option<Placed>,
     // Deliveries are stores into the window; else moves by the device.
     stores: bool,
+    // End of the part whose pages are mapped, bytes from the start of the DMB.
+    mapped: AtomicU32,
 }
+
+/// How much of a DMB is mapped at a time, bytes. The kernel maps as much around a page that the owner
+/// reads, if the pages exist.
+const MAPPED_AT_ONCE: u32 = 64 << 10;
+
+/// The part of a DMB that is left to page faults: most short connections need no more.
+const FIRST_PAGE: u32 = 4096;
 
 impl PeerDmb {
     /// The token with which it was attached.
@@ -129,6 +138,10 @@ impl PeerDmb {
     ) -> Result<(), DeliverError> {
         let memory = &placed.memory;
         for (offset, bytes) in pieces {
+            let end = offset + bytes.len() as u32;
+            if end > self.mapped.load(Ordering::Relaxed) {
+                self.map_up_to(end, memory);
+            }
             memory.copy_in(*offset as usize, bytes).map_err(QueueError::from)?;
         }
         let word = |at: u32| memory.atomic_u64(at as usize).map_err(QueueError::from);
@@ -138,6 +151,18 @@ impl PeerDmb {
         word(PRODUCER_WORD)?.store(producer, Ordering::Release);
         word(CONSUMER_WORD)?.store(consumer, Ordering::Release);
         if signal { self.raise(placed) } else { Ok(()) }
+    }
+
+    /// Has the kernel map the pages up to the piece that ends here, and some more. Otherwise each page
+    /// is a fault of the writer and one of the owner when the first bytes come there, which are the
+    /// slowest messages of a connection.
+    #[cold]
+    fn map_up_to(&self, end: u32, memory: &SharedSlice) {
+        let from = self.mapped.load(Ordering::Relaxed);
+        let to = end.next_multiple_of(MAPPED_AT_ONCE).min(self.len);
+        let mapped = memory.populate(from as usize, to.saturating_sub(from) as usize);
+        // An old kernel cannot do that, and a window in a device's memory has no pages of its own.
+        self.mapped.store(if mapped.is_ok() { to } else { u32::MAX }, Ordering::Relaxed);
     }
 
     #[inline]
@@ -257,6 +282,14 @@ impl<'a, 'b> Batch<'a, 'b> {
     }
 }
 
+#[cfg(test)]
+impl PeerDmb {
+    /// Which pages of the DMB this process has mapped, by number.
+    pub(super) fn pages_there(&self) -> Vec<usize> {
+        self.placed.as_ref().map(|placed| placed.memory.pages_there()).unwrap_or_default()
+    }
+}
+
 impl Drop for PeerDmb {
     fn drop(&mut self) {
         self.device.attached.remove(self.token(), &self.path);
@@ -309,7 +342,8 @@ pub(super) fn gone(
 ) -> Result<PeerDmb, IsmError> {
     let path = device.running().open_path(token)?;
     path.fail();
-    Ok(PeerDmb { device: Arc::clone(device), path, owner, len, placed: None, stores: false })
+    let (placed, stores, mapped) = (None, false, AtomicU32::new(u32::MAX));
+    Ok(PeerDmb { device: Arc::clone(device), path, owner, len, placed, stores, mapped })
 }
 
 fn accept(
@@ -350,5 +384,6 @@ fn accept(
         path.fail();
     }
     let stores = placed.is_some() && device.prefer != Prefer::Move;
-    Ok(PeerDmb { device: Arc::clone(device), path, owner: reply.owner_gid, len, placed, stores })
+    let (device, mapped) = (Arc::clone(device), AtomicU32::new(FIRST_PAGE));
+    Ok(PeerDmb { device, path, owner: reply.owner_gid, len, placed, stores, mapped })
 }

@@ -75,6 +75,20 @@ fn a_delivery_is_the_same_on_both_paths() {
 }
 
 #[test]
+fn a_writer_has_pages_mapped_before_its_bytes_come_there() {
+    let pair = pair(Prefer::Window);
+    let (_own, peer) = pair.dmb();
+    let page = rustix::param::page_size() as u32;
+    peer.deliver(&[(64, &[1; 1000])], [1000, 0], false).unwrap();
+    assert_eq!(peer.pages_there(), [0], "a short connection needs no more");
+    peer.deliver(&[(page - 8, &[2; 64])], [5000, 0], false).unwrap();
+    let chunk = (0..65_536 / page as usize).collect::<Vec<_>>();
+    assert_eq!(peer.pages_there(), chunk);
+    peer.deliver(&[(1000, &[3; 64])], [6000, 0], false).unwrap();
+    assert_eq!(peer.pages_there(), chunk);
+}
+
+#[test]
 fn an_owner_in_the_window_is_kicked_only_while_it_sleeps() {
     let pair = pair(Prefer::Window);
     let (own, peer) = pair.dmb();

@@ -14,6 +14,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
+use rustix::mm::{Advice, madvise};
 use thiserror::Error;
 
 use super::SharedMem;
@@ -138,6 +139,24 @@ impl SharedSlice {
         Ok(())
     }
 
+    /// Has the kernel allocate and map the pages of a range for writing; their bytes stay as they are.
+    ///
+    /// # Errors
+    /// The range does not lie in the slice. Others are those of madvise(2): a kernel before 5.14
+    /// cannot, and no memory is left.
+    pub fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
+        check(offset, len, self.len).map_err(io::Error::other)?;
+        let before = (self.address() + offset) % rustix::param::page_size();
+        // SAFETY: the range was checked to lie in the slice, which `owner` keeps mapped and writable.
+        // A mapping begins with a page, so it has the bytes before the range in its first page. The
+        // advice changes no byte.
+        unsafe {
+            let start = self.start.as_ptr().add(offset).sub(before);
+            madvise(start.cast(), len + before, Advice::LinuxPopulateWrite)?;
+        }
+        Ok(())
+    }
+
     /// Stores zeros.
     ///
     /// # Errors
@@ -215,6 +234,21 @@ fn check(offset: usize, len: usize, size: usize) -> Result<(), OutOfBounds> {
 }
 
 #[cfg(test)]
+impl SharedSlice {
+    /// Which pages of the slice are mapped, by number.
+    pub(crate) fn pages_there(&self) -> Vec<usize> {
+        use std::os::unix::fs::FileExt;
+        let page = rustix::param::page_size();
+        let mut entries = vec![0; self.len.div_ceil(page) * 8];
+        let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+        pagemap.read_exact_at(&mut entries, (self.address() / page * 8) as u64).unwrap();
+        let is_there = |entry: &[u8]| entry.last().is_some_and(|highest| highest & 0x80 != 0);
+        let all = entries.chunks(8).enumerate();
+        all.filter(|(_, entry)| is_there(entry)).map(|(number, _)| number).collect()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::atomic::Ordering;
@@ -234,6 +268,23 @@ mod tests {
         shared.zero(60, 4).unwrap();
         shared.copy_out(60, &mut back).unwrap();
         assert_eq!(back, [0; 4]);
+    }
+
+    #[test]
+    fn pages_of_a_range_are_there_before_they_are_written_and_keep_their_bytes() {
+        let page = rustix::param::page_size();
+        let mem = SharedMem::anonymous(16 * page).unwrap();
+        let shared = mem.slice(0, 16 * page).unwrap();
+        shared.copy_in(2 * page, &[7; 100]).unwrap();
+        assert_eq!(shared.pages_there(), [2]);
+        // From the middle of a page, of a part that begins in the middle of a page.
+        let part = shared.slice(page / 2, 8 * page).unwrap();
+        part.populate(2 * page, 3 * page).unwrap();
+        assert_eq!(shared.pages_there(), [2, 3, 4, 5]);
+        let mut back = [0; 100];
+        shared.copy_out(2 * page, &mut back).unwrap();
+        assert_eq!(back, [7; 100]);
+        assert!(part.populate(8 * page, 1).is_err());
     }
 
     #[test]
