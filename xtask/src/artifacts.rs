@@ -127,7 +127,7 @@ pub(crate) fn build(root: &Path, install: bool, which: Programs) -> Result<Artif
         contents.kind = if which == Programs::All { "all-programs" } else { "programs" };
         contents.programs.extend(found.programs);
         contents.files.extend(found.files);
-        let library = find(&programs, "smc_preload")?;
+        let library = find(&programs, "libsmc_preload.so")?;
         contents.files.push(("lib/libsmc_preload.so".into(), library));
         Some(image::write(&contents, &images)?)
     } else {
@@ -168,7 +168,7 @@ pub(crate) fn build_uml(root: &Path) -> Result<UmlPrograms, ToolError> {
         daemon: find(&built, "vhost-device-ism")?,
         peer: find(&built, "smc-test-peer")?,
         smc: find(&built, "smc")?,
-        preload: find(&built, "smc_preload")?,
+        preload: find(&built, "libsmc_preload.so")?,
         tests: find(&built, "uml")?,
     })
 }
@@ -263,16 +263,14 @@ fn cargo(root: &Path, args: &[&str]) -> Result<Executables, ToolError> {
     command.arg("--message-format=json-render-diagnostics");
     let text = tool::output(command)?;
     let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    // A library by its file's name: the program `smc` and the library for C are targets of one name.
     let executable = |message: Value| {
-        let name = message["target"]["name"].as_str()?.to_owned();
-        let library = || {
-            message["filenames"]
-                .as_array()?
-                .iter()
-                .find_map(|file| file.as_str().filter(|file| file.ends_with(".so")))
-        };
-        let file = message["executable"].as_str().or_else(library)?;
-        Some((name, PathBuf::from(file)))
+        if let Some(file) = message["executable"].as_str() {
+            return Some((message["target"]["name"].as_str()?.to_owned(), PathBuf::from(file)));
+        }
+        let mut files = message["filenames"].as_array()?.iter().filter_map(Value::as_str);
+        let file = Path::new(files.find(|file| file.ends_with(".so"))?);
+        Some((file.file_name()?.to_str()?.to_owned(), file.to_owned()))
     };
     Ok(messages.filter_map(executable).collect())
 }
