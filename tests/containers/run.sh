@@ -210,4 +210,14 @@ podman import -q musl.tar localhost/musl >/dev/null
 said=$("${run[@]}" localhost/musl /program 2>&1)
 [ "$said" = started ] || fail "a program for musl: $said"
 
+echo "on the host, too, where a program under smc run starts them"
+mkdir musl
+tar -C musl -xf musl.tar
+cp musl/lib/ld-musl-* /lib/
+said=$(smc run --device /run/ism/any/any.sock sh -c 'musl/program' 2>&1)
+[ "$said" = started ] || fail "a program for musl that sh has started: $said"
+said=$(smc run --device /run/ism/any/any.sock musl/program 2>&1)
+expect "smc run" 'musl/program stays on TCP: it is made for another libc'
+expect "smc run" '^started$'
+
 echo "containers: all done"

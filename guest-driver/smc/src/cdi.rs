@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::error::CliError;
 use crate::output;
 use crate::paths::{self, CONTAINER as PLACE};
-use crate::run::{Rule, find_library};
+use crate::run::{LIB, Rule, find_library};
 
 /// Help of `smc cdi`.
 pub(crate) const LONG_ABOUT: &str = "\
@@ -36,12 +36,6 @@ Examples:
 
 /// The vendor and the class of the devices.
 const KIND: &str = "virtio-ism/fabric";
-/// What glibc may put in the place of $LIB: the names of Debian, Red Hat and SUSE, and others.
-#[cfg(target_arch = "aarch64")]
-const LIB: [&str; 3] = ["lib/aarch64-linux-gnu", "lib64", "lib"];
-/// What glibc may put in the place of $LIB: the names of Debian, Red Hat and SUSE, and others.
-#[cfg(not(target_arch = "aarch64"))]
-const LIB: [&str; 3] = ["lib/x86_64-linux-gnu", "lib64", "lib"];
 
 /// Options of `smc cdi`.
 #[derive(Args, Debug)]

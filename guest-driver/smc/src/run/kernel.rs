@@ -1,7 +1,6 @@
 //! `smc run --stack kernel`: the program gets sockets of the kernel's AF_SMC.
 
 use std::ffi::OsString;
-use std::path::Path;
 use std::process::Command;
 
 use clap::ValueEnum;
@@ -47,14 +46,4 @@ pub(super) fn prepare(command: &mut Command, preload: OsString) {
     command.env("LD_PRELOAD", preload).env("SMC_RUN_STACK", "kernel");
     // Otherwise it would do the rest, too: this program may have been started by `smc run`.
     command.env_remove("SMC_RUN_DEVICES");
-}
-
-/// LD_PRELOAD with the library before all others.
-pub(super) fn preload(library: &Path) -> OsString {
-    let mut preload = OsString::from(library);
-    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
-    }
-    preload
 }

@@ -1,11 +1,19 @@
 //! Finds the library.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
 /// Its file name.
 const NAME: &str = "libsmc_preload.so";
+
+/// Directories of which glibc puts one in the place of $LIB, below /usr.
+pub(crate) const LIB: [&str; 3] = [DEBIAN_LIB, "lib64", "lib"];
+#[cfg(target_arch = "aarch64")]
+const DEBIAN_LIB: &str = "lib/aarch64-linux-gnu";
+#[cfg(not(target_arch = "aarch64"))]
+const DEBIAN_LIB: &str = "lib/x86_64-linux-gnu";
 
 /// The library is not there.
 #[derive(Debug, Error)]
@@ -51,5 +59,43 @@ pub(super) fn find() -> Result<PathBuf, NoLibrary> {
     match directories.iter().map(|directory| directory.join(NAME)).find(|path| path.is_file()) {
         Some(found) => Ok(found),
         None => Err(NoLibrary::Nowhere(directories)),
+    }
+}
+
+/// LD_PRELOAD with the library before all others.
+pub(super) fn preload(library: &Path) -> OsString {
+    let mut preload = for_glibc(library, Path::new("/usr"));
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    preload
+}
+
+/// The path as only glibc understands it. A program may start others, for another libc: with the path
+/// itself, the linker of musl would end them for a library that it cannot link. It does not know $LIB,
+/// finds no such file, and goes on without a word.
+fn for_glibc(library: &Path, usr: &Path) -> OsString {
+    if !library.is_absolute() || !LIB.iter().any(|lib| usr.join(lib).is_dir()) {
+        return library.into();
+    }
+    // More levels than there are lead to the root.
+    let mut path = OsString::from("/usr/$LIB/../../../../../..");
+    path.push(library);
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_leads_through_a_directory_that_only_glibc_finds() {
+        let library = Path::new("/opt/smc/libsmc_preload.so");
+        let expected = "/usr/$LIB/../../../../../../opt/smc/libsmc_preload.so";
+        assert_eq!(for_glibc(library, Path::new("/usr")), expected);
+        for (library, usr) in [("/opt/x.so", "/nonexistent"), ("x.so", "/usr")] {
+            assert_eq!(for_glibc(Path::new(library), Path::new(usr)), library);
+        }
     }
 }

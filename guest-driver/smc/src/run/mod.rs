@@ -22,6 +22,7 @@ use crate::error::CliError;
 use crate::paths;
 use crate::stack::RendezvousArg;
 
+pub(crate) use library::LIB;
 pub(crate) use load_check::check as check_loaded;
 pub(crate) use rule::Rule;
 
@@ -173,7 +174,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         let lacks = crate::kernel::obstacle().filter(|_| args.strict);
         let prepared = lacks.map_or(prepared, Err);
         return start(command, args, name, prepared, |command, library| {
-            kernel::prepare(command, kernel::preload(&library));
+            kernel::prepare(command, library::preload(&library));
             load_check::request(command, &name.to_string_lossy(), args.strict)
         });
     }
@@ -224,7 +225,7 @@ fn prepare(
     devices: Vec<PathBuf>,
     name: &OsString,
 ) -> Result<(), CliError> {
-    let preload = kernel::preload(library);
+    let preload = library::preload(library);
     for eid in &args.eids {
         smc_core::wire::ids::Eid::new(eid)
             .map_err(|why| CliError::Eid { name: eid.clone(), why: why.to_string() })?;
