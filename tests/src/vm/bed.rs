@@ -17,7 +17,6 @@ use super::machine::{Net, Vm};
 use super::paths;
 use super::semaphore::Permit;
 use super::uml::Uml;
-use crate::helper::Helper;
 
 /// A daemon of its own, as a process, and the place where guests are started.
 pub struct Bed {
@@ -127,16 +126,6 @@ impl Bed {
     pub fn port(&self, name: &str) -> PathBuf {
         let port = AddGuest { name: Some(name.to_owned()), ..AddGuest::default() };
         self.host.add_port(port)
-    }
-
-    /// Runs a program of [`crate::rogue`] on the host to its end: what it says last.
-    #[track_caller]
-    pub fn rogue(&self, words: &[&str]) -> String {
-        let words = [&["rogue"], words].concat();
-        let mut rogue = Helper::spawn(paths::test_peer(), &words);
-        let said = rogue.line();
-        rogue.kill();
-        said
     }
 
     /// Starts another program on the host, whose output becomes `NAME.log`.
