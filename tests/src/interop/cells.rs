@@ -42,6 +42,9 @@ const STUCK: Duration = Duration::from_millis(500);
 const ASLEEP: Duration = Duration::from_millis(1500);
 /// More than all buffers between two ends.
 const FLOOD: usize = 1 << 20;
+/// How long a writer waits before an urgent byte: AF_SMC takes it for an ordinary one if it is just
+/// reading what was announced before (`docs/linux.md`).
+const BEFORE_URGENT: Duration = Duration::from_millis(100);
 /// How a reader begins that has slept: so many times so many bytes.
 const SIPS: usize = 40;
 const SIP: usize = 1000;
@@ -301,6 +304,7 @@ impl<'a> Talk<'a> {
     fn urgent(&mut self, acts: bool) -> io::Result<()> {
         if acts {
             self.send(3)?;
+            thread::sleep(BEFORE_URGENT);
             self.line.send_urgent(b'!')?;
             self.send(1000)?;
             return self.receive(1);
