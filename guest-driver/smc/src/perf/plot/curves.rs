@@ -93,7 +93,7 @@ pub(super) fn panel<DB: DrawingBackend>(
         bar(area, [(legend, bottom + 54), (legend + 16, bottom + 70)], color)?;
         let at = (legend + 24, bottom + 62);
         write(area, &curve.name, at, label(16, HPos::Left, VPos::Center))?;
-        legend += 46 + 10 * curve.name.len() as i32;
+        legend += 40 + 8 * curve.name.len() as i32;
     }
     line(area, [(left, top), (left, bottom)], BLACK)?;
     line(area, [(left, bottom), (right, bottom)], BLACK)
