@@ -269,7 +269,7 @@ fn an_activated_socket_stays_when_its_guest_goes_and_comes() {
     write(&guest);
     let config = place.path("c.toml");
     let mut program = start(&place, &[&socket], &["--config", config.to_str().unwrap(), strict()]);
-    eventually("the management socket", || management.exists());
+    until_listening(&management);
     let mut client = Client::over(connected(&management)).unwrap();
     // Other settings: the front end is cut, and the next one gets them.
     let (mut front_end, _) = FrontEnd::greet(&path);
@@ -307,7 +307,7 @@ fn a_client_behind_a_removed_guest_is_served_by_the_one_that_is_added_at_once() 
     let log = ["--log-level", "warn"];
     let options = ["-s", &words[0], "--management", &words[1], strict(), log[0], log[1]];
     let mut program = start(&place, &[&socket], &options);
-    eventually("the management socket", || management.exists());
+    until_listening(&management);
     // Both requests at once, so that the daemon adds the guest while the thread of the front end that
     // it has cut still ends.
     let mut client = connected(&management);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::doorbells::HandedDoorbell;
-pub(crate) use super::place::{Place, TIMEOUT, connected, eventually};
+pub(crate) use super::place::{Place, TIMEOUT, connected, eventually, until_listening};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures as Protocol,

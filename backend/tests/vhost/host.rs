@@ -35,7 +35,7 @@ fn a_log_on_a_full_disk_stops_nobody() {
     let mut command = Command::new(PROGRAM);
     command.arg(strict()).arg("--management").arg(&management).stderr(full);
     let mut program = Program::start_by(command, &place, &["a", "b"]);
-    eventually("the management socket", || management.exists());
+    until_listening(&management);
     let mut client = Client::connect(&management).unwrap();
     for round in 1..=3 {
         break_a_queue(&place.path("a"));
@@ -157,7 +157,7 @@ fn a_daemon_whose_broker_is_killed_serves_the_guests_that_it_has() {
     let management = place.path("m");
     let options = [strict(), "--management", management.to_str().unwrap()];
     let mut program = Program::start(&place, &["a", "b"], &options);
-    eventually("the management socket", || management.exists());
+    until_listening(&management);
     work(&place.path("a"), &place.path("b"));
     let broker = broker_of(&program);
     kill_process(broker, Signal::KILL).unwrap();

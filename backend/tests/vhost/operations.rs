@@ -15,7 +15,6 @@ use virtio_ism_abi::Status;
 use virtio_ism_abi::command::BACKING_WINDOW;
 
 use super::front_end::*;
-use super::place::connected;
 use super::program::{PROGRAM, Program, strict};
 
 /// A daemon with a configuration file, and its log.
@@ -33,7 +32,7 @@ impl Configured {
         command.stderr(File::create(place.path("log")).unwrap());
         let program = Program::start_by(command, &place, &[]);
         for socket in ["m", "r"] {
-            listens(&place.path(socket));
+            until_listening(&place.path(socket));
         }
         Configured { place, program }
     }
@@ -53,12 +52,6 @@ impl Configured {
     fn ctl(&self, words: &[&str]) -> Output {
         ctl(&self.place.path("m"), words)
     }
-}
-
-/// Waits until somebody listens on a socket.
-fn listens(path: &Path) {
-    eventually("the socket", || path.exists());
-    drop(connected(path));
 }
 
 /// Replaces the file, as editors do. `guests` has %, which is the place.
@@ -440,10 +433,10 @@ fn the_commands_of_the_readme_work() {
                 daemons.push(Program::start_by(shell, &place, &[]));
                 assert!(!sockets.is_empty(), "{command}");
                 eventually(command, || sockets.iter().all(|socket| socket.exists()));
-                // Those that are one client's only are left alone.
+                // Those of guests take one client only, and are left alone.
                 let others = ["mgmt.sock", "metrics.sock"];
                 let others = sockets.iter().filter(|path| others.iter().any(|o| path.ends_with(o)));
-                others.for_each(|path| listens(path));
+                others.for_each(|path| until_listening(path));
                 continue;
             }
             let output = shell.output().unwrap();
@@ -499,7 +492,7 @@ fn sockets_without_front_ends_cost_no_thread() {
     let management = place.path("m");
     let options = ["--management", management.to_str().unwrap()];
     let mut program = Program::start(&place, &sockets, &options);
-    listens(&management);
+    until_listening(&management);
     let tasks = || std::fs::read_dir(format!("/proc/{}/task", program.pid())).unwrap().count();
     let idle = tasks();
     assert!(idle < 6, "{idle} threads");

@@ -55,6 +55,11 @@ pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Waits until somebody listens on a socket that takes many clients.
+pub(crate) fn until_listening(path: &Path) {
+    drop(connected(path));
+}
+
 /// A connection to a socket, which has its name for a moment before anybody listens on it.
 pub(crate) fn connected(path: &Path) -> UnixStream {
     let mut socket = UnixStream::connect(path);

@@ -159,7 +159,7 @@ fn signals_end_it_and_remove_its_sockets() {
         let management = place.path("m");
         let options = ["--management", management.to_str().unwrap()];
         let mut program = Program::start(&place, &["a", "b"], &options);
-        eventually("the management socket", || management.exists());
+        until_listening(&management);
         // With a front end connected, and one that hangs.
         let (_a, _) = FrontEnd::greet(&place.path("a"));
         let said = program.end(signal);
@@ -176,7 +176,7 @@ fn the_strict_sandbox_has_all_that_the_daemon_needs() {
     let management = place.path("m");
     let options = [strict(), "--management", management.to_str().unwrap()];
     let mut program = Program::start(&place, &["a", "b"], &options);
-    eventually("the management socket", || management.exists());
+    until_listening(&management);
     for _ in 0..3 {
         work(&place.path("a"), &place.path("b"));
     }
@@ -256,7 +256,7 @@ fn a_daemon_that_is_started_as_root_gives_up_its_rights() {
         let options = [options, &["--management", management.to_str().unwrap()]].concat();
         let options = [&options[..], &[strict()]].concat();
         let mut program = Program::start(&place, &["a", "b"], &options);
-        eventually("the management socket", || management.exists());
+        until_listening(&management);
         work(&place.path("a"), &place.path("b"));
         let line = |key: &str| status_line(program.pid(), key);
         for none in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
@@ -302,7 +302,7 @@ fn those_who_connect_see_the_user_who_started_the_daemon() {
     command.args(["--user", "65534:65533", strict(), "--fd", "0"]);
     command.stdin(std::os::fd::OwnedFd::from(listener));
     let mut by_descriptor = Program::start_by(command, &place, &[]);
-    eventually("the management socket", || management.exists());
+    until_listening(&management);
     drop(FrontEnd::greet(&inherited));
     for path in [place.path("a"), management, inherited] {
         let stream = UnixStream::connect(&path).unwrap();

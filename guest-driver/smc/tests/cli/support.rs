@@ -1,6 +1,7 @@
 //! What the tests share: the command, a fabric, and processes that end with the test.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -77,7 +78,7 @@ impl Fabric {
         command.env("XDG_RUNTIME_DIR", &dir.0).stdin(Stdio::null()).stderr(Stdio::null());
         let daemon = Running(command.spawn().unwrap());
         let management = dir.0.join("smc/management.sock");
-        eventually("the daemon listens", || management.exists());
+        eventually("the daemon listens", || UnixStream::connect(&management).is_ok());
         Fabric { _daemon: daemon, dir }
     }
 
