@@ -4,15 +4,19 @@
 //! [`Fault`](crate::vhost::Fault)) and never shows bytes of a guest. The framework
 //! logs broken descriptors and wrong messages without a limit, so it is off unless RUST_LOG asks for
 //! it.
-
+//!
+//! A line that standard error does not take at once is dropped, so that whoever reads the log cannot
+//! stall the daemon. The next line says how many there were.
 //!
 //! Under systemd's journal a line has no time, which the journal notes itself, and begins with its
 //! priority as sd-daemon(3) has it.
 
 use std::fmt;
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::{Format, Full, Writer};
@@ -28,7 +32,7 @@ pub(crate) fn init(level: Option<Level>) {
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(wants_colour())
-        .with_writer(std::io::stderr)
+        .with_writer(|| Lines(io::stderr()))
         // Of a line that cannot be written: it would be reported to the same place, by a panic.
         .log_internal_errors(false);
     // Fails if there is a subscriber already, which is then the one to use.
@@ -46,21 +50,70 @@ pub(crate) fn print_error(error: &dyn fmt::Display) {
     // One write, so that lines of other processes do not come between. One that cannot be written is for
     // nobody.
     let line = format!("{priority}vhost-device-ism: {error}\n");
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    let _ = io::stderr().write_all(line.as_bytes());
 }
 
 /// Colours are for terminals of people who have not turned them off (no-color.org).
 fn wants_colour() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    std::io::stderr().is_terminal() && !refused
+    io::stderr().is_terminal() && !refused
 }
 
 /// Whether standard error is what JOURNAL_STREAM names: a program may have inherited the variable and
 /// have another standard error.
 fn is_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
-    let Ok(stat) = rustix::fs::fstat(std::io::stderr().as_fd()) else { return false };
+    let Ok(stat) = rustix::fs::fstat(io::stderr().as_fd()) else { return false };
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)
+}
+
+/// How many lines were dropped since the last one that was written.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// A stream of lines that blocks nobody: each call of `write` is a line, and is written as a whole, cut
+/// at [`LINE_MAX`], or dropped.
+struct Lines(io::Stderr);
+
+/// What a pipe takes without blocking if poll(2) calls it writable, in bytes (PIPE_BUF).
+const LINE_MAX: usize = 4096;
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        // Nobody else in this process writes between the question and the line.
+        let mut stream = self.0.lock();
+        if !is_writable(&stream) {
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+            return Ok(line.len());
+        }
+        let dropped = DROPPED.swap(0, Ordering::Relaxed);
+        if dropped > 0 {
+            let level = if is_journal() { priority(Level::WARN) } else { "" };
+            let note = format!(
+                "{level}vhost-device-ism: nobody read the log, so {dropped} lines of it are missing\n"
+            );
+            stream.write_all(note.as_bytes())?;
+            if !is_writable(&stream) {
+                DROPPED.fetch_add(1, Ordering::Relaxed);
+                return Ok(line.len());
+            }
+        }
+        match line.get(..LINE_MAX - 1) {
+            Some(head) if line.len() > LINE_MAX => stream.write_all(&[head, b"\n"].concat())?,
+            _ => stream.write_all(line)?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Whether a stream takes a line now. One that is broken does: the write then says so.
+fn is_writable(stream: impl AsFd) -> bool {
+    let mut asked = [PollFd::new(&stream, PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut asked, Some(&now)).map_or(true, |ready| ready > 0)
 }
 
 /// A level as syslog has it.

@@ -1,7 +1,7 @@
 //! What happens to the host: signals, full disks and memory, few processors and descriptors.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -62,6 +62,41 @@ fn a_log_that_nobody_reads_any_more_stops_nobody() {
     break_a_queue(&place.path("a"));
     work(&place.path("a"), &place.path("b"));
     program.end(Signal::TERM);
+}
+
+#[test]
+fn a_log_whose_reader_is_stuck_stops_nobody() {
+    let place = Place::new();
+    let management = place.path("m");
+    let (mut read, mut write) = std::io::pipe().unwrap();
+    // The daemon's end of the pipe is full, and blocks.
+    rustix::io::ioctl_fionbio(&write, true).unwrap();
+    while write.write(&[b'x'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&write, false).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.arg(strict()).arg("--management").arg(&management).stderr(write);
+    let mut program = Program::start_by(command, &place, &["a", "b"]);
+    until_listening(&management);
+    let mut client = Client::connect(&management).unwrap();
+    let mut break_again = |round| {
+        break_a_queue(&place.path("a"));
+        eventually("a fault", || {
+            let guests = client.list().unwrap();
+            guests.iter().any(|guest| guest.faults.get("bad_chain") == Some(&round))
+        });
+        work(&place.path("a"), &place.path("b"));
+    };
+    break_again(1);
+    // Somebody reads again.
+    let mut log = vec![0; rustix::pipe::fcntl_getpipe_size(&read).unwrap()];
+    read.read_exact(&mut log).unwrap();
+    break_again(2);
+    program.end(Signal::TERM);
+    let mut log = String::new();
+    read.read_to_string(&mut log).unwrap();
+    let (first, rest) = log.split_once('\n').unwrap();
+    assert!(first.starts_with("vhost-device-ism: nobody read the log, so "), "{log}");
+    assert!(rest.contains("ending"), "{log}");
 }
 
 #[test]
