@@ -18,7 +18,7 @@ use crate::tool::{self, ToolError, at};
 const CORE: [&str; 14] = [
     "boots::a_guest_boots_and_sees_its_device",
     "kvm::kicks_and_interrupts_do_not_pass_through_qemu",
-    "kvm::mappings_into_the_window_need_no_memory_slots",
+    "kvm::a_slab_in_the_window_costs_a_notification_and_no_memory_slot",
     "boots::guests_come_back_after_reset_panic_and_kill",
     "lifecycle::connections_outlive_a_pause",
     "lifecycle::a_reboot_ends_connections_at_once_and_the_guest_comes_back",

@@ -13,8 +13,8 @@ use crate::ends::{Client, serve};
 
 /// Where the kernel's trace facilities are.
 const TRACING: &str = "/sys/kernel/tracing";
-/// Functions of the kernel whose calls are recorded.
-const PROBES: [&str; 6] = [
+/// Functions of the kernel by which kicks and interrupts travel.
+const WAKING: [&str; 4] = [
     // A guest's store to the address of an ioeventfd.
     "ioeventfd_write",
     // Somebody has written to the eventfd of an irqfd.
@@ -23,6 +23,9 @@ const PROBES: [&str; 6] = [
     "eventfd_read",
     // QEMU asks for an interrupt.
     "kvm_send_userspace_msi",
+];
+/// Functions of the kernel that hear of a mapping.
+const MAPPING: [&str; 2] = [
     // QEMU adds, moves or removes a memory slot.
     "kvm_set_memory_region",
     // The addresses of some memory of QEMU's process are about to change.
@@ -44,13 +47,14 @@ fn can_probe() -> bool {
     kvm && probes
 }
 
-/// Records calls of [`PROBES`] while it lives.
+/// Records calls of some functions while it lives.
 struct Probes;
 
 impl Probes {
     #[track_caller]
-    fn new() -> Probes {
-        let commands: String = PROBES.iter().map(|name| format!("p:ism/{name} {name}\n")).collect();
+    fn of(functions: &[&str]) -> Probes {
+        let commands: String =
+            functions.iter().map(|name| format!("p:ism/{name} {name}\n")).collect();
         write("kprobe_events", &commands);
         write("buffer_size_kb", "4096");
         write("events/ism/enable", "1");
@@ -125,7 +129,7 @@ impl Counts {
         Counts {
             kicks: ports.iter().map(|port| port.signals - port.kicks_saved).sum(),
             wakes: ports.iter().map(|port| port.wakes).sum(),
-            qemu_exits: guests.iter().map(|guest| mmio_exits(guest.pid())).sum(),
+            qemu_exits: guests.iter().map(|guest| statistic(guest, "mmio_exits")).sum(),
         }
     }
 
@@ -138,14 +142,15 @@ impl Counts {
     }
 }
 
-/// KVM's count of a machine: `/sys/kernel/debug/kvm/PID-FD/mmio_exits`.
+/// What KVM has counted of a machine: a file of `/sys/kernel/debug/kvm/PID-FD`.
 #[track_caller]
-fn mmio_exits(pid: u32) -> u64 {
+fn statistic(guest: &Guest, name: &str) -> u64 {
+    let pid = guest.pid();
     let machines = fs::read_dir("/sys/kernel/debug/kvm").unwrap().flatten();
     let of = |name: &str| name.split_once('-').is_some_and(|(owner, _)| owner == pid.to_string());
     let mut machines = machines.filter(|entry| of(&entry.file_name().to_string_lossy()));
     let machine = machines.next().unwrap_or_else(|| panic!("KVM has no machine of process {pid}"));
-    let text = fs::read_to_string(machine.path().join("mmio_exits")).unwrap();
+    let text = fs::read_to_string(machine.path().join(name)).unwrap();
     text.trim().parse().unwrap()
 }
 
@@ -162,7 +167,7 @@ fn kicks_and_interrupts_do_not_pass_through_qemu() {
     client.connect();
     client.command("stream");
     let before = Counts::now(&bed, &guests);
-    let probes = Probes::new();
+    let probes = Probes::of(&WAKING);
     let mut counts = before;
     eventually("there were a thousand wakes", || {
         thread::sleep(Duration::from_secs(1));
@@ -183,21 +188,40 @@ fn kicks_and_interrupts_do_not_pass_through_qemu() {
 }
 
 #[test]
-fn mappings_into_the_window_need_no_memory_slots() {
+fn a_slab_in_the_window_costs_a_notification_and_no_memory_slot() {
     if !can_probe() {
         return;
     }
-    let bed = Bed::alone();
-    let guests = bed.pair();
-    let [a, b] = &guests;
-    let _server = serve(a);
-    let mut client = Client::new(b, a);
-    let probes = Probes::new();
-    client.connect();
-    let calls = probes.calls();
-    let slabs: u64 = bed.list().iter().map(|port| port.slabs).sum();
-    print_always(&format!("{slabs} slabs, {calls:?}"));
-    assert!(slabs >= 2);
-    assert_eq!(calls.by("", "kvm_set_memory_region"), 0);
-    assert!(calls.by(QEMU, "kvm_mmu_notifier_invalidate_range_start") >= slabs);
+    for connections in [1, 16, 500] {
+        let bed = Bed::alone();
+        let guests = bed.pair();
+        let [a, b] = &guests;
+        let server = a.spawn("exec smc perf --device pci --serve 7000");
+        server.wait_for("serving");
+        let faults = || guests.iter().map(|guest| statistic(guest, "pf_taken")).sum::<u64>();
+        let before = faults();
+        let probes = Probes::of(&MAPPING);
+        let client = b.spawn(format!(
+            "exec smc perf --device pci --to {}:7000 echo_200 --connections {connections} \
+             --buffer 1M --runs 1 --seconds 2",
+            a.ip()
+        ));
+        let mut slabs = 0;
+        while client.ended().is_none() {
+            slabs = slabs.max(bed.list().iter().map(|port| port.slabs).sum());
+            thread::sleep(Duration::from_millis(50));
+        }
+        client.wait().ok();
+        let calls = probes.calls();
+        let notified = calls.by(QEMU, "kvm_mmu_notifier_invalidate_range_start");
+        print_always(&format!(
+            "{connections} connections, {slabs} slabs: {} changes of memory slots, {notified} \
+             notifications, {} page faults of both guests",
+            calls.by("", "kvm_set_memory_region"),
+            faults() - before
+        ));
+        assert!(slabs >= 2);
+        assert_eq!(calls.by("", "kvm_set_memory_region"), 0);
+        assert!(notified >= slabs);
+    }
 }
