@@ -1,0 +1,291 @@
+#!/usr/bin/env bash
+# Two domains of libvirt on SMC-D: runs the commands and the domain of docs/virtual-machines.md as they
+# stand there, types into the domains' consoles, and does what operators of libvirt do.
+#
+# QEMU, kernel and initramfs are those of `cargo xtask vm build`. libvirt is the distribution's, with its
+# own configuration: QEMU is the user libvirt-qemu, and the DAC security driver is on. Both daemons of
+# libvirt work in mount, network and process namespaces of their own, so nothing of it is left. Control
+# groups are not there: they would be those of the machine.
+#
+# It needs root and libvirt-daemon-system; a missing one fails where CI is true, and is said aloud
+# elsewhere.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+page=docs/virtual-machines.md
+fail() {
+    echo "FAILED: $*" >&2
+    exit 1
+}
+missing() {
+    echo "NOT TESTED: libvirt: $*" >&2
+    [ "${CI:-false}" = true ] && exit 1
+    exit 0
+}
+if [ "${1:-}" != inside ]; then
+    [ "$(id -u)" = 0 ] || missing "this is not root"
+    if ! command -v libvirtd virtlogd virsh >/dev/null || ! id libvirt-qemu >/dev/null 2>&1; then
+        [ "${CI:-false}" = true ] || missing "there is no libvirt (package libvirt-daemon-system)"
+        apt-get update -q
+        DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q \
+            --no-install-recommends libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients
+    fi
+    [ -e /dev/net/tun ] || missing "there is no /dev/net/tun"
+    built=$(cargo xtask vm build)
+    while IFS= read -r line; do
+        export "${line?}"
+    done <<<"$built"
+    exec unshare --mount --net --pid --fork --kill-child --mount-proc -- "$0" inside
+fi
+
+# A host of its own ----------------------------------------------------------------------------------
+
+umount --recursive --lazy /sys/fs/cgroup 2>/dev/null || true
+for directory in /run /var/lib/libvirt /var/cache/libvirt /var/log/libvirt; do
+    mount -t tmpfs -o mode=755 tmpfs "$directory"
+done
+cp -a /etc/libvirt /run/configuration
+mount --bind /run/configuration /etc/libvirt
+mkdir /run/lock /run/test
+ip link set lo up
+# The commands of the page are typed here.
+terminal=/run/test
+PATH=$(dirname "$DAEMON"):$PATH
+
+# block NAME: the block of the page that follows <!-- run: NAME -->.
+block() {
+    awk -v mark="<!-- run: $1 -->" '
+        $0 == mark { found = 1; next }
+        found && /^```/ { if (inside) exit; inside = 1; next }
+        inside { print; any = 1 }
+        END { exit !any }' "$page" || fail "$page has no block $1"
+}
+# page NAME: runs the commands of a block.
+page() {
+    local script
+    script=$(block "$1")
+    (cd "$terminal" && bash -euc "$script") || fail "the block $1"
+}
+# until_true SECONDS CONDITION: waits until a command succeeds.
+until_true() {
+    local _
+    for _ in $(seq "$(($1 * 10))"); do
+        eval "$2" && return
+        sleep 0.1
+    done
+    fail "this did not happen within $1 s: $2"
+}
+expect() {
+    grep -qE -- "$2" <<<"$said" || fail "$1 says: $said"
+}
+logs() {
+    local log
+    for log in /run/test/*.log /var/log/libvirt/qemu/*.log; do
+        echo "--- $log"
+        tail -n 60 "$log"
+    done
+}
+trap '[ $? = 0 ] || logs >&2' EXIT
+
+# start_daemon: runs the page's daemon in the background, by the id $daemon.
+start_daemon() {
+    local script
+    script=$(block 'libvirt daemon')
+    (cd "$terminal" && exec bash -euc "${script/$'\n'vhost/$'\n'exec vhost}") >>/run/test/daemon.log 2>&1 &
+    daemon=$!
+}
+# start_libvirtd: starts it, by the id $libvirtd.
+start_libvirtd() {
+    libvirtd --timeout 0 >>/run/test/libvirtd.log 2>&1 &
+    libvirtd=$!
+    until_true 60 'virsh list >/dev/null 2>&1'
+}
+
+# The consoles of the domains ------------------------------------------------------------------------
+
+declare -A consoles
+typed=0
+# console NAME: connects to the console of a domain, and waits for its shell.
+console() {
+    local console pty
+    pty=$(virsh ttyconsole "ism-$1" | head -n 1)
+    [ -c "$pty" ] || fail "ism-$1 has no console: $pty"
+    exec {console}<>"$pty"
+    consoles[$1]=$console
+    : >"/run/test/$1.log"
+    cat <&"$console" >"/run/test/$1.log" &
+    # What a domain says before somebody opens its console is lost. A shell answers to an empty line.
+    until_true 200 "echo >&$console; grep -aq '/ #' /run/test/$1.log"
+}
+# inside NAME COMMAND: types a command in a guest, and waits for its end: its output is in $said, its code
+# in $code.
+inside() {
+    local log=/run/test/$1.log from end
+    typed=$((typed + 1)) end="end-$typed-"
+    from=$(($(stat -c %s "$log") + 1))
+    printf '%s\necho "end-%s-$?"\n' "$2" $typed >&"${consoles[$1]}"
+    until_true 100 "tail -c +$from $log | grep -aq '^$end[0-9]'"
+    said=$(tail -c "+$from" "$log" | tr -d '\r')
+    code=$(sed -n "s/^$end\([0-9]*\).*/\1/p" <<<"$said")
+}
+# fine NAME COMMAND: the same with a command that has to succeed.
+fine() {
+    inside "$1" "$2"
+    [ "$code" = 0 ] || fail "ism-$1: $2: exit code $code: $said"
+}
+# eventually NAME COMMAND: the same with a command that succeeds after some attempts.
+eventually() {
+    local _
+    for _ in $(seq 60); do
+        inside "$1" "$2"
+        [ "$code" != 0 ] || return 0
+        sleep 0.5
+    done
+    fail "ism-$1: $2: exit code $code: $said"
+}
+# listens NAME PORT: waits until a program in a guest listens.
+listens() {
+    eventually "$1" "netstat -lnt | grep -q ':$2 '"
+}
+# carries DEVICE PORT: bytes from b to a, from one device of this address to the other.
+carries() {
+    fine a "smc listen --device $1 -v $2 </dev/null >/tmp/got-$2 2>/tmp/said-$2 &"
+    listens a "$2"
+    fine b "head -c 3000000 /dev/urandom >/tmp/sent"
+    fine b "smc connect --device $1 -v 10.0.0.1 $2 </tmp/sent"
+    expect "smc connect" 'SMC-D'
+    expect "smc connect" 'window'
+    fine a 'wait'
+    fine b 'sha256sum </tmp/sent'
+    local sum
+    sum=$(grep -oE '^[0-9a-f]{64}' <<<"$said")
+    fine a "sha256sum </tmp/got-$2"
+    expect "sha256sum" "^$sum"
+}
+# open_connection: one that lasts until /tmp/go is there in b. still_open: sends its rest.
+open_connection() {
+    fine a 'rm -f /tmp/lines; smc listen --device pci 5000 </dev/null >/tmp/lines 2>/tmp/errors &'
+    listens a 5000
+    fine b 'rm -f /tmp/go; (echo first; until [ -e /tmp/go ]; do sleep 0.1; done; echo last) | smc connect --device pci 10.0.0.1 5000 &'
+    eventually a 'grep -q first /tmp/lines'
+}
+end_connection() {
+    fine b 'touch /tmp/go; wait'
+    fine a 'wait; grep -x last /tmp/lines'
+}
+running() {
+    local name
+    for name in "$@"; do
+        [ "$(virsh domstate "$name" | head -n 1)" = running ] || fail "$name: $(virsh domstate --reason "$name")"
+    done
+}
+
+# Domains that start and talk ------------------------------------------------------------------------
+
+begin=$SECONDS
+say() {
+    printf '%4d s  %s\n' $((SECONDS - begin)) "$*"
+}
+virtlogd >>/run/test/virtlogd.log 2>&1 &
+start_libvirtd
+page 'libvirt files'
+block 'libvirt domain' >/run/test/ism-a.xml
+page 'libvirt network'
+start_daemon
+until_true 60 '[ -S /run/ism/b-2.sock ]'
+page 'libvirt start'
+said=$("$QEMU" --version)
+say "$(libvirtd --version), ${said%%$'\n'*}"
+console a
+console b
+for pid in $(pgrep -x qemu-system-x86); do
+    [ "$(stat -c %U "/proc/$pid")" = libvirt-qemu ] || fail "QEMU is the user $(stat -c %U "/proc/$pid")"
+done
+say "two domains run, QEMU as libvirt-qemu"
+for name in a b; do
+    fine $name 'smc devices'
+    [ "$(grep -cE '^0000:00:1[01].0 .*free' <<<"$said")" = 2 ] || fail "smc devices: $said"
+done
+say "both see two devices"
+# In the background it must not read what is typed.
+fine a "$(block 'inside a') </dev/null >/tmp/said 2>&1 &"
+listens a 5000
+fine b "$(block 'inside b')"
+echo "$said" | sed 's/^/    /'
+expect "smc connect" 'SMC-D'
+fine a 'wait; cat /tmp/said'
+expect "smc listen" '^hello'
+carries 0000:00:10.0 5001
+carries 0000:00:11.0 5002
+say "both devices carry bytes over SMC-D"
+
+# What operators do ----------------------------------------------------------------------------------
+
+open_connection
+fine b 'smc stat connections | cat'
+echo "$said" | sed 's/^/    /'
+expect "smc stat" 'SMC-D'
+for attempt in 'save ism-a /run/test/saved' 'managedsave ism-a' 'migrate --live ism-a qemu:///system' \
+    'dump --memory-only ism-a /run/test/dumped'; do
+    # shellcheck disable=SC2086 # these are several words
+    said=$(virsh $attempt 2>&1) && code=0 || code=$?
+    say "virsh $attempt: exit code $code"
+    echo "$said" | sed '/^$/d; s/^/    /'
+    case $attempt in dump*) continue ;; esac
+    [ $code != 0 ] || fail "virsh $attempt succeeds"
+    expect "virsh $attempt" 'non-migratable device: 0000:00:10.0/vhost-user-ism'
+    running ism-a ism-b
+done
+rm -f /run/test/dumped
+virsh suspend ism-a >/dev/null
+virsh resume ism-a >/dev/null
+kill "$libvirtd"
+wait "$libvirtd" || true
+start_libvirtd
+running ism-a ism-b
+virsh destroy nobody 2>/dev/null && fail "libvirtd destroys a domain that is not there"
+end_connection
+say "a connection outlives these, a pause, and another start of libvirtd"
+
+kill "$daemon"
+wait "$daemon" || true
+start_daemon
+until_true 60 '[ -S /run/ism/b-2.sock ]'
+running ism-a ism-b
+for name in a b; do
+    eventually $name 'test $(smc devices | grep -c "^0000:00:1.*free") = 2'
+done
+carries 0000:00:10.0 5003
+carries 0000:00:11.0 5004
+say "both devices work again after another start of vhost-device-ism"
+
+open_connection
+virsh destroy ism-b >/dev/null
+fine a 'wait; cat /tmp/errors'
+expect "smc listen after the end of its peer" 'reset'
+virsh start ism-b >/dev/null
+console b
+carries 0000:00:10.0 5005
+carries 0000:00:11.0 5006
+say "and after destroy and start of a domain"
+
+virsh destroy ism-b >/dev/null
+kill "$daemon"
+wait "$daemon" || true
+virsh start ism-b >/run/test/start.log 2>&1 &
+starting=$!
+until_true 60 "grep -q \"Unable to connect character device ism0\" /var/log/libvirt/qemu/ism-b.log"
+kill -0 "$starting" || fail "virsh start without a daemon: $(cat /run/test/start.log)"
+start_daemon
+wait "$starting" || fail "virsh start: $(cat /run/test/start.log)"
+console b
+carries 0000:00:11.0 5007
+say "a domain that starts before the daemon waits for it"
+
+if grep -E 'WARN|ERROR' /run/test/daemon.log | grep -v 'running as root'; then
+    fail "the daemon complains"
+fi
+virsh destroy ism-a >/dev/null
+virsh destroy ism-b >/dev/null
+[ "$(stat -c %U /var/lib/libvirt/ism/kernel)" = root ] || fail "the kernel still belongs to libvirt-qemu"
+echo "libvirt: all done"
