@@ -64,7 +64,8 @@ block() {
 page() {
     local script
     script=$(block "$1")
-    (cd "$terminal" && bash -euc "$script") || fail "the block $1"
+    # A domain waits without limit for a socket that it cannot connect to.
+    (cd "$terminal" && timeout 150 bash -euc "$script") || fail "the block $1"
 }
 # until_true SECONDS CONDITION: waits until a command succeeds.
 until_true() {
@@ -82,7 +83,7 @@ logs() {
     local log
     for log in /run/test/*.log /var/log/libvirt/qemu/*.log; do
         echo "--- $log"
-        tail -n 60 "$log"
+        tail -n 30 "$log"
     done
 }
 trap '[ $? = 0 ] || logs >&2' EXIT
@@ -108,12 +109,13 @@ typed=0
 # console NAME: connects to the console of a domain, and waits for its shell.
 console() {
     local console pty
-    pty=$(virsh ttyconsole "ism-$1" | head -n 1)
+    pty=$(virsh ttyconsole "ism-$1")
+    pty=${pty%%$'\n'*}
     [ -c "$pty" ] || fail "ism-$1 has no console: $pty"
     exec {console}<>"$pty"
     consoles[$1]=$console
     : >"/run/test/$1.log"
-    cat <&"$console" >"/run/test/$1.log" &
+    cat <&"$console" >"/run/test/$1.log" 2>/dev/null &
     # What a domain says before somebody opens its console is lost. A shell answers to an empty line.
     until_true 200 "echo >&$console; grep -aq '/ #' /run/test/$1.log"
 }
@@ -174,9 +176,10 @@ end_connection() {
     fine a 'wait; grep -x last /tmp/lines'
 }
 running() {
-    local name
+    local name state
     for name in "$@"; do
-        [ "$(virsh domstate "$name" | head -n 1)" = running ] || fail "$name: $(virsh domstate --reason "$name")"
+        state=$(virsh domstate "$name")
+        [ "${state%%$'\n'*}" = running ] || fail "$name: $(virsh domstate --reason "$name")"
     done
 }
 
@@ -225,18 +228,16 @@ open_connection
 fine b 'smc stat connections | cat'
 echo "$said" | sed 's/^/    /'
 expect "smc stat" 'SMC-D'
-for attempt in 'save ism-a /run/test/saved' 'managedsave ism-a' 'migrate --live ism-a qemu:///system' \
-    'dump --memory-only ism-a /run/test/dumped'; do
+for attempt in 'save ism-a /run/test/saved' 'managedsave ism-a' 'migrate --live ism-a qemu:///system'; do
     # shellcheck disable=SC2086 # these are several words
-    said=$(virsh $attempt 2>&1) && code=0 || code=$?
-    say "virsh $attempt: exit code $code"
+    said=$(virsh $attempt 2>&1) && fail "virsh $attempt succeeds"
+    say "virsh $attempt:"
     echo "$said" | sed '/^$/d; s/^/    /'
-    case $attempt in dump*) continue ;; esac
-    [ $code != 0 ] || fail "virsh $attempt succeeds"
-    expect "virsh $attempt" 'non-migratable device: 0000:00:10.0/vhost-user-ism'
+    expect "virsh $attempt" 'cannot migrate domain: .*non-migratable device: 0000:00:10.0/vhost-user-ism'
     running ism-a ism-b
 done
-rm -f /run/test/dumped
+virsh dump --memory-only ism-a /run/test/dumped >/dev/null
+rm /run/test/dumped
 virsh suspend ism-a >/dev/null
 virsh resume ism-a >/dev/null
 kill "$libvirtd"
@@ -263,7 +264,7 @@ open_connection
 virsh destroy ism-b >/dev/null
 fine a 'wait; cat /tmp/errors'
 expect "smc listen after the end of its peer" 'reset'
-virsh start ism-b >/dev/null
+timeout 150 virsh start ism-b >/dev/null || fail "virsh start"
 console b
 carries 0000:00:10.0 5005
 carries 0000:00:11.0 5006
@@ -272,7 +273,7 @@ say "and after destroy and start of a domain"
 virsh destroy ism-b >/dev/null
 kill "$daemon"
 wait "$daemon" || true
-virsh start ism-b >/run/test/start.log 2>&1 &
+timeout 150 virsh start ism-b >/run/test/start.log 2>&1 &
 starting=$!
 until_true 60 "grep -q \"Unable to connect character device ism0\" /var/log/libvirt/qemu/ism-b.log"
 kill -0 "$starting" || fail "virsh start without a daemon: $(cat /run/test/start.log)"
