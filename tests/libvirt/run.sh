@@ -24,12 +24,14 @@ missing() {
 }
 if [ "${1:-}" != inside ]; then
     [ "$(id -u)" = 0 ] || missing "this is not root"
-    if ! command -v libvirtd virtlogd virsh >/dev/null || ! id libvirt-qemu >/dev/null 2>&1; then
-        [ "${CI:-false}" = true ] || missing "there is no libvirt (package libvirt-daemon-system)"
+    for tool in libvirtd virtlogd virsh; do
+        command -v $tool >/dev/null && continue
+        [ "${CI:-false}" = true ] || missing "there is no $tool (package libvirt-daemon-system)"
         apt-get update -q
         DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q \
             --no-install-recommends libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients
-    fi
+        break
+    done
     [ -e /dev/net/tun ] || missing "there is no /dev/net/tun"
     built=$(cargo xtask vm build)
     while IFS= read -r line; do
