@@ -5,6 +5,8 @@
 
 use clap::Command;
 
+use crate::output;
+
 /// Columns of the help, where the terminal is not narrower.
 const WIDTH: usize = 100;
 /// Columns at least.
@@ -14,9 +16,7 @@ const FULL: usize = 90;
 
 /// The command with its texts and those of its subcommands wrapped for the terminal.
 pub(crate) fn wrapped(command: Command) -> Command {
-    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
-    let columns = size.map(|size| usize::from(size.ws_col)).filter(|&columns| columns != 0);
-    let width = columns.map_or(WIDTH, |columns| columns.clamp(LEAST, WIDTH));
+    let width = output::columns().map_or(WIDTH, |columns| columns.clamp(LEAST, WIDTH));
     wrapped_to(command.term_width(width), width)
 }
 

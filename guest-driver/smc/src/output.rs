@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use comfy_table::ContentArrangement;
+
 use crate::error::CliError;
 
 /// Prints text; the end of a pipe (`smc stat | head`) is an error like any other, not a panic.
@@ -18,4 +20,17 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
 pub(crate) fn note(line: &str) {
     // One that cannot be written is for nobody.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// Columns of the terminal that standard output is. `None` where it is none, and where nobody knows: a
+/// serial console says 0.
+pub(crate) fn columns() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|&columns| columns != 0)
+}
+
+/// How wide a table is: cells have several lines where the terminal is narrow; without a terminal it is
+/// as wide as its content.
+pub(crate) fn arrangement() -> ContentArrangement {
+    if columns().is_some() { ContentArrangement::Dynamic } else { ContentArrangement::Disabled }
 }

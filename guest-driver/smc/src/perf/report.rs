@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::job::{Percentiles, Program, TransportKind};
@@ -249,12 +249,9 @@ pub(super) fn print_memory_json(memory: Option<&Memory>) -> Result<(), CliError>
 
 pub(super) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    // Cells have several lines where the terminal is narrow.
-    table.set_content_arrangement(ContentArrangement::Dynamic);
     table.load_preset(presets::UTF8_FULL_CONDENSED);
     table.set_header(header.iter().map(Cell::new));
-    // As wide as the terminal; elsewhere as wide as the content.
-    table.set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_content_arrangement(output::arrangement());
     table
 }
 

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{Cell, CellAlignment, Table, presets};
+
+use crate::output;
 
 /// A table with these headings, the first column on the left.
 pub(super) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    // Cells have several lines where the terminal is narrow.
-    table.set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_content_arrangement(output::arrangement());
     table.load_preset(presets::UTF8_BORDERS_ONLY);
     table.set_header(header.iter().enumerate().map(|(at, title)| {
         let side = if at == 0 { CellAlignment::Left } else { CellAlignment::Right };
