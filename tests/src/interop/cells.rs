@@ -4,6 +4,7 @@
 
 use std::io::{self, ErrorKind};
 use std::net::Shutdown;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,8 +15,8 @@ use crate::bytes;
 /// Names of the cells, and what they are.
 ///
 /// Besides there are `hold` (bytes there and back, then both ends wait for the other's end), `flood`
-/// (the client sends until that fails), `pour` (the server does), `stay` (the client does nothing and
-/// does not close), `many`, `connects` and `failing` (see `programs`), and two that measure and do not look at the bytes: `stream` and `rounds` (so
+/// (the client sends until that fails), `pour` (the server does), `until` (bytes there and back until
+/// the client finds the file [`ENOUGH`]), `stay` (the client does nothing and does not close), `many`, `connects` and `failing` (see `programs`), and two that measure and do not look at the bytes: `stream` and `rounds` (so
 /// many messages of 64 bytes there and back).
 pub const CELLS: [(&str, &str); 8] = [
     ("ping", "bytes there and back"),
@@ -28,6 +29,8 @@ pub const CELLS: [(&str, &str); 8] = [
     ("urgent", "an urgent byte among others"),
 ];
 
+/// The file that ends `until`.
+pub const ENOUGH: &str = "/tmp/enough";
 /// How long any call may take.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of a piece in bulk.
@@ -157,6 +160,7 @@ impl<'a> Talk<'a> {
                 self.echo(len, len, first)?;
                 return self.end();
             }
+            "until" => self.until(first)?,
             "stream" => self.stream(len, first)?,
             "rounds" => self.rounds(len, first)?,
             "stay" if first => {
@@ -206,6 +210,22 @@ impl<'a> Talk<'a> {
             left -= now;
         }
         Ok(())
+    }
+
+    /// Bytes there and back until the client finds [`ENOUGH`].
+    fn until(&mut self, first: bool) -> io::Result<()> {
+        if first {
+            while !Path::new(ENOUGH).exists() {
+                self.echo(PIECE, PIECE, true)?;
+            }
+            return Ok(());
+        }
+        loop {
+            match self.recv(PIECE)? {
+                0 => return Ok(()),
+                n => self.send(n)?,
+            }
+        }
     }
 
     /// Bytes in one direction, confirmed by a byte in the other.

@@ -16,7 +16,7 @@ mod net;
 mod programs;
 mod report;
 
-pub use cells::CELLS;
+pub use cells::{CELLS, ENOUGH};
 pub use net::{Door, Line, Net};
 pub use programs::{serve, talk};
 pub use report::{Carrier, Digest, Report};

@@ -20,10 +20,11 @@ use super::uml::Uml;
 
 /// A daemon of its own, as a process, and the place where guests are started.
 pub struct Bed {
-    host: Arc<Host>,
+    pub(super) host: Arc<Host>,
     test: String,
     since: Instant,
-    _permit: Permit,
+    /// That of a second bed is the first one's.
+    _permit: Option<Permit>,
 }
 
 impl Bed {
@@ -53,7 +54,18 @@ impl Bed {
             Some(test) => test.to_owned(),
         };
         let host = Arc::new(Host::new(&test, daemon_args));
-        let bed = Bed { host, test, since: Instant::now(), _permit: permit };
+        let bed = Bed { host, test, since: Instant::now(), _permit: Some(permit) };
+        bed.start_daemon();
+        bed
+    }
+
+    /// A second daemon, which stands for another host of the same network. Its guests and those of
+    /// this bed reach each other if they are on the Ethernet, see [`Vm::lan`].
+    #[track_caller]
+    pub fn another_host(&self) -> Bed {
+        let test = format!("{}, another host", self.test);
+        let host = Arc::new(self.host.beside(&test, &[]));
+        let bed = Bed { host, test, since: Instant::now(), _permit: None };
         bed.start_daemon();
         bed
     }

@@ -17,6 +17,12 @@ const KEPT: usize = 16 << 20;
 /// Characters of a line that the transcript shows.
 const LONGEST: usize = 500;
 
+/// How long the guest may leave what is sent to it unread.
+const WRITE: Duration = Duration::from_secs(20);
+
+/// How long a guest may be without a QEMU when it moves to another.
+const MOVE: Duration = Duration::from_secs(120);
+
 /// What is known of a command.
 #[derive(Debug, Default)]
 pub(super) struct Known {
@@ -32,6 +38,10 @@ struct State {
     closed: bool,
     jobs: HashMap<u64, Known>,
     next: u64,
+    // Another QEMU is to have the guest, so the end of a socket is not that of the channel.
+    moving: bool,
+    // The other QEMU's socket.
+    socket: Option<UnixStream>,
 }
 
 impl State {
@@ -56,7 +66,7 @@ impl Channel {
     /// Over a connected socket.
     pub(super) fn new(guest: &str, socket: UnixStream, transcript: File) -> Arc<Channel> {
         let reader = socket.try_clone().unwrap();
-        socket.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket.set_write_timeout(Some(WRITE)).unwrap();
         let channel = Arc::new(Channel {
             guest: guest.to_owned(),
             writer: Mutex::new(socket),
@@ -82,21 +92,53 @@ impl Channel {
         let mut lines = BufReader::new(socket);
         let mut line = Vec::new();
         loop {
-            line.clear();
-            let mut limited = std::io::Read::take(&mut lines, MAX_LINE as u64);
-            if !limited.read_until(b'\n', &mut line).is_ok_and(|len| len > 0) {
-                break;
+            let mut limited = std::io::Read::take(&mut lines, (MAX_LINE - line.len()) as u64);
+            let read = limited.read_until(b'\n', &mut line);
+            if line.last() != Some(&b'\n') && line.len() < MAX_LINE || read.is_err() {
+                // What has come of a line goes on on the next socket.
+                match self.next_socket() {
+                    Some(socket) => lines = BufReader::new(socket),
+                    None => break,
+                }
+                continue;
             }
             match serde_json::from_slice::<Report>(&line) {
                 Ok(report) => self.hear(report),
                 Err(_) if line == b"\n" => {}
                 Err(_) => self.transcript.line(0, '?', &String::from_utf8_lossy(&line)),
             }
+            line.clear();
         }
         self.transcript.line(0, '-', "closed");
         let mut state = self.state();
         state.closed = true;
         state.end_all();
+        self.changed.notify_all();
+    }
+
+    /// The socket of the QEMU that has the guest now, if there is one.
+    fn next_socket(&self) -> Option<UnixStream> {
+        self.wait_state(MOVE, |state| match state.socket.take() {
+            Some(socket) => Some(Some(socket)),
+            None => (!state.moving).then_some(None),
+        })?
+    }
+
+    /// The guest is about to go on in another QEMU. Until [`Channel::go_on`] it takes no commands.
+    pub(super) fn will_move(&self) {
+        self.transcript.line(0, '-', "moves");
+        self.state().moving = true;
+    }
+
+    /// The guest goes on in the QEMU behind this socket. What the one before has written is read first,
+    /// until its end.
+    pub(super) fn go_on(&self, socket: UnixStream) {
+        self.transcript.line(0, '-', "goes on");
+        let reader = socket.try_clone().unwrap();
+        socket.set_write_timeout(Some(WRITE)).unwrap();
+        *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = socket;
+        let mut state = self.state();
+        (state.moving, state.socket) = (false, Some(reader));
         self.changed.notify_all();
     }
 
@@ -175,19 +217,19 @@ impl Channel {
 
     /// Waits until the guest has booted `boots` times, or is gone, or for `limit`. Whether it has.
     pub(super) fn wait_boots(&self, boots: u32, limit: Duration) -> bool {
-        let done = |state: &State| (state.boots >= boots || state.closed).then_some(());
+        let done = |state: &mut State| (state.boots >= boots || state.closed).then_some(());
         self.wait_state(limit, done).is_some() && self.boots() >= boots
     }
 
     fn wait_state<T>(
         &self,
         limit: Duration,
-        mut done: impl FnMut(&State) -> Option<T>,
+        mut done: impl FnMut(&mut State) -> Option<T>,
     ) -> Option<T> {
         let end = Instant::now() + limit;
         let mut state = self.state();
         loop {
-            if let Some(answer) = done(&state) {
+            if let Some(answer) = done(&mut state) {
                 return Some(answer);
             }
             let left = end.saturating_duration_since(Instant::now());

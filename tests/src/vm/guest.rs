@@ -15,10 +15,10 @@ use super::run::{Output, Run};
 
 /// A guest. Killed when dropped.
 pub struct Guest {
-    vm: Vm,
-    machine: Machine,
+    pub(super) vm: Vm,
+    pub(super) machine: Machine,
     // The daemon, the directory and the logs stay as long as the guest.
-    host: Arc<Host>,
+    pub(super) host: Arc<Host>,
 }
 
 impl Guest {
@@ -86,10 +86,10 @@ impl Guest {
         Job::start(&self.machine.channel, run.into())
     }
 
-    /// What it has written to its console.
+    /// What it has written to its console, since it came to the QEMU that has it.
     pub fn console(&self) -> String {
-        let path = self.host.logs.path(&format!("{}.console.log", self.vm.name));
-        String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
+        let log = std::fs::read(&self.machine.console).unwrap_or_default();
+        String::from_utf8_lossy(&log).into_owned()
     }
 
     /// A counter of the kernel's driver (`counters` in debugfs).
@@ -129,6 +129,13 @@ impl Guest {
     pub fn try_qmp(&self, command: &str, arguments: &Value) -> Result<Value, String> {
         let mut qmp = self.machine.qmp.lock().unwrap_or_else(PoisonError::into_inner);
         qmp.command(command, arguments)
+    }
+
+    /// Runs a line of QEMU's human monitor: what it says.
+    #[track_caller]
+    pub fn monitor(&self, line: &str) -> String {
+        let said = self.qmp_with("human-monitor-command", &json!({ "command-line": line }));
+        said.as_str().unwrap_or_default().trim().to_owned()
     }
 
     /// Waits for an event of QEMU that has not been asked for yet: its data.

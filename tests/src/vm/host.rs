@@ -9,7 +9,7 @@ use vhost_device_ism::management::{AddGuest, Client};
 
 use super::child::Program;
 use super::logs::Logs;
-use super::machine::{Machine, Vm, Wires};
+use super::machine::{Incoming, Machine, Vm, Wires};
 use super::paths::Built;
 use crate::bench::Dir;
 use crate::watch::eventually;
@@ -28,11 +28,20 @@ pub(super) struct Host {
 impl Host {
     /// A host whose daemon does not run yet.
     pub(super) fn new(test: &str, daemon_args: &[&str]) -> Host {
+        Host::on(free_udp_port(), test, daemon_args)
+    }
+
+    /// Another host on the same Ethernet, whose daemon does not run yet.
+    pub(super) fn beside(&self, test: &str, daemon_args: &[&str]) -> Host {
+        Host::on(self.lan, test, daemon_args)
+    }
+
+    fn on(lan: u16, test: &str, daemon_args: &[&str]) -> Host {
         Host {
             daemon: Mutex::default(),
             daemon_args: daemon_args.iter().map(ToString::to_string).collect(),
             ports: Mutex::default(),
-            lan: free_udp_port(),
+            lan,
             dir: Dir::new(),
             logs: Logs::new(test),
         }
@@ -108,13 +117,27 @@ impl Host {
     /// Starts a guest's QEMU.
     #[track_caller]
     pub(super) fn start(&self, vm: &Vm) -> Machine {
-        let ism = vm.ports.iter().map(|port| {
-            let ports = self.ports();
+        Machine::start(vm, &self.wires(vm), &self.logs)
+    }
+
+    /// Starts a QEMU that waits for the guest's state.
+    #[track_caller]
+    pub(super) fn start_incoming(&self, vm: &Vm) -> Incoming {
+        Machine::incoming(vm, &self.wires(vm), &self.logs)
+    }
+
+    /// Where the daemon listens for a guest's devices.
+    pub(super) fn sockets(&self, vm: &Vm) -> Vec<PathBuf> {
+        let ports = self.ports();
+        let socket = |port: &AddGuest| {
             let known = ports.iter().find(|known| known.name == port.name);
             known.map(|port| port.socket.clone()).unwrap_or_default()
-        });
-        let ism = ism.collect();
-        Machine::start(vm, &Wires { dir: self.dir.path(), ism, lan: self.lan }, &self.logs)
+        };
+        vm.ports.iter().map(socket).collect()
+    }
+
+    fn wires(&self, vm: &Vm) -> Wires<'_> {
+        Wires { dir: self.dir.path(), ism: self.sockets(vm), lan: self.lan }
     }
 }
 

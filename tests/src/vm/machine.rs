@@ -232,6 +232,17 @@ pub(super) struct Machine {
     pub(super) qmp: Mutex<Qmp>,
     /// How often it was made to boot.
     boots: AtomicU32,
+    /// The log of its console.
+    pub(super) console: PathBuf,
+}
+
+/// A QEMU that waits for the state of a guest.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    program: Program,
+    control: UnixStream,
+    pub(super) qmp: Qmp,
+    console: PathBuf,
 }
 
 /// Where the sockets of a guest are.
@@ -249,6 +260,47 @@ impl Machine {
     /// Starts QEMU and connects to its sockets. The guest boots meanwhile.
     #[track_caller]
     pub(super) fn start(vm: &Vm, wires: &Wires<'_>, logs: &Logs) -> Machine {
+        let console = logs.path(&format!("{}.console.log", vm.name));
+        let Incoming { program, control, qmp, console } =
+            Machine::launch(vm, wires, logs, console, false);
+        let channel =
+            Channel::new(&vm.name, control, logs.open(&format!("{}.control.log", vm.name)));
+        let (name, qmp) = (vm.name.clone(), Mutex::new(qmp));
+        Machine { name, program, channel, qmp, boots: AtomicU32::new(1), console }
+    }
+
+    /// Starts a QEMU that waits for the guest's state. Its ISM devices must have been unplugged.
+    #[track_caller]
+    pub(super) fn incoming(vm: &Vm, wires: &Wires<'_>, logs: &Logs) -> Incoming {
+        // A console begins with an empty log.
+        static NEXT: AtomicU32 = AtomicU32::new(2);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let console = logs.path(&format!("{}.{n}.console.log", vm.name));
+        Machine::launch(vm, wires, logs, console, true)
+    }
+
+    /// The same guest, whose state another QEMU has now.
+    pub(super) fn moved(&self, to: Incoming) -> Machine {
+        let Incoming { program, control, qmp, console } = to;
+        self.channel.go_on(control);
+        Machine {
+            name: self.name.clone(),
+            program,
+            channel: Arc::clone(&self.channel),
+            qmp: Mutex::new(qmp),
+            boots: AtomicU32::new(self.boots.load(Ordering::Relaxed)),
+            console,
+        }
+    }
+
+    #[track_caller]
+    fn launch(
+        vm: &Vm,
+        wires: &Wires<'_>,
+        logs: &Logs,
+        console: PathBuf,
+        incoming: bool,
+    ) -> Incoming {
         let name = &vm.name;
         let at = |kind: &str| wires.dir.join(format!("{name}.{kind}"));
         let (control, qmp) = (at("control"), at("qmp"));
@@ -280,7 +332,7 @@ impl Machine {
         }
         option("--control", text(&control));
         option("--qmp", text(&qmp));
-        option("--console", text(&logs.path(&format!("{name}.console.log"))));
+        option("--console", text(&console));
         let mut append = vm.append.clone();
         append.extend((vm.rnics > 0).then(|| format!("ism.rnics={}", vm.rnics)));
         append.extend(vm.mtu.map(|mtu| format!("ism.mtu={mtu}")));
@@ -290,7 +342,12 @@ impl Machine {
         args.push("--".into());
         args.extend(vm.qemu.iter().cloned());
         for (n, socket) in wires.ism.iter().enumerate().filter(|_| vm.unpluggable) {
-            args.extend(in_root_port(n, &text(socket)));
+            args.extend(root_port(n));
+            // Such a device is plugged in when the guest's state has come.
+            args.extend((!incoming).then(|| in_root_port(n, &text(socket))).into_iter().flatten());
+        }
+        if incoming {
+            args.extend(["-incoming".into(), "defer".into()]);
         }
         let qemu = if vm.stock { Built::QemuStock } else { Built::Qemu }.path();
         let kernel = if vm.v1 { Built::KernelV1 } else { Built::Kernel }.path();
@@ -313,9 +370,7 @@ impl Machine {
                 thread::sleep(Duration::from_millis(5));
             }
         }
-        let channel = Channel::new(name, control, logs.open(&format!("{name}.control.log")));
-        let (name, qmp) = (name.clone(), Mutex::new(qmp));
-        Machine { name, program, channel, qmp, boots: AtomicU32::new(1) }
+        Incoming { program, control, qmp, console }
     }
 
     /// It is about to be made to boot again.
@@ -364,13 +419,18 @@ fn connect(name: &str, program: &Program, path: &Path) -> UnixStream {
     }
 }
 
-/// QEMU's arguments for a device that can be unplugged: the root complex itself cannot do that.
-fn in_root_port(n: usize, socket: &str) -> [String; 6] {
+/// QEMU's arguments for a place of a device that can be unplugged: the root complex itself cannot do
+/// that.
+fn root_port(n: usize) -> [String; 2] {
+    let port = format!("pcie-root-port,id=plug-port{n},chassis={n},slot={n},pref64-reserve=128G");
+    ["-device".into(), port]
+}
+
+/// QEMU's arguments for a device in such a place.
+fn in_root_port(n: usize, socket: &str) -> [String; 4] {
     [
         "-chardev".into(),
         format!("socket,id=plug-socket{n},path={socket},reconnect-ms=200"),
-        "-device".into(),
-        format!("pcie-root-port,id=plug-port{n},chassis={n},slot={n},pref64-reserve=128G"),
         "-device".into(),
         format!("vhost-user-ism-pci,id=plug{n},bus=plug-port{n},chardev=plug-socket{n},romfile="),
     ]

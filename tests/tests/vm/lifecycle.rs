@@ -100,15 +100,6 @@ fn a_killed_daemon_resets_connections_within_a_second_and_new_ones_work() {
 }
 
 #[test]
-fn a_guest_with_connections_cannot_be_migrated_and_is_told_why() {
-    let bed = Bed::new();
-    let guest = bed.guest("a");
-    let refused = guest.try_qmp("migrate", &json!({ "uri": "exec:cat > /dev/null" })).unwrap_err();
-    println!("{refused}");
-    assert!(refused.contains("vhost-user-ism"), "{refused}");
-}
-
-#[test]
 fn more_memory_changes_nothing_for_connections() {
     let bed = Bed::new();
     let hotplug = |name| Vm::named(name).mem("512M,slots=4,maxmem=2G");

@@ -16,6 +16,7 @@ mod isolation;
 mod kernel;
 mod kvm;
 mod lifecycle;
+mod migration;
 mod page;
 mod programs;
 mod rdma;

@@ -19,7 +19,7 @@ const SOCKETS: &str = "/run/ism";
 
 /// The block of the page that follows `<!-- run: NAME -->`.
 #[track_caller]
-fn block(name: &str) -> String {
+pub(crate) fn block(name: &str) -> String {
     let mark = format!("<!-- run: {name} -->\n```");
     let (_, rest) = PAGE.split_once(&mark).unwrap_or_else(|| panic!("no block {name}"));
     let (_, rest) = rest.split_once('\n').unwrap();
