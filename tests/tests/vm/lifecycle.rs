@@ -5,9 +5,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use smc_tests::slowly;
-use smc_tests::vm::{Bed, Vm};
+use smc_tests::vm::{Bed, Guest, Vm};
 
-use crate::ends::{Client, serve};
+use crate::ends::{Client, PORT, serve};
+
+/// Runs of a measurement, of which the median counts.
+const RUNS: usize = 7;
 
 /// How soon the survivor of a connection must hear of its end: within a second, where machines are not
 /// known to be slow.
@@ -138,4 +141,65 @@ fn an_unplugged_device_ends_its_connections_and_nothing_else() {
     assert_eq!(client.command("connect"), "connected tcp");
     client.ping();
     assert_eq!(b.ok(["smc", "devices", "--json"]).trim(), "[]");
+}
+
+#[test]
+#[ignore = "it measures: cargo xtask vm --slow --show-output --only lifecycle::first_byte"]
+fn first_byte_after_a_boot_and_after_a_restart_of_the_daemon() {
+    let bed = Bed::alone();
+    let plain = Vm::named("c").no_ism();
+    let [a, b, c] = bed.boot([Vm::named("a"), Vm::named("b"), plain]);
+    let _server = serve(&a);
+    let (ip, smc) = (a.ip(), "smc connect --device pci");
+    // Seconds from the kernel's first to the first byte: on SMC, on TCP in the same guest, and on TCP in a
+    // guest without the device.
+    let mut boots = [(); 3].map(|()| Vec::new());
+    for _ in 0..RUNS {
+        for (seconds, (guest, program)) in boots.iter_mut().zip([(&b, smc), (&b, "nc"), (&c, "nc")])
+        {
+            guest.reset();
+            seconds.push(first_byte(guest, &format!("{program} {ip} {PORT}")));
+        }
+    }
+    let more: Vec<f64> = boots[0].iter().zip(&boots[1]).map(|(smc, tcp)| smc - tcp).collect();
+    println!("a first byte on SMC after a boot is later than on TCP by {} s", scatter(&more));
+    let [smc, tcp, without] = boots.map(|seconds| scatter(&seconds));
+    println!("first byte after a boot: SMC {smc} s, TCP {tcp} s, TCP without a device {without} s");
+    // Seconds from the daemon's start: a connection at once, and one that is SMC.
+    let mut starts = [(); 2].map(|()| Vec::new());
+    let mut client = Client::new(&b, &a);
+    for _ in 0..RUNS {
+        client.connect_eventually();
+        bed.kill_daemon();
+        assert_eq!(client.command("connect"), "connected tcp");
+        client.ping();
+        let start = Instant::now();
+        bed.start_daemon();
+        let answers = Instant::now();
+        client.command("connect");
+        client.ping();
+        starts[0].push(answers.elapsed().as_secs_f64());
+        client.connect_eventually();
+        starts[1].push(start.elapsed().as_secs_f64());
+    }
+    let [any, smc] = starts.map(|seconds| scatter(&seconds));
+    println!("after the daemon's start: a first byte on anything takes {any} s, on SMC {smc} s");
+}
+
+/// The guest's uptime, seconds, when the first byte of an echo has come through a program.
+#[track_caller]
+fn first_byte(guest: &Guest, program: &str) -> f64 {
+    let line = format!(
+        "echo x | {program} | {{ head -c 1; read up rest < /proc/uptime; echo \" $up\"; }}"
+    );
+    let said = guest.ok(line);
+    let seconds = said.strip_prefix("x ").and_then(|seconds| seconds.trim().parse().ok());
+    seconds.unwrap_or_else(|| panic!("{program}: {said}"))
+}
+
+/// The median, the smallest and the largest.
+fn scatter(all: &[f64]) -> String {
+    let mut all = all.to_vec();
+    all.sort_unstable_by(f64::total_cmp);
+    format!("{:.2} [{:.2} .. {:.2}]", all[all.len() / 2], all[0], all[all.len() - 1])
 }
