@@ -31,10 +31,19 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn patches_apply_to_the_crates_of_the_lock_file() {
+    if env::var_os("CI").is_none_or(|ci| ci != "true")
+        && Command::new("patch").arg("--version").output().is_err()
+    {
+        eprintln!("NOT TESTED: there is no program patch");
+        return;
+    }
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let args = ["metadata", "--format-version=1", "--offline", "--locked"];
-    let output = Command::new(cargo).args(args).current_dir(project).output().unwrap();
+    let mut command = Command::new(cargo);
+    command.args(["metadata", "--format-version=1", "--locked"]);
+    // Crates of other platforms may not be there.
+    command.arg(format!("--filter-platform={}-unknown-linux-gnu", env::consts::ARCH));
+    let output = command.current_dir(project).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata = serde_json::from_slice(&output.stdout).unwrap();
 
