@@ -5,7 +5,7 @@
 # The RPM packages have to have the same files. That they work on a system with RPM, nothing here shows.
 #
 # It works in a root directory, a mount and a network namespace of its own. It needs root, a C compiler,
-# pkg-config, debhelper, dh-apparmor, lintian, apparmor, rpm, rpmlint and mmdebstrap; a missing one fails
+# pkg-config, debhelper, dh-apparmor, dh-dkms, lintian, apparmor, rpm, rpmlint and mmdebstrap; a missing one fails
 # where CI is true, and is said aloud elsewhere. The root directory is made once and kept in ~/.cache.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -17,12 +17,12 @@ missing() {
 }
 [ "$(id -u)" = 0 ] || missing "this is not root"
 if [ "${1:-}" != inside ]; then
-    for tool in mmdebstrap dh dh_apparmor lintian apparmor_parser rpmbuild rpmlint cc pkg-config; do
+    for tool in mmdebstrap dh dh_apparmor dh_dkms lintian apparmor_parser rpmbuild rpmlint cc pkg-config; do
         command -v "$tool" >/dev/null && continue
         [ "${CI:-false}" = true ] || missing "there is no $tool"
         apt-get update -q
         DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q \
-            --no-install-recommends mmdebstrap debhelper dh-apparmor lintian apparmor rpm rpmlint gcc \
+            --no-install-recommends mmdebstrap debhelper dh-apparmor dh-dkms lintian apparmor rpm rpmlint gcc \
             libc6-dev pkg-config
         break
     done

@@ -13,16 +13,17 @@ use crate::{packages, third_party};
 pub(crate) const LONG_ABOUT: &str = "\
 Build Debian packages and a tarball of the release build, in target/package.
 
-The packages are vhost-device-ism, smc, smc-run, libsmc0 and libsmc-dev. They are built by debhelper, and
-checked by lintian. With --rpm, the same packages are built by rpmbuild, too, and checked by rpmlint. A
-finding of these is a failure. The tarball has the same programs, libraries, manual pages and completions,
+The packages are vhost-device-ism, smc, smc-run, libsmc0, libsmc-dev and virtio-ism-dkms. They are built
+by debhelper, and checked by lintian. With --rpm, the same packages but the last are built by rpmbuild,
+too, and checked by rpmlint. A finding of these is a failure. The tarball has the same programs, libraries, manual pages and completions,
 and can be unpacked anywhere.";
 
 /// Debian packages without which nothing is built, and a program of each.
-const TOOLS: [(&str, &str); 4] = [
+const TOOLS: [(&str, &str); 5] = [
     ("dpkg-buildpackage", "dpkg-dev"),
     ("dh", "debhelper"),
     ("dh_apparmor", "dh-apparmor"),
+    ("dh_dkms", "dh-dkms"),
     ("lintian", "lintian"),
 ];
 
@@ -180,6 +181,7 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         let link = tree.join(link);
         std::os::unix::fs::symlink(to, &link).map_err(at(&link))?;
     }
+    kernel_driver(&root.join("guest-driver/kernel"), &tree.join("src"))?;
     write(&tree.join("lib/pkgconfig/smc.pc"), &pkg_config(root)?)?;
     for (shell, file) in [
         ("bash", "share/bash-completion/completions/smc"),
@@ -191,6 +193,30 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         write(&tree.join(file), &tool::output(completions)?)?;
     }
     write(&tree.join("doc/third-party-licences.txt"), &third_party::licences(root)?)
+}
+
+/// The sources of the driver for the kernel, in a directory of the name that DKMS expects.
+fn kernel_driver(from: &Path, to: &Path) -> Result<(), ToolError> {
+    let config = from.join("dkms.conf");
+    let text = fs::read_to_string(&config).map_err(at(&config))?;
+    let [name, version] = ["PACKAGE_NAME=", "PACKAGE_VERSION="].map(|key| {
+        let value = text.lines().find_map(|line| line.strip_prefix(key));
+        value.unwrap_or_default().trim_matches('"').to_owned()
+    });
+    let to = to.join(format!("{name}-{version}"));
+    let header = "include/uapi/linux/virtio_ism.h";
+    let entries = fs::read_dir(from).map_err(at(from))?.flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let is_source = |name: &String| {
+        let end = Path::new(name).extension().and_then(|end| end.to_str());
+        matches!(end, Some("c" | "h" | "conf")) || matches!(name.as_str(), "Kbuild" | "Makefile")
+    };
+    for name in names.filter(is_source).chain([header.to_owned()]) {
+        let mut install = Command::new("install");
+        install.args(["-m644", "-D"]).arg(from.join(&name)).arg(to.join(&name));
+        tool::succeed(&mut install)?;
+    }
+    Ok(())
 }
 
 /// What pkg-config says of the library, wherever the tree stands.
