@@ -30,6 +30,8 @@ const DISABLE_SEID: u8 = 15;
 const EID: u16 = 1;
 const SEID: u16 = 1;
 const SEID_ENABLED: u16 = 2;
+/// Bytes of an enterprise id, which spaces fill. Linux 7.3 takes no shorter one.
+const EID_LENGTH: usize = 32;
 /// SOCK_DIAG_BY_FAMILY
 const BY_FAMILY: u16 = 20;
 
@@ -67,7 +69,7 @@ pub(crate) enum Change<'a> {
 /// # Errors
 /// The kernel has no AF_SMC, or refuses.
 pub(crate) fn change(change: Change<'_>) -> io::Result<()> {
-    let eid = |eid: &str| attribute(EID, &[eid.as_bytes(), &[0]].concat());
+    let eid = |eid: &str| attribute(EID, format!("{eid:<EID_LENGTH$}\0").as_bytes());
     let (command, attributes) = match change {
         Change::Add(name) => (ADD_UEID, eid(name)),
         Change::Remove(name) => (REMOVE_UEID, eid(name)),
