@@ -83,9 +83,19 @@ fn functions() -> Finding {
     };
     let count = functions.len();
     let usable = functions.iter().filter(|function| handed_out(&function.binding)).count();
+    let of_kernel =
+        |binding: &Binding| matches!(binding, Binding::Other(name) if name == "virtio-pci");
+    let kernel_has = functions.iter().any(|function| of_kernel(&function.binding))
+        && kernel::has_sockets()
+        && kernel::devices().is_ok_and(|devices| !devices.is_empty());
     match (count, usable) {
         (0, _) => Finding::new(NAME, Status::No, "no PCI device 1af4:106c in this machine")
             .grant("QEMU: -device vhost-user-ism-pci,chardev=... (docs/virtual-machines.md)"),
+        (_, 0) if kernel_has => Finding::new(
+            NAME,
+            Status::Ok,
+            format!("{count} PCI, with the kernel's SMC: see af_smc"),
+        ),
         (_, 0) => {
             Finding::new(NAME, Status::Broken, format!("{count} PCI, none given to programs"))
                 .grant("smc devices --bind     # as root, once after boot")
