@@ -178,6 +178,13 @@ pub fn connection_on(kind: &str, server: &mut End, client: &mut End, order: &str
     }
 }
 
+/// Begins an order of a client that goes on in the background, on SMC-D.
+#[track_caller]
+pub fn begin(client: &mut End, order: &str) {
+    client.order(&format!("{order} &"));
+    assert_eq!(client.report().carrier.kind, "smc-d", "{order}");
+}
+
 /// What [`all_orders`] does on a connection each.
 const ORDERS: [&str; 10] = [
     "ping 10000 1",

@@ -13,7 +13,7 @@ use virtio_ism_abi::event::{
 use virtio_ism_abi::{Gid, Status};
 
 use crate::backend::{Answer, Asked, Backend, record_bytes};
-use crate::ends::{End, connection, connection_on, give_eid};
+use crate::ends::{End, begin, connection, connection_on, give_eid};
 
 const LOAD: &str = "insmod /lib/modules/virtio_ism.ko";
 const UNLOAD: &str = "rmmod virtio_ism";
@@ -40,6 +40,15 @@ fn assert_usable(guest: &Uml) {
     connection_on("smc-d", &mut server, &mut client, "bulk 300000 1");
     server.kill();
     client.kill();
+}
+
+/// Ends both ends, and loads the driver again.
+#[track_caller]
+fn reload(guest: &Uml, server: End, client: End) {
+    server.kill();
+    client.kill();
+    guest.ok(UNLOAD);
+    guest.ok(LOAD);
 }
 
 /// Waits until the kernel has said this so often.
@@ -211,11 +220,8 @@ fn a_status_that_nobody_knows_is_an_error_of_that_command() {
             let kind = if op == Op::Stats { "smc-d" } else { "tcp" };
             connection_on(kind, &mut server, &mut client, "ping 10000 1");
             assert_eq!(guest.counter("usable"), 1, "{op:?}: status {status}");
-            server.kill();
-            client.kill();
             // No DMB of an earlier connection is used again.
-            guest.ok(UNLOAD);
-            guest.ok(LOAD);
+            reload(&guest, server, client);
         }
     }
     backend.behave();
@@ -256,8 +262,7 @@ fn records_that_make_no_sense_disturb_no_connection() {
     let (backend, guest) = guest(&bed);
     guest.ok(LOAD);
     let (mut server, mut client) = ends(&guest);
-    client.order("flood 0 1 &");
-    assert_eq!(client.report().carrier.kind, "smc-d");
+    begin(&mut client, "flood 0 1");
     let mut rng = Rng::new(24);
     for n in 0..2000_u32 {
         let mut record = [0_u8; EVENT_LEN];
@@ -302,10 +307,7 @@ fn records_that_make_no_sense_disturb_no_connection() {
     assert_ne!(server.report().error, "", "at the other end, too");
     // A GID never comes back, so there is none to connect to.
     connection_on("tcp", &mut server, &mut client, "bulk 1000000 4");
-    server.kill();
-    client.kill();
-    guest.ok(UNLOAD);
-    guest.ok(LOAD);
+    reload(&guest, server, client);
     assert_usable(&guest);
     guest.finish();
 }
@@ -321,8 +323,7 @@ fn a_broken_event_queue_ends_the_session_and_another_begins() {
     guest.ok(LOAD);
     for (n, (what, change)) in changes.into_iter().enumerate() {
         let (server, mut client) = ends(&guest);
-        client.order("flood 0 1 &");
-        assert_eq!(client.report().carrier.kind, "smc-d");
+        begin(&mut client, "flood 0 1");
         let gid = backend.gid();
         backend.send(&[0xff_u8; EVENT_LEN], change);
         wait_for_log(&guest, what, "device failed: event queue broken", n + 1);
@@ -339,14 +340,10 @@ fn a_broken_event_queue_ends_the_session_and_another_begins() {
     ];
     for (what, change) in changes {
         let (server, mut client) = ends(&guest);
-        client.order("flood 0 1 &");
-        assert_eq!(client.report().carrier.kind, "smc-d", "{what}");
+        begin(&mut client, "flood 0 1");
         backend.send(&[0xff_u8; EVENT_LEN], change);
         eventually(what, || guest.counter("events_unknown") > 0);
-        server.kill();
-        client.kill();
-        guest.ok(UNLOAD);
-        guest.ok(LOAD);
+        reload(&guest, server, client);
         assert_usable(&guest);
     }
     guest.finish();
@@ -396,8 +393,7 @@ fn moves_that_are_refused_or_kept_harm_only_connections() {
         let before = guest.console().matches(BROKEN).count();
         let (server, mut client) = ends(&guest);
         for _ in 0..connections {
-            client.order("flood 0 1 &");
-            assert_eq!(client.report().carrier.kind, "smc-d", "{what}");
+            begin(&mut client, "flood 0 1");
         }
         backend.spoil(move |asked, answer| {
             if asked == Asked::Move {
@@ -457,8 +453,7 @@ fn the_end_of_a_peer_is_told_again_to_a_kernel_that_had_no_memory_to_hear_it() {
     let (backend, guest) = guest(&bed);
     guest.ok(LOAD);
     let (mut server, mut client) = ends(&guest);
-    client.order("stay 0 1 &");
-    assert_eq!(client.report().carrier.kind, "smc-d");
+    begin(&mut client, "stay 0 1");
     // Of its size, all allocations fail that may not wait.
     let script = format!(
         "cd {FAILING} && echo Y > cache-filter && echo Y > ignore-gfp-wait && echo -1 > times \
@@ -471,10 +466,7 @@ fn the_end_of_a_peer_is_told_again_to_a_kernel_that_had_no_memory_to_hear_it() {
     guest.ok(format!("echo 0 > {FAILING}/probability"));
     // Otherwise it would wait for ever.
     server.report();
-    server.kill();
-    client.kill();
-    guest.ok(UNLOAD);
-    guest.ok(LOAD);
+    reload(&guest, server, client);
     assert_usable(&guest);
     guest.finish();
 }
