@@ -5,6 +5,17 @@ use super::ends::{Commands, End, connection_on};
 /// Whose sockets, and what has to carry them.
 const SIDES: [(&str, &str); 2] = [("linux", "smc-d"), ("tcp", "tcp")];
 
+/// Bytes of send and receive buffers that are measured: what Linux has, and sixteen times that.
+pub const BUFFERS: [&str; 2] = ["65536", "1048576"];
+
+/// Gives AF_SMC's connections of a guest send and receive buffers of so many bytes.
+#[track_caller]
+pub fn set_buffers(guest: &impl Commands, bytes: &str) {
+    for name in ["rmem", "wmem"] {
+        guest.start(["smc-test-peer", "linux", "set", name, bytes].into()).wait().ok();
+    }
+}
+
 /// Measures `orders` between a server and a client, `runs` times on AF_SMC and on TCP in turn, and
 /// prints a line for each: medians of both and of their ratios, with the smallest and the largest.
 ///

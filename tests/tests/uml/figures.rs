@@ -1,7 +1,7 @@
 //! AF_SMC on the device next to TCP, between two guests whose kernel looks for no mistakes.
 
 use smc_tests::vm::Bed;
-use smc_tests::vm::figures::af_smc_next_to_tcp;
+use smc_tests::vm::figures::{BUFFERS, af_smc_next_to_tcp, set_buffers};
 
 use crate::ends::pair;
 
@@ -18,6 +18,17 @@ fn af_smc_next_to_tcp_in_figures() {
         ("round trip of 64 B, us", "rounds 3000 1"),
         ("connections per second", "connects 200 1"),
     ];
-    af_smc_next_to_tcp([&a, &b], &a.ip(), &orders, RUNS);
+    for buffer in BUFFERS {
+        for guest in [&a, &b] {
+            set_buffers(guest, buffer);
+        }
+        println!("buffers of {buffer} bytes:");
+        af_smc_next_to_tcp([&a, &b], &a.ip(), &orders, RUNS);
+        for guest in [&a, &b] {
+            // It takes the link group with it, and its buffers.
+            guest.ok("rmmod virtio_ism");
+            guest.ok("insmod /lib/modules/virtio_ism.ko");
+        }
+    }
     bed.assert_faultless();
 }

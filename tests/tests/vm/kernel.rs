@@ -5,15 +5,13 @@ use std::time::Duration;
 
 use serde_json::json;
 use smc_tests::vm::ends::{End, all_orders, begin, connection_on, give_eid};
-use smc_tests::vm::figures::af_smc_next_to_tcp;
+use smc_tests::vm::figures::{BUFFERS, af_smc_next_to_tcp, set_buffers};
 use smc_tests::vm::{Bed, Guest, Vm};
 
 /// Connections at a time.
 const MANY: usize = 60;
 /// Runs of a measurement, of which the median counts.
 const RUNS: usize = 7;
-/// Bytes of send and receive buffers that are measured: what Linux has, and sixteen times that.
-const BUFFERS: [&str; 2] = ["65536", "1048576"];
 
 /// A guest whose ISM device is for the kernel's driver.
 fn vm(name: &str) -> Vm {
@@ -136,9 +134,7 @@ fn af_smc_next_to_tcp_in_figures() {
     for (options, buffer) in all.split(';').flat_map(|options| BUFFERS.map(|len| (options, len))) {
         for guest in [&a, &b] {
             insert(guest, options);
-            for name in ["rmem", "wmem"] {
-                guest.ok(["smc-test-peer", "linux", "set", name, buffer]);
-            }
+            set_buffers(guest, buffer);
         }
         println!("{options}, buffers of {buffer} bytes:");
         let orders = [
