@@ -2,11 +2,14 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use guest_driver::DeviceAddress;
 use guest_driver::ism::{IsmDevice, IsmError, OpenOptions, Prefer};
+use guest_driver::rendezvous::{ClientAction, PeerDiscovery};
 use guest_driver::transport::RunningDevice;
+use rustix::net::{AddressFamily, SocketType, connect, socket};
 use smc_core::handshake::{
     Accepted, AwaitAccept, AwaitConfirm, AwaitProposal, Candidate, ClcReader, ClientStep, Config,
     ConfirmStep, Dmbe, Established, IsmDevice as Offered, Selection, ServerStep, Terms, start,
@@ -135,7 +138,20 @@ pub fn proposal(config: &Config) -> (AwaitAccept, Vec<u8>) {
 
 /// Connects and proposes.
 pub fn propose(addr: SocketAddr, config: &Config) -> Proposed {
-    let tcp = TcpStream::connect(addr).unwrap();
+    propose_on(TcpStream::connect(addr).unwrap(), config)
+}
+
+/// As [`propose`] to a server that knows its peers by TCP option 254, as AF_SMC does.
+pub fn propose_to_linux(addr: SocketAddr, config: &Config, discovery: &PeerDiscovery) -> Proposed {
+    let tcp: OwnedFd = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let asked = discovery.before_connect(&tcp, &addr);
+    connect(&tcp, &addr).unwrap();
+    let action = discovery.connected(&tcp, asked);
+    assert!(matches!(action, ClientAction::Propose { .. }), "{action:?}");
+    propose_on(tcp.into(), config)
+}
+
+fn propose_on(tcp: TcpStream, config: &Config) -> Proposed {
     tcp.set_nodelay(true).unwrap();
     let (awaiting, bytes) = proposal(config);
     put(&tcp, &bytes);

@@ -4,6 +4,8 @@
 //! ```text
 //! smc-test-peer rogue scribble DEVICE SECONDS   random bytes over its own rings and buffers
 //! smc-test-peer rogue smear DEVICE ADDRESS      a connection, then random bytes over the window
+//! smc-test-peer rogue lie DEVICE ADDRESS N     N connections to AF_SMC, with lies about what it has read
+//!                                              and in the control tails of slabs
 //! smc-test-peer rogue storm DEVICE OTHER SECONDS  wakes another device of its own without a pause
 //! smc-test-peer rogue loiter ADDRESS SECONDS    200 clients a second that send a part of a
 //!                                              Proposal, or all of it, and stay for a while
@@ -15,9 +17,9 @@
 //!                                              says its port first
 //! ```
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -25,12 +27,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use guest_driver::rendezvous::{Mode, Options, PeerDiscovery};
+use smc_core::wire::cdc::{CONTROL_BLOCK_LEN, ConsumerWord, ProducerWord, StateFlags};
+use smc_core::wire::cursor::Cursor;
 use smc_core::wire::ids::DmbToken;
 use virtio_ism_abi::command::Op;
+use virtio_ism_abi::slab::CONTROL_LEN;
 use virtio_ism_abi::{Gid, Token};
 
 use crate::bytes::Rng;
-use crate::raw::{Device, LINK, dmbe, host, proposal, propose, put};
+use crate::raw::{Device, LINK, dmbe, host, proposal, propose, propose_to_linux, put};
 
 /// Bytes of a rogue's DMBs.
 const LEN: u32 = 16 << 10;
@@ -43,6 +49,7 @@ pub fn run(args: &[&str], say: fn(&str)) {
     match *args {
         ["scribble", device, seconds] => scribble(device, seconds.parse().unwrap(), say),
         ["smear", device, address] => smear(device, address, say),
+        ["lie", device, address, n] => lie(device, address, n.parse().unwrap(), say),
         ["storm", device, other, seconds] => storm(device, other, seconds.parse().unwrap(), say),
         ["loiter", address, seconds] => loiter(address, seconds.parse().unwrap(), say),
         ["look", device] => look(device, say),
@@ -127,23 +134,101 @@ fn smear(device: &str, address: &str, say: fn(&str)) {
     let (_, confirm) = accepted.confirm(dmbe(own.token().0, 64 << 10), LINK);
     put(&tcp, &confirm);
     say("connected");
-    const STEP: u64 = 64 << 10;
     let mut rng = Rng::new(1);
-    let mut bytes = vec![0; STEP as usize];
     let mut written = 0;
     for round in 0..3 {
-        for at in (0..device.transport.window_size()).step_by(STEP as usize) {
-            let Some(part) = device.transport.window_slice(at, STEP) else { continue };
-            for eight in bytes.chunks_exact_mut(8) {
-                eight.copy_from_slice(&rng.bits().to_ne_bytes());
-            }
-            part.copy_in(0, &bytes).unwrap();
-            written += STEP;
-        }
+        written += write_window(&device, &mut rng, false);
         // Whatever the words say now, the victim looks at them.
         let _ = theirs.signal();
         say(&format!("round {round}: {written} bytes written"));
     }
+}
+
+/// Writes random bytes over every byte of a device's window that is mapped, or over the control tails of
+/// slabs: how many.
+fn write_window(device: &Device, rng: &mut Rng, only_tails: bool) -> u64 {
+    const STEP: u64 = CONTROL_LEN as u64;
+    let mut bytes = vec![0; STEP as usize];
+    let mut written = 0;
+    for at in (0..device.transport.window_size()).step_by(STEP as usize) {
+        let Some(part) = device.transport.window_slice(at, STEP) else { continue };
+        // Behind a slab's tail there is a gap, since slabs are aligned.
+        if only_tails && device.transport.window_slice(at + STEP, STEP).is_some() {
+            continue;
+        }
+        for eight in bytes.chunks_exact_mut(8) {
+            eight.copy_from_slice(&rng.bits().to_ne_bytes());
+        }
+        // A tail begins with the nonce, which its own driver looks at.
+        let from = if only_tails { 64 } else { 0 };
+        part.copy_in(from, &bytes[from..]).unwrap();
+        written += STEP - from as u64;
+    }
+    written
+}
+
+/// Shakes hands properly with AF_SMC and has it send as fast as it can, then lies about what was read and
+/// how it ends, and writes random bytes over the control tails of slabs, if it has any. It stays until its
+/// standard input ends.
+///
+/// What it has written it does not lie about: AF_SMC believes that, and reads beyond its buffer
+/// (docs/linux.md).
+fn lie(device: &str, address: &str, n: usize, say: fn(&str)) {
+    /// Messages of a connection.
+    const ROUNDS: usize = 200;
+    /// Counts of a cursor: around the length of a buffer, and of a word.
+    const COUNTS: [u32; 8] = [0, 1, 0xffd8, 0xffff, 0x1_0000, 0x7fff_ffff, 0x8000_0000, u32::MAX];
+    /// An order of [`crate::interop`].
+    const ORDER: &str = "pour 0 1";
+    let device = Device::at(device).unwrap();
+    let discovery = PeerDiscovery::open(Mode::Required, Options::default());
+    let address = address.parse().unwrap();
+    let mut rng = Rng::new(n as u64);
+    let (mut told, mut written) = (0u32, 0);
+    // AF_SMC takes a DMB again for a later connection.
+    let (mut attached, mut open) = (HashMap::new(), Vec::new());
+    for _ in 0..n {
+        let (tcp, accepted) = propose_to_linux(address, &device.config(), &discovery).accepted();
+        let DmbToken(token) = accepted.peer().token;
+        let len = accepted.peer().size.bytes();
+        let theirs =
+            attached.entry(token).or_insert_with(|| device.ism.attach(Token(token), len).unwrap());
+        let own = device.ism.register(Gid(accepted.devices().peer.0), 64 << 10, 0).unwrap();
+        let (_, confirm) = accepted.confirm(dmbe(own.token().0, 64 << 10), LINK);
+        put(&tcp, &confirm);
+        let order = format!("{ORDER:<64}");
+        let producer = ProducerWord { cursor: Cursor::new(0, order.len() as u32) }.to_u64();
+        let ring = CONTROL_BLOCK_LEN as u32;
+        theirs.deliver(&[(ring, order.as_bytes())], [producer, 0], true).unwrap();
+        for round in 0..ROUNDS {
+            let count = COUNTS[rng.below(COUNTS.len() as u32) as usize];
+            let wrap = [0, 1, u16::MAX, rng.bits() as u16][rng.below(4) as usize];
+            // Not in the first half, whose connection the end would be. All end by an abort.
+            let flags = match round {
+                _ if round + 1 == ROUNDS => u16::from_ne_bytes([0, StateFlags::ABORT.bits()]),
+                _ if round * 2 < ROUNDS => 0,
+                _ => rng.bits() as u16,
+            };
+            let cursor = ConsumerWord::from_u64(u64::from(flags) << 48);
+            let cursor = ConsumerWord { cursor: Cursor::new(wrap, count), ..cursor };
+            // Behind the order.
+            let bytes = rng.bits().to_ne_bytes();
+            let piece = (ring + 64 + rng.below(len - ring - 72), &bytes[..]);
+            if theirs.deliver(&[piece], [producer, cursor.to_u64()], round % 3 != 0).is_err() {
+                break;
+            }
+            told += 1;
+            if round % 10 == 0 {
+                // Meanwhile it sends what it should not.
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        written += write_window(&device, &mut rng, true);
+        let _ = theirs.signal();
+        open.push((tcp, own));
+    }
+    say(&format!("lied in {told} messages of {n} connections, and in {written} bytes of slabs"));
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
 /// Stores into a DMB and signals each time, as fast as the device takes it.

@@ -17,6 +17,7 @@ use super::machine::{Net, Vm};
 use super::paths;
 use super::semaphore::Permit;
 use super::uml::Uml;
+use crate::helper::Helper;
 
 /// A daemon of its own, as a process, and the place where guests are started.
 pub struct Bed {
@@ -138,6 +139,12 @@ impl Bed {
     pub fn port(&self, name: &str) -> PathBuf {
         let port = AddGuest { name: Some(name.to_owned()), ..AddGuest::default() };
         self.host.add_port(port)
+    }
+
+    /// Starts a program of [`crate::rogue`] on the host.
+    #[track_caller]
+    pub fn rogue(&self, words: &[&str]) -> Helper {
+        Helper::spawn(paths::test_peer(), &[&["rogue"], words].concat())
     }
 
     /// Starts another program on the host, whose output becomes `NAME.log`.

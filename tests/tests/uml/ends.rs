@@ -2,7 +2,9 @@
 
 use smc_tests::vm::{Bed, Uml};
 
-pub(super) use smc_tests::vm::ends::{End, all_orders, begin, connection, connection_on, give_eid};
+pub(super) use smc_tests::vm::ends::{
+    End, PORT, all_orders, begin, connection, connection_on, give_eid,
+};
 
 /// Two guests whose AF_SMC has an enterprise id.
 #[track_caller]

@@ -13,7 +13,7 @@ use virtio_ism_abi::event::{
 use virtio_ism_abi::{Gid, Status};
 
 use crate::backend::{Answer, Asked, Backend, record_bytes};
-use crate::ends::{End, begin, connection, connection_on, give_eid};
+use crate::ends::{End, PORT, begin, connection, connection_on, give_eid, pair};
 
 const LOAD: &str = "insmod /lib/modules/virtio_ism.ko";
 const UNLOAD: &str = "rmmod virtio_ism";
@@ -469,4 +469,26 @@ fn the_end_of_a_peer_is_told_again_to_a_kernel_that_had_no_memory_to_hear_it() {
     reload(&guest, server, client);
     assert_usable(&guest);
     guest.finish();
+}
+
+#[test]
+fn a_peer_that_lies_about_what_it_has_read_harms_only_its_connections() {
+    const CONNECTIONS: usize = 10;
+    let bed = Bed::new();
+    let [a, b] = pair(&bed);
+    let mut server = End::serve(&a, "linux");
+    let mut client = End::talk(&b, "linux", &a.ip());
+    begin(&mut client, "flood 0 1");
+    let (device, address) = (bed.port("liar"), format!("{}:{PORT}", a.ip()));
+    let device = device.display().to_string();
+    let mut liar = bed.rogue(&["lie", &device, &address, &CONNECTIONS.to_string()]);
+    println!("{}", liar.line());
+    for _ in 0..CONNECTIONS {
+        assert_ne!(server.report().error, "");
+    }
+    // Not before: AF_SMC keeps for ever what it was not asked for yet (docs/linux.md).
+    liar.kill();
+    connection_on("smc-d", &mut server, &mut client, "bulk 1000000 2");
+    drop((server, client));
+    Uml::finish_all([a, b]);
 }
