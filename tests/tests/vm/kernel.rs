@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use serde_json::json;
-use smc_tests::vm::ends::{End, all_orders, begin, connection_on, give_eid};
+use smc_tests::vm::ends::{End, PORT, all_orders, begin, connection_on, give_eid};
 use smc_tests::vm::figures::{BUFFERS, af_smc_next_to_tcp, set_buffers};
-use smc_tests::vm::{Bed, Guest, Vm};
+use smc_tests::vm::{Bed, Guest, Run, Vm};
 
 /// Connections at a time.
 const MANY: usize = 60;
@@ -119,6 +119,33 @@ fn an_unplugged_device_with_slabs_in_use_ends_its_connections_and_nothing_else()
     connection_on("tcp", &mut server, &mut client, "bulk 1000000 5");
     assert_eq!(a.counter("usable"), 1);
     [&a, &b].into_iter().for_each(Guest::assert_no_splats);
+    drop((server, client));
+    bed.assert_faultless();
+}
+
+#[test]
+fn a_peer_that_lies_in_slabs_harms_only_its_connections() {
+    const CONNECTIONS: usize = 10;
+    let bed = Bed::new();
+    // One device of the other guest is a usual peer's.
+    let [a, b] = bed.boot([vm("a"), Vm::named("b").another_ism()]);
+    load(&a, WINDOW);
+    let mut server = End::serve(&a, "linux");
+    let mut client = End::talk(&b, "rust:device=pci", &a.ip());
+    begin(&mut client, "flood 0 1");
+    let address = format!("{}:{PORT}", a.ip());
+    let n = CONNECTIONS.to_string();
+    let lie = Run::from(["smc-test-peer", "rogue", "lie", "pci", &address, &n]);
+    let mut liar = b.spawn(lie.open_stdin());
+    println!("{}", liar.line());
+    for _ in 0..CONNECTIONS {
+        assert_ne!(server.report().error, "");
+    }
+    // Not before: AF_SMC keeps for ever what it was not asked for yet (docs/linux.md).
+    liar.kill();
+    connection_on("smc-d", &mut server, &mut client, "bulk 1000000 2");
+    assert_eq!(a.counter("usable"), 1);
+    a.assert_no_splats();
     drop((server, client));
     bed.assert_faultless();
 }
