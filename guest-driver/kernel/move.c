@@ -61,6 +61,7 @@ static unsigned int vism_reap(struct vism_move_queue *queue, u64 *failed,
 		if (!slot)
 			break;
 		queue->outstanding--;
+		queue->stuck = false;
 		if (len < sizeof(slot->status) || READ_ONCE(slot->status)) {
 			queue->errors++;
 			failed[nfailed++] = slot->token;
@@ -189,10 +190,12 @@ static int vism_move_part(struct vism_move_queue *queue, u64 token, u16 mask,
 			rc = -EIO;
 			break;
 		}
-		if (!limit) {
+		if (!limit && !queue->stuck) {
 			queue->full++;
 			limit = ktime_get_ns() + VISM_FULL_MS * NSEC_PER_MSEC;
-		} else if (ktime_get_ns() > limit) {
+		} else if (queue->stuck || ktime_get_ns() > limit) {
+			/* Many connections would keep a processor for seconds. */
+			queue->stuck = true;
 			queue->dropped++;
 			rc = -EBUSY;
 			break;
@@ -327,4 +330,5 @@ void vism_move_exit(struct vism_move_queue *queue)
 	queue->free = NULL;
 	queue->nslots = 0;
 	queue->outstanding = 0;
+	queue->stuck = false;
 }

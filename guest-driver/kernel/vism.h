@@ -110,6 +110,7 @@ struct vism_slot {
  * @free: slots that the device does not have
  * @nslots: number of slots
  * @outstanding: number of slots that the device has
+ * @stuck: somebody has waited in vain since a slot came back last
  * @reaper: looks for late errors when nobody else does
  * @moves: moves that were posted
  * @bytes: payload of these
@@ -125,6 +126,7 @@ struct vism_move_queue {
 	struct vism_slot *free;
 	unsigned int nslots;
 	unsigned int outstanding;
+	bool stuck;
 	struct timer_list reaper;
 	u64 moves;
 	u64 bytes;
