@@ -179,10 +179,14 @@ pub fn connection_on(kind: &str, server: &mut End, client: &mut End, order: &str
 }
 
 /// Begins an order of a client that goes on in the background, on SMC-D.
+///
+/// The server has accepted it, since it has answered a connection behind it. AF_SMC forgets what is not
+/// accepted if the peer goes (docs/linux.md), and no report of it comes.
 #[track_caller]
-pub fn begin(client: &mut End, order: &str) {
+pub fn begin(server: &mut End, client: &mut End, order: &str) {
     client.order(&format!("{order} &"));
     assert_eq!(client.report().carrier.kind, "smc-d", "{order}");
+    connection_on("smc-d", server, client, "ping 1 1");
 }
 
 /// What [`all_orders`] does on a connection each.

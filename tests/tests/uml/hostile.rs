@@ -262,7 +262,7 @@ fn records_that_make_no_sense_disturb_no_connection() {
     let (backend, guest) = guest(&bed);
     guest.ok(LOAD);
     let (mut server, mut client) = ends(&guest);
-    begin(&mut client, "flood 0 1");
+    begin(&mut server, &mut client, "flood 0 1");
     let mut rng = Rng::new(24);
     for n in 0..2000_u32 {
         let mut record = [0_u8; EVENT_LEN];
@@ -322,8 +322,8 @@ fn a_broken_event_queue_ends_the_session_and_another_begins() {
     ];
     guest.ok(LOAD);
     for (n, (what, change)) in changes.into_iter().enumerate() {
-        let (server, mut client) = ends(&guest);
-        begin(&mut client, "flood 0 1");
+        let (mut server, mut client) = ends(&guest);
+        begin(&mut server, &mut client, "flood 0 1");
         let gid = backend.gid();
         backend.send(&[0xff_u8; EVENT_LEN], change);
         wait_for_log(&guest, what, "device failed: event queue broken", n + 1);
@@ -339,8 +339,8 @@ fn a_broken_event_queue_ends_the_session_and_another_begins() {
         ("the index runs away", |answer| answer.skip = 1000),
     ];
     for (what, change) in changes {
-        let (server, mut client) = ends(&guest);
-        begin(&mut client, "flood 0 1");
+        let (mut server, mut client) = ends(&guest);
+        begin(&mut server, &mut client, "flood 0 1");
         backend.send(&[0xff_u8; EVENT_LEN], change);
         eventually(what, || guest.counter("events_unknown") > 0);
         reload(&guest, server, client);
@@ -391,9 +391,9 @@ fn moves_that_are_refused_or_kept_harm_only_connections() {
     for (what, change, connections, counter) in cases {
         guest.ok(LOAD);
         let before = guest.console().matches(BROKEN).count();
-        let (server, mut client) = ends(&guest);
+        let (mut server, mut client) = ends(&guest);
         for _ in 0..connections {
-            begin(&mut client, "flood 0 1");
+            begin(&mut server, &mut client, "flood 0 1");
         }
         backend.spoil(move |asked, answer| {
             if asked == Asked::Move {
@@ -453,7 +453,7 @@ fn the_end_of_a_peer_is_told_again_to_a_kernel_that_had_no_memory_to_hear_it() {
     let (backend, guest) = guest(&bed);
     guest.ok(LOAD);
     let (mut server, mut client) = ends(&guest);
-    begin(&mut client, "stay 0 1");
+    begin(&mut server, &mut client, "stay 0 1");
     // Of its size, all allocations fail that may not wait.
     let script = format!(
         "cd {FAILING} && echo Y > cache-filter && echo Y > ignore-gfp-wait && echo -1 > times \
@@ -478,7 +478,7 @@ fn a_peer_that_lies_about_what_it_has_read_harms_only_its_connections() {
     let [a, b] = pair(&bed);
     let mut server = End::serve(&a, "linux");
     let mut client = End::talk(&b, "linux", &a.ip());
-    begin(&mut client, "flood 0 1");
+    begin(&mut server, &mut client, "flood 0 1");
     let (device, address) = (bed.port("liar"), format!("{}:{PORT}", a.ip()));
     let device = device.display().to_string();
     let mut liar = bed.rogue(&["lie", &device, &address, &CONNECTIONS.to_string()]);

@@ -31,7 +31,7 @@ fn the_module_is_removed_under_connections() {
     let [a, b] = pair(&bed);
     let mut server = End::serve(&a, "linux");
     let mut client = End::talk(&b, "linux", &a.ip());
-    begin(&mut client, "flood 0 1");
+    begin(&mut server, &mut client, "flood 0 1");
     b.ok("rmmod virtio_ism");
     let start = Instant::now();
     assert_ne!(client.report().error, "", "its connection has ended");
@@ -50,7 +50,7 @@ fn the_driver_is_unbound_under_load_and_bound_again() {
     let mut server = End::serve(&a, "linux");
     let mut client = End::talk(&b, "linux", &a.ip());
     for _ in 0..3 {
-        begin(&mut client, "flood 0 1");
+        begin(&mut server, &mut client, "flood 0 1");
         b.ok("cd /sys/bus/virtio/drivers/virtio_ism && echo virtio? > unbind");
         assert_eq!(b.ok("ls /sys/class/dibs"), "");
         assert_ne!(client.report().error, "", "its connection has ended");
@@ -70,8 +70,8 @@ fn removal_waits_for_a_program_that_keeps_its_connection_open() {
     let [a, b] = pair(&bed);
     let mut server = End::serve(&a, "linux");
     let mut client = End::talk(&b, "linux", &a.ip());
-    begin(&mut client, "flood 0 1");
-    begin(&mut client, "stay 0 2");
+    begin(&mut server, &mut client, "flood 0 1");
+    begin(&mut server, &mut client, "stay 0 2");
     let removal = b.spawn("rmmod virtio_ism");
     assert_ne!(client.report().error, "", "the one that sends has ended");
     // At the other end both have.
@@ -96,7 +96,7 @@ fn a_client_that_is_killed_is_missed_and_leaves_nothing() {
     for seed in 0..5 {
         let mut client = End::talk(&b, "linux", &a.ip());
         for _ in 0..3 {
-            begin(&mut client, &format!("flood 0 {seed}"));
+            begin(&mut server, &mut client, &format!("flood 0 {seed}"));
         }
         client.kill();
         for _ in 0..3 {
@@ -116,7 +116,7 @@ fn a_guest_that_is_killed_is_missed_and_others_go_on() {
     let [a, b] = pair(&bed);
     let mut server = End::serve(&a, "linux");
     let mut client = End::talk(&b, "linux", &a.ip());
-    begin(&mut client, "flood 0 1");
+    begin(&mut server, &mut client, "flood 0 1");
     b.kill();
     let start = Instant::now();
     let there = server.report();
@@ -139,7 +139,7 @@ fn a_killed_daemon_ends_connections_and_its_successor_serves_new_guests() {
     let [a, b] = &guests;
     let mut server = End::serve(a, "linux");
     let mut client = End::talk(b, "linux", &a.ip());
-    begin(&mut client, "flood 0 1");
+    begin(&mut server, &mut client, "flood 0 1");
     bed.kill_daemon();
     let start = Instant::now();
     client.report();

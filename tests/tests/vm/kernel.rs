@@ -105,7 +105,7 @@ fn an_unplugged_device_with_slabs_in_use_ends_its_connections_and_nothing_else()
     // Both directions, and more than one DMB in a slab.
     let floods = ["flood 0 2", "pour 0 3", "flood 0 4"];
     for order in floods {
-        begin(&mut client, order);
+        begin(&mut server, &mut client, order);
     }
     assert!(b.counter("store_bytes") > 0, "it stores into slabs");
     b.qmp_with("device_del", &json!({ "id": "plug0" }));
@@ -132,7 +132,7 @@ fn a_peer_that_lies_in_slabs_harms_only_its_connections() {
     load(&a, WINDOW);
     let mut server = End::serve(&a, "linux");
     let mut client = End::talk(&b, "rust:device=pci", &a.ip());
-    begin(&mut client, "flood 0 1");
+    begin(&mut server, &mut client, "flood 0 1");
     let address = format!("{}:{PORT}", a.ip());
     let n = CONNECTIONS.to_string();
     let lie = Run::from(["smc-test-peer", "rogue", "lie", "pci", &address, &n]);
