@@ -23,25 +23,26 @@ impl Allocation {
     /// The kernel has no fault injection, or debugfs is not mounted.
     pub fn first() -> io::Result<Allocation> {
         fs::write(format!("{DEBUGFS}/failslab/cache-filter"), "N")?;
-        Allocation::new()
+        Allocation::new("0")
     }
 
-    /// As [`Allocation::first`] of those of whole pages; those of slabs do not count.
+    /// As [`Allocation::first`] of those of two pages and more; those of slabs do not count. Single pages
+    /// may be a slab's, and when it takes one is chance.
     ///
     /// # Errors
     /// As [`Allocation::first`].
     pub fn first_of_pages() -> io::Result<Allocation> {
         // No slab is marked as one of which allocations fail.
         fs::write(format!("{DEBUGFS}/failslab/cache-filter"), "Y")?;
-        Allocation::new()
+        Allocation::new("1")
     }
 
-    fn new() -> io::Result<Allocation> {
+    fn new(min_order: &str) -> io::Result<Allocation> {
         for name in ["failslab", "fail_page_alloc"] {
             fs::write(format!("{DEBUGFS}/{name}/ignore-gfp-wait"), "N")?;
             fs::write(format!("{DEBUGFS}/{name}/verbose"), "0")?;
         }
-        fs::write(format!("{DEBUGFS}/fail_page_alloc/min-order"), "0")?;
+        fs::write(format!("{DEBUGFS}/fail_page_alloc/min-order"), min_order)?;
         let nth = OpenOptions::new().read(true).write(true).open("/proc/thread-self/fail-nth")?;
         Ok(Allocation { nth, number: 0 })
     }
@@ -69,26 +70,25 @@ impl Allocation {
     }
 }
 
-/// Writes `text` to `file` once for each allocation of pages that this takes, which fails; where that succeeds
-/// all the same, and at the end, writes it to `undo`. How many allocations there were, and how many
-/// writes failed.
+/// Writes `text` to `file` once for each of the first `n` allocations of pages that this takes, which
+/// fails, and once more. Where that succeeds, writes it to `undo`. How many writes failed.
 ///
 /// # Errors
 /// A file cannot be written when no allocation fails.
-pub(super) fn fail_writes(file: &str, text: &str, undo: &str) -> io::Result<(u32, u32)> {
+pub(super) fn fail_writes(file: &str, text: &str, undo: &str, n: u32) -> io::Result<u32> {
     let open = |path| OpenOptions::new().write(true).open(path);
     let (file, undo) = (open(file)?, open(undo)?);
     let mut allocation = Allocation::first_of_pages()?;
     let mut failed = 0;
-    loop {
+    while allocation.number() < n {
         let (result, was_last) = allocation.fail(|| file.write_all_at(text.as_bytes(), 0))?;
         match result {
             Ok(()) => undo.write_all_at(text.as_bytes(), 0)?,
             Err(error) if was_last => return Err(error),
             Err(_) => failed += 1,
         }
-        if was_last {
-            return Ok((allocation.number(), failed));
-        }
     }
+    file.write_all_at(text.as_bytes(), 0)?;
+    undo.write_all_at(text.as_bytes(), 0)?;
+    Ok(failed)
 }

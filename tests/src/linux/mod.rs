@@ -38,9 +38,9 @@ pub struct Smc {
 /// ueid NAME            adds an enterprise id
 /// no-ueids             forgets them
 /// set VARIABLE VALUE   a variable of /proc/sys/net/smc
-/// fail-writes FILE TEXT UNDO
-///                      writes TEXT to FILE once for each allocation of pages in that, which fails;
-///                      when that succeeds, TEXT goes to UNDO: says how many there were and failed
+/// fail-writes FILE TEXT UNDO N
+///                      writes TEXT to FILE once for each of the first N allocations of pages in
+///                      that, which fails; when that succeeds, TEXT goes to UNDO: says how many failed
 /// ```
 ///
 /// # Panics
@@ -62,9 +62,9 @@ pub fn run(args: &[&str], say: fn(&str)) {
         ["set", name, value] => {
             kernel::set(name, value).unwrap_or_else(|e| panic!("{name} = {value}: {e}"));
         }
-        ["fail-writes", file, text, undo] => {
-            let (all, failed) = allocations::fail_writes(file, text, undo).unwrap();
-            say(&format!("{all} allocations, {failed} failed"));
+        ["fail-writes", file, text, undo, n] => {
+            let failed = allocations::fail_writes(file, text, undo, n.parse().unwrap()).unwrap();
+            say(&format!("{failed} writes failed"));
         }
         _ => panic!("unknown arguments: {args:?}"),
     }

@@ -1,5 +1,5 @@
-//! Allocations that fail: each one of pages when the driver gets a device, and each one of a program that
-//! connects.
+//! Allocations that fail: each of the first 100 of pages when the driver gets a device, and each one of a
+//! program that connects.
 //!
 //! Those of slabs do not fail when the driver gets a device: user-mode Linux would not release what it has
 //! for an interrupt whose allocation has failed, and warn the next time.
@@ -28,11 +28,12 @@ fn a_device_is_probed_although_any_allocation_may_fail() {
     let driver = "/sys/bus/virtio/drivers/virtio_ism";
     let (bind, unbind) = (format!("{driver}/bind"), format!("{driver}/unbind"));
     let device = guest.ok("ls /sys/bus/virtio/devices").trim().to_owned();
-    let run = Run::from(["smc-test-peer", "linux", "fail-writes", &bind, &device, &unbind]);
-    let said = guest.ok(run.within(LIMIT));
+    // Queues, and most of 128 slots of moves; a slab does with fewer pages. What follows these is AF_SMC's,
+    // which panics later if it had none (docs/linux.md).
+    let fail = ["smc-test-peer", "linux", "fail-writes", &bind, &device, &unbind, "100"];
+    let said = guest.ok(Run::from(fail).within(LIMIT));
     println!("{said}");
-    // The slots of moves, and the queues.
-    assert!(number(&said) > 128, "{said}");
+    assert!(number(&said) > 80, "{said}");
     guest.ok(["sh", "-c", &format!("echo {device} > {bind}")]);
     let mut server = End::serve(&guest, "linux");
     let mut client = End::talk(&guest, "linux", &guest.ip());
