@@ -1,10 +1,51 @@
 //! `cargo xtask vm perf --programs`: programs of the distribution as they are, in two guests that find each
 //! other by TCP option 254, on SMC-D and on the TCP of the same guests. The two take turns, several times;
-//! the medians are compared. The argument is how often.
+//! the medians are compared. Arguments: how often, and "kernel" for the kernel's AF_SMC by its driver
+//! instead of this project's stack.
 #![allow(clippy::unwrap_used, reason = "it ends at its first surprise")]
 
+use smc_tests::vm::ends::give_eid;
 use smc_tests::vm::unmodified::{WEB_ROOT, after, guests, on, serve, smc_d, web_server};
-use smc_tests::vm::{Bed, Guest};
+use smc_tests::vm::{Bed, Guest, Vm};
+
+/// Whose SMC-D it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stack {
+    Process,
+    Kernel,
+}
+
+impl Stack {
+    /// Two guests with the programs. `None`: the programs are not there.
+    fn guests(self, bed: &Bed) -> Option<[Guest; 2]> {
+        if self == Stack::Process {
+            return guests(bed, 1);
+        }
+        let vm = |name| Vm::named(name).programs().mem("1G").append("ism.bind=no");
+        let guests = Vm::has_programs().then(|| bed.boot(["a", "b"].map(vm)))?;
+        for guest in &guests {
+            guest.ok("insmod /lib/modules/virtio_ism.ko");
+            give_eid(guest);
+        }
+        Some(guests)
+    }
+
+    /// The command line that puts a program on SMC-D, if it is to be.
+    fn on(self, smc: bool, program: &str) -> String {
+        match self {
+            Stack::Kernel if smc => format!("smc run --stack kernel --strict {program}"),
+            _ => on(smc, program),
+        }
+    }
+
+    /// What grows if SMC-D carries something to or from a guest.
+    fn carried(self, guest: &Guest) -> u64 {
+        match self {
+            Stack::Process => smc_d(guest),
+            Stack::Kernel => guest.counter("store_bytes") + guest.counter("move_bytes"),
+        }
+    }
+}
 
 /// A program's own figure; more is better.
 struct Measure {
@@ -84,7 +125,9 @@ fn received(text: &str) -> f64 {
 fn main() {
     let runs: usize = std::env::args().nth(1).map_or(3, |text| text.parse().unwrap());
     let bed = Bed::new();
-    let Some([a, b]) = guests(&bed, 1) else {
+    let kernel = std::env::args().nth(2).is_some_and(|text| text == "kernel");
+    let stack = if kernel { Stack::Kernel } else { Stack::Process };
+    let Some([a, b]) = stack.guests(&bed) else {
         eprintln!("vm-perf-programs: the programs are not installed, see above");
         std::process::exit(1);
     };
@@ -96,7 +139,8 @@ fn main() {
     println!("{:22}  {:10}  {:>27}  {:>27}  ratio", title[0], title[1], title[2], title[3]);
     let mut ports = PORTS;
     for measure in &MEASURES {
-        let [smc, tcp] = compare(measure, [&a, &b], [(); 2].map(|()| ports.next().unwrap()), runs);
+        let ports = [(); 2].map(|()| ports.next().unwrap());
+        let [smc, tcp] = compare(stack, measure, [&a, &b], ports, runs);
         let ratio = median(&smc) / median(&tcp);
         let Measure { name, unit, .. } = measure;
         println!("{name:22}  {unit:10}  {:>27}  {:>27}  {ratio:5.2}", cell(&smc), cell(&tcp));
@@ -104,17 +148,23 @@ fn main() {
 }
 
 /// Figures on SMC and on TCP, sorted.
-fn compare(measure: &Measure, [a, b]: [&Guest; 2], ports: [u16; 2], runs: usize) -> [Vec<f64>; 2] {
+fn compare(
+    stack: Stack,
+    measure: &Measure,
+    [a, b]: [&Guest; 2],
+    ports: [u16; 2],
+    runs: usize,
+) -> [Vec<f64>; 2] {
     let ends = [true, false];
-    let servers = [0, 1].map(|end| serve(a, &on(ends[end], measure.server), ports[end]));
+    let servers = [0, 1].map(|end| serve(a, &stack.on(ends[end], measure.server), ports[end]));
     let mut figures = [Vec::new(), Vec::new()];
     // One run that is not counted warms both up.
     for run in 0..=runs {
         for (end, smc) in ends.into_iter().enumerate() {
-            let before = smc_d(a);
-            let client = on(smc, &measure.client.replace("PORT", &ports[end].to_string()));
+            let before = stack.carried(a);
+            let client = stack.on(smc, &measure.client.replace("PORT", &ports[end].to_string()));
             let figure = (measure.figure)(&b.ok(client.as_str()));
-            assert_eq!(smc_d(a) > before, smc, "{client}: what carried it?");
+            assert_eq!(stack.carried(a) > before, smc, "{client}: what carried it?");
             if run > 0 {
                 figures[end].push(figure);
             }

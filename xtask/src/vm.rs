@@ -74,8 +74,8 @@ enum What {
         /// there is one, is the number of runs.
         #[arg(long)]
         rdma: bool,
-        /// Programs of the distribution as they are, on SMC-D next to TCP. The argument, if there is one, is
-        /// the number of runs.
+        /// Programs of the distribution as they are, on SMC-D next to TCP. Arguments, if there are any: the
+        /// number of runs, and "kernel" for the kernel's AF_SMC.
         #[arg(long, conflicts_with = "rdma")]
         programs: bool,
         /// Further arguments of "smc perf --to", such as "bulk --runs 3 --json".
