@@ -18,10 +18,10 @@ cd "$(dirname "$0")/../../.."
 
 quick=(iperf3 redis-server redis-tools nginx-light wrk curl memcached libmemcached-tools
        openssh-server openssh-client openssl iproute2 git haproxy socat whois rsync python3 bsdutils
-       gunicorn)
+       gunicorn apache2-utils)
 all=("${quick[@]}" postgresql golang-go nodejs default-jdk-headless gdb
      ncat netcat-openbsd vsftpd lftp mosquitto mosquitto-clients
-     python3-gevent uvicorn python3-uvloop apache2-bin apache2-utils
+     python3-gevent uvicorn python3-uvloop apache2-bin
      mariadb-server mariadb-client sysbench rabbitmq-server amqp-tools openmpi-bin python3-mpi4py)
 quick_tests=(iperf3 redis nginx memcached ssh haproxy git socat bash logger whois rsync echo::)
 
