@@ -85,22 +85,22 @@ impl Write for Lines {
             DROPPED.fetch_add(1, Ordering::Relaxed);
             return Ok(line.len());
         }
-        let dropped = DROPPED.swap(0, Ordering::Relaxed);
-        if dropped > 0 {
-            let level = if is_journal() { priority(Level::WARN) } else { "" };
-            let note = format!(
-                "{level}vhost-device-ism: nobody read the log, so {dropped} lines of it are missing\n"
-            );
-            stream.write_all(note.as_bytes())?;
-            if !is_writable(&stream) {
-                DROPPED.fetch_add(1, Ordering::Relaxed);
-                return Ok(line.len());
+        let mut text = match DROPPED.swap(0, Ordering::Relaxed) {
+            0 => Vec::new(),
+            dropped => {
+                let level = if is_journal() { priority(Level::WARN) } else { "" };
+                format!(
+                    "{level}vhost-device-ism: nobody read the log: {dropped} lines are missing\n"
+                )
+                .into_bytes()
             }
+        };
+        text.extend_from_slice(line);
+        if text.len() > LINE_MAX {
+            text.truncate(LINE_MAX - 1);
+            text.push(b'\n');
         }
-        match line.get(..LINE_MAX - 1) {
-            Some(head) if line.len() > LINE_MAX => stream.write_all(&[head, b"\n"].concat())?,
-            _ => stream.write_all(line)?,
-        }
+        stream.write_all(&text)?;
         Ok(line.len())
     }
 

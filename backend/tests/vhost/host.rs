@@ -95,7 +95,7 @@ fn a_log_whose_reader_is_stuck_stops_nobody() {
     let mut log = String::new();
     read.read_to_string(&mut log).unwrap();
     let (first, rest) = log.split_once('\n').unwrap();
-    assert!(first.starts_with("vhost-device-ism: nobody read the log, so "), "{log}");
+    assert!(first.starts_with("vhost-device-ism: nobody read the log: "), "{log}");
     assert!(rest.contains("ending"), "{log}");
 }
 

@@ -119,51 +119,36 @@ impl Guest {
     #[track_caller]
     fn sent(&self) -> Moved {
         let mut qmp = self.machine.qmp.lock().unwrap_or_else(PoisonError::into_inner);
-        let end = Instant::now() + LIMIT;
-        loop {
-            let now = self.ask(&mut qmp, "query-migrate");
-            match now["status"].as_str() {
-                Some("completed") => {
-                    let millis =
-                        |name: &str| Duration::from_millis(now[name].as_u64().unwrap_or_default());
-                    let bytes = now["ram"]["transferred"].as_u64().unwrap_or_default();
-                    let (total, downtime) = (millis("total-time"), millis("downtime"));
-                    return Moved { total, downtime, bytes };
-                }
-                Some("failed" | "cancelled") => panic!("{} is not migrated: {now}", self.vm.name),
-                _ => {}
-            }
-            assert!(
-                Instant::now() < end,
-                "{} is not migrated within {LIMIT:?}: {now}",
-                self.vm.name
-            );
-            thread::sleep(LOOK);
-        }
+        let ended = self.poll(&mut qmp, "query-migrate", |now| match now["status"].as_str() {
+            Some("failed" | "cancelled") => panic!("{} is not migrated: {now}", self.vm.name),
+            status => status == Some("completed"),
+        });
+        let millis = |name: &str| Duration::from_millis(ended[name].as_u64().unwrap_or_default());
+        let (total, downtime) = (millis("total-time"), millis("downtime"));
+        let bytes = ended["ram"]["transferred"].as_u64().unwrap_or_default();
+        Moved { total, downtime, bytes }
     }
 
     /// Waits until the QEMU that gets it says so of it.
     #[track_caller]
     fn wait_until(&self, qmp: &mut Qmp, wanted: &str) {
-        let end = Instant::now() + LIMIT;
-        loop {
-            let now = self.ask(qmp, "query-status");
-            if now["status"] == wanted {
-                return;
-            }
-            assert!(
-                Instant::now() < end,
-                "{} is not {wanted} within {LIMIT:?}: {now}",
-                self.vm.name
-            );
-            thread::sleep(LOOK);
-        }
+        self.poll(qmp, "query-status", |now| now["status"] == wanted);
     }
 
+    /// Asks QEMU again and again until the answer is the one: that answer.
     #[track_caller]
-    fn ask(&self, qmp: &mut Qmp, command: &str) -> Value {
-        let answer = qmp.command(command, &json!({}));
-        answer.unwrap_or_else(|error| panic!("{}: {command}: {error}", self.vm.name))
+    fn poll(&self, qmp: &mut Qmp, command: &str, done: impl Fn(&Value) -> bool) -> Value {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let now = qmp.command(command, &json!({}));
+            let now = now.unwrap_or_else(|error| panic!("{}: {command}: {error}", self.vm.name));
+            if done(&now) {
+                return now;
+            }
+            let in_time = Instant::now() < end;
+            assert!(in_time, "{}: {command} within {LIMIT:?}: {now}", self.vm.name);
+            thread::sleep(LOOK);
+        }
     }
 
     /// It is in another QEMU now.
