@@ -72,6 +72,11 @@ impl ClientHandshake {
         }
     }
 
+    /// Whether the client has sent its Proposal.
+    pub(crate) fn has_proposed(&self) -> bool {
+        !matches!(self.stage, Stage::Proposal { .. })
+    }
+
     /// Whether the Proposal is sent, and no byte of the answer is taken.
     pub(crate) fn only_waits(&self) -> bool {
         matches!(&self.stage, Stage::Accept(_, reader) if reader.is_empty())

@@ -138,8 +138,11 @@ impl Outgoing {
             return Err(Broken::Io(io::ErrorKind::NotConnected.into()));
         };
         let current = self.stack.current();
+        // A Proposal that is out has an answer, which would be data otherwise. Without a device an
+        // Accept is declined.
         if let Some(why) = current.no_device()
             && !self.awaited
+            && !self.handshake.has_proposed()
         {
             return Ok(Some(Outcome::Tcp(why)));
         }

@@ -9,5 +9,6 @@ mod half_open;
 mod handshake;
 mod hostile;
 mod killed;
+mod settled;
 mod support;
 mod vanish;
