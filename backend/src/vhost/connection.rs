@@ -27,6 +27,7 @@ use super::chain::{MAX_DESCRIPTORS, PendingReply, Scratch};
 use super::counted_threads::CountedThreads;
 use super::faults::{Fault, Faults};
 use super::guest_memory;
+use super::last_moves::LastMoves;
 use super::mapper::{Answer, Job, MapObserver, Mapper, Overdue};
 use super::notifier::Notifier;
 use super::processor_account::{IDLE_KICK, ProcessorAccount};
@@ -101,6 +102,7 @@ pub(super) struct Connection {
     link: Mutex<Option<ShutdownHandle>>,
     closing: AtomicBool,
     exiting: AtomicBool,
+    pub(super) last_moves: LastMoves,
     window: Mutex<WindowState>,
     stopped: Mutex<StoppedRings>,
     timers: Timers,
@@ -157,6 +159,7 @@ impl Connection {
             link: Mutex::new(None),
             closing: AtomicBool::new(false),
             exiting: AtomicBool::new(false),
+            last_moves: LastMoves::default(),
             window: Mutex::default(),
             stopped: Mutex::default(),
             timers,
@@ -254,8 +257,10 @@ impl Connection {
         }
     }
 
-    /// Takes the device out of its fabric and ends the workers. Waits for none of them.
+    /// Takes the device out of its fabric and ends the workers. Waits for none of them, but for the
+    /// moves of a front end that has gone by itself.
     pub(super) fn end(&self) {
+        self.finish_moves(self.options.move_queues, || self.closing.load(Ordering::SeqCst));
         self.device.leave();
         self.exiting.store(true, Ordering::SeqCst);
         self.mapper.close();
@@ -449,10 +454,14 @@ impl Connection {
             self.on_queue(0, EVENT_QUEUE);
         }
         let mut queues = rescheduled.swap(0, Ordering::Acquire);
+        let marked = LastMoves::take_mark(worker, &mut queues);
         while queues != 0 {
             let queue = queues.trailing_zeros();
             queues &= queues - 1;
             self.on_queue(worker, queue as u16);
+        }
+        if marked {
+            self.on_mark(rescheduled.load(Ordering::Relaxed) != 0);
         }
         Ok(())
     }

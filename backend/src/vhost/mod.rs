@@ -45,6 +45,7 @@ mod eventfd;
 mod faults;
 mod guest_memory;
 mod inline_delivery;
+mod last_moves;
 mod mapper;
 pub(crate) mod notifier;
 #[allow(unsafe_code, reason = "no crate reads these socket options in a sound way")]
