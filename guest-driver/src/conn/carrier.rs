@@ -106,6 +106,34 @@ impl Carrier {
         }
     }
 
+    /// Whether the device lives and has said that the peer has left it. The processes on a loopback
+    /// fabric share a GID, so the loss of a buffer has to do there. RNICs say nothing of the kind: a
+    /// link fails in the same way whether its peer's process has ended or not.
+    pub(super) fn peer_has_left(&self) -> bool {
+        match self {
+            Carrier::D(pair) => pair.peer.has_left(),
+            Carrier::R(_) => false,
+        }
+    }
+
+    /// Whether the device may still report that the peer has left, while it has reported the loss of
+    /// the peer's buffer.
+    pub(super) fn may_hear_of_peer(&self) -> bool {
+        match self {
+            Carrier::D(pair) => !pair.own.dmb().is_device_gone() && !self.peer_has_left(),
+            Carrier::R(_) => false,
+        }
+    }
+
+    /// Asks the device whether the peer has left. That is a device command.
+    pub(super) fn ask_for_peer(&self) {
+        if let Carrier::D(pair) = self
+            && self.may_hear_of_peer()
+        {
+            pair.peer.ask_whether_left();
+        }
+    }
+
     /// The producer word and the consumer-and-flags word as the peer last stored them; the second
     /// loaded first, so that the producer word is at least as new as the flags.
     #[inline]

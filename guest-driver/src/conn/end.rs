@@ -14,7 +14,7 @@ use smc_core::connection::{Actions, Event, State};
 use smc_core::wire::cdc::StateFlags;
 
 use super::{ABORTED, Conn, Deadline, ENDED, NO_FAILURE, RESET, Tx};
-use crate::sys::{lock, poll_readable, reset_tcp};
+use crate::sys::{lock, poll_readable, reset_tcp, tcp_counts};
 
 impl Conn {
     /// `shutdown`, either half or both.
@@ -102,21 +102,26 @@ impl Conn {
     }
 
     /// TCP was reset. A peer that has closed before, of which this end has not heard yet, resets
-    /// TCP when its process ends, and nothing was lost. What has arrived can still be read, and the
-    /// end of data behind it if the peer has ended its direction, as on TCP.
+    /// TCP when its process ends, and nothing was lost.
     fn on_tcp_reset(&self) {
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
         if !tx.close.peer_flags().contains(StateFlags::CLOSED) {
-            if tx.close.peer_done() {
-                self.fail(ENDED);
-            }
-            let purged = self.purged.load(Ordering::Acquire);
-            self.step(&mut tx, Event::TcpReset);
-            self.purged.store(purged, Ordering::Release);
+            self.cut(&mut tx);
         }
         drop(tx);
         self.sync_readiness();
+    }
+
+    /// The connection ends by no word of the peer. What has arrived can still be read, and behind it
+    /// the end of data if the peer has ended its direction; else an error, as on TCP.
+    fn cut(&self, tx: &mut Tx) {
+        if tx.close.peer_done() {
+            self.fail(ENDED);
+        }
+        let purged = self.purged.load(Ordering::Acquire);
+        self.step(tx, Event::TcpReset);
+        self.purged.store(purged, Ordering::Release);
     }
 
     /// Ends the connection at once: the peer broke the protocol, or the application wants it.
@@ -128,6 +133,14 @@ impl Conn {
         self.step(tx, Event::Abort);
     }
 
+    /// Ends the connection if its carrier has failed and no event has said more since.
+    pub(super) fn check_carrier(&self) {
+        if self.carrier.has_failed() && !self.has_failed() {
+            self.carrier.ask_for_peer();
+            self.lost();
+        }
+    }
+
     /// The peer, its buffer or the device is gone.
     pub(super) fn lost(&self) {
         self.lost_locked(&mut self.tx());
@@ -135,10 +148,17 @@ impl Conn {
     }
 
     pub(super) fn lost_locked(&self, tx: &mut Tx) {
-        let purged = self.purged.load(Ordering::Acquire);
-        if self.end_by_loss(tx, true) {
-            // The bytes that arrived before are in own memory, so the application may read them.
-            self.purged.store(purged, Ordering::Release);
+        if !self.is_over_by_loss(tx) {
+            if self.is_end_of_process(tx) {
+                self.on_peer_flags(tx, StateFlags::CLOSED);
+                self.fail(ENDED);
+            } else {
+                self.reset_tcp();
+                self.cut(tx);
+                // No answer can come.
+                self.step(tx, Event::Timeout);
+                self.fail(RESET);
+            }
         }
         self.wake_all();
     }
@@ -146,46 +166,52 @@ impl Conn {
     /// The peer uses its buffer for another connection, so this one is over. Unread bytes count for
     /// nothing (RMB-23), unless the peer had closed in order.
     pub(super) fn taken(&self) {
-        self.end_by_loss(&mut self.tx(), false);
+        let mut tx = self.tx();
+        if !self.is_over_by_loss(&mut tx) {
+            self.reset_tcp();
+            self.step(&mut tx, Event::TcpReset);
+            self.step(&mut tx, Event::Timeout);
+            self.fail(RESET);
+        }
+        drop(tx);
         self.wake_all();
         self.sync_readiness();
     }
 
-    /// Nothing can be sent to the peer any more. `true`: that resets the connection.
-    ///
-    /// With `may_be_end` a peer whose process has ended may have come to an end of data: the kernel
-    /// has closed its TCP connection by a FIN, and it had read all that was written here. TCP
-    /// tells the application the same. A peer that was lost with its machine sends no FIN.
-    fn end_by_loss(&self, tx: &mut Tx, may_be_end: bool) -> bool {
+    /// Nothing can be sent to the peer any more. `true`: the peer had said its last word, so nothing
+    /// was lost.
+    fn is_over_by_loss(&self, tx: &mut Tx) -> bool {
         self.carrier.fail();
-        // The last words of the peer still count: after its "closed" nothing was lost.
         self.refresh_tx(tx);
-        let over = tx.close.state() == State::Closed;
-        if over || tx.close.peer_flags().contains(StateFlags::CLOSED) {
-            return false;
-        }
-        let has_read_all = tx.sender.in_flight() == 0 && self.carrier.has_memory();
-        if may_be_end && has_read_all && self.tcp_has_ended() {
-            self.on_peer_flags(tx, StateFlags::CLOSED);
-            self.fail(ENDED);
-            return false;
-        }
-        self.step(tx, Event::TcpReset);
-        // No answer can come.
-        self.step(tx, Event::Timeout);
-        self.fail(RESET);
-        true
+        tx.close.state() == State::Closed || tx.close.peer_flags().contains(StateFlags::CLOSED)
     }
 
-    /// Whether the peer's TCP has sent a FIN. The device may say that a process is gone a moment
-    /// before the kernel has closed the process's sockets.
+    /// Whether the peer's process has ended, and had read all that was written here: the device of
+    /// this end lives and has said that the peer left it, and the peer's kernel has closed its TCP
+    /// connection by a FIN. TCP tells the application of an end of data then. An end that has lost
+    /// its own device knows nothing of its peer; a peer that has lost its device, and lives, sends
+    /// an RST before its application learns of that; and one that was lost with its machine sends
+    /// nothing.
+    fn is_end_of_process(&self, tx: &mut Tx) -> bool {
+        if !self.carrier.peer_has_left() || tx.sender.in_flight() > 0 || !self.tcp_has_ended() {
+            return false;
+        }
+        // What the process wrote until its end, and whether it had read the last bytes.
+        self.refresh_tx(tx);
+        tx.sender.in_flight() == 0 && tx.queue.is_empty() && self.carrier.has_memory()
+    }
+
+    /// Whether the peer's TCP has sent a FIN, and no RST. The device may say that a process is gone a
+    /// moment before the kernel has closed the process's sockets.
     fn tcp_has_ended(&self) -> bool {
         let tcp = lock(&self.tcp);
         let Some(tcp) = &*tcp else { return false };
         let mut byte = [0u8; 1];
         loop {
             match peek(tcp, &mut byte) {
-                Ok(n) => return n == 0,
+                // The kernel says so of a connection that was reset, too, once the error was taken.
+                Ok(0) => return tcp_counts(tcp).is_ok_and(|counts| counts.state == CLOSE_WAIT),
+                Ok(_) => return false,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if !await_fin(tcp) {
                         return false;
@@ -193,6 +219,15 @@ impl Conn {
                 }
                 Err(_) => return false,
             }
+        }
+    }
+
+    /// Breaks the TCP connection by RST, so that the peer does not take the end of this process for
+    /// the end of its data. No call reports a failure before this is done, because the application
+    /// may close the connection or exit then.
+    pub(super) fn reset_tcp(&self) {
+        if let Some(tcp) = self.take_tcp() {
+            reset_tcp(tcp);
         }
     }
 
@@ -220,6 +255,9 @@ impl Conn {
         if !tx.close.can_write() {
             self.write_shut.store(true, Ordering::Release);
         }
+        if actions.contains(Actions::RESET_TCP) {
+            self.reset_tcp();
+        }
         for action in actions.each() {
             self.perform(tx, action);
         }
@@ -240,11 +278,6 @@ impl Conn {
             Actions::SEND_CLOSED | Actions::SEND_ABORT => self.publish_last(tx),
             // Woken under the lock, which they take when this thread has released it.
             Actions::WAKE_READERS | Actions::WAKE_WRITERS => self.wake_all(),
-            Actions::RESET_TCP => {
-                if let Some(tcp) = self.take_tcp() {
-                    reset_tcp(tcp);
-                }
-            }
             Actions::CLOSE_TCP => drop(self.take_tcp()),
             Actions::STOP_TIMER => tx.timer = None,
             Actions::START_CLOSE_TIMER => tx.timer = Some(Instant::now() + self.close_timeout),
@@ -253,13 +286,14 @@ impl Conn {
                 tx.timer = Some(Instant::now() + wait);
             }
             Actions::REUSE_BUFFER => self.reuse.store(true, Ordering::Relaxed),
-            // Without REUSE_BUFFER, the drop of the connection unregisters the buffer.
+            // RESET_TCP was done before. Without REUSE_BUFFER, the drop of the connection unregisters
+            // the buffer.
             _ => {}
         }
     }
 
     /// Makes calls fail from now on. The first failure stays.
-    fn fail(&self, failure: u8) {
+    pub(super) fn fail(&self, failure: u8) {
         let _ =
             self.failure.compare_exchange(NO_FAILURE, failure, Ordering::AcqRel, Ordering::Relaxed);
     }
@@ -287,6 +321,9 @@ impl Conn {
         }
     }
 }
+
+/// State of a TCP connection whose peer has sent a FIN, as in `include/net/tcp_states.h`.
+const CLOSE_WAIT: u8 = 8;
 
 /// How long all connections together wait for FINs of peers that are gone, in any second.
 const FIN_BUDGET: Duration = Duration::from_millis(50);

@@ -82,6 +82,8 @@ pub(super) struct Tx {
 /// The receive side.
 pub(super) struct Rx {
     receiver: Receiver,
+    /// No bytes will follow those that are here, and all of them could be read when this was found.
+    ended: bool,
     /// The peer's words at the last refresh.
     seen: [u64; 2],
     /// Number of bytes received.
@@ -186,7 +188,7 @@ impl Conn {
             deliveries: 0,
             queue: SendQueue::default(),
         };
-        let rx = Rx { receiver, seen: [producer, seen], total: 0, arrivals: 0 };
+        let rx = Rx { receiver, ended: false, seen: [producer, seen], total: 0, arrivals: 0 };
         let words = carrier.words();
         let conn = Arc::new(Conn {
             tx: Mutex::new(tx),
@@ -224,7 +226,7 @@ impl Conn {
         reactor.register(conn.carrier.registration(), Arc::downgrade(&conn));
         if conn.carrier.has_failed() {
             // The peer was lost before the reactor knew this connection.
-            conn.lost();
+            conn.check_carrier();
         }
         Ok(conn)
     }
@@ -411,11 +413,17 @@ impl ConnectionHandler for Conn {
         self.wake_sleepers();
         // A reset concerns a connection that no call waits on as well (CLOSE-28).
         self.check_tcp();
+        self.check_carrier();
         self.carrier.probe_peer();
     }
 
     fn on_lost(&self) {
-        self.lost();
+        // The device reports the buffers of a peer that leaves ahead of the peer itself.
+        if self.carrier.may_hear_of_peer() {
+            self.carrier.fail();
+        } else {
+            self.lost();
+        }
     }
 
     fn on_taken(&self) {

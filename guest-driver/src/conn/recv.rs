@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use smc_core::connection::{OobError, UpdateDecision, UrgentEvent, read_words};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
-use super::{Conn, Deadline, Rx, reader_view};
+use super::{Conn, Deadline, RESET, Rx, reader_view};
 use crate::reactor::DelayedUpdate;
 
 /// Most slices that one vectored read fills.
@@ -49,8 +49,11 @@ impl Conn {
                 }
                 if rx.receiver.readable() == 0 {
                     // What a peer wrote before it vanished or aborted is delivered before the error
-                    // is.
-                    self.check()?;
+                    // is, and nothing after it: a peer that has not heard yet may go on.
+                    if let Err(error) = self.check() {
+                        self.purged.store(true, Ordering::Release);
+                        return Err(error);
+                    }
                     if ended? || self.read_shut.load(Ordering::Acquire) {
                         return Ok(0);
                     }
@@ -98,12 +101,20 @@ impl Conn {
         // that are loaded later include the last bytes.
         let was_done = self.peer_done.load(Ordering::Acquire);
         let words = self.words();
-        if reader_view(words) == reader_view(rx.seen) {
-            return Ok(was_done);
+        let mut ended = was_done;
+        if reader_view(words) != reader_view(rx.seen) {
+            let flags = self.take_words(rx)?;
+            // Not `peer_done` of now: the send side may have set it after these words were loaded.
+            ended |= flags.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED);
         }
-        let flags = self.take_words(rx)?;
-        // Not `peer_done` of now: the send side may have set it after these words were loaded.
-        Ok(was_done || flags.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED))
+        if ended && !rx.ended {
+            // The words of memory that is gone say that nothing more has arrived.
+            if !self.carrier.has_memory() {
+                return Err(self.memory_lost());
+            }
+            rx.ended = true;
+        }
+        Ok(ended)
     }
 
     /// Takes the words as they are now and returns the state flags that belong to them.
@@ -176,6 +187,8 @@ impl Conn {
     /// Ends the connection: its buffer is gone with the device, and the last reads may be zeros.
     #[cold]
     fn memory_lost(&self) -> io::Error {
+        // Whatever the peer has said: not all of its bytes can be read.
+        self.fail(RESET);
         self.lost_locked(&mut self.tx());
         self.check().err().unwrap_or_else(|| io::ErrorKind::ConnectionReset.into())
     }

@@ -274,13 +274,20 @@ impl Conn {
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
         // Before the words, because the peer may offer its buffer again as soon as it sees them.
         self.release_peer_buffer();
-        if self.carrier.deliver(&[], words, true).is_ok() {
-            self.sent(tx, words);
+        match self.carrier.deliver(&[], words, true) {
+            Ok(()) => self.sent(tx, words),
+            // The peer must not take the FIN of a process that exits now for an end.
+            Err(_) => self.reset_tcp(),
         }
     }
 
     fn undeliverable(&self, tx: &mut Tx, error: DeliverError) -> io::Result<()> {
         tracing::debug!(peer = %self.carrier, %error, "the peer's buffer is gone");
+        if self.carrier.may_hear_of_peer() {
+            // The bytes count as written, as those that TCP sends to a peer that has ended just now.
+            self.carrier.fail();
+            return Ok(());
+        }
         self.lost_locked(tx);
         self.check()
     }

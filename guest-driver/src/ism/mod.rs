@@ -220,6 +220,17 @@ impl IsmDevice {
             .then_some(PeerFlags { window: flags & peer_flags::WINDOW != 0 }))
     }
 
+    /// Whether the device has said, not long ago, that a GID has left the fabric.
+    pub(crate) fn has_left(&self, gid: Gid) -> bool {
+        self.slabs.has_left(gid)
+    }
+
+    /// Notes that a GID has left the fabric, as [`query_gid`](Self::query_gid) has said before the
+    /// record came.
+    pub(crate) fn note_left(&self, gid: Gid) {
+        self.slabs.peer_is_gone(gid);
+    }
+
     /// Makes a zeroed DMB of `len` bytes that `user` may write. It lies in the window if both sides
     /// can map it and the options prefer that, else in guest memory.
     ///

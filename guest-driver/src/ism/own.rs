@@ -128,6 +128,11 @@ impl OwnDmb {
         [load(PRODUCER_WORD), consumer]
     }
 
+    /// Whether the device is gone or failed.
+    pub(crate) fn is_device_gone(&self) -> bool {
+        self.device.is_gone()
+    }
+
     /// Whether earlier reads of this DMB have read its bytes; see [`IsmDevice::has_memory`].
     #[inline]
     pub fn has_memory(&self) -> bool {

@@ -150,7 +150,11 @@ impl PeerDmb {
         // first.
         word(PRODUCER_WORD)?.store(producer, Ordering::Release);
         word(CONSUMER_WORD)?.store(consumer, Ordering::Release);
-        if signal { self.raise(placed) } else { Ok(()) }
+        if signal {
+            self.raise(placed)?;
+        }
+        // Stores into memory that went with the device are lost.
+        if self.device.has_memory() { Ok(()) } else { Err(QueueError::Gone.into()) }
     }
 
     /// Has the kernel map the pages up to the piece that ends here, and some more. Otherwise each page

@@ -266,10 +266,23 @@ impl Peer {
         Ok(free.then_some(buffer))
     }
 
-    /// Whether the device does not know the peer any more. Not to be had of peers on a loopback
-    /// fabric, which share a GID: any of them may have left.
-    fn has_left(&self) -> bool {
-        self.gid == self.device.gid() || matches!(self.device.query_gid(self.gid), Ok(None))
+    /// Asks the device whether it does not know the peer any more. Not to be had of peers on a
+    /// loopback fabric, which share a GID: any of them may have left.
+    pub(crate) fn ask_whether_left(&self) -> bool {
+        if self.gid == self.device.gid() {
+            return true;
+        }
+        let left = matches!(self.device.query_gid(self.gid), Ok(None));
+        if left {
+            self.device.note_left(self.gid);
+        }
+        left
+    }
+
+    /// Whether the device lives and has reported that the peer has left. Sends no command. On a
+    /// loopback fabric it may be any of those that share the GID.
+    pub(crate) fn has_left(&self) -> bool {
+        !self.device.is_gone() && (self.gid == self.device.gid() || self.device.has_left(self.gid))
     }
 
     /// As [`Peer::attach`], for a peer that has written into our DMB already. If it has left since,
@@ -280,7 +293,7 @@ impl Peer {
     pub(crate) fn attach_or_gone(&self, theirs: Dmbe) -> Result<Option<Arc<PeerBuffer>>, IsmError> {
         match self.attach(theirs) {
             Err(IsmError::Refused { op: Op::Attach, status: Status::Enoent })
-                if self.has_left() =>
+                if self.ask_whether_left() =>
             {
                 let (token, len) = (Token(theirs.token.0), theirs.size.bytes());
                 let dmb = self.device.gone_dmb(token, len, self.gid)?;

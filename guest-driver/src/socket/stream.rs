@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags, sockopt};
+use smc_core::handshake::{Awaited, HandshakeError};
 
 use super::statistics::TcpSocket;
 use super::{ConnectionInfo, KeepAlive, Stack};
@@ -64,6 +65,10 @@ impl SmcStream {
                     stack.count_broken();
                 }
                 match &broken {
+                    // A client may have confirmed just now: then SMC carries the connection for it.
+                    Broken::Handshake(HandshakeError::TimedOut { awaited: Awaited::Confirm }) => {
+                        sys::reset_tcp(tcp);
+                    }
                     // The peer sent nothing: an orderly close. All else resets the connection.
                     Broken::Handshake(error) if error.is_timeout() => drop(tcp),
                     // A reset could overtake the peer's read of the Decline.
