@@ -1,7 +1,12 @@
 //! A process to be killed by a test: a daemon, or one end of connections.
 //!
 //! ```text
-//! smc-test-peer daemon SOCKET...        says "ready"
+//! smc-test-peer daemon SOCKET...        says "ready"; does what its standard input says: "remove
+//!                                       GUEST", "stop"
+//! smc-test-peer pour FABRIC DEVICE ADDRESS SEED LIMIT
+//!                                       writes a pattern; at the first error drops the socket, says
+//!                                       "failed" and how many bytes it wrote, and ends; kills itself
+//!                                       after LIMIT bytes, unless that is 0
 //! smc-test-peer sink DEVICE             says its port, then "accepted smc" per connection; reads
 //! smc-test-peer source DEVICE ADDRESS   says "connected smc"; writes for ever
 //! smc-test-peer idle DEVICE ADDRESS     says "connected smc"; does nothing
@@ -30,6 +35,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use guest_driver::{Config, SmcListener, SmcStream, Stack};
+use smc_tests::Fabric;
 use vhost_device_ism::{Config as DaemonConfig, Daemon, config::GuestSpec};
 
 fn say(line: &str) {
@@ -75,14 +81,42 @@ fn connect_with(config: Config, address: &str) -> SmcStream {
     stream
 }
 
+fn pour(fabric: &str, device: &str, address: &str, [seed, limit]: [u64; 2]) {
+    let fabric = if fabric == "move" { Fabric::Move } else { Fabric::Window };
+    let stream = connect_with(fabric.config(1, device), address);
+    let (mut block, mut done) = (vec![0; 16 << 10], 0);
+    loop {
+        smc_tests::bytes::fill(seed, done, &mut block);
+        match stream.send(&block) {
+            Ok(n) => done += n,
+            Err(_) => break,
+        }
+        if limit > 0 && done as u64 >= limit {
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+                .unwrap();
+        }
+    }
+    drop(stream);
+    say(&format!("failed {done}"));
+    std::process::exit(0);
+}
+
 fn work(args: &[&str]) {
     match *args {
         ["daemon", ref sockets @ ..] => {
             let guests = sockets.iter().map(GuestSpec::new).collect();
             let daemon = Daemon::start(DaemonConfig { guests, ..DaemonConfig::default() }).unwrap();
             say("ready");
-            std::thread::park();
-            drop(daemon);
+            for line in std::io::stdin().lines().map_while(Result::ok) {
+                match line.split_once(' ') {
+                    Some(("remove", guest)) => drop(daemon.remove_guest(guest).unwrap()),
+                    _ => break,
+                }
+            }
+            daemon.stop();
+        }
+        ["pour", fabric, device, address, seed, limit] => {
+            pour(fabric, device, address, [seed, limit].map(|number| number.parse().unwrap()));
         }
         ["sink", device] => sink(device),
         ["source", device, address] => {
@@ -150,7 +184,8 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // Started by a shell in another machine, it may have no standard input.
-    let own_end = ["agent", "serve", "talk", "rogue", "probe", "rdma", "linux", "interop"];
+    let own_end =
+        ["daemon", "agent", "serve", "talk", "rogue", "probe", "rdma", "linux", "interop"];
     let own_end = args.first().is_some_and(|word| own_end.contains(word));
     if !own_end || args.last() == Some(&"while-stdin") {
         std::thread::spawn(|| {

@@ -5,6 +5,7 @@
 mod asleep;
 mod damage;
 mod doorbell;
+mod ends;
 mod half_open;
 mod handshake;
 mod hostile;
