@@ -66,6 +66,15 @@ impl<C: ConnectionHandler> Reactor<C> {
         extra: Option<BorrowedFd<'_>>,
     ) {
         clear_interrupted();
+        if self.is_lost() {
+            // No event will come, and the source would say at once that there is one.
+            let timeout = limit.map_or(wait::RECHECK_INTERVAL, |(_, timeout)| timeout);
+            match extra {
+                None => waiter.sleep(count, Some(timeout)),
+                Some(extra) => waiter.sleep_on(extra, count, Some(timeout)),
+            }
+            return;
+        }
         if let Some(leadership) = self.try_lead(CALLER) {
             self.lead_until(leadership, waiter, count, limit, extra);
             return;
@@ -117,7 +126,8 @@ impl<C: ConnectionHandler> Reactor<C> {
                 self.dispatch();
                 has_polled = true;
             }
-            if waiter.is_woken(count) || self.pollables.load(Ordering::SeqCst) > 0 {
+            let has_to_stop = self.is_lost() || self.pollables.load(Ordering::SeqCst) > 0;
+            if waiter.is_woken(count) || has_to_stop {
                 break;
             }
             if std::mem::take(&mut slept) {
