@@ -119,9 +119,7 @@ impl Conn {
         if tx.close.peer_done() {
             self.fail(ENDED);
         }
-        let purged = self.purged.load(Ordering::Acquire);
-        self.step(tx, Event::TcpReset);
-        self.purged.store(purged, Ordering::Release);
+        self.step_and_keep(tx, Event::TcpReset);
     }
 
     /// Ends the connection at once: the peer broke the protocol, or the application wants it.
@@ -240,11 +238,9 @@ impl Conn {
 
     /// The peer's state flags have changed.
     pub(super) fn on_peer_flags(&self, tx: &mut Tx, flags: StateFlags) {
-        let purged = self.purged.load(Ordering::Acquire);
-        self.step(tx, Event::Peer { flags, unsent: !tx.queue.is_empty() });
         // TCP delivers what came before a reset, and so does this end, although CLOSE-26 would let
         // it throw the bytes away.
-        self.purged.store(purged, Ordering::Release);
+        self.step_and_keep(tx, Event::Peer { flags, unsent: !tx.queue.is_empty() });
         if tx.close.peer_done() {
             self.peer_done.store(true, Ordering::Release);
         }
@@ -252,6 +248,19 @@ impl Conn {
 
     pub(super) fn step(&self, tx: &mut Tx, event: Event) {
         let actions = tx.close.on(event);
+        self.carry_out(tx, actions);
+    }
+
+    /// As [`Conn::step`], but what has arrived can still be read.
+    fn step_and_keep(&self, tx: &mut Tx, event: Event) {
+        let actions = tx.close.on(event);
+        if actions.contains(Actions::PURGE) {
+            self.discard_held(tx);
+        }
+        self.carry_out(tx, actions - Actions::PURGE);
+    }
+
+    fn carry_out(&self, tx: &mut Tx, actions: Actions) {
         if !tx.close.can_write() {
             self.write_shut.store(true, Ordering::Release);
         }

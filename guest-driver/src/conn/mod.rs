@@ -84,6 +84,8 @@ pub(super) struct Rx {
     receiver: Receiver,
     /// No bytes will follow those that are here, and all of them could be read when this was found.
     ended: bool,
+    /// A read has reported the failure of the connection, so none returns bytes any more.
+    failed: bool,
     /// The peer's words at the last refresh.
     seen: [u64; 2],
     /// Number of bytes received.
@@ -188,7 +190,14 @@ impl Conn {
             deliveries: 0,
             queue: SendQueue::default(),
         };
-        let rx = Rx { receiver, ended: false, seen: [producer, seen], total: 0, arrivals: 0 };
+        let rx = Rx {
+            receiver,
+            ended: false,
+            failed: false,
+            seen: [producer, seen],
+            total: 0,
+            arrivals: 0,
+        };
         let words = carrier.words();
         let conn = Arc::new(Conn {
             tx: Mutex::new(tx),

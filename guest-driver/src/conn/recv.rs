@@ -39,7 +39,7 @@ impl Conn {
         }
         let mut rx = self.rx();
         loop {
-            if self.purged.load(Ordering::Acquire) {
+            if rx.failed || self.purged.load(Ordering::Acquire) {
                 self.check()?;
             }
             if (rx.receiver.readable() as usize) < wanted {
@@ -50,10 +50,7 @@ impl Conn {
                 if rx.receiver.readable() == 0 {
                     // What a peer wrote before it vanished or aborted is delivered before the error
                     // is, and nothing after it: a peer that has not heard yet may go on.
-                    if let Err(error) = self.check() {
-                        self.purged.store(true, Ordering::Release);
-                        return Err(error);
-                    }
+                    self.check().inspect_err(|_| rx.failed = true)?;
                     if ended? || self.read_shut.load(Ordering::Acquire) {
                         return Ok(0);
                     }
