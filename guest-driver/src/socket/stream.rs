@@ -361,6 +361,14 @@ impl SmcStream {
         }
     }
 
+    /// Resets the connection, as a close with a linger time of zero does. SMC only: nothing happens to
+    /// a TCP connection.
+    pub fn reset(&self) {
+        if let Kind::Smc(conn) = &self.shared.kind {
+            conn.close(true);
+        }
+    }
+
     /// Whether calls return `WouldBlock` instead of waiting.
     ///
     /// # Errors

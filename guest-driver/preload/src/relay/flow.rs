@@ -3,13 +3,15 @@
 
 use std::io::Read;
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use guest_driver::{ChangeToken, PendingDecline, SmcStream};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
+use super::owner_end::OwnerEnd;
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw;
@@ -60,7 +62,7 @@ impl Flow {
     fn take(&mut self, received: Received, room: &[u8]) -> bool {
         match received {
             Received::Nothing => return false,
-            Received::End => self.ended = true,
+            Received::End | Received::Reset => self.ended = true,
             Received::Bytes(n) => self.keep(room.get(..n).unwrap_or_default(), false),
             Received::Urgent(byte) => self.keep(&[byte], true),
         }
@@ -82,15 +84,17 @@ impl Flow {
 }
 
 /// What a socket had to read.
-enum Received {
+pub(super) enum Received {
     Nothing,
     Bytes(usize),
     Urgent(u8),
-    /// The end, or an error.
+    /// The sender has said that it sends no more, or has closed.
     End,
+    /// The connection is broken.
+    Reset,
 }
 
-/// Receives from a socket of the kernel with SO_OOBINLINE, without waiting: an urgent byte alone, or
+/// Receives from a TCP socket with SO_OOBINLINE, without waiting: an urgent byte alone, or
 /// bytes before it.
 fn receive_now(from: &OwnedFd, room: &mut [u8]) -> Received {
     loop {
@@ -101,7 +105,8 @@ fn receive_now(from: &OwnedFd, room: &mut [u8]) -> Received {
             match recv(from, &mut byte, RecvFlags::DONTWAIT) {
                 Ok((1.., _)) => return Received::Urgent(byte[0]),
                 Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
-                Ok(_) | Err(_) => return Received::End,
+                Ok(_) => return Received::End,
+                Err(_) => return Received::Reset,
             }
         }
         let peek = if has_bytes { RecvFlags::empty() } else { RecvFlags::PEEK };
@@ -109,7 +114,8 @@ fn receive_now(from: &OwnedFd, room: &mut [u8]) -> Received {
             Ok((1.., _)) if !has_bytes => {}
             Ok((n @ 1.., _)) => return Received::Bytes(n),
             Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
-            Ok(_) | Err(_) => return Received::End,
+            Ok(_) => return Received::End,
+            Err(_) => return Received::Reset,
         }
     }
 }
@@ -126,10 +132,12 @@ pub(super) struct Relay {
     /// Distinguishes the relays of a process.
     pub(super) id: u64,
     pub(super) descriptor: DescriptorRef,
-    pub(super) owner_end: OwnedFd,
+    pub(super) owner_end: OwnerEnd,
     pub(super) carrier: RelayCarrier,
     to_peer: Flow,
     to_program: Flow,
+    /// Both the program and the peer are to be told of a reset.
+    is_reset: bool,
     /// The state of the connection when the last turn began.
     token: ChangeToken,
     /// There may be something to do.
@@ -147,8 +155,19 @@ impl Relay {
     ) -> Relay {
         let (to_peer, to_program) = Default::default();
         let token = ChangeToken::default();
-        let (is_due, is_watched) = (true, false);
-        Relay { id, descriptor, owner_end, carrier, to_peer, to_program, token, is_due, is_watched }
+        let owner_end = OwnerEnd::new(owner_end);
+        Relay {
+            id,
+            descriptor,
+            owner_end,
+            carrier,
+            to_peer,
+            to_program,
+            is_reset: false,
+            token,
+            is_due: true,
+            is_watched: false,
+        }
     }
 
     /// The SMC connection, if SMC carries it.
@@ -184,7 +203,12 @@ impl Relay {
     fn run_to_peer(&mut self, room: &mut [u8]) -> bool {
         let mut moved = false;
         if self.to_peer.is_empty() && !self.to_peer.ended {
-            let received = receive_now(&self.owner_end, room);
+            let received = self.owner_end.receive(room);
+            if matches!(received, Received::Reset) {
+                // The program has gone and left bytes unread.
+                self.fail();
+                return true;
+            }
             moved = self.to_peer.take(received, room);
         }
         if !self.to_peer.is_empty() {
@@ -246,7 +270,7 @@ impl Relay {
         let mut stream = match (&self.carrier, self.stream()) {
             (RelayCarrier::Tcp(tcp), _) => return receive_now(tcp, room),
             (_, Some(stream)) => stream,
-            _ => return Received::End,
+            _ => return Received::Reset,
         };
         if stream.at_mark().ok().flatten() == Some(true)
             && let Ok(byte) = stream.recv_urgent()
@@ -256,7 +280,8 @@ impl Relay {
         match stream.read(room) {
             Ok(n @ 1..) => Received::Bytes(n),
             Err(error) if would_block(&error) => Received::Nothing,
-            Ok(_) | Err(_) => Received::End,
+            Ok(_) => Received::End,
+            Err(_) => Received::Reset,
         }
     }
 
@@ -264,6 +289,10 @@ impl Relay {
         let mut moved = false;
         if self.to_program.is_empty() && !self.to_program.ended {
             let received = self.receive_from_peer(room);
+            if matches!(received, Received::Reset) {
+                self.fail();
+                return true;
+            }
             moved = self.to_program.take(received, room);
         }
         if !self.to_program.is_empty() {
@@ -332,12 +361,14 @@ impl Relay {
         }
     }
 
-    /// The connection has failed: the program reads an end of data, and its writes fail.
+    /// The connection has failed: the program's calls and those of the peer fail when the relay ends.
+    /// What the program has not read yet, it can still read.
     pub(super) fn fail(&mut self) {
-        let _ = rustix::net::shutdown(&self.owner_end, rustix::net::Shutdown::Read);
-        self.to_peer.give_up();
-        self.to_peer.shut = true;
-        self.to_program.ended = true;
+        self.is_reset = true;
+        for flow in [&mut self.to_peer, &mut self.to_program] {
+            flow.give_up();
+            flow.shut = true;
+        }
     }
 
     /// Whether the relay is over: the program wants no more, and the peer has all it wrote.
@@ -359,6 +390,14 @@ impl Relay {
 
     /// Ends the connection. A peer that has closed already does not notice.
     pub(super) fn end(&self) {
+        match (&self.carrier, self.stream()) {
+            _ if !self.is_reset => self.owner_end.take_kept_byte(),
+            (_, Some(stream)) => stream.reset(),
+            (RelayCarrier::Tcp(tcp), _) => {
+                let _ = rustix::net::sockopt::set_socket_linger(tcp, Some(Duration::ZERO));
+            }
+            _ => {}
+        }
         if let Some(stream) = self.stream() {
             // What the program wrote is in the peer's memory, so there is nothing to wait for.
             let _ = stream.shutdown(Shutdown::Both);
@@ -367,7 +406,7 @@ impl Relay {
 }
 
 /// Sends without waiting. Returns how many bytes there was room for.
-fn send_now(to: &OwnedFd, bytes: &[u8], urgent: bool) -> Result<usize, ()> {
+fn send_now(to: &impl AsFd, bytes: &[u8], urgent: bool) -> Result<usize, ()> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     match send(to, bytes, if urgent { flags | SendFlags::OOB } else { flags }) {
         Ok(n) => Ok(n),

@@ -122,9 +122,9 @@ fn add(descriptor: DescriptorRef, pair: SocketPair, carrier: RelayCarrier) -> bo
         relays.runs = Some(fork::generation());
         return true;
     }
-    if let Some(relay) = relays.list.pop() {
-        // Both ends are closed now: the program reads an end of data, and its writes fail.
+    if let Some(mut relay) = relays.list.pop() {
         drop(relays);
+        relay.fail();
         relay.end();
     }
     false

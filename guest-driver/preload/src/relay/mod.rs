@@ -19,3 +19,4 @@ pub(crate) mod fork;
 pub(crate) mod forward;
 pub(crate) mod hand_over;
 pub(crate) mod keeper;
+mod owner_end;

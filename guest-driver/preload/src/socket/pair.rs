@@ -52,6 +52,8 @@ impl SocketPair {
         let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
         let (owner_end, program_end) =
             rustix::net::socketpair(kind.0, kind.1, kind.2, None).ok()?;
+        // The byte that the relay leaves in its end (see `relay::owner_end`).
+        rustix::net::send(&program_end, &[0], rustix::net::SendFlags::NOSIGNAL).ok()?;
         // The relay finds an urgent byte of the program by the mark.
         let _ = rustix::net::sockopt::set_socket_oobinline(&owner_end, true);
         if let Some(names) = tcp_names(tcp)

@@ -1,0 +1,237 @@
+//! The owner's end of a pair, at which the relay reads what the program writes.
+//!
+//! A Unix socket has no RST. But its peer gets ECONNRESET if it is closed while bytes are unread. So
+//! the relay always leaves one byte in the socket that it has forwarded already; [`SocketPair`] puts
+//! the first one there. The program is told of a reset when the relay closes the socket as it is, or
+//! when the process is killed; it reads an end of data when the relay has taken the byte before.
+//!
+//! [`SocketPair`]: crate::socket::pair::SocketPair
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv, sockopt};
+
+use super::flow::Received;
+use crate::sys::raw;
+
+/// The owner's end of a pair.
+#[derive(Debug)]
+pub(super) struct OwnerEnd {
+    fd: OwnedFd,
+    /// The first byte in the socket was forwarded before.
+    kept: bool,
+}
+
+impl OwnerEnd {
+    /// The end of a new pair, which has a byte in it that is not the program's.
+    pub(super) fn new(fd: OwnedFd) -> OwnerEnd {
+        OwnerEnd { fd, kept: true }
+    }
+
+    /// Takes what the program has written, without waiting: an urgent byte alone, or bytes before it.
+    /// The last one is taken and stays in the socket. There must be room for two.
+    pub(super) fn receive(&mut self, room: &mut [u8]) -> Received {
+        loop {
+            let queued = self.queued();
+            if self.kept && queued <= 1 {
+                match self.end() {
+                    // More bytes may have come before the end.
+                    Received::End | Received::Reset if self.queued() > 1 => continue,
+                    end => return end,
+                }
+            }
+            if queued == 0 {
+                // Nobody else reads here.
+                return Received::Reset;
+            }
+            // The byte that was forwarded goes, and another one stays.
+            let old = usize::from(self.kept);
+            let last = room.len().saturating_sub(1);
+            let wanted = (queued - 1).min(last);
+            let taken = match self.kept || !self.is_at_mark() {
+                true if wanted > 0 => {
+                    match recv(&self.fd, &mut room[..wanted], RecvFlags::DONTWAIT) {
+                        Ok((n, _)) => n,
+                        Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
+                        Err(_) => return Received::Reset,
+                    }
+                }
+                true => 0,
+                false => return self.urgent(),
+            };
+            if taken > 0 {
+                self.kept = false;
+            }
+            room.copy_within(old.min(taken)..taken, 0);
+            let mut n = taken.saturating_sub(old);
+            if self.is_at_mark() {
+                if n > 0 {
+                    return Received::Bytes(n);
+                }
+                continue;
+            }
+            let Some(byte) = self.peek() else { return Received::Reset };
+            if let Some(place) = room.get_mut(n) {
+                *place = byte;
+                n += 1;
+                self.kept = true;
+            }
+            return Received::Bytes(n);
+        }
+    }
+
+    fn urgent(&mut self) -> Received {
+        match self.peek() {
+            Some(byte) => {
+                self.kept = true;
+                Received::Urgent(byte)
+            }
+            None => Received::Reset,
+        }
+    }
+
+    fn peek(&self) -> Option<u8> {
+        let mut byte = [0u8];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        matches!(recv(&self.fd, &mut byte, flags), Ok((1, _))).then_some(byte[0])
+    }
+
+    fn queued(&self) -> usize {
+        raw::queued_bytes(self.as_raw_fd()).map_or(0, |n| usize::try_from(n).unwrap_or(0))
+    }
+
+    fn is_at_mark(&self) -> bool {
+        raw::is_at_mark(self.as_raw_fd())
+    }
+
+    /// Whether the program has ended its direction, and how: the kernel reports an error if the program
+    /// had not read everything.
+    fn end(&self) -> Received {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::RDHUP)];
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match poll(&mut fds, Some(&zero)) {
+            Ok(0) | Err(Errno::INTR) => Received::Nothing,
+            // A process that may have no descriptors may not poll any.
+            Err(_) => Received::Nothing,
+            Ok(_) => match sockopt::socket_error(&self.fd) {
+                Ok(Ok(())) => Received::End,
+                _ => Received::Reset,
+            },
+        }
+    }
+
+    /// Has the program read an end of data when this end is closed.
+    pub(super) fn take_kept_byte(&self) {
+        if self.kept {
+            let _ = recv(&self.fd, &mut [0u8], RecvFlags::DONTWAIT);
+        }
+    }
+}
+
+impl AsFd for OwnerEnd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for OwnerEnd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixStream;
+
+    use rustix::net::{SendFlags, send};
+
+    use super::*;
+
+    fn pair() -> (OwnerEnd, UnixStream) {
+        let (owner, mut program) = UnixStream::pair().unwrap();
+        sockopt::set_socket_oobinline(&owner, true).unwrap();
+        program.write_all(&[0]).unwrap();
+        (OwnerEnd::new(owner.into()), program)
+    }
+
+    /// What comes, bytes and urgent bytes in brackets, and how it ends.
+    fn all(end: &mut OwnerEnd, room: usize) -> (String, &'static str) {
+        let mut room = vec![0; room];
+        let mut came = String::new();
+        loop {
+            match end.receive(&mut room) {
+                Received::Bytes(n) => came.push_str(std::str::from_utf8(&room[..n]).unwrap()),
+                Received::Urgent(byte) => came.push_str(&format!("[{}]", char::from(byte))),
+                Received::Nothing => return (came, "nothing"),
+                Received::End => return (came, "end"),
+                Received::Reset => return (came, "reset"),
+            }
+        }
+    }
+
+    #[test]
+    fn each_byte_comes_once_and_at_once() {
+        for room in [2, 3, 64] {
+            let (mut end, mut program) = pair();
+            assert_eq!(all(&mut end, room), (String::new(), "nothing"));
+            for text in ["a", "b", "cd", "efghijkl", "m"] {
+                program.write_all(text.as_bytes()).unwrap();
+                assert_eq!(all(&mut end, room), (text.into(), "nothing"), "room for {room}");
+            }
+            program.write_all(b"last").unwrap();
+            drop(program);
+            assert_eq!(all(&mut end, room), ("last".into(), "end"));
+        }
+    }
+
+    #[test]
+    fn urgent_bytes_come_alone_and_in_their_place() {
+        for room in [2, 3, 64] {
+            let (mut end, mut program) = pair();
+            for (before, after) in [("ab", "cd"), ("", "e"), ("f", "")] {
+                program.write_all(before.as_bytes()).unwrap();
+                if send(&program, b"!", SendFlags::OOB) == Err(Errno::OPNOTSUPP) {
+                    return;
+                }
+                program.write_all(after.as_bytes()).unwrap();
+                let expected = format!("{before}[!]{after}");
+                assert_eq!(all(&mut end, room), (expected, "nothing"), "room for {room}");
+            }
+            program.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(all(&mut end, room), (String::new(), "end"));
+        }
+    }
+
+    #[test]
+    fn the_program_is_told_of_an_end_or_of_a_reset() {
+        for reset in [false, true] {
+            let (mut end, mut program) = pair();
+            program.write_all(b"question").unwrap();
+            assert_eq!(all(&mut end, 64).0, "question");
+            send(&end, b"answer", SendFlags::empty()).unwrap();
+            if !reset {
+                end.take_kept_byte();
+            }
+            drop(end);
+            let mut answer = [0; 6];
+            program.read_exact(&mut answer).unwrap();
+            let read = program.read(&mut [0]).map_err(|error| error.kind());
+            assert_eq!(read, if reset { Err(ErrorKind::ConnectionReset) } else { Ok(0) });
+        }
+    }
+
+    #[test]
+    fn a_program_that_leaves_bytes_unread_resets() {
+        let (mut end, mut program) = pair();
+        program.write_all(b"bye").unwrap();
+        send(&end, b"unread", SendFlags::empty()).unwrap();
+        drop(program);
+        assert_eq!(all(&mut end, 64), ("bye".into(), "reset"));
+    }
+}
