@@ -88,6 +88,11 @@ impl Fabric {
         drop(self.daemon.take());
     }
 
+    /// Has the daemon give one device up, by the name of its socket.
+    pub fn remove_device(&self, name: &str) {
+        self.daemon.as_ref().unwrap().remove_guest(name).unwrap();
+    }
+
     /// A file of the test's own.
     pub fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)
