@@ -27,9 +27,9 @@ use super::chain::{MAX_DESCRIPTORS, PendingReply, Scratch};
 use super::counted_threads::CountedThreads;
 use super::faults::{Fault, Faults};
 use super::guest_memory;
-use super::last_moves::LastMoves;
 use super::mapper::{Answer, Job, MapObserver, Mapper, Overdue};
 use super::notifier::Notifier;
+use super::pending_moves::PendingMoves;
 use super::processor_account::{IDLE_KICK, ProcessorAccount};
 use super::ring::{self, Memory, Ring, RingObserver};
 use super::timers::Timers;
@@ -102,7 +102,7 @@ pub(super) struct Connection {
     link: Mutex<Option<ShutdownHandle>>,
     closing: AtomicBool,
     exiting: AtomicBool,
-    pub(super) last_moves: LastMoves,
+    pub(super) pending_moves: PendingMoves,
     window: Mutex<WindowState>,
     stopped: Mutex<StoppedRings>,
     timers: Timers,
@@ -159,7 +159,7 @@ impl Connection {
             link: Mutex::new(None),
             closing: AtomicBool::new(false),
             exiting: AtomicBool::new(false),
-            last_moves: LastMoves::default(),
+            pending_moves: PendingMoves::default(),
             window: Mutex::default(),
             stopped: Mutex::default(),
             timers,
@@ -454,7 +454,7 @@ impl Connection {
             self.on_queue(0, EVENT_QUEUE);
         }
         let mut queues = rescheduled.swap(0, Ordering::Acquire);
-        let marked = LastMoves::take_mark(worker, &mut queues);
+        let marked = PendingMoves::take_mark(worker, &mut queues);
         while queues != 0 {
             let queue = queues.trailing_zeros();
             queues &= queues - 1;

@@ -45,11 +45,11 @@ mod eventfd;
 mod faults;
 mod guest_memory;
 mod inline_delivery;
-mod last_moves;
 mod mapper;
 pub(crate) mod notifier;
 #[allow(unsafe_code, reason = "no crate reads these socket options in a sound way")]
 mod peer;
+mod pending_moves;
 mod processor_account;
 mod queues;
 mod ring;

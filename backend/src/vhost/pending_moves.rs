@@ -22,9 +22,9 @@ const MARK: u16 = 0;
 
 /// Whether the worker has carried them out.
 #[derive(Debug, Default)]
-pub(super) struct LastMoves(AtomicBool);
+pub(super) struct PendingMoves(AtomicBool);
 
-impl LastMoves {
+impl PendingMoves {
     /// Takes the mark out of the queues that a worker has to serve. `true`: it was there, and
     /// [`Connection::on_mark`] is due when they are served.
     pub(super) fn take_mark(worker: usize, queues: &mut u64) -> bool {
@@ -45,7 +45,7 @@ impl Connection {
             self.reschedule(WORKER, queue);
         }
         self.reschedule(WORKER, MARK);
-        while !self.last_moves.0.load(Ordering::Acquire) && !is_cut() && Instant::now() < end {
+        while !self.pending_moves.0.load(Ordering::Acquire) && !is_cut() && Instant::now() < end {
             std::thread::sleep(PAUSE);
         }
     }
@@ -56,7 +56,7 @@ impl Connection {
         if left {
             self.reschedule(WORKER, MARK);
         } else {
-            self.last_moves.0.store(true, Ordering::Release);
+            self.pending_moves.0.store(true, Ordering::Release);
         }
     }
 }
