@@ -102,7 +102,7 @@ pub(super) struct Connection {
     link: Mutex<Option<ShutdownHandle>>,
     closing: AtomicBool,
     exiting: AtomicBool,
-    pub(super) pending_moves: PendingMoves,
+    pending_moves: PendingMoves,
     window: Mutex<WindowState>,
     stopped: Mutex<StoppedRings>,
     timers: Timers,
@@ -257,10 +257,10 @@ impl Connection {
         }
     }
 
-    /// Takes the device out of its fabric and ends the workers. Waits for none of them, but for the
-    /// moves of a front end that has gone by itself.
+    /// Takes the device out of its fabric and ends the workers. Waits for moves that were posted only.
     pub(super) fn end(&self) {
-        self.finish_moves(self.options.move_queues, || self.closing.load(Ordering::SeqCst));
+        let (ask, cut) = (|w, q| self.reschedule(w, q), || self.closing.load(Ordering::SeqCst));
+        self.pending_moves.finish(self.options.move_queues, ask, cut);
         self.device.leave();
         self.exiting.store(true, Ordering::SeqCst);
         self.mapper.close();
@@ -461,7 +461,7 @@ impl Connection {
             self.on_queue(worker, queue as u16);
         }
         if marked {
-            self.on_mark(rescheduled.load(Ordering::Relaxed) != 0);
+            self.pending_moves.on_mark(rescheduled, |w, q| self.reschedule(w, q));
         }
         Ok(())
     }

@@ -3,12 +3,10 @@
 //! A process that is killed has written these bytes, and its peer will see the end of its TCP
 //! connection: without them a part of the stream would be missing in front of that end.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use virtio_ism_abi::FIRST_MOVE_QUEUE;
-
-use super::connection::Connection;
 
 /// How long a connection whose front end has gone waits for its moves.
 const LONGEST: Duration = Duration::from_secs(1);
@@ -26,7 +24,7 @@ pub(super) struct PendingMoves(AtomicBool);
 
 impl PendingMoves {
     /// Takes the mark out of the queues that a worker has to serve. `true`: it was there, and
-    /// [`Connection::on_mark`] is due when they are served.
+    /// [`PendingMoves::on_mark`] is due when they are served.
     pub(super) fn take_mark(worker: usize, queues: &mut u64) -> bool {
         let marked = worker == WORKER && *queues & 1 << MARK != 0;
         if marked {
@@ -34,29 +32,32 @@ impl PendingMoves {
         }
         marked
     }
-}
 
-impl Connection {
-    /// Waits until the moves are done, for as long as `is_cut` says that the daemon does not cut the
-    /// connection.
-    pub(super) fn finish_moves(&self, move_queues: u16, is_cut: impl Fn() -> bool) {
+    /// Has the worker serve all move queues by `ask`, which gets its number and a queue, and waits
+    /// until it has done so, as long as the daemon does not cut the connection (`is_cut`).
+    pub(super) fn finish(
+        &self,
+        move_queues: u16,
+        ask: impl Fn(usize, u16),
+        is_cut: impl Fn() -> bool,
+    ) {
         let end = Instant::now() + LONGEST;
         for queue in FIRST_MOVE_QUEUE..FIRST_MOVE_QUEUE + move_queues {
-            self.reschedule(WORKER, queue);
+            ask(WORKER, queue);
         }
-        self.reschedule(WORKER, MARK);
-        while !self.pending_moves.0.load(Ordering::Acquire) && !is_cut() && Instant::now() < end {
+        ask(WORKER, MARK);
+        while !self.0.load(Ordering::Acquire) && !is_cut() && Instant::now() < end {
             std::thread::sleep(PAUSE);
         }
     }
 
-    /// The worker has served all queues before the mark. `left`: a queue had more than one turn
-    /// can do.
-    pub(super) fn on_mark(&self, left: bool) {
-        if left {
-            self.reschedule(WORKER, MARK);
+    /// The worker has served all queues before the mark. If it has to serve one again, because that
+    /// had more than one turn can do, it is asked again.
+    pub(super) fn on_mark(&self, left: &AtomicU64, ask: impl FnOnce(usize, u16)) {
+        if left.load(Ordering::Relaxed) != 0 {
+            ask(WORKER, MARK);
         } else {
-            self.pending_moves.0.store(true, Ordering::Release);
+            self.0.store(true, Ordering::Release);
         }
     }
 }
