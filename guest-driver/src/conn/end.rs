@@ -147,15 +147,21 @@ impl Conn {
 
     pub(super) fn lost_locked(&self, tx: &mut Tx) {
         if !self.is_over_by_loss(tx) {
-            if self.is_end_of_process(tx) {
-                self.on_peer_flags(tx, StateFlags::CLOSED);
-                self.fail(ENDED);
-            } else {
-                self.reset_tcp();
-                self.cut(tx);
-                // No answer can come.
-                self.step(tx, Event::Timeout);
-                self.fail(RESET);
+            match self.is_end_of_process(tx) {
+                Some(true) => {
+                    self.on_peer_flags(tx, StateFlags::CLOSED);
+                    self.fail(ENDED);
+                }
+                // The kernel may not have closed the process's sockets yet: `check_carrier` comes
+                // back to it.
+                None if tx.lost.get_or_insert_with(Instant::now).elapsed() < FIN_TIME => return,
+                _ => {
+                    self.reset_tcp();
+                    self.cut(tx);
+                    // No answer can come.
+                    self.step(tx, Event::Timeout);
+                    self.fail(RESET);
+                }
             }
         }
         self.wake_all();
@@ -190,32 +196,38 @@ impl Conn {
     /// its own device knows nothing of its peer; a peer that has lost its device, and lives, sends
     /// an RST before its application learns of that; and one that was lost with its machine sends
     /// nothing.
-    fn is_end_of_process(&self, tx: &mut Tx) -> bool {
-        if !self.carrier.peer_has_left() || tx.sender.in_flight() > 0 || !self.tcp_has_ended() {
-            return false;
+    ///
+    /// `None`: TCP has said nothing yet.
+    fn is_end_of_process(&self, tx: &mut Tx) -> Option<bool> {
+        let may_be = self.carrier.peer_has_left() && tx.sender.in_flight() == 0;
+        if !may_be || !self.tcp_has_ended()? {
+            return Some(false);
         }
         // What the process wrote until its end, and whether it had read the last bytes.
         self.refresh_tx(tx);
-        tx.sender.in_flight() == 0 && tx.queue.is_empty() && self.carrier.has_memory()
+        let has_read_all = tx.sender.in_flight() == 0 && tx.queue.is_empty();
+        Some(has_read_all && self.carrier.has_memory())
     }
 
-    /// Whether the peer's TCP has sent a FIN, and no RST. The device may say that a process is gone a
-    /// moment before the kernel has closed the process's sockets.
-    fn tcp_has_ended(&self) -> bool {
+    /// Whether the peer's TCP has sent a FIN, and no RST; `None`: neither. The device may say that a
+    /// process is gone a moment before the kernel has closed the process's sockets.
+    fn tcp_has_ended(&self) -> Option<bool> {
         let tcp = lock(&self.tcp);
-        let Some(tcp) = &*tcp else { return false };
+        let Some(tcp) = &*tcp else { return Some(false) };
         let mut byte = [0u8; 1];
         loop {
             match peek(tcp, &mut byte) {
                 // The kernel says so of a connection that was reset, too, once the error was taken.
-                Ok(0) => return tcp_counts(tcp).is_ok_and(|counts| counts.state == CLOSE_WAIT),
-                Ok(_) => return false,
+                Ok(0) => {
+                    return Some(tcp_counts(tcp).is_ok_and(|counts| counts.state == CLOSE_WAIT));
+                }
+                Ok(_) => return Some(false),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if !await_fin(tcp) {
-                        return false;
+                        return None;
                     }
                 }
-                Err(_) => return false,
+                Err(_) => return Some(false),
             }
         }
     }
@@ -334,7 +346,10 @@ impl Conn {
 /// State of a TCP connection whose peer has sent a FIN, as in `include/net/tcp_states.h`.
 const CLOSE_WAIT: u8 = 8;
 
-/// How long all connections together wait for FINs of peers that are gone, in any second.
+/// How long a connection waits for the FIN of a process that is gone, at least.
+const FIN_TIME: Duration = Duration::from_millis(500);
+
+/// How long all connections together sleep for FINs of peers that are gone, in any second.
 const FIN_BUDGET: Duration = Duration::from_millis(50);
 
 /// Waits a moment until the peer's FIN may have come. `false`: the time for that is used up.

@@ -71,6 +71,8 @@ pub(super) struct Tx {
     seen: u64,
     /// When the wait for the peer's closing words ends.
     timer: Option<Instant>,
+    /// Since when the peer is gone, while TCP may still say whether its process has ended.
+    lost: Option<Instant>,
     /// Number of bytes sent.
     total: u64,
     /// How often bytes were sent.
@@ -186,6 +188,7 @@ impl Conn {
             sender,
             seen,
             timer: None,
+            lost: None,
             total: 0,
             deliveries: 0,
             queue: SendQueue::default(),

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::owner_end::OwnerEnd;
+use super::owner_end::{OwnerEnd, Received};
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw;
@@ -81,17 +81,6 @@ impl Flow {
     fn give_up(&mut self) {
         (self.rest, self.at, self.ended) = (Vec::new(), 0, true);
     }
-}
-
-/// What a socket had to read.
-pub(super) enum Received {
-    Nothing,
-    Bytes(usize),
-    Urgent(u8),
-    /// The sender has said that it sends no more, or has closed.
-    End,
-    /// The connection is broken.
-    Reset,
 }
 
 /// Receives from a TCP socket with SO_OOBINLINE, without waiting: an urgent byte alone, or

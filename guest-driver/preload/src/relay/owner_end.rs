@@ -13,8 +13,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv, sockopt};
 
-use super::flow::Received;
 use crate::sys::raw;
+
+/// What a socket had to read.
+pub(super) enum Received {
+    Nothing,
+    Bytes(usize),
+    Urgent(u8),
+    /// The sender has said that it sends no more, or has closed.
+    End,
+    /// The connection is broken.
+    Reset,
+}
 
 /// The owner's end of a pair.
 #[derive(Debug)]
