@@ -13,7 +13,7 @@
 //!     if (s->level != SMC || s->optname != MARK || s->optlen < 4
 //!             || value + 1 > s->optval_end)
 //!         return 1;                                       // the kernel goes on with the option
-//!     if (*value != WANT && *value != ANSWER)
+//!     if (*value && *value != WANT && *value != ANSWER)
 //!         return 1;
 //!     mark = bpf_sk_storage_get(&mark, s->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 //!     if (mark) {
@@ -143,6 +143,7 @@ fn marks(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     let (valid, out) = (a.label(), a.label());
     for_the_mark(&mut a, out);
     a.load(Width::Word, BIT, VALUE, 0);
+    a.jump_if(BIT, When::Equal, 0, valid);
     a.jump_if(BIT, When::Equal, mark::WANT.cast_signed(), valid);
     a.jump_if(BIT, When::NotEqual, mark::ANSWER.cast_signed(), out);
     a.here(valid);

@@ -349,6 +349,16 @@ impl Rendezvous {
         Ok(true)
     }
 
+    /// Undoes [`Rendezvous::want`] for a socket that did not connect: its next connection is made
+    /// without the option, unless `want` is called again.
+    ///
+    /// # Errors
+    /// Those of bpf(2), or of setsockopt(2) where the option was granted. The socket goes on sending
+    /// the option.
+    pub fn unmark(&self, socket: impl AsFd) -> io::Result<()> {
+        self.mark(socket.as_fd(), 0)
+    }
+
     /// Has a listener answer clients that send the option. Call this after bind(2), and best before
     /// listen(2). `false`: the policy forbids it.
     ///

@@ -171,6 +171,15 @@ impl PeerDiscovery {
         })
     }
 
+    /// Undoes [`PeerDiscovery::before_connect`] for a socket that did not connect.
+    pub fn unmark(&self, socket: impl AsFd) {
+        if let Ok(rendezvous) = &self.rendezvous
+            && let Err(error) = rendezvous.unmark(socket)
+        {
+            tracing::debug!(%error, "a client's socket goes on asking for SMC");
+        }
+    }
+
     /// What a client does now that its socket is connected.
     pub fn connected(&self, socket: impl AsFd, asked: OptionRequest) -> ClientAction {
         let known = match (asked.0, &self.rendezvous) {
