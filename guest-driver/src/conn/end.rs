@@ -58,6 +58,13 @@ impl Conn {
         });
     }
 
+    /// Resets the connection, but not its TCP connection: the program goes on with the socket of that.
+    pub(crate) fn abandon(&self) {
+        self.discard_addresses();
+        drop(self.take_tcp());
+        self.abort();
+    }
+
     /// Whether both ends have closed. This call takes the peer's words first, and does what is due;
     /// so the stack repeats it for closed connections.
     pub(crate) fn is_over(&self) -> bool {

@@ -420,6 +420,14 @@ impl SmcStream {
         }
     }
 
+    /// Resets the connection and lets go of its TCP socket, of which the program has a descriptor of
+    /// its own. TCP itself is left as it is. Nothing for a connection that TCP carries.
+    pub fn abandon(&self) {
+        if let Some(conn) = self.conn() {
+            conn.abandon();
+        }
+    }
+
     /// Checks whether the TCP connection underneath was reset. Once a second is often enough.
     pub fn check_tcp(&self) {
         if let Some(conn) = self.conn() {

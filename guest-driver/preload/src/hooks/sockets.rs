@@ -70,7 +70,7 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
         // SAFETY: the program's address.
         if unsafe { user_memory::is_unspecified(addr, len) } {
             let native = || native_connect(fd, addr, len);
-            return libc_result(establish::disconnect(&descriptor, native)) as c_int;
+            return libc_result(establish::disconnect(fd, &descriptor, native)) as c_int;
         }
         // SAFETY: the program's address.
         let to = unsafe { user_memory::address(addr, len) };
@@ -83,6 +83,10 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    if DESCRIPTORS.has(fd) && DESCRIPTORS.get(fd).as_ref().is_some_and(control::is_on_smc) {
+        // The kernel may have been told to forget the connection.
+        return libc_result(Err(Errno(libc::EINVAL))) as c_int;
+    }
     option::before_listen(fd);
     let result = call_libc!(listen, libc::SYS_listen, (fd: c_int, backlog: c_int) -> c_int);
     if result == 0 && config::get().is_some() {
@@ -172,7 +176,9 @@ pub(super) unsafe extern "C" fn getsockname(
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
-    if let Some((local, _)) = relayed_names(fd) {
+    let reset = || DESCRIPTORS.get(fd).as_ref().and_then(control::name_of_reset);
+    let local = relayed_names(fd).map(|(local, _)| local);
+    if let Some(local) = local.or_else(|| if DESCRIPTORS.has(fd) { reset() } else { None }) {
         // SAFETY: the program's room.
         return libc_result(unsafe { user_memory::write_address(addr, len, local) }) as c_int;
     }
@@ -221,13 +227,25 @@ pub(super) unsafe extern "C" fn getsockopt(
         }
         return 0;
     }
+    if level == libc::IPPROTO_TCP
+        && inherited_options::is_librarys(name)
+        && !value.is_null()
+        && !len.is_null()
+    {
+        // SAFETY: the program's length and room.
+        unsafe {
+            *len = if name == libc::TCP_SAVE_SYN { (*len).min(4) } else { 0 };
+            value.cast::<u8>().write_bytes(0, *len as usize);
+        }
+        return 0;
+    }
     let state = match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {
             DESCRIPTORS.get(fd).as_ref().and_then(control::tcp_state)
         }
         _ => None,
     };
-    let fd = if level == libc::SOL_SOCKET { fd } else { tcp_fd_of(fd) };
+    let fd = if control::is_of_descriptor(level, name) { fd } else { tcp_fd_of(fd) };
     let result = call_libc!(getsockopt, libc::SYS_getsockopt, (fd: c_int, level: c_int,
         name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int);
     if let Some(state) = state
@@ -257,10 +275,17 @@ pub(super) unsafe extern "C" fn setsockopt(
     if socket.is_some_and(|socket| control::refuses_option(socket, level, name)) {
         return libc_result(Err(Errno(libc::EOPNOTSUPP))) as c_int;
     }
-    let fd = if level == libc::SOL_SOCKET { fd } else { tcp_fd_of(fd) };
     if level != libc::SOL_SOCKET && relayed_names(fd).is_some() {
         // There is no TCP connection whose behaviour the option could change.
         return 0;
+    }
+    let pair = fd;
+    let fd = tcp_fd_of(fd);
+    if fd != pair && control::is_of_transfer(level, name) {
+        // The calls of the program are on the pair. What the kernel says of TCP is the result.
+        let fd = pair;
+        let _ = call_libc!(setsockopt, libc::SYS_setsockopt, (fd: c_int, level: c_int,
+            name: c_int, value: *const c_void, len: socklen_t) -> c_int);
     }
     let result = call_libc!(setsockopt, libc::SYS_setsockopt, (fd: c_int, level: c_int, name: c_int,
         value: *const c_void, len: socklen_t) -> c_int);

@@ -1,11 +1,11 @@
 //! `shutdown`, `ioctl`, `fcntl` and socket options.
 
 use std::ffi::c_int;
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::selection::resolve::resolve;
-use crate::selection::{Selected, Wait};
+use crate::selection::{Selected, Wait, inherited_options};
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::borrowed;
@@ -43,6 +43,18 @@ pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Opt
 /// Whether an SMC connection has ended, so that TCP would not call the socket connected.
 pub(crate) fn is_over(descriptor: &DescriptorRef) -> bool {
     tcp_state(descriptor) == Some(CLOSE)
+}
+
+/// Whether SMC carries the connection of a descriptor.
+pub(crate) fn is_on_smc(descriptor: &DescriptorRef) -> bool {
+    descriptor.stream().is_some_and(|socket| socket.smc().is_some())
+}
+
+/// The local address of an SMC connection that was reset: the kernel has forgotten it with the TCP
+/// connection. `None`: the kernel has it.
+pub(crate) fn name_of_reset(descriptor: &DescriptorRef) -> Option<SocketAddr> {
+    let stream = descriptor.stream()?.smc()?;
+    if stream.readiness(false).failed { stream.local_addr().ok() } else { None }
 }
 
 /// Stores whether the socket is non-blocking, after `ioctl(FIONBIO)`.
@@ -95,7 +107,10 @@ pub(crate) fn get_option(
     if socket.state() == SocketState::Relayed {
         return relayed_option(socket, level, name);
     }
-    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_QUICKACK) && socket.smc().is_some() {
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_QUICKACK)
+        && socket.smc().is_some()
+        && !inherited_options::may_have_quickack()
+    {
         // The handshake has changed it on the TCP socket; by default it is on.
         return Some(1);
     }
@@ -140,6 +155,20 @@ fn relayed_option(socket: &StreamSocket, level: c_int, name: c_int) -> Option<c_
         (libc::IPPROTO_TCP, _) if socket.names().is_some() => Some(0),
         _ => None,
     }
+}
+
+/// Whether an option tells of the pair that is in the place of a connection, not of its TCP socket.
+pub(crate) fn is_of_descriptor(level: c_int, name: c_int) -> bool {
+    (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR)
+}
+
+/// Whether an option changes what calls do that move bytes.
+pub(crate) fn is_of_transfer(level: c_int, name: c_int) -> bool {
+    level == libc::SOL_SOCKET
+        && matches!(
+            name,
+            libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_RCVLOWAT | libc::SO_OOBINLINE
+        )
 }
 
 /// Makes the SMC connection follow an option that was set on the TCP socket.

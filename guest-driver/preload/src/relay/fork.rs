@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::forward::{install_relayed, put_pair, replace, start, start_undecided};
+use super::forward::{give_options, install_relayed, put_pair, replace, start, start_undecided};
 use super::hand_over::is_in_use;
 use crate::socket::owner_pipe;
 use crate::socket::pair::{HIGH_FDS, SocketPair, high};
@@ -192,6 +192,7 @@ pub(crate) fn in_child() {
     for offer in prepared.iter().flat_map(|offers| &offers.list) {
         let pair = offer.pair.0.lock();
         let (Some(pair), Some(socket)) = (&*pair, offer.descriptor.stream()) else { continue };
+        give_options(socket, offer.fds.first().copied(), &pair.program_end);
         for &fd in &offer.fds {
             put_pair(fd, &pair.program_end, |tcp_fd| match offer.tcp {
                 None => socket.set_relayed(tcp_fd),

@@ -60,11 +60,31 @@ fn note_progress() {
 pub(super) fn replace(descriptor: &DescriptorRef, fds: &[c_int], program_end: &OwnedFd) {
     let Some(socket) = descriptor.stream() else { return };
     registrations::detach(socket);
+    give_options(socket, fds.first().copied(), program_end);
     for &fd in fds {
         put_pair(fd, program_end, |tcp_fd| {
             install_relayed(fd, socket.role(), tcp_fd, true);
         });
         registrations::attach_to_kernel(socket, fd);
+    }
+}
+
+/// Gives the program's end of a pair the options of a connection that change what calls on it do.
+/// `fd`: one of the connection's descriptors, which is still the TCP socket.
+pub(super) fn give_options(socket: &StreamSocket, fd: Option<c_int>, program_end: &OwnedFd) {
+    use rustix::net::sockopt::{self, Timeout};
+    for (write, which) in [(false, Timeout::Recv), (true, Timeout::Send)] {
+        if let Some(limit) = socket.timeout(write) {
+            let _ = sockopt::set_socket_timeout(program_end, which, Some(limit));
+        }
+    }
+    let number = |name| raw::socket_option(fd?, libc::SOL_SOCKET, name).ok();
+    if socket.low_water() > 0 {
+        let bytes = i32::try_from(socket.low_water()).unwrap_or(i32::MAX);
+        raw::set_socket_option(program_end.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes);
+    }
+    if number(libc::SO_OOBINLINE).is_some_and(|on| on != 0) {
+        let _ = sockopt::set_socket_oobinline(program_end, true);
     }
 }
 

@@ -166,6 +166,9 @@ impl PendingHandshake for AwaitConnected {
     ) -> Option<Box<dyn PendingHandshake>> {
         let tcp = self.0;
         if !is_connected(&tcp) {
+            if let Some(request) = descriptor.stream().and_then(|socket| *socket.request.lock()) {
+                option::after_failed_connect(request, &tcp);
+            }
             // The kernel reports the error to the program.
             complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
             return None;

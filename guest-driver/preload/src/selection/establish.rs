@@ -12,8 +12,8 @@ use crate::selection::option::AcceptAction;
 use crate::selection::outcome::duplicate;
 use crate::selection::transitions::{ActionInput, carry_out, delay_acks};
 use crate::selection::{
-    Wait, inherited_options, listening_ports, option, plain_servers, resolve, session, short_lived,
-    worthwhile,
+    Wait, inherited_options, listening_ports, option, plain_servers, resolve, running, session,
+    short_lived, worthwhile,
 };
 use crate::socket::states::{SocketEvent, SocketStage};
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
@@ -75,6 +75,10 @@ pub(crate) fn connect(
                 0 => native(),
                 error => Err(Errno(error)),
             },
+            // The kernel has been told to forget a connection that was reset.
+            SocketState::Smc if socket.smc().is_some_and(|s| s.readiness(false).failed) => {
+                Err(Errno(libc::EISCONN))
+            }
             _ => native(),
         };
     }
@@ -175,20 +179,34 @@ pub(crate) fn connect(
             resolve::start(descriptor, fd, Wait::Short, copy);
             result
         }
-        error => error,
+        error => {
+            // The program may use the socket for something else.
+            socket.request.lock().take();
+            option::after_failed_connect(request, borrowed(fd));
+            if !seems_plain {
+                delay_acks(fd, false);
+            }
+            error
+        }
     }
 }
 
 /// `connect` to no address (AF_UNSPEC): the kernel disconnects the socket, and serves it from then
 /// on. `native` calls libc's function.
 pub(crate) fn disconnect(
+    fd: c_int,
     descriptor: &DescriptorRef,
     native: impl FnOnce() -> SysResult,
 ) -> SysResult {
     let Some(socket) = descriptor.stream() else { return native() };
     if !matches!(socket.state(), SocketState::Undecided | SocketState::Deciding) {
-        descriptors::disconnect(descriptor);
-        return native();
+        let was_over = descriptors::disconnect(descriptor);
+        let result = native();
+        if was_over {
+            // The kernel has reset a connection that TCP would not have any more, and says so.
+            let _ = rustix::net::sockopt::socket_error(borrowed(fd));
+        }
+        return result;
     }
     socket.forbid_proposal();
     let result = native();
@@ -197,6 +215,12 @@ pub(crate) fn disconnect(
     let end = Instant::now() + DISCONNECT;
     while socket.state() == SocketState::Deciding && Instant::now() < end {
         let _ = socket.await_decision(Duration::from_millis(10));
+    }
+    if socket.state() == SocketState::Deciding {
+        running::take_socket_away(fd, socket);
+    }
+    if let Some(request) = socket.request.lock().take() {
+        option::after_failed_connect(request, borrowed(fd));
     }
     descriptors::release(descriptor);
     result

@@ -4,12 +4,17 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::config;
 use crate::sys::raw;
 
 /// Whether any socket may have SO_ZEROCOPY.
 static ZEROCOPY: AtomicBool = AtomicBool::new(false);
 /// Whether any socket may have a time limit, SO_LINGER or SO_OOBINLINE.
 static OTHERS: AtomicBool = AtomicBool::new(false);
+/// Whether the program has set TCP_QUICKACK of any socket.
+static QUICKACK: AtomicBool = AtomicBool::new(false);
+/// Whether the program has set TCP_SAVE_SYN of any socket.
+static SAVE_SYN: AtomicBool = AtomicBool::new(false);
 
 // The time limits with 64 bits, on all architectures.
 const SO_RCVTIMEO_NEW: c_int = 66;
@@ -18,6 +23,8 @@ const SO_SNDTIMEO_NEW: c_int = 67;
 /// Stores that an option of a socket is set. The library's own sockets are Unix sockets.
 pub(crate) fn note(fd: c_int, level: c_int, name: c_int) {
     match name {
+        libc::TCP_QUICKACK if level == libc::IPPROTO_TCP => QUICKACK.store(true, Ordering::Relaxed),
+        libc::TCP_SAVE_SYN if level == libc::IPPROTO_TCP => SAVE_SYN.store(true, Ordering::Relaxed),
         _ if level != libc::SOL_SOCKET => {}
         libc::SO_ZEROCOPY => ZEROCOPY.store(true, Ordering::Relaxed),
         libc::SO_RCVTIMEO
@@ -45,6 +52,19 @@ pub(crate) fn note_foreign(fd: c_int) {
 
 fn is_tcp(fd: c_int) -> bool {
     raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
+}
+
+/// Whether the program chooses itself how TCP acknowledges.
+pub(crate) fn may_have_quickack() -> bool {
+    QUICKACK.load(Ordering::Relaxed)
+}
+
+/// Whether an option of TCP has the value that the library has set: listeners that answer option 254
+/// save the SYNs of their clients.
+pub(crate) fn is_librarys(name: c_int) -> bool {
+    matches!(name, libc::TCP_SAVE_SYN | libc::TCP_SAVED_SYN)
+        && config::get().is_some()
+        && !SAVE_SYN.load(Ordering::Relaxed)
 }
 
 /// Whether a socket may have SO_ZEROCOPY.

@@ -170,6 +170,16 @@ fn is_here(to: &SocketAddr) -> bool {
     chosen.is_ok_and(|chosen| chosen.ip() == to.ip())
 }
 
+/// Undoes [`before_connect`] for a socket that did not connect. The program may connect it to a server
+/// that SMC is not for, which must not wait for a Proposal.
+pub(crate) fn after_failed_connect(request: SmcRequest, socket: impl AsFd) {
+    if request.asked.is_some()
+        && let Some(discovery) = discovery()
+    {
+        discovery.unmark(socket);
+    }
+}
+
 /// What a client does once its socket is connected: proposes SMC to a server that waits for a message,
 /// or does not. An error says why it stays on TCP.
 pub(crate) fn after_connect(request: SmcRequest, socket: impl AsFd) -> Result<bool, Fallback> {

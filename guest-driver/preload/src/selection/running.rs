@@ -1,6 +1,7 @@
 //! The connections whose handshakes other threads carry out.
 
 use std::ffi::c_int;
+use std::os::fd::AsRawFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -70,6 +71,23 @@ pub(super) fn before_fork() {
     }
 }
 
+/// Replaces the library's duplicate of a TCP socket by another socket, which is not connected: the
+/// thread that does the handshake finds nothing any more. `fd`: the program's descriptor.
+pub(super) fn take_socket_away(fd: c_int, socket: &StreamSocket) {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    let Some(copy) = socket.take_copy().filter(|copy| is_copy(*copy, fd)) else { return };
+    let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+    if let Ok(other) = socket_with(family, kind, SocketFlags::CLOEXEC, None) {
+        let _ = raw::dup3(other.as_raw_fd(), copy, libc::O_CLOEXEC);
+    }
+}
+
+/// Whether a number is a duplicate of a socket: it may be another file's by now.
+fn is_copy(copy: c_int, fd: c_int) -> bool {
+    let cookie = |fd: c_int| rustix::net::sockopt::socket_cookie(borrowed(fd)).ok();
+    copy != fd && cookie(copy).is_some() && cookie(copy) == cookie(fd)
+}
+
 /// Closes the library's duplicates of TCP sockets, in the child: they are for the parent's threads
 /// and connections, which would have no end while the child lives.
 pub(crate) fn close_copies() {
@@ -79,9 +97,7 @@ pub(crate) fn close_copies() {
         }
         let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
         let Some(copy) = descriptor.stream().and_then(StreamSocket::take_copy) else { continue };
-        let cookie = |fd: c_int| rustix::net::sockopt::socket_cookie(borrowed(fd)).ok();
-        // The number may be another file's by now.
-        if copy != fd && cookie(copy).is_some() && cookie(copy) == cookie(fd) {
+        if is_copy(copy, fd) {
             let _ = raw::close(copy);
         }
     }

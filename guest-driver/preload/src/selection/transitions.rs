@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 
+use crate::selection::inherited_options;
 use crate::socket::registrations;
 use crate::socket::states::{self, SocketAction, SocketEvent};
 use crate::socket::stream::SocketRole;
@@ -83,7 +84,11 @@ pub(crate) fn carry_out(
 
 /// Delays TCP's acknowledgements, or sends them at once. With `delay`, the Proposal carries the
 /// last acknowledgement of the three-way handshake. A connection that stays on TCP must not delay
-/// it: a server whose program writes first would learn of its client much later.
+/// it: a server whose program writes first would learn of its client much later. In a program that
+/// sets TCP_QUICKACK itself nothing happens.
 pub(crate) fn delay_acks(fd: c_int, delay: bool) {
+    if inherited_options::may_have_quickack() {
+        return;
+    }
     let _ = rustix::net::sockopt::set_tcp_quickack(borrowed(fd), !delay);
 }

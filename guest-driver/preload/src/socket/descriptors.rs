@@ -46,11 +46,18 @@ pub(crate) fn lock_numbers(first: c_int, last: c_int) -> Option<ForkLockGuard> {
 }
 
 /// Ends an SMC connection that the program disconnects; the socket is one of the kernel's then.
-pub(crate) fn disconnect(descriptor: &DescriptorRef) {
-    let Some(socket) = descriptor.stream() else { return };
-    let Some(stream) = socket.smc() else { return };
-    let _ = stream.set_linger(Some(std::time::Duration::ZERO));
+/// `true`: TCP would have no connection any more, and no error to report.
+pub(crate) fn disconnect(descriptor: &DescriptorRef) -> bool {
+    let Some(socket) = descriptor.stream() else { return false };
+    let Some(stream) = socket.smc() else { return false };
+    let was_over = match stream.readiness(false).failed {
+        true => socket.is_reset_reported(),
+        false => socket.is_write_shut() && stream.peer_has_ended() == Some(true),
+    };
+    // Nothing of the library may touch the socket from here on: its next connection is the program's.
+    stream.abandon();
     release(descriptor);
+    was_over
 }
 
 /// Leaves a socket to the kernel: the table has no entries of it any more.

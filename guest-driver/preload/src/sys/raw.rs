@@ -329,6 +329,14 @@ pub(crate) fn socket_option(fd: c_int, level: c_int, name: c_int) -> Result<c_in
     unsafe { call(libc::SYS_getsockopt, args) }.map(|_| value)
 }
 
+/// `setsockopt` of an option that is a number. A failure leaves the option as it was.
+pub(crate) fn set_socket_option(fd: c_int, level: c_int, name: c_int, value: c_int) {
+    let at = std::ptr::from_ref(&value) as usize;
+    let args = [fd as usize, level as usize, name as usize, at, 4, 0];
+    // SAFETY: the value is valid until the call returns.
+    let _ = unsafe { call(libc::SYS_setsockopt, args) };
+}
+
 /// The read or write timeout of a socket, microseconds; 0: none.
 pub(crate) fn timeout_of(fd: c_int, name: c_int) -> u64 {
     let mut value = libc::timeval { tv_sec: 0, tv_usec: 0 };
