@@ -78,6 +78,16 @@ impl Broken {
         let Broken::Handshake(error) = self else { return false };
         matches!(error, HandshakeError::Closed { awaited: Awaited::Confirm, received: 0 })
     }
+
+    /// Whether the peer has ended TCP in order, between two messages.
+    pub(crate) fn is_end(&self) -> bool {
+        use smc_core::handshake::HandshakeError;
+        match self {
+            Broken::Handshake(error) => matches!(error, HandshakeError::Closed { received: 0, .. }),
+            Broken::Io(error) => error.kind() == std::io::ErrorKind::UnexpectedEof,
+            _ => false,
+        }
+    }
 }
 
 impl From<Broken> for std::io::Error {

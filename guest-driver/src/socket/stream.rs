@@ -71,6 +71,8 @@ impl SmcStream {
                     }
                     // The peer sent nothing: an orderly close. All else resets the connection.
                     Broken::Handshake(error) if error.is_timeout() => drop(tcp),
+                    // The program may go on with the socket, and reads the end of data.
+                    broken if broken.is_end() => drop(tcp),
                     // A reset could overtake the peer's read of the Decline.
                     Broken::Declined(_) => drop(tcp),
                     _ => sys::reset_tcp(tcp),
