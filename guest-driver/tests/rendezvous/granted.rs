@@ -124,13 +124,41 @@ fn other_values_are_left_to_the_kernel_which_knows_no_such_option() {
             };
             if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error()) }
         };
-        for value in [&[][..], &[1], &[1, 0, 0], &[0; 4], &[3, 0, 0, 0], &[12, 0, 0, 0], &[0xff; 8]]
-        {
+        for value in [&[][..], &[1], &[1, 0, 0], &[3, 0, 0, 0], &[12, 0, 0, 0], &[0xff; 8]] {
             assert_eq!(set(255, value), Err(Some(libc::ENOPROTOOPT)), "{value:?}");
         }
         assert_eq!(set(253, &[1, 0, 0, 0]), Err(Some(libc::ENOPROTOOPT)));
         // A longer value counts by its first bytes, as with other options.
         assert_eq!(set(255, &[1, 0, 0, 0, 9, 9]), Ok(()));
         assert_eq!(rendezvous.peer_speaks_smc(&socket), None);
+    });
+}
+
+/// A socket asks for one connection. After a failure it may go to a server that SMC is not for.
+fn asks_once(rendezvous: &Rendezvous) {
+    let (closed, listener) =
+        (TcpListener::bind(any(0)).unwrap(), rendezvous.bind(&any(0)).unwrap());
+    let (nowhere, to) = (closed.local_addr().unwrap(), listener.local_addr().unwrap());
+    let (nowhere, to) = (there(nowhere), there(to));
+    drop(closed);
+    let client = socket(&to);
+    assert!(rendezvous.want(&client, &nowhere).unwrap());
+    assert!(rustix::net::connect(&client, &nowhere).is_err());
+    rendezvous.unmark(&client).unwrap();
+    rustix::net::connect(&client, &to).unwrap();
+    assert_eq!(rendezvous.peer_speaks_smc(listener.accept().unwrap().0), Some(false));
+    // It may ask again.
+    rustix::net::connect_unspec(&client).unwrap();
+    assert!(rendezvous.want(&client, &to).unwrap());
+    rustix::net::connect(&client, &to).unwrap();
+    assert_eq!(rendezvous.peer_speaks_smc(listener.accept().unwrap().0), Some(true));
+}
+
+#[test]
+fn a_socket_that_did_not_connect_asks_no_more() {
+    bed::run(|| {
+        let _wire = Wire::honest();
+        asks_once(&attach());
+        asks_once(&only_granted(""));
     });
 }
