@@ -3,7 +3,7 @@
 
 use std::io::Read;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use guest_driver::{ChangeToken, PendingDecline, SmcStream};
@@ -136,6 +136,16 @@ pub(super) struct Relay {
 }
 
 impl Relay {
+    /// The descriptors that the relay needs.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        let carrier = match &self.carrier {
+            RelayCarrier::Tcp(tcp) | RelayCarrier::Undecided(tcp) => Some(tcp.as_raw_fd()),
+            RelayCarrier::Declining(decliner) => Some(decliner.tcp().as_raw_fd()),
+            RelayCarrier::Smc => None,
+        };
+        [self.owner_end.as_raw_fd()].into_iter().chain(carrier)
+    }
+
     pub(super) fn new(
         id: u64,
         descriptor: DescriptorRef,

@@ -317,6 +317,22 @@ fn sleep(sleeper: &Sleeper, count: u32, pause: Duration, upkeep: Option<&StackUp
     }
 }
 
+/// The descriptors of the relays of this process.
+pub(crate) fn descriptors() -> Vec<c_int> {
+    let mut all: Vec<c_int> = lock().list.iter().flat_map(Relay::descriptors).collect();
+    if let Some((sleeper, generation)) = leaked(SLEEPER.load(Ordering::Acquire))
+        && *generation == fork::generation()
+    {
+        all.extend(sleeper.descriptors());
+    }
+    all
+}
+
+/// Whether a fork need not wait for the relays for longer than `limit`.
+pub(crate) fn comes_free(limit: Duration) -> bool {
+    RELAYS.comes_free(limit)
+}
+
 /// Takes the lock of the relays, before a fork.
 pub(crate) fn before_fork() {
     RELAYS.acquire_before_fork();

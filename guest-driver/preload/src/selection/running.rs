@@ -2,30 +2,29 @@
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
-use crate::sys::fork_lock::ForkLock;
-use crate::sys::{borrowed, lock, raw};
+use crate::sys::fork_lock::{ForkLock, ForkMutex};
+use crate::sys::{borrowed, raw};
 
 /// Held by those who use [`RUNNING`] or the list of `waiting`, and by a process while it forks.
 pub(super) static RUNNING_LOCK: ForkLock = ForkLock::new();
 /// The connections whose handshakes run in other threads.
-static RUNNING: Mutex<Vec<DescriptorRef>> = Mutex::new(Vec::new());
+static RUNNING: ForkMutex<Vec<DescriptorRef>> = ForkMutex::new(Vec::new());
 
 /// Enters a connection whose handshake another thread carries out. The caller holds
 /// [`RUNNING_LOCK`].
 pub(super) fn begin(descriptor: &DescriptorRef) {
-    lock(&RUNNING).push(descriptor.clone());
+    RUNNING.lock().push(descriptor.clone());
 }
 
 /// Undoes [`begin`]. The caller does not hold [`RUNNING_LOCK`].
 pub(super) fn end(descriptor: DescriptorRef) {
     let other = {
         let _running = RUNNING_LOCK.lock();
-        let mut running = lock(&RUNNING);
+        let mut running = RUNNING.lock();
         let at = running.iter().position(|other| other.is(&descriptor));
         at.map(|at| running.swap_remove(at))
     };
@@ -35,17 +34,17 @@ pub(super) fn end(descriptor: DescriptorRef) {
 
 /// Whether one of the connections fulfils a condition. The caller holds [`RUNNING_LOCK`].
 pub(super) fn any(condition: impl Fn(&DescriptorRef) -> bool) -> bool {
-    lock(&RUNNING).iter().any(condition)
+    RUNNING.lock().iter().any(condition)
 }
 
 /// Calls `f` for all of the connections. The caller holds [`RUNNING_LOCK`].
 pub(super) fn for_each(f: impl FnMut(&DescriptorRef)) {
-    lock(&RUNNING).iter().for_each(f);
+    RUNNING.lock().iter().for_each(f);
 }
 
 /// Forgets the parent's connections, in the child of a fork. The caller holds [`RUNNING_LOCK`].
 pub(super) fn forget() {
-    let parents = std::mem::take(&mut *lock(&RUNNING));
+    let parents = std::mem::take(&mut *RUNNING.lock());
     // The child's copies of the threads' stacks hold references as well, for ever.
     std::mem::forget(parents);
 }

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,8 +16,9 @@ use crate::socket::registrations;
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
+use crate::sys::fork_lock::ForkMutex;
 use crate::sys::raw::Errno;
-use crate::sys::{STACK, epoll_wait, lock, owned, raw, timespec};
+use crate::sys::{STACK, epoll_wait, owned, raw, timespec};
 
 /// A handshake that waits for its peer.
 pub(super) trait PendingHandshake: Send {
@@ -133,15 +133,7 @@ struct WaitingList {
 }
 
 /// Whoever takes the lock holds [`RUNNING_LOCK`], so no other thread has it while the process forks.
-static WAITING: Mutex<WaitingList> = Mutex::new(WaitingList {
-    sets: None,
-    list: BTreeMap::new(),
-    unwatched: Vec::new(),
-    in_sets: Vec::new(),
-    missed: Vec::new(),
-    next: 1,
-    has_thread: false,
-});
+static WAITING: ForkMutex<WaitingList> = ForkMutex::new(WaitingList::new());
 /// Whether [`WaitingList::unwatched`] has any.
 static ANY_UNWATCHED: AtomicBool = AtomicBool::new(false);
 
@@ -156,7 +148,25 @@ const IDLE_CHECKS: u32 = 40;
 /// Events that the thread takes at a time.
 const EVENTS: usize = 32;
 
+impl Default for WaitingList {
+    fn default() -> WaitingList {
+        WaitingList::new()
+    }
+}
+
 impl WaitingList {
+    const fn new() -> WaitingList {
+        WaitingList {
+            sets: None,
+            list: BTreeMap::new(),
+            unwatched: Vec::new(),
+            in_sets: Vec::new(),
+            missed: Vec::new(),
+            next: 1,
+            has_thread: false,
+        }
+    }
+
     /// Prepares the set and the thread. `false`: there are no descriptors or threads left.
     fn begin(&mut self) -> bool {
         if self.sets.is_none() {
@@ -236,7 +246,7 @@ impl WaitingList {
 /// caller goes on.
 fn put_back(number: u64, one: Waiting) -> Option<Waiting> {
     let _running = RUNNING_LOCK.lock();
-    let mut waiting = lock(&WAITING);
+    let mut waiting = WAITING.lock();
     if let Some(at) = waiting.missed.iter().position(|missed| *missed == number) {
         waiting.missed.swap_remove(at);
         return Some(one);
@@ -248,7 +258,7 @@ fn put_back(number: u64, one: Waiting) -> Option<Waiting> {
 /// A handshake is complete.
 fn forget_missed(number: u64) {
     let _running = RUNNING_LOCK.lock();
-    lock(&WAITING).missed.retain(|missed| *missed != number);
+    WAITING.lock().missed.retain(|missed| *missed != number);
 }
 
 /// Goes on with a handshake as far as its peer's bytes allow.
@@ -268,7 +278,7 @@ pub(crate) fn go_on(descriptor: &DescriptorRef) {
     let Some(number) = descriptor.stream().map(StreamSocket::pending) else { return };
     let (set, one) = {
         let _running = RUNNING_LOCK.lock();
-        let mut waiting = lock(&WAITING);
+        let mut waiting = WAITING.lock();
         let Some(set) = waiting.sets.as_ref().map(|sets| sets.epoll.as_raw_fd()) else { return };
         let Some(one) = waiting.take(number) else {
             // Whoever goes on with it now may have read before the bytes came.
@@ -288,7 +298,7 @@ pub(crate) fn go_on(descriptor: &DescriptorRef) {
 pub(crate) fn watch(descriptor: &DescriptorRef) {
     let Some(number) = descriptor.stream().map(StreamSocket::pending) else { return };
     let _running = RUNNING_LOCK.lock();
-    let mut waiting = lock(&WAITING);
+    let mut waiting = WAITING.lock();
     if let Some(one) = waiting.list.remove(&number) {
         waiting.insert(number, one);
     }
@@ -321,7 +331,7 @@ pub(super) fn add(
     watcher: Watcher,
 ) -> Result<(), Box<dyn PendingHandshake>> {
     let _running = RUNNING_LOCK.lock();
-    let mut waiting = lock(&WAITING);
+    let mut waiting = WAITING.lock();
     if !waiting.begin() {
         return Err(pending);
     }
@@ -358,7 +368,7 @@ pub(super) fn add(
 pub(crate) fn watch_all() {
     if ANY_UNWATCHED.load(Ordering::Relaxed) {
         let _running = RUNNING_LOCK.lock();
-        lock(&WAITING).watch_all();
+        WAITING.lock().watch_all();
     }
 }
 
@@ -369,7 +379,7 @@ pub(super) fn help(descriptor: &DescriptorRef, timeout: Duration) -> Option<bool
     let number = descriptor.stream()?.pending();
     let (set, mut one) = {
         let _running = RUNNING_LOCK.lock();
-        let mut waiting = lock(&WAITING);
+        let mut waiting = WAITING.lock();
         let set = waiting.sets.as_ref()?.epoll.as_raw_fd();
         let found = waiting.list.get(&number)?;
         if found.pending.is_untouched() {
@@ -402,7 +412,7 @@ pub(super) fn help(descriptor: &DescriptorRef, timeout: Duration) -> Option<bool
 /// Makes the thread check all connections: the program has closed one of them.
 pub(super) fn check() {
     let _running = RUNNING_LOCK.lock();
-    wake(&lock(&WAITING));
+    wake(&WAITING.lock());
 }
 
 fn wake(waiting: &WaitingList) {
@@ -417,7 +427,7 @@ fn wait_for_all() {
     loop {
         let (set, empty) = {
             let _running = RUNNING_LOCK.lock();
-            let waiting = lock(&WAITING);
+            let waiting = WAITING.lock();
             let Some(sets) = &waiting.sets else { return };
             (sets.epoll.as_raw_fd(), waiting.list.is_empty())
         };
@@ -429,7 +439,7 @@ fn wait_for_all() {
         let all = woken || checked.elapsed() >= CHECK_INTERVAL;
         let taken: Vec<(u64, Waiting)> = {
             let _running = RUNNING_LOCK.lock();
-            let mut waiting = lock(&WAITING);
+            let mut waiting = WAITING.lock();
             if woken && let Some(sets) = &waiting.sets {
                 let _ = raw::read(sets.wake.as_raw_fd(), &mut [0; 8]);
             }
@@ -461,7 +471,7 @@ fn wait_for_all() {
 /// bytes of clients: the process that first uses such a connection does the handshake.
 pub(crate) fn before_fork() {
     running::before_fork();
-    let mut waiting = lock(&WAITING);
+    let mut waiting = WAITING.lock();
     let is_used =
         |waiting: &Waiting| waiting.pending.is_untouched() && waiting.descriptor.handles() > 0;
     let used: Vec<u64> =
@@ -503,15 +513,34 @@ pub(crate) fn in_parent() {
 
 /// Undoes [`before_fork`], in the child, which has none of the threads.
 pub(crate) fn in_child() {
+    in_untold_child();
+    RUNNING_LOCK.release_after_fork();
+}
+
+/// The descriptors with which this process waits for peers of handshakes.
+pub(crate) fn descriptors() -> Vec<c_int> {
+    let _running = RUNNING_LOCK.lock();
+    let waiting = WAITING.lock();
+    let sets = waiting.sets.iter().flat_map(|sets| [&sets.epoll, &sets.wake]);
+    let tcp = waiting.list.values().flat_map(|one| one.pending.fds()).flatten();
+    sets.map(AsRawFd::as_raw_fd).chain(tcp.map(|fd| fd.as_raw_fd())).collect()
+}
+
+/// Whether a fork need not wait for the lists for longer than `limit`.
+pub(crate) fn comes_free(limit: Duration) -> bool {
+    RUNNING_LOCK.comes_free(limit)
+}
+
+/// The same in a child whose parent has not prepared it by [`before_fork`].
+pub(crate) fn in_untold_child() {
     guest_driver::SmcStream::forget_unsent_bytes();
     running::forget();
     forget();
-    RUNNING_LOCK.release_after_fork();
 }
 
 /// Forgets what the parent waits for.
 fn forget() {
-    let mut waiting = lock(&WAITING);
+    let mut waiting = WAITING.lock();
     let list = std::mem::take(&mut waiting.list);
     waiting.unwatched.clear();
     waiting.in_sets.clear();
@@ -562,7 +591,7 @@ pub(crate) fn written_clients() -> Vec<(DescriptorRef, OwnedFd)> {
         let _running = RUNNING_LOCK.lock();
         // A thread that goes on with one of them puts it back soon, or ends it.
         if !running::any(is_written) || begun.elapsed() > ANNOUNCED_TIMEOUT {
-            for one in lock(&WAITING).list.values().filter(|one| is_written(&one.descriptor)) {
+            for one in WAITING.lock().list.values().filter(|one| is_written(&one.descriptor)) {
                 // As long as it is in the list, it has its TCP socket.
                 if let [Some(tcp), _] = one.pending.fds()
                     && let Ok(copy) = tcp.try_clone_to_owned()
@@ -580,7 +609,7 @@ pub(crate) fn written_clients() -> Vec<(DescriptorRef, OwnedFd)> {
 /// Whether a handshake is under way that fulfils a condition.
 fn any(condition: impl Fn(&DescriptorRef) -> bool) -> bool {
     let _running = RUNNING_LOCK.lock();
-    running::any(&condition) || lock(&WAITING).list.values().any(|one| condition(&one.descriptor))
+    running::any(&condition) || WAITING.lock().list.values().any(|one| condition(&one.descriptor))
 }
 
 /// Waits for handshakes of connections that the program has closed, when the process ends.

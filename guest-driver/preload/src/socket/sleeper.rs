@@ -31,6 +31,11 @@ impl Sleeper {
         Ok(Sleeper { watch, outer })
     }
 
+    /// Its descriptors.
+    pub(crate) fn descriptors(&self) -> [c_int; 2] {
+        [self.outer.as_raw_fd(), self.watch.notifier().as_raw_fd()]
+    }
+
     /// Makes the sleeper wake when `fd` shows one of `events`.
     pub(crate) fn add(&self, fd: c_int, events: u32) -> SysResult {
         raw::epoll_ctl(self.outer.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, events, 0)

@@ -9,6 +9,7 @@
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::thread::futex;
 
@@ -21,6 +22,9 @@ const PROCESS: u32 = !3;
 
 /// Number of the process among its ancestors, as the locks count them, times four.
 static OWN: AtomicU32 = AtomicU32::new(4);
+
+/// Pause between two looks at a lock.
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// Begins to take locks away that were held when the parent forked; runs in the child.
 pub(crate) fn in_child() {
@@ -68,6 +72,18 @@ impl Word {
         }
     }
 
+    /// Waits until nobody has the lock, but not longer than `limit`. `false`: somebody still has it.
+    fn comes_free(&self, limit: Duration) -> bool {
+        let begun = Instant::now();
+        while self.0.load(Ordering::Relaxed) & !PROCESS != FREE {
+            if begun.elapsed() >= limit {
+                return false;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        true
+    }
+
     fn release(&self) {
         if self.0.swap(FREE, Ordering::Release) & !PROCESS == CONTENDED {
             let _ = futex::wake(&self.0, futex::Flags::PRIVATE, 1);
@@ -91,8 +107,20 @@ impl ForkLock {
 
     /// Takes the lock; waits for it if another thread has it.
     pub(crate) fn lock(&'static self) -> ForkLockGuard {
-        self.0.acquire();
-        ForkLockGuard(self)
+        self.lock_or_take().0
+    }
+
+    /// As [`ForkLock::lock`]. `true`: a thread of the parent had it when the parent forked, and what
+    /// it protects may be half changed.
+    pub(crate) fn lock_or_take(&'static self) -> (ForkLockGuard, bool) {
+        let taken_away = self.0.acquire();
+        (ForkLockGuard(self), taken_away)
+    }
+
+    /// Whether nobody has the lock, or will not have it within `limit`. A handler of a signal that
+    /// has interrupted the thread that has the lock would wait for it for ever.
+    pub(crate) fn comes_free(&self, limit: Duration) -> bool {
+        self.0.comes_free(limit)
     }
 
     /// Takes the lock before a fork. [`ForkLock::release_after_fork`] follows in both processes.
@@ -142,6 +170,11 @@ impl<T: Default> ForkMutex<T> {
             unsafe { self.value.get().write(T::default()) };
         }
         ForkMutexGuard(self)
+    }
+
+    /// As [`ForkLock::comes_free`].
+    pub(crate) fn comes_free(&self, limit: Duration) -> bool {
+        self.word.comes_free(limit)
     }
 
     /// Takes the lock before a fork. [`ForkMutex::release_after_fork`] follows in both processes.

@@ -177,6 +177,40 @@ pub(crate) fn getpid() -> c_int {
     unsafe { call(libc::SYS_getpid, [0; 6]) }.map_or(0, |pid| pid as c_int)
 }
 
+/// A number of the calling thread, which is the same in the child of a fork.
+pub(crate) fn this_thread() -> usize {
+    // SAFETY: the call has no arguments and cannot fail.
+    unsafe { libc::pthread_self() as usize }
+}
+
+/// Number of threads of the program that have not ended; 2 stands for more. The others of the process
+/// are the library's, as their names say.
+pub(crate) fn threads_of_program() -> usize {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return 1 };
+    let is_programs = |thread: &std::fs::DirEntry| {
+        // The name in parentheses, and a letter for the state.
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        let name = stat.split_once(" (").map_or("", |(_, name)| name);
+        let state = stat.rsplit_once(") ").map_or("", |(_, state)| state);
+        let has_ended = state.is_empty() || state.starts_with(['Z', 'X']);
+        !has_ended && !name.starts_with("smc-") && !name.starts_with("ism-")
+    };
+    threads.flatten().filter(is_programs).take(2).count()
+}
+
+/// Whether the calling thread is the first one of its process.
+pub(crate) fn is_first_thread() -> bool {
+    rustix::thread::gettid() == rustix::process::getpid()
+}
+
+/// Whether another process has the same table of descriptors; an error if the kernel does not tell.
+pub(crate) fn shares_descriptors_with(pid: c_int) -> Result<bool, Errno> {
+    const KCMP_FILES: usize = 2;
+    let args = [getpid() as usize, pid as usize, KCMP_FILES, 0, 0, 0];
+    // SAFETY: numbers only.
+    unsafe { call(libc::SYS_kcmp, args) }.map(|order| order == 0)
+}
+
 /// Sends SIGPIPE to the calling thread, as a write on a closed connection does.
 pub(crate) fn raise_sigpipe() {
     // SAFETY: the arguments are numbers; the signal goes to the calling thread.
@@ -314,7 +348,7 @@ pub(crate) fn note_other_stack() {
 /// Whether the calling thread is the program's first, and its stack may grow to `room` bytes.
 pub(crate) fn is_first_thread_with(room: u64) -> bool {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Stack);
-    rustix::thread::gettid() == rustix::process::getpid()
+    is_first_thread()
         && limit.current.is_none_or(|limit| limit >= room)
         && !OTHER_STACK.load(Ordering::Relaxed)
 }
