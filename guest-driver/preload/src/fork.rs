@@ -6,7 +6,7 @@
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use crate::sys::{fork_lock, leaked, raw};
 
@@ -74,6 +74,31 @@ pub(crate) fn in_child() {
     PID.store(raw::getpid(), Ordering::Relaxed);
 }
 
+/// The threads that fork although the library could not be prepared for it, as `pthread_self` has
+/// them: that is the same in the child.
+static UNPREPARED: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
+
+/// The calling thread forks, and the library cannot be prepared for it.
+pub(crate) fn begin_unprepared() {
+    let this = raw::this_thread();
+    let is_free = |slot: &AtomicUsize| {
+        slot.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    };
+    // One of them comes free when another thread has forked.
+    while !UNPREPARED.iter().any(is_free) {
+        std::thread::yield_now();
+    }
+}
+
+/// The fork is over, in the parent or the child. `false`: the library was prepared for it.
+pub(crate) fn end_unprepared() -> bool {
+    let this = raw::this_thread();
+    let is_ours = |slot: &AtomicUsize| {
+        slot.compare_exchange(this, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    };
+    UNPREPARED.iter().any(is_ours)
+}
+
 /// This process goes on with the connections of the process that has made it, as if it was that one.
 pub(crate) fn as_keeper() {
     store_in_page();
@@ -101,6 +126,14 @@ pub(crate) fn note_sharing_child() {
     MAY_SHARE_MEMORY.store(true, Ordering::SeqCst);
 }
 
+/// Whether the program may have a child that shares its descriptors, and not its memory.
+static MAY_SHARE_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
+
+/// The program is about to make a child that shares its descriptors, and not its memory.
+pub(crate) fn note_sharing_descriptors() {
+    MAY_SHARE_DESCRIPTORS.store(true, Ordering::SeqCst);
+}
+
 /// Whether the kernel has given this process no other memory since it stored its identity there.
 fn has_own_page() -> bool {
     leaked(IN_PAGE.load(Ordering::Relaxed)).is_some_and(|word| word.load(Ordering::Relaxed) != 0)
@@ -123,6 +156,13 @@ pub(crate) fn shares_memory() -> bool {
         && let Some(untold) = UNTOLD.get()
     {
         // It has a memory of its own, and nobody has told the library so.
+        if raw::shares_descriptors_with(known)
+            .unwrap_or_else(|_| MAY_SHARE_DESCRIPTORS.load(Ordering::Relaxed))
+        {
+            // What the library would close is its parent's.
+            retire();
+            return true;
+        }
         untold();
         return false;
     }

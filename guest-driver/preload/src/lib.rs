@@ -28,6 +28,7 @@ mod config;
 mod fork;
 mod hooks;
 mod io;
+mod last_thread;
 mod relay;
 mod selection;
 mod socket;

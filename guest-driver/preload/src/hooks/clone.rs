@@ -28,6 +28,100 @@ pub(super) fn note(flags: u64) {
     if flags & (libc::CLONE_VM | libc::CLONE_THREAD) as u64 == libc::CLONE_VM as u64 {
         fork::note_sharing_child();
     }
+    if flags & (libc::CLONE_VM | libc::CLONE_FILES) as u64 == libc::CLONE_FILES as u64 {
+        fork::note_sharing_descriptors();
+    }
+}
+
+/// A fork for which libc calls no handlers. `make` makes the child, which returns from it as well.
+pub(super) fn fork_by<T>(make: impl FnOnce() -> T, is_child: impl FnOnce(&T) -> bool) -> T {
+    // SAFETY: the handlers that libc would call around a fork.
+    unsafe { init::before_fork() };
+    let made = make();
+    let error = errno();
+    // SAFETY: as above.
+    unsafe {
+        match is_child(&made) {
+            true => init::in_child(),
+            false => init::in_parent(),
+        }
+    }
+    set_errno(error);
+    made
+}
+
+/// libc's fork without handlers (glibc 2.34).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _Fork() -> c_int {
+    let native = || call_libc!(_Fork, -1, () -> c_int);
+    match config::get() {
+        Some(_) => fork_by(native, |pid| *pid == 0),
+        None => native(),
+    }
+}
+
+/// Moves the program to the background. libc's function ends the parent by an `_exit` of its own,
+/// so this one does what libc's does.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn daemon(no_directory: c_int, no_close: c_int) -> c_int {
+    if config::get().is_none() {
+        return call_libc!(daemon, -1, (no_directory: c_int, no_close: c_int) -> c_int);
+    }
+    // SAFETY: paths are of this function; the child goes on with a copy of this stack.
+    unsafe {
+        match libc::fork() {
+            -1 => return -1,
+            0 => {}
+            _ => libc::_exit(0),
+        }
+        if libc::setsid() < 0 {
+            return -1;
+        }
+        if no_directory == 0 {
+            libc::chdir(c"/".as_ptr());
+        }
+    }
+    if no_close == 0 { standard_to_null() } else { 0 }
+}
+
+/// Has the standard descriptors lead to `/dev/null`, as `daemon` does.
+fn standard_to_null() -> c_int {
+    /// The device 1:3.
+    const NULL: u64 = 0x103;
+    // SAFETY: the path and the room are of this function.
+    unsafe {
+        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+        if null < 0 {
+            return -1;
+        }
+        let mut stat: libc::stat = std::mem::zeroed();
+        let known = libc::fstat(null, &raw mut stat) == 0;
+        if !known || stat.st_mode & libc::S_IFMT != libc::S_IFCHR || stat.st_rdev != NULL {
+            let error = if known { libc::ENODEV } else { errno() };
+            libc::close(null);
+            set_errno(error);
+            return -1;
+        }
+        for fd in 0..=2 {
+            libc::dup2(null, fd);
+        }
+        if null > 2 {
+            libc::close(null);
+        }
+    }
+    0
+}
+
+/// Makes the calling thread's table of descriptors its own. A program with one thread has that
+/// already; the threads of the library go on with the same table.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn unshare(flags: c_int) -> c_int {
+    let spared = flags & libc::CLONE_FILES != 0
+        && config::get().is_some()
+        && !fork::shares_memory()
+        && raw::threads_of_program() == 1;
+    let flags = if spared { flags & !libc::CLONE_FILES } else { flags };
+    call_libc!(unshare, libc::SYS_unshare, (flags: c_int) -> c_int)
 }
 
 /// The child's first function.

@@ -8,11 +8,12 @@ use libc::{aiocb, pid_t};
 use crate::hooks::assembly::in_assembly;
 use crate::hooks::libc_symbols::{Symbol, call_libc, symbols};
 use crate::io::kernel;
+use crate::selection::session;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::fork_lock::ForkMutex;
-use crate::sys::raw::Errno;
+use crate::sys::raw::{self, Errno};
 use crate::sys::user_memory::{is_nowhere, libc_result};
-use crate::{config, fork, relay};
+use crate::{config, fork, last_thread, relay};
 
 /// Leaves a descriptor to the kernel if the library knows it.
 #[inline]
@@ -167,6 +168,7 @@ trampolines! {
     __dprintf_chk, before_dprintf_chk;
     __vdprintf_chk, before_vdprintf_chk;
     vfork, before_vfork;
+    pthread_exit, before_pthread_exit;
 }
 
 /// The address of libc's function.
@@ -205,6 +207,14 @@ extern "C" fn before_vfork() -> *mut c_void {
     let in_use = config::get().is_some() && relay::hand_over::has_connections();
     fork::note_sharing_child();
     found(if in_use { &symbols::fork } else { &symbols::vfork })
+}
+
+/// libc's function never returns, and unwinds the stack.
+extern "C" fn before_pthread_exit() -> *mut c_void {
+    if config::get().is_some() && raw::is_first_thread() && !fork::shares_memory() {
+        last_thread::first_ends(session::opened().is_some());
+    }
+    found(&symbols::pthread_exit)
 }
 
 // posix_spawn and what libc makes of it.

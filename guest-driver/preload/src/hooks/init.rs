@@ -1,5 +1,7 @@
 //! The functions that run when the library is loaded, when the process forks, and when it exits.
 
+use std::time::Duration;
+
 use super::{escapes, exec, libc_symbols};
 use crate::config::RunConfig;
 use crate::io::kernel;
@@ -7,10 +9,13 @@ use crate::selection::{establish, option, running, short_lived, waiting, worthwh
 use crate::socket::table::NUMBERS;
 use crate::sys::heap::{self, Heap};
 use crate::sys::raw;
-use crate::{config, fork, relay, status};
+use crate::{config, fork, last_thread, relay, status};
 
 #[global_allocator]
 static MEMORY: Heap = Heap::new();
+
+/// How long a fork waits for a lock before it goes without.
+const LOCK_LIMIT: Duration = Duration::from_millis(500);
 
 /// The descriptor on which `smc run` waits to hear that the library was loaded.
 const PROOF: &str = "SMC_RUN_PROOF";
@@ -54,13 +59,27 @@ unsafe extern "C" {
     fn at_quick_exit(handler: extern "C" fn()) -> std::ffi::c_int;
 }
 
+/// Whether the locks that a fork takes come free. A handler of a signal that has interrupted a
+/// thread in the library must not wait for that thread.
+fn comes_free() -> bool {
+    NUMBERS.comes_free(LOCK_LIMIT)
+        && waiting::comes_free(LOCK_LIMIT)
+        && relay::fork::comes_free(LOCK_LIMIT)
+        && relay::forward::comes_free(LOCK_LIMIT)
+        && heap::comes_free(LOCK_LIMIT)
+}
+
 pub(super) unsafe extern "C" fn before_fork() {
     if fork::is_retired() {
         return;
     }
     fork::note_child();
+    if !comes_free() {
+        return fork::begin_unprepared();
+    }
     // In this order, because the program's close takes them in this order.
     NUMBERS.acquire_before_fork();
+    last_thread::before_fork();
     waiting::before_fork();
     relay::fork::prepare();
     relay::forward::before_fork();
@@ -69,7 +88,7 @@ pub(super) unsafe extern "C" fn before_fork() {
 }
 
 pub(super) unsafe extern "C" fn in_parent() {
-    if fork::is_retired() {
+    if fork::is_retired() || fork::end_unprepared() {
         return;
     }
     heap::after_fork();
@@ -83,8 +102,12 @@ pub(super) unsafe extern "C" fn in_child() {
     if fork::is_retired() {
         return;
     }
+    if fork::end_unprepared() {
+        return in_untold_child();
+    }
     heap::after_fork();
     fork::in_child();
+    last_thread::in_child();
     waiting::in_child();
     running::close_copies();
     relay::forward::in_child();
@@ -92,10 +115,12 @@ pub(super) unsafe extern "C" fn in_child() {
     NUMBERS.release_after_fork();
 }
 
-/// What [`in_child`] does, in a child that was made without a call of this library. Its connections
-/// in use have no relays, so calls on them fail.
+/// What [`in_child`] does, in a child that was not prepared: it was made without a call of this
+/// library, or by a handler of a signal that had interrupted one. Its connections in use have no
+/// relays, so calls on them fail.
 fn in_untold_child() {
     fork::in_child();
+    waiting::in_untold_child();
     running::close_copies();
     relay::forward::close_in_child();
     relay::fork::in_child();

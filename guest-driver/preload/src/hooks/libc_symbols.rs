@@ -60,7 +60,8 @@ functions! {
     timerfd_create memfd_create inotify_init1 signalfd pipe pipe2 socketpair fdopen fclose dprintf vdprintf __dprintf_chk
     __vdprintf_chk fork vfork posix_spawn posix_spawnp posix_spawn_file_actions_adddup2
     posix_spawn_file_actions_destroy system popen aio_read aio_read64 aio_write aio_write64
-    lio_listio lio_listio64 execve execv execvp execvpe fexecve execveat clone
+    lio_listio lio_listio64 execve execv execvp execvpe fexecve execveat clone _Fork
+    daemon unshare pthread_exit
 }
 
 /// `call_libc!(name, number, (a: type, ...) -> type)`: calls libc's function. Before `init` has run

@@ -105,11 +105,15 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
             fork_by(number, [a, b, c, d, e, f])
         }
         libc::SYS_clone3 if is_fork_of(a, b) => fork_by(number, [a, b, c, d, e, f]),
-        libc::SYS_clone | libc::SYS_clone3 => {
-            // Of clone3 the flags are in memory; most of such calls make threads, by libc.
-            clone::note(if number == libc::SYS_clone { a as u64 } else { libc::CLONE_VM as u64 });
+        libc::SYS_clone => {
+            clone::note(a as u64);
             return None;
         }
+        libc::SYS_clone3 => {
+            clone::note(flags_of(a, b).unwrap_or(libc::CLONE_VM as u64));
+            return None;
+        }
+        libc::SYS_unshare => call!(clone::unshare(a => c_int)),
         _ => return by_old_number(number, [a, b, c, d, e, f]),
     })
 }
@@ -137,32 +141,27 @@ fn by_old_number(_number: i64, _arguments: [usize; 6]) -> Option<i64> {
     None
 }
 
-/// Whether a `clone3` makes a process as `fork` does, on the caller's stack. `at`, `len`: its
-/// arguments.
-fn is_fork_of(at: usize, len: usize) -> bool {
-    /// The words of the first version of the arguments.
-    const WORDS: usize = 8;
-    if at == 0 || len < WORDS * 8 {
-        return false;
-    }
+/// The words of the first version of the arguments of `clone3`. `at`, `len`: where the program says
+/// that they are.
+fn words_of_clone3(at: usize, len: usize) -> Option<[u64; 8]> {
+    let has_all = at != 0 && len >= size_of::<[u64; 8]>();
     // SAFETY: the program's arguments, as long as it says.
-    let words = unsafe { (at as *const [u64; WORDS]).read_unaligned() };
-    let (flags, stack) = (words[0], words[5]);
-    clone::is_fork(flags) && stack == 0
+    has_all.then(|| unsafe { (at as *const [u64; 8]).read_unaligned() })
+}
+
+/// The flags of a `clone3`.
+fn flags_of(at: usize, len: usize) -> Option<u64> {
+    words_of_clone3(at, len).map(|words| words[0])
+}
+
+/// Whether a `clone3` makes a process as `fork` does, on the caller's stack.
+fn is_fork_of(at: usize, len: usize) -> bool {
+    words_of_clone3(at, len).is_some_and(|words| clone::is_fork(words[0]) && words[5] == 0)
 }
 
 /// A fork without libc, which would have called the handlers.
 fn fork_by(number: i64, arguments: [usize; 6]) -> i64 {
-    // SAFETY: the handlers that libc would call around a fork.
-    unsafe { init::before_fork() };
     // SAFETY: the program's arguments, unchanged; the child goes on with a copy of this stack.
-    let result = unsafe { raw::call(number, arguments) };
-    // SAFETY: as above.
-    unsafe {
-        match result {
-            Ok(0) => init::in_child(),
-            _ => init::in_parent(),
-        }
-    }
-    libc_result(result) as i64
+    let make = || unsafe { raw::call(number, arguments) };
+    libc_result(clone::fork_by(make, |result| *result == Ok(0))) as i64
 }

@@ -14,9 +14,10 @@
 //! handshake in a session of its own (see `selection`).
 
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
@@ -27,7 +28,7 @@ use crate::socket::pair::{HIGH_FDS, SocketPair, high};
 use crate::socket::stream::SocketState;
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::sys::fork_lock::ForkMutex;
-use crate::sys::{STACK, borrowed, owned, raw};
+use crate::sys::{STACK, borrowed, own_numbers, owned, raw};
 
 /// Number of connections that a child inherits at most. In a program with more, the child's calls
 /// on the others fail.
@@ -136,6 +137,21 @@ struct Outstanding {
     id: u64,
     list: Vec<RelayOffer>,
     lifetime: OwnedFd,
+    /// The number of the socket at which the thread of the owner waits.
+    request: c_int,
+}
+
+impl Outstanding {
+    fn descriptors(&self) -> Vec<c_int> {
+        let mut all = vec![self.lifetime.as_raw_fd(), self.request];
+        for offer in &self.list {
+            all.extend(offer.tcp.as_ref().map(AsRawFd::as_raw_fd));
+            let pair = offer.pair.0.lock();
+            let ends = pair.iter().flat_map(|pair| [&pair.owner_end, &pair.program_end]);
+            all.extend(ends.map(AsRawFd::as_raw_fd));
+        }
+        all
+    }
 }
 
 /// The offers to all children. Whoever changes the list holds [`NUMBERS`].
@@ -151,6 +167,16 @@ fn sockets() -> Option<(OwnedFd, OwnedFd)> {
     let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
     let (ours, theirs) = socketpair(unix, stream, SocketFlags::CLOEXEC, None).ok()?;
     Some((high(ours), high(theirs)))
+}
+
+/// The descriptors by which this process hears of its children.
+pub(crate) fn descriptors() -> Vec<c_int> {
+    OUTSTANDING.lock().iter().flat_map(Outstanding::descriptors).collect()
+}
+
+/// Whether a fork need not wait for the offers for longer than `limit`.
+pub(crate) fn comes_free(limit: Duration) -> bool {
+    OUTSTANDING.comes_free(limit) && PREPARED.comes_free(limit)
 }
 
 /// Prepares the offers, before a fork. The caller holds [`NUMBERS`].
@@ -208,7 +234,7 @@ pub(crate) fn in_child() {
     drop(request.0);
     drop(lifetime.0);
     // This end stays open as long as the process lives.
-    std::mem::forget(lifetime.1);
+    own_numbers::enter(lifetime.1.into_raw_fd());
     drop(list);
 }
 
@@ -219,7 +245,8 @@ pub(crate) fn in_parent() {
     drop((request.1, lifetime.1));
     let (request, lifetime) = (request.0, lifetime.0);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    OUTSTANDING.lock().push(Outstanding { id, list, lifetime });
+    let number = request.as_raw_fd();
+    OUTSTANDING.lock().push(Outstanding { id, list, lifetime, request: number });
     raw::without_signals(|| {
         // If there can be no thread, the child's calls return an end of data.
         let _ = std::thread::Builder::new()

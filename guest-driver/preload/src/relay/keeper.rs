@@ -23,7 +23,7 @@ use super::forward::{self, Relays};
 use crate::socket::pair::high;
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::ForkResult;
-use crate::sys::{fork_lock, heap, raw};
+use crate::sys::{fork_lock, heap, own_numbers, raw};
 use crate::{fork, status};
 
 /// How long the process tries to find a moment at which no thread holds a lock.
@@ -251,12 +251,7 @@ fn detach(stack: &Arc<Stack>, relays: &Relays, maker: &OwnedFd) {
     let mut kept: Vec<RawFd> = stack.descriptors();
     kept.push(maker.as_raw_fd());
     for relay in &relays.list {
-        kept.push(relay.owner_end.as_raw_fd());
-        match &relay.carrier {
-            RelayCarrier::Tcp(tcp) | RelayCarrier::Undecided(tcp) => kept.push(tcp.as_raw_fd()),
-            RelayCarrier::Declining(decliner) => kept.push(decliner.tcp().as_raw_fd()),
-            RelayCarrier::Smc => {}
-        }
+        kept.extend(relay.descriptors());
     }
     kept.sort_unstable();
     let mut first = 0;
@@ -267,6 +262,7 @@ fn detach(stack: &Arc<Stack>, relays: &Relays, maker: &OwnedFd) {
         first = fd + 1;
     }
     let _ = raw::close_range(first, c_int::MAX, 0);
+    own_numbers::forget_all();
     // Nothing that is opened later gets the number of a standard stream.
     for _ in 0..3 {
         if let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null")

@@ -16,7 +16,7 @@ use crate::config::RunConfig;
 use crate::selection::{short_lived, worthwhile};
 use crate::sys::fork_lock::ForkLock;
 use crate::sys::{self, STACK, leaked, own_numbers, raw};
-use crate::{config, fork, status};
+use crate::{config, fork, last_thread, status};
 
 static CURRENT: AtomicPtr<ProcessSession> = AtomicPtr::new(std::ptr::null_mut());
 static OPENING: ForkLock = ForkLock::new();
@@ -107,6 +107,7 @@ fn publish(opened: ProcessSession) -> &'static ProcessSession {
     // the session of its parent.
     let opened: &'static ProcessSession = Box::leak(Box::new(opened));
     CURRENT.store(std::ptr::from_ref(opened).cast_mut(), Ordering::Release);
+    last_thread::session_begins();
     opened
 }
 
@@ -276,6 +277,11 @@ fn without_device(config: &RunConfig, with_statistics: bool) -> ProcessSession {
 /// The session of this process, if it has opened a device.
 pub(crate) fn opened() -> Option<&'static ProcessSession> {
     raw_current().filter(|open| open.generation == fork::generation() && open.has_device)
+}
+
+/// The descriptors of this process's devices and connections.
+pub(crate) fn descriptors() -> Vec<c_int> {
+    opened().map(|open| open.stack.descriptors()).unwrap_or_default()
 }
 
 /// The session that the relays of this process need: theirs, if there is one.

@@ -1,0 +1,62 @@
+//! The end of a process whose first thread ends before the others.
+//!
+//! libc ends a process when its last thread ends, and the library's threads count as well. So where
+//! the first thread may end without the process, a thread of the library looks for the program's
+//! threads, and ends the process as libc would when there are none left.
+//!
+//! That is so behind `pthread_exit` in the first thread, and in the child of a fork by another
+//! thread: its only thread ends when that thread's function returns.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::fork;
+use crate::sys::raw;
+
+/// Whether the process may go on without its first thread.
+static MAY_GO_ON: AtomicBool = AtomicBool::new(false);
+/// Whether the thread that forks is not the first one of its process.
+static FORKS: AtomicBool = AtomicBool::new(false);
+/// The generation of the process (see `fork`) that has the thread; 0: none.
+static WATCHED: AtomicU32 = AtomicU32::new(0);
+/// Pause between two looks at the threads.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Stack of the thread, bytes.
+const SMALL_STACK: usize = 256 << 10;
+
+/// The first thread of the process ends by `pthread_exit`. `has_session`: the library has threads.
+pub(crate) fn first_ends(has_session: bool) {
+    MAY_GO_ON.store(true, Ordering::SeqCst);
+    if has_session {
+        session_begins();
+    }
+}
+
+/// The library begins to have threads.
+pub(crate) fn session_begins() {
+    let this = fork::generation();
+    if !MAY_GO_ON.load(Ordering::SeqCst) || WATCHED.swap(this, Ordering::SeqCst) == this {
+        return;
+    }
+    let thread = std::thread::Builder::new().name("smc-end".into()).stack_size(SMALL_STACK);
+    // If there can be no thread, the process does not end by itself.
+    let _ = raw::without_signals(|| thread.spawn(await_last));
+}
+
+fn await_last() {
+    while raw::threads_of_program() > 0 {
+        std::thread::sleep(PAUSE);
+    }
+    // As libc does it for the last thread.
+    std::process::exit(0);
+}
+
+/// Notes which thread forks. The caller holds a lock that one thread has while it forks.
+pub(crate) fn before_fork() {
+    FORKS.store(!raw::is_first_thread(), Ordering::Relaxed);
+}
+
+/// The calling thread is the only one, and the first one, of a new process.
+pub(crate) fn in_child() {
+    MAY_GO_ON.store(FORKS.load(Ordering::Relaxed), Ordering::Relaxed);
+}
