@@ -3,20 +3,21 @@
 use std::ffi::{c_char, c_int, c_uint, c_ulong};
 
 use super::init::close_connections;
-use crate::config;
 use crate::hooks::escapes::{leave, leave_standard};
 use crate::hooks::libc_symbols::call_libc;
 use crate::io::{control, kernel};
-use crate::selection::{answering_listeners, option, worthwhile};
+use crate::selection::{answering_listeners, option, session, waiting, worthwhile};
 use crate::socket::descriptors;
-use crate::socket::table::DESCRIPTORS;
+use crate::socket::sleeper::Sleeper;
+use crate::socket::table::{DESCRIPTORS, Descriptor};
 use crate::sys::own_numbers;
 use crate::sys::raw::{self, Errno};
 use crate::sys::user_memory::libc_result;
+use crate::{config, fork, relay};
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if option::is_reserved(fd) {
+    if option::is_reserved(fd) || own_numbers::contains(fd) {
         return libc_result(Err(Errno(libc::EBADF))) as c_int;
     }
     if !DESCRIPTORS.has(fd) {
@@ -32,6 +33,13 @@ pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let mut _numbers = None;
+    let unshares = flags & libc::CLOSE_RANGE_UNSHARE as c_int != 0;
+    let spared = unshares
+        && config::get().is_some()
+        && !fork::shares_memory()
+        && raw::threads_of_program() == 1;
+    // The threads of the library would keep open what the program closes.
+    let flags = if spared { flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) } else { flags };
     if config::get().is_some() && flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
         let end = c_int::try_from(last).unwrap_or(c_int::MAX);
         _numbers = descriptors::lock_numbers(c_int::try_from(first).unwrap_or(c_int::MAX), end);
@@ -48,8 +56,32 @@ pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: 
 /// Closes a range, without the descriptors of the rendezvous.
 fn close_around(first: c_int, last: c_int, flags: c_int) -> raw::SysResult {
     answering_listeners::remove_range(first, last);
-    let parts = option::ranges_without_reserved(first, last).into_iter();
+    let own = own_descriptors(first, last);
+    let parts = option::ranges_without_reserved(&own, first, last).into_iter();
     parts.map(|(first, last)| raw::close_range(first, last, flags)).fold(Ok(0), raw::SysResult::and)
+}
+
+/// The library's descriptors in a range: the program does not know them, and goes on with the
+/// connections that it keeps.
+fn own_descriptors(first: c_int, last: c_int) -> Vec<c_int> {
+    let mut own: Vec<_> = own_numbers::entered().collect();
+    for fd in 0..=DESCRIPTORS.highest() {
+        let Some(found) = DESCRIPTORS.get(fd) else { continue };
+        match &*found {
+            Descriptor::Stream(socket) => own.extend(socket.own_descriptors()),
+            Descriptor::Set(set) => {
+                own.extend(set.known_sleeper().into_iter().flat_map(Sleeper::descriptors));
+            }
+        }
+    }
+    if config::get().is_some() && !fork::shares_memory() {
+        own.extend(session::descriptors());
+        own.extend(waiting::descriptors());
+        own.extend(relay::forward::descriptors());
+        own.extend(relay::fork::descriptors());
+    }
+    own.retain(|fd| (first..=last).contains(fd));
+    own
 }
 
 #[unsafe(no_mangle)]
@@ -79,6 +111,7 @@ pub(super) unsafe extern "C" fn dup(old: c_int) -> c_int {
 fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
     if old != new {
         answering_listeners::remove(new);
+        own_numbers::forget(new);
     }
     if old == new || (!DESCRIPTORS.has(old) && !DESCRIPTORS.has(new)) {
         return libc_result(raw::dup3(old, new, flags)) as c_int;

@@ -130,7 +130,7 @@ pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool) {
         }
         let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
         // A connection that nobody has used is decided by the program that gets it.
-        let Some(socket) = descriptor.stream().filter(|s| relay::hand_over::is_in_use(s)) else {
+        let Some(socket) = descriptor.stream().filter(|s| relay::hand_over::must_be_left(s)) else {
             continue;
         };
         let stays_open = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0);

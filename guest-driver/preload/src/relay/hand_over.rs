@@ -64,11 +64,18 @@ pub(crate) fn hand_over_closed(descriptor: DescriptorRef, tcp: OwnedFd) {
     }
 }
 
-/// Whether this process has connections that SMC carries, or whose handshake is under way.
+/// Whether this process has connections that are to be left to the kernel before another program
+/// gets them.
 pub(crate) fn has_connections() -> bool {
-    let is_in_use =
-        |fd| DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some_and(is_in_use));
-    (0..=DESCRIPTORS.highest()).any(|fd| DESCRIPTORS.has(fd) && is_in_use(fd))
+    let must_be_left =
+        |fd| DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some_and(must_be_left));
+    (0..=DESCRIPTORS.highest()).any(|fd| DESCRIPTORS.has(fd) && must_be_left(fd))
+}
+
+/// Whether another program can use a connection only after it was left to the kernel, or after its
+/// owner was asked to carry it.
+pub(crate) fn must_be_left(socket: &StreamSocket) -> bool {
+    is_in_use(socket) || socket.awaits_owner()
 }
 
 /// Whether SMC carries a connection, or its handshake is under way: another process cannot use its

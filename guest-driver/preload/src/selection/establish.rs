@@ -290,6 +290,8 @@ pub(crate) fn add_relayed(fd: c_int) {
     if let Some(names) = pair::names_of(borrowed(fd)) {
         let socket = StreamSocket::new(SocketState::Relayed, SocketRole::Server, false);
         socket.set_names(names);
+        // There is no owner that this process could ask.
+        socket.request_owner_once();
         DESCRIPTORS.install(fd, Descriptor::Stream(socket));
     }
 }

@@ -101,12 +101,18 @@ pub(crate) fn is_reserved(fd: c_int) -> bool {
         || adopted().is_some_and(|adopted| has(&adopted.descriptors))
 }
 
-/// The parts of a range of descriptors that contain none that `smc run` has passed on.
-pub(crate) fn ranges_without_reserved(first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
+/// The parts of a range of descriptors that contain none that `smc run` has passed on, and none of
+/// `others`.
+pub(crate) fn ranges_without_reserved(
+    others: &[c_int],
+    first: c_int,
+    last: c_int,
+) -> Vec<(c_int, c_int)> {
     let passed = PASSED.get().into_iter().flatten();
     let own = adopted().into_iter().flat_map(|adopted| &adopted.descriptors);
-    let mut reserved: Vec<_> = passed.chain(own).copied().collect();
+    let mut reserved: Vec<_> = passed.chain(own).chain(others).copied().collect();
     reserved.sort_unstable();
+    reserved.dedup();
     between(&reserved, first, last)
 }
 

@@ -7,6 +7,7 @@ use crate::socket::registrations;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef, NUMBERS};
 use crate::sys::fork_lock::ForkLockGuard;
+use crate::sys::own_numbers;
 use crate::{config, fork};
 
 /// Removes the entry of a descriptor that is about to be closed, and closes the connection with the
@@ -85,6 +86,7 @@ pub(crate) fn duplicate(old: c_int, new: c_int) {
 /// Removes a stale entry of a descriptor that is new.
 #[inline]
 pub(crate) fn remove_stale(fd: c_int) {
+    own_numbers::forget(fd);
     if DESCRIPTORS.has(fd) {
         close(fd);
     }

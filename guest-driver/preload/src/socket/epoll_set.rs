@@ -63,6 +63,11 @@ impl EpollSet {
         self.members.lock()
     }
 
+    /// What threads sleep on that wait for this set, if one has.
+    pub(crate) fn known_sleeper(&self) -> Option<&Sleeper> {
+        self.sleeper.get()
+    }
+
     /// What a thread sleeps on that waits for this set. `set`: the set's descriptor.
     pub(crate) fn sleeper(&self, set: c_int) -> Result<&Sleeper, Errno> {
         if let Some(sleeper) = self.sleeper.get() {

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
 use crate::socket::stream::StreamSocket;
-use crate::sys::{borrowed, raw};
+use crate::sys::{borrowed, own_numbers};
 
 /// The socket at whose other end the owner's thread waits; -1 in a process that inherited no
 /// connection. The process keeps it open.
@@ -18,10 +18,9 @@ static OWNER: AtomicI32 = AtomicI32::new(-1);
 
 /// Stores the way to the process that forked this one.
 pub(crate) fn set(owner: OwnedFd) {
-    let old = OWNER.swap(owner.into_raw_fd(), Ordering::SeqCst);
-    if old >= 0 {
-        let _ = raw::close(old);
-    }
+    let owner = owner.into_raw_fd();
+    own_numbers::enter(owner);
+    own_numbers::close(OWNER.swap(owner, Ordering::SeqCst));
 }
 
 /// How long a child waits for its owner.
@@ -33,7 +32,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// passed by what the owner writes after it has heard of that.
 pub(crate) fn request(socket: &StreamSocket) {
     let owner: c_int = OWNER.load(Ordering::SeqCst);
-    if owner < 0 || !socket.request_owner_once() {
+    if !own_numbers::contains(owner) || !socket.request_owner_once() {
         return;
     }
     // An owner that has ended has left a process behind that carries them already.

@@ -18,7 +18,8 @@ use crate::socket::smc_request::SmcRequest;
 pub(crate) use crate::socket::states::SocketState;
 use crate::socket::states::{self, SocketEvent, SocketStage, SocketTransition};
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
-use crate::sys::raw::{self, Errno, SysResult};
+use crate::sys::own_numbers;
+use crate::sys::raw::{Errno, SysResult};
 
 /// Which end of the connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,6 +238,15 @@ impl StreamSocket {
         fd
     }
 
+    /// The library's descriptors for this socket, of which nobody else knows.
+    pub(crate) fn own_descriptors(&self) -> impl Iterator<Item = c_int> {
+        use std::os::fd::AsRawFd;
+        let decision =
+            self.decision.get().into_iter().flat_map(|(reader, writer)| [reader, writer]);
+        let copy = Some(self.copy.load(Ordering::Relaxed)).filter(|_| self.uses_copy());
+        decision.map(AsRawFd::as_raw_fd).chain(copy).filter(|fd| *fd >= 0)
+    }
+
     /// How long a server waits for the client's first bytes before it takes it for one without SMC.
     pub(crate) fn detect_timeout(&self) -> Duration {
         Duration::from_millis(self.detect_timeout.load(Ordering::Relaxed).into())
@@ -341,10 +351,10 @@ impl StreamSocket {
     /// Stores that another process carries the connection. `tcp_fd`: the TCP socket, which this
     /// takes over.
     pub(crate) fn set_relayed(&self, tcp_fd: c_int) {
-        let old = self.tcp_fd.swap(tcp_fd, Ordering::Relaxed);
-        if old >= 0 {
-            let _ = raw::close(old);
+        if tcp_fd >= 0 {
+            own_numbers::enter(tcp_fd);
         }
+        own_numbers::close(self.tcp_fd.swap(tcp_fd, Ordering::Relaxed));
         self.store(SocketEvent::HandOver);
     }
 
@@ -357,20 +367,23 @@ impl StreamSocket {
     /// Only the first call returns it.
     pub(crate) fn take_copy(&self) -> Option<c_int> {
         let copy = self.copy.swap(-1, Ordering::Relaxed);
-        let is_used = matches!(
-            self.state(),
-            SocketState::Unconnected
-                | SocketState::Undecided
-                | SocketState::Deciding
-                | SocketState::Smc
-        );
-        (is_used && copy >= 0).then_some(copy)
+        (self.uses_copy() && copy >= 0).then_some(copy)
+    }
+
+    fn uses_copy(&self) -> bool {
+        use SocketState as S;
+        matches!(self.state(), S::Unconnected | S::Undecided | S::Deciding | S::Smc)
     }
 
     /// Whether the owner must still be asked to carry the connection. Only the first call returns
     /// `true`.
     pub(crate) fn request_owner_once(&self) -> bool {
         !self.owner_requested.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the connection is one of an ancestor, which has not been asked to carry it.
+    pub(crate) fn awaits_owner(&self) -> bool {
+        self.state() == SocketState::Relayed && !self.owner_requested.load(Ordering::Relaxed)
     }
 
     /// Stores the addresses of a relayed connection that has no TCP socket in this process.
@@ -657,7 +670,7 @@ impl StreamSocket {
     /// The TCP socket of a relayed connection.
     pub(crate) fn tcp_fd(&self) -> Option<c_int> {
         let fd = self.tcp_fd.load(Ordering::Relaxed);
-        (self.state() == SocketState::Relayed && fd >= 0).then_some(fd)
+        (self.state() == SocketState::Relayed && own_numbers::contains(fd)).then_some(fd)
     }
 
     /// The registrations, locked.
@@ -668,10 +681,7 @@ impl StreamSocket {
 
 impl Drop for StreamSocket {
     fn drop(&mut self) {
-        let tcp_fd = *self.tcp_fd.get_mut();
-        if tcp_fd >= 0 {
-            let _ = raw::close(tcp_fd);
-        }
+        own_numbers::close(*self.tcp_fd.get_mut());
         let foreign = self.is_inherited();
         if foreign && let Some(stream) = self.stream.take() {
             // The connection is the parent's. Dropping it here would close it there.
