@@ -1,6 +1,7 @@
 //! System calls, the type of the table of descriptors, and memory of the program. Only this room
 //! and `hooks` have `unsafe` code.
 
+pub(crate) mod elf;
 pub(crate) mod fork_lock;
 pub(crate) mod heap;
 pub(crate) mod own_numbers;

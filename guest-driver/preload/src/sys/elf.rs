@@ -1,0 +1,335 @@
+//! Objects that the dynamic linker has loaded, and the functions that they export. Of an object only
+//! what the ELF specification calls its dynamic section is read, which stays mapped as long as the
+//! object is loaded.
+
+use std::ffi::{CStr, c_int, c_long, c_void};
+
+use libc::Elf64_Sym;
+
+use super::raw;
+
+/// `struct link_map`, as far as it is public.
+#[repr(C)]
+struct LinkMap {
+    base: usize,
+    name: *const std::ffi::c_char,
+    dynamic: *const DynamicEntry,
+    next: *const LinkMap,
+    previous: *const LinkMap,
+}
+
+/// `Elf64_Dyn`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DynamicEntry {
+    tag: i64,
+    value: usize,
+}
+
+const DT_NULL: i64 = 0;
+const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
+const DT_STRSZ: i64 = 10;
+const DT_SONAME: i64 = 14;
+const DT_GNU_HASH: i64 = 0x6fff_fef5;
+
+const STT_FUNC: u8 = 2;
+
+const RTLD_DL_LINKMAP: c_int = 2;
+const RTLD_DI_LMID: c_int = 1;
+const RTLD_DI_LINKMAP: c_int = 2;
+
+unsafe extern "C" {
+    fn dladdr1(
+        address: *const c_void,
+        info: *mut libc::Dl_info,
+        extra: *mut *const LinkMap,
+        flags: c_int,
+    ) -> c_int;
+    fn dlinfo(handle: *mut c_void, request: c_int, answer: *mut c_void) -> c_int;
+}
+
+/// An object that is loaded and is not unloaded while the value is in use.
+pub(crate) struct LoadedObject {
+    map: &'static LinkMap,
+    symbols: *const Elf64_Sym,
+    strings: *const std::ffi::c_char,
+    strings_size: usize,
+    soname: Option<usize>,
+    hash: *const u32,
+}
+
+// SAFETY: what the addresses lead to does not change, but for addresses of symbols, each of which is
+// one word.
+unsafe impl Send for LoadedObject {}
+
+/// A namespace of the dynamic linker.
+#[derive(Clone, Copy)]
+pub(crate) struct NamespaceId(pub(crate) c_long);
+
+impl NamespaceId {
+    /// That of a handle of `dlmopen`.
+    ///
+    /// # Safety
+    /// The handle is valid.
+    pub(crate) unsafe fn of_handle(handle: *mut c_void) -> Option<NamespaceId> {
+        let mut id: c_long = 0;
+        // SAFETY: the caller's promise; the answer is a number.
+        let asked = unsafe { dlinfo(handle, RTLD_DI_LMID, (&raw mut id).cast()) };
+        (asked == 0).then_some(NamespaceId(id))
+    }
+}
+
+/// The parts of a table of the section `.gnu.hash`.
+struct GnuHash {
+    first: u32,
+    buckets: &'static [u32],
+    chains: *const u32,
+}
+
+impl LoadedObject {
+    /// The object that an address is in.
+    pub(crate) fn containing(address: *const c_void) -> Option<LoadedObject> {
+        // SAFETY: all zeros are a value of it.
+        let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+        let mut map = std::ptr::null();
+        // SAFETY: both are valid until the call returns, and any address may be asked for.
+        let found = unsafe { dladdr1(address, &raw mut info, &raw mut map, RTLD_DL_LINKMAP) };
+        if found == 0 { None } else { LoadedObject::new(map) }
+    }
+
+    /// The object of a handle of `dlopen`.
+    ///
+    /// # Safety
+    /// The handle is valid, and not closed while the object is in use.
+    pub(crate) unsafe fn of_handle(handle: *mut c_void) -> Option<LoadedObject> {
+        let mut map: *const LinkMap = std::ptr::null();
+        // SAFETY: the caller's promise; the answer is an address.
+        let asked = unsafe { dlinfo(handle, RTLD_DI_LINKMAP, (&raw mut map).cast()) };
+        if asked == 0 { LoadedObject::new(map) } else { None }
+    }
+
+    fn new(map: *const LinkMap) -> Option<LoadedObject> {
+        // SAFETY: null, or the linker's description of a loaded object.
+        let map: &'static LinkMap = unsafe { map.as_ref() }?;
+        let mut found = LoadedObject {
+            map,
+            symbols: std::ptr::null(),
+            strings: std::ptr::null(),
+            strings_size: 0,
+            soname: None,
+            hash: std::ptr::null(),
+        };
+        let mut at = map.dynamic;
+        while !at.is_null() {
+            // SAFETY: the dynamic section ends with an entry of its own.
+            let entry = unsafe { at.read() };
+            match entry.tag {
+                DT_NULL => break,
+                DT_STRTAB => found.strings = found.address(entry.value) as *const _,
+                DT_SYMTAB => found.symbols = found.address(entry.value) as *const _,
+                DT_GNU_HASH => found.hash = found.address(entry.value) as *const _,
+                DT_STRSZ => found.strings_size = entry.value,
+                DT_SONAME => found.soname = Some(entry.value),
+                _ => {}
+            }
+            // SAFETY: as above.
+            at = unsafe { at.add(1) };
+        }
+        let complete = !found.strings.is_null() && !found.symbols.is_null();
+        (complete && !found.hash.is_null()).then_some(found)
+    }
+
+    /// An address of the dynamic section. The linker has relocated it if it may write there.
+    fn address(&self, value: usize) -> usize {
+        if value < self.map.base { value.wrapping_add(self.map.base) } else { value }
+    }
+
+    /// The objects that were loaded after this one, in the same namespace. A name that several
+    /// objects export is that of the first.
+    pub(crate) fn successors(&self) -> impl Iterator<Item = LoadedObject> + use<> {
+        let mut next = self.map.next;
+        std::iter::from_fn(move || {
+            // SAFETY: null, or the description of the next object.
+            let map = unsafe { next.as_ref() }?;
+            next = map.next;
+            Some(map)
+        })
+        .filter_map(|map| LoadedObject::new(map))
+    }
+
+    /// Number of objects in its namespace.
+    pub(crate) fn neighbours(&self) -> usize {
+        extern "C" fn count(_: *mut libc::dl_phdr_info, _: usize, answer: *mut c_void) -> c_int {
+            // SAFETY: what `neighbours` passes.
+            let (map, number) = unsafe { &mut *answer.cast::<(&'static LinkMap, usize)>() };
+            let mut first = *map;
+            // SAFETY: null, or the description of the object before.
+            while let Some(previous) = unsafe { first.previous.as_ref() } {
+                first = previous;
+            }
+            // SAFETY: null, or the description of the next object.
+            let after = |map: &&'static LinkMap| unsafe { map.next.as_ref() };
+            *number = std::iter::successors(Some(first), after).count();
+            1
+        }
+        // The linker changes no list of objects while it calls this.
+        let mut answer = (self.map, 0);
+        // SAFETY: the answer is valid until the call returns.
+        unsafe { libc::dl_iterate_phdr(Some(count), (&raw mut answer).cast()) };
+        answer.1
+    }
+
+    /// The name by which others need it (DT_SONAME).
+    pub(crate) fn soname(&self) -> Option<&'static CStr> {
+        self.soname.map(|at| self.string(at))
+    }
+
+    fn string(&self, at: usize) -> &'static CStr {
+        // SAFETY: an offset of the object's own table of strings, each of which ends with a zero.
+        unsafe { CStr::from_ptr(self.strings.add(at)) }
+    }
+
+    fn gnu_hash(&self) -> GnuHash {
+        // SAFETY: the table begins with four numbers, and says itself how long its parts are.
+        unsafe {
+            let [buckets, first, bloom] = [0, 1, 2].map(|i| self.hash.add(i).read());
+            let at = self.hash.add(4 + 2 * bloom as usize);
+            let buckets = std::slice::from_raw_parts(at, buckets as usize);
+            GnuHash { first, buckets, chains: at.add(buckets.len()) }
+        }
+    }
+
+    /// The symbols of a chain, with their hashes.
+    fn chain(&self, begin: u32) -> impl Iterator<Item = (u32, &'static Elf64_Sym)> + '_ {
+        let table = self.gnu_hash();
+        let mut next = Some(begin).filter(|begin| *begin >= table.first);
+        std::iter::from_fn(move || {
+            let at = next?;
+            // SAFETY: a chain goes on until an entry with its lowest bit set, and each entry belongs
+            // to a symbol.
+            let (hash, symbol) = unsafe {
+                let hash = table.chains.add((at - table.first) as usize).read();
+                (hash, &*self.symbols.add(at as usize))
+            };
+            next = (hash & 1 == 0).then_some(at + 1);
+            Some((hash, symbol))
+        })
+    }
+
+    /// The functions that it exports, and their addresses.
+    pub(crate) fn functions(&self) -> impl Iterator<Item = (&'static CStr, usize)> + '_ {
+        let begins = self.gnu_hash().buckets.iter().filter(|begin| **begin != 0);
+        let symbols = begins.flat_map(|begin| self.chain(*begin)).map(|(_, symbol)| symbol);
+        let functions = symbols.filter(|symbol| is_function(symbol));
+        functions.map(|symbol| (self.string(symbol.st_name as usize), self.address_of(symbol)))
+    }
+
+    /// The exported functions of a name, one for each version.
+    pub(crate) fn named(&self, name: &CStr) -> Vec<ExportedFunction> {
+        let hash = gnu_hash(name);
+        let buckets = self.gnu_hash().buckets;
+        if buckets.is_empty() {
+            return Vec::new();
+        }
+        let chain = self.chain(buckets[hash as usize % buckets.len()]);
+        let same = chain.filter(|(other, _)| (other ^ hash) >> 1 == 0).map(|(_, symbol)| symbol);
+        let fits = |symbol: &&Elf64_Sym| {
+            is_function(symbol) && self.string(symbol.st_name as usize) == name
+        };
+        let found = same.filter(fits).map(|symbol| ExportedFunction {
+            address: self.address_of(symbol),
+            symbol: std::ptr::from_ref(symbol).cast_mut(),
+        });
+        found.collect()
+    }
+
+    fn address_of(&self, symbol: &Elf64_Sym) -> usize {
+        self.map.base.wrapping_add(symbol.st_value as usize)
+    }
+
+    /// Changes the addresses that the dynamic linker finds for functions of this object, from now
+    /// on. What is bound already stays as it is. `false`: the kernel forbids it.
+    pub(crate) fn set_addresses(&self, changes: &[(ExportedFunction, usize)]) -> bool {
+        let at = |(function, _): &(ExportedFunction, usize)| function.symbol as usize;
+        let Some(first) = changes.iter().map(at).min() else { return true };
+        let end = changes.iter().map(at).max().unwrap_or(first) + size_of::<Elf64_Sym>();
+        let page = rustix::param::page_size();
+        let (first, end) = (first & !(page - 1), end.next_multiple_of(page));
+        // Where a linker puts symbols and instructions into one segment, the names are between them.
+        if self.strings_size < page || (self.strings as usize) < end - page {
+            return false;
+        }
+        let protect = |protection: c_int| {
+            let args = [first, end - first, protection as usize, 0, 0, 0];
+            // SAFETY: whole pages that contain symbols and names, which nobody else writes.
+            unsafe { raw::call(libc::SYS_mprotect, args) }.is_ok()
+        };
+        if !protect(libc::PROT_READ | libc::PROT_WRITE) {
+            return false;
+        }
+        for (function, address) in changes {
+            // SAFETY: the symbol is in these pages, and aligned. The linker of another thread reads
+            // the old address or the new one.
+            unsafe {
+                let value = &raw mut (*function.symbol).st_value;
+                value.write_volatile(address.wrapping_sub(self.map.base) as u64);
+            }
+        }
+        protect(libc::PROT_READ)
+    }
+}
+
+/// A function that an object exports.
+pub(crate) struct ExportedFunction {
+    /// Its address.
+    pub(crate) address: usize,
+    symbol: *mut Elf64_Sym,
+}
+
+fn is_function(symbol: &Elf64_Sym) -> bool {
+    symbol.st_info & 0xf == STT_FUNC && symbol.st_shndx != 0
+}
+
+/// The hash of a name in the section `.gnu.hash`.
+fn gnu_hash(name: &CStr) -> u32 {
+    let add = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add(u32::from(*byte));
+    name.to_bytes().iter().fold(5381, add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn libc_object() -> LoadedObject {
+        LoadedObject::containing(libc::getpid as *const () as *const c_void).unwrap()
+    }
+
+    #[test]
+    fn functions_are_where_the_linker_finds_them() {
+        let object = libc_object();
+        assert_eq!(object.soname(), Some(c"libc.so.6"));
+        for name in [c"read", c"__read", c"epoll_wait", c"sendfile64"] {
+            // SAFETY: the name ends with a zero byte.
+            let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+            let all = object.named(name);
+            assert!(all.iter().any(|function| function.address == found as usize), "{name:?}");
+        }
+        assert!(object.named(c"no such function").is_empty());
+        assert!(object.functions().count() > 1000);
+    }
+
+    #[test]
+    fn a_changed_address_is_what_the_linker_finds() {
+        extern "C" fn instead() {}
+        let (object, name) = (libc_object(), c"gnu_dev_minor");
+        // SAFETY: the name ends with a zero byte.
+        let find = || unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
+        let before = find();
+        let change = |to| object.named(name).into_iter().map(|f| (f, to)).collect::<Vec<_>>();
+        assert!(object.set_addresses(&change(instead as *const () as usize)));
+        assert_eq!(find(), instead as *const () as usize);
+        assert!(object.set_addresses(&change(before)));
+        assert_eq!(find(), before);
+    }
+}
