@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{escapes, exec, libc_symbols};
+use super::{escapes, exec, libc_symbols, rebinding};
 use crate::config::RunConfig;
 use crate::io::kernel;
 use crate::selection::{establish, option, running, short_lived, waiting, worthwhile};
@@ -46,6 +46,7 @@ extern "C" fn begin() {
     config::read_stack();
     if let Some(config) = RunConfig::from_environment() {
         config::set(config);
+        rebinding::rebind();
         status::init();
         status::cannot_read(config::get().map(|config| &config.mistakes[..]).unwrap_or_default());
         option::init();

@@ -49,6 +49,13 @@ macro_rules! functions {
         pub(super) fn find_all() {
             $(symbols::$name.find();)*
         }
+
+        /// The names and addresses of the functions that were found. Each is libc's, or that of
+        /// another library which wraps libc's.
+        pub(super) fn found() -> impl Iterator<Item = (&'static CStr, *mut c_void)> {
+            let all = [$(&symbols::$name),*];
+            all.into_iter().filter_map(|symbol| Some((symbol.name, symbol.get()?)))
+        }
     };
 }
 

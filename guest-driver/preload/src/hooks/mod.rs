@@ -12,5 +12,6 @@ mod fortify;
 mod init;
 mod libc_symbols;
 mod readiness;
+mod rebinding;
 mod sockets;
 mod syscall;

@@ -1,0 +1,8 @@
+//! Settings of the linker.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    // A hook that calls another one means this library's, also where a library before this one in
+    // the order of the objects wraps the same function.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
+}

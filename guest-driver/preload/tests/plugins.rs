@@ -1,0 +1,296 @@
+//! Calls that the order of the objects does not lead to the library: by a handle of libc, by a
+//! plug-in that binds to its own dependencies first. They behave as calls of the program do. Libraries that wrap the same functions go on to find what is behind
+//! them.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+#![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
+
+#[path = "common/combinations.rs"]
+mod combinations;
+mod common;
+
+use std::ffi::{CString, c_void};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::PathBuf;
+use std::process::Command;
+
+use combinations::{connect, exchange_as_client, exchange_as_server, in_each_combination};
+use common::{Fabric, await_listener, free_port, library, my_role, role};
+
+/// A way around the order of the objects.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    /// `dlsym` with a handle of libc.
+    Handle,
+    /// `dlvsym` with a handle of libc.
+    VersionedHandle,
+    /// A plug-in opened with RTLD_DEEPBIND.
+    Deep,
+    /// The same, bound at its first calls.
+    DeepAndLazy,
+    /// A plug-in that another one with RTLD_DEEPBIND opens.
+    DeepInDeep,
+}
+
+type Receive = unsafe extern "C" fn(RawFd, *mut c_void, usize, i32) -> isize;
+type Send = unsafe extern "C" fn(RawFd, *const c_void, usize, i32) -> isize;
+type ReadInto = unsafe extern "C" fn(RawFd, *mut c_void, usize) -> isize;
+type Poll = unsafe extern "C" fn(*mut libc::pollfd, u64, i32) -> isize;
+
+/// The functions that a way leads to.
+struct Calls {
+    recv: Receive,
+    send: Send,
+    read: ReadInto,
+    poll: Poll,
+    is_plugin: bool,
+}
+
+/// Compiles one of the libraries beside this file. The file is of this process.
+fn compiled(name: &str) -> PathBuf {
+    let file = std::env::temp_dir().join(format!("smc-{name}-{}.so", std::process::id()));
+    let source = format!("{}/tests/plugins/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let mut cc = Command::new("cc");
+    cc.env_remove("LD_PRELOAD").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&file).arg(source);
+    assert!(cc.status().unwrap().success());
+    file
+}
+
+fn text(path: &std::path::Path) -> CString {
+    CString::new(path.to_str().unwrap()).unwrap()
+}
+
+fn symbol(handle: *mut c_void, name: &str) -> *mut c_void {
+    let name = CString::new(name).unwrap();
+    let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    assert!(!found.is_null(), "{name:?}");
+    found
+}
+
+#[cfg(target_arch = "x86_64")]
+const VERSION: &std::ffi::CStr = c"GLIBC_2.2.5";
+#[cfg(not(target_arch = "x86_64"))]
+const VERSION: &std::ffi::CStr = c"GLIBC_2.17";
+
+impl Calls {
+    fn by(way: Way) -> Calls {
+        let handle = match way {
+            Way::Handle | Way::VersionedHandle => unsafe {
+                libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY)
+            },
+            _ => open_plugin(way),
+        };
+        assert!(!handle.is_null(), "{:?}", unsafe { std::ffi::CStr::from_ptr(libc::dlerror()) });
+        let is_plugin = !matches!(way, Way::Handle | Way::VersionedHandle);
+        let find = |name: &str| match way {
+            Way::Handle => symbol(handle, name),
+            Way::VersionedHandle => {
+                let name = CString::new(name).unwrap();
+                unsafe { libc::dlvsym(handle, name.as_ptr(), VERSION.as_ptr()) }
+            }
+            _ => symbol(handle, &format!("plug_{name}")),
+        };
+        unsafe {
+            Calls {
+                recv: std::mem::transmute::<*mut c_void, Receive>(find("recv")),
+                send: std::mem::transmute::<*mut c_void, Send>(find("send")),
+                read: match is_plugin {
+                    true => std::mem::transmute::<*mut c_void, ReadInto>(find("read_by_address")),
+                    false => std::mem::transmute::<*mut c_void, ReadInto>(find("__read")),
+                },
+                poll: std::mem::transmute::<*mut c_void, Poll>(find("poll")),
+                is_plugin,
+            }
+        }
+    }
+
+    /// A result, or the error.
+    fn result(&self, value: isize) -> Result<usize, i32> {
+        match value {
+            0.. => Ok(value as usize),
+            _ if self.is_plugin => Err(-value as i32),
+            _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap()),
+        }
+    }
+
+    fn recv(&self, fd: &impl AsRawFd, room: &mut [u8], flags: i32) -> Result<usize, i32> {
+        let at = room.as_mut_ptr().cast();
+        self.result(unsafe { (self.recv)(fd.as_raw_fd(), at, room.len(), flags) })
+    }
+
+    fn read(&self, fd: &impl AsRawFd, room: &mut [u8]) -> Result<usize, i32> {
+        self.result(unsafe { (self.read)(fd.as_raw_fd(), room.as_mut_ptr().cast(), room.len()) })
+    }
+
+    fn send(&self, fd: &impl AsRawFd, bytes: &[u8]) -> Result<usize, i32> {
+        let at = bytes.as_ptr().cast();
+        self.result(unsafe { (self.send)(fd.as_raw_fd(), at, bytes.len(), libc::MSG_NOSIGNAL) })
+    }
+
+    fn poll(&self, fd: &impl AsRawFd, timeout: i32) -> i16 {
+        let mut list = [libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+        self.result(unsafe { (self.poll)(list.as_mut_ptr(), 1, timeout) }).unwrap();
+        list[0].revents
+    }
+
+    /// Reads as many bytes as the text has, and compares them.
+    fn expect(&self, stream: &TcpStream, text: &str) {
+        let mut got = vec![0; text.len()];
+        let mut at = 0;
+        while at < got.len() {
+            let n = match at % 2 {
+                0 => self.read(stream, &mut got[at..]),
+                _ => self.recv(stream, &mut got[at..], 0),
+            };
+            let n = n.unwrap();
+            assert!(n > 0, "the end came after {at} bytes");
+            at += n;
+        }
+        assert_eq!(String::from_utf8_lossy(&got), text);
+    }
+}
+
+fn open_plugin(way: Way) -> *mut c_void {
+    let file = compiled("plugin");
+    let path = text(&file);
+    let deep = libc::RTLD_DEEPBIND;
+    let handle = unsafe {
+        match way {
+            Way::DeepAndLazy => libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | deep),
+            Way::DeepInDeep => {
+                let outer = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | deep);
+                assert!(!outer.is_null());
+                let open = symbol(outer, "plug_open");
+                let open: extern "C" fn(*const libc::c_char) -> *mut c_void =
+                    std::mem::transmute(open);
+                // Another file, since the linker knows an object by its inode.
+                let inner = file.with_extension("inner.so");
+                std::fs::copy(&file, &inner).unwrap();
+                let handle = open(text(&inner).as_ptr());
+                std::fs::remove_file(inner).unwrap();
+                handle
+            }
+            _ => libc::dlopen(path.as_ptr(), libc::RTLD_NOW | deep),
+        }
+    };
+    std::fs::remove_file(file).unwrap();
+    handle
+}
+
+/// A conversation of which one end is a way around.
+fn talk(calls: &Calls, mut stream: TcpStream) {
+    calls.expect(&stream, "a line of the program\n");
+    calls.send(&stream, b"a line of the plug-in\n").unwrap();
+    let mut room = [0; 100];
+    assert_eq!(calls.recv(&stream, &mut room, libc::MSG_DONTWAIT), Err(libc::EAGAIN));
+    assert_eq!(calls.poll(&stream, 0), 0);
+    stream.write_all(b"more?\n").unwrap();
+    assert_eq!(calls.poll(&stream, 20_000) & libc::POLLIN, libc::POLLIN);
+    calls.expect(&stream, "more\n");
+    calls.send(&stream, &vec![b'.'; 100_000]).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(calls.recv(&stream, &mut room, 0), Ok(0));
+}
+
+/// The other end.
+fn talk_back(mut stream: TcpStream) {
+    stream.write_all(b"a line of the program\n").unwrap();
+    let mut room = [0; 28];
+    stream.read_exact(&mut room).unwrap();
+    assert_eq!(&room, b"a line of the plug-in\nmore?\n");
+    stream.write_all(b"more\n").unwrap();
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).unwrap();
+    assert!(all.len() == 100_000 && all.iter().all(|byte| *byte == b'.'));
+}
+
+/// Defines the tests of a way: as the first call of a server, of a client, and in the middle.
+macro_rules! ways {
+    ($($name:ident $way:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            fn server(listener: TcpListener) {
+                let calls = Calls::by($way);
+                talk(&calls, listener.accept().unwrap().0);
+                let (mut stream, _) = listener.accept().unwrap();
+                exchange_as_server(&mut stream);
+                talk(&calls, stream);
+                talk_back(listener.accept().unwrap().0);
+                let (mut stream, _) = listener.accept().unwrap();
+                exchange_as_server(&mut stream);
+                talk_back(stream);
+            }
+            fn client(port: u16) {
+                let calls = Calls::by($way);
+                talk_back(connect(port));
+                let mut stream = connect(port);
+                exchange_as_client(&mut stream);
+                talk_back(stream);
+                talk(&calls, connect(port));
+                let mut stream = connect(port);
+                exchange_as_client(&mut stream);
+                talk(&calls, stream);
+            }
+            let all_on_smc = |fabric: &Fabric, ends| match ends {
+                (true, true) => assert_eq!(fabric.decided(), (8, 0)),
+                _ => assert_eq!(fabric.decided().0, 0),
+            };
+            in_each_combination(stringify!($name), server, client, all_on_smc);
+        }
+    )*};
+}
+
+ways! {
+    by_a_handle_of_libc Way::Handle;
+    by_a_version_and_a_handle_of_libc Way::VersionedHandle;
+    by_a_plugin_that_binds_deep Way::Deep;
+    by_a_plugin_that_binds_deep_and_late Way::DeepAndLazy;
+    by_a_plugin_of_a_plugin_that_binds_deep Way::DeepInDeep;
+}
+
+/// A library that wraps the same functions, before and behind the library, with a plug-in.
+#[test]
+fn beside_a_library_that_wraps_the_same_functions() {
+    const TEST: &str = "beside_a_library_that_wraps_the_same_functions";
+    if let Some((role, port)) = my_role() {
+        if role == "server" {
+            let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+            let (mut stream, _) = listener.accept().unwrap();
+            exchange_as_server(&mut stream);
+            talk_back(stream);
+        } else {
+            let mut stream = connect(port);
+            exchange_as_client(&mut stream);
+            assert!(unsafe { libc::fcntl(stream.as_raw_fd(), libc::F_GETFL) } >= 0);
+            stream.set_nonblocking(false).unwrap();
+            let mut line = [0; 22];
+            stream.read_exact(&mut line).unwrap();
+            stream.write_all(b"a line of the plug-in\nmore?\n").unwrap();
+            stream.read_exact(&mut line[..5]).unwrap();
+            stream.write_all(&[b'.'; 100_000]).unwrap();
+            let count = symbol(libc::RTLD_DEFAULT, "wrapped_calls");
+            let count: extern "C" fn() -> u64 = unsafe { std::mem::transmute(count) };
+            // A file's calls go through both libraries.
+            let before = count();
+            std::fs::read("/proc/self/comm").unwrap();
+            assert!(count() > before);
+        }
+        return;
+    }
+    let wrapper = compiled("wrapper");
+    let (ours, theirs) = (library(), wrapper.to_str().unwrap().to_owned());
+    let ours = ours.to_str().unwrap();
+    for order in [format!("{ours}:{theirs}"), format!("{theirs}:{ours}")] {
+        let fabric = Fabric::new(6);
+        let port = free_port();
+        let this = std::env::current_exe().unwrap();
+        let server = role(fabric.smc(&this).env("LD_PRELOAD", &order), TEST, "server", port);
+        await_listener(port);
+        let client = role(fabric.smc(&this).env("LD_PRELOAD", &order), TEST, "client", port);
+        client.finish_beside(&[&server]);
+        server.finish();
+        assert_eq!(fabric.decided(), (2, 0), "{order}");
+    }
+    std::fs::remove_file(wrapper).unwrap();
+}

@@ -1,0 +1,24 @@
+/* A plug-in. Its calls bind as the program opens it. Each returns what libc's function returns, or
+ * the negative number of the error. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define RESULT(call) long result = call; return result < 0 ? -errno : result
+
+long plug_read(int fd, void *buf, size_t n) { RESULT(read(fd, buf, n)); }
+long plug_write(int fd, const void *buf, size_t n) { RESULT(write(fd, buf, n)); }
+long plug_recv(int fd, void *buf, size_t n, int flags) { RESULT(recv(fd, buf, n, flags)); }
+long plug_send(int fd, const void *buf, size_t n, int flags) { RESULT(send(fd, buf, n, flags)); }
+long plug_poll(struct pollfd *list, unsigned long n, int timeout) { RESULT(poll(list, n, timeout)); }
+long plug_shutdown(int fd, int how) { RESULT(shutdown(fd, how)); }
+
+/* The same by the address of a function, which is data of the plug-in. */
+static ssize_t (*volatile read_by_address)(int, void *, size_t) = read;
+long plug_read_by_address(int fd, void *buf, size_t n) { RESULT(read_by_address(fd, buf, n)); }
+
+/* A plug-in of the plug-in. */
+void *plug_open(const char *path) { return dlopen(path, RTLD_NOW | RTLD_DEEPBIND); }
