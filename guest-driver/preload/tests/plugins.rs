@@ -1,5 +1,6 @@
 //! Calls that the order of the objects does not lead to the library: by a handle of libc, by a
-//! plug-in that binds to its own dependencies first. They behave as calls of the program do. Libraries that wrap the same functions go on to find what is behind
+//! plug-in that binds to its own dependencies first, by one in a namespace of its own. They behave
+//! as calls of the program do. Libraries that wrap the same functions go on to find what is behind
 //! them.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
@@ -31,6 +32,8 @@ enum Way {
     DeepAndLazy,
     /// A plug-in that another one with RTLD_DEEPBIND opens.
     DeepInDeep,
+    /// A plug-in in a namespace of its own.
+    Namespace,
 }
 
 type Receive = unsafe extern "C" fn(RawFd, *mut c_void, usize, i32) -> isize;
@@ -157,6 +160,7 @@ fn open_plugin(way: Way) -> *mut c_void {
     let deep = libc::RTLD_DEEPBIND;
     let handle = unsafe {
         match way {
+            Way::Namespace => libc::dlmopen(libc::LM_ID_NEWLM, path.as_ptr(), libc::RTLD_NOW),
             Way::DeepAndLazy => libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | deep),
             Way::DeepInDeep => {
                 let outer = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | deep);
@@ -247,6 +251,7 @@ ways! {
     by_a_plugin_that_binds_deep Way::Deep;
     by_a_plugin_that_binds_deep_and_late Way::DeepAndLazy;
     by_a_plugin_of_a_plugin_that_binds_deep Way::DeepInDeep;
+    by_a_plugin_in_its_own_namespace Way::Namespace;
 }
 
 /// A library that wraps the same functions, before and behind the library, with a plug-in.

@@ -68,7 +68,7 @@ functions! {
     __vdprintf_chk fork vfork posix_spawn posix_spawnp posix_spawn_file_actions_adddup2
     posix_spawn_file_actions_destroy system popen aio_read aio_read64 aio_write aio_write64
     lio_listio lio_listio64 execve execv execvp execvpe fexecve execveat clone _Fork
-    daemon unshare pthread_exit
+    daemon unshare pthread_exit dlmopen
 }
 
 /// `call_libc!(name, number, (a: type, ...) -> type)`: calls libc's function. Before `init` has run
@@ -89,7 +89,11 @@ macro_rules! call_libc {
                     unsafe { std::mem::transmute::<*mut libc::c_void, Function>(function) }
                 };
                 // SAFETY: the program's arguments, unchanged.
-                unsafe { function($($arg),*) }
+                let result = unsafe { function($($arg),*) };
+                if result as isize == -1 {
+                    $crate::sys::user_memory::share_errno();
+                }
+                result
             }
             None => {
                 let mut all = [0usize; 6];

@@ -8,6 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use guest_driver::SignalMask;
@@ -360,6 +361,43 @@ pub(crate) fn errno() -> c_int {
 pub(crate) fn set_errno(error: c_int) {
     // SAFETY: the address of this thread's errno is always valid.
     unsafe { *libc::__errno_location() = error };
+    share_errno();
+}
+
+/// Functions like `__errno_location`, of copies of libc in other namespaces.
+static OTHER_ERRNOS: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
+
+/// Has `errno` of another copy of libc get the errors of failed calls, too. The linker makes fewer
+/// namespaces than there are places.
+///
+/// # Safety
+/// It is the address of a function like `__errno_location`, for as long as the process lives.
+pub(crate) unsafe fn add_errno(location: usize) {
+    let take = |place: &AtomicUsize| {
+        place.compare_exchange(0, location, Ordering::Release, Ordering::Relaxed).is_ok()
+    };
+    let _ = OTHER_ERRNOS.iter().any(take);
+}
+
+/// Copies `errno` to other copies of libc, after a call has failed. Costs one load if there are none.
+#[inline]
+pub(crate) fn share_errno() {
+    if OTHER_ERRNOS[0].load(Ordering::Acquire) != 0 {
+        copy_errno();
+    }
+}
+
+#[cold]
+fn copy_errno() {
+    let error = errno();
+    let locations = OTHER_ERRNOS.iter().map(|place| place.load(Ordering::Acquire));
+    for location in locations.take_while(|location| *location != 0) {
+        // SAFETY: as the caller of `add_errno` has promised.
+        unsafe {
+            let location = std::mem::transmute::<usize, extern "C" fn() -> *mut c_int>(location);
+            *location() = error;
+        }
+    }
 }
 
 /// Converts a result to what libc's functions return, and sets `errno`.

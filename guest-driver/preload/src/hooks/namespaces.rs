@@ -1,0 +1,137 @@
+//! `dlmopen`: objects in a namespace of their own have a libc of their own. The hook makes the
+//! namespace itself, with that libc only, and has its symbol table lead to this library. What the
+//! program opens there binds to the hooks.
+
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+
+use crate::config;
+use crate::hooks::assembly::in_assembly;
+use crate::hooks::libc_symbols::{call_libc, symbols};
+use crate::hooks::rebinding;
+use crate::sys::elf::{LoadedObject, NamespaceId};
+use crate::sys::fork_lock::ForkMutex;
+use crate::sys::user_memory;
+
+/// Functions that use memory of the libc that they belong to: streams, environment, handlers of
+/// fork, threads, the last error of the linker. A hook would call those of the program's libc.
+const WITH_MEMORY: [&CStr; 25] = [
+    c"fdopen",
+    c"fclose",
+    c"dprintf",
+    c"vdprintf",
+    c"__dprintf_chk",
+    c"__vdprintf_chk",
+    c"popen",
+    c"system",
+    c"posix_spawn",
+    c"posix_spawnp",
+    c"posix_spawn_file_actions_adddup2",
+    c"posix_spawn_file_actions_destroy",
+    c"vfork",
+    c"execl",
+    c"execlp",
+    c"execv",
+    c"execvp",
+    c"aio_read",
+    c"aio_read64",
+    c"aio_write",
+    c"aio_write64",
+    c"lio_listio",
+    c"lio_listio64",
+    c"clone",
+    c"dlmopen",
+];
+
+/// A namespace that the hook has made. It is never removed, because its libc goes on to get the
+/// errors of failed calls. The program may have another one in its place.
+struct Namespace {
+    id: NamespaceId,
+    libc: LoadedObject,
+    /// Objects that it has with its libc alone.
+    objects: usize,
+    /// The thread that is about to open something there, until something is there.
+    taken_by: Option<rustix::thread::Pid>,
+}
+
+impl Namespace {
+    /// Whether nothing has been opened there, or all of it has been closed.
+    fn is_idle(&mut self) -> bool {
+        if self.libc.neighbours() > self.objects {
+            self.taken_by = None;
+            return false;
+        }
+        self.taken_by.is_none_or(|thread| thread == rustix::thread::gettid())
+    }
+}
+
+static NAMESPACES: ForkMutex<Vec<Namespace>> = ForkMutex::new(Vec::new());
+
+/// A namespace with a libc that leads to this library. `None`: the linker makes no further one.
+fn prepared() -> Option<NamespaceId> {
+    let mut namespaces = NAMESPACES.lock();
+    if let Some(idle) = namespaces.iter_mut().find_map(|n| n.is_idle().then_some(n)) {
+        idle.taken_by = Some(rustix::thread::gettid());
+        return Some(idle.id);
+    }
+    let (new, name, mode) = (libc::LM_ID_NEWLM, c"libc.so.6".as_ptr(), libc::RTLD_NOW);
+    let handle = call_libc!(dlmopen, -1, (new: c_long, name: *const c_char, mode: c_int)
+                            -> *mut c_void);
+    if handle.is_null() {
+        return None;
+    }
+    // SAFETY: the handle is never closed.
+    let (libc, id) = unsafe { (LoadedObject::of_handle(handle)?, NamespaceId::of_handle(handle)?) };
+    rebinding::rebind_functions(&libc, |name, _| !WITH_MEMORY.contains(&name));
+    let errno = libc.named(c"__errno_location").first().map(|function| function.address);
+    // SAFETY: the function of a libc that stays loaded.
+    unsafe { user_memory::add_errno(errno?) };
+    let objects = libc.neighbours();
+    namespaces.push(Namespace { id, libc, objects, taken_by: Some(rustix::thread::gettid()) });
+    Some(id)
+}
+
+/// Where the hook goes on, and with which namespace.
+#[repr(C)]
+struct Next {
+    function: *mut c_void,
+    namespace: c_long,
+}
+
+extern "C" fn before_dlmopen(namespace: c_long, file: *const c_char) -> Next {
+    if symbols::dlmopen.get().is_none() {
+        symbols::dlmopen.find();
+    }
+    // The program could not have been linked without it.
+    let function = symbols::dlmopen.get().unwrap_or_else(|| std::process::abort());
+    // SAFETY: the program's name of a file.
+    let names_file = !file.is_null() && unsafe { file.read() } != 0;
+    let is_new = namespace == libc::LM_ID_NEWLM && names_file && config::get().is_some();
+    let prepared = if is_new { prepared() } else { None };
+    Next { function, namespace: prepared.map_or(namespace, |id| id.0) }
+}
+
+// The linker looks at the caller, whose search path it takes.
+in_assembly! {
+    dlmopen calls before_dlmopen:
+    x86_64 {
+        "endbr64"
+        "push rdi" "push rsi" "push rdx"
+        "call {function}"
+        "mov r11, rax"
+        "mov rcx, rdx"
+        "pop rdx" "pop rsi" "pop rdi"
+        "mov rdi, rcx"
+        "jmp r11"
+    }
+    aarch64 {
+        "hint #34" // bti c
+        "stp x29, x30, [sp, #-32]!"
+        "stp x1, x2, [sp, #16]"
+        "bl {function}"
+        "mov x16, x0"
+        "mov x0, x1"
+        "ldp x1, x2, [sp, #16]"
+        "ldp x29, x30, [sp], #32"
+        "br x16"
+    }
+}
