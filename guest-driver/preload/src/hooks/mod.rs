@@ -11,6 +11,7 @@ mod exec;
 mod fortify;
 mod init;
 mod libc_symbols;
+mod linux_aio;
 mod namespaces;
 mod readiness;
 mod rebinding;

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use libc::{off64_t, socklen_t};
 
-use super::{bytes, clone, descriptors, init, readiness, sockets};
+use super::{bytes, clone, descriptors, init, linux_aio, readiness, sockets};
 use crate::config;
 use crate::sys::raw::{self, Errno};
 use crate::sys::user_memory::libc_result;
@@ -97,6 +97,10 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
             a => c_int, b => *mut _, c => c_int, d => c_int, e => *const _)),
         libc::SYS_epoll_pwait2 => call!(readiness::epoll_pwait2(
             a => c_int, b => *mut _, c => c_int, d => *const _, e => *const _)),
+        libc::SYS_io_submit => {
+            // SAFETY: the program's arguments, as the system call takes them.
+            libc_result(unsafe { linux_aio::submit(a, b as i64, c as *const _) }) as i64
+        }
         libc::SYS_exit_group => {
             init::close_connections();
             return None;

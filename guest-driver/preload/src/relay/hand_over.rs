@@ -7,25 +7,34 @@
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use super::forward::{replace, start, start_undecided};
 use crate::socket::pair::{HIGH_FDS, SocketPair};
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
-use crate::sys::{owned, raw};
+use crate::sys::{borrowed, owned, raw, wait_readable};
+
+/// How long a connection that is handed over waits for its relay to forward what can be read.
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Hands a decided connection over. `false`: it is on SMC and there are no descriptors for a pair.
 pub(crate) fn hand_over(descriptor: &DescriptorRef) -> bool {
-    let _numbers = NUMBERS.lock();
-    if descriptor.stream().and_then(StreamSocket::smc).is_none() {
-        return true;
-    }
+    let numbers_lock = NUMBERS.lock();
+    let Some(socket) = descriptor.stream() else { return true };
+    let Some(stream) = socket.smc() else { return true };
+    let readiness = socket.readiness(stream, false);
     let numbers = |fd: &c_int| DESCRIPTORS.get(*fd).is_some_and(|now| now.is(descriptor));
     let fds: Vec<c_int> = (0..=DESCRIPTORS.highest()).filter(numbers).collect();
     let Some(&first) = fds.first() else { return true };
     let Some(pair) = SocketPair::new(first) else { return false };
     replace(descriptor, &fds, &pair.program_end);
     start(descriptor.clone(), pair);
+    drop(numbers_lock);
+    if readiness.readable || readiness.read_closed {
+        // What a call before this one has reported, a call that does not wait finds.
+        wait_readable(&[Some(borrowed(first))], FIRST_BYTES_TIMEOUT);
+    }
     true
 }
 
