@@ -58,6 +58,7 @@ fn table() -> Vec<Sequence> {
         include_str!("sequences/processes.txt"),
         include_str!("sequences/signals.txt"),
         include_str!("sequences/given_back.txt"),
+        include_str!("sequences/outside.txt"),
     ];
     texts.into_iter().flat_map(script::parse).collect()
 }

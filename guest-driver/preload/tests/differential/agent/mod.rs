@@ -6,6 +6,7 @@
 mod around;
 mod bytes;
 mod names;
+mod outside;
 mod processes;
 mod sockets;
 mod streams;
@@ -166,6 +167,7 @@ fn operate(line: &str) -> String {
         processes::operate,
         around::operate,
         uring::operate,
+        outside::operate,
     ];
     let done = rooms.iter().find_map(|operate| operate(op, name, &mut words));
     done.unwrap_or_else(|| format!("unknown operation {op}"))
