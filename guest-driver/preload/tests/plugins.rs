@@ -299,3 +299,53 @@ fn beside_a_library_that_wraps_the_same_functions() {
     }
     std::fs::remove_file(wrapper).unwrap();
 }
+
+unsafe extern "C" {
+    fn eventfd_read(fd: RawFd, number: *mut u64) -> i32;
+    fn eventfd_write(fd: RawFd, number: u64) -> i32;
+    fn backtrace_symbols_fd(list: *const *mut c_void, n: i32, fd: RawFd);
+    fn __select(
+        n: i32,
+        read: *mut libc::fd_set,
+        write: *mut libc::fd_set,
+        except: *mut libc::fd_set,
+        time: *mut libc::timeval,
+    ) -> i32;
+}
+
+/// Functions of libc that read and write inside of libc, and one by another of its names.
+#[test]
+fn calls_that_libc_makes_itself() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let fd = stream.as_raw_fd();
+        unsafe {
+            let mut number = 0;
+            assert_eq!(eventfd_read(fd, &raw mut number), 0);
+            assert_eq!(number, 0x0807_0605_0403_0201);
+            assert_eq!(eventfd_write(fd, number + 1), 0);
+            let mut set: libc::fd_set = std::mem::zeroed();
+            libc::FD_SET(fd, &raw mut set);
+            let none = std::ptr::null_mut();
+            let mut time = libc::timeval { tv_sec: 20, tv_usec: 0 };
+            assert_eq!(__select(fd + 1, &raw mut set, none, none, &raw mut time), 1);
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            let here = server as *const () as *mut c_void;
+            backtrace_symbols_fd(&raw const here, 1, fd);
+        }
+        stream.write_all(b"the end\n").unwrap();
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        stream.write_all(&[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        let mut number = [0; 8];
+        stream.read_exact(&mut number).unwrap();
+        assert_eq!(number, [2, 2, 3, 4, 5, 6, 7, 8]);
+        stream.write_all(b"x").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert!(text.ends_with("]\nthe end\n"), "{text}");
+    }
+    in_each_combination("calls_that_libc_makes_itself", server, client, |_, _| {});
+}

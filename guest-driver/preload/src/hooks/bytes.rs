@@ -606,6 +606,25 @@ positioned! {
     pwritev64v2, SYS_pwritev2, write_at_once, libc::RWF_NOWAIT;
 }
 
+/// The result of a call that moves the eight bytes of a number.
+fn moved_number(moved: ssize_t) -> c_int {
+    if moved == size_of::<u64>() as ssize_t { 0 } else { -1 }
+}
+
+/// libc makes the system call itself, on any descriptor.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn eventfd_read(fd: c_int, number: *mut u64) -> c_int {
+    // SAFETY: the program's number.
+    moved_number(unsafe { read(fd, number.cast(), size_of::<u64>()) })
+}
+
+/// libc makes the system call itself, on any descriptor.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn eventfd_write(fd: c_int, number: u64) -> c_int {
+    // SAFETY: the number is valid until the call returns.
+    moved_number(unsafe { write(fd, (&raw const number).cast(), size_of::<u64>()) })
+}
+
 /// # Safety
 /// As `readv`.
 unsafe fn read_at_once(fd: c_int, iov: *const iovec, n: c_int, dont_wait: bool) -> ssize_t {

@@ -137,7 +137,7 @@ unsafe extern "C" fn begin(start: *mut c_void) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn clone(
+pub(super) unsafe extern "C" fn clone(
     body: *mut c_void,
     stack: *mut c_void,
     flags: c_int,

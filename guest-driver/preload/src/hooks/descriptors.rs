@@ -264,6 +264,7 @@ macro_rules! makes_pairs {
 
 makes_pairs! {
     pipe(; fds);
+    __pipe(; fds);
     socketpair(domain: c_int, kind: c_int, protocol: c_int,; fds);
 }
 
@@ -293,6 +294,8 @@ macro_rules! makes {
 
 makes! {
     open(path: *const c_char, flags: c_int, mode: c_uint);
+    __open(path: *const c_char, flags: c_int, mode: c_uint);
+    __open64(path: *const c_char, flags: c_int, mode: c_uint);
     open64(path: *const c_char, flags: c_int, mode: c_uint);
     openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint);
     openat64(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint);

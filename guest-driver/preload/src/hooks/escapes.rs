@@ -35,7 +35,7 @@ pub(super) fn leave_standard(fd: c_int) {
 static STREAMS: ForkMutex<Vec<usize>> = ForkMutex::new(Vec::new());
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
+pub(super) unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
     leave(fd);
     let stream = call_libc!(fdopen, -1, (fd: c_int, mode: *const c_char) -> *mut c_void);
     if !stream.is_null() && DESCRIPTORS.has(fd) {
@@ -45,7 +45,7 @@ unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fclose(stream: *mut c_void) -> c_int {
+pub(super) unsafe extern "C" fn fclose(stream: *mut c_void) -> c_int {
     STREAMS.lock().retain(|known| *known != stream as usize);
     call_libc!(fclose, -1, (stream: *mut c_void) -> c_int)
 }
@@ -169,6 +169,7 @@ trampolines! {
     __vdprintf_chk, before_vdprintf_chk;
     vfork, before_vfork;
     pthread_exit, before_pthread_exit;
+    __vfork, before_vfork;
 }
 
 /// The address of libc's function.
@@ -215,6 +216,17 @@ extern "C" fn before_pthread_exit() -> *mut c_void {
         last_thread::first_ends(session::opened().is_some());
     }
     found(&symbols::pthread_exit)
+}
+
+/// libc writes the names of functions itself.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn backtrace_symbols_fd(
+    list: *const *mut c_void,
+    n: c_int,
+    fd: c_int,
+) {
+    leave(fd);
+    call_libc!(backtrace_symbols_fd, -1, (list: *const *mut c_void, n: c_int, fd: c_int) -> c_int);
 }
 
 // posix_spawn and what libc makes of it.
@@ -266,8 +278,14 @@ spawns! {
         argv: *const c_void, envp: *const c_void) -> c_int, actions as usize;
     posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
         argv: *const c_void, envp: *const c_void) -> c_int, actions as usize;
+    pidfd_spawn(pidfd: *mut c_int, path: *const c_char, actions: *const c_void,
+        attr: *const c_void, argv: *const c_void, envp: *const c_void) -> c_int, actions as usize;
+    pidfd_spawnp(pidfd: *mut c_int, path: *const c_char, actions: *const c_void,
+        attr: *const c_void, argv: *const c_void, envp: *const c_void) -> c_int, actions as usize;
     system(command: *const c_char) -> c_int, 0;
+    __libc_system(command: *const c_char) -> c_int, 0;
     popen(command: *const c_char, mode: *const c_char) -> *mut c_void, 0;
+    _IO_popen(command: *const c_char, mode: *const c_char) -> *mut c_void, 0;
 }
 
 // POSIX asynchronous I/O: libc's threads make the calls.

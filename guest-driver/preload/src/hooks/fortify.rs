@@ -1,11 +1,13 @@
 //! Further names of the hooks: those that programs built with _FORTIFY_SOURCE call, and aliases of
 //! libc.
 
-use std::ffi::{c_int, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 
-use libc::{pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use libc::{
+    fd_set, mmsghdr, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+};
 
-use super::{bytes, descriptors, readiness, sockets};
+use super::{bytes, clone, descriptors, escapes, readiness, sockets};
 
 unsafe extern "C" {
     fn __chk_fail() -> !;
@@ -100,4 +102,16 @@ also! {
     __fcntl = descriptors::fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
     fcntl64 = descriptors::fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
     __dup2 = descriptors::dup2(old: c_int, new: c_int) -> c_int;
+    __socket = sockets::socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    __recv = bytes::recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t;
+    __sendmmsg = bytes::sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int;
+    __select = readiness::select(n: c_int, read: *mut fd_set, write: *mut fd_set,
+        except: *mut fd_set, timeout: *mut timeval) -> c_int;
+    __libc_fcntl64 = descriptors::fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    __clone = clone::clone(body: *mut c_void, stack: *mut c_void, flags: c_int,
+        argument: *mut c_void, parent: *mut c_void, local: *mut c_void, child: *mut c_void) -> c_int;
+    _IO_fdopen = escapes::fdopen(fd: c_int, mode: *const c_char) -> *mut c_void;
+    __backtrace_symbols_fd = escapes::backtrace_symbols_fd(list: *const *mut c_void, n: c_int,
+        fd: c_int) -> ();
+    _IO_fclose = escapes::fclose(stream: *mut c_void) -> c_int;
 }

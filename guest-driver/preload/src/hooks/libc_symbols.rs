@@ -64,11 +64,11 @@ functions! {
     getpeername getsockopt setsockopt read readv recv recvfrom recvmsg recvmmsg write writev send
     sendto sendmsg sendmmsg sendfile splice poll ppoll select pselect epoll_create epoll_create1
     epoll_ctl epoll_wait epoll_pwait epoll_pwait2 open open64 openat openat64 eventfd
-    timerfd_create memfd_create inotify_init1 signalfd pipe pipe2 socketpair fdopen fclose dprintf vdprintf __dprintf_chk
+    timerfd_create memfd_create inotify_init1 signalfd pipe pipe2 __pipe __open __open64 socketpair fdopen fclose dprintf vdprintf __dprintf_chk
     __vdprintf_chk fork vfork posix_spawn posix_spawnp posix_spawn_file_actions_adddup2
     posix_spawn_file_actions_destroy system popen aio_read aio_read64 aio_write aio_write64
-    lio_listio lio_listio64 execve execv execvp execvpe fexecve execveat clone _Fork
-    daemon unshare pthread_exit dlmopen
+    lio_listio lio_listio64 execve execv execvp execvpe fexecve execveat clone _Fork daemon unshare
+    pthread_exit dlmopen __libc_system pidfd_spawn pidfd_spawnp _IO_popen backtrace_symbols_fd
 }
 
 /// `call_libc!(name, number, (a: type, ...) -> type)`: calls libc's function. Before `init` has run

@@ -14,7 +14,7 @@ use crate::sys::user_memory;
 
 /// Functions that use memory of the libc that they belong to: streams, environment, handlers of
 /// fork, threads, the last error of the linker. A hook would call those of the program's libc.
-const WITH_MEMORY: [&CStr; 25] = [
+const WITH_MEMORY: [&CStr; 33] = [
     c"fdopen",
     c"fclose",
     c"dprintf",
@@ -25,6 +25,8 @@ const WITH_MEMORY: [&CStr; 25] = [
     c"system",
     c"posix_spawn",
     c"posix_spawnp",
+    c"pidfd_spawn",
+    c"pidfd_spawnp",
     c"posix_spawn_file_actions_adddup2",
     c"posix_spawn_file_actions_destroy",
     c"vfork",
@@ -39,6 +41,12 @@ const WITH_MEMORY: [&CStr; 25] = [
     c"lio_listio",
     c"lio_listio64",
     c"clone",
+    c"__clone",
+    c"__vfork",
+    c"_IO_fdopen",
+    c"_IO_fclose",
+    c"_IO_popen",
+    c"__libc_system",
     c"dlmopen",
 ];
 

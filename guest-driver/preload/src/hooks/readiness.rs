@@ -101,7 +101,7 @@ unsafe fn select_here(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn select(
+pub(super) unsafe extern "C" fn select(
     n: c_int,
     read: *mut fd_set,
     write: *mut fd_set,
