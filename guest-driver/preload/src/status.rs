@@ -76,8 +76,7 @@ fn write_no_device(why: &str) {
 pub(crate) fn no_device(why: &str) {
     write_no_device(why);
     if !REPORTED.swap(true, Ordering::Relaxed) {
-        let program = std::env::current_exe().unwrap_or_default();
-        let program = program.file_name().unwrap_or_default().to_string_lossy();
+        let program = program_name();
         print_error(&format!(
             "smc run: {program} ({}) stays on TCP: {why}; it tries again about every second. Each \
              process needs a virtio-ism device of its own: \"smc devices\" lists the devices in use, \
@@ -85,6 +84,24 @@ pub(crate) fn no_device(why: &str) {
             std::process::id()
         ));
     }
+}
+
+/// Reports that the program makes system calls which the library does not see, on standard error as
+/// well.
+pub(crate) fn program_goes_around(what: &str) {
+    write_line(&format!("{{\"event\":\"own_calls\",\"what\":{}}}", quoted(what)));
+    print_error(&format!(
+        "smc run: {} ({}) stays on TCP from now on: it calls {what} by instructions of its own, which \
+         the library does not see\n",
+        program_name(),
+        std::process::id()
+    ));
+}
+
+/// The name of the program's file.
+fn program_name() -> String {
+    let program = std::env::current_exe().unwrap_or_default();
+    program.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Reports settings that cannot be read, on standard error.

@@ -90,6 +90,11 @@ impl FirstBytesWait {
         }
     }
 
+    /// Whether the wait has lasted for some time.
+    pub(super) fn has_lasted(&self, time: Duration) -> bool {
+        self.begun.elapsed() >= time
+    }
+
     /// How long the wait goes on.
     pub(super) fn left(&self, socket: &StreamSocket) -> Duration {
         let detect = socket.detect_timeout();

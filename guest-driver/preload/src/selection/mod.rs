@@ -18,6 +18,7 @@ pub(crate) mod inherited_options;
 mod listening_ports;
 pub(crate) mod option;
 mod outcome;
+pub(crate) mod own_calls;
 mod plain_servers;
 pub(crate) mod resolve;
 pub(crate) mod running;

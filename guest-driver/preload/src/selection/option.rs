@@ -16,7 +16,9 @@ use guest_driver::rendezvous::{
     AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction,
 };
 
-use crate::selection::{answering_listeners, declined_servers, listening_ports, session};
+use crate::selection::{
+    answering_listeners, declined_servers, listening_ports, own_calls, session,
+};
 use crate::socket::smc_request::SmcRequest;
 use crate::sys::{borrowed, leaked, local_address, publish, raw};
 use crate::{config, fork, status};
@@ -221,6 +223,9 @@ fn action(
 /// Makes a bound socket answer clients that ask. The hook calls this before `listen`.
 pub(crate) fn before_listen(fd: c_int) {
     let Some(config) = config::get().filter(|config| !config.accept.is_empty()) else { return };
+    if own_calls::found() {
+        return;
+    }
     let Some(local) = local_address(fd) else { return };
     let Some(discovery) = discovery().filter(|found| found.rendezvous().is_some()) else { return };
     if config.accept.iter().any(|rule| rule.has_port(local.port())) {

@@ -11,7 +11,7 @@ use guest_driver::{FirstBytes, Incoming, SignalMask, SmcStream};
 use crate::selection::first_bytes::{self, FirstBytesWait, peek, peek_to_begin};
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate, send_early};
 use crate::selection::waiting::{self, PendingHandshake, Watcher};
-use crate::selection::{Wait, session, worthwhile};
+use crate::selection::{Wait, own_calls, session, worthwhile};
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
@@ -78,6 +78,8 @@ impl PendingHandshake for AwaitFirstBytes {
 
     fn is_over(&self, descriptor: &DescriptorRef) -> bool {
         self.wait.is_over(descriptor)
+            || self.wait.has_lasted(CHECK_INTERVAL)
+                && descriptor.stream().is_some_and(|s| own_calls::has_read(s, self.tcp.as_raw_fd()))
     }
 
     fn is_untouched(&self) -> bool {
@@ -169,6 +171,9 @@ pub(super) fn wait_here(
         let found = peek_to_begin(Some(socket), tcp);
         if found != FirstBytes::Incomplete || wait.is_over(descriptor) {
             break found;
+        }
+        if wait.has_lasted(CHECK_INTERVAL) && own_calls::has_read(socket, tcp.as_raw_fd()) {
+            break FirstBytes::Other;
         }
         let left = call.left(wait.left(socket).min(CHECK_INTERVAL));
         let mut result = ppoll(tcp, left, mask);

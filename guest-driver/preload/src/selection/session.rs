@@ -13,7 +13,7 @@ use guest_driver::{
 };
 
 use crate::config::RunConfig;
-use crate::selection::{short_lived, worthwhile};
+use crate::selection::{own_calls, short_lived, worthwhile};
 use crate::sys::fork_lock::ForkLock;
 use crate::sys::{self, STACK, leaked, own_numbers, raw};
 use crate::{config, fork, last_thread, status};
@@ -74,16 +74,25 @@ const RETRY: Duration = Duration::from_secs(1);
 const PAUSES_MS: [u64; 4] = [1, 4, 10, 25];
 
 /// The session of this process; the first call opens it. Without a device the session leaves all
-/// connections to TCP and declines Proposals. `None`: the library does nothing in this process.
+/// connections to TCP and declines Proposals. So does that of a program which makes system calls of
+/// its own. `None`: the library does nothing in this process.
 pub(crate) fn current() -> Option<&'static ProcessSession> {
     let config = config::get()?;
-    let _one_at_a_time = OPENING.lock();
+    if own_calls::found() {
+        return declining();
+    }
+    let one_at_a_time = OPENING.lock();
     let known = raw_current();
     let known = known.filter(|open| open.generation == fork::generation());
     if let Some(open) = known
         && (open.has_device || open.is_fresh())
     {
         return Some(open);
+    }
+    raw::without_signals(own_calls::look_for_sets);
+    if own_calls::found() {
+        drop(one_at_a_time);
+        return declining();
     }
     let opened = match (
         raw::without_signals(|| with_large_stack(|| open(config, known.is_none()))),
@@ -143,11 +152,12 @@ pub(crate) fn declining() -> Option<&'static ProcessSession> {
     Some(opened)
 }
 
-/// Whether the last attempt to open a device failed less than [`RETRY`] ago.
+/// Whether the last attempt to open a device failed less than [`RETRY`] ago, or none will be made.
 pub(crate) fn lacks_device() -> bool {
-    raw_current().is_some_and(|open| {
-        open.generation == fork::generation() && !open.has_device && open.is_fresh()
-    })
+    own_calls::found()
+        || raw_current().is_some_and(|open| {
+            open.generation == fork::generation() && !open.has_device && open.is_fresh()
+        })
 }
 
 /// Runs `f` in a thread with a large stack, because the stacks of the program's threads may be

@@ -404,6 +404,12 @@ pub(crate) fn has_moved_bytes(fd: c_int) -> Option<bool> {
     Some(info[15] > 1 || info[16] > 0)
 }
 
+/// Bytes that a TCP connection has received. The end of data counts as one.
+pub(crate) fn received_bytes(fd: c_int) -> Option<u64> {
+    // tcpi_bytes_received
+    tcp_info(fd, 136).map(|info| info[16])
+}
+
 /// Whether a TCP connection has sent or received a segment with data.
 pub(crate) fn has_data_segments(fd: c_int) -> bool {
     // tcpi_data_segs_in and tcpi_data_segs_out.
