@@ -2,10 +2,10 @@
 //!
 //! The dynamic linker loads this library before libc, because `smc run` sets `LD_PRELOAD`. The
 //! library exports libc's functions that work on sockets, so a program calls these functions
-//! instead of libc's. A descriptor stays the TCP socket that it is, and the kernel goes on to
-//! provide its names and options. Beside it the library keeps the state of the connection, in a
-//! table indexed by descriptor. Once SMC carries the connection, bytes and readiness come from
-//! shared memory.
+//! instead of libc's. Whoever asks libc itself for them finds them in its symbol table. A
+//! descriptor stays the TCP socket that it is, and the kernel goes on to provide its names and
+//! options. Beside it the library keeps the state of the connection, in a table indexed by
+//! descriptor. Once SMC carries the connection, bytes and readiness come from shared memory.
 //!
 //! The exported functions may do little. A program may call them in the middle of a fork, in a
 //! signal handler, before `main` or after the end of its thread. A descriptor that the library does

@@ -86,6 +86,11 @@ pub(crate) fn no_device(why: &str) {
     }
 }
 
+/// Reports that libc's symbol table does not lead to the library.
+pub(crate) fn libc_stays() {
+    write_line("{\"event\":\"libc_stays\"}");
+}
+
 /// Reports that the program makes system calls which the library does not see, on standard error as
 /// well.
 pub(crate) fn program_goes_around(what: &str) {

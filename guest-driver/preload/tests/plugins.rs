@@ -254,6 +254,35 @@ ways! {
     by_a_plugin_in_its_own_namespace Way::Namespace;
 }
 
+/// A plug-in that makes all calls of a client itself.
+#[test]
+fn plugins_that_connect() {
+    const WAYS: [Way; 3] = [Way::Deep, Way::DeepAndLazy, Way::Namespace];
+    fn server(listener: TcpListener) {
+        for _ in WAYS {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            stream.write_all(text.to_uppercase().as_bytes()).unwrap();
+        }
+    }
+    fn client(port: u16) {
+        type Client = unsafe extern "C" fn(u16, *mut c_void, usize) -> isize;
+        for way in WAYS {
+            let client = symbol(open_plugin(way), "plug_client");
+            let client = unsafe { std::mem::transmute::<*mut c_void, Client>(client) };
+            let mut answer = [0; 100];
+            let n = unsafe { client(port, answer.as_mut_ptr().cast(), answer.len()) };
+            assert_eq!(&answer[..usize::try_from(n).unwrap()], b"A LINE");
+        }
+    }
+    let all_on_smc = |fabric: &Fabric, ends| match ends {
+        (true, true) => assert_eq!(fabric.decided(), (6, 0)),
+        _ => assert_eq!(fabric.decided().0, 0),
+    };
+    in_each_combination("plugins_that_connect", server, client, all_on_smc);
+}
+
 /// A library that wraps the same functions, before and behind the library, with a plug-in.
 #[test]
 fn beside_a_library_that_wraps_the_same_functions() {

@@ -46,8 +46,11 @@ extern "C" fn begin() {
     config::read_stack();
     if let Some(config) = RunConfig::from_environment() {
         config::set(config);
-        rebinding::rebind();
+        let rebound = rebinding::rebind();
         status::init();
+        if !rebound {
+            status::libc_stays();
+        }
         status::cannot_read(config::get().map(|config| &config.mistakes[..]).unwrap_or_default());
         option::init();
         establish::add_inherited();

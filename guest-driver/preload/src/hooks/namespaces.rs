@@ -12,43 +12,24 @@ use crate::sys::elf::{LoadedObject, NamespaceId};
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::user_memory;
 
-/// Functions that use memory of the libc that they belong to: streams, environment, handlers of
-/// fork, threads, the last error of the linker. A hook would call those of the program's libc.
-const WITH_MEMORY: [&CStr; 33] = [
-    c"fdopen",
-    c"fclose",
-    c"dprintf",
-    c"vdprintf",
-    c"__dprintf_chk",
-    c"__vdprintf_chk",
-    c"popen",
-    c"system",
-    c"posix_spawn",
-    c"posix_spawnp",
-    c"pidfd_spawn",
-    c"pidfd_spawnp",
-    c"posix_spawn_file_actions_adddup2",
-    c"posix_spawn_file_actions_destroy",
-    c"vfork",
-    c"execl",
-    c"execlp",
-    c"execv",
-    c"execvp",
-    c"aio_read",
-    c"aio_read64",
-    c"aio_write",
-    c"aio_write64",
-    c"lio_listio",
-    c"lio_listio64",
-    c"clone",
-    c"__clone",
-    c"__vfork",
-    c"_IO_fdopen",
-    c"_IO_fclose",
-    c"_IO_popen",
-    c"__libc_system",
-    c"dlmopen",
-];
+/// Functions that are system calls and use no memory of libc but `errno`. For others (streams, the
+/// environment, handlers of fork, threads) a hook would call those of the program's libc, and the
+/// namespace keeps its own.
+const SYSTEM_CALLS: &str = " \
+    _Exit __close __connect __dup2 __fcntl __libc_fcntl64 __open __open64 __pipe __poll __poll_chk \
+    __ppoll_chk __read __read_chk __recv __recv_chk __recvfrom_chk __select __send __sendmmsg \
+    __socket __write _exit accept accept4 close close_range closefrom connect dup dup2 dup3 \
+    epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd_read \
+    eventfd_write execve execveat fcntl fcntl64 fexecve getpeername getsockname getsockopt \
+    inotify_init1 ioctl listen memfd_create open open64 openat openat64 pipe pipe2 poll ppoll \
+    preadv2 preadv64v2 pselect pwritev2 pwritev64v2 read readv recv recvfrom recvmmsg recvmsg \
+    select send sendfile sendfile64 sendmmsg sendmsg sendto setsockopt shutdown signalfd \
+    sockatmark socket socketpair splice syscall timerfd_create write writev ";
+
+fn is_system_call(name: &CStr) -> bool {
+    let name = name.to_str().unwrap_or_default();
+    SYSTEM_CALLS.split_whitespace().any(|call| call == name)
+}
 
 /// A namespace that the hook has made. It is never removed, because its libc goes on to get the
 /// errors of failed calls. The program may have another one in its place.
@@ -89,7 +70,7 @@ fn prepared() -> Option<NamespaceId> {
     }
     // SAFETY: the handle is never closed.
     let (libc, id) = unsafe { (LoadedObject::of_handle(handle)?, NamespaceId::of_handle(handle)?) };
-    rebinding::rebind_functions(&libc, |name, _| !WITH_MEMORY.contains(&name));
+    rebinding::rebind_functions(&libc, |name, _| is_system_call(name));
     let errno = libc.named(c"__errno_location").first().map(|function| function.address);
     // SAFETY: the function of a libc that stays loaded.
     unsafe { user_memory::add_errno(errno?) };

@@ -21,16 +21,19 @@ fn is_one_of(object: &LoadedObject, names: &[&[u8]]) -> bool {
 }
 
 /// Has the objects of the program lead to the hooks. The library has looked up libc's functions
-/// before.
-pub(super) fn rebind() {
-    let Some(own) = this_library() else { return };
+/// before. `false`: the kernel forbids to write in one of them.
+pub(super) fn rebind() -> bool {
+    let Some(own) = this_library() else { return false };
     let behind: Vec<_> = own.successors().collect();
     let glibc: Vec<_> = behind.iter().filter(|object| is_one_of(object, &GLIBC)).collect();
     let wrapped = wrapped_by_others(&glibc);
     let others = behind.iter().filter(|object| is_one_of(object, &OTHERS));
+    let is_free = |_: &CStr, address| !wrapped.contains(&address);
+    let mut done = true;
     for object in glibc.iter().copied().chain(others) {
-        rebind_object(&own, object, |_, address| !wrapped.contains(&address));
+        done &= rebind_object(&own, object, is_free);
     }
+    done
 }
 
 /// Has an object lead to the hooks of those functions that `fits` is true of, by name and address.
