@@ -254,7 +254,9 @@ impl LoadedObject {
         let at = |(function, _): &(ExportedFunction, usize)| function.symbol as usize;
         let Some(first) = changes.iter().map(at).min() else { return true };
         let end = changes.iter().map(at).max().unwrap_or(first) + size_of::<Elf64_Sym>();
-        let page = rustix::param::page_size();
+        // rustix would look for the vDSO, which valgrind hides.
+        // SAFETY: a number.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
         let (first, end) = (first & !(page - 1), end.next_multiple_of(page));
         // Where a linker puts symbols and instructions into one segment, the names are between them.
         if self.strings_size < page || (self.strings as usize) < end - page {
