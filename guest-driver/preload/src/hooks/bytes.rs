@@ -579,7 +579,7 @@ const KNOWN_FLAGS: c_int = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | 
 macro_rules! positioned {
     ($($name:ident, $number:ident, $without:ident, $flag:expr;)*) => {
         $(#[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(
+        pub(super) unsafe extern "C" fn $name(
             fd: c_int,
             iov: *const iovec,
             n: c_int,

@@ -151,8 +151,42 @@ unsafe extern "C" fn pselect(
           timeout: *const timespec, mask: *const sigset_t) -> c_int)
 }
 
+/// The last argument of the system call `pselect6`.
+#[repr(C)]
+pub(super) struct MaskArgument {
+    mask: *const sigset_t,
+    size: usize,
+}
+
+/// The system call `pselect6`, if the library knows a descriptor in the sets. It stores the time that
+/// is left, as the kernel does.
+///
+/// # Safety
+/// As the system call.
+pub(super) unsafe fn pselect6(
+    n: c_int,
+    sets: [*mut fd_set; 3],
+    timeout: *mut timespec,
+    mask: *const MaskArgument,
+) -> Option<SysResult> {
+    // SAFETY: the program's time and mask.
+    let (time, mask) = unsafe {
+        let mask = mask.as_ref().map_or(std::ptr::null(), |argument| argument.mask);
+        (user_memory::timespec(timeout), user_memory::mask(mask))
+    };
+    let begun = std::time::Instant::now();
+    // SAFETY: the program's sets.
+    let result = unsafe { select_here(n, sets, time, mask) }?;
+    if let Some(time) = time {
+        let left = time.saturating_sub(begun.elapsed());
+        // SAFETY: the program's time, which is not null.
+        unsafe { timeout.write(crate::sys::timespec(left)) };
+    }
+    Some(result)
+}
+
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+pub(super) unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
     let fd = call_libc!(epoll_create, -1, (size: c_int) -> c_int);
     if fd >= 0 {
         descriptors::remove_stale(fd);

@@ -89,6 +89,17 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
         libc::SYS_ppoll => {
             call!(readiness::ppoll(a => *mut _, b => u64, c => *const _, d => *const _))
         }
+        libc::SYS_pselect6 => {
+            let sets = [b, c, d].map(|set| set as *mut _);
+            let (time, mask) = (e as *mut _, f as *const _);
+            // SAFETY: the program's arguments, as the system call takes them.
+            libc_result(unsafe { readiness::pselect6(a as c_int, sets, time, mask) }?) as i64
+        }
+        // The offset is in two halves, of which the second one is empty.
+        libc::SYS_preadv2 => call!(bytes::preadv2(
+            a => c_int, b => *const _, c => c_int, d => off64_t, f => c_int)),
+        libc::SYS_pwritev2 => call!(bytes::pwritev2(
+            a => c_int, b => *const _, c => c_int, d => off64_t, f => c_int)),
         libc::SYS_epoll_create1 => call!(readiness::epoll_create1(a => c_int)),
         libc::SYS_epoll_ctl => {
             call!(readiness::epoll_ctl(a => c_int, b => c_int, c => c_int, d => *mut _))
@@ -127,6 +138,9 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
 fn by_old_number(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
     Some(match number {
         libc::SYS_dup2 => call!(descriptors::dup2(a => c_int, b => c_int)),
+        libc::SYS_select => call!(readiness::select(
+            a => c_int, b => *mut _, c => *mut _, d => *mut _, e => *mut _)),
+        libc::SYS_epoll_create => call!(readiness::epoll_create(a => c_int)),
         libc::SYS_poll => call!(readiness::poll(a => *mut _, b => u64, c => c_int)),
         libc::SYS_epoll_wait => {
             call!(readiness::epoll_wait(a => c_int, b => *mut _, c => c_int, d => c_int))

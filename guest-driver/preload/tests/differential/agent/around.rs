@@ -107,6 +107,30 @@ fn by_number(op: &str, name: &str, words: &mut Words<'_>) -> Option<String> {
             };
             format!("{} {}", kernel_ret(n), names::show_poll(list[0].revents))
         }
+        "pselect6" => {
+            let mut set: libc::fd_set = unsafe { zeroed() };
+            unsafe { libc::FD_SET(fd as c_int, &raw mut set) };
+            let millis = words.number();
+            let time = [millis / 1000, millis % 1000 * 1_000_000];
+            let (read, time) = ((&raw mut set) as usize, time.as_ptr() as usize);
+            let n = call(by_libc, libc::SYS_pselect6, [fd + 1, read, 0, 0, time, 0]);
+            let is_set = unsafe { libc::FD_ISSET(fd as c_int, &raw const set) };
+            format!("{} {is_set}", kernel_ret(n))
+        }
+        "pwritev2" => {
+            let data = words.data();
+            let iov =
+                libc::iovec { iov_base: data.as_ptr().cast_mut().cast(), iov_len: data.len() };
+            let at = (&raw const iov) as usize;
+            kernel_ret(call(by_libc, libc::SYS_pwritev2, [fd, at, 1, usize::MAX, 0, 0]))
+        }
+        "preadv2" => {
+            let mut room = vec![0u8; usize::try_from(words.number()).unwrap()];
+            let iov = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+            let at = (&raw const iov) as usize;
+            let n = call(by_libc, libc::SYS_preadv2, [fd, at, 1, usize::MAX, 0, 0]);
+            if n < 0 { kernel_error(n) } else { got(n, &room) }
+        }
         "close" => kernel_ret(call(by_libc, libc::SYS_close, [fd, 0, 0, 0, 0, 0])),
         "shutdown" => {
             let how = words.number() as usize;
