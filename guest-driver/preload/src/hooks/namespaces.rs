@@ -70,8 +70,8 @@ fn prepared() -> Option<NamespaceId> {
     }
     // SAFETY: the handle is never closed.
     let (libc, id) = unsafe { (LoadedObject::of_handle(handle)?, NamespaceId::of_handle(handle)?) };
-    rebinding::rebind_functions(&libc, |name, _| is_system_call(name));
-    let errno = libc.named(c"__errno_location").first().map(|function| function.address);
+    rebinding::rebind_functions(&libc, is_system_call);
+    let errno = libc.named(c"__errno_location").next().map(|function| function.address);
     // SAFETY: the function of a libc that stays loaded.
     unsafe { user_memory::add_errno(errno?) };
     let objects = libc.neighbours();

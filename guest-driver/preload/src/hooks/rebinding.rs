@@ -24,37 +24,39 @@ fn is_one_of(object: &LoadedObject, names: &[&[u8]]) -> bool {
 /// before. `false`: the kernel forbids to write in one of them.
 pub(super) fn rebind() -> bool {
     let Some(own) = this_library() else { return false };
-    let behind: Vec<_> = own.successors().collect();
-    let glibc: Vec<_> = behind.iter().filter(|object| is_one_of(object, &GLIBC)).collect();
-    let wrapped = wrapped_by_others(&glibc);
-    let others = behind.iter().filter(|object| is_one_of(object, &OTHERS));
-    let is_free = |_: &CStr, address| !wrapped.contains(&address);
+    let (glibc, others): (Vec<_>, Vec<_>) = own
+        .successors()
+        .filter(|object| is_one_of(object, &GLIBC) || is_one_of(object, &OTHERS))
+        .partition(|object| is_one_of(object, &GLIBC));
+    let mut changes: Vec<_> = glibc.iter().map(|object| changes(&own, object)).collect();
+    let wrapped = wrapped_by_others(&glibc, &changes);
     let mut done = true;
-    for object in glibc.iter().copied().chain(others) {
-        done &= rebind_object(&own, object, is_free);
+    for (object, changes) in glibc.iter().zip(&mut changes) {
+        changes.retain(|(function, _)| !wrapped.contains(&function.address));
+        done &= object.set_addresses(changes);
+    }
+    for object in &others {
+        done &= object.set_addresses(&self::changes(&own, object));
     }
     done
 }
 
-/// Has an object lead to the hooks of those functions that `fits` is true of, by name and address.
-pub(super) fn rebind_functions(object: &LoadedObject, fits: impl Fn(&CStr, usize) -> bool) {
+/// Has an object lead to the hooks of those functions that `fits` is true of.
+pub(super) fn rebind_functions(object: &LoadedObject, fits: impl Fn(&CStr) -> bool) {
     if let Some(own) = this_library() {
-        rebind_object(&own, object, fits);
+        let named = own.functions().filter(|(name, _)| fits(name));
+        let changes = named.flat_map(|(name, hook)| object.named(name).map(move |f| (f, hook)));
+        object.set_addresses(&changes.collect::<Vec<_>>());
     }
 }
 
-fn rebind_object(
-    own: &LoadedObject,
-    object: &LoadedObject,
-    fits: impl Fn(&CStr, usize) -> bool,
-) -> bool {
-    let changes: Vec<(ExportedFunction, usize)> = own
-        .functions()
-        .flat_map(|(name, hook)| object.named(name).into_iter().map(move |f| (name, f, hook)))
-        .filter(|(name, function, _)| fits(name, function.address))
-        .map(|(_, function, hook)| (function, hook))
-        .collect();
-    object.set_addresses(&changes)
+/// The functions of an object that have hooks, and the hooks.
+fn changes(own: &LoadedObject, object: &LoadedObject) -> Vec<(ExportedFunction, usize)> {
+    let mut changes = Vec::with_capacity(256);
+    for (name, hook) in own.functions() {
+        changes.extend(object.named(name).map(|function| (function, hook)));
+    }
+    changes
 }
 
 fn this_library() -> Option<LoadedObject> {
@@ -63,10 +65,17 @@ fn this_library() -> Option<LoadedObject> {
 
 /// Addresses of libc's functions that another library wraps to which the hooks pass calls on. It
 /// looks for libc's function behind itself, maybe later than now, and must not find the hook that
-/// calls it.
-fn wrapped_by_others(glibc: &[&LoadedObject]) -> Vec<usize> {
+/// calls it. `changes`: the functions of the objects that have hooks.
+fn wrapped_by_others(
+    glibc: &[LoadedObject],
+    changes: &[Vec<(ExportedFunction, usize)>],
+) -> Vec<usize> {
+    let mut known: Vec<_> =
+        changes.iter().flatten().map(|(function, _)| function.address).collect();
+    known.sort_unstable();
+    let is_unknown = |address: *mut c_void| known.binary_search(&(address as usize)).is_err();
     let mut wrapped = Vec::new();
-    for (name, found) in libc_symbols::found() {
+    for (name, found) in libc_symbols::found().filter(|(_, found)| is_unknown(*found)) {
         let named = glibc.iter().flat_map(|object| object.named(name));
         let addresses: Vec<_> = named.map(|function| function.address).collect();
         if !addresses.contains(&(found as usize)) {
