@@ -438,6 +438,20 @@ pub(super) fn socket_option(socket: BorrowedFd<'_>, level: i32, name: i32) -> io
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
 }
 
+/// The cookie of a socket's network namespace.
+pub(super) fn netns_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    const SO_NETNS_COOKIE: i32 = 71;
+    let mut value = 0u64;
+    let mut length = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: both addresses are those of live variables, and the second holds the length of the
+    // first.
+    let result = unsafe {
+        let value = std::ptr::from_mut(&mut value).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, value, &mut length)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
+}
+
 /// Makes the accepted sockets of a listener save their SYN (TCP_SAVE_SYN).
 pub(super) fn save_syn(listener: BorrowedFd<'_>) -> io::Result<()> {
     let saves = socket_option(listener, libc::IPPROTO_TCP, libc::TCP_SAVE_SYN);

@@ -13,6 +13,10 @@
 //!     if (s->level != SMC || s->optname != MARK || s->optlen < 4
 //!             || value + 1 > s->optval_end)
 //!         return 1;                                       // the kernel goes on with the option
+//!     if (*value == WITHDRAWN) {
+//!         ports[{ bpf_get_netns_cookie(s), s->sk->src_port, 0 }] = 0;
+//!         s->optlen = -1;
+//!     }
 //!     if (*value && *value != WANT && *value != ANSWER)
 //!         return 1;
 //!     mark = bpf_sk_storage_get(&mark, s->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
@@ -53,11 +57,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::assembler::{Assembler, Helper, Instruction, Reg, When, Width};
 use super::bpf::{self, Hook};
-use super::program::{self, Maps, TAKE_LISTENER, mark, sockopt};
+use super::listener::{self, LEVEL, RELEASE, TAKE};
+use super::program::{self, Maps, Program, mark, sockopt};
 use super::{SocketMaps, Unavailable, cgroup, rejected};
 
-/// The name of the option that is a socket's mark, of the level of [`TAKE_LISTENER`].
-const MARK: u32 = 255;
+/// The name of the option that is a socket's mark, of the level [`LEVEL`].
+const MARK: i32 = 255;
 /// BPF_SK_STORAGE_GET_F_CREATE
 const CREATE: i32 = 1;
 
@@ -77,7 +82,7 @@ pub fn grant(cgroup: &Path) -> Result<(), Unavailable> {
     let marks = marks(&maps).unwrap_or_default();
     let answers = answers(&maps).unwrap_or_default();
     let options = program::options(&maps).unwrap_or_default();
-    let take_listener = program::take_listener(&maps).unwrap_or_default();
+    let take_listener = listener::listeners(&maps).unwrap_or_default();
     // The mark comes last: a process that can set it has all of the others.
     for (hook, name, code, needed) in [
         (Hook::SetSockOpt, "smc_listener", take_listener, false),
@@ -114,20 +119,27 @@ pub(super) fn is_granted() -> bool {
 
 /// Sets the mark of a socket.
 pub(super) fn set_mark(socket: BorrowedFd<'_>, bit: u32) -> io::Result<()> {
-    let (level, _) = TAKE_LISTENER;
-    bpf::set_socket_option(socket, level.cast_signed(), MARK.cast_signed(), bit.cast_signed())
+    bpf::set_socket_option(socket, LEVEL, MARK, bit.cast_signed())
 }
 
 /// The mark of a socket; 0 if it has none.
 pub(super) fn mark_of(socket: BorrowedFd<'_>) -> io::Result<u32> {
-    let (level, _) = TAKE_LISTENER;
-    bpf::socket_option(socket, level.cast_signed(), MARK.cast_signed()).map(i32::cast_unsigned)
+    bpf::socket_option(socket, LEVEL, MARK).map(i32::cast_unsigned)
 }
 
 /// Prepares a listener that listens already.
 pub(super) fn take_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
-    let (level, name) = TAKE_LISTENER;
-    bpf::set_socket_option(listener, level.cast_signed(), name.cast_signed(), 0)
+    bpf::set_socket_option(listener, LEVEL, TAKE, 0)
+}
+
+/// Has the listener's port answer nobody.
+pub(super) fn pause(listener: BorrowedFd<'_>) -> io::Result<()> {
+    set_mark(listener, mark::WITHDRAWN)
+}
+
+/// Has a listener of a paused port answer no more.
+pub(super) fn release_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
+    bpf::set_socket_option(listener, LEVEL, RELEASE, 0)
 }
 
 /// The context, throughout.
@@ -139,20 +151,28 @@ const BIT: Reg = Reg::R8;
 
 /// The program that sets a mark.
 fn marks(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
-    let mut a = Assembler::default();
-    let (valid, out) = (a.label(), a.label());
-    for_the_mark(&mut a, out);
+    let mut program = Program::new(maps);
+    let a = &mut program.a;
+    let (valid, pause) = (a.label(), a.label());
+    let (done, out) = (a.label(), a.label());
+    for_the_mark(a, out);
     a.load(Width::Word, BIT, VALUE, 0);
     a.jump_if(BIT, When::Equal, 0, valid);
     a.jump_if(BIT, When::Equal, mark::WANT.cast_signed(), valid);
+    a.jump_if(BIT, When::Equal, mark::WITHDRAWN.cast_signed(), pause);
     a.jump_if(BIT, When::NotEqual, mark::ANSWER.cast_signed(), out);
     a.here(valid);
-    storage(&mut a, maps, CREATE);
+    storage(a, maps, CREATE);
     a.jump_if(Reg::R0, When::Equal, 0, out);
     a.store(Width::Word, Reg::R0, 0, BIT);
+    a.jump(done);
+    a.here(pause);
+    program.pause();
+    let a = &mut program.a;
+    a.here(done);
     a.set(Reg::R1, -1);
     a.store(Width::Word, CONTEXT, sockopt::OPTLEN, Reg::R1);
-    end(a, out)
+    end(program.a, out)
 }
 
 /// The program that returns it.
@@ -175,12 +195,11 @@ fn answers(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
 
 /// Goes on with VALUE set if the call is about the mark and has room for it.
 fn for_the_mark(a: &mut Assembler, out: super::assembler::Label) {
-    let (level, _) = TAKE_LISTENER;
     a.copy(CONTEXT, Reg::R1);
     a.load(Width::Word, Reg::R1, CONTEXT, sockopt::LEVEL);
-    a.jump_if(Reg::R1, When::NotEqual, level.cast_signed(), out);
+    a.jump_if(Reg::R1, When::NotEqual, LEVEL, out);
     a.load(Width::Word, Reg::R1, CONTEXT, sockopt::OPTNAME);
-    a.jump_if(Reg::R1, When::NotEqual, MARK.cast_signed(), out);
+    a.jump_if(Reg::R1, When::NotEqual, MARK, out);
     // The kernel's buffer is longer than a short value.
     a.load(Width::Word, Reg::R1, CONTEXT, sockopt::OPTLEN);
     a.jump_if(Reg::R1, When::Less, 4, out);

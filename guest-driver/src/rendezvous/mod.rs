@@ -45,6 +45,7 @@ mod assembler;
 mod bpf;
 mod cgroup;
 mod granted;
+mod listener;
 mod peer_discovery;
 mod peer_rule;
 mod policy;
@@ -117,6 +118,8 @@ enum Access {
 #[derive(Debug)]
 struct Attached {
     marks: Map<i32, u32>,
+    /// Whether the listeners of a port answer: 1; 0: the port is paused.
+    ports: Map<Listening, u64>,
     /// Whether a listener answers a client: 1 or 0. Present if the policy depends on clients.
     clients: Option<Map<Client, u64>>,
     asked: Option<AskedClients>,
@@ -245,14 +248,15 @@ impl Rendezvous {
         let program = bpf::load(Hook::SockOps, "smc_option", &code).map_err(rejected)?;
         let link = bpf::attach(Hook::SockOps, program.as_fd(), cgroup.as_fd());
         let link = link.map_err(|error| Unavailable::of_attaching(&path, error))?;
-        let code = program::take_listener(&maps).unwrap_or_default();
+        let code = listener::listeners(&maps).unwrap_or_default();
         let late = bpf::load(Hook::SetSockOpt, "smc_listener", &code).map_err(|rejected| {
             tracing::debug!(error = %rejected.error, verifier = rejected.verifier, "BPF");
             rejected.error.raw_os_error().unwrap_or(libc::EINVAL)
         });
         tracing::debug!(cgroup = %path.display(), "TCP option 254 is at work");
-        let (marks, cgroup) = (sockets.marks, cgroup.into());
-        let attached = Attached { marks, clients, asked, cgroup, path, link, late };
+        let SocketMaps { marks, ports, .. } = sockets;
+        let cgroup = cgroup.into();
+        let attached = Attached { marks, ports, clients, asked, cgroup, path, link, late };
         Ok(Arc::new(Rendezvous { policy, access: Access::Attached(Box::new(attached)) }))
     }
 
@@ -302,7 +306,9 @@ impl Rendezvous {
             digits => digits.parse().map(Some).map_err(|_| io::ErrorKind::InvalidInput),
         };
         let numbers = text.split(',').map(number).collect::<Result<Vec<Option<i32>>, _>>()?;
-        let [Some(marks), clients, late, Some(cgroup), Some(link), asked] = numbers[..] else {
+        let [Some(marks), clients, late, Some(cgroup), Some(link), asked, Some(ports)] =
+            numbers[..]
+        else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let clients = clients.map(|number| Map::adopt(MapKind::PrefixTrie, number)).transpose()?;
@@ -312,6 +318,7 @@ impl Rendezvous {
         let path = std::fs::read_link(format!("/proc/self/fd/{}", cgroup.as_raw_fd()))?;
         let attached = Attached {
             marks: Map::adopt(MapKind::SocketStorage, marks)?,
+            ports: Map::adopt(MapKind::LruHash, ports)?,
             clients,
             // Without memory for the mapping it does without, as before.
             asked: asked.and_then(|map| AskedClients::new(map).ok()),
@@ -372,6 +379,9 @@ impl Rendezvous {
         if !self.allow_clients(listener)? {
             return Ok(false);
         }
+        if self.answers(listener) {
+            return Ok(true);
+        }
         // The programs read the saved SYN for a retransmitted SYN-ACK and for an accepted socket.
         bpf::save_syn(listener)?;
         self.mark(listener, mark::ANSWER)?;
@@ -379,6 +389,46 @@ impl Rendezvous {
             self.prepare_listening(listener)?;
         }
         Ok(true)
+    }
+
+    /// Whether a listener answers clients that send the option: [`Rendezvous::listen`] was called for
+    /// it in any process, and [`Rendezvous::withdraw`] was not.
+    pub fn answers(&self, listener: impl AsFd) -> bool {
+        self.mark_of(listener.as_fd()).is_ok_and(|mark| mark & mark::ANSWER != 0)
+    }
+
+    /// Has a listener answer no further client: it is about to get into the hands of a program that
+    /// does not speak SMC. No listener of its port answers until [`Rendezvous::withdraw`]. The
+    /// connections of clients that were answered before are known by
+    /// [`Rendezvous::peer_speaks_smc`].
+    ///
+    /// # Errors
+    /// Those of bpf(2) and setsockopt(2). The listener may go on answering.
+    pub fn pause(&self, listener: impl AsFd) -> io::Result<()> {
+        let listener = listener.as_fd();
+        let Some(attached) = self.attached() else { return granted::pause(listener) };
+        let address = SocketAddr::try_from(rustix::net::getsockname(listener)?)?;
+        let netns = bpf::netns_cookie(listener)?;
+        let key = Listening { netns, port: address.port().into(), zero: 0 };
+        attached.ports.set(&key, &0)
+    }
+
+    /// Undoes [`Rendezvous::listen`] for a listener whose port is paused. Other listeners of the
+    /// port answer again. Where the kernel is older than 6.12, or the process has dropped its
+    /// capabilities, they do not.
+    pub fn withdraw(&self, listener: impl AsFd) {
+        let listener = listener.as_fd();
+        let released = match self.attached() {
+            None => granted::release_listener(listener),
+            Some(attached) => attached.set_late_option(listener, listener::RELEASE),
+        };
+        let Err(error) = released else { return };
+        tracing::debug!(%error, "the port stays without the option");
+        // The paused port answers nobody. TCP goes on to call the program for the listener, and its
+        // accepted sockets clear the flag by which it does.
+        if let Some(attached) = self.attached() {
+            let _ = attached.marks.set(&listener.as_raw_fd(), &(mark::WITHDRAWN | mark::OWNED));
+        }
     }
 
     /// Listens as [`TcpListener::bind`] does, and answers clients that ask for SMC.
@@ -397,12 +447,8 @@ impl Rendezvous {
     /// kernel did not save the SYN of an accepted socket. A client must take `None` for "no",
     /// because its server does not wait for a Proposal; a server may peek at the first bytes.
     pub fn peer_speaks_smc(&self, stream: impl AsFd) -> Option<bool> {
-        let socket = stream.as_fd();
-        let found = match &self.access {
-            Access::Attached(attached) => attached.marks.get(&socket.as_raw_fd()),
-            Access::Granted => granted::mark_of(socket).map(Some),
-        };
-        let mark = found.inspect_err(|error| tracing::debug!(%error, "socket storage")).ok()??;
+        let found = self.mark_of(stream.as_fd());
+        let mark = found.inspect_err(|error| tracing::debug!(%error, "socket storage")).ok()?;
         (mark & mark::KNOWN != 0).then_some(mark & mark::PEER != 0)
     }
 
@@ -448,6 +494,16 @@ impl Rendezvous {
         Ok(true)
     }
 
+    /// The mark of a socket; 0 if it has none.
+    fn mark_of(&self, socket: BorrowedFd<'_>) -> io::Result<u32> {
+        match &self.access {
+            Access::Attached(attached) => {
+                attached.marks.get(&socket.as_raw_fd()).map(Option::unwrap_or_default)
+            }
+            Access::Granted => granted::mark_of(socket),
+        }
+    }
+
     fn mark(&self, socket: BorrowedFd<'_>, bit: u32) -> io::Result<()> {
         match &self.access {
             Access::Attached(attached) => attached.marks.set(&socket.as_raw_fd(), &bit),
@@ -465,23 +521,23 @@ impl Rendezvous {
         let Some(attached) = self.attached() else {
             return granted::take_listener(listener).map_err(unsupported);
         };
-        let program = match &attached.late {
-            Ok(program) => program,
-            Err(error) => return Err(unsupported(io::Error::from_raw_os_error(*error))),
-        };
-        // Attached for this call only, so that calls of other processes cost nothing more.
-        let link = bpf::attach(Hook::SetSockOpt, program.as_fd(), attached.cgroup.as_fd());
-        let link = link.map_err(unsupported)?;
-        let (level, name) = program::TAKE_LISTENER;
-        let taken = bpf::set_socket_option(listener, level.cast_signed(), name.cast_signed(), 0);
-        drop(link);
-        taken.map_err(unsupported)
+        attached.set_late_option(listener, listener::TAKE).map_err(unsupported)
     }
 }
 
 impl Attached {
+    /// Calls setsockopt(2) for a listener that listens already. The program that carries it out is
+    /// attached for this call only, so that calls of other processes cost nothing more.
+    fn set_late_option(&self, listener: BorrowedFd<'_>, name: i32) -> io::Result<()> {
+        let late = self.late.as_ref().map_err(|error| io::Error::from_raw_os_error(*error))?;
+        let link = bpf::attach(Hook::SetSockOpt, late.as_fd(), self.cgroup.as_fd())?;
+        let set = bpf::set_socket_option(listener, listener::LEVEL, name, 0);
+        drop(link);
+        set
+    }
+
     /// The descriptors as [`Rendezvous::pass_on`] writes them.
-    fn in_order(&self) -> [Option<BorrowedFd<'_>>; 6] {
+    fn in_order(&self) -> [Option<BorrowedFd<'_>>; 7] {
         [
             Some(self.marks.as_fd()),
             self.clients.as_ref().map(AsFd::as_fd),
@@ -489,6 +545,7 @@ impl Attached {
             Some(self.cgroup.as_fd()),
             Some(self.link.as_fd()),
             self.asked.as_ref().map(|asked| asked.map.as_fd()),
+            Some(self.ports.as_fd()),
         ]
     }
 }

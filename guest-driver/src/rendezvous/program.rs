@@ -1,6 +1,6 @@
-//! The two eBPF programs that the kernel runs.
+//! The eBPF program that answers and asks by TCP option 254.
 //!
-//! TCP calls the first for the sockets of a cgroup. In C it would be:
+//! TCP calls it for the sockets of a cgroup. In C it would be:
 //!
 //! ```c
 //! struct listening { __u64 netns; __u32 port; __u32 zero; };
@@ -23,13 +23,14 @@
 //!     case BPF_SOCK_OPS_TCP_LISTEN_CB:
 //!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
 //!         if (mark && *mark & ANSWER) {
-//!             ports[{ bpf_get_netns_cookie(s), s->local_port, 0 }] = 1;
+//!             if absent: ports[{ bpf_get_netns_cookie(s), s->local_port, 0 }] = 1;
 //!             *mark = ANSWER | set_callback(s, *mark);
 //!         }
 //!         return 1;
 //!     case BPF_SOCK_OPS_HDR_OPT_LEN_CB:
 //!         if (speaks(s) && bpf_reserve_hdr_opt(s, 6, 0) < 0 && s->skb_tcp_flags & ACK)
 //!             refused[bpf_get_socket_cookie(s)] = 1;  // the cookie is the child's, too
+//!         // The same instead of an answer, while ports[...] is 0: see `listener`.
 //!         return 1;
 //!     case BPF_SOCK_OPS_WRITE_HDR_OPT_CB:
 //!         if (speaks(s)) {
@@ -51,8 +52,8 @@
 //!                     && !refused[bpf_get_socket_cookie(s)] ? KNOWN | PEER : KNOWN);
 //!             // Before that, in all cases but the last one where the SYN had no option:
 //!             //     asked[hash(s)] += 1, the mark gets ASKED, and TCP calls for states
-//!         else if (mark && *mark & WANT)              // both ends connected to each other
-//!             set_mark(s, mark, KNOWN);
+//!         else if (mark && *mark & (WANT | WITHDRAWN))    // both ends connected to each other,
+//!             set_mark(s, mark, KNOWN);                   // or the listener answers no more
 //!         return 1;
 //!     case BPF_SOCK_OPS_STATE_CB:
 //!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
@@ -98,9 +99,6 @@
 //! void set_mark(s, mark, value);
 //! ```
 //!
-//! The second prepares a socket that listens already. TCP has made the callback of listen(2) for
-//! it, so the program runs in a call of setsockopt(2) with an option that the kernel does not know.
-//!
 //! Rules kept here: OPT-1, OPT-2, OPT-3, OPT-4, OPT-5, OPT-6, OPT-7, OPT-12, SEC-3.
 
 use std::net::{IpAddr, SocketAddr};
@@ -122,11 +120,9 @@ pub(super) mod mark {
     pub(in super::super) const OWNED: u32 = 16;
     /// The connection is counted among those whose clients may have sent the option.
     pub(in super::super) const ASKED: u32 = 32;
+    /// A listener has answered the option, and does so no more.
+    pub(in super::super) const WITHDRAWN: u32 = 64;
 }
-
-/// Level and name of the option for a socket that listens already: "SMCR" in EBCDIC, which no
-/// kernel uses.
-pub(super) const TAKE_LISTENER: (u32, u32) = (0x62d4_c3d9, 254);
 
 /// The option, RFC 7609 appendix A.1, as the start of eight bytes.
 const OPTION: [u8; 8] = [254, 6, 0xe2, 0xd4, 0xc3, 0xd9, 0, 0];
@@ -143,12 +139,13 @@ const OP_LISTEN: i32 = 11;
 const OP_OPTIONS_LEN: i32 = 14;
 const OP_WRITE_OPTIONS: i32 = 15;
 const STATES: i32 = 1 << 2;
-const WRITE_OPTIONS: i32 = 1 << 6;
+pub(super) const WRITE_OPTIONS: i32 = 1 << 6;
 const CLOSED: i32 = 7;
 const SYNACK_COOKIE: i32 = 2;
 const LOAD_SYN: i32 = 1;
-const SOL_TCP: i32 = 6;
-const TCP_BPF_SOCK_OPS_CB_FLAGS: i32 = 1008;
+pub(super) const SOL_TCP: i32 = 6;
+pub(super) const TCP_BPF_SOCK_OPS_CB_FLAGS: i32 = 1008;
+pub(super) const NO_EXIST: i32 = 1;
 const TCP_SYN: i32 = 2;
 const TCP_ACK: i32 = 16;
 
@@ -177,15 +174,15 @@ pub(super) mod sockopt {
     pub(in super::super) const OPTNAME: i16 = 28;
     pub(in super::super) const OPTLEN: i16 = 32;
     pub(in super::super) const RETVAL: i16 = 36;
-    pub(super) const SK_PORT: i16 = 44;
+    pub(in super::super) const SK_PORT: i16 = 44;
 }
 
 // The stack.
 const AT_OPTION: i16 = -8;
-const AT_LISTENING: i16 = -24;
-const AT_ONE: i16 = -32;
+pub(super) const AT_LISTENING: i16 = -24;
+pub(super) const AT_VALUE: i16 = -32;
 const AT_COOKIE: i16 = -40;
-const AT_FLAGS: i16 = -48;
+pub(super) const AT_FLAGS: i16 = -48;
 const AT_CLIENT: i16 = -72;
 const AT_BUCKET: i16 = -80;
 
@@ -261,72 +258,25 @@ pub(super) fn options(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     program.a.finish()
 }
 
-/// The program for [`Hook::SetSockOpt`](super::bpf::Hook::SetSockOpt).
-pub(super) fn take_listener(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
-    let mut program = Program::new(maps);
-    let out = program.a.label();
-    let flag_is_set = program.a.label();
-    let (level, name) = TAKE_LISTENER;
-    let a = &mut program.a;
-    a.copy(CONTEXT, Reg::R1);
-    a.load(Width::Word, Reg::R1, CONTEXT, sockopt::LEVEL);
-    a.jump_if(Reg::R1, When::NotEqual, level.cast_signed(), out);
-    a.load(Width::Word, Reg::R1, CONTEXT, sockopt::OPTNAME);
-    a.jump_if(Reg::R1, When::NotEqual, name.cast_signed(), out);
-
-    program.find_mark(sockopt::SK, out);
-    let a = &mut program.a;
-    a.load(Width::Word, VALUE, MARK, 0);
-    a.jump_if(VALUE, When::NoneOf, mark::ANSWER.cast_signed(), out);
-
-    // Only the flags of the socket show whether another program wants callbacks.
-    program.socket_flags(Helper::GetSockOpt);
-    let a = &mut program.a;
-    a.jump_if(Reg::R0, When::NotEqual, 0, out);
-    a.load(Width::Word, Reg::R1, Reg::R10, AT_FLAGS);
-    a.jump_if(Reg::R1, When::AnyOf, WRITE_OPTIONS, flag_is_set);
-    a.or(Reg::R1, WRITE_OPTIONS);
-    a.store(Width::Word, Reg::R10, AT_FLAGS, Reg::R1);
-    program.socket_flags(Helper::SetSockOpt);
-    let a = &mut program.a;
-    a.jump_if(Reg::R0, When::NotEqual, 0, out);
-    a.or(VALUE, mark::OWNED.cast_signed());
-    a.store(Width::Word, MARK, 0, VALUE);
-
-    a.here(flag_is_set);
-    a.load(Width::Double, Reg::R1, CONTEXT, sockopt::SK);
-    a.load(Width::Word, VALUE, Reg::R1, sockopt::SK_PORT);
-    program.listening();
-    program.insert(maps.ports, AT_LISTENING);
-    // Length -1: the kernel does not handle the option itself.
-    let a = &mut program.a;
-    a.set(Reg::R1, -1);
-    a.store(Width::Word, CONTEXT, sockopt::OPTLEN, Reg::R1);
-    a.here(out);
-    a.set(Reg::R0, 1);
-    a.exit();
-    program.a.finish()
-}
-
 /// The context, throughout.
-const CONTEXT: Reg = Reg::R6;
+pub(super) const CONTEXT: Reg = Reg::R6;
 /// The address of the socket's mark, once it is found.
-const MARK: Reg = Reg::R7;
+pub(super) const MARK: Reg = Reg::R7;
 /// What the mark will be.
-const VALUE: Reg = Reg::R8;
+pub(super) const VALUE: Reg = Reg::R8;
 
-struct Program<'a> {
-    a: Assembler,
-    maps: &'a Maps<'a>,
+pub(super) struct Program<'a> {
+    pub(super) a: Assembler,
+    pub(super) maps: &'a Maps<'a>,
 }
 
 impl<'a> Program<'a> {
-    fn new(maps: &'a Maps<'a>) -> Program<'a> {
+    pub(super) fn new(maps: &'a Maps<'a>) -> Program<'a> {
         Program { a: Assembler::default(), maps }
     }
 
     /// `MARK = mark of the socket`, which must be there.
-    fn find_mark(&mut self, sk: i16, none: Label) {
+    pub(super) fn find_mark(&mut self, sk: i16, none: Label) {
         let a = &mut self.a;
         a.load(Width::Double, Reg::R2, CONTEXT, sk);
         a.jump_if(Reg::R2, When::Equal, 0, none);
@@ -356,7 +306,7 @@ impl<'a> Program<'a> {
         self.require(mark::ANSWER, out);
         self.a.load(Width::Word, VALUE, CONTEXT, sock_ops::LOCAL_PORT);
         self.listening();
-        self.insert(self.maps.ports, AT_LISTENING);
+        self.insert(self.maps.ports, AT_LISTENING, NO_EXIST);
         self.raise(mark::ANSWER, out);
     }
 
@@ -380,7 +330,7 @@ impl<'a> Program<'a> {
 
     fn write_options(&mut self, length: Label, write: Label, out: Label) {
         let (synack_length, synack_write) = (self.a.label(), self.a.label());
-        let answered = self.a.label();
+        let (answered, refuse) = (self.a.label(), self.a.label());
 
         self.a.here(length);
         self.syn(synack_length, out);
@@ -388,11 +338,12 @@ impl<'a> Program<'a> {
         self.a.jump(out);
 
         self.a.here(synack_length);
-        self.synack(out);
+        self.synack(refuse, out);
         self.reserve();
         self.a.jump_if(Reg::R0, When::Equal, 0, out);
+        self.a.here(refuse);
         self.cookie();
-        self.insert(self.maps.refused, AT_COOKIE);
+        self.insert(self.maps.refused, AT_COOKIE, 0);
         self.a.jump(out);
 
         self.a.here(write);
@@ -401,7 +352,7 @@ impl<'a> Program<'a> {
         self.a.jump(out);
 
         self.a.here(synack_write);
-        self.synack(out);
+        self.synack(refuse, out);
         self.store_option();
         self.a.jump_if(Reg::R0, When::Equal, 0, answered);
         self.a.jump_if(Reg::R0, When::NotEqual, -libc::EEXIST, out);
@@ -421,8 +372,8 @@ impl<'a> Program<'a> {
     }
 
     /// Goes on if the segment is the SYN-ACK of a listener that answers, to a client that has sent
-    /// the option.
-    fn synack(&mut self, no: Label) {
+    /// the option. `paused`: such a client, but the port answers nobody.
+    fn synack(&mut self, paused: Label, no: Label) {
         let a = &mut self.a;
         a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::IS_FULLSOCK);
         a.jump_if(Reg::R1, When::NotEqual, 0, no);
@@ -432,8 +383,10 @@ impl<'a> Program<'a> {
         self.listening();
         self.lookup(self.maps.ports, AT_LISTENING);
         self.a.jump_if(Reg::R0, When::Equal, 0, no);
+        self.a.load(Width::Double, VALUE, Reg::R0, 0);
         self.load_option(OPTION, LOAD_SYN);
         self.judge_option(no, no);
+        self.a.jump_if(VALUE, When::Equal, 0, paused);
         self.load_option(FAST_OPEN, LOAD_SYN);
         self.a.jump_if(Reg::R0, When::NotEqual, -libc::ENOMSG, no);
         self.client(no);
@@ -476,7 +429,8 @@ impl<'a> Program<'a> {
 
         let a = &mut self.a;
         a.here(crossed);
-        a.jump_if(Reg::R1, When::NoneOf, mark::WANT.cast_signed(), out);
+        let known = mark::WANT | mark::WITHDRAWN;
+        a.jump_if(Reg::R1, When::NoneOf, known.cast_signed(), out);
         a.here(no_option);
         a.set(VALUE, mark::KNOWN.cast_signed());
         a.jump(set_mark);
@@ -603,7 +557,7 @@ impl<'a> Program<'a> {
     }
 
     /// The key of a listening port on the stack; the port is in VALUE.
-    fn listening(&mut self) {
+    pub(super) fn listening(&mut self) {
         let a = &mut self.a;
         a.copy(Reg::R1, CONTEXT);
         a.call(Helper::GetNetnsCookie);
@@ -666,29 +620,20 @@ impl<'a> Program<'a> {
         a.call(Helper::MapDelete);
     }
 
-    fn insert(&mut self, map: BorrowedFd<'_>, key: i16) {
-        let a = &mut self.a;
-        a.set(Reg::R1, 1);
-        a.store(Width::Double, Reg::R10, AT_ONE, Reg::R1);
-        a.set_map(Reg::R1, map.as_raw_fd());
-        a.stack(Reg::R2, key);
-        a.stack(Reg::R3, AT_ONE);
-        a.set(Reg::R4, 0);
-        a.call(Helper::MapUpdate);
+    /// `map[key] = 1`
+    pub(super) fn insert(&mut self, map: BorrowedFd<'_>, key: i16, flags: i32) {
+        self.put(map, key, 1, flags);
     }
 
-    /// Calls getsockopt or setsockopt for the callback flags, which are on the stack.
-    fn socket_flags(&mut self, helper: Helper) {
+    /// `bpf_map_update_elem(map, key, value, flags)`
+    pub(super) fn put(&mut self, map: BorrowedFd<'_>, key: i16, value: i32, flags: i32) {
         let a = &mut self.a;
-        if helper == Helper::GetSockOpt {
-            a.set(Reg::R1, 0);
-            a.store(Width::Double, Reg::R10, AT_FLAGS, Reg::R1);
-        }
-        a.load(Width::Double, Reg::R1, CONTEXT, sockopt::SK);
-        a.set(Reg::R2, SOL_TCP);
-        a.set(Reg::R3, TCP_BPF_SOCK_OPS_CB_FLAGS);
-        a.stack(Reg::R4, AT_FLAGS);
-        a.set(Reg::R5, 4);
-        a.call(helper);
+        a.set(Reg::R1, value);
+        a.store(Width::Double, Reg::R10, AT_VALUE, Reg::R1);
+        a.set_map(Reg::R1, map.as_raw_fd());
+        a.stack(Reg::R2, key);
+        a.stack(Reg::R3, AT_VALUE);
+        a.set(Reg::R4, flags);
+        a.call(Helper::MapUpdate);
     }
 }
