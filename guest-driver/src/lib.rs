@@ -5,8 +5,9 @@
 //! libibverbs, [`rendezvous`] is TCP option 254. `reactor` puts threads to sleep and wakes them,
 //! `smcd` and `smcr` are the two kinds of SMC, `handshake` is CLC over TCP, `conn` is one SMC
 //! connection, `info` describes what there is, and [`socket`] is the public API. [`traffic`] is what
-//! connections of a server or listener are like.
+//! connections of a server or listener are like, [`program_file`] whether LD_PRELOAD reaches a program.
 pub mod ism;
+pub mod program_file;
 pub mod rendezvous;
 pub mod sys;
 pub mod traffic;

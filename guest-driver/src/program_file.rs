@@ -1,0 +1,190 @@
+//! Whether a library can be loaded into a program by LD_PRELOAD, by the headers of its file.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// Why a library cannot be loaded into a program, or would not see its calls.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum Obstacle {
+    /// It has no dynamic linker.
+    #[error("it is a static program, into which no library can be loaded")]
+    Static,
+    /// It is written in Go.
+    #[error("it is written in Go, whose programs make system calls without libc")]
+    Go,
+    /// Another libc.
+    #[error("it is made for another libc (its dynamic linker is {0})")]
+    OtherLibc(String),
+    /// For another machine.
+    #[error("it is a program for another kind of machine")]
+    OtherMachine,
+    /// The dynamic linker ignores LD_PRELOAD.
+    #[error(
+        "it has more rights than its user (setuid, or file capabilities), so the dynamic \
+             linker loads nothing into it"
+    )]
+    Privileged,
+}
+
+/// Scripts that lead to scripts, at most.
+const DEPTH: usize = 4;
+
+/// What keeps a library out of a program. `None`: the file does not tell, because it cannot be read
+/// or is neither a program nor a script with a `#!`. `find`: where a shell finds a program that a
+/// script names by `env`.
+pub fn obstacle(
+    program: &Path,
+    find: impl Fn(&OsStr) -> Option<PathBuf>,
+) -> Option<Result<(), Obstacle>> {
+    let mut program = program.to_owned();
+    for _ in 0..DEPTH {
+        let mut file = File::open(&program).ok()?;
+        let mut start = [0u8; 256];
+        let n = file.read(&mut start).ok()?;
+        let start = start.get(..n)?;
+        if let Some(line) = start.strip_prefix(b"#!") {
+            let line = line.split(|byte| *byte == b'\n').next()?;
+            let line = String::from_utf8_lossy(line);
+            let mut words = line.split_whitespace();
+            let interpreter = PathBuf::from(words.next()?);
+            program = match interpreter.file_name() == Some(OsStr::new("env")) {
+                true => find(OsStr::new(words.find(|word| !word.starts_with('-'))?))?,
+                false => interpreter,
+            };
+            continue;
+        }
+        if is_privileged(&file, &program) {
+            return Some(Err(Obstacle::Privileged));
+        }
+        return elf(&file);
+    }
+    None
+}
+
+fn is_privileged(file: &File, path: &Path) -> bool {
+    let Ok(data) = file.metadata() else { return false };
+    let user = rustix::process::geteuid().as_raw();
+    let group = rustix::process::getegid().as_raw();
+    let by_mode = data.mode() & 0o4000 != 0 && data.uid() != user
+        || data.mode() & 0o2000 != 0 && data.gid() != group;
+    let mut capability = [0u8; 64];
+    let by_capability =
+        user != 0 && rustix::fs::getxattr(path, "security.capability", &mut capability).is_ok();
+    by_mode || by_capability
+}
+
+#[cfg(target_arch = "x86_64")]
+const MACHINE: u16 = 62;
+#[cfg(target_arch = "aarch64")]
+const MACHINE: u16 = 183;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const MACHINE: u16 = 0;
+
+/// Program headers and sections at most.
+const MOST: u64 = 4096;
+
+fn bytes<const N: usize>(file: &File, at: u64) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    file.read_exact_at(&mut bytes, at).ok().map(|()| bytes)
+}
+
+fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
+    let part = bytes.get(at..at + N)?;
+    Some(part.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+}
+
+/// Reads the headers of a 64-bit little-endian ELF file.
+fn elf(file: &File) -> Option<Result<(), Obstacle>> {
+    let header: [u8; 64] = bytes(file, 0)?;
+    if header.get(..4)? != b"\x7fELF" {
+        return None;
+    }
+    if header.get(4..6)? != [2, 1] || word::<2>(&header, 18)? != u64::from(MACHINE) {
+        return Some(Err(Obstacle::OtherMachine));
+    }
+    if has_section(file, &header, b".go.buildinfo").unwrap_or(false) {
+        return Some(Err(Obstacle::Go));
+    }
+    let (start, size, n) =
+        (word::<8>(&header, 32)?, word::<2>(&header, 54)?, word::<2>(&header, 56)?);
+    for i in 0..n.min(MOST) {
+        let entry: [u8; 56] = bytes(file, start.checked_add(i * size)?)?;
+        // PT_INTERP: the path of the dynamic linker.
+        if word::<4>(&entry, 0)? == 3 {
+            let len = word::<8>(&entry, 32)?.min(256) as usize;
+            let mut path = vec![0u8; len];
+            file.read_exact_at(&mut path, word::<8>(&entry, 8)?).ok()?;
+            let path = String::from_utf8_lossy(path.split(|byte| *byte == 0).next()?).into_owned();
+            let is_glibc = path.rsplit('/').next().is_some_and(|name| name.starts_with("ld-linux"));
+            return Some(if is_glibc { Ok(()) } else { Err(Obstacle::OtherLibc(path)) });
+        }
+    }
+    Some(Err(Obstacle::Static))
+}
+
+fn has_section(file: &File, header: &[u8], name: &[u8]) -> Option<bool> {
+    let (start, size) = (word::<8>(header, 40)?, word::<2>(header, 58)?);
+    let (n, names) = (word::<2>(header, 60)?, word::<2>(header, 62)?);
+    let section = |i: u64| -> Option<[u8; 64]> { bytes(file, start.checked_add(i * size)?) };
+    let table = section(names)?;
+    let (at, len) = (word::<8>(&table, 24)?, word::<8>(&table, 32)?.min(1 << 20));
+    let mut text = vec![0u8; len as usize];
+    file.read_exact_at(&mut text, at).ok()?;
+    for i in 0..n.min(MOST) {
+        let from = word::<4>(&section(i)?, 0)? as usize;
+        if text.get(from..).is_some_and(|rest| {
+            rest.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0))
+        }) {
+            return Some(true);
+        }
+    }
+    Some(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn find(name: &OsStr) -> Option<PathBuf> {
+        Some(Path::new("/bin").join(name))
+    }
+
+    fn of(program: &Path) -> Option<Result<(), Obstacle>> {
+        obstacle(program, find)
+    }
+
+    #[test]
+    fn an_ordinary_program_has_no_obstacle() {
+        assert_eq!(of(&std::env::current_exe().unwrap()), Some(Ok(())));
+        assert_eq!(of(Path::new("/bin/sh")), Some(Ok(())));
+    }
+
+    #[test]
+    fn a_script_is_what_its_interpreter_is() {
+        let dir = std::env::temp_dir().join(format!("smc-inspect-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let script = dir.join("script");
+        std::fs::write(&script, "#!/usr/bin/env sh\n").unwrap();
+        assert_eq!(of(&script), Some(Ok(())));
+        let linked = dir.join("static");
+        // A header without program headers: nothing that names a dynamic linker.
+        let mut header = vec![0u8; 64];
+        header[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        header[18..20].copy_from_slice(&MACHINE.to_le_bytes());
+        std::fs::write(&linked, &header).unwrap();
+        std::fs::write(&script, format!("#!{}\n", linked.display())).unwrap();
+        assert_eq!(of(&script), Some(Err(Obstacle::Static)));
+        header[18] ^= 1;
+        std::fs::write(&linked, &header).unwrap();
+        assert_eq!(of(&linked), Some(Err(Obstacle::OtherMachine)));
+        header.truncate(30);
+        std::fs::write(&linked, &header).unwrap();
+        assert_eq!(of(&linked), None);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
