@@ -28,9 +28,9 @@ use smc_core::benefit::{Estimate, LEARNED};
 use crate::sys::{SharedMem, SharedSlice, check_sealed, sealed_memfd};
 
 /// First word of the memory: what it is, and the version of its layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"SMCtrfc1");
+const MAGIC: u64 = u64::from_le_bytes(*b"SMCtrfc2");
 /// Bytes of the header, and of an entry.
-const ENTRY_SIZE: usize = 128;
+const ENTRY_SIZE: usize = 136;
 /// Entries among which the hash of an endpoint chooses.
 const WAYS: usize = 8;
 /// Groups of so many entries.
@@ -78,6 +78,8 @@ mod entry {
     pub(super) const FORCED: usize = 14;
     /// 1: the costs are those of virtual machines.
     pub(super) const GUEST: usize = 15;
+    /// A [`super::PlainPause`].
+    pub(super) const PLAIN: usize = 16;
 }
 
 /// A server, or a listener.
@@ -185,6 +187,26 @@ impl TrafficTable {
         Ok(TrafficTable { memory, program, none: AtomicU64::new(0) })
     }
 
+    /// Notes that a server has not answered a Proposal with a CLC message: it does not speak SMC,
+    /// whatever has answered TCP option 254 for it. For a while [`TrafficTable::is_plain`] says so,
+    /// each time twice as long. `now`: microseconds of the monotonic clock.
+    pub fn note_plain(&self, server: &Endpoint, now: u64) {
+        let EndpointKey(hash) = self.key(server);
+        let at = self.find(hash).unwrap_or_else(|| self.make(hash, server));
+        let word = self.word(at, entry::PLAIN);
+        let before = PlainPause::from_bits(word.load(Ordering::Relaxed));
+        word.store(before.next(now).to_bits(), Ordering::Relaxed);
+        self.note_use(at);
+    }
+
+    /// Whether [`TrafficTable::note_plain`] was called for a server a short time ago. `now`: as there.
+    pub fn is_plain(&self, server: EndpointKey, now: impl FnOnce() -> u64) -> bool {
+        self.find(server.0).is_some_and(|at| {
+            let word = self.word(at, entry::PLAIN).load(Ordering::Relaxed);
+            word != 0 && PlainPause::from_bits(word).holds(now())
+        })
+    }
+
     /// What carries the next connection of a client to a server.
     pub fn choose(&self, server: EndpointKey) -> Choice {
         let Some(at) = self.find(server.0) else { return Choice::Smc };
@@ -230,6 +252,7 @@ impl TrafficTable {
         let EndpointKey(hash) = self.key(endpoint);
         let at = self.find(hash).unwrap_or_else(|| self.make(hash, endpoint));
         self.word(at, entry::SMC).fetch_add(1, Ordering::Relaxed);
+        self.word(at, entry::PLAIN).store(0, Ordering::Relaxed);
         self.word(at, entry::FORCED).store(forced.into(), Ordering::Relaxed);
         self.note_use(at);
         ConnectionObserver { table: self.clone(), at, hash, begun: Instant::now() }
@@ -351,6 +374,41 @@ impl TrafficTable {
 
     fn word(&self, at: usize, word: usize) -> &AtomicU64 {
         self.memory.atomic_u64((1 + at) * ENTRY_SIZE + word * 8).unwrap_or(&self.none)
+    }
+}
+
+/// Until when a server counts as one without SMC, and how often in a row it has been found to be one.
+#[derive(Clone, Copy, Debug)]
+struct PlainPause {
+    /// Seconds of the monotonic clock.
+    until: u64,
+    times: u32,
+}
+
+impl PlainPause {
+    /// How long the first pause is, and how often it doubles at most: to about half an hour.
+    const FIRST: u64 = 2;
+    const DOUBLINGS: u32 = 10;
+
+    fn from_bits(bits: u64) -> PlainPause {
+        PlainPause { until: bits >> 8, times: (bits & 0xff) as u32 }
+    }
+
+    fn to_bits(self) -> u64 {
+        self.until << 8 | u64::from(self.times)
+    }
+
+    /// The pause after one more failure.
+    fn next(self, now: u64) -> PlainPause {
+        let length = Self::FIRST << self.times.min(Self::DOUBLINGS);
+        let until = now / 1_000_000 + length;
+        PlainPause { until, times: (self.times + 1).min(Self::DOUBLINGS) }
+    }
+
+    fn holds(self, now: u64) -> bool {
+        let left = self.until.saturating_sub(now / 1_000_000);
+        // Another process may have written anything.
+        left > 0 && left <= Self::FIRST << Self::DOUBLINGS
     }
 }
 

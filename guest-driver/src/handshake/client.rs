@@ -36,6 +36,8 @@ pub(crate) struct ClientParams<'a> {
 pub(crate) struct ClientHandshake {
     stage: Stage,
     deadline: Instant,
+    /// The server has sent a CLC message.
+    answered: bool,
 }
 
 enum Stage {
@@ -53,7 +55,8 @@ enum Stage {
 impl ClientHandshake {
     /// Begins. `awaited`: the server has answered TCP option 254, and waits for a message.
     pub(crate) fn new(awaited: bool) -> ClientHandshake {
-        ClientHandshake { stage: Stage::Proposal { awaited }, deadline: Instant::now() }
+        let deadline = Instant::now();
+        ClientHandshake { stage: Stage::Proposal { awaited }, deadline, answered: false }
     }
 
     /// When [`ClientHandshake::expire`] is due.
@@ -75,6 +78,11 @@ impl ClientHandshake {
     /// Whether the client has sent its Proposal.
     pub(crate) fn has_proposed(&self) -> bool {
         !matches!(self.stage, Stage::Proposal { .. })
+    }
+
+    /// Whether the server has sent a CLC message, so it speaks SMC.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.answered
     }
 
     /// Whether the Proposal is sent, and no byte of the answer is taken.
@@ -119,6 +127,7 @@ impl ClientHandshake {
                         self.stage = Stage::Accept(await_accept, reader);
                         return Ok(None);
                     }
+                    self.answered = true;
                     let message = reader.message().unwrap_or_default();
                     let known = |chid, gid| params.fabrics.terms(chid, gid);
                     let known_link = |peer: &_| {

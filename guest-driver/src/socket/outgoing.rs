@@ -24,6 +24,8 @@ pub struct Outgoing {
     handshake: ClientHandshake,
     /// The server has answered TCP option 254.
     awaited: bool,
+    /// The stream of a handshake that has failed before the server sent a CLC message.
+    unanswered: Option<TcpStream>,
 }
 
 impl Outgoing {
@@ -32,7 +34,8 @@ impl Outgoing {
     pub fn new(stack: &Arc<Stack>, tcp: TcpStream, awaited: bool) -> Outgoing {
         stack.sweep();
         let handshake = ClientHandshake::new(awaited);
-        Outgoing { stack: stack.clone(), tcp: Some(tcp), handshake, awaited }
+        let (stack, tcp) = (stack.clone(), Some(tcp));
+        Outgoing { stack, tcp, handshake, awaited, unanswered: None }
     }
 
     /// Sends the Decline that a server awaits, on a stream that the caller keeps. The connection goes
@@ -159,10 +162,33 @@ impl Outgoing {
         Ok(outcome)
     }
 
+    /// The stream of a handshake that has failed without a CLC message of the server: most likely
+    /// the server does not speak SMC, whatever answered for it. The caller may connect the same
+    /// socket again; without this call it is reset. Only the first call returns it.
+    pub fn take_unanswered(&mut self) -> Option<TcpStream> {
+        self.unanswered.take()
+    }
+
     /// Makes a connection of the result of the handshake.
     fn finish(&mut self, result: Result<Outcome, Broken>) -> io::Result<SmcStream> {
         let tcp = self.tcp.take().ok_or(io::ErrorKind::NotConnected)?;
+        let result = match result {
+            Err(broken) if !self.handshake.is_answered() => {
+                self.stack.count_broken();
+                self.unanswered = Some(tcp);
+                return Err(broken.into());
+            }
+            result => result,
+        };
         SmcStream::of_handshake(&self.stack, tcp, result)
+    }
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        if let Some(tcp) = self.unanswered.take() {
+            sys::reset_tcp(tcp);
+        }
     }
 }
 
