@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -203,6 +204,19 @@ pub(crate) fn connection_failed(role: &str, why: &std::io::Error) {
         "{{\"event\":\"broken\",\"role\":\"{role}\",\"why\":{}}}",
         quoted(&why.to_string())
     ));
+}
+
+/// Reports that a listener answers clients no more, because it is handed to a program without the
+/// library. `done`: the kernel has agreed.
+pub(crate) fn listener_left(local: &SocketAddr, done: bool) {
+    write_line(&format!("{{\"event\":\"left_listener\",\"local\":\"{local}\",\"done\":{done}}}"));
+}
+
+/// Reports that a client connects again without SMC, because its server has answered a Proposal in
+/// another way than by a message of the handshake.
+pub(crate) fn client_connects_again(server: &SocketAddr, why: &std::io::Error) {
+    let why = quoted(&why.to_string());
+    write_line(&format!("{{\"event\":\"again\",\"peer\":\"{server}\",\"why\":{why}}}"));
 }
 
 /// Reports that the client of a server has ended the connection in the middle of its handshake. The

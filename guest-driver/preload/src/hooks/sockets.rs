@@ -176,9 +176,12 @@ pub(super) unsafe extern "C" fn getsockname(
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
-    let reset = || DESCRIPTORS.get(fd).as_ref().and_then(control::name_of_reset);
-    let local = relayed_names(fd).map(|(local, _)| local);
-    if let Some(local) = local.or_else(|| if DESCRIPTORS.has(fd) { reset() } else { None }) {
+    let descriptor = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
+    if let Some(socket) = descriptor.as_ref().and_then(|descriptor| descriptor.stream()) {
+        socket.note_name();
+    }
+    let reset = || descriptor.as_ref().and_then(control::name_of_reset);
+    if let Some(local) = relayed_names(fd).map(|(local, _)| local).or_else(reset) {
         // SAFETY: the program's room.
         return libc_result(unsafe { user_memory::write_address(addr, len, local) }) as c_int;
     }

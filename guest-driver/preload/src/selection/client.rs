@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate, send_early};
 use crate::selection::waiting::{self, PendingHandshake, Watcher};
-use crate::selection::{Wait, listening_ports, option, plain_servers, session};
+use crate::selection::{Wait, listening_ports, option, plain_servers, reconnect, session};
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
@@ -44,10 +44,13 @@ pub(super) fn start(
     // The first handshake of a process opens its device, which takes long.
     let pending: Box<dyn PendingHandshake> = if is_connected && session::opened().is_some() {
         match propose(descriptor, fd, tcp) {
-            Some(outgoing) if wait == Wait::Block => {
+            Some(Proposed::Waits(outgoing)) if wait == Wait::Block => {
                 return wait_here(descriptor, fd, outgoing, mask);
             }
-            Some(outgoing) => Box::new(AwaitAnswer(outgoing)),
+            Some(Proposed::Again(pending)) if wait == Wait::Block => {
+                return wait_again(descriptor, fd, pending, (Instant::now() + CONNECT, mask));
+            }
+            Some(proposed) => proposed.pending(),
             None => return false,
         }
     } else {
@@ -106,15 +109,17 @@ fn wait_here(
     mut outgoing: Outgoing,
     mask: SignalMask,
 ) -> bool {
-    let end = Instant::now() + CONNECT;
+    let end_of_wait = Instant::now() + CONNECT;
     let mut interrupted = false;
     let mut result = advance(descriptor, &mut outgoing, Outgoing::advance_soon);
     loop {
         if let Some(result) = result.transpose() {
-            complete(descriptor, fd, result);
-            return interrupted;
+            let again = end(descriptor, fd, &mut outgoing, result);
+            return again.map_or(interrupted, |pending| {
+                wait_again(descriptor, fd, pending, (end_of_wait, mask)) || interrupted
+            });
         }
-        let left = end.saturating_duration_since(Instant::now());
+        let left = end_of_wait.saturating_duration_since(Instant::now());
         let mut list = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 2];
         for (entry, fd) in list.iter_mut().zip(outgoing.fds().into_iter().flatten()) {
             entry.fd = fd.as_raw_fd();
@@ -130,6 +135,32 @@ fn wait_here(
         waiting::add(descriptor, fd, Box::new(AwaitAnswer(outgoing)), Watcher::Thread)
     {
         finish(descriptor, fd, pending);
+    }
+    interrupted && raw::signals_interrupt()
+}
+
+/// Waits in the program's call while TCP connects again. `true`: a signal interrupts the call.
+fn wait_again(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    pending: Box<dyn PendingHandshake>,
+    (end, mask): (Instant, SignalMask),
+) -> bool {
+    let mut pending = Some(pending);
+    let mut interrupted = false;
+    while let Some(now) = pending {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() || interrupted {
+            if let Err(now) = waiting::add(descriptor, fd, now, Watcher::Thread) {
+                finish(descriptor, fd, now);
+            }
+            break;
+        }
+        let [Some(tcp), _] = now.fds() else { break };
+        let mut list = [libc::pollfd { fd: tcp.as_raw_fd(), events: libc::POLLOUT, revents: 0 }];
+        let waited = raw::ppoll(&mut list, Some(&timespec(left)), Some(mask));
+        interrupted = waited == Err(Errno(libc::EINTR));
+        pending = now.advance(descriptor, fd);
     }
     interrupted && raw::signals_interrupt()
 }
@@ -180,7 +211,7 @@ impl PendingHandshake for AwaitConnected {
             complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
             return None;
         }
-        Some(Box::new(AwaitAnswer(propose(descriptor, fd, tcp)?)))
+        propose(descriptor, fd, tcp).map(Proposed::pending)
     }
 }
 
@@ -210,18 +241,47 @@ impl PendingHandshake for AwaitAnswer {
         fd: c_int,
     ) -> Option<Box<dyn PendingHandshake>> {
         match advance(descriptor, &mut self.0, Outgoing::advance).transpose() {
-            Some(result) => {
-                complete(descriptor, fd, result);
-                None
-            }
+            Some(result) => end(descriptor, fd, &mut self.0, result),
             None => Some(self),
         }
     }
 }
 
-/// Proposes SMC on a connected stream, if that makes sense. Returns the handshake if it has to wait
-/// for the server.
-fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Outgoing> {
+/// What goes on after a Proposal.
+enum Proposed {
+    /// The handshake waits for the server.
+    Waits(Outgoing),
+    /// The server has refused the Proposal, and TCP connects again.
+    Again(Box<dyn PendingHandshake>),
+}
+
+impl Proposed {
+    fn pending(self) -> Box<dyn PendingHandshake> {
+        match self {
+            Proposed::Waits(outgoing) => Box::new(AwaitAnswer(outgoing)),
+            Proposed::Again(pending) => pending,
+        }
+    }
+}
+
+/// The handshake has ended. `Some`: TCP connects again.
+fn end(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    outgoing: &mut Outgoing,
+    result: io::Result<SmcStream>,
+) -> Option<Box<dyn PendingHandshake>> {
+    match (result, outgoing.take_unanswered()) {
+        (Err(why), Some(tcp)) => reconnect::instead(descriptor, fd, tcp, why),
+        (result, _) => {
+            complete(descriptor, fd, result);
+            None
+        }
+    }
+}
+
+/// Proposes SMC on a connected stream, if that makes sense. Returns what has to wait.
+fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Proposed> {
     let request = descriptor.stream().and_then(|socket| *socket.request.lock());
     let stay_on_tcp = || complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
     let awaited = match request {
@@ -255,11 +315,8 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Outg
     }
     let mut outgoing = session.outgoing(tcp, awaited);
     match advance(descriptor, &mut outgoing, Outgoing::advance).transpose() {
-        Some(result) => {
-            complete(descriptor, fd, result);
-            None
-        }
-        None => Some(outgoing),
+        Some(result) => end(descriptor, fd, &mut outgoing, result).map(Proposed::Again),
+        None => Some(Proposed::Waits(outgoing)),
     }
 }
 

@@ -93,7 +93,9 @@ pub(crate) fn connect(
     if let Some(tcp) = to.as_ref().and_then(worthwhile::choose_tcp) {
         let result = native();
         if matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR))) {
-            status::client_stays_on_tcp(borrowed(fd), Fallback::TooShort);
+            let not_smc = FallbackReason::PeerNotSmc.into();
+            let why = if tcp.by_server { not_smc } else { Fallback::TooShort };
+            status::client_stays_on_tcp(borrowed(fd), why);
             stay_plain();
             tcp.connected(fd);
         }

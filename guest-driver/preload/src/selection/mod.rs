@@ -20,6 +20,7 @@ pub(crate) mod option;
 mod outcome;
 pub(crate) mod own_calls;
 mod plain_servers;
+mod reconnect;
 pub(crate) mod resolve;
 pub(crate) mod running;
 mod server;

@@ -85,23 +85,36 @@ pub(super) fn table() -> Option<Arc<TrafficTable>> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlainConnection {
     sampled: Option<EndpointKey>,
+    /// Whether the server has not spoken SMC the last time, although something answered for it.
+    pub(super) by_server: bool,
 }
 
-/// Leaves the next connection to a server to TCP, if SMC would be slower.
+/// Notes that a server has not answered a Proposal by a message of the handshake.
+pub(super) fn note_plain(server: &SocketAddr) {
+    if let Some(table) = learned() {
+        table.note_plain(&Endpoint::Server(*server), raw::monotonic_micros());
+    }
+}
+
+/// Leaves the next connection to a server to TCP, if SMC would be slower or the server does not speak
+/// it.
 pub(super) fn choose_tcp(server: &SocketAddr) -> Option<PlainConnection> {
     let (table, config) = (learned()?, config::get()?);
     let key = table.key(&Endpoint::Server(*server));
+    if table.is_plain(key, raw::monotonic_micros) {
+        return Some(PlainConnection { sampled: None, by_server: true });
+    }
     match table.choose(key) {
         _ if config.forces(server) => None,
         Choice::Smc => None,
-        Choice::Tcp => Some(PlainConnection { sampled: None }),
+        Choice::Tcp => Some(PlainConnection { sampled: None, by_server: false }),
         Choice::Sample => {
             // Those that are still open may have become long by now.
             let open = |sample: &&Sample| sample.server.load(Ordering::Relaxed) == key.to_bits();
             SAMPLES.iter().filter(open).for_each(|sample| {
                 sample.observe(sample.fd.load(Ordering::Acquire));
             });
-            Some(PlainConnection { sampled: Some(key) })
+            Some(PlainConnection { sampled: Some(key), by_server: false })
         }
     }
 }

@@ -98,6 +98,8 @@ pub(crate) struct StreamSocket {
     detect_timeout: AtomicU32,
     /// Whether the program has called to write, or waits until it can.
     wants_to_write: AtomicBool,
+    /// For a client that is not decided: the program has asked for the name of its socket.
+    name_known: AtomicBool,
     /// For a client: how it asks its server for SMC.
     pub(crate) request: ForkMutex<Option<SmcRequest>>,
     /// Registrations in epoll sets.
@@ -142,6 +144,7 @@ impl StreamSocket {
             write_blocked: AtomicBool::new(false),
             detect_timeout: AtomicU32::new(0),
             wants_to_write: AtomicBool::new(false),
+            name_known: AtomicBool::new(false),
             request: ForkMutex::new(None),
             registrations: ForkMutex::new(Vec::new()),
             decision: OnceLock::new(),
@@ -266,6 +269,16 @@ impl StreamSocket {
     /// Stores that the program wants to write.
     pub(crate) fn note_write(&self) {
         self.wants_to_write.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the program has asked for the name of its socket.
+    pub(crate) fn is_name_known(&self) -> bool {
+        self.name_known.load(Ordering::Relaxed)
+    }
+
+    /// Stores that the program asks for the name of its socket.
+    pub(crate) fn note_name(&self) {
+        self.name_known.store(true, Ordering::Relaxed);
     }
 
     /// Which end of the connection it is.

@@ -1,0 +1,152 @@
+//! A client whose server has answered a Proposal with anything but a message of the handshake, or not
+//! at all: whatever answered TCP option 254 for it, its program does not speak SMC.
+//!
+//! The program has sent nothing yet: the library keeps its bytes until the connection is decided. So
+//! the same socket connects again, without the option. The program learns of it only if it compares
+//! the name of its socket with what the server sees, and not even then if it has asked for the name
+//! before. If the second attempt fails, the program sees what TCP shows of a server that has gone
+//! away: a reset.
+
+use std::ffi::c_int;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use guest_driver::SmcStream;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::sockopt::{self, Timeout};
+use smc_core::handshake::FallbackReason;
+
+use crate::selection::outcome::{complete, complete_with_tcp, send_early};
+use crate::selection::waiting::PendingHandshake;
+use crate::selection::worthwhile;
+use crate::socket::registrations;
+use crate::socket::states::SocketStage;
+use crate::socket::stream::StreamSocket;
+use crate::socket::table::DescriptorRef;
+use crate::status;
+use crate::sys::raw;
+
+/// Ends a handshake that has failed before the server sent a message of it, or connects again.
+/// `Some`: TCP is connecting.
+pub(super) fn instead(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    tcp: TcpStream,
+    why: io::Error,
+) -> Option<Box<dyn PendingHandshake>> {
+    let socket = descriptor.stream();
+    let server = socket.and_then(|socket| Some(socket.request.lock().as_ref()?.server));
+    if let Some(server) = server {
+        worthwhile::note_plain(&server);
+        if let Some(socket) = socket.filter(|socket| may_connect_again(socket)) {
+            status::client_connects_again(&server, &why);
+            if let Ok(done) = connect(socket, &tcp, &server) {
+                let again = Reconnecting(tcp);
+                if !done {
+                    return Some(Box::new(again));
+                }
+                again.end(descriptor, fd);
+                return None;
+            }
+        }
+    }
+    complete(descriptor, fd, Err(why));
+    None
+}
+
+/// Whether nothing has happened that a new connection would undo.
+fn may_connect_again(socket: &StreamSocket) -> bool {
+    socket.stage() == SocketStage::Proposing && !socket.is_write_shut()
+}
+
+/// Connects the socket again. `true`: it is connected; `false`: it is connecting.
+fn connect(socket: &StreamSocket, tcp: &TcpStream, server: &SocketAddr) -> io::Result<bool> {
+    // Until the connection is decided, the sets would report the end of the old one.
+    registrations::detach(socket);
+    let name = socket.is_name_known().then(|| tcp.local_addr().ok()).flatten();
+    raw::disconnect(tcp.as_raw_fd());
+    if let Some(name) = name {
+        // Where another socket uses the port as well, the kernel chooses a new one.
+        let _ = rustix::net::bind(tcp, &name);
+    }
+    match without_waiting(tcp, || rustix::net::connect(tcp, server)) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Calls connect(2), which may wait only for a moment. O_NONBLOCK would be the program's to see.
+fn without_waiting<T>(tcp: &TcpStream, connect: impl FnOnce() -> T) -> T {
+    let before = sockopt::socket_timeout(tcp, Timeout::Send).ok().flatten();
+    let _ = sockopt::set_socket_timeout(tcp, Timeout::Send, Some(Duration::from_micros(1)));
+    let result = connect();
+    let _ = sockopt::set_socket_timeout(tcp, Timeout::Send, before);
+    result
+}
+
+/// A client whose TCP socket connects again.
+struct Reconnecting(TcpStream);
+
+impl Reconnecting {
+    fn poll(&self) -> PollFlags {
+        let mut fds = [PollFd::new(&self.0, PollFlags::OUT)];
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match rustix::event::poll(&mut fds, Some(&zero)) {
+            Ok(_) => fds[0].revents(),
+            Err(_) => PollFlags::ERR,
+        }
+    }
+
+    /// The connection is made, or has failed.
+    fn end(self, descriptor: &DescriptorRef, fd: c_int) {
+        let failed: io::Result<SmcStream> = Err(io::ErrorKind::ConnectionReset.into());
+        match self.poll().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+            true => {
+                // The program learns of a reset, and not that nobody listens now.
+                let _ = sockopt::socket_error(&self.0);
+                complete(descriptor, fd, failed);
+            }
+            false => {
+                status::client_stays_on_tcp(&self.0, FallbackReason::PeerNotSmc.into());
+                complete_with_tcp(descriptor, fd, |early| send_early(&self.0, early));
+            }
+        }
+    }
+}
+
+impl PendingHandshake for Reconnecting {
+    fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [Some(self.0.as_fd()), None]
+    }
+
+    fn awaits_room(&self) -> bool {
+        true
+    }
+
+    fn is_over(&self, descriptor: &DescriptorRef) -> bool {
+        descriptor.handles() == 0 && !descriptor.stream().is_some_and(StreamSocket::must_finish)
+    }
+
+    fn is_untouched(&self) -> bool {
+        false
+    }
+
+    fn is_ready(&mut self, descriptor: &DescriptorRef) -> bool {
+        !self.poll().is_empty() || self.is_over(descriptor)
+    }
+
+    fn advance(
+        self: Box<Self>,
+        descriptor: &DescriptorRef,
+        fd: c_int,
+    ) -> Option<Box<dyn PendingHandshake>> {
+        if self.poll().is_empty() && !self.is_over(descriptor) {
+            return Some(self);
+        }
+        self.end(descriptor, fd);
+        None
+    }
+}
