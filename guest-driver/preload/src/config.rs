@@ -1,6 +1,6 @@
 //! The settings that `smc run` passes to the library in environment variables.
 
-use std::ffi::c_int;
+use std::ffi::{OsStr, OsString, c_int};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -45,6 +45,30 @@ const DETECT: &str = "SMC_RUN_DETECT_MS";
 
 /// `kernel`: TCP sockets become sockets of the kernel's AF_SMC, and the library does nothing else.
 const STACK: &str = "SMC_RUN_STACK";
+
+/// The settings without which a program does not answer as this one does, and those that must be the
+/// same for it if they are set.
+const FOR_SERVERS: [&str; 2] = [DEVICES, ACCEPT];
+const THE_SAME: [&str; 5] = [DEVICES, ACCEPT, RENDEZVOUS, OPTION, POLICY];
+
+/// Whether a program with these settings would treat its connections as this process does. `theirs`:
+/// the value of a variable in its environment.
+pub(crate) fn is_same_for<'a>(theirs: impl Fn(&str) -> Option<&'a OsStr>) -> bool {
+    let is_set = |name: &&str| theirs(name).is_some_and(|value| !value.is_empty());
+    let is_same = |name: &&str| theirs(name) == OWN.get().and_then(|own| own.value(name));
+    FOR_SERVERS.iter().all(|name| is_set(name)) && THE_SAME.iter().all(|name| is_same(name))
+}
+
+/// What [`THE_SAME`] were when the program began.
+struct OwnValues(Vec<(&'static str, OsString)>);
+
+impl OwnValues {
+    fn value(&self, name: &str) -> Option<&OsStr> {
+        self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_os_str())
+    }
+}
+
+static OWN: OnceLock<OwnValues> = OnceLock::new();
 
 /// The settings of this process.
 #[derive(Debug, Default)]
@@ -149,6 +173,8 @@ impl RunConfig {
     pub(crate) fn from_environment() -> Option<RunConfig> {
         let devices = std::env::var_os(DEVICES)?;
         let text = |name| std::env::var(name).unwrap_or_default();
+        let own = THE_SAME.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
+        let _ = OWN.set(OwnValues(own.collect()));
         let mut mistakes = Vec::new();
         let eids = eids(&text(EIDS), &mut mistakes);
         let policy = std::env::var_os(POLICY).map(|path| policy(&path)).unwrap_or_default();
@@ -176,6 +202,15 @@ impl RunConfig {
             buffer: usize::try_from(number(BUFFER, 256 << 10)).unwrap_or(256 << 10),
             spin: Duration::from_micros(number(SPIN, 50)),
             detect: Duration::from_millis(number(DETECT, 200)),
+        })
+    }
+
+    /// Whether the rules for a program are those for this one.
+    pub(crate) fn has_rules_of(&self, program: &std::path::Path) -> bool {
+        let file = OWN.get().and_then(|own| own.value(POLICY));
+        file.is_none_or(|file| {
+            let all = Policy::load(std::path::Path::new(file));
+            all.is_ok_and(|all| all.of_program(program) == self.policy)
         })
     }
 

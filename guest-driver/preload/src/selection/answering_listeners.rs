@@ -4,41 +4,77 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A bit per descriptor. A listener with a number beyond them is not entered, and its clients cost a
-/// system call each.
-static ANSWERING: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+/// A bit per descriptor. A listener with a number beyond them is not entered: its clients cost a
+/// system call each, and one that the process has inherited does not answer.
+struct Listeners([AtomicU64; 16]);
 
-fn place(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
-    let fd = usize::try_from(fd).ok()?;
-    Some((ANSWERING.get(fd / 64)?, 1 << (fd % 64)))
+static ANSWERING: Listeners = Listeners::none();
+/// Listeners that the process has inherited, that do not answer, and from which it has not accepted.
+static INHERITED: Listeners = Listeners::none();
+
+impl Listeners {
+    const fn none() -> Listeners {
+        Listeners([const { AtomicU64::new(0) }; 16])
+    }
+
+    fn place(&self, fd: c_int) -> Option<(&AtomicU64, u64)> {
+        let fd = usize::try_from(fd).ok()?;
+        Some((self.0.get(fd / 64)?, 1 << (fd % 64)))
+    }
+
+    fn add(&self, fd: c_int) {
+        if let Some((word, bit)) = self.place(fd) {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn contains(&self, fd: c_int) -> bool {
+        self.place(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    /// Removes a listener. `true`: it was one.
+    #[inline]
+    fn remove(&self, fd: c_int) -> bool {
+        self.place(fd).is_some_and(|(word, bit)| {
+            word.load(Ordering::Relaxed) & bit != 0
+                && word.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+        })
+    }
 }
 
 /// Enters a listener.
 pub(super) fn add(fd: c_int) {
-    if let Some((word, bit)) = place(fd) {
-        word.fetch_or(bit, Ordering::Relaxed);
-    }
+    ANSWERING.add(fd);
+}
+
+/// Enters a listener that the process has inherited and that does not answer.
+pub(super) fn add_inherited(fd: c_int) {
+    INHERITED.add(fd);
+}
+
+/// Removes what [`add_inherited`] has entered. `true`: it was there.
+#[inline]
+pub(super) fn take_inherited(fd: c_int) -> bool {
+    INHERITED.remove(fd)
 }
 
 /// Whether a descriptor is one of them.
 #[inline]
 pub(crate) fn contains(fd: c_int) -> bool {
-    place(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    ANSWERING.contains(fd)
 }
 
 /// The program closes a descriptor, or gives its number to another file.
 #[inline]
 pub(crate) fn remove(fd: c_int) {
-    if let Some((word, bit)) = place(fd)
-        && word.load(Ordering::Relaxed) & bit != 0
-    {
-        word.fetch_and(!bit, Ordering::Relaxed);
-    }
+    ANSWERING.remove(fd);
+    INHERITED.remove(fd);
 }
 
 /// [`remove`] for a range.
 pub(crate) fn remove_range(first: c_int, last: c_int) {
-    let most = (ANSWERING.len() * 64) as c_int - 1;
+    let most = (ANSWERING.0.len() * 64) as c_int - 1;
     (first.max(0)..=last.min(most)).for_each(remove);
 }
 

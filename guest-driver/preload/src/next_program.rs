@@ -1,0 +1,87 @@
+//! Whether a program that this process is about to execute will have the library.
+//!
+//! Connections and listeners that it inherits are decided by that. Where the file or the environment
+//! leaves a doubt, it will not.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use guest_driver::program_file;
+
+use crate::config;
+
+/// The variable by which the dynamic linker finds the library.
+const PRELOAD: &str = "LD_PRELOAD";
+
+/// What is about to be executed.
+pub(crate) struct NextProgram<'a> {
+    /// The file; a name without a slash is looked for in PATH, if `in_path` is set.
+    pub(crate) file: &'a Path,
+    /// Whether a shell's search for programs finds it.
+    pub(crate) in_path: bool,
+    /// Its environment, each entry with name and value.
+    pub(crate) environment: Vec<&'a OsStr>,
+}
+
+impl NextProgram<'_> {
+    /// Whether it will have this library, with the settings of this process. `true` also if there is
+    /// nothing that could be executed: this process then goes on. `library`: the file of this library.
+    pub(crate) fn has_library(&self, library: &Path) -> bool {
+        let found = match self.in_path {
+            true => find(self.file.as_os_str()),
+            false => Some(self.file.to_owned()),
+        };
+        let Some(file) = found.filter(|file| is_executable(file)) else { return true };
+        self.loads(library)
+            && program_file::obstacle(&file, find) == Some(Ok(()))
+            && config::get().is_some_and(|config| config.has_rules_of(&file))
+    }
+
+    /// Whether the environment has the dynamic linker load the library.
+    fn loads(&self, library: &Path) -> bool {
+        let is_ours = |entry: &[u8]| {
+            let entry = Path::new(OsStr::from_bytes(entry));
+            entry == library || is_same_file(entry, library)
+        };
+        // With other rights than those of its user, the dynamic linker loads nothing.
+        let (user, group) = (rustix::process::getuid(), rustix::process::getgid());
+        let by_user = user == rustix::process::geteuid() && group == rustix::process::getegid();
+        let list = self.value(PRELOAD).map(OsStr::as_bytes).unwrap_or_default();
+        by_user
+            && list.split(|byte| matches!(byte, b':' | b' ')).any(is_ours)
+            && library.exists()
+            && config::is_same_for(|name| self.value(name))
+    }
+
+    /// The value of a variable in its environment.
+    fn value(&self, name: &str) -> Option<&OsStr> {
+        let mut values = self
+            .environment
+            .iter()
+            .filter_map(|entry| entry.as_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+        values.next().map(OsStr::from_bytes)
+    }
+}
+
+fn is_executable(file: &Path) -> bool {
+    let found = file.metadata();
+    found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let (Ok(one), Ok(other)) = (one.metadata(), other.metadata()) else { return false };
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+/// A program as `execvp` finds it.
+fn find(name: &OsStr) -> Option<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        return Some(name.into());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(name))
+        .find(|file| is_executable(file))
+}
