@@ -6,9 +6,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use libc::{aiocb, pid_t};
 
 use crate::hooks::assembly::in_assembly;
+use crate::hooks::exec::{self, Next, Words};
 use crate::hooks::libc_symbols::{Symbol, call_libc, symbols};
 use crate::io::kernel;
-use crate::selection::session;
+use crate::selection::{handed_listeners, session};
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::raw::{self, Errno};
@@ -83,7 +84,12 @@ pub(super) fn flush_streams() {
 /// `message` is null or leads to a header of the program.
 pub(super) unsafe fn leave_passed(message: *const libc::msghdr) {
     // SAFETY: the caller's promise.
-    unsafe { passed_descriptors(message, leave) };
+    unsafe { passed_descriptors(message, leave_with_listener) };
+}
+
+fn leave_with_listener(fd: c_int) {
+    leave(fd);
+    handed_listeners::leave_listener(fd);
 }
 
 /// Calls `f` with each descriptor that a message passes by SCM_RIGHTS.
@@ -202,10 +208,11 @@ extern "C" fn before_vdprintf_chk(fd: c_int) -> *mut c_void {
 }
 
 /// A child of `vfork` shares the memory of its parent, so it cannot change what the library knows of
-/// its descriptors. While there are SMC connections, the child is one of `fork`, as POSIX allows.
+/// its descriptors. While there are connections that SMC carries or may carry, the child is one of
+/// `fork`, as POSIX allows.
 extern "C" fn before_vfork() -> *mut c_void {
     fork::note_child();
-    let in_use = config::get().is_some() && relay::hand_over::has_connections();
+    let in_use = config::get().is_some() && relay::hand_over::has_any();
     fork::note_sharing_child();
     found(if in_use { &symbols::fork } else { &symbols::vfork })
 }
@@ -231,7 +238,8 @@ pub(super) unsafe extern "C" fn backtrace_symbols_fd(
 
 // posix_spawn and what libc makes of it.
 
-/// Descriptors that file actions of the program duplicate, by the address of the actions.
+/// Descriptors of connections and listeners that file actions of the program duplicate, by the address
+/// of the actions.
 static NAMED: ForkMutex<Vec<(usize, c_int)>> = ForkMutex::new(Vec::new());
 
 #[unsafe(no_mangle)]
@@ -240,7 +248,7 @@ unsafe extern "C" fn posix_spawn_file_actions_adddup2(
     fd: c_int,
     new: c_int,
 ) -> c_int {
-    if DESCRIPTORS.has(fd) {
+    if DESCRIPTORS.has(fd) || handed_listeners::any() {
         NAMED.lock().push((actions as usize, fd));
     }
     call_libc!(posix_spawn_file_actions_adddup2, -1,
@@ -253,21 +261,22 @@ unsafe extern "C" fn posix_spawn_file_actions_destroy(actions: *mut c_void) -> c
     call_libc!(posix_spawn_file_actions_destroy, -1, (actions: *mut c_void) -> c_int)
 }
 
-fn before_spawn(actions: usize) {
+fn before_spawn(actions: *const c_void, next: &Next) {
     fork::note_sharing_child();
     fork::note_child();
-    if config::get().is_some() && relay::hand_over::has_connections() {
-        let named = NAMED.lock().clone();
-        kernel::leave_inherited(|fd| named.contains(&(actions, fd)));
+    if config::get().is_none() {
+        return;
     }
+    let named = |fd| NAMED.lock().contains(&(actions as usize, fd));
+    exec::leave_to(next, named);
 }
 
 /// Defines hooks of functions that start a program.
 macro_rules! spawns {
-    ($($name:ident($($arg:ident : $type:ty),*) -> $result:ty, $actions:expr;)*) => {
+    ($($name:ident($($arg:ident : $type:ty),*) -> $result:ty, $actions:expr, $next:expr;)*) => {
         $(#[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-            before_spawn($actions);
+            before_spawn($actions, &$next);
             call_libc!($name, -1, ($($arg: $type),*) -> $result)
         })*
     };
@@ -275,17 +284,21 @@ macro_rules! spawns {
 
 spawns! {
     posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
-        argv: *const c_void, envp: *const c_void) -> c_int, actions as usize;
+        argv: *const c_void, envp: Words) -> c_int, actions, Next::path(path, envp);
     posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
-        argv: *const c_void, envp: *const c_void) -> c_int, actions as usize;
+        argv: *const c_void, envp: Words) -> c_int, actions, Next::in_path(path, envp);
     pidfd_spawn(pidfd: *mut c_int, path: *const c_char, actions: *const c_void,
-        attr: *const c_void, argv: *const c_void, envp: *const c_void) -> c_int, actions as usize;
+        attr: *const c_void, argv: *const c_void, envp: Words) -> c_int, actions,
+        Next::path(path, envp);
     pidfd_spawnp(pidfd: *mut c_int, path: *const c_char, actions: *const c_void,
-        attr: *const c_void, argv: *const c_void, envp: *const c_void) -> c_int, actions as usize;
-    system(command: *const c_char) -> c_int, 0;
-    __libc_system(command: *const c_char) -> c_int, 0;
-    popen(command: *const c_char, mode: *const c_char) -> *mut c_void, 0;
-    _IO_popen(command: *const c_char, mode: *const c_char) -> *mut c_void, 0;
+        attr: *const c_void, argv: *const c_void, envp: Words) -> c_int, actions,
+        Next::in_path(path, envp);
+    system(command: *const c_char) -> c_int, std::ptr::null(), Next::shell();
+    __libc_system(command: *const c_char) -> c_int, std::ptr::null(), Next::shell();
+    popen(command: *const c_char, mode: *const c_char) -> *mut c_void, std::ptr::null(),
+        Next::shell();
+    _IO_popen(command: *const c_char, mode: *const c_char) -> *mut c_void, std::ptr::null(),
+        Next::shell();
 }
 
 // POSIX asynchronous I/O: libc's threads make the calls.

@@ -1,15 +1,18 @@
 //! Hooks of the functions that end the program or replace it by another one, and what becomes of
 //! the connections that somebody else still uses.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::hooks::assembly::in_assembly;
 use crate::hooks::libc_symbols::call_libc;
 use crate::io::kernel;
+use crate::next_program::NextProgram;
 use crate::relay::keeper::{self, KeeperResult};
-use crate::selection::{session, waiting};
-use crate::sys::user_memory::{errno, set_errno};
+use crate::selection::{handed_listeners, session, waiting};
+use crate::sys::user_memory::{errno, is_nowhere, set_errno};
 use crate::{config, fork, relay};
 
 /// How long a process that ends waits for peers to take what its relays hold, before another
@@ -39,13 +42,126 @@ fn keep<T>(next: impl FnOnce() -> KeeperResult<T>) -> Option<T> {
     keeper::make(session::of_relays()?.stack(), next)
 }
 
+/// The words of a program, or its environment.
+pub(super) type Words = *const *const c_char;
+
+/// The program that a call executes.
+pub(super) struct Next {
+    /// `None`: the call names no program, and fails.
+    file: Option<PathBuf>,
+    in_path: bool,
+    environment: Words,
+}
+
+impl Next {
+    /// A program by its path.
+    pub(super) fn path(path: *const c_char, environment: Words) -> Next {
+        Next { file: path_of(path), in_path: false, environment }
+    }
+
+    /// A program that a shell would find.
+    pub(super) fn in_path(name: *const c_char, environment: Words) -> Next {
+        Next { file: path_of(name), in_path: true, environment }
+    }
+
+    /// A program by a path that begins at a directory, or that is an open file.
+    fn at(dir: c_int, path: *const c_char, environment: Words) -> Next {
+        let file = path_of(path).unwrap_or_default();
+        let file = match dir == libc::AT_FDCWD {
+            true => file,
+            false if file.as_os_str().is_empty() => format!("/proc/self/fd/{dir}").into(),
+            // An absolute path stays as it is.
+            false => Path::new(&format!("/proc/self/fd/{dir}")).join(file),
+        };
+        Next { file: Some(file), in_path: false, environment }
+    }
+
+    /// The shell, with the environment of this process.
+    pub(super) fn shell() -> Next {
+        Next { file: Some("/bin/sh".into()), in_path: false, environment: own_environment() }
+    }
+
+    fn has_library(&self) -> bool {
+        let Some(file) = &self.file else { return true };
+        let Some(library) = own_path() else { return false };
+        let mut entries = Vec::new();
+        for at in 0.. {
+            if is_nowhere(self.environment.wrapping_add(at), size_of::<usize>()) {
+                break;
+            }
+            // SAFETY: the program's list, up to the null that ends it.
+            let entry = unsafe { self.environment.add(at).read_unaligned() };
+            if is_nowhere(entry, 1) {
+                break;
+            }
+            // SAFETY: the program's text.
+            entries.push(OsStr::from_bytes(unsafe { CStr::from_ptr(entry) }.to_bytes()));
+        }
+        NextProgram { file, in_path: self.in_path, environment: entries }.has_library(library)
+    }
+}
+
+unsafe extern "C" {
+    static environ: Words;
+}
+
+/// The environment of this process.
+fn own_environment() -> Words {
+    // SAFETY: libc's variable; the program changes it at its own risk.
+    unsafe { environ }
+}
+
+fn path_of(text: *const c_char) -> Option<PathBuf> {
+    if is_nowhere(text, 1) {
+        return None;
+    }
+    // SAFETY: the program's text.
+    Some(OsStr::from_bytes(unsafe { CStr::from_ptr(text) }.to_bytes()).into())
+}
+
+/// The file of this library.
+fn own_path() -> Option<&'static Path> {
+    // SAFETY: an all-zero value is valid.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let here = own_path as fn() -> Option<&'static Path> as *const c_void;
+    // SAFETY: the address is one of this library, and `info` is valid until the call returns.
+    if unsafe { libc::dladdr(here, &raw mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the dynamic linker's text, which lives as long as the library: for ever.
+    Some(Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes())))
+}
+
+/// Leaves the connections and listeners to the kernel that a program gets which is executed next.
+/// `named`: whether it gets a descriptor although exec closes it.
+pub(super) fn leave_to(next: &Next, named: impl Fn(c_int) -> bool) {
+    let has_any = relay::hand_over::has_any();
+    if !has_any && !handed_listeners::any() {
+        return;
+    }
+    let has_library = next.has_library();
+    if has_any {
+        kernel::leave_inherited(&named, has_library);
+    }
+    if !has_library {
+        handed_listeners::leave_inherited(named);
+    }
+}
+
 /// Executes a program by `execute`, which returns if that fails.
-fn around(execute: impl FnOnce() -> c_int) -> c_int {
-    if config::get().is_none() || fork::shares_memory() {
+fn around(next: &Next, execute: impl FnOnce() -> c_int) -> c_int {
+    if config::get().is_none() {
+        return execute();
+    }
+    if fork::shares_memory() {
+        // The connections are the parent's, and so is what the library knows of them.
+        if handed_listeners::any() && !next.has_library() {
+            handed_listeners::leave_inherited(|_| false);
+        }
         return execute();
     }
     relay::fork::settle_all();
-    kernel::leave_inherited(|_| false);
+    leave_to(next, |_| false);
     kernel::leave_closed();
     if !keeper::has_relays() {
         return execute();
@@ -64,24 +180,25 @@ fn around(execute: impl FnOnce() -> c_int) -> c_int {
 
 /// Defines hooks of functions that execute a program.
 macro_rules! executes {
-    ($($name:ident($($arg:ident : $type:ty),*), $number:expr;)*) => {
+    ($($name:ident($($arg:ident : $type:ty),*), $number:expr, $next:expr;)*) => {
         $(#[unsafe(no_mangle)]
         pub(super) unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            around(|| call_libc!($name, $number, ($($arg: $type),*) -> c_int))
+            around(&$next, || call_libc!($name, $number, ($($arg: $type),*) -> c_int))
         })*
     };
 }
 
-type Words = *const *const c_char;
-
 executes! {
-    execve(path: *const c_char, words: Words, environment: Words), libc::SYS_execve;
-    execv(path: *const c_char, words: Words), -1;
-    execvp(file: *const c_char, words: Words), -1;
-    execvpe(file: *const c_char, words: Words, environment: Words), -1;
-    fexecve(file: c_int, words: Words, environment: Words), -1;
+    execve(path: *const c_char, words: Words, environment: Words), libc::SYS_execve,
+        Next::path(path, environment);
+    execv(path: *const c_char, words: Words), -1, Next::path(path, own_environment());
+    execvp(file: *const c_char, words: Words), -1, Next::in_path(file, own_environment());
+    execvpe(file: *const c_char, words: Words, environment: Words), -1,
+        Next::in_path(file, environment);
+    fexecve(file: c_int, words: Words, environment: Words), -1,
+        Next::at(file, c"".as_ptr(), environment);
     execveat(dir: c_int, path: *const c_char, words: Words, environment: Words, flags: c_int),
-        libc::SYS_execveat;
+        libc::SYS_execveat, Next::at(dir, path, environment);
 }
 
 // Functions with a variable number of arguments, all of them addresses. Each is a few instructions

@@ -107,6 +107,7 @@ unsafe fn accept_by(
     native: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int,
 ) -> c_int {
     if !answering_listeners::contains(fd) {
+        option::before_accept(fd);
         let new = native(addr, len);
         if new >= 0 {
             descriptors::remove_stale(new);

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use libc::{off64_t, socklen_t};
 
-use super::{bytes, clone, descriptors, init, linux_aio, readiness, sockets};
+use super::{bytes, clone, descriptors, exec, init, linux_aio, readiness, sockets};
 use crate::config;
 use crate::sys::raw::{self, Errno};
 use crate::sys::user_memory::libc_result;
@@ -112,6 +112,9 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
             // SAFETY: the program's arguments, as the system call takes them.
             libc_result(unsafe { linux_aio::submit(a, b as i64, c as *const _) }) as i64
         }
+        libc::SYS_execve => call!(exec::execve(a => *const _, b => *const _, c => *const _)),
+        libc::SYS_execveat => call!(exec::execveat(
+            a => c_int, b => *const _, c => *const _, d => *const _, e => c_int)),
         libc::SYS_exit_group => {
             init::close_connections();
             return None;

@@ -122,17 +122,19 @@ pub(crate) fn leave_closed() {
 }
 
 /// Leaves all connections to the kernel that a program executed next inherits, and those of which
-/// `named` says that the program gets them although they are closed by exec.
-pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool) {
+/// `named` says that the program gets them although they are closed by exec. `has_library`: the
+/// program can decide a connection that nobody has used.
+pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool, has_library: bool) {
     for fd in 0..=DESCRIPTORS.highest() {
         if !DESCRIPTORS.has(fd) {
             continue;
         }
         let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
-        // A connection that nobody has used is decided by the program that gets it.
-        let Some(socket) = descriptor.stream().filter(|s| relay::hand_over::must_be_left(s)) else {
-            continue;
+        let is_left = |socket: &&StreamSocket| {
+            let is_unused = socket.state() == SocketState::Undecided;
+            relay::hand_over::must_be_left(socket) || is_unused && !has_library
         };
+        let Some(socket) = descriptor.stream().filter(is_left) else { continue };
         let stays_open = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0);
         // Bytes that wait for the end of a handshake go out although the descriptor is closed.
         if named(fd) || stays_open() || socket.has_early() {

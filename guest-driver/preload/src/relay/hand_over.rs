@@ -74,11 +74,13 @@ pub(crate) fn hand_over_closed(descriptor: DescriptorRef, tcp: OwnedFd) {
 }
 
 /// Whether this process has connections that are to be left to the kernel before another program
-/// gets them.
-pub(crate) fn has_connections() -> bool {
-    let must_be_left =
-        |fd| DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some_and(must_be_left));
-    (0..=DESCRIPTORS.highest()).any(|fd| DESCRIPTORS.has(fd) && must_be_left(fd))
+/// gets them, or that SMC may carry.
+pub(crate) fn has_any() -> bool {
+    let counts = |socket: &StreamSocket| {
+        must_be_left(socket) || socket.state() == SocketState::Undecided
+    };
+    let found = |fd| DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some_and(counts));
+    (0..=DESCRIPTORS.highest()).any(|fd| DESCRIPTORS.has(fd) && found(fd))
 }
 
 /// Whether another program can use a connection only after it was left to the kernel, or after its

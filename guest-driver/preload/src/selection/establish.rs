@@ -316,8 +316,7 @@ pub(crate) fn add_inherited() {
         }
         inherited_options::note_foreign(fd);
         if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Ok(0) {
-            // This may fail: on a listening socket it takes a recent kernel, and rights.
-            option::before_listen(fd);
+            option::note_inherited_listener(fd);
             continue;
         }
         // Standard input and output may be the same connection.

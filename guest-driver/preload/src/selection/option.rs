@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use guest_driver::Fallback;
 use guest_driver::rendezvous::{
-    AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction,
+    AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, Rendezvous, ServerAction,
 };
 
 use crate::selection::{
-    answering_listeners, declined_servers, listening_ports, own_calls, session,
+    answering_listeners, declined_servers, handed_listeners, listening_ports, own_calls, session,
 };
 use crate::socket::smc_request::SmcRequest;
 use crate::sys::{borrowed, leaked, local_address, publish, raw};
@@ -93,6 +93,11 @@ fn adopt() -> Option<&'static PeerDiscovery> {
     descriptors.sort_unstable();
     publish(&ADOPTED, Adopted { discovery, descriptors });
     adopted().map(|adopted| &adopted.discovery)
+}
+
+/// The rendezvous, if there is one.
+pub(crate) fn rendezvous() -> Option<&'static Rendezvous> {
+    discovery()?.rendezvous().map(|found| &**found)
 }
 
 /// Whether a descriptor is one that `smc run` has passed on. The program does not know them.
@@ -228,12 +233,41 @@ pub(crate) fn before_listen(fd: c_int) {
     }
     let Some(local) = local_address(fd) else { return };
     let Some(discovery) = discovery().filter(|found| found.rendezvous().is_some()) else { return };
-    if config.accept.iter().any(|rule| rule.has_port(local.port())) {
+    if config.accept.iter().any(|rule| rule.has_port(local.port())) && !may_migrate(fd) {
         // One that listens already may have clients that it has not answered.
         let is_first = raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(0);
-        if discovery.listen(borrowed(fd)) && is_first {
-            answering_listeners::add(fd);
+        if discovery.listen(borrowed(fd)) {
+            handed_listeners::note();
+            if is_first {
+                answering_listeners::add(fd);
+            }
         }
+    }
+}
+
+/// Whether the clients of a listener may come to another one that shares its port, when this one is
+/// closed (`net.ipv4.tcp_migrate_req`). That one may answer nobody.
+fn may_migrate(fd: c_int) -> bool {
+    raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT) != Ok(0)
+        && std::fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req")
+            .is_ok_and(|text| text.trim() != "0")
+}
+
+/// The process has inherited a socket that listens. If it answers, somebody with the library has
+/// prepared it. If not, somebody without the library may accept from it, so this process prepares it
+/// only if it accepts from it itself.
+pub(crate) fn note_inherited_listener(fd: c_int) {
+    match rendezvous() {
+        Some(rendezvous) if rendezvous.answers(borrowed(fd)) => handed_listeners::note(),
+        _ => answering_listeners::add_inherited(fd),
+    }
+}
+
+/// The program accepts from a descriptor that is not one of [`answering_listeners`].
+#[inline]
+pub(crate) fn before_accept(fd: c_int) {
+    if answering_listeners::take_inherited(fd) {
+        before_listen(fd);
     }
 }
 

@@ -1,0 +1,144 @@
+//! Listeners that get into the hands of programs without the library.
+//!
+//! The kernel answers TCP option 254 for a listener whoever accepts its clients. A program without
+//! the library would then read Proposals as data. So a listener answers no more before it is handed
+//! on, and never again: nobody knows when the last such program has closed it.
+//!
+//! Clients that were answered before and wait in its queue would propose all the same. They cannot be
+//! taken out of the queue singly, so the queue is accepted up to the last of them, and what was
+//! accepted is reset. A client with this library connects again, without the option. Plain clients
+//! in front of them are lost, unless another process accepts them soon.
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use guest_driver::rendezvous::Rendezvous;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{SocketFlags, sockopt};
+
+use crate::selection::kernel_sockets::{self, QueuedClient};
+use crate::selection::option;
+use crate::sys::{borrowed, local_address, raw};
+use crate::{config, status};
+
+/// Whether this process may have listeners that answer.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// How long three-way handshakes under way may take: their clients were answered, too.
+const HANDSHAKES: Duration = Duration::from_millis(250);
+/// How long other processes may take to accept plain clients.
+const OTHERS: Duration = Duration::from_millis(50);
+/// How often both are looked at.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Notes that this process has a listener that answers, or may have one.
+pub(crate) fn note() {
+    ANY.store(true, Ordering::Relaxed);
+}
+
+/// Whether this process may have listeners that answer.
+#[inline]
+pub(crate) fn any() -> bool {
+    ANY.load(Ordering::Relaxed)
+}
+
+/// Has all listeners answer no more that a program executed next inherits, and those of which
+/// `named` says that the program gets them although they are closed by exec. This also runs in a
+/// child that shares the memory of its parent.
+pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool) {
+    if !any() {
+        return;
+    }
+    for fd in kernel_sockets::open_descriptors() {
+        let stays_open = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0);
+        if is_listener(fd) && (named(fd) || stays_open()) {
+            leave(fd);
+        }
+    }
+}
+
+/// Has a listener answer no more: a program gets it that may not have the library.
+pub(crate) fn leave_listener(fd: c_int) {
+    if any() && is_listener(fd) {
+        leave(fd);
+    }
+}
+
+fn is_listener(fd: c_int) -> bool {
+    raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(1)
+}
+
+fn leave(fd: c_int) {
+    if config::get().is_none() {
+        return;
+    }
+    let Some(rendezvous) = option::rendezvous() else { return };
+    let listener = borrowed(fd);
+    if !rendezvous.answers(listener) {
+        return;
+    }
+    raw::without_signals(|| {
+        let paused = rendezvous.pause(listener);
+        if let Some(local) = local_address(fd) {
+            settle(rendezvous, listener, &local);
+            status::listener_left(&local, paused.is_ok());
+        }
+        rendezvous.withdraw(listener);
+    });
+}
+
+/// Takes the clients out of a listener's queue that were answered.
+fn settle(rendezvous: &Rendezvous, listener: BorrowedFd<'_>, local: &SocketAddr) {
+    await_handshakes(local);
+    let is_answered = |client: &QueuedClient| rendezvous.may_have_asked(&client.address);
+    let begun = Instant::now();
+    loop {
+        let queue = kernel_sockets::queued_clients(local);
+        match queue.iter().filter(|client| is_answered(client)).count() {
+            0 => return,
+            all if all == queue.len() => break,
+            _ if begun.elapsed() >= OTHERS => break,
+            _ => std::thread::sleep(PAUSE),
+        }
+    }
+    // The calls of other processes on the same socket have this limit, too, for as long.
+    let limit = sockopt::socket_timeout(listener, sockopt::Timeout::Recv).ok().flatten();
+    let short = Some(Duration::from_micros(1));
+    if sockopt::set_socket_timeout(listener, sockopt::Timeout::Recv, short).is_err() {
+        return;
+    }
+    while is_readable(listener)
+        && kernel_sockets::queued_clients(local).iter().any(is_answered)
+        && let Ok(client) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC)
+    {
+        reset(client);
+    }
+    let _ = sockopt::set_socket_timeout(listener, sockopt::Timeout::Recv, limit);
+}
+
+/// Waits for the three-way handshakes that are under way.
+fn await_handshakes(local: &SocketAddr) {
+    let begun = Instant::now();
+    let first = kernel_sockets::connecting_clients(local);
+    while !first.is_empty() && begun.elapsed() < HANDSHAKES {
+        std::thread::sleep(PAUSE);
+        let now = kernel_sockets::connecting_clients(local);
+        if !first.iter().any(|client| now.contains(client)) {
+            return;
+        }
+    }
+}
+
+fn is_readable(listener: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(&listener, PollFlags::IN)];
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut fds, Some(&zero)) == Ok(1)
+}
+
+fn reset(client: OwnedFd) {
+    let _ = sockopt::set_socket_linger(&client, Some(Duration::ZERO));
+    drop(client);
+}
