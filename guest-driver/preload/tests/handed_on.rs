@@ -21,7 +21,7 @@ use std::path::Path;
 use std::process::Command;
 
 use common::{Fabric, Running, await_listener, eventually, my_role, role};
-use guest_driver::rendezvous::{Options, PassedOn, Rendezvous};
+use guest_driver::rendezvous::{Options, PassedOn, Policy, Rendezvous, cgroup_of, grant};
 
 const PORT: u16 = 6000;
 /// The number under which the next program gets the listener.
@@ -48,7 +48,18 @@ const WAYS: [&str; 13] = [
 
 /// A program with the library, and the rendezvous as `smc run` passes it on.
 fn with_library(fabric: &Fabric, passed: &PassedOn) -> Command {
-    let mut command = fabric.smc(std::env::current_exe().unwrap());
+    with_settings(fabric.smc(std::env::current_exe().unwrap()), passed)
+}
+
+/// The same without any capability.
+fn without_rights(fabric: &Fabric, passed: &PassedOn) -> Command {
+    let mut command = fabric.smc("setpriv");
+    command.args(["--bounding-set=-all", "--inh-caps=-all", "--securebits=+noroot"]);
+    command.arg(std::env::current_exe().unwrap());
+    with_settings(command, passed)
+}
+
+fn with_settings(mut command: Command, passed: &PassedOn) -> Command {
     command
         .env("SMC_RUN_CONNECT", "")
         .env("SMC_RUN_RENDEZVOUS", "auto")
@@ -75,6 +86,9 @@ fn is_program() -> bool {
         "owner" => own(port),
         "next" => serve_what_was_handed(),
         "receiver" => receive(),
+        "thief" => steal(),
+        "leaky" => leak(port),
+        "heir" => std::thread::sleep(std::time::Duration::from_secs(60)),
         "client" => visit(port, option("VISITS").unwrap().parse().unwrap()),
         other => panic!("{other}"),
     }
@@ -90,6 +104,17 @@ fn own(port: u16) {
         serve(&listener);
     }
     let way = option("WAY").unwrap();
+    if way == "stolen" {
+        // Until the test ends it.
+        loop {
+            std::thread::park();
+        }
+    }
+    if option("CONNECTION").is_some() {
+        let (stream, _) = listener.accept().unwrap();
+        drop(listener);
+        return hand_connection_on(&way, &stream);
+    }
     let target = if way == "standard input" { 0 } else { HANDED };
     unsafe { std::env::set_var("HANDED", target.to_string()) };
     // It stays open in the next program.
@@ -97,6 +122,13 @@ fn own(port: u16) {
         assert_eq!(unsafe { libc::dup2(listener.as_raw_fd(), target) }, target);
     }
     hand_on(&way, &listener);
+}
+
+/// As [`own`], for a connection that nobody has used.
+fn hand_connection_on(way: &str, stream: &TcpStream) {
+    unsafe { std::env::set_var("HANDED", HANDED.to_string()) };
+    assert_eq!(unsafe { libc::dup2(stream.as_raw_fd(), HANDED) }, HANDED);
+    hand_on(way, stream);
 }
 
 /// The environment of the next program: without the library, unless it cannot be loaded anyway.
@@ -117,13 +149,13 @@ fn pointers(texts: &[CString]) -> Vec<*const c_char> {
     texts.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
 }
 
-fn hand_on(way: &str, listener: &TcpListener) {
+fn hand_on(way: &str, listener: &impl AsRawFd) {
     let program = std::env::current_exe().unwrap();
     let program = option("PROGRAM").map_or(program, Into::into);
     let file = CString::new(program.as_os_str().as_bytes()).unwrap();
     let words: Vec<CString> =
         std::env::args_os().map(|word| CString::new(word.as_bytes()).unwrap()).collect();
-    let environment = next_environment(way == "setuid");
+    let environment = next_environment(way == "setuid" || option("KEEPS").is_some());
     let (words, environment) = (pointers(&words), pointers(&environment));
     let (file, words, environment) = (file.as_ptr(), words.as_ptr(), environment.as_ptr());
     let execute = || unsafe { libc::execve(file, words, environment) };
@@ -206,7 +238,7 @@ fn share_and_execute(mut program: Program) -> c_int {
 }
 
 /// The listener is closed by exec, and an action of the call duplicates it.
-fn spawn((file, words, environment): Program, listener: &TcpListener) -> c_int {
+fn spawn((file, words, environment): Program, listener: &impl AsRawFd) -> c_int {
     unsafe {
         let mut actions: libc::posix_spawn_file_actions_t = std::mem::zeroed();
         libc::posix_spawn_file_actions_init(&raw mut actions);
@@ -221,7 +253,7 @@ fn spawn((file, words, environment): Program, listener: &TcpListener) -> c_int {
     }
 }
 
-fn send_descriptor(stream: &impl AsRawFd, listener: &TcpListener) {
+fn send_descriptor(stream: &impl AsRawFd, listener: &impl AsRawFd) {
     let mut byte = [0u8];
     let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     let mut room = [0u64; 4];
@@ -259,15 +291,22 @@ fn receive() {
 }
 
 fn serve_what_was_handed() {
-    assert!(option("LD_PRELOAD").is_none() || unsafe { libc::getauxval(libc::AT_SECURE) } == 1);
+    let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } == 1;
+    assert!(option("KEEPS").is_some() || option("LD_PRELOAD").is_none() || is_secure);
     let fd = option("HANDED").unwrap().parse().unwrap();
+    if option("CONNECTION").is_some() {
+        return serve_client(unsafe { TcpStream::from_raw_fd(fd) });
+    }
     let listener = unsafe { TcpListener::from_raw_fd(fd) };
     (0..CLIENTS).for_each(|_| serve(&listener));
 }
 
 /// Serves a client. Nobody may get a byte that the client has not written.
 fn serve(listener: &TcpListener) {
-    let (mut stream, _) = listener.accept().unwrap();
+    serve_client(listener.accept().unwrap().0);
+}
+
+fn serve_client(mut stream: TcpStream) {
     if speaks_first() {
         stream.write_all(b"220 ready").unwrap();
     }
@@ -277,6 +316,55 @@ fn serve(listener: &TcpListener) {
     if !speaks_first() {
         stream.write_all(b"220 ready").unwrap();
     }
+}
+
+/// A program that takes the listener of another process without a call of that one. It gets the
+/// Proposal of the first client.
+fn steal() {
+    let owner: c_int = option("OWNER").unwrap().parse().unwrap();
+    let listener = unsafe {
+        let process = libc::syscall(libc::SYS_pidfd_open, owner, 0) as c_int;
+        let number: c_int = option("NUMBER").unwrap().parse().unwrap();
+        let taken = libc::syscall(libc::SYS_pidfd_getfd, process, number, 0) as c_int;
+        assert!(taken >= 0, "{}", std::io::Error::last_os_error());
+        TcpListener::from_raw_fd(taken)
+    };
+    println!("stolen");
+    let mut refused = 0;
+    for _ in 0..=CLIENTS {
+        let (mut stream, _) = listener.accept().unwrap();
+        if speaks_first() {
+            let _ = stream.write_all(b"220 ready");
+        }
+        let mut all = Vec::new();
+        let mut byte = [0];
+        while stream.read(&mut byte).is_ok_and(|n| n == 1) {
+            all.push(byte[0]);
+            if all.len() == 5 && all != b"GET /" {
+                break;
+            }
+        }
+        match &all[..] {
+            b"GET /" if !speaks_first() => stream.write_all(b"220 ready").unwrap(),
+            b"GET /" => {}
+            _ => refused += 1,
+        }
+    }
+    assert_eq!(refused, 1, "only the first client has proposed SMC");
+}
+
+/// A server without the library whose listener a program with the library inherits.
+fn leak(port: u16) {
+    let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    assert_eq!(unsafe { libc::dup2(listener.as_raw_fd(), HANDED) }, HANDED);
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(std::env::args_os().skip(1)).env("PRELOAD_TEST_ROLE", "heir");
+    let mut child = child.env("LD_PRELOAD", option("LIBRARY").unwrap()).spawn().unwrap();
+    // It is through with what it inherits when its test harness has a second thread.
+    eventually(|| std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().count() > 1);
+    println!("ready");
+    (0..CLIENTS).for_each(|_| serve(&listener));
+    child.kill().unwrap();
 }
 
 /// Connects so many times.
@@ -321,17 +409,28 @@ fn await_closed() {
     });
 }
 
+/// How the owner of a listener is started.
+type Start = fn(&Fabric, &PassedOn) -> Command;
+
+fn attached() -> PassedOn {
+    Rendezvous::attach(Options::default()).unwrap().pass_on().unwrap()
+}
+
 /// Hands a listener on in one way, and visits the next program with clients of both kinds.
-fn hand_over(test: &str, way: &str, first: &str, early: bool) {
+fn hand_over(
+    test: &str,
+    way: &str,
+    (first, early): (&str, bool),
+    (start, passed): (Start, &PassedOn),
+) {
     let fabric = Fabric::new(3);
-    let passed = Rendezvous::attach(Options::default()).unwrap().pass_on().unwrap();
-    let mut owner = with_library(&fabric, &passed);
+    let mut owner = start(&fabric, passed);
     owner.env("WAY", way).env("FIRST", first);
     if !early {
         owner.env("AFTER", "1");
     }
     if way == "setuid" {
-        owner.env("PROGRAM", other_users_program(&fabric));
+        owner.env("PROGRAM", other_users_program());
     }
     let socket = fabric.file("socket");
     let mut receiver = None;
@@ -349,10 +448,10 @@ fn hand_over(test: &str, way: &str, first: &str, early: bool) {
         eventually(|| fabric.said("left_listener") > 0);
     }
     // A client that was answered, if the listener is not handed on yet.
-    let before = client(with_library(&fabric, &passed), test, first, 1);
+    let before = client(with_library(&fabric, passed), test, first, 1);
     before.finish_beside(&[&owner]);
     client(plain(), test, first, 1).finish_beside(&[&owner]);
-    client(with_library(&fabric, &passed), test, first, CLIENTS - 2).finish_beside(&[&owner]);
+    client(with_library(&fabric, passed), test, first, CLIENTS - 2).finish_beside(&[&owner]);
     if let Some(receiver) = receiver {
         receiver.finish();
         drop(owner);
@@ -365,13 +464,187 @@ fn hand_over(test: &str, way: &str, first: &str, early: bool) {
     assert_eq!(fabric.said("\"again\""), usize::from(early), "{way}");
 }
 
+/// Without capabilities the process cannot change the listener itself: no listener of its port answers
+/// any more.
+#[test]
+fn a_process_without_rights_hands_its_listener_on() {
+    if is_program() {
+        return;
+    }
+    let test = "a_process_without_rights_hands_its_listener_on";
+    bed::run(|| {
+        bed::ip("link set lo up");
+        for way in ["execve", "fork", "posix_spawn"] {
+            for how in [("server", true), ("client", true), ("server", false), ("client", false)] {
+                hand_over(test, way, how, (without_rights, &attached()));
+            }
+        }
+    });
+}
+
+/// The processes of a container have the option by a grant to their cgroup.
+#[test]
+fn a_process_with_a_grant_hands_its_listener_on() {
+    if is_program() {
+        return;
+    }
+    let test = "a_process_with_a_grant_hands_its_listener_on";
+    bed::run(|| {
+        bed::ip("link set lo up");
+        grant(&cgroup_of(std::process::id()).unwrap()).unwrap();
+        let passed = Rendezvous::granted(Policy::default()).unwrap().pass_on().unwrap();
+        for way in ["execve", "fork", "posix_spawn"] {
+            for how in [("server", true), ("client", true), ("server", false), ("client", false)] {
+                hand_over(test, way, how, (without_rights, &passed));
+            }
+        }
+    });
+}
+
+/// A server whose listener a program with the library takes over loses nothing.
+#[test]
+fn a_program_with_the_library_goes_on_with_smc() {
+    if is_program() {
+        return;
+    }
+    let test = "a_program_with_the_library_goes_on_with_smc";
+    bed::run(|| {
+        bed::ip("link set lo up");
+        let ways = ["execve", "execvp", "fexecve", "execveat", "syscall", "fork", "posix_spawn"];
+        for (way, early) in ways.into_iter().flat_map(|way| [(way, true), (way, false)]) {
+            let fabric = Fabric::new(3);
+            let passed = attached();
+            let mut owner = with_library(&fabric, &passed);
+            owner.env("WAY", way).env("KEEPS", "1");
+            if !early {
+                owner.env("AFTER", "1");
+            }
+            let owner = role(&mut owner, test, "owner", PORT);
+            await_listener(PORT);
+            let smc = || with_library(&fabric, &passed);
+            client(smc(), test, "client", CLIENTS - 1).finish_beside(&[&owner]);
+            client(plain(), test, "client", 1).finish_beside(&[&owner]);
+            owner.finish();
+            await_closed();
+            assert_eq!(fabric.decided(), (2 * (CLIENTS - 1), 1), "{way}, early: {early}");
+        }
+    });
+}
+
+/// A connection that nobody has used is decided before a program without the library gets it.
+#[test]
+fn a_connection_handed_on_has_no_byte_of_smc() {
+    if is_program() {
+        return;
+    }
+    let test = "a_connection_handed_on_has_no_byte_of_smc";
+    bed::run(|| {
+        bed::ip("link set lo up");
+        let ways = ["execve", "execvp", "fexecve", "syscall", "fork", "raw fork", "system"];
+        let ways = ways.into_iter().chain(["posix_spawn", "setuid"]);
+        for (way, first) in ways.flat_map(|way| [(way, "server"), (way, "client")]) {
+            for with in [true, false] {
+                println!("{way}, {first} first, library at the client: {with}");
+                let fabric = Fabric::new(3);
+                let passed = attached();
+                let mut owner = with_library(&fabric, &passed);
+                owner.env("WAY", way).env("FIRST", first).env("CONNECTION", "1");
+                if way == "setuid" {
+                    owner.env("PROGRAM", other_users_program());
+                }
+                let owner = role(&mut owner, test, "owner", PORT);
+                await_listener(PORT);
+                let command = if with { with_library(&fabric, &passed) } else { plain() };
+                client(command, test, first, 1).finish_beside(&[&owner]);
+                owner.finish();
+                await_closed();
+                assert_eq!(fabric.decided().0, 0, "{way}");
+                assert_eq!(fabric.broken(), [""; 0], "{way}");
+                assert_eq!(fabric.said("\"again\""), 0, "{way}: the Proposal is declined");
+            }
+        }
+    });
+}
+
+/// A client whose server got its listener in a way that nobody can see fails once, and its program
+/// sees nothing of it.
+#[test]
+fn a_client_connects_again_where_nobody_took_the_answer_back() {
+    if is_program() {
+        return;
+    }
+    let test = "a_client_connects_again_where_nobody_took_the_answer_back";
+    bed::run(|| {
+        bed::ip("link set lo up");
+        for first in ["server", "client"] {
+            let fabric = Fabric::new(3);
+            let passed = attached();
+            let traffic = guest_driver::traffic::create().unwrap();
+            let with_library = || {
+                let mut command = with_library(&fabric, &passed);
+                command.env("SMC_RUN_TRAFFIC", traffic.as_raw_fd().to_string());
+                command
+            };
+            let mut owner = with_library();
+            owner.env("WAY", "stolen").env("AFTER", "1");
+            let owner = role(&mut owner, test, "owner", PORT);
+            await_listener(PORT);
+            let mut thief = plain();
+            thief.env("OWNER", owner.pid().to_string()).env("FIRST", first);
+            thief.env("NUMBER", number_of_listener(owner.pid()).to_string());
+            let thief = role(&mut thief, test, "thief", PORT);
+            eventually(|| thief.said().contains("stolen"));
+            // The second process knows what the first one has seen.
+            client(with_library(), test, first, 2).finish_beside(&[&thief]);
+            client(with_library(), test, first, 2).finish_beside(&[&thief]);
+            thief.finish();
+            drop(owner);
+            await_closed();
+            assert_eq!((fabric.decided().0, fabric.said("\"again\"")), (0, 1));
+        }
+    });
+}
+
+/// The number of the descriptor that listens in a process.
+fn number_of_listener(pid: u32) -> c_int {
+    let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    let line = table.lines().find(|line| line.contains(":1770 ") && line.contains(" 0A ")).unwrap();
+    let socket = format!("socket:[{}]", line.split_whitespace().nth(9).unwrap());
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let is_it =
+        |fd: &std::fs::DirEntry| std::fs::read_link(fd.path()).unwrap() == Path::new(&socket);
+    fds.into_iter().find(is_it).unwrap().file_name().to_str().unwrap().parse().unwrap()
+}
+
+/// A listener that a program with the library inherits, and does not use, goes on as it was.
+#[test]
+fn a_listener_that_leaks_into_a_program_with_the_library_stays_plain() {
+    if is_program() {
+        return;
+    }
+    let test = "a_listener_that_leaks_into_a_program_with_the_library_stays_plain";
+    bed::run(|| {
+        bed::ip("link set lo up");
+        let fabric = Fabric::new(3);
+        let passed = attached();
+        // The settings are for its child, which has the library.
+        let mut server = with_library(&fabric, &passed);
+        server.env_remove("LD_PRELOAD").env("LIBRARY", common::library());
+        let server = role(&mut server, test, "leaky", PORT);
+        eventually(|| server.said().contains("ready"));
+        client(with_library(&fabric, &passed), test, "client", CLIENTS).finish_beside(&[&server]);
+        server.finish();
+        await_closed();
+        assert_eq!((fabric.decided(), fabric.said("\"again\"")), ((0, CLIENTS), 0));
+    });
+}
+
 /// A copy of this program that gives its user other rights: no library is loaded into it.
-fn other_users_program(fabric: &Fabric) -> std::path::PathBuf {
+fn other_users_program() -> std::path::PathBuf {
     let copy = Path::new("/tmp").join(format!("smc-setuid-{}", std::process::id()));
     std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
     std::os::unix::fs::chown(&copy, Some(65534), None).unwrap();
     std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o4755)).unwrap();
-    let _ = fabric;
     copy
 }
 
@@ -380,7 +653,7 @@ fn each_way(test: &str, first: &str, early: bool) {
         bed::ip("link set lo up");
         for way in WAYS {
             println!("{way}");
-            hand_over(test, way, first, early);
+            hand_over(test, way, (first, early), (with_library, &attached()));
         }
     });
 }

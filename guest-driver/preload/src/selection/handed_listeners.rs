@@ -19,8 +19,7 @@ use guest_driver::rendezvous::Rendezvous;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{SocketFlags, sockopt};
 
-use crate::selection::kernel_sockets::{self, QueuedClient};
-use crate::selection::option;
+use crate::selection::{kernel_sockets, option};
 use crate::sys::{borrowed, local_address, raw};
 use crate::{config, status};
 
@@ -90,17 +89,22 @@ fn leave(fd: c_int) {
     });
 }
 
-/// Takes the clients out of a listener's queue that were answered.
+/// Takes the clients out of a listener's queue that were answered. Those that come now are not.
 fn settle(rendezvous: &Rendezvous, listener: BorrowedFd<'_>, local: &SocketAddr) {
     await_handshakes(local);
-    let is_answered = |client: &QueuedClient| rendezvous.may_have_asked(&client.address);
+    let first = kernel_sockets::queued_clients(local);
+    let is_answered = |client: &SocketAddr| rendezvous.may_have_asked(client);
+    // How many of the first ones are there still, and how many of those were answered.
+    let left = || {
+        let mut queue = kernel_sockets::queued_clients(local);
+        queue.retain(|client| first.contains(client));
+        (queue.len(), queue.iter().filter(|client| is_answered(client)).count())
+    };
     let begun = Instant::now();
     loop {
-        let queue = kernel_sockets::queued_clients(local);
-        match queue.iter().filter(|client| is_answered(client)).count() {
-            0 => return,
-            all if all == queue.len() => break,
-            _ if begun.elapsed() >= OTHERS => break,
+        match left() {
+            (_, 0) => return,
+            (all, answered) if all == answered || begun.elapsed() >= OTHERS => break,
             _ => std::thread::sleep(PAUSE),
         }
     }
@@ -110,11 +114,14 @@ fn settle(rendezvous: &Rendezvous, listener: BorrowedFd<'_>, local: &SocketAddr)
     if sockopt::set_socket_timeout(listener, sockopt::Timeout::Recv, short).is_err() {
         return;
     }
-    while is_readable(listener)
-        && kernel_sockets::queued_clients(local).iter().any(is_answered)
-        && let Ok(client) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC)
-    {
-        reset(client);
+    // A client that connects again may have the same address as before.
+    for _ in &first {
+        if left().1 == 0 || !is_readable(listener) {
+            break;
+        }
+        if let Ok(client) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+            reset(client);
+        }
     }
     let _ = sockopt::set_socket_timeout(listener, sockopt::Timeout::Recv, limit);
 }

@@ -6,13 +6,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::sys::raw;
 
-/// A client that no process has accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct QueuedClient {
-    /// Its address.
-    pub(crate) address: SocketAddr,
-}
-
 /// Descriptors that are looked at where there is no list of them.
 const MOST: c_int = 4096;
 
@@ -30,17 +23,17 @@ pub(crate) fn open_descriptors() -> Vec<c_int> {
     entries.flatten().filter_map(number).collect()
 }
 
-/// Clients in the queue of the listeners at an address.
-pub(crate) fn queued_clients(local: &SocketAddr) -> Vec<QueuedClient> {
+/// Clients in the queue of the listeners at an address, which no process has accepted.
+pub(crate) fn queued_clients(local: &SocketAddr) -> Vec<SocketAddr> {
     clients(local, &[ESTABLISHED, CLOSE_WAIT])
 }
 
 /// Clients whose three-way handshakes with the listeners at an address are under way.
-pub(crate) fn connecting_clients(local: &SocketAddr) -> Vec<QueuedClient> {
+pub(crate) fn connecting_clients(local: &SocketAddr) -> Vec<SocketAddr> {
     clients(local, &[SYN_RECV])
 }
 
-fn clients(local: &SocketAddr, states: &[u8]) -> Vec<QueuedClient> {
+fn clients(local: &SocketAddr, states: &[u8]) -> Vec<SocketAddr> {
     let mut found = Vec::new();
     for table in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
         let text = std::fs::read_to_string(table).unwrap_or_default();
@@ -51,7 +44,7 @@ fn clients(local: &SocketAddr, states: &[u8]) -> Vec<QueuedClient> {
 
 /// The client of a line of a table, if it has reached the address, is in one of the states, and
 /// belongs to no process.
-fn client(line: &str, local: &SocketAddr, states: &[u8]) -> Option<QueuedClient> {
+fn client(line: &str, local: &SocketAddr, states: &[u8]) -> Option<SocketAddr> {
     let mut words = line.split_whitespace().skip(1);
     let own = address(words.next()?)?;
     let any = local.ip().is_unspecified();
@@ -61,7 +54,7 @@ fn client(line: &str, local: &SocketAddr, states: &[u8]) -> Option<QueuedClient>
     let address = address(words.next()?)?;
     let state = u8::from_str_radix(words.next()?, 16).ok()?;
     // The inode of a socket that belongs to no process is 0.
-    (states.contains(&state) && words.nth(5)? == "0").then_some(QueuedClient { address })
+    (states.contains(&state) && words.nth(5)? == "0").then_some(address)
 }
 
 /// An address as the tables have it: words of four bytes in the order of the machine, and the port.
@@ -96,7 +89,7 @@ mod tests {
                     0        0 0 1 0000000000000000 20 0 0 10 -1";
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         let found = client(line, &at("127.0.0.1:6000"), &[ESTABLISHED]).unwrap();
-        assert_eq!(found.address, at("127.0.0.2:50010"));
+        assert_eq!(found, at("127.0.0.2:50010"));
         assert!(client(line, &at("[::]:6000"), &[ESTABLISHED]).is_some());
         assert!(client(line, &at("127.0.0.9:6000"), &[ESTABLISHED]).is_none());
         assert!(client(line, &at("127.0.0.1:6001"), &[ESTABLISHED]).is_none());
@@ -112,11 +105,11 @@ mod tests {
     fn clients_that_nobody_has_accepted_are_found() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let local = listener.local_addr().unwrap();
-        assert_eq!(queued_clients(&local), []);
+        assert!(queued_clients(&local).is_empty());
         let client = std::net::TcpStream::connect(local).unwrap();
         let address = client.local_addr().unwrap();
-        assert_eq!(queued_clients(&local), [QueuedClient { address }]);
+        assert_eq!(queued_clients(&local), [address]);
         let _accepted = listener.accept().unwrap();
-        assert_eq!(queued_clients(&local), []);
+        assert!(queued_clients(&local).is_empty());
     }
 }
