@@ -15,6 +15,7 @@ mod common;
 mod databases;
 mod echo;
 mod files;
+mod handed_on;
 mod languages;
 mod messages;
 mod proxies;
