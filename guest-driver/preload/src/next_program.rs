@@ -16,7 +16,7 @@ use crate::config;
 const PRELOAD: &str = "LD_PRELOAD";
 
 /// What is about to be executed.
-pub(crate) struct NextProgram<'a> {
+pub(crate) struct TargetProgram<'a> {
     /// The file; a name without a slash is looked for in PATH, if `in_path` is set.
     pub(crate) file: &'a Path,
     /// Whether a shell's search for programs finds it.
@@ -25,7 +25,7 @@ pub(crate) struct NextProgram<'a> {
     pub(crate) environment: Vec<&'a OsStr>,
 }
 
-impl NextProgram<'_> {
+impl TargetProgram<'_> {
     /// Whether it will have this library, with the settings of this process. `true` also if there is
     /// nothing that could be executed: this process then goes on. `library`: the file of this library.
     pub(crate) fn has_library(&self, library: &Path) -> bool {

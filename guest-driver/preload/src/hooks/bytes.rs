@@ -11,7 +11,7 @@ use crate::hooks::escapes::{leave_passed, passed_descriptors};
 use crate::hooks::libc_symbols::call_libc;
 use crate::io::control;
 use crate::io::transfer::{self, Dispatch};
-use crate::selection::{establish, handed_listeners, inherited_options};
+use crate::selection::{answering_listeners, establish, inherited_options};
 use crate::socket::descriptors;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{Errno, SysResult};
@@ -367,7 +367,7 @@ pub(super) unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
 fn receive_descriptor(fd: c_int) {
     descriptors::remove_stale(fd);
     inherited_options::note_foreign(fd);
-    handed_listeners::note();
+    answering_listeners::note();
     establish::add_relayed(fd);
 }
 

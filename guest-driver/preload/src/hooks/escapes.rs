@@ -6,10 +6,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use libc::{aiocb, pid_t};
 
 use crate::hooks::assembly::in_assembly;
-use crate::hooks::exec::{self, Next, Words};
+use crate::hooks::exec::{self, Target, Words};
 use crate::hooks::libc_symbols::{Symbol, call_libc, symbols};
 use crate::io::kernel;
-use crate::selection::{handed_listeners, session};
+use crate::selection::{answering_listeners, handed_listeners, session};
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::raw::{self, Errno};
@@ -248,7 +248,7 @@ unsafe extern "C" fn posix_spawn_file_actions_adddup2(
     fd: c_int,
     new: c_int,
 ) -> c_int {
-    if DESCRIPTORS.has(fd) || handed_listeners::any() {
+    if DESCRIPTORS.has(fd) || answering_listeners::any() {
         NAMED.lock().push((actions as usize, fd));
     }
     call_libc!(posix_spawn_file_actions_adddup2, -1,
@@ -261,22 +261,22 @@ unsafe extern "C" fn posix_spawn_file_actions_destroy(actions: *mut c_void) -> c
     call_libc!(posix_spawn_file_actions_destroy, -1, (actions: *mut c_void) -> c_int)
 }
 
-fn before_spawn(actions: *const c_void, next: &Next) {
+fn before_spawn(actions: *const c_void, target: &Target) {
     fork::note_sharing_child();
     fork::note_child();
     if config::get().is_none() {
         return;
     }
     let named = |fd| NAMED.lock().contains(&(actions as usize, fd));
-    exec::leave_to(next, named);
+    exec::leave_to(target, named);
 }
 
 /// Defines hooks of functions that start a program.
 macro_rules! spawns {
-    ($($name:ident($($arg:ident : $type:ty),*) -> $result:ty, $actions:expr, $next:expr;)*) => {
+    ($($name:ident($($arg:ident : $type:ty),*) -> $result:ty, $actions:expr, $target:expr;)*) => {
         $(#[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-            before_spawn($actions, &$next);
+            before_spawn($actions, &$target);
             call_libc!($name, -1, ($($arg: $type),*) -> $result)
         })*
     };
@@ -284,21 +284,21 @@ macro_rules! spawns {
 
 spawns! {
     posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
-        argv: *const c_void, envp: Words) -> c_int, actions, Next::path(path, envp);
+        argv: *const c_void, envp: Words) -> c_int, actions, Target::path(path, envp);
     posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
-        argv: *const c_void, envp: Words) -> c_int, actions, Next::in_path(path, envp);
+        argv: *const c_void, envp: Words) -> c_int, actions, Target::in_path(path, envp);
     pidfd_spawn(pidfd: *mut c_int, path: *const c_char, actions: *const c_void,
         attr: *const c_void, argv: *const c_void, envp: Words) -> c_int, actions,
-        Next::path(path, envp);
+        Target::path(path, envp);
     pidfd_spawnp(pidfd: *mut c_int, path: *const c_char, actions: *const c_void,
         attr: *const c_void, argv: *const c_void, envp: Words) -> c_int, actions,
-        Next::in_path(path, envp);
-    system(command: *const c_char) -> c_int, std::ptr::null(), Next::shell();
-    __libc_system(command: *const c_char) -> c_int, std::ptr::null(), Next::shell();
+        Target::in_path(path, envp);
+    system(command: *const c_char) -> c_int, std::ptr::null(), Target::shell();
+    __libc_system(command: *const c_char) -> c_int, std::ptr::null(), Target::shell();
     popen(command: *const c_char, mode: *const c_char) -> *mut c_void, std::ptr::null(),
-        Next::shell();
+        Target::shell();
     _IO_popen(command: *const c_char, mode: *const c_char) -> *mut c_void, std::ptr::null(),
-        Next::shell();
+        Target::shell();
 }
 
 // POSIX asynchronous I/O: libc's threads make the calls.

@@ -9,9 +9,9 @@ use std::time::Duration;
 use crate::hooks::assembly::in_assembly;
 use crate::hooks::libc_symbols::call_libc;
 use crate::io::kernel;
-use crate::next_program::NextProgram;
+use crate::next_program::TargetProgram;
 use crate::relay::keeper::{self, KeeperResult};
-use crate::selection::{handed_listeners, session, waiting};
+use crate::selection::{answering_listeners, handed_listeners, session, waiting};
 use crate::sys::user_memory::{errno, is_nowhere, set_errno};
 use crate::{config, fork, relay};
 
@@ -46,26 +46,26 @@ fn keep<T>(next: impl FnOnce() -> KeeperResult<T>) -> Option<T> {
 pub(super) type Words = *const *const c_char;
 
 /// The program that a call executes.
-pub(super) struct Next {
+pub(super) struct Target {
     /// `None`: the call names no program, and fails.
     file: Option<PathBuf>,
     in_path: bool,
     environment: Words,
 }
 
-impl Next {
+impl Target {
     /// A program by its path.
-    pub(super) fn path(path: *const c_char, environment: Words) -> Next {
-        Next { file: path_of(path), in_path: false, environment }
+    pub(super) fn path(path: *const c_char, environment: Words) -> Target {
+        Target { file: path_of(path), in_path: false, environment }
     }
 
     /// A program that a shell would find.
-    pub(super) fn in_path(name: *const c_char, environment: Words) -> Next {
-        Next { file: path_of(name), in_path: true, environment }
+    pub(super) fn in_path(name: *const c_char, environment: Words) -> Target {
+        Target { file: path_of(name), in_path: true, environment }
     }
 
     /// A program by a path that begins at a directory, or that is an open file.
-    fn at(dir: c_int, path: *const c_char, environment: Words) -> Next {
+    fn at(dir: c_int, path: *const c_char, environment: Words) -> Target {
         let file = path_of(path).unwrap_or_default();
         let file = match dir == libc::AT_FDCWD {
             true => file,
@@ -73,12 +73,12 @@ impl Next {
             // An absolute path stays as it is.
             false => Path::new(&format!("/proc/self/fd/{dir}")).join(file),
         };
-        Next { file: Some(file), in_path: false, environment }
+        Target { file: Some(file), in_path: false, environment }
     }
 
     /// The shell, with the environment of this process.
-    pub(super) fn shell() -> Next {
-        Next { file: Some("/bin/sh".into()), in_path: false, environment: own_environment() }
+    pub(super) fn shell() -> Target {
+        Target { file: Some("/bin/sh".into()), in_path: false, environment: own_environment() }
     }
 
     fn has_library(&self) -> bool {
@@ -97,7 +97,7 @@ impl Next {
             // SAFETY: the program's text.
             entries.push(OsStr::from_bytes(unsafe { CStr::from_ptr(entry) }.to_bytes()));
         }
-        NextProgram { file, in_path: self.in_path, environment: entries }.has_library(library)
+        TargetProgram { file, in_path: self.in_path, environment: entries }.has_library(library)
     }
 }
 
@@ -134,12 +134,12 @@ fn own_path() -> Option<&'static Path> {
 
 /// Leaves the connections and listeners to the kernel that a program gets which is executed next.
 /// `named`: whether it gets a descriptor although exec closes it.
-pub(super) fn leave_to(next: &Next, named: impl Fn(c_int) -> bool) {
+pub(super) fn leave_to(target: &Target, named: impl Fn(c_int) -> bool) {
     let has_any = relay::hand_over::has_any();
-    if !has_any && !handed_listeners::any() {
+    if !has_any && !answering_listeners::any() {
         return;
     }
-    let has_library = next.has_library();
+    let has_library = target.has_library();
     if has_any {
         kernel::leave_inherited(&named, has_library);
     }
@@ -149,19 +149,19 @@ pub(super) fn leave_to(next: &Next, named: impl Fn(c_int) -> bool) {
 }
 
 /// Executes a program by `execute`, which returns if that fails.
-fn around(next: &Next, execute: impl FnOnce() -> c_int) -> c_int {
+fn around(target: &Target, execute: impl FnOnce() -> c_int) -> c_int {
     if config::get().is_none() {
         return execute();
     }
     if fork::shares_memory() {
         // The connections are the parent's, and so is what the library knows of them.
-        if handed_listeners::any() && !next.has_library() {
+        if answering_listeners::any() && !target.has_library() {
             handed_listeners::leave_inherited(|_| false);
         }
         return execute();
     }
     relay::fork::settle_all();
-    leave_to(next, |_| false);
+    leave_to(target, |_| false);
     kernel::leave_closed();
     if !keeper::has_relays() {
         return execute();
@@ -180,25 +180,25 @@ fn around(next: &Next, execute: impl FnOnce() -> c_int) -> c_int {
 
 /// Defines hooks of functions that execute a program.
 macro_rules! executes {
-    ($($name:ident($($arg:ident : $type:ty),*), $number:expr, $next:expr;)*) => {
+    ($($name:ident($($arg:ident : $type:ty),*), $number:expr, $target:expr;)*) => {
         $(#[unsafe(no_mangle)]
         pub(super) unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            around(&$next, || call_libc!($name, $number, ($($arg: $type),*) -> c_int))
+            around(&$target, || call_libc!($name, $number, ($($arg: $type),*) -> c_int))
         })*
     };
 }
 
 executes! {
     execve(path: *const c_char, words: Words, environment: Words), libc::SYS_execve,
-        Next::path(path, environment);
-    execv(path: *const c_char, words: Words), -1, Next::path(path, own_environment());
-    execvp(file: *const c_char, words: Words), -1, Next::in_path(file, own_environment());
+        Target::path(path, environment);
+    execv(path: *const c_char, words: Words), -1, Target::path(path, own_environment());
+    execvp(file: *const c_char, words: Words), -1, Target::in_path(file, own_environment());
     execvpe(file: *const c_char, words: Words, environment: Words), -1,
-        Next::in_path(file, environment);
+        Target::in_path(file, environment);
     fexecve(file: c_int, words: Words, environment: Words), -1,
-        Next::at(file, c"".as_ptr(), environment);
+        Target::at(file, c"".as_ptr(), environment);
     execveat(dir: c_int, path: *const c_char, words: Words, environment: Words, flags: c_int),
-        libc::SYS_execveat, Next::at(dir, path, environment);
+        libc::SYS_execveat, Target::at(dir, path, environment);
 }
 
 // Functions with a variable number of arguments, all of them addresses. Each is a few instructions

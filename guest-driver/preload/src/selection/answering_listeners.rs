@@ -2,7 +2,7 @@
 //! For a client of theirs it is known without a system call whether its SYN had no option.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A bit per descriptor. A listener with a number beyond them is not entered: its clients cost a
 /// system call each, and one that the process has inherited does not answer.
@@ -41,6 +41,20 @@ impl Listeners {
                 && word.fetch_and(!bit, Ordering::Relaxed) & bit != 0
         })
     }
+}
+
+/// Whether this process may have listeners that answer.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// Notes that this process has a listener that answers, or may have one.
+pub(crate) fn note() {
+    ANY.store(true, Ordering::Relaxed);
+}
+
+/// Whether this process may have listeners that answer, with any number.
+#[inline]
+pub(crate) fn any() -> bool {
+    ANY.load(Ordering::Relaxed)
 }
 
 /// Enters a listener.

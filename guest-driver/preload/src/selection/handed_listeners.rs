@@ -12,19 +12,15 @@
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use guest_driver::rendezvous::Rendezvous;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{SocketFlags, sockopt};
 
-use crate::selection::{kernel_sockets, option};
+use crate::selection::{answering_listeners, kernel_sockets, option};
 use crate::sys::{borrowed, local_address, raw};
 use crate::{config, status};
-
-/// Whether this process may have listeners that answer.
-static ANY: AtomicBool = AtomicBool::new(false);
 
 /// How long three-way handshakes under way may take: their clients were answered, too.
 const HANDSHAKES: Duration = Duration::from_millis(250);
@@ -33,22 +29,11 @@ const OTHERS: Duration = Duration::from_millis(50);
 /// How often both are looked at.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Notes that this process has a listener that answers, or may have one.
-pub(crate) fn note() {
-    ANY.store(true, Ordering::Relaxed);
-}
-
-/// Whether this process may have listeners that answer.
-#[inline]
-pub(crate) fn any() -> bool {
-    ANY.load(Ordering::Relaxed)
-}
-
 /// Has all listeners answer no more that a program executed next inherits, and those of which
 /// `named` says that the program gets them although they are closed by exec. This also runs in a
 /// child that shares the memory of its parent.
 pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool) {
-    if !any() {
+    if !answering_listeners::any() {
         return;
     }
     for fd in kernel_sockets::open_descriptors() {
@@ -61,7 +46,7 @@ pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool) {
 
 /// Has a listener answer no more: a program gets it that may not have the library.
 pub(crate) fn leave_listener(fd: c_int) {
-    if any() && is_listener(fd) {
+    if answering_listeners::any() && is_listener(fd) {
         leave(fd);
     }
 }

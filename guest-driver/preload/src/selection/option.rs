@@ -17,7 +17,7 @@ use guest_driver::rendezvous::{
 };
 
 use crate::selection::{
-    answering_listeners, declined_servers, handed_listeners, listening_ports, own_calls, session,
+    answering_listeners, declined_servers, listening_ports, own_calls, session,
 };
 use crate::socket::smc_request::SmcRequest;
 use crate::sys::{borrowed, leaked, local_address, publish, raw};
@@ -237,7 +237,7 @@ pub(crate) fn before_listen(fd: c_int) {
         // One that listens already may have clients that it has not answered.
         let is_first = raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(0);
         if discovery.listen(borrowed(fd)) {
-            handed_listeners::note();
+            answering_listeners::note();
             if is_first {
                 answering_listeners::add(fd);
             }
@@ -258,7 +258,7 @@ fn may_migrate(fd: c_int) -> bool {
 /// only if it accepts from it itself.
 pub(crate) fn note_inherited_listener(fd: c_int) {
     match rendezvous() {
-        Some(rendezvous) if rendezvous.answers(borrowed(fd)) => handed_listeners::note(),
+        Some(rendezvous) if rendezvous.answers(borrowed(fd)) => answering_listeners::note(),
         _ => answering_listeners::add_inherited(fd),
     }
 }
