@@ -3,7 +3,7 @@
 use crate::bed::{Net, Place, Program};
 use crate::case::{Carried, times};
 use crate::nginx;
-use crate::script::{SERVE, Script, code};
+use crate::script::{Script, code};
 
 /// What a client asks each of these servers for again and again.
 const CLIENT: &str = r#"
@@ -27,9 +27,14 @@ fn nginx_upgrade() {
     let server = |place: &Place| {
         std::fs::write(place.dir.join("answer"), "ready").unwrap();
         let line = nginx(place).line();
-        // The new master is no child of the old one's parent.
-        let end = "trap 'kill $(cat $D/pid) 2>/dev/null; stop' TERM\n";
-        place.script("server", &format!("run {line}\n{end}{SERVE}"))
+        let file = place.dir.join("nginx.conf");
+        // It changes its program only if it has left the process that started it.
+        let text = std::fs::read_to_string(&file).unwrap().replace("daemon off;", "");
+        std::fs::write(&file, text).unwrap();
+        let end = "trap 'kill $(cat $D/pid $D/pid.oldbin 2>/dev/null); exit 0' TERM\n";
+        // It executes what it was started as.
+        let line = line.replacen("nginx", "$(PATH=$PATH:/usr/sbin command -v nginx)", 1);
+        place.script("server", &format!("{end}{line}\nwhile :; do sleep 0.1; done\n"))
     };
     let upgrade = r#"
         ask() { curl -sS --max-time 20 http://$A:$P/answer | grep -qx ready || fail "$*"; }
