@@ -45,7 +45,9 @@
 //!
 //! It reaches the sockets of which it has descriptors, and no others. A wrong mark makes its own
 //! connections send or answer the option, which any process with a raw socket can do as well. Each
-//! grant has maps of its own, so the processes of one cgroup cannot fill up those of another one.
+//! grant has maps of its own, so the processes of one cgroup cannot fill up those of another one. A
+//! process that has a listener can pause its port, for the other processes of the cgroup as well:
+//! their connections to this port are then TCP.
 //!
 //! Rules kept here: OPT-10, OPT-11.
 

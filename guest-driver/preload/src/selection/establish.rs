@@ -56,7 +56,7 @@ pub(crate) fn remove_listener(fd: c_int) {
     }
     short_lived::share_with_children();
     if let Some(address) = local_address(fd) {
-        listening_ports::add(address.port());
+        listening_ports::add(address.port(), fd);
     }
 }
 

@@ -150,7 +150,8 @@ pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<SmcRequest> {
     if config.policy.connect(to) == AllowedProtocol::Tcp {
         return None;
     }
-    if listening_ports::listens_on(to.port()) && is_here(to) {
+    let port = to.port();
+    if listening_ports::has_listened_on(port) && is_here(to) && listening_ports::listens_on(port) {
         // The thread that connects may have to accept as well, and could not wait for itself.
         return None;
     }
