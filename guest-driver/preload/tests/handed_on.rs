@@ -308,6 +308,32 @@ fn a_listener_that_leaks_into_a_program_with_the_library_stays_plain() {
     });
 }
 
+/// The clients of a listener that is closed may come to another one, of a program without the library.
+#[test]
+fn a_listener_whose_clients_may_migrate_does_not_answer() {
+    if is_program() {
+        return;
+    }
+    let test = "a_listener_whose_clients_may_migrate_does_not_answer";
+    bed::run(|| {
+        bed::ip("link set lo up");
+        // Of the network of this thread.
+        let may = "/proc/sys/net/ipv4/tcp_migrate_req";
+        for (migrates, expected) in [("0", 2), ("1", 0)] {
+            std::fs::write(may, migrates).unwrap();
+            let (fabric, passed) = (Fabric::new(3), attached());
+            let mut owner = with_library(&fabric, &passed);
+            owner.env("SHARES", "1").env("AFTER", "1").env("SERVES", "1").env("WAY", "none");
+            let owner = role(&mut owner, test, "owner", PORT);
+            await_listener(PORT);
+            client(with_library(&fabric, &passed), test, "client", 1).finish_beside(&[&owner]);
+            owner.finish();
+            await_closed();
+            assert_eq!(fabric.decided().0, expected, "tcp_migrate_req = {migrates}");
+        }
+    });
+}
+
 /// A copy of this program that gives its user other rights: no library is loaded into it.
 fn other_users_program() -> std::path::PathBuf {
     let copy = Path::new("/tmp").join(format!("smc-setuid-{}", std::process::id()));

@@ -306,7 +306,7 @@ impl Rendezvous {
             digits => digits.parse().map(Some).map_err(|_| io::ErrorKind::InvalidInput),
         };
         let numbers = text.split(',').map(number).collect::<Result<Vec<Option<i32>>, _>>()?;
-        let [Some(marks), clients, late, Some(cgroup), Some(link), asked, Some(ports)] =
+        let [Some(marks), Some(ports), clients, late, Some(cgroup), Some(link), asked] =
             numbers[..]
         else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -367,7 +367,7 @@ impl Rendezvous {
     }
 
     /// Has a listener answer clients that send the option. Call this after bind(2), and best before
-    /// listen(2). `false`: the policy forbids it.
+    /// listen(2). `false`: the policy forbids it, or the listener was withdrawn.
     ///
     /// # Errors
     /// `Unsupported`: the socket listens already, and the kernel is older than 6.12 or the process
@@ -379,8 +379,10 @@ impl Rendezvous {
         if !self.allow_clients(listener)? {
             return Ok(false);
         }
-        if self.answers(listener) {
-            return Ok(true);
+        match self.mark_of(listener) {
+            Ok(mark) if mark & mark::WITHDRAWN != 0 => return Ok(false),
+            Ok(mark) if mark & mark::ANSWER != 0 => return Ok(true),
+            _ => {}
         }
         // The programs read the saved SYN for a retransmitted SYN-ACK and for an accepted socket.
         bpf::save_syn(listener)?;
@@ -540,12 +542,12 @@ impl Attached {
     fn in_order(&self) -> [Option<BorrowedFd<'_>>; 7] {
         [
             Some(self.marks.as_fd()),
+            Some(self.ports.as_fd()),
             self.clients.as_ref().map(AsFd::as_fd),
             self.late.as_ref().ok().map(AsFd::as_fd),
             Some(self.cgroup.as_fd()),
             Some(self.link.as_fd()),
             self.asked.as_ref().map(|asked| asked.map.as_fd()),
-            Some(self.ports.as_fd()),
         ]
     }
 }

@@ -178,3 +178,25 @@ fn many_threads_lose_no_choice() {
     });
     assert_eq!(samples.into_inner(), 100);
 }
+
+#[test]
+fn a_server_without_smc_is_left_alone_for_longer_each_time() {
+    let [one, other] = mapped();
+    let server = Endpoint::Server(address(1));
+    let key = one.key(&server);
+    let second = 1_000_000;
+    let is_plain = |at: u64| other.is_plain(key, || at * second);
+    assert!(!is_plain(100));
+    one.note_plain(&server, 100 * second);
+    assert!(is_plain(100) && is_plain(101) && !is_plain(102));
+    other.note_plain(&server, 102 * second);
+    assert!(is_plain(105) && !is_plain(106));
+    (0..20).for_each(|_| one.note_plain(&server, 200 * second));
+    assert!(is_plain(200 + 2047) && !is_plain(200 + 2048));
+    // Another server is another matter, and one that speaks SMC after all begins anew.
+    assert!(!one.is_plain(one.key(&Endpoint::Server(address(2))), || 200 * second));
+    one.observe(&server, false).ended(LONG, &CostModel::HOST);
+    assert!(!is_plain(200));
+    one.note_plain(&server, 300 * second);
+    assert!(is_plain(301) && !is_plain(302));
+}

@@ -205,6 +205,44 @@ fn sockets_that_were_not_named_are_left_alone() {
 }
 
 #[test]
+fn a_listener_that_is_withdrawn_answers_no_more_and_its_neighbour_does() {
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let rendezvous = attach();
+        for family in [0, 1] {
+            let one = rendezvous.bind(&any(family)).unwrap();
+            let before = ask(&[&rendezvous], &one);
+            assert_eq!(rendezvous.peer_speaks_smc(&before), Some(true));
+            assert!(rendezvous.answers(&one));
+            rendezvous.pause(&one).unwrap();
+            let paused = ask(&[&rendezvous], &one);
+            assert_eq!(rendezvous.peer_speaks_smc(&paused), Some(false));
+            // It is known of each client whether it was answered.
+            let answered = [(); 2].map(|()| rendezvous.peer_speaks_smc(one.accept().unwrap().0));
+            assert_eq!(answered, [Some(true), Some(false)]);
+            // Another listener of the port, on another address.
+            let port = one.local_addr().unwrap().port();
+            let other = match family {
+                0 => SocketAddr::new("127.0.0.1".parse().unwrap(), port),
+                _ => SocketAddr::new("::1".parse().unwrap(), port),
+            };
+            let neighbour = rendezvous.bind(&other).unwrap();
+            rendezvous.withdraw(&one);
+            assert!(!rendezvous.answers(&one) && rendezvous.answers(&neighbour));
+            let after = ask(&[&rendezvous], &one);
+            assert_eq!(rendezvous.peer_speaks_smc(&after), Some(false));
+            let accepted = one.accept().unwrap().0;
+            assert_eq!(rendezvous.peer_speaks_smc(&accepted), Some(false));
+            assert_eq!(rendezvous.peer_speaks_smc(ask_at(&[&rendezvous], other)), Some(true));
+            // It stays so, whoever asks for it.
+            let _ = rendezvous.listen(&one);
+            let later = ask(&[&rendezvous], &one);
+            assert_eq!(rendezvous.peer_speaks_smc(&later), Some(false));
+        }
+    });
+}
+
+#[test]
 fn a_listener_that_listens_already_can_be_named() {
     bed::run(|| {
         let (wire, rendezvous) = (Wire::honest(), attach());

@@ -289,3 +289,23 @@ pub fn forbid(calls: &[i64]) {
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter), 0);
     }
 }
+
+/// A listener that may share its port (SO_REUSEPORT).
+pub fn listen_with_others(port: u16) -> std::net::TcpListener {
+    use std::os::fd::FromRawFd;
+    let address = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes([127, 0, 0, 1]) },
+        sin_zero: [0; 8],
+    };
+    let (on, size) = (1i32, size_of::<libc::sockaddr_in>() as libc::socklen_t);
+    unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        let value = (&raw const on).cast();
+        assert_eq!(libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, value, 4), 0);
+        assert_eq!(libc::bind(fd, (&raw const address).cast(), size), 0);
+        assert_eq!(libc::listen(fd, 16), 0);
+        std::net::TcpListener::from_raw_fd(fd)
+    }
+}

@@ -43,13 +43,19 @@ pub(crate) fn is_program() -> bool {
 
 /// A server that listens, and leaves the connections to another program.
 fn own(port: u16) {
-    let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let listener = match option("SHARES") {
+        None => TcpListener::bind(("127.0.0.1", port)).unwrap(),
+        Some(_) => c::listen_with_others(port),
+    };
     if option("AFTER").is_none() {
         assert_eq!(c::poll(&listener, libc::POLLIN, 20_000).unwrap(), libc::POLLIN);
     } else if option("SERVES").is_some() {
         serve(&listener);
     }
     let way = option("WAY").unwrap();
+    if way == "none" {
+        return;
+    }
     if way == "stolen" {
         // Until the test ends it.
         loop {
