@@ -211,6 +211,8 @@ pub(crate) fn disconnect(
         return result;
     }
     socket.forbid_proposal();
+    // The thread must not connect it again, or has done so by now.
+    socket.request.lock().take();
     let result = native();
     // A thread that does the handshake finds the socket disconnected. It must not find the next
     // connection.

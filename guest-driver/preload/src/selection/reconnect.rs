@@ -9,7 +9,7 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
@@ -36,21 +36,15 @@ pub(super) fn instead(
     tcp: TcpStream,
     why: io::Error,
 ) -> Option<Box<dyn PendingHandshake>> {
-    let socket = descriptor.stream();
-    let server = socket.and_then(|socket| Some(socket.request.lock().as_ref()?.server));
-    if let Some(server) = server {
-        worthwhile::note_plain(&server);
-        if let Some(socket) = socket.filter(|socket| may_connect_again(socket)) {
-            status::client_connects_again(&server, &why);
-            if let Ok(done) = connect(socket, &tcp, &server) {
-                let again = Reconnecting(tcp);
-                if !done {
-                    return Some(Box::new(again));
-                }
-                again.end(descriptor, fd);
-                return None;
-            }
+    if let Some(socket) = descriptor.stream()
+        && let Some(done) = connect(socket, &tcp, &why)
+    {
+        let again = Reconnecting(tcp);
+        if !done {
+            return Some(Box::new(again));
         }
+        again.end(descriptor, fd);
+        return None;
     }
     complete(descriptor, fd, Err(why));
     None
@@ -61,8 +55,16 @@ fn may_connect_again(socket: &StreamSocket) -> bool {
     socket.stage() == SocketStage::Proposing && !socket.is_write_shut()
 }
 
-/// Connects the socket again. `true`: it is connected; `false`: it is connecting.
-fn connect(socket: &StreamSocket, tcp: &TcpStream, server: &SocketAddr) -> io::Result<bool> {
+/// Connects the socket again. `true`: it is connected; `false`: it is connecting; `None`: it is not.
+fn connect(socket: &StreamSocket, tcp: &TcpStream, why: &io::Error) -> Option<bool> {
+    // A program that disconnects the socket takes the request first.
+    let request = socket.request.lock();
+    let server = request.as_ref()?.server;
+    worthwhile::note_plain(&server);
+    if !may_connect_again(socket) {
+        return None;
+    }
+    status::client_connects_again(&server, why);
     // Until the connection is decided, the sets would report the end of the old one.
     registrations::detach(socket);
     let name = socket.is_name_known().then(|| tcp.local_addr().ok()).flatten();
@@ -71,10 +73,10 @@ fn connect(socket: &StreamSocket, tcp: &TcpStream, server: &SocketAddr) -> io::R
         // Where another socket uses the port as well, the kernel chooses a new one.
         let _ = rustix::net::bind(tcp, &name);
     }
-    match without_waiting(tcp, || rustix::net::connect(tcp, server)) {
-        Ok(()) => Ok(true),
-        Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => Ok(false),
-        Err(error) => Err(error.into()),
+    match without_waiting(tcp, || rustix::net::connect(tcp, &server)) {
+        Ok(()) => Some(true),
+        Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => Some(false),
+        Err(_) => None,
     }
 }
 

@@ -59,6 +59,7 @@ fn table() -> Vec<Sequence> {
         include_str!("sequences/signals.txt"),
         include_str!("sequences/given_back.txt"),
         include_str!("sequences/outside.txt"),
+        include_str!("sequences/handed_on.txt"),
     ];
     texts.into_iter().flat_map(script::parse).collect()
 }

@@ -65,6 +65,13 @@ impl Image {
         Image::own(&[(NAME, name.to_owned()), (FDS, fds.join(","))])
     }
 
+    /// The same without the library.
+    fn plain_agent(name: &str, fds: &[(String, c_int)]) -> Image {
+        let fds: Vec<_> = fds.iter().map(|(name, number)| format!("{name}={number}")).collect();
+        let library = ("LD_PRELOAD", String::new());
+        Image::own(&[(NAME, name.to_owned()), (FDS, fds.join(",")), library])
+    }
+
     fn execute(&self) -> c_int {
         unsafe {
             libc::execve(
@@ -331,12 +338,17 @@ pub(super) fn operate(op: &str, name: &str, words: &mut Words<'_>) -> Option<Str
         "program-vfork" => program(words, true),
         "burst" => burst(words.number()),
         "count" => count(words.number()),
-        // Executes this program anew, as the same agent with the same descriptors.
-        "exec" => {
+        // Executes this program anew, as the same agent with the same descriptors; `exec-plain`
+        // without the library.
+        "exec" | "exec-plain" => {
             let fds: Vec<_> =
                 FDS_BY_NAME.lock().unwrap().iter().map(|(n, fd)| (n.clone(), *fd)).collect();
             let own = OWN_NAME.lock().unwrap().clone();
-            ret(Image::agent(&own, &fds).execute() as isize)
+            let image = match op {
+                "exec" => Image::agent(&own, &fds),
+                _ => Image::plain_agent(&own, &fds),
+            };
+            ret(image.execute() as isize)
         }
         "pair" => {
             let mut ends = [0; 2];
