@@ -56,7 +56,7 @@ const THE_SAME: [&str; 5] = [DEVICES, ACCEPT, RENDEZVOUS, OPTION, POLICY];
 pub(crate) fn is_same_for<'a>(theirs: impl Fn(&str) -> Option<&'a OsStr>) -> bool {
     let is_set = |name: &&str| theirs(name).is_some_and(|value| !value.is_empty());
     let is_same = |name: &&str| theirs(name) == OWN.get().and_then(|own| own.value(name));
-    FOR_SERVERS.iter().all(|name| is_set(name)) && THE_SAME.iter().all(|name| is_same(name))
+    FOR_SERVERS.iter().all(is_set) && THE_SAME.iter().all(is_same)
 }
 
 /// What [`THE_SAME`] were when the program began.

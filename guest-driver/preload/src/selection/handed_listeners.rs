@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use guest_driver::rendezvous::Rendezvous;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::OFlags;
 use rustix::net::{SocketFlags, sockopt};
 
 use crate::selection::{answering_listeners, kernel_sockets, option};
@@ -93,22 +94,25 @@ fn settle(rendezvous: &Rendezvous, listener: BorrowedFd<'_>, local: &SocketAddr)
             _ => std::thread::sleep(PAUSE),
         }
     }
-    // The calls of other processes on the same socket have this limit, too, for as long.
-    let limit = sockopt::socket_timeout(listener, sockopt::Timeout::Recv).ok().flatten();
-    let short = Some(Duration::from_micros(1));
-    if sockopt::set_socket_timeout(listener, sockopt::Timeout::Recv, short).is_err() {
-        return;
-    }
     // A client that connects again may have the same address as before.
     for _ in &first {
         if left().1 == 0 || !is_readable(listener) {
-            break;
+            return;
         }
-        if let Ok(client) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+        if let Ok(client) = accept_soon(listener) {
             reset(client);
         }
     }
-    let _ = sockopt::set_socket_timeout(listener, sockopt::Timeout::Recv, limit);
+}
+
+/// Accepts without waiting: another process may have been faster. An option with a time limit would
+/// be inherited by the clients that come meanwhile.
+fn accept_soon(listener: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
+    let flags = rustix::fs::fcntl_getfl(listener)?;
+    rustix::fs::fcntl_setfl(listener, flags | OFlags::NONBLOCK)?;
+    let client = rustix::net::accept_with(listener, SocketFlags::CLOEXEC);
+    let _ = rustix::fs::fcntl_setfl(listener, flags);
+    client
 }
 
 /// Waits for the three-way handshakes that are under way.

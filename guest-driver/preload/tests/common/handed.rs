@@ -317,6 +317,7 @@ fn leak(port: u16) {
     println!("ready");
     (0..CLIENTS).for_each(|_| serve(&listener));
     child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 /// Connects so many times.
