@@ -252,15 +252,21 @@ impl Pair {
         self.connect_from(&self.client)
     }
 
-    /// A new connection from another stack.
+    /// A new connection from another stack, on SMC or not.
     #[track_caller]
-    pub fn connect_from(&self, client: &Arc<Stack>) -> (SmcStream, SmcStream) {
+    pub fn connect_any_from(&self, client: &Arc<Stack>) -> (SmcStream, SmcStream) {
         note("connects");
-        let (here, there) = thread::scope(|scope| {
+        thread::scope(|scope| {
             let accepting = scope.spawn(|| self.listener.accept().unwrap().0);
             let here = SmcStream::connect(client, self.addr()).unwrap();
             (here, accepting.join().unwrap())
-        });
+        })
+    }
+
+    /// A new connection from another stack.
+    #[track_caller]
+    pub fn connect_from(&self, client: &Arc<Stack>) -> (SmcStream, SmcStream) {
+        let (here, there) = self.connect_any_from(client);
         assert_eq!(here.is_smc(), self.smc, "client: {}", here.info());
         assert_eq!(there.is_smc(), self.smc, "server: {}", there.info());
         (here, there)

@@ -14,7 +14,7 @@ use virtio_ism_abi::signal::Line;
 use crate::info::{ConnectionInfo, SmcdInfo};
 use crate::ism::DeliverError;
 use crate::reactor::Registration;
-use crate::smcd::{self, OwnBuffer, Peer, PeerBuffer, SmcdConn};
+use crate::smcd::{self, AttachSlot, OwnBuffer, Peer, PeerBuffer, SmcdConn};
 use crate::smcr::{BufferError, SmcrConn, SmcrSendError};
 
 /// Bytes of an element that the sender holds back: one for each link that may fail in a row before
@@ -35,6 +35,8 @@ pub(crate) struct DmbPair {
     theirs: Arc<PeerBuffer>,
     peer: Arc<Peer>,
     info: SmcdInfo,
+    // Dropped after `theirs`, which can be detached then.
+    _slot: AttachSlot,
     // Dropped last: the buffer returns to its pool when nothing refers to it any more.
     own: OwnBuffer,
 }
@@ -291,7 +293,7 @@ impl Carrier {
 
 impl DmbPair {
     fn new(link: SmcdConn) -> DmbPair {
-        let SmcdConn { fabric, peer, own, theirs, established } = link;
+        let SmcdConn { fabric, peer, own, theirs, slot, established } = link;
         let info = SmcdInfo {
             chid: fabric.chid(),
             local_gid: fabric.device().gid(),
@@ -304,7 +306,7 @@ impl DmbPair {
             window: theirs.dmb().is_window(),
             peer_host: established.peer_host.and_then(|h| h.hostname.text().map(str::to_owned)),
         };
-        DmbPair { theirs, peer, info, own }
+        DmbPair { theirs, peer, info, _slot: slot, own }
     }
 }
 

@@ -245,7 +245,10 @@ fn confirm(
         return send_decline(tcp, accepted.decline(DeclineReason::NoIsmDevice));
     };
     let peer = fabric.peer(Gid(accepted.devices().peer.0));
-    let theirs = match peer.attach(accepted.peer()) {
+    let Some(slot) = peer.attach_slot() else {
+        return send_decline(tcp, accepted.decline(DeclineReason::NoDmb));
+    };
+    let theirs = match fabric.attach(&peer, accepted.peer(), &slot) {
         Ok(Some(theirs)) => theirs,
         Ok(None) => return send_decline(tcp, accepted.decline(DeclineReason::Registration)),
         Err(error) => return send_decline(tcp, accepted.decline(device_decline_reason(&error))),
@@ -263,6 +266,6 @@ fn confirm(
         return Err(error.into());
     }
     peer.established(established.terms, established.peer_link);
-    let conn = SmcdConn { fabric: fabric.clone(), peer, own, theirs, established };
+    let conn = SmcdConn { fabric: fabric.clone(), peer, own, theirs, slot, established };
     Ok(Outcome::Smc(EstablishedConn::D(Box::new(conn))))
 }

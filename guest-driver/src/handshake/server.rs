@@ -20,7 +20,7 @@ use super::first_bytes::FirstBytes;
 use super::smcr::{Accepting, Refused};
 use super::tcp::{fill, send};
 use super::{Broken, ByRdma, EstablishedConn, Outcome};
-use crate::smcd::{Fabric, Fabrics, OwnBuffer, Peer, SmcdConn};
+use crate::smcd::{AttachSlot, Fabric, Fabrics, OwnBuffer, Peer, SmcdConn};
 
 /// What a server uses for each step of a handshake.
 pub(crate) struct ServerParams<'a> {
@@ -65,6 +65,8 @@ struct Accepted {
     fabric: Arc<Fabric>,
     peer: Arc<Peer>,
     own: OwnBuffer,
+    /// For the client's DMB, which it names when it is too late for TCP.
+    slot: AttachSlot,
 }
 
 impl ServerHandshake {
@@ -254,7 +256,7 @@ fn accept(
         let Some(choice) = choice else { break };
         reason = match choice {
             Choice::D(_, candidate) => match offer(params, candidate) {
-                Ok((fabric, peer, own)) => {
+                Ok(Offered { fabric, peer, own, slot }) => {
                     // All processes on a loopback fabric share one GID (EISM-25). So terms known for
                     // that GID may be those of another process.
                     let known = if candidate.chid.is_loopback() { None } else { peer.terms() };
@@ -262,7 +264,7 @@ fn accept(
                         selection.accept(candidate, known, own.dmbe(), peer.link(), Tick(0));
                     send(tcp, &message)?;
                     let reader = awaiting.reader();
-                    let accepted = Accepted { awaiting, reader, fabric, peer, own };
+                    let accepted = Accepted { awaiting, reader, fabric, peer, own, slot };
                     return Ok(Ok(Stage::Confirm(Box::new(accepted))));
                 }
                 Err(because) => because,
@@ -291,10 +293,15 @@ fn offer_r(
     Accepting::new(rdma.host, params.config, selection, peer, params.buffer, params.message_timeout)
 }
 
-fn offer(
-    params: &ServerParams<'_>,
-    candidate: Candidate,
-) -> Result<(Arc<Fabric>, Arc<Peer>, OwnBuffer), DeclineReason> {
+/// What an Accept of SMC-D needs.
+struct Offered {
+    fabric: Arc<Fabric>,
+    peer: Arc<Peer>,
+    own: OwnBuffer,
+    slot: AttachSlot,
+}
+
+fn offer(params: &ServerParams<'_>, candidate: Candidate) -> Result<Offered, DeclineReason> {
     let fabric = params.fabrics.of(candidate).ok_or(DeclineReason::NoIsmDevice)?;
     let gid = Gid(candidate.peer.0);
     // A known peer was reachable, and the device reports when a peer leaves.
@@ -306,25 +313,28 @@ fn offer(
             Err(error) => return Err(device_decline_reason(&error)),
         },
     };
+    let slot = peer.attach_slot().ok_or(DeclineReason::NoDmb)?;
     let own = peer.take(params.buffer).map_err(|error| device_decline_reason(&error))?;
-    Ok((fabric.clone(), peer, own))
+    Ok(Offered { fabric: fabric.clone(), peer, own, slot })
 }
 
 /// Handles the answer to Accept. After a Confirm, attaches the client's buffer.
 fn complete(tcp: &TcpStream, accepted: Accepted) -> Result<Outcome, Broken> {
-    let Accepted { awaiting, reader, fabric, peer, mut own } = accepted;
+    let Accepted { awaiting, reader, fabric, peer, mut own, slot } = accepted;
     let dirty = own.dmb().memory().len();
     match awaiting.handle(reader.message().unwrap_or_default()) {
-        ConfirmStep::Established(established) => match peer.attach_or_gone(established.peer) {
-            Ok(Some(theirs)) => {
-                peer.established(established.terms, established.peer_link);
-                let conn = SmcdConn { fabric, peer, own, theirs, established };
-                Ok(Outcome::Smc(EstablishedConn::D(Box::new(conn))))
+        ConfirmStep::Established(established) => {
+            match fabric.attach_or_gone(&peer, established.peer, &slot) {
+                Ok(Some(theirs)) => {
+                    peer.established(established.terms, established.peer_link);
+                    let conn = SmcdConn { fabric, peer, own, theirs, slot, established };
+                    Ok(Outcome::Smc(EstablishedConn::D(Box::new(conn))))
+                }
+                // Too late for TCP: the client may have written already (CLC-63).
+                Ok(None) => Err(Broken::Late(DeclineReason::Registration)),
+                Err(error) => Err(Broken::Late(device_decline_reason(&error))),
             }
-            // Too late for TCP: the client may have written already (CLC-63).
-            Ok(None) => Err(Broken::Late(DeclineReason::Registration)),
-            Err(error) => Err(Broken::Late(device_decline_reason(&error))),
-        },
+        }
         ConfirmStep::Decline(decline) => send_decline(tcp, decline),
         ConfirmStep::PeerDeclined(declined) => {
             // No peer has written into the buffer, and none will.

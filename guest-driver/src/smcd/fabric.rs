@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
-use smc_core::handshake::{Candidate, Terms};
+use smc_core::handshake::{Candidate, Dmbe, Terms};
 use smc_core::wire::ids as wire;
-use virtio_ism_abi::{Chid, Gid, Token};
+use virtio_ism_abi::command::Op;
+use virtio_ism_abi::{Chid, Gid, Status, Token};
 
-use super::peer::{DmbBytes, Peer};
-use crate::ism::IsmDevice;
+use super::attachments::{AttachSlot, Attachments};
+use super::peer::{DmbBytes, Peer, PeerBuffer};
+use crate::ism::{IsmDevice, IsmError};
 use crate::sys::{is_free, lock};
 
 /// Code of the software event by which Linux ends a logical link.
@@ -22,6 +24,7 @@ pub(crate) const SW_TEST_LINK: u32 = 0x83;
 pub(crate) struct Fabric {
     device: Arc<IsmDevice>,
     in_use: DmbBytes,
+    attachments: Attachments,
     peers: Mutex<FxHashMap<Gid, Arc<Peer>>>,
     next_link: AtomicU32,
 }
@@ -33,7 +36,8 @@ impl Fabric {
     /// Wraps an open device.
     pub(crate) fn new(device: Arc<IsmDevice>) -> Arc<Fabric> {
         let (peers, next_link) = (Mutex::default(), AtomicU32::new(1));
-        Arc::new(Fabric { device, in_use: DmbBytes::default(), peers, next_link })
+        let attachments = Attachments::new(device.config().max_attach.get());
+        Arc::new(Fabric { device, in_use: DmbBytes::default(), attachments, peers, next_link })
     }
 
     fn peers(&self) -> MutexGuard<'_, FxHashMap<Gid, Arc<Peer>>> {
@@ -61,7 +65,8 @@ impl Fabric {
         let new = || {
             let number = self.next_link.fetch_add(1, Ordering::Relaxed);
             let link = wire::LinkId(number.to_be_bytes());
-            Peer::new(gid, link, self.device.clone(), self.in_use.clone())
+            let shared = (self.in_use.clone(), self.attachments.clone());
+            Peer::new(gid, link, self.device.clone(), shared)
         };
         peers.entry(gid).or_insert_with(new).clone()
     }
@@ -69,6 +74,44 @@ impl Fabric {
     /// The peer with this GID, if there is one.
     pub(crate) fn known(&self, gid: Gid) -> Option<Arc<Peer>> {
         self.peers().get(&gid).cloned()
+    }
+
+    /// A peer's DMB for one connection, which has a slot: attached now or before. `Ok(None)`: the peer
+    /// must not offer it.
+    ///
+    /// # Errors
+    /// As [`Peer::attach`].
+    pub(crate) fn attach(
+        &self,
+        peer: &Peer,
+        theirs: Dmbe,
+        _slot: &AttachSlot,
+    ) -> Result<Option<Arc<PeerBuffer>>, IsmError> {
+        let full = |error: &IsmError| {
+            matches!(error, IsmError::Refused { op: Op::Attach, status: Status::Enospc })
+        };
+        match peer.attach(theirs) {
+            Err(error) if full(&error) => {
+                // There is room, because this connection has a slot: others have left theirs attached.
+                self.all().iter().for_each(|peer| peer.detach_idle());
+                peer.attach(theirs)
+            }
+            attached => attached,
+        }
+    }
+
+    /// As [`Fabric::attach`], for a peer that has written into our DMB already. If it has left since,
+    /// its own DMB is gone, and what it wrote is still to be read.
+    ///
+    /// # Errors
+    /// As [`Peer::attach`].
+    pub(crate) fn attach_or_gone(
+        &self,
+        peer: &Peer,
+        theirs: Dmbe,
+        slot: &AttachSlot,
+    ) -> Result<Option<Arc<PeerBuffer>>, IsmError> {
+        peer.or_gone(theirs, self.attach(peer, theirs, slot))
     }
 
     /// All peers.

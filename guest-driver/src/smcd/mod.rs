@@ -1,6 +1,7 @@
 //! SMC-D over a virtio-ism device: fabrics, their peers, and the buffers shared with them.
 
-pub(crate) mod fabric;
+pub(crate) mod attachments;
+mod fabric;
 pub(crate) mod peer;
 mod source;
 
@@ -8,6 +9,7 @@ use std::sync::Arc;
 
 use smc_core::handshake::Established;
 
+pub(crate) use attachments::AttachSlot;
 pub(crate) use fabric::{DeferredDrop, Fabric, Fabrics};
 pub(crate) use peer::{OwnBuffer, Peer, PeerBuffer};
 pub(crate) use source::{DeferredDropQueue, SmcdSource, tags};
@@ -18,5 +20,6 @@ pub(crate) struct SmcdConn {
     pub(crate) peer: Arc<Peer>,
     pub(crate) own: OwnBuffer,
     pub(crate) theirs: Arc<PeerBuffer>,
+    pub(crate) slot: AttachSlot,
     pub(crate) established: Established,
 }

@@ -16,6 +16,7 @@ use smc_core::wire::ids::{DmbToken, LinkId, SizeCode};
 use virtio_ism_abi::command::Op;
 use virtio_ism_abi::{Gid, Status, Token};
 
+use super::attachments::{AttachSlot, Attachments};
 use crate::ism::{IsmDevice, IsmError, OwnDmb, PeerDmb};
 use crate::sys::{is_free, lock};
 
@@ -32,6 +33,7 @@ pub(crate) struct Peer {
     link: LinkId,
     device: Arc<IsmDevice>,
     in_use: DmbBytes,
+    attachments: Attachments,
     live: AtomicUsize,
     state: Mutex<State>,
 }
@@ -77,6 +79,10 @@ pub(crate) struct PeerBuffer {
 }
 
 impl PeerBuffer {
+    fn new(dmb: PeerDmb, busy: bool) -> PeerBuffer {
+        PeerBuffer { dmb, busy: AtomicBool::new(busy) }
+    }
+
     /// The DMB.
     #[inline]
     pub(crate) fn dmb(&self) -> &PeerDmb {
@@ -145,7 +151,7 @@ impl Peer {
         gid: Gid,
         link: LinkId,
         device: Arc<IsmDevice>,
-        in_use: DmbBytes,
+        (in_use, attachments): (DmbBytes, Attachments),
     ) -> Arc<Peer> {
         let state = State {
             terms: None,
@@ -156,7 +162,7 @@ impl Peer {
             gone: false,
         };
         let (live, state) = (AtomicUsize::new(0), Mutex::new(state));
-        Arc::new(Peer { gid, link, device, in_use, live, state })
+        Arc::new(Peer { gid, link, device, in_use, attachments, live, state })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -232,12 +238,31 @@ impl Peer {
         drop(dmb);
     }
 
+    /// A slot for a DMB of the peer, to be taken before a message that says SMC for good. `None`: as
+    /// many as the device allows are written by connections.
+    pub(crate) fn attach_slot(&self) -> Option<AttachSlot> {
+        self.attachments.take()
+    }
+
+    /// Detaches the DMBs that no connection writes. The device has no place for another one.
+    pub(super) fn detach_idle(&self) {
+        let mut idle = Vec::new();
+        self.state().attached.retain(|_, buffer| {
+            let is_idle = Arc::strong_count(buffer) == 1;
+            if is_idle {
+                idle.push(buffer.clone());
+            }
+            !is_idle
+        });
+        // Dropped here, without the lock: each is a device command.
+    }
+
     /// The peer's DMB for one connection, attached now or before. `Ok(None)`: the peer must not
     /// offer it, because a connection of ours still writes it, or its index lies beyond the DMB.
     ///
     /// # Errors
     /// The DMB cannot be attached, or belongs to another peer.
-    pub(crate) fn attach(&self, theirs: Dmbe) -> Result<Option<Arc<PeerBuffer>>, IsmError> {
+    pub(super) fn attach(&self, theirs: Dmbe) -> Result<Option<Arc<PeerBuffer>>, IsmError> {
         // The DMB is as long as one element, so there is no other.
         if theirs.index != 0 {
             return Ok(None);
@@ -252,7 +277,7 @@ impl Peer {
                 if dmb.owner() != self.gid {
                     return Err(IsmError::PeerOwner { got: dmb.owner(), expected: self.gid });
                 }
-                let buffer = Arc::new(PeerBuffer { dmb, busy: AtomicBool::new(false) });
+                let buffer = Arc::new(PeerBuffer::new(dmb, false));
                 self.state().attached.insert(token, buffer.clone());
                 if buffer.dmb.is_failed() {
                     // Its DMB_GONE record has come already, and there is no other.
@@ -285,19 +310,23 @@ impl Peer {
         !self.device.is_gone() && (self.gid == self.device.gid() || self.device.has_left(self.gid))
     }
 
-    /// As [`Peer::attach`], for a peer that has written into our DMB already. If it has left since,
-    /// its own DMB is gone, and what it wrote is still to be read.
+    /// The result of [`Peer::attach`] for a peer that has written into our DMB already. If it has left
+    /// since, its own DMB is gone, and what it wrote is still to be read.
     ///
     /// # Errors
     /// As [`Peer::attach`].
-    pub(crate) fn attach_or_gone(&self, theirs: Dmbe) -> Result<Option<Arc<PeerBuffer>>, IsmError> {
-        match self.attach(theirs) {
+    pub(super) fn or_gone(
+        &self,
+        theirs: Dmbe,
+        attached: Result<Option<Arc<PeerBuffer>>, IsmError>,
+    ) -> Result<Option<Arc<PeerBuffer>>, IsmError> {
+        match attached {
             Err(IsmError::Refused { op: Op::Attach, status: Status::Enoent })
                 if self.ask_whether_left() =>
             {
                 let (token, len) = (Token(theirs.token.0), theirs.size.bytes());
                 let dmb = self.device.gone_dmb(token, len, self.gid)?;
-                Ok(Some(Arc::new(PeerBuffer { dmb, busy: AtomicBool::new(true) })))
+                Ok(Some(Arc::new(PeerBuffer::new(dmb, true))))
             }
             result => result,
         }

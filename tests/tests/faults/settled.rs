@@ -11,7 +11,9 @@ use guest_driver::{Outgoing, SmcStream, Stack};
 use smc_core::handshake::{AwaitConfirm, ConfirmStep, DeclineReason};
 use smc_tests::raw::{self, Device, Selected, dmbe, put};
 use smc_tests::watch::LIMIT;
-use smc_tests::{Bench, Fabric, note, read_exactly, send_all, watched};
+use smc_tests::{Bench, Fabric, eventually, note, read_exactly, send_all, watched};
+
+use crate::support::all_closed;
 
 const LEN: u32 = 64 << 10;
 
@@ -158,5 +160,32 @@ fn an_accept_for_a_device_that_was_replaced_is_declined() {
         let (tcp, awaiting) = selected.accept(dmbe(77, LEN));
         declines(&tcp, awaiting);
         talk(&connecting.join().unwrap(), &tcp);
+    });
+}
+
+// A server attaches its client's DMB when it is too late for TCP.
+#[test]
+fn few_attachments_leave_tcp_and_break_nothing() {
+    watched(LIMIT, || {
+        let bench = Bench::tuned(Fabric::Window, 3, |config| {
+            config.fabrics[0].quotas.max_attach = Some(1);
+        });
+        let pair = bench.pair();
+        let clients = [pair.client.clone(), bench.stack(2)];
+        for round in 0..20 {
+            note(format!("round {round}"));
+            // One connection of the other client has the only place of the server, or has had it.
+            let first = pair.connect_any_from(&clients[round % 2]);
+            assert!(first.0.is_smc() && first.1.is_smc(), "{}", first.0.info());
+            let second = pair.connect_any_from(&clients[(round + 1) % 2]);
+            assert!(!second.0.is_smc() && !second.1.is_smc(), "{}", second.0.info());
+            for (here, there) in [&first, &second] {
+                send_all(here, b"question");
+                assert_eq!(read_exactly(there, 8), b"question");
+            }
+            drop((first, second));
+            all_closed(&pair);
+            eventually("the other client has closed", || clients[1].totals().closing == 0);
+        }
     });
 }
