@@ -109,7 +109,7 @@ fn work(args: &[&str]) {
             say("ready");
             for line in std::io::stdin().lines().map_while(Result::ok) {
                 match line.split_once(' ') {
-                    Some(("remove", guest)) => drop(daemon.remove_guest(guest).unwrap()),
+                    Some(("remove", guest)) => daemon.remove_guest(guest).unwrap(),
                     _ => break,
                 }
             }

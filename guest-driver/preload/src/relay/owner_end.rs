@@ -109,7 +109,7 @@ impl OwnerEnd {
     }
 
     fn queued(&self) -> usize {
-        raw::queued_bytes(self.as_raw_fd()).map_or(0, |n| usize::try_from(n).unwrap_or(0))
+        raw::queued_bytes(self.as_raw_fd()).unwrap_or(0)
     }
 
     fn is_at_mark(&self) -> bool {
