@@ -107,6 +107,7 @@ fn is_program() -> bool {
     } else {
         let begun = Instant::now();
         let mut stream = match std::env::var_os("NONBLOCKING") {
+            _ if std::env::var_os("REFUSED_FIRST").is_some() => connect_after_a_refusal(),
             None => TcpStream::connect((THERE[0], port)).unwrap(),
             Some(_) => {
                 let stream = c::connect_nonblocking_to(THERE[0].parse().unwrap(), port);
@@ -128,6 +129,19 @@ fn is_program() -> bool {
         println!("took {} ms", begun.elapsed().as_millis());
     }
     true
+}
+
+/// A socket whose first connection is refused while nobody waits for it, and its second connection.
+fn connect_after_a_refusal() -> TcpStream {
+    let host = THERE[0].parse().unwrap();
+    let stream = c::connect_nonblocking_to(host, PORT + 1);
+    c::poll(&stream, libc::POLLOUT, 9000).unwrap();
+    assert!(stream.take_error().unwrap().is_some());
+    stream.set_nonblocking(false).unwrap();
+    // The kernel says once more that the first connection has failed.
+    assert!(c::connect(&stream, host, PORT).is_err());
+    c::connect(&stream, host, PORT).unwrap();
+    stream
 }
 
 /// A program that waits for nothing takes less time.
@@ -191,6 +205,26 @@ fn a_connect_that_does_not_wait_finds_its_peer_as_well() {
                 took
             });
         }
+    });
+}
+
+/// The library leaves the second connection to the kernel. Its server must not wait for a Proposal.
+#[test]
+fn a_socket_that_was_refused_once_asks_for_nothing_later() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let test = "a_socket_that_was_refused_once_asks_for_nothing_later";
+        takes_less_than(SOON, || {
+            let (fabric, passed) = (Fabric::new(2), Passed::new());
+            let mut client = passed.program(&fabric, "auto");
+            client.env("REFUSED_FIRST", "1");
+            let took = meet(test, passed.program(&fabric, "auto"), client, "server");
+            assert_eq!(fabric.decided().0, 0, "{:?}", fabric.broken());
+            took
+        });
     });
 }
 
