@@ -40,11 +40,11 @@ pub(super) fn look_for_sets() {
 /// Whether the program has read the first bytes of a client without the library: what the client had
 /// proposed was data to it. A process that shares the connection may have read them with the library.
 pub(super) fn has_read(socket: &StreamSocket, fd: c_int) -> bool {
-    /// A message of CLC is longer. An urgent byte and the end of data count as bytes.
-    const LEAST: u64 = 8;
+    /// An urgent byte and the end of data may count as received, and not as queued.
+    const UNCERTAIN: u64 = 2;
     let queued = rustix::io::ioctl_fionread(borrowed(fd)).unwrap_or(u64::MAX);
     let has_read = !socket.may_be_shared()
-        && raw::received_bytes(fd).is_some_and(|all| all > queued.saturating_add(LEAST));
+        && raw::received_bytes(fd).is_some_and(|all| all > queued.saturating_add(UNCERTAIN));
     if has_read {
         note("read");
     }
