@@ -10,7 +10,7 @@ use crate::selection::first_bytes::peek;
 use crate::selection::outcome::note_linger;
 use crate::selection::server::ClientLook;
 use crate::selection::transitions::{ActionInput, carry_out};
-use crate::selection::{Wait, client, own_calls, server, waiting};
+use crate::selection::{Wait, client, server, waiting};
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
@@ -109,7 +109,7 @@ pub(crate) fn before_close(descriptor: &DescriptorRef, fd: c_int) {
         && !socket.may_be_shared()
         && socket.role() == SocketRole::Server
         && (socket.is_announced() || peek(borrowed(fd)).is_smc())
-        && !own_calls::has_read(socket, fd)
+        && !server::has_read_around(socket, fd)
     {
         begin(descriptor, socket, fd, (SocketEvent::Close, Wait::Short), None);
     }

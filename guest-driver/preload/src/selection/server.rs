@@ -11,7 +11,7 @@ use guest_driver::{FirstBytes, Incoming, SignalMask, SmcStream};
 use crate::selection::first_bytes::{self, FirstBytesWait, peek, peek_to_begin};
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate, send_early};
 use crate::selection::waiting::{self, PendingHandshake, Watcher};
-use crate::selection::{Wait, own_calls, session, worthwhile};
+use crate::selection::{Wait, handed_listeners, own_calls, session, worthwhile};
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
@@ -79,7 +79,7 @@ impl PendingHandshake for AwaitFirstBytes {
     fn is_over(&self, descriptor: &DescriptorRef) -> bool {
         self.wait.is_over(descriptor)
             || self.wait.has_lasted(CHECK_INTERVAL)
-                && descriptor.stream().is_some_and(|s| own_calls::has_read(s, self.tcp.as_raw_fd()))
+                && descriptor.stream().is_some_and(|s| has_read_around(s, self.tcp.as_raw_fd()))
     }
 
     fn is_untouched(&self) -> bool {
@@ -172,7 +172,7 @@ pub(super) fn wait_here(
         if found != FirstBytes::Incomplete || wait.is_over(descriptor) {
             break found;
         }
-        if wait.has_lasted(CHECK_INTERVAL) && own_calls::has_read(socket, tcp.as_raw_fd()) {
+        if wait.has_lasted(CHECK_INTERVAL) && has_read_around(socket, tcp.as_raw_fd()) {
             break FirstBytes::Other;
         }
         let left = call.left(wait.left(socket).min(CHECK_INTERVAL));
@@ -225,6 +225,16 @@ pub(super) fn wait_here(
         pending = now.advance(descriptor, fd);
     }
     false
+}
+
+/// Whether the program has read the first bytes of a client without the library. Its listeners then
+/// answer no more: the next client's Proposal would be data, too.
+pub(super) fn has_read_around(socket: &StreamSocket, fd: c_int) -> bool {
+    let has_read = own_calls::has_read(socket, fd);
+    if has_read {
+        handed_listeners::leave_inherited(|_| true);
+    }
+    has_read
 }
 
 /// Waits until a socket is readable, with the program's signals.
