@@ -53,9 +53,9 @@ pub struct Sender {
     /// Urgent data was announced and its last byte is not written yet.
     urgent_announced: bool,
     /// Bytes of the ring that are held back.
-    held: u8,
+    held: u32,
     /// As many of them as there were at first.
-    reserve: u8,
+    reserve: u32,
     /// Bytes that the peer has to read until what it says of its reading is certainly new; 0: it is.
     outdated: u32,
 }
@@ -84,9 +84,24 @@ impl Sender {
     #[must_use]
     pub const fn holding_back(mut self, bytes: u8) -> Sender {
         if bytes as u32 <= self.ring.len() / 4 {
-            (self.held, self.reserve) = (bytes, bytes);
+            (self.held, self.reserve) = (bytes as u32, bytes as u32);
         }
         self
+    }
+
+    /// Uses at most so many bytes of the ring from now on, whatever is in it: what an application
+    /// may have on its way is bounded (SO_SNDBUF). At least a quarter of the ring stays in use.
+    pub fn limit_to(&mut self, bytes: u32) {
+        let bytes = bytes.max(self.ring.len() / 4);
+        let reserve = self.ring.len().saturating_sub(bytes).max(self.reserve);
+        self.held = reserve.saturating_sub(self.reserve - self.held);
+        self.reserve = reserve;
+    }
+
+    /// Bytes of the ring that are used at most.
+    #[inline]
+    pub const fn usable(&self) -> u32 {
+        self.ring.len() - self.reserve
     }
 
     /// The peer's ring.
@@ -109,7 +124,7 @@ impl Sender {
     /// The window without what is held back.
     #[inline]
     const fn room(&self) -> u32 {
-        self.window().saturating_sub(self.held as u32)
+        self.window().saturating_sub(self.held)
     }
 
     /// Bytes written that the peer is not known to have read.
@@ -414,6 +429,22 @@ mod tests {
         s.on_peer_consumer(Cursor::new(0, 2)).unwrap();
         assert_eq!(s.space(), 2);
         assert_eq!(sender().holding_back(26).space(), 100);
+    }
+
+    #[test]
+    fn a_limit_leaves_part_of_the_ring_unused() {
+        let mut s = sender().holding_back(2);
+        s.advance(98, true);
+        s.peer_moved();
+        s.limit_to(60);
+        assert_eq!((s.space(), s.usable()), (0, 60));
+        s.on_peer_consumer(Cursor::new(0, 50)).unwrap();
+        assert_eq!(s.space(), 13, "one byte is lent");
+        s.limit_to(90);
+        assert_eq!(s.usable(), 60, "a limit is not taken back");
+        let mut s = sender();
+        s.limit_to(1);
+        assert_eq!((s.usable(), s.advance(90, true), s.flags()), (25, 25, B));
     }
 
     // Shows: CDC-24.
