@@ -24,9 +24,10 @@ mod smcr;
 pub mod socket;
 
 pub use socket::{
-    AfterFork, ArmedLines, ChangeToken, Config, ConnectionInfo, ConnectionSnapshot, DataPath,
-    Fallback, FirstBytes, Incoming, Interest, KeepAlive, Outgoing, PendingDecline, PollEvent,
-    Poller, Readiness, Rnics, SignalMask, SmcListener, SmcStream, SmcdInfo, SmcrInfo, SmcrOptions,
-    Stack, StackUpkeep, Totals, Watch, WatchedStream, Woken, statistics,
+    AfterFork, ArmedLines, ByteQueue, ChangeToken, Config, ConnectionInfo, ConnectionSnapshot,
+    DataPath, Fallback, FirstBytes, Incoming, Interest, KeepAlive, NextBytes, Outgoing,
+    PendingDecline, PollEvent, Poller, Readiness, Rnics, SignalMask, SmcListener, SmcStream,
+    SmcdInfo, SmcrInfo, SmcrOptions, Stack, StackUpkeep, Totals, Watch, WatchedStream, Woken,
+    statistics,
 };
 pub use transport::{DeviceAddress, PciAddress};

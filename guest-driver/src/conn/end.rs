@@ -74,8 +74,13 @@ impl Conn {
         if let Some(end) = tx.timer
             && Instant::now() >= end
         {
-            tx.timer = None;
-            self.step(&mut tx, Event::Timeout);
+            if tx.queue.is_empty() {
+                tx.timer = None;
+                self.step(&mut tx, Event::Timeout);
+            } else {
+                // As TCP, for as long as the peer lives.
+                tx.timer = Some(Instant::now() + self.close_timeout);
+            }
         }
         tx.close.state() == State::Closed
     }
@@ -333,7 +338,7 @@ impl Conn {
             let seen = {
                 let mut tx = self.tx();
                 self.refresh_tx(&mut tx);
-                if tx.sender.in_flight() == 0 || self.has_failed() {
+                if tx.sender.in_flight() == 0 && tx.queue.is_empty() || self.has_failed() {
                     return;
                 }
                 // The peer need not report its last reads by itself (CDC-21), so ask it (CDC-23).

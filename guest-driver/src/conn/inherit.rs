@@ -40,6 +40,7 @@ impl Conn {
             line.set_in_slab(false);
         }
         self.waiters.store(0, Ordering::SeqCst);
+        self.hold_on();
         self.update_scheduled.store(false, Ordering::SeqCst);
         self.schedule_update();
         self.on_arrival();

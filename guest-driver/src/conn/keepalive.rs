@@ -69,6 +69,7 @@ impl Conn {
             received,
             unread,
             unread_by_peer: tx.sender.in_flight(),
+            queued: tx.queue.len(),
             cursors: Cursors {
                 written: wrap_and_count(tx.sender.producer_word().cursor),
                 read_by_peer: wrap_and_count(ConsumerWord::from_u64(tx.seen).cursor),

@@ -9,6 +9,7 @@
 //! its words into memory that it can change at any time. So a thread copies them out and has
 //! `smc_core::connection` check them. Words that cannot be true abort the connection.
 
+mod byte_queue;
 mod carrier;
 mod end;
 mod inherit;
@@ -29,6 +30,7 @@ use std::time::{Duration, Instant};
 use smc_core::connection::{Close, Event, Receiver, Sender};
 use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 
+pub use byte_queue::{ByteQueue, NextBytes};
 pub(crate) use carrier::Carrier;
 use carrier::no_ring;
 use keepalive::Silence;
@@ -77,7 +79,7 @@ pub(super) struct Tx {
     total: u64,
     /// How often bytes were sent.
     deliveries: u64,
-    /// Bytes that wait for the peer to read an urgent byte.
+    /// Bytes for which the ring has no room.
     queue: SendQueue,
 }
 
@@ -120,9 +122,9 @@ pub(crate) struct Conn {
     read_shut: AtomicBool,
     /// This end writes no more. A sleeping writer has to see it, too.
     write_shut: AtomicBool,
-    /// A write found no room, and the readiness descriptor has not shown room since.
+    /// A write that must not wait found no room, and no poll has shown room since.
     write_blocked: AtomicBool,
-    /// Bytes wait for the peer to read an urgent byte. Not under the lock of the send side, because
+    /// The send queue has bytes. Not under the lock of the send side, because
     /// the reactor asks at every event.
     holding: AtomicBool,
     /// The background thread will check whether the peer knows of all that was read.
@@ -376,6 +378,7 @@ impl Conn {
 impl ConnectionHandler for Conn {
     fn on_wake(&self) {
         self.send_held();
+        self.check_blocked_writer();
         self.wake_all();
         self.sync_readiness();
         // The waiter may be a writer, which does not answer requests of the peer.
@@ -409,6 +412,7 @@ impl ConnectionHandler for Conn {
 
     fn on_tick(&self) {
         self.send_held();
+        self.check_blocked_writer();
         self.answer_flags();
         self.check_keepalive();
         // While the descriptor shows readable and writable, the line is not armed, which spares the

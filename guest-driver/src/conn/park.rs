@@ -22,16 +22,14 @@ impl Conn {
         clear_interrupted();
         // The kernel restarts a sleep on a word after a handler with SA_RESTART, as it does with calls
         // that have no time limit.
-        self.wait_as(&deadline.into(), deadline.is_none(), || {
-            let now = self.words();
-            let changed = match write {
-                true => now[1] != seen[1] || self.write_shut.load(Ordering::Acquire),
-                false => {
-                    reader_view(now) != reader_view(seen) || self.read_shut.load(Ordering::Acquire)
-                }
-            };
-            changed || was_interrupted()
-        })?;
+        let (end, on_word) = (deadline.into(), deadline.is_none());
+        match write {
+            true => self.await_room(&end, on_word, seen[1], was_interrupted)?,
+            false => self.wait_as(&end, on_word, || {
+                let read_shut = || self.read_shut.load(Ordering::Acquire);
+                reader_view(self.words()) != reader_view(seen) || read_shut() || was_interrupted()
+            })?,
+        }
         if was_interrupted() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
     }
 }

@@ -14,13 +14,22 @@ use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::{ReadinessFd, Ready};
 use crate::sys::lock;
 
-/// The ends of a connection that its control words do not show.
+/// What the control words of a connection do not show of its readiness.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LocalEnd {
     /// It ended abnormally.
     failed: bool,
     /// The application reads no more.
     read_shut: bool,
+    /// A write that must not wait has found no room, and no poll has shown room since.
+    write_blocked: bool,
+}
+
+impl LocalEnd {
+    /// Whether a reader finds no difference.
+    pub(crate) fn same_for_reader(self, other: LocalEnd) -> bool {
+        LocalEnd { write_blocked: false, ..self } == LocalEnd { write_blocked: false, ..other }
+    }
 }
 
 impl Conn {
@@ -41,7 +50,7 @@ impl Conn {
         let own_end = said.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED);
         Ready {
             readable: rx.receiver.readable() > 0 || ended || shut || failed,
-            writable: failed || !tx.close.can_write() || has_room(&tx.sender) || tx.holds_more(),
+            writable: failed || !tx.close.can_write() || has_room(&tx.sender) || tx.shows_room(),
             read_closed: ended || shut || failed,
             hang_up: failed || closed || (own_end && (ended || shut)),
             both_ended: failed || (own_end && (ended || shut)),
@@ -49,19 +58,18 @@ impl Conn {
         }
     }
 
-    /// Whether [`Conn::ready`] may have changed since the words were `seen`. This costs two loads.
-    pub(crate) fn may_have_changed(&self, seen: [u64; 2]) -> bool {
-        self.words() != seen || self.has_failed()
-    }
-
-    /// The control words, to be compared by [`Conn::may_have_changed`].
+    /// The control words.
     pub(crate) fn control_words(&self) -> [u64; 2] {
         self.words()
     }
 
-    /// How the connection has ended, as far as its control words do not show it.
+    /// What the control words do not show.
     pub(crate) fn local_end(&self) -> LocalEnd {
-        LocalEnd { failed: self.has_failed(), read_shut: self.read_shut.load(Ordering::Acquire) }
+        LocalEnd {
+            failed: self.has_failed(),
+            read_shut: self.read_shut.load(Ordering::Acquire),
+            write_blocked: self.write_blocked.load(Ordering::Relaxed),
+        }
     }
 
     /// A descriptor that the kernel shows as readable and writable when this connection is.
@@ -197,6 +205,6 @@ impl Conn {
 /// woken for every byte that is read. A single byte is enough if it makes the peer say what it has
 /// read.
 fn has_room(sender: &Sender) -> bool {
-    let enough = if sender.is_outdated() { 1 } else { sender.ring().len() / 4 };
+    let enough = if sender.is_outdated() { 1 } else { sender.usable() / 4 };
     sender.space() >= enough
 }

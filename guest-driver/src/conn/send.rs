@@ -17,8 +17,8 @@ const PIECES_PER_DELIVERY: usize = 8;
 
 impl Conn {
     /// Writes the slices and returns the number of bytes. A blocking call returns when all bytes
-    /// are in the peer's ring, as TCP's does when they are in its send buffer, or with fewer if it
-    /// ends early.
+    /// are in the peer's ring or in the send queue, as TCP's does when they are in its send buffer, or
+    /// with fewer if it ends early.
     ///
     /// # Errors
     /// No byte was written: the connection has failed, this end writes no more, there is no room
@@ -69,6 +69,7 @@ impl Conn {
                 self.write_blocked.store(true, Ordering::Relaxed);
                 if done > 0 {
                     drop(tx);
+                    self.await_stall();
                     self.sync_readiness();
                     return Ok(done);
                 }
@@ -78,6 +79,7 @@ impl Conn {
                 self.sync_readiness();
                 if self.words()[1] == seen || self.has_failed() {
                     self.check()?;
+                    self.await_stall();
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
                 tx = self.tx();
@@ -85,9 +87,7 @@ impl Conn {
             }
             let before = tx.seen;
             drop(tx);
-            let waited = self.wait(deadline, || {
-                self.words()[1] != before || self.write_shut.load(Ordering::Acquire)
-            });
+            let waited = self.await_room(deadline, true, before, || false);
             tx = self.tx();
             match waited {
                 Ok(()) => {}
@@ -188,9 +188,7 @@ impl Conn {
             drop(tx);
             let waited = match self.is_nonblocking() {
                 true => Err(io::ErrorKind::WouldBlock.into()),
-                false => self.wait(deadline, || {
-                    self.words()[1] != before || self.write_shut.load(Ordering::Acquire)
-                }),
+                false => self.await_room(deadline, true, before, || false),
             };
             tx = self.tx();
             if let Err(error) = waited {

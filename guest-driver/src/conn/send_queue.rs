@@ -1,39 +1,72 @@
-//! Bytes that a program writes behind an urgent byte. The protocol sends nothing until the peer has
-//! read that byte, while TCP queues what follows. So the connection keeps the bytes, and sends them
-//! when the peer says that it has read. The background thread does so if no call does.
+//! The send queue: what a program has written and the peer's ring has no room for.
+//!
+//! A write goes into the peer's ring as long as the peer reads. The queue takes it when nothing else
+//! would help: the ring is full and the peer has stalled, which means that it has read nothing for
+//! [`STALL`]; or the peer has not read an urgent byte, behind which the protocol sends nothing. So a
+//! program may write as much before it reads as on TCP. What is in the queue goes out first. Whoever
+//! calls next moves it into the ring, or the thread that the peer's reading wakes.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use smc_core::connection::Event;
+use smc_core::wire::cursor::Cursor;
 
+use super::byte_queue::{ByteQueue, NextBytes, forget_chunks};
 use super::{CHUNK, Conn, Tx};
+use crate::reactor::wait::Deadline;
 
-/// Bytes that are kept at most. Further writes wait, as for a full send buffer.
-const MAX_HELD: usize = 64 << 10;
+/// A peer that has read nothing for this long has stalled.
+const STALL: Duration = Duration::from_millis(1);
+/// How long a call that does not wait looks whether the peer reads.
+const LOOK: Duration = Duration::from_micros(50);
+/// Bytes of a queue at most, unless the program has set SO_SNDBUF: what TCP's buffers grow to.
+const LIMIT: usize = 4 << 20;
+/// What TCP's receive buffer takes of a program that never reads, however small SO_SNDBUF is.
+const UNREAD: usize = 128 << 10;
 /// How often a thread goes on at once when the peer signals without end.
 const MAX_TURNS: u32 = 64;
 
-/// Number of connections of this process with bytes that wait.
-static HOLDING: AtomicUsize = AtomicUsize::new(0);
+/// Number of connections of this process whose queues have bytes: those that the child of a fork can
+/// take over, and others.
+static HOLDING: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
-/// Whether bytes of any connection of this process wait until its peer has read an urgent byte
-/// (MSG_OOB). They are lost if the process ends.
-pub(crate) fn has_unsent_bytes() -> bool {
-    HOLDING.load(Ordering::SeqCst) > 0
+/// Whether send queues of this process have bytes, which are lost if the process ends; of
+/// connections that the child of a fork can take over, and of others.
+pub(crate) fn has_unsent_bytes() -> [bool; 2] {
+    HOLDING.each_ref().map(|holding| holding.load(Ordering::SeqCst) > 0)
 }
 
-/// The child of a fork calls this: the bytes that wait are its parent's.
+/// The child of a fork calls this: the bytes in queues are its parent's.
 pub(crate) fn forget_unsent_bytes() {
-    HOLDING.store(0, Ordering::SeqCst);
+    HOLDING.iter().for_each(|holding| holding.store(0, Ordering::SeqCst));
+    forget_chunks();
 }
 
-/// The bytes that wait.
-#[derive(Debug, Default)]
+/// A ring without room.
+#[derive(Clone, Copy, Debug)]
+struct FullRing {
+    /// How far the peer had read.
+    read: Cursor,
+    since: Instant,
+    /// The peer has stalled, whatever the time is.
+    stalled: bool,
+}
+
+/// The queue of a connection, and what decides whether it takes a write.
+#[derive(Debug)]
 pub(super) struct SendQueue {
-    bytes: Vec<u8>,
-    /// The position of one that is urgent itself.
-    urgent: Option<usize>,
+    bytes: ByteQueue,
+    limit: usize,
+    /// The last time that a write found no room.
+    full: Option<FullRing>,
+}
+
+impl Default for SendQueue {
+    fn default() -> SendQueue {
+        SendQueue { bytes: ByteQueue::default(), limit: LIMIT, full: None }
+    }
 }
 
 impl SendQueue {
@@ -46,23 +79,52 @@ impl SendQueue {
         self.bytes.len()
     }
 
-    /// The first `n` bytes are sent.
-    fn remove(&mut self, n: usize) {
-        self.bytes.drain(..n.min(self.bytes.len()));
-        self.urgent = self.urgent.and_then(|at| at.checked_sub(n));
+    /// Whether it can take a byte.
+    fn has_room(&self) -> bool {
+        self.len() < self.limit && self.bytes.may_grow()
     }
 }
 
 impl Tx {
-    /// Whether a write finds room although the ring has none.
-    pub(super) fn holds_more(&self) -> bool {
-        (self.sender.urgent_unread() || !self.queue.is_empty()) && self.queue.len() < MAX_HELD
+    /// Notes that there is no room while the peer has read this far.
+    pub(super) fn note_full(&mut self) {
+        let read = self.sender.consumed();
+        if self.queue.full.is_none_or(|full| full.read != read) {
+            let full = FullRing { read, since: Instant::now(), stalled: false };
+            self.queue.full = Some(full);
+        }
+    }
+
+    /// The last [`Tx::note_full`], if the peer has read nothing since.
+    fn full(&self) -> Option<&FullRing> {
+        self.queue.full.as_ref().filter(|full| full.read == self.sender.consumed())
+    }
+
+    fn has_stalled(&self) -> bool {
+        self.full().is_some_and(|full| full.stalled || full.since.elapsed() >= STALL)
+    }
+
+    /// Whether the queue takes a write for which the ring has no room.
+    fn may_queue(&self) -> bool {
+        (self.sender.urgent_unread() || self.has_stalled()) && self.queue.has_room()
+    }
+
+    /// Whether poll shows room although the ring has none. As on TCP, a third of the queue has to be
+    /// free, so that a writer is not woken for every byte.
+    pub(super) fn shows_room(&self) -> bool {
+        self.queue.len() <= self.queue.limit / 3 * 2 && self.may_queue()
+    }
+
+    /// When the queue takes a write although it does not now; `None`: the peer has to read first.
+    fn queues_at(&self) -> Option<Instant> {
+        let full = self.full().filter(|_| self.queue.has_room())?;
+        Some(full.since + STALL)
     }
 }
 
 impl Conn {
-    /// Keeps the slices' bytes from `skip` on, if they have to wait for the peer to read an urgent
-    /// byte. `urgent`: the last of them is urgent, too. Returns how many there was room for.
+    /// Keeps the slices' bytes from `skip` on in the queue, if it takes them. `urgent`: the last of
+    /// them is urgent. Returns how many there was room for.
     #[cold]
     pub(super) fn hold(
         &self,
@@ -71,30 +133,87 @@ impl Conn {
         mut skip: usize,
         urgent: bool,
     ) -> usize {
-        if !tx.holds_more() {
+        tx.note_full();
+        if !tx.may_queue() {
             return 0;
         }
-        let before = tx.queue.len();
+        let SendQueue { bytes: queue, limit, .. } = &mut tx.queue;
+        let before = queue.len();
         for buf in bufs {
             let bytes = buf.get(skip.min(buf.len())..).unwrap_or_default();
             skip -= skip.min(buf.len());
-            let room = MAX_HELD - tx.queue.len();
-            tx.queue
-                .bytes
-                .extend_from_slice(bytes.get(..bytes.len().min(room)).unwrap_or_default());
+            if queue.append(bytes, *limit) < bytes.len() {
+                break;
+            }
         }
-        if urgent {
-            // One before it becomes an ordinary byte, as on TCP.
-            tx.queue.urgent = tx.queue.len().checked_sub(1);
+        let held = queue.len() - before;
+        if urgent && held > 0 {
+            queue.mark_last_urgent();
+            // The peer learns of urgent data although there is no room for the byte (CDC-30).
+            tx.sender.announce_urgent();
         }
-        let held = tx.queue.len() - before;
+        self.begin_holding(tx);
+        held
+    }
+
+    /// The queue has bytes: the peer's next read has to wake a thread.
+    fn begin_holding(&self, tx: &mut Tx) {
+        if tx.queue.is_empty() {
+            return;
+        }
         if !self.holding.swap(true, Ordering::SeqCst) {
-            self.add_waiter();
-            HOLDING.fetch_add(1, Ordering::SeqCst);
-            self.reactor.add_pollable();
+            self.watch_held();
+            self.holding_count().fetch_add(1, Ordering::SeqCst);
+        }
+        tx.sender.block();
+        if tx.sender.publish_due() {
+            self.publish(tx);
         }
         self.await_reader(tx);
-        held
+    }
+
+    fn holding_count(&self) -> &'static AtomicUsize {
+        let [inheritable, others] = &HOLDING;
+        if self.carrier.must_be_polled() { others } else { inheritable }
+    }
+
+    fn watch_held(&self) {
+        self.add_waiter();
+        self.reactor.add_pollable();
+    }
+
+    /// Begins again in the child of a fork that has taken the connection over.
+    pub(super) fn hold_on(&self) {
+        if self.has_held() {
+            self.watch_held();
+        }
+    }
+
+    /// Puts bytes that the program has written before into the ring, and the rest into the queue.
+    pub(crate) fn send_queue(&self, bytes: ByteQueue) {
+        let mut tx = self.tx();
+        self.refresh_tx(&mut tx);
+        tx.queue.bytes.append_queue(bytes);
+        self.flush_held(&mut tx);
+        tx.note_full();
+        self.begin_holding(&mut tx);
+    }
+
+    /// Bytes of the queue.
+    pub(crate) fn queued(&self) -> usize {
+        self.reactor.poll();
+        let mut tx = self.tx();
+        self.refresh_tx(&mut tx);
+        tx.queue.len()
+    }
+
+    /// Bounds what the program may write before the peer reads, as SO_SNDBUF does: `bytes` is what
+    /// the option says of a socket, which is twice what the program has set.
+    pub(crate) fn set_send_buffer(&self, bytes: usize) {
+        let mut tx = self.tx();
+        let all = bytes.saturating_add(UNREAD);
+        tx.sender.limit_to(u32::try_from(all).unwrap_or(u32::MAX));
+        tx.queue.limit = all.saturating_sub(tx.sender.usable() as usize);
     }
 
     /// Whether bytes wait to be sent.
@@ -130,24 +249,12 @@ impl Conn {
                 return self.discard_held(tx);
             }
             // Not in its place meanwhile: a delivery that fails comes back here.
-            let mut held = std::mem::take(&mut tx.queue);
-            let ordinary = held.urgent.unwrap_or(held.len()).min(CHUNK as usize);
-            let sent = if ordinary > 0 {
-                let bytes = held.bytes.get(..ordinary).unwrap_or_default();
-                let n = tx.sender.space().min(ordinary as u32);
-                self.put(tx, &[IoSlice::new(bytes)], 0, n, held.len() > n as usize)
-            } else {
-                let [span, _] = tx.sender.spans(1);
-                tx.sender.advance_urgent(1);
-                tx.total += 1;
-                let byte = held.bytes.get(..1).unwrap_or_default();
-                self.deliver(tx, &[(span.offset, byte)]).map(|()| 1)
-            };
-            match sent {
+            let mut held = std::mem::take(&mut tx.queue.bytes);
+            match self.send_next(tx, &held) {
                 Ok(n) => held.remove(n as usize),
-                Err(_) => held = SendQueue::default(),
+                Err(_) => held = ByteQueue::default(),
             }
-            tx.queue = held;
+            tx.queue.bytes = held;
         }
         if tx.queue.is_empty() {
             self.end_holding();
@@ -158,18 +265,112 @@ impl Conn {
         }
     }
 
+    fn send_next(&self, tx: &mut Tx, held: &ByteQueue) -> io::Result<u32> {
+        match held.next() {
+            NextBytes::Ordinary(bytes) => {
+                let most = u32::try_from(bytes.len()).unwrap_or(u32::MAX).min(CHUNK);
+                let n = tx.sender.space().min(most);
+                self.put(tx, &[IoSlice::new(bytes)], 0, n, held.len() > n as usize)
+            }
+            NextBytes::Urgent(byte) => {
+                let [span, _] = tx.sender.spans(1);
+                tx.sender.advance_urgent(1);
+                tx.total += 1;
+                self.deliver(tx, &[(span.offset, &[byte])]).map(|()| 1)
+            }
+            NextBytes::None => Ok(0),
+        }
+    }
+
     /// Throws away what waits: the connection is over.
     pub(super) fn discard_held(&self, tx: &mut Tx) {
-        tx.queue = SendQueue::default();
+        tx.queue.bytes = ByteQueue::default();
         self.end_holding();
     }
 
     pub(super) fn end_holding(&self) {
         if self.holding.swap(false, Ordering::SeqCst) {
             let less = |holding: usize| holding.checked_sub(1);
-            let _ = HOLDING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+            let count = self.holding_count();
+            let _ = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
             self.reactor.remove_pollable();
             self.remove_waiter();
+        }
+    }
+
+    /// Waits until a write may go on that found no room when the peer's word was `seen`: until the
+    /// peer has read, or the queue takes the write.
+    ///
+    /// # Errors
+    /// As [`Conn::wait`].
+    pub(super) fn await_room(
+        &self,
+        deadline: &Deadline,
+        on_word: bool,
+        seen: u64,
+        mut or: impl FnMut() -> bool,
+    ) -> io::Result<()> {
+        let write_shut = || self.write_shut.load(Ordering::Acquire);
+        let changed = || self.words()[1] != seen || write_shut() || or();
+        let queues_at = self.tx().queues_at();
+        let ends_before = |at: Instant| deadline.left().is_some_and(|(now, left)| now + left < at);
+        match queues_at.filter(|at| !ends_before(*at)) {
+            Some(at) => match self.wait_as(&Deadline::from(Some(at)), on_word, changed) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+                waited => waited,
+            },
+            None => self.wait_as(deadline, on_word, changed),
+        }
+    }
+
+    /// After a call that must not wait and found no room: looks for a moment whether the peer reads.
+    /// `true`: another try may find room, in the ring or in the queue.
+    pub(crate) fn look_for_room(&self) -> bool {
+        let seen = {
+            let tx = self.tx();
+            match tx.full() {
+                Some(_) if !tx.queue.has_room() => return false,
+                Some(_) if !tx.has_stalled() => tx.seen,
+                _ => return true,
+            }
+        };
+        let begun = Instant::now();
+        while begun.elapsed() < LOOK {
+            self.reactor.poll();
+            if self.words()[1] != seen || self.has_failed() {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        let mut tx = self.tx();
+        let read = tx.sender.consumed();
+        if let Some(full) = tx.queue.full.as_mut().filter(|full| full.read == read) {
+            full.stalled = true;
+        }
+        true
+    }
+
+    /// Has a writer that must not wait, and was told that there is no room, learn that there is some.
+    pub(super) fn check_blocked_writer(&self) {
+        if !self.write_blocked.load(Ordering::Relaxed) {
+            return;
+        }
+        if self.ready().writable {
+            self.write_blocked.store(false, Ordering::Relaxed);
+            self.wake_all();
+            return;
+        }
+        self.await_stall();
+    }
+
+    /// Has the background thread look again whether the peer has stalled.
+    pub(super) fn await_stall(&self) {
+        let mut tx = self.tx();
+        tx.note_full();
+        let waits = !tx.has_stalled() && tx.queue.has_room();
+        drop(tx);
+        if waits {
+            self.schedule_update();
         }
     }
 }

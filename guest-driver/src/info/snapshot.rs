@@ -24,6 +24,8 @@ pub struct ConnectionSnapshot {
     pub unread: u32,
     /// Bytes that the peer has not read.
     pub unread_by_peer: u32,
+    /// Bytes in the send queue.
+    pub queued: usize,
     /// Where both ends stand in the two rings.
     pub cursors: Cursors,
 }

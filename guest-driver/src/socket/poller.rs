@@ -12,7 +12,7 @@ use rustix::event::epoll;
 use rustix::fd::OwnedFd;
 
 use super::SmcStream;
-use crate::conn::Conn;
+use crate::conn::{Conn, LocalEnd};
 use crate::reactor::Reactor;
 use crate::reactor::poll_queue::{PollEntry, PollQueue};
 use crate::reactor::spin::Spin;
@@ -96,8 +96,8 @@ struct Watched {
     entry: Arc<PollEntry>,
     /// It is among the candidates.
     is_candidate: bool,
-    /// Control words at the last check, if nothing was ready then.
-    quiet: Option<[u64; 2]>,
+    /// What it said at the last check, if nothing was ready then.
+    quiet: Option<([u64; 2], LocalEnd)>,
     /// It belongs to another reactor than the poller's first.
     foreign: bool,
 }
@@ -458,12 +458,12 @@ impl Inner {
             }
             let Some(number) = self.candidates.pop_front() else { return };
             let Some(watched) = self.watched(number) else { continue };
-            let words = watched.conn.control_words();
+            let seen = (watched.conn.control_words(), watched.conn.local_end());
             let state = watched.conn.ready();
             let readable = watched.interest.readable && state.readable;
             let writable = watched.interest.writable && state.writable;
             if !readable && !writable && !state.hang_up {
-                watched.quiet = Some(words);
+                watched.quiet = Some(seen);
                 watched.is_candidate = false;
                 continue;
             }
@@ -498,7 +498,8 @@ impl Drop for Inner {
 impl Watched {
     /// Whether it may be ready since the last check found that it was not.
     fn has_changed(&self) -> bool {
-        self.quiet.is_none_or(|words| self.conn.may_have_changed(words))
+        let conn = &self.conn;
+        self.quiet.is_none_or(|seen| seen != (conn.control_words(), conn.local_end()))
     }
 }
 

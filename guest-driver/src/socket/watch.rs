@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::SmcStream;
-use crate::conn::{self, Conn, LocalEnd};
+use crate::conn::{self, ByteQueue, Conn, LocalEnd};
 use crate::reactor::Reactor;
 use crate::reactor::poll_queue::{PollEntry, PollQueue};
 use crate::reactor::spin::Spin;
@@ -59,7 +59,7 @@ impl ChangeToken {
     /// Whether a reader has no more to do than at `earlier`: only the peer's reading has moved.
     pub fn same_for_reader(self, earlier: ChangeToken) -> bool {
         crate::conn::reader_view(self.words) == crate::conn::reader_view(earlier.words)
-            && self.end == earlier.end
+            && self.end.same_for_reader(earlier.end)
     }
 }
 
@@ -397,13 +397,41 @@ impl SmcStream {
         self.conn().map(|conn| conn.peer_has_ended())
     }
 
-    /// Whether bytes of any connection of this process wait until its peer has read an urgent byte.
-    /// They are lost if the process ends.
-    pub fn any_has_unsent_bytes() -> bool {
+    /// Whether send queues of connections of this process have bytes, which are lost if the process
+    /// ends: those of connections that the child of a fork can take over, and those of others.
+    pub fn any_has_unsent_bytes() -> [bool; 2] {
         conn::has_unsent_bytes()
     }
 
-    /// The child of a fork calls this: the bytes that wait are its parent's.
+    /// Bytes that the program has written and that are not on their way to the peer, as SIOCOUTQNSD
+    /// says. For TCP: 0.
+    pub fn queued(&self) -> usize {
+        self.conn().map_or(0, |conn| conn.queued())
+    }
+
+    /// Puts bytes that the program has written before into the peer's buffer, and the rest into the
+    /// send queue. Does nothing for TCP.
+    pub fn send_queue(&self, bytes: ByteQueue) {
+        if let Some(conn) = self.conn() {
+            conn.send_queue(bytes);
+        }
+    }
+
+    /// Bounds what the program may write before the peer reads, as SO_SNDBUF does. `bytes` is what the
+    /// option says of the socket: twice what the program has set. Does nothing for TCP.
+    pub fn set_send_buffer(&self, bytes: usize) {
+        if let Some(conn) = self.conn() {
+            conn.set_send_buffer(bytes);
+        }
+    }
+
+    /// After a write that must not wait and found no room: looks for a moment, at most 50 us,
+    /// whether the peer reads. `true`: another try may find room.
+    pub fn look_for_room(&self) -> bool {
+        self.conn().is_some_and(|conn| conn.look_for_room())
+    }
+
+    /// The child of a fork calls this: the bytes in send queues are its parent's.
     pub fn forget_unsent_bytes() {
         conn::forget_unsent_bytes();
     }

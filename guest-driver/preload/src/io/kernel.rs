@@ -108,7 +108,7 @@ pub(crate) fn close_all() {
     leave_closed();
     waiting::finish(false);
     let begun = Instant::now();
-    while SmcStream::any_has_unsent_bytes() && begun.elapsed() < URGENT_TIMEOUT {
+    while SmcStream::any_has_unsent_bytes().contains(&true) && begun.elapsed() < URGENT_TIMEOUT {
         std::thread::sleep(Duration::from_millis(1));
     }
 }

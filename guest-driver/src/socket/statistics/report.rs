@@ -99,6 +99,8 @@ pub struct Connection {
     pub unread: u64,
     /// Bytes that the peer has not read; not known of TCP.
     pub unread_by_peer: Option<u64>,
+    /// Bytes in the send queue; not known of TCP.
+    pub queued: Option<u64>,
     /// Cursors as [wrap, offset]: written, read by the peer; written by the peer, read.
     pub cursors: Option<[(u16, u32); 4]>,
     /// What the ends agreed on, if the connection is SMC-D.
@@ -171,6 +173,7 @@ fn of_smc(snapshot: ConnectionSnapshot) -> Connection {
         received: snapshot.received,
         unread: snapshot.unread.into(),
         unread_by_peer: Some(snapshot.unread_by_peer.into()),
+        queued: u64::try_from(snapshot.queued).ok(),
         cursors: Some([
             cursors.written,
             cursors.read_by_peer,

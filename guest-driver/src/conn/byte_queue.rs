@@ -1,0 +1,271 @@
+//! Bytes that a program has written and that are not sent yet, in chunks of memory.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Bytes of a chunk.
+const CHUNK_LEN: usize = 64 << 10;
+/// Chunks that all queues of a process have at most: 128 MiB.
+const MAX_CHUNKS: usize = 2048;
+
+/// Number of chunks of all queues of this process.
+static CHUNKS: AtomicUsize = AtomicUsize::new(0);
+
+/// The child of a fork calls this: the chunks are its parent's.
+pub(super) fn forget_chunks() {
+    CHUNKS.store(0, Ordering::SeqCst);
+}
+
+/// A piece of memory, counted.
+#[derive(Debug)]
+struct Chunk(Vec<u8>);
+
+impl Chunk {
+    /// `None`: the queues of this process have as much memory as they may.
+    fn new() -> Option<Chunk> {
+        let one_more = |chunks| (chunks < MAX_CHUNKS).then_some(chunks + 1);
+        CHUNKS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more).ok()?;
+        Some(Chunk(Vec::with_capacity(CHUNK_LEN)))
+    }
+
+    fn room(&self) -> usize {
+        CHUNK_LEN - self.0.len()
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        let one_less = |chunks: usize| chunks.checked_sub(1);
+        let _ = CHUNKS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
+    }
+}
+
+/// Bytes that a program has written and that are not sent yet. The last byte of a write may be
+/// urgent (MSG_OOB). All queues of a process together have 128 MiB at most.
+#[derive(Debug, Default)]
+pub struct ByteQueue {
+    chunks: VecDeque<Chunk>,
+    /// Bytes of the first chunk that are sent.
+    start: usize,
+    len: usize,
+    /// Position of the urgent byte.
+    urgent: Option<usize>,
+}
+
+/// What is to be sent next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum NextBytes<'a> {
+    /// Ordinary bytes, at least one.
+    Ordinary(&'a [u8]),
+    /// The urgent byte.
+    Urgent(u8),
+    /// Nothing.
+    None,
+}
+
+impl ByteQueue {
+    /// Whether it has no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Number of bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is memory for another byte.
+    pub fn may_grow(&self) -> bool {
+        CHUNKS.load(Ordering::Relaxed) < MAX_CHUNKS
+            || self.chunks.back().is_some_and(|chunk| chunk.room() > 0)
+    }
+
+    /// Appends bytes, until the queue has `limit` of them or the process has no memory for more.
+    /// Returns how many.
+    pub fn append(&mut self, bytes: &[u8], limit: usize) -> usize {
+        let mut rest =
+            bytes.get(..bytes.len().min(limit.saturating_sub(self.len))).unwrap_or(bytes);
+        let before = self.len;
+        while !rest.is_empty() {
+            if self.chunks.back().is_none_or(|chunk| chunk.room() == 0) {
+                let Some(chunk) = Chunk::new() else { break };
+                self.chunks.push_back(chunk);
+            }
+            let Some(Chunk(last)) = self.chunks.back_mut() else { break };
+            let (now, later) = rest.split_at(rest.len().min(CHUNK_LEN - last.len()));
+            last.extend_from_slice(now);
+            self.len += now.len();
+            rest = later;
+        }
+        self.len - before
+    }
+
+    /// Says that the last byte is urgent. One before it becomes an ordinary byte, as on TCP.
+    pub fn mark_last_urgent(&mut self) {
+        self.urgent = self.len.checked_sub(1);
+    }
+
+    /// What is to be sent next: as much as lies together.
+    pub fn next(&self) -> NextBytes<'_> {
+        let Some(Chunk(first)) = self.chunks.front() else { return NextBytes::None };
+        let bytes = first.get(self.start..).unwrap_or_default();
+        match (self.urgent, bytes) {
+            (Some(0), [byte, ..]) => NextBytes::Urgent(*byte),
+            (_, []) => NextBytes::None,
+            (Some(at), bytes) => NextBytes::Ordinary(bytes.get(..at).unwrap_or(bytes)),
+            (None, bytes) => NextBytes::Ordinary(bytes),
+        }
+    }
+
+    /// The first `n` bytes of [`ByteQueue::next`] are sent.
+    pub fn remove(&mut self, n: usize) {
+        let Some(first) = self.chunks.front() else { return };
+        let n = n.min(first.0.len() - self.start);
+        self.start += n;
+        self.len -= n;
+        self.urgent = self.urgent.and_then(|at| at.checked_sub(n));
+        if self.start == first.0.len() {
+            self.chunks.pop_front();
+            self.start = 0;
+        }
+    }
+
+    /// Moves all bytes of another queue behind those of this one, whatever the limits are.
+    pub fn append_queue(&mut self, mut other: ByteQueue) {
+        if self.is_empty() {
+            *self = other;
+            return;
+        }
+        let at = other.urgent.map(|at| self.len + at);
+        self.urgent = at.or(self.urgent);
+        self.len += other.len;
+        if let Some(first) = other.chunks.front_mut() {
+            first.0.drain(..other.start);
+        }
+        // A chunk in the middle may have fewer bytes than it could.
+        self.chunks.append(&mut other.chunks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Append { len: usize, limit: usize, urgent: bool },
+        Remove(usize),
+        Join { len: usize, removed: usize },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let len = prop_oneof![0usize..20, 0usize..200_000];
+        prop_oneof![
+            (len.clone(), 0usize..1_000_000, proptest::bool::weighted(0.2))
+                .prop_map(|(len, limit, urgent)| Step::Append { len, limit, urgent }),
+            len.clone().prop_map(Step::Remove),
+            (len, 0usize..100).prop_map(|(len, removed)| Step::Join { len, removed }),
+        ]
+    }
+
+    /// The bytes, and which of them is urgent.
+    #[derive(Default)]
+    struct Model(Vec<u8>, Option<usize>);
+
+    impl Model {
+        fn remove(&mut self, n: usize) {
+            self.0.drain(..n);
+            self.1 = self.1.and_then(|at| at.checked_sub(n));
+        }
+    }
+
+    /// Compares what is next, and takes up to `n` bytes of it.
+    fn take(queue: &mut ByteQueue, model: &mut Model, n: usize) -> usize {
+        let taken = match queue.next() {
+            NextBytes::None => {
+                assert!(model.0.is_empty());
+                return 0;
+            }
+            NextBytes::Urgent(byte) => {
+                assert_eq!((model.1, model.0[0]), (Some(0), byte));
+                1
+            }
+            NextBytes::Ordinary(bytes) => {
+                assert!(!bytes.is_empty() && model.0.starts_with(bytes));
+                assert!(model.1.is_none_or(|at| at >= bytes.len()));
+                bytes.len().min(n)
+            }
+        };
+        queue.remove(taken);
+        model.remove(taken);
+        taken
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_queue(steps in proptest::collection::vec(step(), 1..40)) {
+            let (mut queue, mut model) = (ByteQueue::default(), Model::default());
+            let mut counter = 0u8;
+            let mut bytes = |len: usize| -> Vec<u8> {
+                counter = counter.wrapping_add(1);
+                (0..len).map(|at| counter ^ (at % 251) as u8).collect()
+            };
+            for step in steps {
+                match step {
+                    Step::Append { len, limit, urgent } => {
+                        let bytes = bytes(len);
+                        let n = queue.append(&bytes, limit);
+                        prop_assert_eq!(n, len.min(limit.saturating_sub(model.0.len())));
+                        model.0.extend_from_slice(&bytes[..n]);
+                        if urgent {
+                            queue.mark_last_urgent();
+                            model.1 = model.0.len().checked_sub(1);
+                        }
+                    }
+                    Step::Remove(n) => {
+                        let mut left = n.min(model.0.len());
+                        while left > 0 {
+                            left -= take(&mut queue, &mut model, left);
+                        }
+                    }
+                    Step::Join { len, removed } => {
+                        let mut other = ByteQueue::default();
+                        let bytes = bytes(len);
+                        other.append(&bytes, usize::MAX);
+                        other.remove(removed);
+                        let removed = removed.min(len);
+                        queue.append_queue(other);
+                        model.0.extend_from_slice(&bytes[removed..]);
+                    }
+                }
+                prop_assert_eq!(queue.len(), model.0.len());
+                prop_assert_eq!(queue.is_empty(), model.0.is_empty());
+            }
+            while take(&mut queue, &mut model, usize::MAX) > 0 {}
+            prop_assert!(model.0.is_empty() && queue.chunks.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_process_has_so_many_bytes_in_queues_and_no_more() {
+        // Other tests of this process have queues, too.
+        let piece = vec![7; 4 << 20];
+        let mut queues: Vec<ByteQueue> = Vec::new();
+        loop {
+            let mut queue = ByteQueue::default();
+            let n = queue.append(&piece, usize::MAX);
+            queues.push(queue);
+            if n < piece.len() {
+                break;
+            }
+        }
+        let all: usize = queues.iter().map(ByteQueue::len).sum();
+        assert!(all <= MAX_CHUNKS * CHUNK_LEN && all > (MAX_CHUNKS - 200) * CHUNK_LEN, "{all}");
+        drop(queues);
+        assert_eq!(ByteQueue::default().append(&piece, usize::MAX), piece.len());
+    }
+}
