@@ -200,5 +200,6 @@ mod data;
 mod eligibility;
 mod many;
 mod poll;
+mod room;
 mod timing;
 mod urgent;
