@@ -132,6 +132,14 @@ impl ByteQueue {
         }
     }
 
+    /// All bytes, the urgent one like the others.
+    pub fn into_bytes(self) -> Vec<u8> {
+        let parts = self.chunks.iter().map(|chunk| chunk.0.as_slice());
+        let mut all: Vec<u8> = parts.collect::<Vec<_>>().concat();
+        all.drain(..self.start);
+        all
+    }
+
     /// Moves all bytes of another queue behind those of this one, whatever the limits are.
     pub fn append_queue(&mut self, mut other: ByteQueue) {
         if self.is_empty() {
@@ -245,6 +253,9 @@ mod tests {
                 prop_assert_eq!(queue.len(), model.0.len());
                 prop_assert_eq!(queue.is_empty(), model.0.is_empty());
             }
+            let mut copy = ByteQueue::default();
+            copy.append(&model.0, usize::MAX);
+            prop_assert_eq!(&copy.into_bytes(), &model.0);
             while take(&mut queue, &mut model, usize::MAX) > 0 {}
             prop_assert!(model.0.is_empty() && queue.chunks.is_empty());
         }

@@ -35,7 +35,7 @@ pub(crate) use carrier::Carrier;
 use carrier::no_ring;
 use keepalive::Silence;
 use send_queue::SendQueue;
-pub(crate) use send_queue::{forget_unsent_bytes, has_unsent_bytes};
+pub(crate) use send_queue::{forget_unsent_bytes, has_unsent_bytes, hold_queues};
 
 pub(crate) use ready::LocalEnd;
 

@@ -111,7 +111,7 @@ impl Conn {
     /// Takes the peer's consumer word. Failures show in the connection's state.
     pub(super) fn refresh_tx(&self, tx: &mut Tx) {
         let word = self.words()[1];
-        if word == tx.seen {
+        if word == tx.seen || Self::is_held(tx) {
             return;
         }
         tx.seen = word;

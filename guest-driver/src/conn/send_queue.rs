@@ -7,7 +7,7 @@
 //! calls next moves it into the ring, or the thread that the peer's reading wakes.
 
 use std::io::{self, IoSlice};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use smc_core::connection::Event;
@@ -42,6 +42,14 @@ pub(crate) fn has_unsent_bytes() -> [bool; 2] {
 pub(crate) fn forget_unsent_bytes() {
     HOLDING.iter().for_each(|holding| holding.store(0, Ordering::SeqCst));
     forget_chunks();
+}
+
+/// Nothing leaves the queues of this process: see [`hold_queues`].
+static HELD: AtomicBool = AtomicBool::new(false);
+
+/// Says that another process sends what is in the queues of this process, or that it does not.
+pub(crate) fn hold_queues(on: bool) {
+    HELD.store(on, Ordering::SeqCst);
 }
 
 /// A ring without room.
@@ -280,6 +288,12 @@ impl Conn {
             }
             NextBytes::None => Ok(0),
         }
+    }
+
+    /// Whether the bytes stay in the queue for now. Then the peer's reading must not count either:
+    /// a write would find room in the ring, and overtake them.
+    pub(super) fn is_held(tx: &Tx) -> bool {
+        !tx.queue.is_empty() && HELD.load(Ordering::SeqCst)
     }
 
     /// Throws away what waits: the connection is over.

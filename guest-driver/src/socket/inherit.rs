@@ -2,7 +2,7 @@
 //!
 //! The child has the parent's memory and descriptors, and one thread. The parent forks while it
 //! holds the locks of the devices' queues ([`Stack::hold_devices`]), so no thread of it uses a
-//! device after that. The child checks that no other lock was held ([`Stack::is_unlocked`]),
+//! device after that, nor takes bytes out of a send queue. The child checks that no other lock was held ([`Stack::is_unlocked`]),
 //! forgets the parent's threads ([`Stack::take_over`]), and does what these did
 //! ([`StackUpkeep::turn`]).
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::SmcStream;
 use super::stack::{OpenDevice, Stack};
-use crate::conn::Conn;
+use crate::conn::{self, Conn};
 use crate::handshake::client::DeclineAnswer;
 use crate::ism::IsmDevice;
 use crate::reactor::Upkeep;
@@ -58,8 +58,13 @@ impl Stack {
                 let devices = self.open_devices();
                 let mut held = LockGuardList::new();
                 if devices.iter().all(|device| device.try_hold(&mut held)) {
+                    // The child has the send queues as they are now.
+                    conn::hold_queues(true);
                     return Some(match body() {
-                        AfterFork::Release(result) => result,
+                        AfterFork::Release(result) => {
+                            conn::hold_queues(false);
+                            result
+                        }
                         AfterFork::Keep(result) => {
                             std::mem::forget(held);
                             std::mem::forget(devices);

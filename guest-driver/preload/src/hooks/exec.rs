@@ -15,17 +15,19 @@ use crate::selection::{answering_listeners, handed_listeners, session, waiting};
 use crate::sys::user_memory::{errno, is_nowhere, set_errno};
 use crate::{config, fork, relay};
 
-/// How long a process that ends waits for peers to take what its relays hold, before another
-/// process does that.
+/// How long a process that ends waits for peers to take what its relays and send queues hold, before
+/// another process does that.
 const SHORT: Duration = Duration::from_millis(20);
 /// The same where there can be no other process.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Hands the relays on to a keeper, if other processes use them or peers have not taken what they
-/// hold. The program ends.
+/// Hands the relays on to a keeper, if other processes use them or peers have not taken what they or
+/// send queues hold. The program ends.
 pub(super) fn pass_relays_on() {
     relay::forward::finish(SHORT);
-    if !keeper::has_relays() {
+    kernel::await_sent(true, SHORT);
+    kernel::await_sent(false, LONG);
+    if !keeper::has_work() {
         return;
     }
     match keep(|| KeeperResult::End(())) {
@@ -33,6 +35,7 @@ pub(super) fn pass_relays_on() {
         None => {
             waiting::finish(true);
             relay::forward::finish(LONG);
+            kernel::await_sent(true, LONG);
         }
     }
 }
@@ -163,7 +166,9 @@ fn around(target: &Target, execute: impl FnOnce() -> c_int) -> c_int {
     relay::fork::settle_all();
     leave_to(target, |_| false);
     kernel::leave_closed();
-    if !keeper::has_relays() {
+    kernel::await_sent(true, SHORT);
+    kernel::await_sent(false, LONG);
+    if !keeper::has_work() {
         return execute();
     }
     let mut execute = Some(execute);

@@ -17,9 +17,6 @@ use crate::{fork, relay};
 /// How long a descriptor that is handed over waits for a handshake that may end with SMC.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a process that ends waits for peers that have not read an urgent byte.
-const URGENT_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Leaves a descriptor to the kernel. A connection that is not decided yet stays on TCP, and one
 /// that SMC carries gets a relay. The call may wait for a handshake.
 pub(crate) fn leave_to_kernel(fd: c_int) {
@@ -107,8 +104,17 @@ pub(crate) fn close_all() {
     }
     leave_closed();
     waiting::finish(false);
+}
+
+/// Waits until send queues have no bytes, for `limit` at most: those of all connections, or those
+/// that no keeper can empty.
+pub(crate) fn await_sent(all: bool, limit: Duration) {
     let begun = Instant::now();
-    while SmcStream::any_has_unsent_bytes().contains(&true) && begun.elapsed() < URGENT_TIMEOUT {
+    let is_unsent = || {
+        let [inheritable, others] = SmcStream::any_has_unsent_bytes();
+        others || all && inheritable
+    };
+    while is_unsent() && begun.elapsed() < limit {
         std::thread::sleep(Duration::from_millis(1));
     }
 }

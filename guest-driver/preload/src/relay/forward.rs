@@ -13,6 +13,7 @@ use guest_driver::StackUpkeep;
 use rustix::thread::futex;
 
 use super::flow::{Relay, RelayCarrier};
+use super::keeper;
 use crate::fork;
 use crate::socket::pair::SocketPair;
 use crate::socket::registrations;
@@ -26,6 +27,8 @@ use crate::sys::{STACK, leaked, raw};
 const CHUNK: usize = 256 << 10;
 /// Longest sleep of the thread.
 const LONGEST: Duration = Duration::from_secs(1);
+/// Longest sleep of a keeper while send queues have bytes.
+const SEND_PAUSE: Duration = Duration::from_millis(2);
 /// Edges only: a daemon that has gone stays reported otherwise.
 const DEVICE_EVENTS: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
 /// What the sleeper reports about the devices' own descriptors.
@@ -162,7 +165,7 @@ fn own_sleeper() -> Option<&'static Sleeper> {
 }
 
 /// Runs the relays until there are none. With `upkeep` it does what the threads of the stack would
-/// do, too.
+/// do, too, and goes on until the send queues are empty.
 pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
     if upkeep.is_some() {
         // The eventfds of the other one are shared with the parent.
@@ -174,7 +177,12 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
     }
     let mut room = vec![0u8; CHUNK];
     loop {
-        let pause = upkeep.as_mut().map_or(LONGEST, StackUpkeep::turn).min(LONGEST);
+        let mut pause = upkeep.as_mut().map_or(LONGEST, StackUpkeep::turn).min(LONGEST);
+        let is_sending = upkeep.is_some() && keeper::has_unsent_bytes();
+        if is_sending {
+            // Only relays' connections wake this thread at once.
+            pause = pause.min(SEND_PAUSE);
+        }
         let count = sleeper.watch.count();
         let mut relays = lock();
         let mut moved = false;
@@ -193,10 +201,10 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
         let over: Vec<Relay> = over;
         // The peers learn of the end before the relays are off the list.
         over.iter().for_each(|relay| unwatch(relay, sleeper));
-        if relays.list.is_empty() {
+        let is_last = relays.list.is_empty() && !is_sending;
+        if is_last {
             relays.runs = None;
         }
-        let is_last = relays.list.is_empty();
         let any_due = relays.list.iter().any(|relay| relay.is_due);
         drop(relays);
         // Outside of the lock, because the drop of a connection takes others.

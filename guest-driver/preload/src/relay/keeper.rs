@@ -1,10 +1,11 @@
 //! The keeper: a process that goes on with the relays of a process that ends, or executes another
-//! program, while somebody else still uses the program's ends.
+//! program, while somebody else still uses the program's ends. It also sends what is in the send
+//! queues of the connections that the program leaves.
 //!
 //! The process forks while no byte moves ([`super::forward::lock`]) and no thread of it uses a
 //! device ([`Stack::hold_devices`]). The child has all memory and descriptors of the session. It has
 //! one thread, which runs the relays and does what the threads of the session did. It waits until
-//! its maker has ended or has executed the program, and ends after the last relay.
+//! its maker has ended or has executed the program, and ends after the last relay and the last byte.
 //!
 //! The child is a child of nobody: the process makes it through another one that ends at once, and
 //! neither sends a signal. It keeps the library's descriptors and closes all others.
@@ -52,9 +53,14 @@ enum Attempt<T> {
     GiveUp,
 }
 
-/// Whether there are relays.
-pub(crate) fn has_relays() -> bool {
-    !forward::lock().list.is_empty()
+/// Whether there is something to do for a keeper: relays, or send queues with bytes.
+pub(crate) fn has_work() -> bool {
+    has_unsent_bytes() || !forward::lock().list.is_empty()
+}
+
+/// Whether send queues that a keeper can empty have bytes.
+pub(super) fn has_unsent_bytes() -> bool {
+    SmcStream::any_has_unsent_bytes()[0]
 }
 
 /// Makes a keeper for the relays, and calls `next` while it waits. `None`: there can be none, or no
@@ -73,7 +79,7 @@ pub(crate) fn make<T>(stack: &Arc<Stack>, next: impl FnOnce() -> KeeperResult<T>
             std::thread::sleep(Duration::from_millis(1));
             continue;
         }
-        if !relays.list.iter().any(can_be_kept) {
+        if !relays.list.iter().any(can_be_kept) && !has_unsent_bytes() {
             return None;
         }
         let left = until.saturating_duration_since(Instant::now());
