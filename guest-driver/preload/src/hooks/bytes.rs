@@ -139,20 +139,14 @@ fn discard(fd: c_int, n: usize, flags: c_int) -> Option<SysResult> {
 fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(fd)?;
     loop {
-        let dispatch = match flags & libc::MSG_OOB {
-            0 => transfer::dispatch_write,
-            _ => transfer::dispatch_transfer,
-        };
-        return match dispatch(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
+        let dont_wait = flags & libc::MSG_DONTWAIT != 0;
+        return match transfer::dispatch_write(&descriptor, fd, dont_wait) {
             Dispatch::Kernel => None,
             Dispatch::Smc(socket, stream) => Some(transfer::send((socket, stream), bufs, flags)),
-            Dispatch::Keep(socket) => {
-                let dont_wait = flags & libc::MSG_DONTWAIT != 0;
-                match transfer::keep(&descriptor, socket, fd, bufs, dont_wait) {
-                    Some(result) => Some(result),
-                    None => continue,
-                }
-            }
+            Dispatch::Keep(socket) => match transfer::keep(&descriptor, socket, fd, bufs, flags) {
+                Some(result) => Some(result),
+                None => continue,
+            },
             Dispatch::Fail(error) => Some(Err(error)),
         };
     }
@@ -498,16 +492,31 @@ unsafe fn sendfile_here(
     n: usize,
 ) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(to)?;
-    Some(match transfer::dispatch_transfer(&descriptor, to, false) {
-        Dispatch::Kernel => return None,
-        Dispatch::Keep(_) => Err(Errno(libc::EAGAIN)),
-        Dispatch::Fail(error) => Err(error),
-        Dispatch::Smc(socket, stream) => {
-            // SAFETY: the caller's promise.
-            let offset = unsafe { offset.as_mut() };
-            transfer::sendfile((socket, stream), from, offset, n.min(0x7fff_f000))
-        }
-    })
+    let n = n.min(0x7fff_f000);
+    loop {
+        // SAFETY: the caller's promise.
+        let offset = unsafe { offset.as_mut() };
+        return Some(match transfer::dispatch_write(&descriptor, to, false) {
+            Dispatch::Kernel => return None,
+            Dispatch::Fail(error) => Err(error),
+            Dispatch::Keep(socket) => {
+                let mut is_decided = false;
+                let keep = |bufs: &[IoSlice<'_>]| {
+                    let kept = transfer::keep(&descriptor, socket, to, bufs, 0);
+                    is_decided = kept.is_none();
+                    kept.unwrap_or(Err(Errno(libc::EAGAIN)))
+                };
+                match transfer::sendfile(keep, from, offset, n) {
+                    Err(_) if is_decided => continue,
+                    result => result,
+                }
+            }
+            Dispatch::Smc(socket, stream) => {
+                let send = |bufs: &[IoSlice<'_>]| transfer::send((socket, stream), bufs, 0);
+                transfer::sendfile(send, from, offset, n)
+            }
+        });
+    }
 }
 
 #[unsafe(no_mangle)]

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::selection::inherited_options::send_buffer;
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, inherited_options};
 use crate::socket::stream::{SocketState, StreamSocket};
@@ -72,26 +73,31 @@ pub(crate) fn ioctl(
 ) -> Option<Result<c_int, Errno>> {
     let socket = descriptor.stream()?;
     // SIOCOUTQ is TIOCOUTQ, SIOCINQ is FIONREAD.
-    if !matches!(request, libc::FIONREAD | libc::TIOCOUTQ | SIOCATMARK) {
+    if !matches!(request, libc::FIONREAD | libc::TIOCOUTQ | SIOCOUTQNSD | SIOCATMARK) {
         return None;
     }
+    let number = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
     if matches!(socket.state(), SocketState::Undecided | SocketState::Deciding) {
         match resolve(descriptor, fd, Wait::Short) {
             Selected::Smc => {}
+            Selected::Pending if matches!(request, libc::TIOCOUTQ | SIOCOUTQNSD) => {
+                return Some(Ok(number(socket.early().len())));
+            }
             Selected::Pending => return Some(Ok(0)),
             _ => return None,
         }
     }
     let stream = socket.smc()?;
-    let number = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
     Some(Ok(match request {
         libc::FIONREAD => number(stream.readable().unwrap_or(0)),
-        // What was written is in the peer's memory, which is what TCP's acknowledgements say.
-        libc::TIOCOUTQ => 0,
+        // All else that was written is in the peer's memory, which is what TCP's acknowledgements say.
+        libc::TIOCOUTQ | SIOCOUTQNSD => number(stream.queued()),
         _ => c_int::from(stream.at_mark().ok().flatten().unwrap_or(false)),
     }))
 }
 
+/// Request of `ioctl`: bytes that TCP has not sent.
+const SIOCOUTQNSD: u64 = 0x894b;
 /// Request of `ioctl`: whether the next byte to read is at the urgent mark.
 pub(crate) const SIOCATMARK: u64 = 0x8905;
 
@@ -184,6 +190,11 @@ pub(crate) fn follow_option(fd: c_int, socket: &StreamSocket, level: c_int, name
     match name {
         libc::SO_RCVTIMEO => socket.set_timeouts(Some(raw::timeout_of(fd, name)), None),
         libc::SO_SNDTIMEO => socket.set_timeouts(None, Some(raw::timeout_of(fd, name))),
+        libc::SO_SNDBUF | libc::SO_SNDBUFFORCE => {
+            if let (Some(stream), Some(bytes)) = (socket.smc(), send_buffer(fd)) {
+                stream.set_send_buffer(bytes);
+            }
+        }
         libc::SO_RCVLOWAT => {
             let bytes = raw::socket_option(fd, level, name).unwrap_or(0);
             socket.set_low_water(u32::try_from(bytes).unwrap_or(0));

@@ -94,8 +94,8 @@ pub(crate) fn dispatch_write(
     }
 }
 
-/// As [`dispatch_write`], for a call whose bytes the library cannot keep: from a file, from a pipe, or
-/// urgent ones. It waits until the connection is decided.
+/// As [`dispatch_write`], for a call whose bytes the library cannot keep: from a pipe. It waits until
+/// the connection is decided.
 pub(crate) fn dispatch_transfer(
     descriptor: &DescriptorRef,
     fd: c_int,
@@ -107,21 +107,27 @@ pub(crate) fn dispatch_transfer(
     }
 }
 
+/// Bytes that the library keeps of a connection that is not decided, unless the program has set
+/// SO_SNDBUF: less than TCP takes of a program whose peer does not read.
+const MAX_KEPT: usize = 7 << 19;
+
 /// Keeps what a call writes on a connection that is not decided. `None`: it is decided now.
 pub(crate) fn keep(
     descriptor: &DescriptorRef,
     socket: &StreamSocket,
     fd: c_int,
     bufs: &[IoSlice<'_>],
-    dont_wait: bool,
+    flags: c_int,
 ) -> Option<SysResult> {
-    let may_wait = !dont_wait && !socket.is_nonblocking();
-    match socket.keep_early(bufs, may_wait) {
+    let may_wait = flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking();
+    let urgent = flags & libc::MSG_OOB != 0;
+    let limit = || inherited_options::send_buffer(fd).unwrap_or(MAX_KEPT);
+    match socket.keep_early(bufs, (may_wait, urgent), limit) {
         Some(0) if bufs.iter().all(|buf| buf.is_empty()) => Some(Ok(0)),
         Some(0) if may_wait => {
             let wait = time_limit(fd, libc::SO_SNDTIMEO);
             match resolve(descriptor, fd, wait) {
-                Selected::Pending => match socket.keep_early(bufs, false) {
+                Selected::Pending => match socket.keep_early(bufs, (false, urgent), limit) {
                     Some(n @ 1..) if wait.is_over() => Some(Ok(n)),
                     _ => Some(Err(ended_by(wait))),
                 },
@@ -409,6 +415,7 @@ fn send_all(
     let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
     let mut deadline = None;
     let mut done = 0usize;
+    let mut looked = false;
     loop {
         let token = stream.change_token();
         let result = match done {
@@ -430,6 +437,9 @@ fn send_all(
             Err(error) => return Err(error.into()),
         }
         if dont_wait {
+            if !std::mem::replace(&mut looked, true) && stream.look_for_room() {
+                continue;
+            }
             socket.write_blocked.store(true, Ordering::Relaxed);
             return if done > 0 { Ok(done) } else { Err(Errno(libc::EAGAIN)) };
         }
@@ -468,12 +478,16 @@ fn send_urgent(
             return Ok(sent);
         }
     }
+    let mut looked = false;
     loop {
         let token = stream.change_token();
         match stream.send_urgent(*urgent) {
             Ok(()) => return Ok(all.len()),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking() {
+                    if !std::mem::replace(&mut looked, true) && stream.look_for_room() {
+                        continue;
+                    }
                     return if before.is_empty() {
                         Err(Errno(libc::EAGAIN))
                     } else {
@@ -490,9 +504,10 @@ fn send_urgent(
 /// Bytes that `sendfile` or `splice` copies at a time.
 const TURN: usize = 64 << 10;
 
-/// `sendfile` into an SMC connection: reads and writes by turns.
+/// `sendfile` into an SMC connection, or one that is not decided: reads, and writes by `send`, by
+/// turns.
 pub(crate) fn sendfile(
-    to: (&StreamSocket, &SmcStream),
+    mut send: impl FnMut(&[IoSlice<'_>]) -> SysResult,
     file: c_int,
     mut offset: Option<&mut i64>,
     count: usize,
@@ -517,7 +532,7 @@ pub(crate) fn sendfile(
         if n == 0 {
             break;
         }
-        let sent = match send(to, &[IoSlice::new(piece.get(..n).unwrap_or_default())], 0) {
+        let sent = match send(&[IoSlice::new(piece.get(..n).unwrap_or_default())]) {
             Ok(sent) => sent,
             Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
         };
@@ -593,7 +608,8 @@ pub(crate) fn splice_in(
     if !await_events(pipe, libc::POLLIN, dont_wait || is_nonblocking(pipe))? {
         return Err(Errno(libc::EAGAIN));
     }
-    if !to.1.readiness(false).writable && to.0.is_nonblocking() {
+    let has_room = || to.1.readiness(false).writable;
+    if to.0.is_nonblocking() && !has_room() && !(to.1.look_for_room() && has_room()) {
         to.0.write_blocked.store(true, Ordering::Relaxed);
         return Err(Errno(libc::EAGAIN));
     }

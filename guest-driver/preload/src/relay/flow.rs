@@ -354,7 +354,8 @@ impl Relay {
         match self.descriptor.stream() {
             // What the program wrote first goes first.
             Some(socket) if done => {
-                self.to_peer.keep(&std::mem::take(&mut *socket.early()), false);
+                let early = std::mem::take(&mut *socket.early());
+                self.to_peer.keep(&early.into_bytes(), false);
             }
             _ => self.fail(),
         }

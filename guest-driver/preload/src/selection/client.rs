@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use guest_driver::{Outgoing, SignalMask, SmcStream};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::selection::outcome::{complete, complete_with_tcp, duplicate, send_early};
+use crate::selection::early::complete_with_tcp;
+use crate::selection::outcome::{complete, duplicate};
 use crate::selection::waiting::{self, PendingHandshake, Watcher};
 use crate::selection::{Wait, listening_ports, option, plain_servers, reconnect, session};
 use crate::socket::states::SocketStage;
@@ -68,7 +69,7 @@ pub(super) fn start(
         Ok(()) => {}
         // There are no threads left, so this one waits. It does not wait for TCP.
         Err(pending) if is_connected => finish(descriptor, fd, pending),
-        Err(_) => complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early)),
+        Err(_) => complete_with_tcp(descriptor, fd, borrowed(fd)),
     }
     false
 }
@@ -88,7 +89,7 @@ fn decline_here(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
         // TCP reports an error with the program's next call.
         let _ = session.decline_awaited(&lent_stream(fd));
     }
-    complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early));
+    complete_with_tcp(descriptor, fd, borrowed(fd));
 }
 
 /// Goes on until the handshake is complete.
@@ -201,14 +202,14 @@ impl PendingHandshake for AwaitConnected {
                 option::after_failed_connect(request, &tcp);
             }
             // The kernel reports the error to the program.
-            complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+            complete_with_tcp(descriptor, fd, &tcp);
             return None;
         }
         // Since TCP was connected, the program may have written by a system call that goes around the
         // library. A Proposal behind such bytes would be data to the server.
         if raw::has_data_segments(tcp.as_raw_fd()) {
             status::client_stays_on_tcp(&tcp, guest_driver::Fallback::Asked);
-            complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+            complete_with_tcp(descriptor, fd, &tcp);
             return None;
         }
         propose(descriptor, fd, tcp).map(Proposed::pending)
@@ -283,7 +284,7 @@ fn end(
 /// Proposes SMC on a connected stream, if that makes sense. Returns what has to wait.
 fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Proposed> {
     let request = descriptor.stream().and_then(|socket| *socket.request.lock());
-    let stay_on_tcp = || complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+    let stay_on_tcp = || complete_with_tcp(descriptor, fd, &tcp);
     let awaited = match request {
         _ if connects_to_itself(&tcp) => {
             stay_on_tcp();

@@ -9,7 +9,7 @@ use crate::sys::raw;
 
 /// Whether any socket may have SO_ZEROCOPY.
 static ZEROCOPY: AtomicBool = AtomicBool::new(false);
-/// Whether any socket may have a time limit, SO_LINGER or SO_OOBINLINE.
+/// Whether any socket may have a time limit, SO_LINGER, SO_OOBINLINE or SO_SNDBUF.
 static OTHERS: AtomicBool = AtomicBool::new(false);
 /// Whether the program has set TCP_QUICKACK of any socket.
 static QUICKACK: AtomicBool = AtomicBool::new(false);
@@ -19,6 +19,9 @@ static SAVE_SYN: AtomicBool = AtomicBool::new(false);
 // The time limits with 64 bits, on all architectures.
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
+// Which buffers the program has set, from Linux 5.14 on.
+const SO_BUF_LOCK: c_int = 72;
+const SOCK_SNDBUF_LOCK: c_int = 1;
 
 /// Stores that an option of a socket is set. The library's own sockets are Unix sockets.
 pub(crate) fn note(fd: c_int, level: c_int, name: c_int) {
@@ -32,6 +35,8 @@ pub(crate) fn note(fd: c_int, level: c_int, name: c_int) {
         | SO_RCVTIMEO_NEW
         | SO_SNDTIMEO_NEW
         | libc::SO_LINGER
+        | libc::SO_SNDBUF
+        | libc::SO_SNDBUFFORCE
         | libc::SO_OOBINLINE
             if is_tcp(fd) =>
         {
@@ -48,6 +53,16 @@ pub(crate) fn note_foreign(fd: c_int) {
         ZEROCOPY.store(true, Ordering::Relaxed);
         OTHERS.store(true, Ordering::Relaxed);
     }
+}
+
+/// What SO_SNDBUF says of a TCP socket, if the program has set it.
+pub(crate) fn send_buffer(fd: c_int) -> Option<usize> {
+    if !may_be_set() {
+        return None;
+    }
+    let locks = raw::socket_option(fd, libc::SOL_SOCKET, SO_BUF_LOCK).ok()?;
+    let bytes = raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).ok()?;
+    if locks & SOCK_SNDBUF_LOCK == 0 { None } else { usize::try_from(bytes).ok() }
 }
 
 fn is_tcp(fd: c_int) -> bool {
@@ -72,7 +87,7 @@ pub(crate) fn may_be_zerocopy() -> bool {
     ZEROCOPY.load(Ordering::Relaxed)
 }
 
-/// Whether a socket may have a time limit, SO_LINGER or SO_OOBINLINE.
+/// Whether a socket may have a time limit, SO_LINGER, SO_OOBINLINE or SO_SNDBUF.
 pub(crate) fn may_be_set() -> bool {
     OTHERS.load(Ordering::Relaxed)
 }

@@ -11,6 +11,7 @@ pub(crate) mod answering_listeners;
 mod circuit_breaker;
 mod client;
 mod declined_servers;
+mod early;
 pub(crate) mod establish;
 mod first_bytes;
 pub(crate) mod handed_listeners;

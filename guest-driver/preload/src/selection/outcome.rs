@@ -1,15 +1,16 @@
 //! What comes of a handshake: the connection is on SMC, on TCP, or broken.
 
 use std::ffi::c_int;
-use std::io::{self, Write};
+use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use guest_driver::traffic::Endpoint;
-use guest_driver::{ConnectionInfo, Fallback, SmcStream};
+use guest_driver::{ByteQueue, ConnectionInfo, Fallback, SmcStream};
 use smc_core::handshake::{DeclineCode, FallbackReason, HandshakeError};
 
+use crate::selection::early::{complete_with_tcp, complete_without_sending};
 use crate::selection::transitions::{ActionInput, carry_out};
 use crate::selection::{declined_servers, inherited_options, worthwhile};
 use crate::socket::states::SocketEvent;
@@ -62,32 +63,6 @@ pub(super) fn note_linger(descriptor: &DescriptorRef, socket: &StreamSocket, fd:
     }
 }
 
-/// Completes the handshake: TCP carries the connection. `send` sends what the program has written by
-/// now.
-pub(super) fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int, send: impl Fn(&[u8])) {
-    carry_out(descriptor, fd, SocketEvent::EndOnTcp, ActionInput::Send(&send));
-}
-
-/// Sends what the program wrote during the handshake. An error comes again with the program's next
-/// call.
-pub(super) fn send_early(tcp: impl AsFd, mut early: &[u8]) {
-    use rustix::event::{PollFd, PollFlags, Timespec};
-    let timeout = Timespec { tv_sec: 10, tv_nsec: 0 };
-    while !early.is_empty() {
-        match rustix::net::send(&tcp, early, rustix::net::SendFlags::NOSIGNAL) {
-            Ok(n) => early = early.get(n..).unwrap_or_default(),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::AGAIN) => {
-                let mut fds = [PollFd::new(&tcp, PollFlags::OUT)];
-                if rustix::event::poll(&mut fds, Some(&timeout)) == Ok(0) {
-                    return;
-                }
-            }
-            Err(_) => return,
-        }
-    }
-}
-
 /// The server, or the listener, that a connection belongs to.
 fn endpoint_of(socket: &StreamSocket) -> Option<Endpoint> {
     match socket.role() {
@@ -133,10 +108,11 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
                 worthwhile::observe(&stream, &info, endpoint);
             }
             if matches!(info, ConnectionInfo::Tcp(_)) {
-                // An error comes again with the program's next call.
-                return complete_with_tcp(descriptor, fd, |early| {
-                    let _ = (&stream).write_all(early);
-                });
+                // The stream is TCP's.
+                return match stream.pollable() {
+                    Ok(tcp) => complete_with_tcp(descriptor, fd, tcp),
+                    Err(_) => complete_with_tcp(descriptor, fd, borrowed(fd)),
+                };
             }
             // The library waits by itself; see `io/transfer.rs`.
             let _ = stream.set_nonblocking(true);
@@ -150,15 +126,17 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
                     let _ = stream.set_oob_inline(true);
                 }
             }
+            if let Some(bytes) = inherited_options::send_buffer(fd) {
+                stream.set_send_buffer(bytes);
+            }
             note_linger(descriptor, socket, fd);
             if let Some(linger) = socket.linger() {
                 let _ = stream.set_linger(Some(linger));
             }
             socket.set_stream(stream);
-            // The peer's buffer is empty, and takes more than this.
-            let send = |early: &[u8]| {
-                if let Some(mut stream) = socket.stream() {
-                    let _ = stream.write_all(early);
+            let send = |early: ByteQueue| {
+                if let Some(stream) = socket.stream() {
+                    stream.send_queue(early);
                 }
             };
             carry_out(descriptor, fd, SocketEvent::EndOnSmc, ActionInput::Send(&send));
@@ -166,7 +144,7 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
         // The peer has ended TCP without an answer, and TCP tells the program that.
         Err(error) if is_end(&error) => {
             report_end(socket, &error);
-            complete_with_tcp(descriptor, fd, |_| {});
+            complete_without_sending(descriptor, fd);
         }
         Err(error) if is_reset(&error) => {
             report_end(socket, &error);

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use guest_driver::{FirstBytes, Incoming, SignalMask, SmcStream};
 
+use crate::selection::early::complete_with_tcp;
 use crate::selection::first_bytes::{self, FirstBytesWait, peek, peek_to_begin};
-use crate::selection::outcome::{complete, complete_with_tcp, duplicate, send_early};
+use crate::selection::outcome::{complete, duplicate};
 use crate::selection::waiting::{self, PendingHandshake, Watcher};
 use crate::selection::{Wait, handed_listeners, own_calls, session, worthwhile};
 use crate::socket::states::SocketStage;
@@ -275,14 +276,14 @@ fn stay_on_tcp(descriptor: &DescriptorRef, fd: c_int) {
         worthwhile::count_tcp(local);
     }
     status::server_stays_on_tcp(borrowed(fd));
-    complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early));
+    complete_with_tcp(descriptor, fd, borrowed(fd));
 }
 
 /// Declines a Proposal on the program's own descriptor: there are none left.
 fn decline_here(descriptor: &DescriptorRef, fd: c_int, first_bytes: FirstBytes) {
     let Some(session) = session::declining() else { return stay_on_tcp(descriptor, fd) };
     match session.decline(&lent_stream(fd), first_bytes) {
-        Ok(()) => complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early)),
+        Ok(()) => complete_with_tcp(descriptor, fd, borrowed(fd)),
         Err(error) => complete(descriptor, fd, Err(error)),
     }
 }
@@ -305,7 +306,7 @@ fn serve(
     };
     let Some(session) = session else {
         status::server_stays_on_tcp(&tcp);
-        complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+        complete_with_tcp(descriptor, fd, &tcp);
         return None;
     };
     let mut incoming = session.incoming(tcp, first_bytes);

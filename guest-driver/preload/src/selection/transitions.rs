@@ -2,6 +2,8 @@
 
 use std::ffi::c_int;
 
+use guest_driver::ByteQueue;
+
 use crate::selection::inherited_options;
 use crate::socket::registrations;
 use crate::socket::states::{self, SocketAction, SocketEvent};
@@ -18,7 +20,7 @@ pub(crate) enum ActionInput<'a> {
     /// What begins the handshake.
     Start(&'a dyn Fn()),
     /// What sends the bytes that the program has written before the connection was decided.
-    Send(&'a dyn Fn(&[u8])),
+    Send(&'a dyn Fn(ByteQueue)),
     /// Why the handshake broke the connection.
     Error(Errno),
 }
@@ -60,7 +62,7 @@ pub(crate) fn carry_out(
                 if let ActionInput::Send(send) = input
                     && !bytes.is_empty()
                 {
-                    send(&bytes);
+                    send(bytes);
                 }
             }
             SocketAction::KeepError => {

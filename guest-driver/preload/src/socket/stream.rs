@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use guest_driver::{Readiness, SmcStream};
+use guest_driver::{ByteQueue, Readiness, SmcStream};
 
 use crate::fork;
 use crate::socket::pair::{AddressPair, high};
@@ -30,9 +30,8 @@ pub(crate) enum SocketRole {
     Client,
 }
 
-/// Bytes that [`StreamSocket::keep_early`] keeps at most: no more than the smallest buffer of a peer
-/// takes.
-const MAX_EARLY: usize = 8 << 10;
+/// Bytes that [`StreamSocket::keep_early`] keeps whatever the program has set.
+const MIN_EARLY: usize = 8 << 10;
 
 /// A stream socket.
 #[derive(Debug)]
@@ -76,7 +75,7 @@ pub(crate) struct StreamSocket {
     /// For [`SocketState::Relayed`] without a TCP socket: the addresses of the connection.
     names: OnceLock<AddressPair>,
     /// Bytes that the program has written before the connection was decided.
-    early: ForkMutex<Vec<u8>>,
+    early: ForkMutex<ByteQueue>,
     /// There was no room for more of them. Apart from the lock, which the registrations may not
     /// take: whoever decides the connection takes it before theirs.
     early_full: AtomicBool,
@@ -133,7 +132,7 @@ impl StreamSocket {
             linger: AtomicU64::new(u64::MAX),
             low_water: AtomicU32::new(0),
             names: OnceLock::new(),
-            early: ForkMutex::new(Vec::new()),
+            early: ForkMutex::new(ByteQueue::default()),
             early_full: AtomicBool::new(false),
             children_before: fork::children(),
             listener: OnceLock::new(),
@@ -610,9 +609,14 @@ impl StreamSocket {
     }
 
     /// Keeps bytes of a call that must not wait for the handshake, as TCP keeps what it cannot send
-    /// yet. Returns how many there was room for, with `all` none unless there is room for all;
-    /// `None`: the connection is decided.
-    pub(crate) fn keep_early(&self, bufs: &[IoSlice<'_>], all: bool) -> Option<usize> {
+    /// yet, and at most `limit` bytes. Returns how many there was room for, with `all` none unless
+    /// there is room for all; `None`: the connection is decided. `urgent`: the last one is.
+    pub(crate) fn keep_early(
+        &self,
+        bufs: &[IoSlice<'_>],
+        (all, urgent): (bool, bool),
+        limit: impl Fn() -> usize,
+    ) -> Option<usize> {
         let mut early = self.early.lock();
         let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
         match self.state() {
@@ -621,20 +625,20 @@ impl StreamSocket {
             SocketState::Failed => return Some(wanted),
             _ => return None,
         }
-        if early.len() == MAX_EARLY || all && wanted > MAX_EARLY - early.len() {
+        let before = early.len();
+        let limit = if before + wanted <= MIN_EARLY { MIN_EARLY } else { limit().max(MIN_EARLY) };
+        if before >= limit || all && wanted > limit - before || !early.may_grow() {
             self.early_full.store(true, Ordering::Relaxed);
             self.write_blocked.store(true, Ordering::Relaxed);
             return Some(0);
         }
-        let before = early.len();
-        if wanted > MAX_EARLY - before {
+        let kept: usize = bufs.iter().map(|buf| early.append(buf, limit)).sum();
+        if kept < wanted {
             self.write_blocked.store(true, Ordering::Relaxed);
+        } else if urgent && kept > 0 {
+            early.mark_last_urgent();
         }
-        for buf in bufs {
-            let room = buf.len().min(MAX_EARLY - early.len());
-            early.extend_from_slice(buf.get(..room).unwrap_or_default());
-        }
-        Some(early.len() - before)
+        Some(kept)
     }
 
     /// Whether a client that is not decided may write all the same.
@@ -649,7 +653,7 @@ impl StreamSocket {
 
     /// What [`StreamSocket::keep_early`] has kept, locked. Whoever decides the connection sends it
     /// before it stores the state and releases the lock, so no write of the program comes between.
-    pub(crate) fn early(&self) -> ForkMutexGuard<'_, Vec<u8>> {
+    pub(crate) fn early(&self) -> ForkMutexGuard<'_, ByteQueue> {
         self.early.lock()
     }
 
