@@ -1,0 +1,280 @@
+//! How much a program may write before anybody reads, and that nothing of it is lost: as on TCP,
+//! with and without the library at either end.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+#![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
+
+#[path = "common/c.rs"]
+mod c;
+#[path = "common/combinations.rs"]
+mod combinations;
+mod common;
+
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use combinations::{connect, exchange_as_client, exchange_as_server, in_all_combinations};
+use common::{eventually, pattern};
+
+/// More than all rings hold, and less than TCP's buffers.
+const MUCH: usize = 7 << 19;
+/// How long a server does not read.
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// Reads to the end, and compares.
+fn read_all(stream: &mut TcpStream, expected: &[u8]) {
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).unwrap();
+    assert!(all == expected, "{} bytes came of {}", all.len(), expected.len());
+}
+
+/// A server that reads after a pause.
+fn read_late(listener: TcpListener) {
+    let (mut stream, _) = listener.accept().unwrap();
+    exchange_as_server(&mut stream);
+    std::thread::sleep(PAUSE);
+    read_all(&mut stream, &pattern(MUCH));
+}
+
+/// A server that accepts after a pause, and then reads.
+fn accept_late(listener: TcpListener) {
+    std::thread::sleep(PAUSE);
+    let (mut stream, _) = listener.accept().unwrap();
+    read_all(&mut stream, &pattern(MUCH));
+}
+
+#[track_caller]
+fn within_the_pause(begun: Instant) {
+    // On a busy machine the write itself takes long.
+    assert!(begun.elapsed() < PAUSE * 20, "{:?}", begun.elapsed());
+}
+
+unsafe extern "C" {
+    fn quick_exit(status: i32) -> !;
+}
+
+#[test]
+fn what_waits_arrives_although_the_process_has_ended() {
+    fn server(listener: TcpListener) {
+        for _ in 0..3 {
+            let (mut stream, _) = listener.accept().unwrap();
+            exchange_as_server(&mut stream);
+            std::thread::sleep(PAUSE);
+            read_all(&mut stream, &pattern(MUCH));
+        }
+    }
+    fn client(port: u16) {
+        for end in [libc::_exit, libc::exit, quick_exit] {
+            let child = c::fork(move || {
+                let mut stream = connect(port);
+                exchange_as_client(&mut stream);
+                stream.write_all(&pattern(MUCH)).unwrap();
+                std::mem::forget(stream);
+                unsafe { end(0) }
+            });
+            c::wait(child);
+        }
+    }
+    in_all_combinations("what_waits_arrives_although_the_process_has_ended", server, client);
+}
+
+#[test]
+fn what_waits_arrives_although_the_process_executes_a_program() {
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        exchange_as_client(&mut stream);
+        stream.write_all(&pattern(MUCH)).unwrap();
+        std::mem::forget(stream);
+        use std::os::unix::process::CommandExt;
+        panic!("{}", Command::new("true").exec());
+    }
+    let name = "what_waits_arrives_although_the_process_executes_a_program";
+    in_all_combinations(name, read_late, client);
+}
+
+#[test]
+fn what_waits_arrives_although_the_process_has_forked() {
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        exchange_as_client(&mut stream);
+        stream.write_all(&pattern(MUCH - 7)).unwrap();
+        let child = c::fork(|| stream.write_all(&pattern(MUCH)[MUCH - 7..]).unwrap());
+        c::wait(child);
+    }
+    in_all_combinations("what_waits_arrives_although_the_process_has_forked", read_late, client);
+}
+
+#[test]
+fn a_program_writes_by_the_megabyte_before_its_server_accepts() {
+    fn client(port: u16) {
+        let begun = Instant::now();
+        let mut stream = connect(port);
+        stream.write_all(&pattern(MUCH)).unwrap();
+        within_the_pause(begun);
+    }
+    let name = "a_program_writes_by_the_megabyte_before_its_server_accepts";
+    in_all_combinations(name, accept_late, client);
+}
+
+#[test]
+fn a_time_limit_is_no_error_before_the_server_accepts() {
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        stream.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+        for piece in pattern(MUCH).chunks(100_000) {
+            stream.write_all(piece).unwrap();
+        }
+    }
+    in_all_combinations("a_time_limit_is_no_error_before_the_server_accepts", accept_late, client);
+}
+
+#[test]
+fn a_file_is_sent_before_the_server_accepts() {
+    fn client(port: u16) {
+        let stream = connect(port);
+        let path = std::env::temp_dir().join(format!("smc-room-{}", std::process::id()));
+        let mut file =
+            std::fs::File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.write_all(&pattern(MUCH)).unwrap();
+        file.rewind().unwrap();
+        let mut left = MUCH;
+        while left > 0 {
+            let (to, from) = (stream.as_raw_fd(), file.as_raw_fd());
+            let n = unsafe { libc::sendfile(to, from, std::ptr::null_mut(), left) };
+            left -= usize::try_from(n).unwrap();
+        }
+    }
+    in_all_combinations("a_file_is_sent_before_the_server_accepts", accept_late, client);
+}
+
+/// A file by which a client tells its server that it may read.
+fn word_for(port: u16) -> PathBuf {
+    std::env::temp_dir().join(format!("smc-room-{port}"))
+}
+
+fn await_word(port: u16) {
+    eventually(|| word_for(port).exists());
+    std::fs::remove_file(word_for(port)).unwrap();
+}
+
+/// Writes without waiting until that fails. Returns how much was written.
+fn fill(stream: &TcpStream) -> usize {
+    stream.set_nonblocking(true).unwrap();
+    let (bytes, mut at) = (pattern(16 << 20), 0);
+    while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
+        match (&mut &*stream).write(&rest[..rest.len().min(100_000)]) {
+            Ok(n) => at += n,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                break;
+            }
+        }
+    }
+    stream.set_nonblocking(false).unwrap();
+    at
+}
+
+#[test]
+fn a_write_that_must_not_wait_finds_room() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        exchange_as_server(&mut stream);
+        await_word(listener.local_addr().unwrap().port());
+        // The client writes this much after it has written what it could.
+        let mut word = [0; 8];
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        word.copy_from_slice(&all[all.len() - 8..]);
+        let n = u64::from_ne_bytes(word) as usize;
+        assert!(all[..all.len() - 8] == pattern(16 << 20)[..n], "{n} of {}", all.len());
+        assert!(n > 2 << 20, "room for {n} bytes");
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        exchange_as_client(&mut stream);
+        let n = fill(&stream);
+        assert!(c::number(&stream, libc::TIOCOUTQ).unwrap() > 0);
+        assert_eq!(c::poll(&stream, libc::POLLOUT, 0).unwrap() & libc::POLLOUT, 0);
+        std::fs::write(word_for(port), "").unwrap();
+        stream.write_all(&(n as u64).to_ne_bytes()).unwrap();
+    }
+    in_all_combinations("a_write_that_must_not_wait_finds_room", server, client);
+}
+
+#[test]
+fn a_send_buffer_that_the_program_sets_bounds_what_is_written() {
+    fn client(port: u16) {
+        for before in [true, false] {
+            let stream = connect(port);
+            let set = |bytes: libc::c_int| {
+                let at = std::ptr::from_ref(&bytes).cast();
+                let (fd, level) = (stream.as_raw_fd(), libc::SOL_SOCKET);
+                assert_eq!(unsafe { libc::setsockopt(fd, level, libc::SO_SNDBUF, at, 4) }, 0);
+            };
+            if before {
+                set(8192);
+            }
+            exchange_as_client(&mut stream.try_clone().unwrap());
+            if !before {
+                set(8192);
+            }
+            let n = fill(&stream);
+            assert!(n < 250_000, "{n} bytes");
+            std::fs::write(word_for(port), "").unwrap();
+        }
+    }
+    fn server(listener: TcpListener) {
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept().unwrap();
+            exchange_as_server(&mut stream);
+            await_word(listener.local_addr().unwrap().port());
+        }
+    }
+    let name = "a_send_buffer_that_the_program_sets_bounds_what_is_written";
+    in_all_combinations(name, server, client);
+}
+
+/// A relay with one thread that writes before it reads again, as many have it.
+#[test]
+fn a_relay_of_one_thread_passes_an_echo_on() {
+    fn server(listener: TcpListener) {
+        let (from, _) = listener.accept().unwrap();
+        let to = connect(listener.local_addr().unwrap().port());
+        let (mut echo, _) = listener.accept().unwrap();
+        std::thread::spawn(move || {
+            let mut buf = [0; 16 << 10];
+            while let Ok(n @ 1..) = echo.read(&mut buf) {
+                echo.write_all(&buf[..n]).unwrap();
+            }
+        });
+        let mut buf = [0; 8 << 10];
+        let mut left = 2 * MUCH;
+        while left > 0 {
+            let mut fds = [&from, &to].map(|stream| libc::pollfd {
+                fd: stream.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            });
+            assert!(unsafe { libc::poll(fds.as_mut_ptr(), 2, 20_000) } > 0, "{left} bytes left");
+            for (at, (mut one, mut other)) in [(&from, &to), (&to, &from)].into_iter().enumerate() {
+                if fds[at].revents != 0 {
+                    let n = one.read(&mut buf).unwrap();
+                    other.write_all(&buf[..n]).unwrap();
+                    left -= if at == 1 { n } else { 0 };
+                }
+            }
+        }
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        stream.write_all(&pattern(2 * MUCH)).unwrap();
+        let mut all = vec![0; 2 * MUCH];
+        stream.read_exact(&mut all).unwrap();
+        assert!(all == pattern(2 * MUCH));
+    }
+    in_all_combinations("a_relay_of_one_thread_passes_an_echo_on", server, client);
+}
