@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use smc_core::connection::close::ABORT_TIMEOUT_US;
 use smc_core::connection::{Actions, Event, State};
-use smc_core::wire::cdc::StateFlags;
+use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
 use super::{ABORTED, Conn, Deadline, ENDED, NO_FAILURE, RESET, Tx};
 use crate::sys::{lock, poll_readable, reset_tcp, tcp_counts};
@@ -218,7 +218,13 @@ impl Conn {
         // What the process wrote until its end, and whether it had read the last bytes.
         self.refresh_tx(tx);
         let has_read_all = tx.sender.in_flight() == 0 && tx.queue.is_empty();
-        Some(has_read_all && self.carrier.has_memory())
+        Some(has_read_all && !self.peer_has_unsent() && self.carrier.has_memory())
+    }
+
+    /// Whether the peer's last words say that its program has written more than it has sent.
+    fn peer_has_unsent(&self) -> bool {
+        let flags = ConsumerWord::from_u64(self.words()[1]).producer_flags;
+        flags.contains(ProducerFlags::BLOCKED)
     }
 
     /// Whether the peer's TCP has sent a FIN, and no RST; `None`: neither. The device may say that a

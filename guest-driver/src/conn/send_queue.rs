@@ -23,7 +23,7 @@ const STALL: Duration = Duration::from_millis(1);
 const LOOK: Duration = Duration::from_micros(50);
 /// Bytes of a queue at most, unless the program has set SO_SNDBUF: what TCP's buffers grow to.
 const LIMIT: usize = 4 << 20;
-/// What TCP's receive buffer takes of a program that never reads, however small SO_SNDBUF is.
+/// What TCP's receive buffer takes for a program that never reads, unless it is smaller.
 const UNREAD: usize = 128 << 10;
 /// How often a thread goes on at once when the peer signals without end.
 const MAX_TURNS: u32 = 64;
@@ -219,7 +219,8 @@ impl Conn {
     /// the option says of a socket, which is twice what the program has set.
     pub(crate) fn set_send_buffer(&self, bytes: usize) {
         let mut tx = self.tx();
-        let all = bytes.saturating_add(UNREAD);
+        let unread = UNREAD.min(tx.sender.ring().len() as usize);
+        let all = bytes.saturating_add(unread);
         tx.sender.limit_to(u32::try_from(all).unwrap_or(u32::MAX));
         tx.queue.limit = all.saturating_sub(tx.sender.usable() as usize);
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::Stack;
 use super::offers::Offer;
-use super::stack::Current;
+use super::stack::{Current, buffer_of};
 use super::stream::SmcStream;
 use crate::handshake::server::{ServerHandshake, ServerParams};
 use crate::handshake::{Broken, FirstBytes, Outcome};
@@ -30,6 +30,8 @@ pub struct Incoming {
     handshake: ServerHandshake,
     /// Counts it while it holds memory for a client that has not confirmed.
     offer: Option<Offer>,
+    /// Bytes of the own DMB.
+    buffer: u32,
 }
 
 impl Incoming {
@@ -89,7 +91,13 @@ impl Incoming {
     }
 
     fn begin(stack: &Arc<Stack>, tcp: TcpStream, handshake: ServerHandshake) -> Incoming {
-        Incoming { stack: stack.clone(), tcp: Some(tcp), handshake, offer: None }
+        let buffer = stack.buffer_len();
+        Incoming { stack: stack.clone(), tcp: Some(tcp), handshake, offer: None, buffer }
+    }
+
+    /// As [`Outgoing::limit_buffer`](super::Outgoing::limit_buffer).
+    pub fn limit_buffer(&mut self, bytes: usize) {
+        self.buffer = self.buffer.min(buffer_of(bytes));
     }
 
     /// Ends the handshake before its deadline, because others need its place. A client that has sent
@@ -178,7 +186,7 @@ impl Incoming {
             config: &current.config,
             fabrics: &current.fabrics,
             rdma: current.rdma(),
-            buffer: self.stack.buffer_len(),
+            buffer: self.buffer,
             message_timeout: self.stack.config().clc_timeout,
         };
         if self.offer.is_none() && !self.stack.offers().has_room(tcp) {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Stack;
+use super::stack::buffer_of;
 use super::stream::SmcStream;
 use crate::handshake::client::{ClientHandshake, ClientParams};
 use crate::handshake::{Broken, Outcome};
@@ -26,6 +27,8 @@ pub struct Outgoing {
     awaited: bool,
     /// The stream of a handshake that has failed before the server sent a CLC message.
     unanswered: Option<TcpStream>,
+    /// Bytes of the own DMB.
+    buffer: u32,
 }
 
 impl Outgoing {
@@ -34,8 +37,14 @@ impl Outgoing {
     pub fn new(stack: &Arc<Stack>, tcp: TcpStream, awaited: bool) -> Outgoing {
         stack.sweep();
         let handshake = ClientHandshake::new(awaited);
+        let buffer = stack.buffer_len();
         let (stack, tcp) = (stack.clone(), Some(tcp));
-        Outgoing { stack, tcp, handshake, awaited, unanswered: None }
+        Outgoing { stack, tcp, handshake, awaited, unanswered: None, buffer }
+    }
+
+    /// Bounds the receive buffer of the connection, as SO_RCVBUF does. It has 16 KiB at least.
+    pub fn limit_buffer(&mut self, bytes: usize) {
+        self.buffer = self.buffer.min(buffer_of(bytes));
     }
 
     /// Sends the Decline that a server awaits, on a stream that the caller keeps. The connection goes
@@ -153,7 +162,7 @@ impl Outgoing {
             config: &current.config,
             fabrics: &current.fabrics,
             rdma: current.rdma(),
-            buffer: self.stack.buffer_len(),
+            buffer: self.buffer,
         };
         let outcome = self.handshake.advance(tcp, &params)?;
         if outcome.is_none() && Instant::now() >= self.handshake.deadline() {

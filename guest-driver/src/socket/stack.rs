@@ -370,8 +370,7 @@ impl Stack {
 
     /// Bytes of the own DMB of a new connection.
     pub(crate) fn buffer_len(&self) -> u32 {
-        let wanted = u32::try_from(self.config.recv_buffer).unwrap_or(u32::MAX);
-        wanted.clamp(16 << 10, 1 << 20).next_power_of_two()
+        buffer_of(self.config.recv_buffer)
     }
 
     /// The devices that are open now. Tries again to open those that are not.
@@ -617,6 +616,11 @@ impl Stack {
         let pause = if quiet { timeout } else { SWEEP_PAUSE };
         Some(pause.min(idle))
     }
+}
+
+/// The smallest DMB that has so many bytes, if there are such.
+pub(super) fn buffer_of(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX).clamp(16 << 10, 1 << 20).next_power_of_two()
 }
 
 impl DeferredDropQueue for Stack {

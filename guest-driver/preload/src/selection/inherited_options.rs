@@ -9,7 +9,8 @@ use crate::sys::raw;
 
 /// Whether any socket may have SO_ZEROCOPY.
 static ZEROCOPY: AtomicBool = AtomicBool::new(false);
-/// Whether any socket may have a time limit, SO_LINGER, SO_OOBINLINE or SO_SNDBUF.
+/// Whether any socket may have a time limit, SO_LINGER, SO_OOBINLINE, or a
+/// buffer whose size is set.
 static OTHERS: AtomicBool = AtomicBool::new(false);
 /// Whether the program has set TCP_QUICKACK of any socket.
 static QUICKACK: AtomicBool = AtomicBool::new(false);
@@ -22,6 +23,7 @@ const SO_SNDTIMEO_NEW: c_int = 67;
 // Which buffers the program has set, from Linux 5.14 on.
 const SO_BUF_LOCK: c_int = 72;
 const SOCK_SNDBUF_LOCK: c_int = 1;
+const SOCK_RCVBUF_LOCK: c_int = 2;
 
 /// Stores that an option of a socket is set. The library's own sockets are Unix sockets.
 pub(crate) fn note(fd: c_int, level: c_int, name: c_int) {
@@ -37,6 +39,8 @@ pub(crate) fn note(fd: c_int, level: c_int, name: c_int) {
         | libc::SO_LINGER
         | libc::SO_SNDBUF
         | libc::SO_SNDBUFFORCE
+        | libc::SO_RCVBUF
+        | libc::SO_RCVBUFFORCE
         | libc::SO_OOBINLINE
             if is_tcp(fd) =>
         {
@@ -55,14 +59,23 @@ pub(crate) fn note_foreign(fd: c_int) {
     }
 }
 
-/// What SO_SNDBUF says of a TCP socket, if the program has set it.
+/// What SO_SNDBUF says of a TCP socket, if the program has set it: twice what that has asked for.
 pub(crate) fn send_buffer(fd: c_int) -> Option<usize> {
+    buffer(fd, libc::SO_SNDBUF, SOCK_SNDBUF_LOCK)
+}
+
+/// As [`send_buffer`], for SO_RCVBUF.
+pub(crate) fn receive_buffer(fd: c_int) -> Option<usize> {
+    buffer(fd, libc::SO_RCVBUF, SOCK_RCVBUF_LOCK)
+}
+
+fn buffer(fd: c_int, name: c_int, lock: c_int) -> Option<usize> {
     if !may_be_set() {
         return None;
     }
     let locks = raw::socket_option(fd, libc::SOL_SOCKET, SO_BUF_LOCK).ok()?;
-    let bytes = raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).ok()?;
-    if locks & SOCK_SNDBUF_LOCK == 0 { None } else { usize::try_from(bytes).ok() }
+    let bytes = raw::socket_option(fd, libc::SOL_SOCKET, name).ok()?;
+    if locks & lock == 0 { None } else { usize::try_from(bytes).ok() }
 }
 
 fn is_tcp(fd: c_int) -> bool {
@@ -87,7 +100,8 @@ pub(crate) fn may_be_zerocopy() -> bool {
     ZEROCOPY.load(Ordering::Relaxed)
 }
 
-/// Whether a socket may have a time limit, SO_LINGER, SO_OOBINLINE or SO_SNDBUF.
+/// Whether a socket may have a time limit, SO_LINGER, SO_OOBINLINE, or a
+/// buffer whose size is set.
 pub(crate) fn may_be_set() -> bool {
     OTHERS.load(Ordering::Relaxed)
 }

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::io::ErrorKind;
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,7 +14,7 @@ use guest_driver::{
 };
 
 use crate::config::RunConfig;
-use crate::selection::{own_calls, short_lived, worthwhile};
+use crate::selection::{inherited_options, own_calls, short_lived, worthwhile};
 use crate::sys::fork_lock::ForkLock;
 use crate::sys::{self, STACK, leaked, own_numbers, raw};
 use crate::{config, fork, last_thread, status};
@@ -33,7 +34,10 @@ impl ProcessSession {
     /// Begins the client's half of the handshake on a connected stream. `awaited`: the server waits
     /// for a message, so a client that has nothing to propose sends a Decline.
     pub(crate) fn outgoing(&self, tcp: TcpStream, awaited: bool) -> Outgoing {
-        Outgoing::new(&self.stack, tcp, awaited)
+        let limit = inherited_options::receive_buffer(tcp.as_raw_fd());
+        let mut outgoing = Outgoing::new(&self.stack, tcp, awaited);
+        limit.into_iter().for_each(|bytes| outgoing.limit_buffer(bytes));
+        outgoing
     }
 
     /// Declines SMC on a stream that the program keeps, whose server waits for a message.
@@ -43,7 +47,10 @@ impl ProcessSession {
 
     /// Begins the server's half of the handshake on an accepted stream.
     pub(crate) fn incoming(&self, tcp: TcpStream, first_bytes: FirstBytes) -> Incoming {
-        Incoming::new(&self.stack, tcp, first_bytes)
+        let limit = inherited_options::receive_buffer(tcp.as_raw_fd());
+        let mut incoming = Incoming::new(&self.stack, tcp, first_bytes);
+        limit.into_iter().for_each(|bytes| incoming.limit_buffer(bytes));
+        incoming
     }
 
     /// Declines the Proposal of a client, on a stream that the program keeps.
