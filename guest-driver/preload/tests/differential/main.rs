@@ -60,6 +60,7 @@ fn table() -> Vec<Sequence> {
         include_str!("sequences/given_back.txt"),
         include_str!("sequences/outside.txt"),
         include_str!("sequences/handed_on.txt"),
+        include_str!("sequences/room.txt"),
     ];
     texts.into_iter().flat_map(script::parse).collect()
 }
