@@ -4,8 +4,9 @@
 //! virtio-ism device, [`transport`] the ways to reach one, [`ism`] its driver. [`verbs`] is RDMA by
 //! libibverbs, [`rendezvous`] is TCP option 254. `reactor` puts threads to sleep and wakes them,
 //! `smcd` and `smcr` are the two kinds of SMC, `handshake` is CLC over TCP, `conn` is one SMC
-//! connection, `info` describes what there is, and [`socket`] is the public API. [`traffic`] is what
-//! connections of a server or listener are like, [`program_file`] whether LD_PRELOAD reaches a program.
+//! connection, `byte_queue` what it has not sent yet, `info` describes what there is, and
+//! [`socket`] is the public API. [`traffic`] is what connections of a server or listener are like,
+//! [`program_file`] whether LD_PRELOAD reaches a program.
 pub mod ism;
 pub mod program_file;
 pub mod rendezvous;
@@ -15,6 +16,7 @@ pub mod transport;
 pub mod verbs;
 pub mod virtqueue;
 
+mod byte_queue;
 mod conn;
 mod handshake;
 mod info;
@@ -23,11 +25,11 @@ mod smcd;
 mod smcr;
 pub mod socket;
 
+pub use byte_queue::{BytePiece, ByteQueue};
 pub use socket::{
-    AfterFork, ArmedLines, ByteQueue, ChangeToken, Config, ConnectionInfo, ConnectionSnapshot,
-    DataPath, Fallback, FirstBytes, Incoming, Interest, KeepAlive, NextBytes, Outgoing,
-    PendingDecline, PollEvent, Poller, Readiness, Rnics, SignalMask, SmcListener, SmcStream,
-    SmcdInfo, SmcrInfo, SmcrOptions, Stack, StackUpkeep, Totals, Watch, WatchedStream, Woken,
-    statistics,
+    AfterFork, ArmedLines, ChangeToken, Config, ConnectionInfo, ConnectionSnapshot, DataPath,
+    Fallback, FirstBytes, Incoming, Interest, KeepAlive, Outgoing, PendingDecline, PollEvent,
+    Poller, Readiness, Rnics, SignalMask, SmcListener, SmcStream, SmcdInfo, SmcrInfo, SmcrOptions,
+    Stack, StackUpkeep, Totals, Watch, WatchedStream, Woken, statistics,
 };
 pub use transport::{DeviceAddress, PciAddress};

@@ -9,7 +9,6 @@
 //! its words into memory that it can change at any time. So a thread copies them out and has
 //! `smc_core::connection` check them. Words that cannot be true abort the connection.
 
-mod byte_queue;
 mod carrier;
 mod end;
 mod inherit;
@@ -30,7 +29,6 @@ use std::time::{Duration, Instant};
 use smc_core::connection::{Close, Event, Receiver, Sender};
 use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 
-pub use byte_queue::{ByteQueue, NextBytes};
 pub(crate) use carrier::Carrier;
 use carrier::no_ring;
 use keepalive::Silence;

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use smc_core::connection::Event;
 use smc_core::wire::cursor::Cursor;
 
-use super::byte_queue::{ByteQueue, NextBytes, forget_chunks};
 use super::{CHUNK, Conn, Tx};
+use crate::byte_queue::{BytePiece, ByteQueue, forget_chunks};
 use crate::reactor::wait::Deadline;
 
 /// A peer that has read nothing for this long has stalled.
@@ -276,18 +276,18 @@ impl Conn {
 
     fn send_next(&self, tx: &mut Tx, held: &ByteQueue) -> io::Result<u32> {
         match held.next() {
-            NextBytes::Ordinary(bytes) => {
+            BytePiece::Ordinary(bytes) => {
                 let most = u32::try_from(bytes.len()).unwrap_or(u32::MAX).min(CHUNK);
                 let n = tx.sender.space().min(most);
                 self.put(tx, &[IoSlice::new(bytes)], 0, n, held.len() > n as usize)
             }
-            NextBytes::Urgent(byte) => {
+            BytePiece::Urgent(byte) => {
                 let [span, _] = tx.sender.spans(1);
                 tx.sender.advance_urgent(1);
                 tx.total += 1;
                 self.deliver(tx, &[(span.offset, &[byte])]).map(|()| 1)
             }
-            NextBytes::None => Ok(0),
+            BytePiece::None => Ok(0),
         }
     }
 

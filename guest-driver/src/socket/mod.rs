@@ -16,7 +16,6 @@ mod stream;
 pub mod tokio;
 mod watch;
 
-pub use crate::conn::{ByteQueue, NextBytes};
 pub use crate::handshake::{ClcPrefix, FirstBytes};
 pub use crate::info::{
     ConnectionInfo, ConnectionSnapshot, Cursors, Fallback, LinkGroupInfo, LinkInfo, RnicInfo,

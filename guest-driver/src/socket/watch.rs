@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::SmcStream;
-use crate::conn::{self, ByteQueue, Conn, LocalEnd};
+use crate::byte_queue::ByteQueue;
+use crate::conn::{self, Conn, LocalEnd};
 use crate::reactor::Reactor;
 use crate::reactor::poll_queue::{PollEntry, PollQueue};
 use crate::reactor::spin::Spin;

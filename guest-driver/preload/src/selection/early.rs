@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use guest_driver::{ByteQueue, NextBytes};
+use guest_driver::{BytePiece, ByteQueue};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
@@ -76,9 +76,9 @@ fn send_some(queue: &mut ByteQueue, tcp: BorrowedFd<'_>) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     loop {
         let sent = match queue.next() {
-            NextBytes::Ordinary(bytes) => send(tcp, bytes, flags),
-            NextBytes::Urgent(byte) => send(tcp, &[byte], flags | SendFlags::OOB),
-            NextBytes::None => return true,
+            BytePiece::Ordinary(bytes) => send(tcp, bytes, flags),
+            BytePiece::Urgent(byte) => send(tcp, &[byte], flags | SendFlags::OOB),
+            BytePiece::None => return true,
         };
         match sent {
             Ok(n) => queue.remove(n),

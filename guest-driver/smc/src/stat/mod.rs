@@ -48,8 +48,8 @@ Of an endpoint: all but the counts are means of connections that were observed: 
 one of 64 on TCP. The gain is what SMC saves, in percent of what its set-up costs: below 100 % TCP is
 faster. A listener accepts what its clients propose.
 
-Of a connection: unread are bytes that this end / the peer has not read; buffer is the receive buffer
-of this end / of the peer. Bytes sent of a TCP connection are those that the peer's kernel has acknowledged.";
+Of a connection: unread are bytes that this end / the peer has not read, those in the send queue
+included; buffer is the receive buffer of this end / of the peer. Bytes sent of a TCP connection are those that the peer's kernel has acknowledged.";
 
 /// End of the help of `smc stat`.
 pub(crate) const AFTER: &str = "\

@@ -117,7 +117,7 @@ pub(super) fn connections(processes: &Processes, before: Before<'_>, details: bo
                 of(connection.peer),
                 sent,
                 received,
-                pair(Some(connection.unread), connection.unread_by_peer),
+                pair(Some(connection.unread), unread_by_peer(connection)),
                 buffers(connection),
                 by(connection),
             ];
@@ -152,6 +152,11 @@ fn same<'a>(
     let process = old.list.iter().find(|old| old.pid == process.pid)?;
     let addresses = |connection: &Connection| (connection.local, connection.peer);
     process.connections.iter().find(|old| addresses(old) == addresses(connection))
+}
+
+/// Bytes that the peer has not read, those of the send queue included.
+fn unread_by_peer(connection: &Connection) -> Option<u64> {
+    Some(connection.unread_by_peer?.saturating_add(connection.queued.unwrap_or(0)))
 }
 
 fn pair(here: Option<u64>, there: Option<u64>) -> String {
@@ -210,6 +215,9 @@ fn detail(process: &Process, connection: &Connection) -> String {
     }
     if let Some(host) = connection.peer_host() {
         let _ = write!(text, ", host {host}");
+    }
+    if let Some(queued @ 1..) = connection.queued {
+        let _ = write!(text, ", {} in the send queue", size(queued));
     }
     if let Some([written, read_by_peer, written_by_peer, read]) = connection.cursors {
         let at = |(wrap, offset): (u16, u32)| format!("{wrap}:{offset}");
@@ -451,6 +459,7 @@ mod tests {
             sent: 3 << 20,
             unread: 5,
             unread_by_peer: Some(0),
+            queued: Some(3 << 20),
             cursors: Some([(1, 2), (3, 4), (5, 6), (7, 8)]),
             smc_r: Some(Box::new(SmcrInfo {
                 group: 0x100,
@@ -515,12 +524,12 @@ mod tests {
                 "SMC-R v2.1",
                 "192.0.2.2:6000",
                 "3.0 MiB",
-                "5 B / 0 B",
+                "5 B / 3.0 MiB",
                 "64.0 KiB / 1.0 MiB",
                 "group 00000100, rxe1/1",
                 "PEERNOSMC (peer)",
                 "1 TCP: the peer speaks",
-                "rkeys 00000abc 00000def, 1 failovers",
+                "rkeys 00000abc 00000def, 1 failovers, 3.0 MiB in the send queue",
                 "written 1:2 of which the peer read 3:4, peer wrote 5:6 of which read 7:8",
                 "9 connections more",
             ],

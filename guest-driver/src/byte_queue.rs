@@ -12,7 +12,7 @@ const MAX_CHUNKS: usize = 2048;
 static CHUNKS: AtomicUsize = AtomicUsize::new(0);
 
 /// The child of a fork calls this: the chunks are its parent's.
-pub(super) fn forget_chunks() {
+pub(crate) fn forget_chunks() {
     CHUNKS.store(0, Ordering::SeqCst);
 }
 
@@ -54,7 +54,7 @@ pub struct ByteQueue {
 
 /// What is to be sent next.
 #[derive(Debug, PartialEq, Eq)]
-pub enum NextBytes<'a> {
+pub enum BytePiece<'a> {
     /// Ordinary bytes, at least one.
     Ordinary(&'a [u8]),
     /// The urgent byte.
@@ -108,14 +108,14 @@ impl ByteQueue {
     }
 
     /// What is to be sent next: as much as lies together.
-    pub fn next(&self) -> NextBytes<'_> {
-        let Some(Chunk(first)) = self.chunks.front() else { return NextBytes::None };
+    pub fn next(&self) -> BytePiece<'_> {
+        let Some(Chunk(first)) = self.chunks.front() else { return BytePiece::None };
         let bytes = first.get(self.start..).unwrap_or_default();
         match (self.urgent, bytes) {
-            (Some(0), [byte, ..]) => NextBytes::Urgent(*byte),
-            (_, []) => NextBytes::None,
-            (Some(at), bytes) => NextBytes::Ordinary(bytes.get(..at).unwrap_or(bytes)),
-            (None, bytes) => NextBytes::Ordinary(bytes),
+            (Some(0), [byte, ..]) => BytePiece::Urgent(*byte),
+            (_, []) => BytePiece::None,
+            (Some(at), bytes) => BytePiece::Ordinary(bytes.get(..at).unwrap_or(bytes)),
+            (None, bytes) => BytePiece::Ordinary(bytes),
         }
     }
 
@@ -194,15 +194,15 @@ mod tests {
     /// Compares what is next, and takes up to `n` bytes of it.
     fn take(queue: &mut ByteQueue, model: &mut Model, n: usize) -> usize {
         let taken = match queue.next() {
-            NextBytes::None => {
+            BytePiece::None => {
                 assert!(model.0.is_empty());
                 return 0;
             }
-            NextBytes::Urgent(byte) => {
+            BytePiece::Urgent(byte) => {
                 assert_eq!((model.1, model.0[0]), (Some(0), byte));
                 1
             }
-            NextBytes::Ordinary(bytes) => {
+            BytePiece::Ordinary(bytes) => {
                 assert!(!bytes.is_empty() && model.0.starts_with(bytes));
                 assert!(model.1.is_none_or(|at| at >= bytes.len()));
                 bytes.len().min(n)
