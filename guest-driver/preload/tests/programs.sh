@@ -20,7 +20,7 @@ quick=(iperf3 redis-server redis-tools nginx-light wrk curl memcached libmemcach
        openssh-server openssh-client openssl iproute2 git haproxy socat whois rsync python3 bsdutils
        gunicorn apache2-utils)
 all=("${quick[@]}" postgresql golang-go nodejs default-jdk-headless gdb
-     ncat netcat-openbsd vsftpd lftp mosquitto mosquitto-clients
+     ncat netcat-openbsd microsocks vsftpd lftp mosquitto mosquitto-clients
      python3-gevent uvicorn python3-uvloop apache2-bin
      mariadb-server mariadb-client sysbench rabbitmq-server amqp-tools openmpi-bin python3-mpi4py
      openbsd-inetd dovecot-imapd systemd gcc libc6-dev)

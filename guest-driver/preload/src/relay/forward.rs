@@ -9,11 +9,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use guest_driver::StackUpkeep;
+use guest_driver::{SmcStream, StackUpkeep};
 use rustix::thread::futex;
 
 use super::flow::{Relay, RelayCarrier};
-use super::keeper;
 use crate::fork;
 use crate::socket::pair::SocketPair;
 use crate::socket::registrations;
@@ -51,6 +50,11 @@ static PROGRESS: AtomicU32 = AtomicU32::new(0);
 /// The relays, locked: no byte moves meanwhile.
 pub(super) fn lock() -> ForkMutexGuard<'static, Relays> {
     RELAYS.lock()
+}
+
+/// Whether send queues that a keeper can empty have bytes.
+pub(super) fn has_unsent_bytes() -> bool {
+    SmcStream::any_has_unsent_bytes()[0]
 }
 
 fn note_progress() {
@@ -178,7 +182,7 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
     let mut room = vec![0u8; CHUNK];
     loop {
         let mut pause = upkeep.as_mut().map_or(LONGEST, StackUpkeep::turn).min(LONGEST);
-        let is_sending = upkeep.is_some() && keeper::has_unsent_bytes();
+        let is_sending = upkeep.is_some() && has_unsent_bytes();
         if is_sending {
             // Only relays' connections wake this thread at once.
             pause = pause.min(SEND_PAUSE);

@@ -55,12 +55,7 @@ enum Attempt<T> {
 
 /// Whether there is something to do for a keeper: relays, or send queues with bytes.
 pub(crate) fn has_work() -> bool {
-    has_unsent_bytes() || !forward::lock().list.is_empty()
-}
-
-/// Whether send queues that a keeper can empty have bytes.
-pub(super) fn has_unsent_bytes() -> bool {
-    SmcStream::any_has_unsent_bytes()[0]
+    forward::has_unsent_bytes() || !forward::lock().list.is_empty()
 }
 
 /// Makes a keeper for the relays, and calls `next` while it waits. `None`: there can be none, or no
@@ -79,7 +74,7 @@ pub(crate) fn make<T>(stack: &Arc<Stack>, next: impl FnOnce() -> KeeperResult<T>
             std::thread::sleep(Duration::from_millis(1));
             continue;
         }
-        if !relays.list.iter().any(can_be_kept) && !has_unsent_bytes() {
+        if !relays.list.iter().any(can_be_kept) && !forward::has_unsent_bytes() {
             return None;
         }
         let left = until.saturating_duration_since(Instant::now());

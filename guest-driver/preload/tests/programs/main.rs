@@ -19,6 +19,7 @@ mod handed_on;
 mod languages;
 mod messages;
 mod proxies;
+mod room;
 mod script;
 mod sessions;
 mod streams;
