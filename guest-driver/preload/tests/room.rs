@@ -83,6 +83,32 @@ fn what_waits_arrives_although_the_process_has_ended() {
     in_all_combinations("what_waits_arrives_although_the_process_has_ended", server, client);
 }
 
+/// TCP's kernel sends all bytes. SMC loses those that wait in the process, and that is no end of data.
+#[test]
+fn a_process_that_is_killed_does_not_end_its_data_early() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        exchange_as_server(&mut stream);
+        std::thread::sleep(PAUSE);
+        let mut all = Vec::new();
+        match stream.read_to_end(&mut all) {
+            Ok(_) => assert!(all == pattern(MUCH), "an end after {} bytes", all.len()),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+        }
+        assert!(all == pattern(MUCH)[..all.len()]);
+    }
+    fn client(port: u16) {
+        let child = c::fork(move || {
+            let mut stream = connect(port);
+            exchange_as_client(&mut stream);
+            stream.write_all(&pattern(MUCH)).unwrap();
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        });
+        assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+    }
+    in_all_combinations("a_process_that_is_killed_does_not_end_its_data_early", server, client);
+}
+
 #[test]
 fn what_waits_arrives_although_the_process_executes_a_program() {
     fn client(port: u16) {

@@ -92,11 +92,11 @@ impl Conn {
             match waited {
                 Ok(()) => {}
                 Err(_) if done > 0 => {
-                    tx.sender.unblock();
+                    tx.wait_no_more();
                     return Ok(done);
                 }
                 Err(error) => {
-                    tx.sender.unblock();
+                    tx.wait_no_more();
                     return Err(error);
                 }
             }
@@ -192,8 +192,10 @@ impl Conn {
             };
             tx = self.tx();
             if let Err(error) = waited {
-                tx.sender.cancel_urgent();
-                tx.sender.unblock();
+                if tx.queue.is_empty() {
+                    tx.sender.cancel_urgent();
+                }
+                tx.wait_no_more();
                 return Err(error);
             }
         }

@@ -123,6 +123,13 @@ impl Tx {
         self.queue.len() <= self.queue.limit / 3 * 2 && self.may_queue()
     }
 
+    /// A call gives up. What it has told the peer of its bytes may be true of those in the queue.
+    pub(super) fn wait_no_more(&mut self) {
+        if self.queue.is_empty() {
+            self.sender.unblock();
+        }
+    }
+
     /// When the queue takes a write although it does not now; `None`: the peer has to read first.
     fn queues_at(&self) -> Option<Instant> {
         let full = self.full().filter(|_| self.queue.has_room())?;
