@@ -70,6 +70,11 @@ impl ByteQueue {
         self.len == 0
     }
 
+    /// Whether one of the bytes is urgent.
+    pub fn has_urgent(&self) -> bool {
+        self.urgent.is_some()
+    }
+
     /// Number of bytes.
     #[inline]
     pub fn len(&self) -> usize {

@@ -192,7 +192,7 @@ impl Conn {
             };
             tx = self.tx();
             if let Err(error) = waited {
-                if tx.queue.is_empty() {
+                if !tx.queue.has_urgent() {
                     tx.sender.cancel_urgent();
                 }
                 tx.wait_no_more();

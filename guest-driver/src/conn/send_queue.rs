@@ -83,6 +83,10 @@ impl SendQueue {
         self.bytes.is_empty()
     }
 
+    pub(super) fn has_urgent(&self) -> bool {
+        self.bytes.has_urgent()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.bytes.len()
     }

@@ -203,8 +203,18 @@ fn urgent_bytes_that_cannot_be_sent_are_taken_back(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
     client.set_nonblocking(true).unwrap();
-    let bytes = pattern(2, 1 << 20);
-    let sent = client.send(&bytes).unwrap();
+    let bytes = pattern(2, 6 << 20);
+    // Until ring and queue are full.
+    let (mut sent, mut refused) = (0, 0);
+    while refused < 20 {
+        match client.send(&bytes[sent..]) {
+            Ok(n) => (sent, refused) = (sent + n, 0),
+            Err(_) => {
+                refused += 1;
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
     assert_eq!(client.send_urgent(b'?').unwrap_err().kind(), ErrorKind::WouldBlock);
     client.set_nonblocking(false).unwrap();
     thread::scope(|scope| {
