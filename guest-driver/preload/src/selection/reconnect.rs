@@ -18,7 +18,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::{self, Timeout};
 use smc_core::handshake::FallbackReason;
 
-use crate::selection::outcome::{complete, complete_with_tcp, send_early};
+use crate::selection::early::complete_with_tcp;
+use crate::selection::outcome::complete;
 use crate::selection::waiting::PendingHandshake;
 use crate::selection::worthwhile;
 use crate::socket::registrations;
@@ -113,7 +114,7 @@ impl Reconnecting {
             }
             false => {
                 status::client_stays_on_tcp(&self.0, FallbackReason::PeerNotSmc.into());
-                complete_with_tcp(descriptor, fd, |early| send_early(&self.0, early));
+                complete_with_tcp(descriptor, fd, &self.0);
             }
         }
     }
