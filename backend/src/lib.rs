@@ -34,6 +34,7 @@ mod error;
 #[allow(unsafe_code, reason = "no crate makes a process without `unsafe`")]
 mod fork;
 mod guests;
+mod id_map;
 mod logging;
 pub mod management;
 mod metrics;

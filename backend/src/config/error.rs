@@ -103,6 +103,19 @@ pub enum ConfigError {
         /// Which settings, and why.
         what: &'static str,
     },
+    /// A user or group whose processes the kernel shows to the daemon under another id.
+    #[error(
+        "guest {name:?}: {key}={id}: this process cannot tell who has this id, since its user \
+         namespace does not have it (PrivateUsers=yes of systemd makes such a namespace)"
+    )]
+    UnknownPeer {
+        /// The guest.
+        name: String,
+        /// `peer-uid` or `peer-gid`.
+        key: &'static str,
+        /// The id.
+        id: u32,
+    },
     /// Two guests with one name.
     #[error("two guests are called {0:?}")]
     DuplicateName(String),

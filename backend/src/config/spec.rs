@@ -9,6 +9,7 @@ use virtio_ism_abi::{Chid, Gid};
 
 use super::bounds::{DEFAULT_CHID, MAX_POOL, parse_chid, parse_gid, parse_mode, size};
 use super::error::ConfigError;
+use crate::id_map::{self, IdMap};
 
 /// One fabric: the guests that can reach each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -197,7 +198,8 @@ impl GuestSpec {
     /// Checks what can be checked without the others.
     ///
     /// # Errors
-    /// [`ConfigError::Name`], [`ConfigError::Devices`], [`ConfigError::Contradiction`].
+    /// [`ConfigError::Name`], [`ConfigError::Devices`], [`ConfigError::Contradiction`],
+    /// [`ConfigError::UnknownPeer`].
     pub fn check(&self) -> Result<(), ConfigError> {
         let printable = self.name.chars().all(|c| !c.is_control() && c != '"' && c != '\\');
         if self.name.is_empty() || self.name.len() > 64 || !printable {
@@ -218,8 +220,19 @@ impl GuestSpec {
             None if self.peer_uid.or(self.peer_gid).is_some() => {
                 contradiction("peer-uid and peer-gid are for a pool (devices=N)")
             }
-            _ => Ok(()),
+            _ => self.check_peers(id_map::users(), id_map::groups()),
         }
+    }
+
+    /// Checks that the kernel can show processes of the user and the group to this one.
+    fn check_peers(&self, users: &IdMap, groups: &IdMap) -> Result<(), ConfigError> {
+        let unknown = |key, id: Option<u32>, map: &IdMap| {
+            let id = id.filter(|id| !map.has(*id))?;
+            Some(ConfigError::UnknownPeer { name: self.name.clone(), key, id })
+        };
+        unknown("peer-uid", self.peer_uid, users)
+            .or_else(|| unknown("peer-gid", self.peer_gid, groups))
+            .map_or(Ok(()), Err)
     }
 }
 
@@ -260,6 +273,22 @@ mod tests {
         let gid = "/s,devices=2,gid=3f31e22c-f0fe-4ebf-8cb6-e7fb5fa4373b";
         for text in [gid, "/s,peer-uid=0", "/s,peer-gid=0"] {
             assert!(matches!(flawed(text), Err(ConfigError::Contradiction { .. })), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_user_that_the_kernel_would_not_show_cannot_be_asked_for() {
+        let service = IdMap::parse("0 0 1\n990 990 1\n");
+        let host = IdMap::parse("0 0 4294967295\n");
+        let pool = |text: &str| GuestSpec::parse(text, DEFAULT_CHID).unwrap();
+        for known in ["/s,devices=2,peer-uid=990,peer-gid=0", "/s,devices=2"] {
+            assert!(pool(known).check_peers(&service, &service).is_ok(), "{known}");
+        }
+        for (key, id) in [("peer-uid", 2001), ("peer-uid", 65534), ("peer-gid", 36)] {
+            let pool = pool(&format!("/s,devices=2,{key}={id}"));
+            let refused = pool.check_peers(&service, &service).unwrap_err().to_string();
+            assert!(refused.contains(&format!("{key}={id}: this process cannot")), "{refused}");
+            assert!(pool.check_peers(&host, &host).is_ok());
         }
     }
 
