@@ -148,7 +148,10 @@ fn table(guests: &[Guest]) -> String {
     for guest in guests {
         let front_end = match (guest.devices, guest.pid) {
             (Some(devices), _) => format!("{} of {devices}", guest.devices_in_use.unwrap_or(0)),
-            (None, Some(pid)) => format!("pid {pid} uid {}", guest.uid.unwrap_or(0)),
+            (None, Some(pid)) => match guest.uid {
+                Some(uid) => format!("pid {pid} uid {uid}"),
+                None => format!("pid {pid} uid ?"),
+            },
             (None, None) => (if guest.connected { "connected" } else { "-" }).to_owned(),
         };
         let socket = match (&guest.pool, &guest.socket) {

@@ -224,7 +224,7 @@ mod tests {
             member: None,
         };
         let pool = Some(PoolInfo { in_use: 2, refused: 5 });
-        let member = MemberInfo { pool: "any".into(), pid: 1, uid: 0, network_namespace: 4 };
+        let member = MemberInfo { pool: "any".into(), pid: 1, uid: Some(0), network_namespace: 4 };
         let front_end = |name| GuestStatus {
             member: Some(member.clone()),
             ..status(name, Some(with_moves(7)))

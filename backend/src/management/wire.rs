@@ -177,7 +177,7 @@ impl From<&GuestStatus> for Guest {
             refused_connections: status.pool.as_ref().map(|pool| pool.refused),
             pool: status.member.as_ref().map(|member| member.pool.clone()),
             pid: status.member.as_ref().map(|member| member.pid),
-            uid: status.member.as_ref().map(|member| member.uid),
+            uid: status.member.as_ref().and_then(|member| member.uid),
             network_namespace: status.member.as_ref().map(|member| member.network_namespace),
             connections: status.connections,
             hanging: status.hanging,

@@ -8,12 +8,9 @@
 //!
 //! # Shares
 //!
-//! Containers share the pool without trusting each other. The kernel tells the network namespace of
-//! whoever connects. A namespace that has `k` devices gets another one only if more than `k` are free
-//! (the dynamic threshold of shared buffers). So one namespace can have half of the devices, a second
-//! one half of the rest, and so on: a namespace that has none gets one as long as one is free, and
-//! it takes as many hostile namespaces as the number of devices has binary digits to use up the pool.
-//! A front end that has gone, but holds threads, still counts.
+//! Those who share a pool do not trust each other; [`pool_shares`](super::pool_shares) says who gets a
+//! device. A front end that has gone, but holds threads, still counts. One that has gone without a
+//! command counts for [`HELD`], so that a flood of such front ends makes no more devices than that.
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -22,9 +19,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, Events, MutEventSubscriber};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, sendmsg,
@@ -39,11 +37,18 @@ use super::device_socket::system;
 use super::event_loop::{LoopHandle, Registration};
 use super::faults::Fault;
 use super::peer::Peer;
+use super::pool_shares::{Party, account_of, admit};
 use super::unix_socket::{Backlog, BoundSocket, SocketError, SocketKind, SocketNames};
 use super::watched_listener::WatchedListener;
 use crate::config::{Config, GuestSpec};
 use crate::device::sync::lock;
 use crate::device::{DeviceInfo, Fabric};
+use crate::id_map;
+
+/// How long a device is kept from its grant on, if its front end goes without a command.
+const HELD: Duration = Duration::from_millis(100);
+/// Clients that are answered before the event loop does something else.
+const AT_A_TIME: usize = 64;
 
 /// The running socket of one pool. Dropping it stops it.
 pub(crate) struct DevicePool {
@@ -85,8 +90,17 @@ struct Members {
 struct Member {
     slot: Arc<DeviceSlot>,
     info: MemberInfo,
-    /// The front end has gone.
-    gone: bool,
+    party: Party,
+    granted: Instant,
+    /// Set when the front end has gone: until when it counts at least.
+    gone: Option<Instant>,
+}
+
+/// The end of a front end, however its thread ends.
+struct Leave<'a> {
+    inner: &'a Inner,
+    number: u64,
+    slot: &'a DeviceSlot,
 }
 
 impl DevicePool {
@@ -101,6 +115,13 @@ impl DevicePool {
     ) -> Result<DevicePool, SocketError> {
         let path = spec.path().unwrap_or(std::path::Path::new("")).to_owned();
         let mode = spec.mode.unwrap_or(config.socket_mode);
+        if !id_map::users().is_whole() {
+            tracing::warn!(
+                guest = spec.name,
+                "the daemon's user namespace does not have all users: those that it does not have \
+                 count as one in a pool"
+            );
+        }
         let kind = SocketKind::Packets;
         let (listener, socket) = BoundSocket::bind_kind(&names, &path, mode, kind, Backlog::Many)?;
         rustix::fs::fcntl_setfl(&listener, rustix::fs::OFlags::NONBLOCK)
@@ -144,16 +165,17 @@ impl DevicePool {
             }),
             member: None,
         };
-        let front_ends = members.all.values().filter(|member| !member.gone).map(|member| {
-            // What the pool counts is counted there.
-            GuestStatus {
-                connections: 1,
-                touched_bytes: 0,
-                faults: Default::default(),
-                member: Some(member.info.clone()),
-                ..member.slot.status()
-            }
-        });
+        let front_ends =
+            members.all.values().filter(|member| member.gone.is_none()).map(|member| {
+                // What the pool counts is counted there.
+                GuestStatus {
+                    connections: 1,
+                    touched_bytes: 0,
+                    faults: Default::default(),
+                    member: Some(member.info.clone()),
+                    ..member.slot.status()
+                }
+            });
         std::iter::once(pool).chain(front_ends).collect()
     }
 
@@ -194,18 +216,10 @@ impl Members {
 
     /// Forgets front ends that have gone and hold nothing any more.
     fn forget_ended(&mut self) {
-        self.all.retain(|_, member| !member.gone || member.slot.threads().alive() > 0);
-    }
-
-    /// Whether a process of this namespace gets another device; else why not.
-    fn admit(&self, devices: u32, network_namespace: u64) -> Result<(), PoolStatus> {
-        let of_namespace = |member: &&Member| member.info.network_namespace == network_namespace;
-        let own = self.all.values().filter(of_namespace).count();
-        match devices.saturating_sub(self.count()) as usize {
-            0 => Err(PoolStatus::AllInUse),
-            free if own < free => Ok(()),
-            _ => Err(PoolStatus::ShareInUse),
-        }
+        let now = Instant::now();
+        self.all.retain(|_, member| {
+            member.gone.is_none_or(|until| until > now || member.slot.threads().alive() > 0)
+        });
     }
 }
 
@@ -215,19 +229,35 @@ impl MutEventSubscriber for Clients {
     }
 
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
-        if !self.listener.is_ready(events, ops) || self.inner.stopping.load(Ordering::SeqCst) {
+        if !self.listener.is_ready(events, ops) {
             return;
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        match accept_with(self.listener.socket(), flags) {
-            Ok(client) => self.inner.answer(&client, &self.threads),
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-            Err(error) => {
-                self.inner.fault(format_args!("{error}"));
-                self.listener.pause_briefly(self.events.timers(), ops);
+        for _ in 0..AT_A_TIME {
+            if self.inner.stopping.load(Ordering::SeqCst) {
+                return;
+            }
+            match accept_with(self.listener.socket(), flags) {
+                Ok(client) if has_gone(&client) => {}
+                Ok(client) => self.inner.answer(&client, &self.threads),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => return,
+                Err(error) => {
+                    self.inner.fault(format_args!("{error}"));
+                    self.listener.pause_briefly(self.events.timers(), ops);
+                    return;
+                }
             }
         }
     }
+}
+
+/// Whether a client has closed its socket, and would get no answer.
+fn has_gone(client: &OwnedFd) -> bool {
+    let mut asked = [PollFd::new(client, PollFlags::empty())];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let polled = poll(&mut asked, Some(&at_once));
+    polled == Ok(1) && asked[0].revents().contains(PollFlags::HUP)
 }
 
 impl Inner {
@@ -275,15 +305,18 @@ impl Inner {
             PoolStatus::Failed
         };
         let Peer { pid, uid, gid, network_namespace } = Peer::of(client).map_err(failed)?;
-        if spec.peer_uid.is_some_and(|only| only != uid)
-            || spec.peer_gid.is_some_and(|only| only != gid)
+        if spec.peer_uid.is_some_and(|only| uid != Some(only))
+            || spec.peer_gid.is_some_and(|only| gid != Some(only))
         {
+            let (uid, gid) = (shown(uid), shown(gid));
             self.fault(format_args!("user {uid}, group {gid}: not permitted"));
             return Err(PoolStatus::NotPermitted);
         }
+        let party = Party { account: account_of(uid), namespace: network_namespace };
         let mut members = lock(&self.members);
         members.forget_ended();
-        if let Err(refused) = members.admit(self.devices, network_namespace) {
+        let held: Vec<_> = members.all.values().map(|member| &member.party).collect();
+        if let Err(refused) = admit(self.devices, &held, &party) {
             tracing::debug!(guest = self.name(), network_namespace, ?refused, "no device");
             return Err(refused);
         }
@@ -295,16 +328,19 @@ impl Inner {
         threads.spawn(&name, move || inner.serve(number, &own, listener)).map_err(failed)?;
         self.guest.faults.log_connection(|withheld| {
             let guest = &name;
-            tracing::info!(guest, pid, uid, network_namespace, withheld, "a device of the pool");
+            let uid = shown(uid);
+            tracing::info!(guest, pid, %uid, network_namespace, withheld, "a device of the pool");
         });
         let info = MemberInfo { pool: spec.name.clone(), pid, uid, network_namespace };
-        members.all.insert(number, Member { slot, info, gone: false });
+        let granted = Instant::now();
+        members.all.insert(number, Member { slot, info, party, granted, gone: None });
         members.last = number;
         Ok(device)
     }
 
     /// Serves a front end, on a thread of its own.
     fn serve(&self, number: u64, slot: &DeviceSlot, listener: UnixListener) {
+        let _leave = Leave { inner: self, number, slot };
         let mut listener = Listener::from(listener);
         let connected = slot.connect(&mut listener);
         drop(listener);
@@ -312,11 +348,23 @@ impl Inner {
             Ok(served) => slot.serve(served, || self.stopping.load(Ordering::SeqCst), || ()),
             Err(error) => self.fault(format_args!("{error}")),
         }
-        let mut members = lock(&self.members);
-        members.ended.add_counters(&slot.status().ended);
-        if let Some(member) = members.all.get_mut(&number) {
-            member.gone = true;
+    }
+}
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        let ended = self.slot.status().ended;
+        let mut members = lock(&self.inner.members);
+        members.ended.add_counters(&ended);
+        if let Some(member) = members.all.get_mut(&self.number) {
+            let held = if ended.commands == 0 { HELD } else { Duration::ZERO };
+            member.gone = Some(member.granted + held);
         }
         members.forget_ended();
     }
+}
+
+/// A user or group id for the log.
+fn shown(id: Option<u32>) -> String {
+    id.map_or_else(|| "of another namespace".into(), |id| id.to_string())
 }

@@ -91,8 +91,8 @@ pub struct MemberInfo {
     pub pool: String,
     /// Process id, in the daemon's namespace; 0 if the process is not visible there.
     pub pid: i32,
-    /// User id, in the daemon's namespace.
-    pub uid: u32,
+    /// User id, in the daemon's namespace; `None`: that namespace does not have it.
+    pub uid: Option<u32>,
     /// Cookie of the network namespace in which the process has made its socket.
     pub network_namespace: u64,
 }

@@ -50,6 +50,7 @@ pub(crate) mod notifier;
 #[allow(unsafe_code, reason = "no crate reads these socket options in a sound way")]
 mod peer;
 mod pending_moves;
+mod pool_shares;
 mod processor_account;
 mod queues;
 mod ring;
@@ -71,4 +72,6 @@ pub(crate) fn prepare() {
         tracing::warn!("no userfaultfd: memory that guests have not touched is not counted");
     }
     let _ = eventfd::descriptors();
+    pool_shares::prepare();
+    let _ = (crate::id_map::users(), crate::id_map::groups());
 }

@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
+use crate::id_map;
+
 /// SO_NETNS_COOKIE, the same on all architectures that Linux calls generic.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
@@ -11,8 +13,10 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 pub(super) struct Peer {
     /// Process id; 0 if it has none in this process's namespace.
     pub(super) pid: i32,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
+    /// User; `None`: one that this process's user namespace does not have.
+    pub(super) uid: Option<u32>,
+    /// Group; `None`: as above.
+    pub(super) gid: Option<u32>,
     /// Cookie of the network namespace in which it has made its socket; the kernel gives no two
     /// namespaces the same one. 0: the kernel is older than 5.14.
     ///
@@ -44,7 +48,9 @@ impl Peer {
             libc::getsockopt(fd, level, SO_NETNS_COOKIE, (&raw mut cookie).cast(), &raw mut len)
         };
         let network_namespace = if result == 0 { cookie } else { 0 };
-        Ok(Peer { pid: who.pid, uid: who.uid, gid: who.gid, network_namespace })
+        let uid = Some(who.uid).filter(|uid| id_map::users().has(*uid));
+        let gid = Some(who.gid).filter(|gid| id_map::groups().has(*gid));
+        Ok(Peer { pid: who.pid, uid, gid, network_namespace })
     }
 }
 
@@ -58,7 +64,7 @@ mod tests {
         let peer = Peer::of(&a).unwrap();
         assert_eq!(peer, Peer::of(&b).unwrap());
         assert_eq!(peer.pid.cast_unsigned(), std::process::id());
-        assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
+        assert_eq!(peer.uid, Some(rustix::process::geteuid().as_raw()));
         assert_ne!(peer.network_namespace, 0);
         assert!(Peer::of(std::fs::File::open("/dev/null").unwrap()).is_err());
     }

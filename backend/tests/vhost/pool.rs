@@ -157,6 +157,104 @@ fn a_network_namespace_gets_half_of_the_devices_and_the_next_one_half_of_the_res
     assert_eq!(again.len(), 4);
 }
 
+/// Runs `work` on a thread that is another user; `false`: this user may not become another one.
+fn as_user<T: Send + 'static>(uid: u32, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let thread = std::thread::spawn(move || {
+        let uid = rustix::thread::Uid::from_raw(uid);
+        // Of this thread only: the kernel gives each thread users of its own.
+        rustix::thread::set_thread_res_uid(uid, uid, uid).ok()?;
+        Some(work())
+    });
+    thread.join().unwrap()
+}
+
+/// A pool that all users reach.
+fn pool_for_all(place: &Place, devices: u32) -> Daemon {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::Permissions::from_mode(0o711);
+    std::fs::set_permissions(place.path("x").parent().unwrap(), mode).unwrap();
+    pool(place, devices, |spec| spec.mode = Some(0o666))
+}
+
+/// All that a process gets.
+fn take_all(path: &Path) -> Vec<UnixStream> {
+    std::iter::from_fn(|| ask(path).ok()).collect()
+}
+
+#[test]
+fn a_user_that_takes_its_share_leaves_devices_for_other_users_of_its_namespace() {
+    let place = Place::new();
+    let daemon = pool_for_all(&place, 16);
+    let [first, second, third] = [(); 3].map(|()| place.path("any.sock"));
+    let Some(theirs) = as_user(2001, move || take_all(&first)) else {
+        eprintln!("SKIPPED: only root can become another user");
+        return;
+    };
+    assert_eq!(theirs.len(), 8, "half of all");
+    let others = as_user(2002, move || take_all(&second)).unwrap();
+    let more = as_user(2003, move || take_all(&third)).unwrap();
+    assert!(!others.is_empty() && !more.is_empty(), "{} {}", others.len(), more.len());
+    let users: Vec<_> = daemon.list().into_iter().filter_map(|guest| guest.member).collect();
+    assert_eq!((users[0].uid, users[8].uid), (Some(2001), Some(2002)));
+}
+
+#[test]
+fn a_user_that_makes_namespaces_gets_no_more_than_leaves_some_for_others() {
+    let place = Place::new();
+    let _daemon = pool_for_all(&place, 16);
+    let mut theirs = Vec::new();
+    for _ in 0..12 {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let path = place.path("any.sock");
+        let tested = in_another_namespace(move || {
+            let taken = as_user(2001, move || take_all(&path));
+            sender.send(taken.unwrap_or_default()).unwrap();
+        });
+        if !tested {
+            return;
+        }
+        theirs.extend(receiver.recv().unwrap());
+    }
+    assert_eq!(theirs.len(), 12, "three quarters at most");
+    let path = place.path("any.sock");
+    assert!(!as_user(2002, move || take_all(&path)).unwrap().is_empty());
+    assert!(ask(&place.path("any.sock")).is_ok(), "and one of root's");
+}
+
+#[test]
+fn a_flood_of_clients_that_leave_makes_few_devices_and_delays_nobody() {
+    let place = Place::new();
+    let daemon = pool(&place, 8, |_| ());
+    let path = place.path("any.sock");
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let flood = {
+        let (path, stop) = (path.clone(), stop.clone());
+        move || {
+            let address = SocketAddrUnix::new(&path).unwrap();
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let flags = SocketFlags::CLOEXEC;
+                let pool = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+                let _ = connect(&pool.unwrap(), &address);
+            }
+        }
+    };
+    // In another namespace if there can be one: it would be on the account of this one.
+    let tested = std::thread::spawn(move || in_another_namespace(flood));
+    let start = std::time::Instant::now();
+    let mut made = 0;
+    while start.elapsed() < std::time::Duration::from_secs(2) {
+        made = daemon.list()[0].connections;
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let granted = ask(&path);
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    if tested.join().unwrap() {
+        assert!(granted.is_ok(), "{granted:?}");
+    }
+    // Half of eight devices, ten times a second, and some scatter.
+    assert!(made <= 100, "{made} devices in two seconds");
+}
+
 #[test]
 fn the_last_device_goes_to_whoever_has_none() {
     let place = Place::new();
@@ -243,4 +341,28 @@ fn an_ordinary_front_end_is_told_that_a_pool_is_no_device() {
     let _daemon = pool(&place, 4, |_| ());
     let refused = UnixStream::connect(place.path("any.sock")).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EPROTOTYPE));
+}
+
+#[test]
+fn the_unit_of_systemd_has_the_users_of_the_host() {
+    let unit = include_str!("../../systemd/vhost-device-ism.service");
+    assert!(unit.lines().any(|line| line == "PrivateUsers=no"));
+}
+
+#[test]
+fn a_daemon_that_cannot_see_a_user_refuses_to_ask_for_it() {
+    let place = Place::new();
+    for setting in ["peer-uid=2001", "peer-uid=65534", "peer-gid=36"] {
+        let socket = format!("{},devices=4,{setting}", place.path("any.sock").display());
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--user", "--map-root-user", super::program::PROGRAM, "--check-config"]);
+        let output = command.args(["--socket-path", &socket]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        if said.contains("unshare failed") {
+            eprintln!("SKIPPED: this user may make no user namespace");
+            return;
+        }
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(&format!("{setting}: this process cannot tell")), "{said}");
+    }
 }
