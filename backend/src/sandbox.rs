@@ -11,7 +11,7 @@
 //!   started as root has an empty directory as its root, too.
 //! - **System calls** ([`restrict_syscalls`]): a list of what the daemon and its libraries use.
 //!   No program can be started, no process made (threads can), no memory made executable, no
-//!   socket made or connected, no mode changed, and no file opened at all. `open` fails with EPERM
+//!   socket made or connected, no mode changed, no file opened at all, and nothing asked about a path. `open` fails with EPERM
 //!   in every mode, since libraries try it and live without. What is not in the list fails with
 //!   EPERM too, or in strict mode kills the daemon. EPERM is the default because
 //!   the list depends on the C library: a call that a later version makes for its comfort should
@@ -146,6 +146,26 @@ pub enum Process {
 /// # Errors
 /// The kernel or the architecture has no seccomp filters.
 pub fn restrict_syscalls(who: Process, mode: SandboxMode) -> Result<(), SandboxError> {
+    let allowed = match who {
+        Process::Daemon => daemon_calls()?,
+        Process::Broker => broker_calls()?,
+        Process::ConfigReader => common_calls()?,
+    };
+    install(who, allowed, mode)
+}
+
+/// As [`restrict_syscalls`], for the process that makes the broker again when it is killed. It reads
+/// nothing that another process has written. The broker restricts itself further.
+///
+/// # Errors
+/// Those of [`restrict_syscalls`].
+pub fn restrict_keeper_syscalls(mode: SandboxMode) -> Result<(), SandboxError> {
+    let mut allowed = broker_calls()?;
+    allowed.extend(KEEPER.iter().map(|call| (*call, Vec::new())));
+    install(Process::Broker, allowed, mode)
+}
+
+fn install(who: Process, allowed: Rules, mode: SandboxMode) -> Result<(), SandboxError> {
     let otherwise = match mode {
         SandboxMode::Off => return Ok(()),
         SandboxMode::On => SeccompAction::Errno(libc::EPERM as u32),
@@ -160,11 +180,6 @@ pub fn restrict_syscalls(who: Process, mode: SandboxMode) -> Result<(), SandboxE
     // The strictest verdict of all filters counts.
     let refuse = |error: i32| SeccompAction::Errno(error as u32);
     let no_clone3 = listed(&[libc::SYS_clone3]);
-    let allowed = match who {
-        Process::Daemon => daemon_calls()?,
-        Process::Broker => broker_calls()?,
-        Process::ConfigReader => common_calls()?,
-    };
     // Which files one may open, landlock says.
     let no_opening = if who == Process::ConfigReader { Vec::new() } else { opening() };
     let filters = [
@@ -204,6 +219,14 @@ fn common_calls() -> Result<Rules, SandboxError> {
     let exec = libc::PROT_EXEC as u64;
     rules.insert(libc::SYS_mmap, vec![only(2, Cmp::MaskedEq(exec), 0)?]);
     rules.insert(libc::SYS_mprotect, vec![only(2, Cmp::MaskedEq(exec), 0)?]);
+    let fcntl: Result<Vec<_>, _> = FCNTLS.iter().map(|op| only(1, Cmp::Eq, *op as u64)).collect();
+    let mut fcntl = fcntl?;
+    // Without O_ASYNC, which makes the kernel send signals.
+    fcntl.push(SeccompRule::new(vec![
+        Condition::new(1, ArgLen::Dword, Cmp::Eq, libc::F_SETFL as u64)?,
+        Condition::new(2, ArgLen::Dword, Cmp::MaskedEq(libc::O_ASYNC as u64), 0)?,
+    ])?);
+    rules.insert(libc::SYS_fcntl, fcntl);
     // This process only. 0 is the caller itself.
     let own = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, vec![only(0, Cmp::Eq, own)?]);
@@ -226,10 +249,6 @@ fn daemon_calls() -> Result<Rules, SandboxError> {
         .map(|request| only(1, Cmp::Eq, *request))
         .collect();
     rules.insert(libc::SYS_ioctl, ioctl?);
-    // Of an open descriptor. The flag allows a path as well, but nothing is to be found by one.
-    let empty = libc::AT_EMPTY_PATH as u64;
-    rules.insert(libc::SYS_newfstatat, vec![only(3, Cmp::MaskedEq(empty), empty)?]);
-    rules.insert(libc::SYS_statx, vec![only(2, Cmp::MaskedEq(empty), empty)?]);
     Ok(rules)
 }
 
@@ -245,13 +264,25 @@ fn broker_calls() -> Result<Rules, SandboxError> {
 /// terminal.
 const IOCTLS: [u64; 3] = [libc::FIONBIO, libc::TCGETS, libc::FIOCLEX];
 
+/// Commands of fcntl(2). Not those by which the kernel signals a process or leases a file.
+const FCNTLS: [i32; 7] = [
+    libc::F_DUPFD,
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_GET_SEALS,
+    libc::F_ADD_SEALS,
+];
+
 /// Calls of both processes without conditions, on every architecture.
 const COMMON: &[i64] = &[
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_writev,
+    // whether a line of the log can be written
+    libc::SYS_ppoll,
     libc::SYS_close,
-    libc::SYS_fcntl,
     libc::SYS_fstat,
     libc::SYS_listen,
     libc::SYS_sendmsg,
@@ -291,7 +322,6 @@ const DAEMON: &[i64] = &[
     libc::SYS_dup3,
     libc::SYS_lseek,
     libc::SYS_fstatfs,
-    libc::SYS_ppoll,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
@@ -299,8 +329,6 @@ const DAEMON: &[i64] = &[
     libc::SYS_eventfd2,
     libc::SYS_timerfd_create,
     libc::SYS_timerfd_settime,
-    // of /proc/self/fd, which is open: what a descriptor is
-    libc::SYS_readlinkat,
     // wakes across devices; the contexts are made before
     libc::SYS_io_submit,
     libc::SYS_io_getevents,
@@ -334,6 +362,21 @@ const BROKER: &[i64] = &[
     libc::SYS_newfstatat,
     libc::SYS_statx,
     libc::SYS_unlinkat,
+    // its notes, in a file without a name
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_ftruncate,
+];
+
+/// Calls of the process that makes the broker again.
+const KEEPER: &[i64] = &[
+    libc::SYS_clone,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_seccomp,
+    libc::SYS_prctl,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
 ];
 
 /// Older forms that only some architectures have.
@@ -371,20 +414,23 @@ mod tests {
 
     #[test]
     fn a_daemon_that_was_taken_over_reaches_nothing() {
-        let all = "open connect socket bind chmod unlink mkdir fork signal limits ioctl";
+        let all = "open connect socket bind chmod unlink mkdir fork signal limits ioctl owner async \
+                   stat statx readlink access";
         assert_eq!(refused_in("daemon"), all);
     }
 
     #[test]
     fn a_config_reader_that_was_taken_over_opens_files_of_its_directory_only() {
         // It has no directory here.
-        let all = "open connect socket bind chmod unlink mkdir fork signal limits ioctl thread";
+        let all = "open connect socket bind chmod unlink mkdir fork signal limits ioctl thread owner \
+                   async stat statx readlink access";
         assert_eq!(refused_in("config-reader"), all);
     }
 
     #[test]
     fn a_broker_that_was_taken_over_reaches_sockets_only() {
-        let all = "open bind chmod unlink mkdir fork signal limits ioctl thread";
+        let all = "open bind chmod unlink mkdir fork signal limits ioctl thread owner async readlink \
+                   access";
         assert_eq!(refused_in("broker"), all);
     }
 
@@ -392,7 +438,7 @@ mod tests {
     #[test]
     #[ignore = "the tests above run it in a process of its own"]
     fn in_the_sandbox() {
-        use rustix::fs::{CWD, Mode, OFlags};
+        use rustix::fs::{AtFlags, CWD, Mode, OFlags};
         use rustix::io::Result;
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -418,8 +464,9 @@ mod tests {
             _ => restrict_files([]).unwrap(),
         }
         restrict_syscalls(who, SandboxMode::On).unwrap();
+        let fcntl = |command, argument| crate::fork::fcntl(&own, command, argument);
         let nobody = rustix::process::Rlimit { current: Some(1), maximum: Some(1) };
-        let tries: [(&str, &dyn Fn() -> Result<()>); 12] = [
+        let tries: [(&str, &dyn Fn() -> Result<()>); 18] = [
             ("open", &|| rustix::fs::open(&file, OFlags::RDONLY, Mode::empty()).map(drop)),
             ("connect", &|| rustix::net::connect(&own, &address)),
             ("socket", &|| unix().map(drop)),
@@ -441,6 +488,17 @@ mod tests {
                 Ok(thread) => thread.join().map_err(|_| rustix::io::Errno::IO),
                 Err(_) => Err(rustix::io::Errno::PERM),
             }),
+            // The kernel would send its signals to another process.
+            ("owner", &|| fcntl(libc::F_SETOWN, parent.as_raw_pid())),
+            ("async", &|| fcntl(libc::F_SETFL, libc::O_ASYNC)),
+            // The flag is for descriptors, but allows a path as well.
+            ("stat", &|| rustix::fs::statat(CWD, &file, AtFlags::EMPTY_PATH).map(drop)),
+            ("statx", &|| {
+                let what = rustix::fs::StatxFlags::SIZE;
+                rustix::fs::statx(CWD, &file, AtFlags::EMPTY_PATH, what).map(drop)
+            }),
+            ("readlink", &|| rustix::fs::readlink(&file, Vec::new()).map(drop)),
+            ("access", &|| rustix::fs::access(&file, rustix::fs::Access::EXISTS)),
         ];
         for (name, attempt) in tries {
             match attempt() {

@@ -49,6 +49,7 @@ struct Completion {
 
 const PREAD: u16 = 0;
 const FLAG_EVENTFD: u32 = 1;
+const NO_SUCH_FLAG: u32 = 1 << 31;
 
 const _: () = assert!(size_of::<Request>() == 64 && size_of::<Completion>() == 32);
 
@@ -98,6 +99,36 @@ impl Kicker {
         check(result)?;
         self.uncollected += 1;
         Ok(())
+    }
+
+    /// Whether this is an eventfd, which stays as it is.
+    ///
+    /// # Errors
+    /// The kernel is out of resources.
+    pub fn is_eventfd(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
+        let raw = |fd: i32| u32::try_from(fd).map_err(io::Error::other);
+        let request = Request {
+            opcode: PREAD,
+            file: raw(self.file.as_raw_fd())?,
+            flags: FLAG_EVENTFD,
+            eventfd: raw(fd.as_raw_fd())?,
+            // The kernel knows no such flag, but looks at the eventfd before it says so.
+            rw_flags: NO_SUCH_FLAG,
+            ..Request::default()
+        };
+        let requests = [&raw const request];
+        // SAFETY: as in `kick`. The request is refused, so nothing is read at all.
+        let result =
+            unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1usize, requests.as_ptr()) };
+        let error = match check(result) {
+            Ok(_) => return Ok(true),
+            Err(error) => error,
+        };
+        match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP) => Ok(true),
+            Some(libc::EINVAL | libc::EBADF) => Ok(false),
+            _ => Err(error),
+        }
     }
 
     fn collect(&mut self) -> io::Result<()> {
@@ -163,6 +194,18 @@ mod tests {
             kicker.kick(event.as_fd()).unwrap();
         }
         assert_eq!(counter(&event), u64::MAX);
+    }
+
+    #[test]
+    fn an_eventfd_is_recognised_and_not_signalled() {
+        let kicker = Kicker::new().unwrap();
+        let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let other = memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
+        for _ in 0..100 {
+            assert!(kicker.is_eventfd(event.as_fd()).unwrap());
+            assert!(!kicker.is_eventfd(other.as_fd()).unwrap());
+        }
+        assert_eq!(rustix::io::read(&event, &mut [0; 8]), Err(rustix::io::Errno::AGAIN));
     }
 
     #[test]

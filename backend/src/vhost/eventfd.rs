@@ -2,35 +2,34 @@
 
 use std::fs::File;
 use std::io::IoSliceMut;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::shm::Kicker;
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Whether this is an eventfd.
 ///
-/// A pipe or a socket in its place could block the thread that reads or writes it, or raise SIGPIPE. There
-/// is no call that asks the question; the name of an anonymous inode is the kernel's own answer and
-/// cannot be forged (a file of that name shows up with its directory). Without `/proc` nothing is
-/// an eventfd.
+/// A pipe or a socket in its place could block the thread that reads or writes it, or raise SIGPIPE.
+/// The kernel's asynchronous IO takes eventfds only, so it is asked. Its answer needs no file of
+/// `/proc`, by which a daemon that was taken over would see more than its own descriptors.
 pub(super) fn is_eventfd(file: &File) -> bool {
-    let number = file.as_raw_fd().to_string();
-    descriptors().is_some_and(|directory| {
-        rustix::fs::readlinkat(directory, number, Vec::new())
-            .is_ok_and(|target| target.as_bytes() == b"anon_inode:[eventfd]")
+    let answer = kicker().and_then(|kicker| kicker.is_eventfd(file.as_fd()).ok());
+    // Without asynchronous IO: one of the descriptors that have no file behind them. The others of
+    // these neither block nor raise signals where this is used.
+    answer.unwrap_or_else(|| {
+        rustix::fs::fstat(file).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == 0)
     })
 }
 
-/// The directory of this process's descriptors. The first call opens it: the sandbox leaves no
-/// other way to it.
-pub(super) fn descriptors() -> Option<&'static OwnedFd> {
-    static DIRECTORY: OnceLock<Option<OwnedFd>> = OnceLock::new();
-    let open = || rustix::fs::open("/proc/self/fd", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    DIRECTORY.get_or_init(|| open().ok()).as_ref()
+/// What recognises eventfds. The first call makes it: the sandbox allows none later.
+pub(super) fn kicker() -> Option<&'static Kicker> {
+    static KICKER: OnceLock<Option<Kicker>> = OnceLock::new();
+    KICKER.get_or_init(|| Kicker::new().ok()).as_ref()
 }
 
 /// Whether this eventfd counts down by one per read (EFD_SEMAPHORE). Its counter is as before, at
@@ -90,6 +89,7 @@ fn take(file: &File, count: &mut [u8; 8]) -> Result<usize, Errno> {
 mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
+    use std::os::fd::OwnedFd;
 
     #[test]
     fn tells_eventfds_from_everything_else() {

@@ -44,6 +44,7 @@ pub(crate) mod event_loop;
 mod eventfd;
 mod faults;
 mod guest_memory;
+pub(crate) mod hang_up;
 mod inline_delivery;
 mod mapper;
 pub(crate) mod notifier;
@@ -71,7 +72,7 @@ pub(crate) fn prepare() {
     if crate::shm::userfault().is_none() {
         tracing::warn!("no userfaultfd: memory that guests have not touched is not counted");
     }
-    let _ = eventfd::descriptors();
+    let _ = eventfd::kicker();
     pool_shares::prepare();
     let _ = (crate::id_map::users(), crate::id_map::groups());
 }

@@ -234,7 +234,7 @@ fn a_flood_of_clients_that_leave_makes_few_devices_and_delays_nobody() {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 let flags = SocketFlags::CLOEXEC;
                 let pool = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-                let _ = connect(&pool.unwrap(), &address);
+                let _ = connect(pool.unwrap(), &address);
             }
         }
     };
