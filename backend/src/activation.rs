@@ -288,6 +288,10 @@ impl SocketNames for ActivatedNames {
         self.sockets.contains_key(path)
     }
 
+    fn is_up(&self) -> Option<bool> {
+        self.names.is_up()
+    }
+
     fn fill(&self, name: NameId) -> io::Result<()> {
         self.names.fill(name)
     }

@@ -7,17 +7,29 @@
 //! else, in the directories of the sockets that were configured. The broker never sees a byte of a
 //! guest.
 //!
+//! It does not trust the daemon: see [`Rules`]. A path outside of its directories gets one answer,
+//! whatever is there, before the broker looks at it.
+//!
 //! A request is one message of a socket of packets, its answer another, with the new sockets beside
 //! it. The broker ends when the daemon does, and removes the sockets that are left.
+//!
+//! The broker is the child of a process that does nothing but wait for its end. If the broker is
+//! killed, that process makes another one, which knows the names of the one before, and tells the
+//! daemon that a request may have got lost. If both are gone, [`Broker::on_end`] tells the daemon.
 
+use std::collections::BTreeSet;
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use rustix::fs::Mode;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, Mode, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
@@ -25,9 +37,16 @@ use serde::{Deserialize, Serialize};
 use crate::device::sync::lock;
 use crate::fork;
 use crate::packets::{receive, send};
+use crate::vhost::event_loop::{LoopHandle, Registration};
+use crate::vhost::hang_up::OnHangUp;
 use crate::vhost::unix_socket::{
-    Backlog, LocalNames, NameId, SocketError, SocketKind, SocketNames,
+    Backlog, Existing, LocalNames, NameId, SocketError, SocketKind, SocketNames, directory_of,
 };
+
+/// Names beside those of the configuration: guests that are added, at most.
+const MAX_ADDED: usize = 4096;
+/// How long an answer is waited for when a broker has been killed.
+const LOST: Duration = Duration::from_secs(2);
 
 /// What the daemon asks for. Paths are bytes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -46,35 +65,65 @@ enum Request {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    Done { name: NameId },
+    Done {
+        name: NameId,
+    },
     InUse,
     NotASocket,
-    Failed { errno: i32 },
+    Outside,
+    Exists,
+    TooMany {
+        limit: usize,
+    },
+    Failed {
+        errno: i32,
+    },
+    /// The broker was killed. What it was asked before has no answer.
+    Lost,
+}
+
+/// A message with the number of a request.
+#[derive(Debug, Serialize, Deserialize)]
+struct Numbered<T> {
+    number: u64,
+    what: T,
+}
+
+/// What a broker does for the daemon.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    /// Where it makes sockets: directly in one of them.
+    pub(crate) directories: Vec<PathBuf>,
+    /// Paths of the configuration. Only at these it replaces a stale socket, or connects to find out
+    /// whether it is one.
+    pub(crate) configured: BTreeSet<PathBuf>,
+    /// Paths of sockets that may be adopted.
+    pub(crate) inherited: BTreeSet<PathBuf>,
 }
 
 /// The daemon's end.
 #[derive(Debug)]
 pub(crate) struct Broker {
-    /// Locked over a request and its answer. The broker waits for nobody, so no thread does.
-    channel: Mutex<OwnedFd>,
-    /// Where it may make sockets.
-    directories: Vec<PathBuf>,
+    /// With the number of the last request. Locked over a request and its answer. The broker waits for
+    /// nobody, so no thread does.
+    channel: Mutex<(OwnedFd, u64)>,
+    has_ended: AtomicBool,
 }
 
 impl Broker {
-    /// Starts the broker, which calls `confine` and then serves this process. `inherited` are paths
-    /// of sockets that may be adopted, `directories` those in which `confine` allows sockets. To be
-    /// called while there is one thread.
+    /// Starts the broker and the process that keeps it. That calls `confine`, and the broker
+    /// `confine_further`. To be called while there is one thread.
     ///
     /// # Errors
-    /// The kernel makes no socket or no process.
+    /// The kernel makes no socket, file or process.
     pub(crate) fn start(
-        inherited: Vec<PathBuf>,
-        directories: Vec<PathBuf>,
+        rules: Rules,
         confine: impl FnOnce() -> bool,
+        confine_further: impl Fn() -> bool,
     ) -> io::Result<Broker> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let notes = File::from(memfd_create("names", MemfdFlags::CLOEXEC)?);
         let mut ours = Some(ours);
         fork::in_child(|| {
             // Else the end of the daemon would not be seen.
@@ -82,43 +131,83 @@ impl Broker {
             let _ = rustix::thread::set_name(c"broker");
             // Sockets get the modes that are asked for, without a change of mode by path.
             let _ = rustix::process::umask(Mode::empty());
-            if confine() {
-                serve(&theirs, &inherited);
+            if !confine() {
+                return;
             }
+            let work = || match notes.try_clone() {
+                Ok(notes) if confine_further() => serve(&theirs, &rules, notes),
+                Ok(_) => {}
+                Err(error) => tracing::error!(%error, "no broker"),
+            };
+            fork::until_it_returns(work, |how| {
+                tracing::error!("the broker {how}; another one is made");
+                let _ = send(&theirs, &Numbered { number: 0, what: Answer::Lost }, &[]);
+            });
         })?;
-        let channel = ours.ok_or(Errno::BADF)?;
-        Ok(Broker { channel: Mutex::new(channel), directories })
+        let channel = Mutex::new((ours.ok_or(Errno::BADF)?, 0));
+        Ok(Broker { channel, has_ended: AtomicBool::new(false) })
     }
 
-    fn ask(&self, request: &Request) -> io::Result<(Answer, Vec<OwnedFd>)> {
-        let channel = lock(&self.channel);
-        send(&channel, request, &[])?;
-        let (answer, fds) = receive(&channel)?;
-        Ok((answer.ok_or_else(|| io::Error::other("the broker has ended"))?, fds))
+    fn ask(&self, request: Request) -> io::Result<(Answer, Vec<OwnedFd>)> {
+        let (channel, number) = &mut *lock(&self.channel);
+        *number += 1;
+        send(channel, &Numbered { number: *number, what: request }, &[])?;
+        let mut is_lost = false;
+        loop {
+            // Who was killed may have had this request.
+            if is_lost && !is_readable_within(channel, LOST) {
+                return Err(io::Error::other("the broker was killed meanwhile"));
+            }
+            let (answer, fds) = receive::<Numbered<Answer>>(channel)?;
+            match answer.ok_or_else(|| io::Error::other("the broker has ended"))? {
+                Numbered { what: Answer::Lost, .. } => is_lost = true,
+                Numbered { number: answered, what } if answered == *number => {
+                    return Ok((what, fds));
+                }
+                // Of a request that was given up.
+                Numbered { .. } => {}
+            }
+        }
     }
 
     fn ask_about(
         &self,
         path: &Path,
-        request: &Request,
+        request: Request,
     ) -> Result<(NameId, Vec<OwnedFd>), SocketError> {
         let failed = |source| SocketError::Io { action: "make", path: path.into(), source };
         match self.ask(request).map_err(failed)? {
             (Answer::Done { name }, fds) => Ok((name, fds)),
             (Answer::InUse, _) => Err(SocketError::InUse(path.into())),
             (Answer::NotASocket, _) => Err(SocketError::NotASocket(path.into())),
-            (Answer::Failed { errno: libc::EACCES }, _) if self.is_outside(path) => {
-                Err(SocketError::OutsideSandbox(path.into()))
+            (Answer::Outside, _) => Err(SocketError::OutsideSandbox(path.into())),
+            (Answer::Exists, _) => Err(SocketError::Exists(path.into())),
+            (Answer::TooMany { limit }, _) => {
+                Err(SocketError::TooMany { path: path.into(), limit })
             }
             (Answer::Failed { errno }, _) => Err(failed(io::Error::from_raw_os_error(errno))),
+            (Answer::Lost, _) => Err(failed(Errno::IO.into())),
         }
     }
 
-    /// Whether a path lies in none of its directories.
-    fn is_outside(&self, path: &Path) -> bool {
-        let directory = path.parent().unwrap_or(Path::new(""));
-        !self.directories.iter().any(|known| known == directory)
+    /// Has the loop call `on_end` when the broker and what keeps it are gone.
+    pub(crate) fn on_end(
+        self: &Arc<Self>,
+        events: &LoopHandle,
+        on_end: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Registration> {
+        let broker = self.clone();
+        let channel = lock(&self.channel).0.try_clone()?;
+        Ok(events.add(OnHangUp::new(channel, move || {
+            broker.has_ended.store(true, Ordering::Relaxed);
+            on_end();
+        })))
     }
+}
+
+fn is_readable_within(channel: &OwnedFd, limit: Duration) -> bool {
+    let limit = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: 0 };
+    poll(&mut [PollFd::new(channel, PollFlags::IN)], Some(&limit)) == Ok(1)
 }
 
 impl SocketNames for Broker {
@@ -131,7 +220,7 @@ impl SocketNames for Broker {
     ) -> Result<(OwnedFd, NameId), SocketError> {
         let path_bytes = path.as_os_str().as_bytes().to_vec();
         let request = Request::Bind { path: path_bytes, mode, kind, backlog };
-        let (name, fds) = self.ask_about(path, &request)?;
+        let (name, fds) = self.ask_about(path, request)?;
         match fds.into_iter().next() {
             Some(socket) => Ok((socket, name)),
             None => Err(SocketError::Io { action: "make", path: path.into(), source: no_socket() }),
@@ -139,7 +228,7 @@ impl SocketNames for Broker {
     }
 
     fn pair(&self) -> io::Result<(UnixListener, OwnedFd)> {
-        let (answer, fds) = self.ask(&Request::Pair)?;
+        let (answer, fds) = self.ask(Request::Pair)?;
         match (answer, <[OwnedFd; 2]>::try_from(fds)) {
             (Answer::Done { .. }, Ok([listener, connected])) => Ok((listener.into(), connected)),
             (Answer::Failed { errno }, _) => Err(io::Error::from_raw_os_error(errno)),
@@ -149,19 +238,23 @@ impl SocketNames for Broker {
 
     fn adopt(&self, path: &Path) -> Result<NameId, SocketError> {
         let request = Request::Adopt { path: path.as_os_str().as_bytes().to_vec() };
-        Ok(self.ask_about(path, &request)?.0)
+        Ok(self.ask_about(path, request)?.0)
     }
 
     fn fill(&self, name: NameId) -> io::Result<()> {
-        match self.ask(&Request::Fill { name })?.0 {
+        match self.ask(Request::Fill { name })?.0 {
             Answer::Done { .. } => Ok(()),
             Answer::Failed { errno } => Err(io::Error::from_raw_os_error(errno)),
-            Answer::InUse | Answer::NotASocket => Err(Errno::INVAL.into()),
+            _ => Err(Errno::INVAL.into()),
         }
     }
 
+    fn is_up(&self) -> Option<bool> {
+        Some(!self.has_ended.load(Ordering::Relaxed))
+    }
+
     fn remove(&self, name: NameId) {
-        if let Err(error) = self.ask(&Request::Remove { name }) {
+        if let Err(error) = self.ask(Request::Remove { name }) {
             tracing::warn!(%error, "a socket's name is left");
         }
     }
@@ -172,40 +265,60 @@ fn no_socket() -> io::Error {
 }
 
 /// Serves the daemon until it ends.
-fn serve(channel: &OwnedFd, inherited: &[PathBuf]) {
-    let names = LocalNames::default();
-    while let Ok((Some(request), _)) = receive(channel) {
-        let (answer, fds) = match carry_out(&names, inherited, request) {
-            Ok(done) => done,
-            Err(SocketError::InUse(_)) => (Answer::InUse, Vec::new()),
-            Err(SocketError::NotASocket(_)) => (Answer::NotASocket, Vec::new()),
-            Err(SocketError::OutsideSandbox(_)) => {
-                (Answer::Failed { errno: libc::EACCES }, Vec::new())
-            }
-            Err(SocketError::Kind { .. }) => {
-                (Answer::Failed { errno: libc::EPROTOTYPE }, Vec::new())
-            }
-            Err(SocketError::Io { source, .. }) => {
-                (Answer::Failed { errno: source.raw_os_error().unwrap_or(libc::EIO) }, Vec::new())
-            }
-        };
-        if send(channel, &answer, &fds).is_err() {
+fn serve(channel: &OwnedFd, rules: &Rules, notes: File) {
+    let names = LocalNames::noted_in(notes);
+    while let Ok((Some(Numbered { number, what }), _)) = receive(channel) {
+        let (what, fds) =
+            carry_out(&names, rules, what).unwrap_or_else(|error| (answer_of(&error), Vec::new()));
+        if send(channel, &Numbered { number, what }, &fds).is_err() {
             break;
         }
     }
     names.remove_all();
 }
 
+fn answer_of(error: &SocketError) -> Answer {
+    match error {
+        SocketError::InUse(_) => Answer::InUse,
+        SocketError::NotASocket(_) => Answer::NotASocket,
+        SocketError::OutsideSandbox(_) => Answer::Outside,
+        SocketError::Exists(_) => Answer::Exists,
+        SocketError::TooMany { limit, .. } => Answer::TooMany { limit: *limit },
+        SocketError::Kind { .. } => Answer::Failed { errno: libc::EPROTOTYPE },
+        SocketError::Io { source, .. } => {
+            Answer::Failed { errno: source.raw_os_error().unwrap_or(libc::EIO) }
+        }
+    }
+}
+
+impl Rules {
+    /// The path of a socket that may be made, and what becomes of one that is there.
+    fn check(&self, path: &Path, names: usize) -> Result<(PathBuf, Existing), SocketError> {
+        let directory = directory_of(path);
+        let (true, Some(file)) = (self.directories.contains(&directory), path.file_name()) else {
+            return Err(SocketError::OutsideSandbox(path.into()));
+        };
+        let limit = self.configured.len() + self.inherited.len() + MAX_ADDED;
+        if names >= limit {
+            return Err(SocketError::TooMany { path: path.into(), limit });
+        }
+        let is_configured = self.configured.contains(path);
+        let existing = if is_configured { Existing::ReplaceStale } else { Existing::Keep };
+        Ok((directory.join(file), existing))
+    }
+}
+
 fn carry_out(
     names: &LocalNames,
-    inherited: &[PathBuf],
+    rules: &Rules,
     request: Request,
 ) -> Result<(Answer, Vec<OwnedFd>), SocketError> {
     let path = |bytes: Vec<u8>| PathBuf::from(std::ffi::OsString::from_vec(bytes));
     let unnamed = |action| move |source| SocketError::Io { action, path: PathBuf::new(), source };
     let (name, fds) = match request {
         Request::Bind { path: bytes, mode, kind, backlog } => {
-            let (listener, name) = names.bind(&path(bytes), mode & 0o777, kind, backlog)?;
+            let (path, existing) = rules.check(&path(bytes), names.count())?;
+            let (listener, name) = names.bind_at(&path, mode & 0o777, kind, backlog, existing)?;
             (name, vec![listener])
         }
         Request::Pair => {
@@ -214,9 +327,8 @@ fn carry_out(
         }
         Request::Adopt { path: bytes } => {
             let path = path(bytes);
-            if !inherited.contains(&path) {
-                let source = Errno::PERM.into();
-                return Err(SocketError::Io { action: "use", path, source });
+            if !rules.inherited.contains(&path) {
+                return Err(SocketError::OutsideSandbox(path));
             }
             (names.adopt(&path)?, Vec::new())
         }

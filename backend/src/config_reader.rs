@@ -21,6 +21,8 @@ use crate::config::{ConfigError, read_text};
 use crate::device::sync::lock;
 use crate::fork;
 use crate::packets::{receive, send};
+use crate::vhost::event_loop::{LoopHandle, Registration};
+use crate::vhost::hang_up::OnHangUp;
 
 /// Longest wait for the process: the file may be on another host.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -71,6 +73,19 @@ impl ConfigReader {
         })?;
         let process = Some(Mutex::new((ours.ok_or(Errno::BADF)?, 0)));
         Ok(ConfigReader { path: path.into(), process })
+    }
+
+    /// Has the loop call `on_end` when the process is gone. `None`: there is none.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(crate) fn on_end(
+        &self,
+        events: &LoopHandle,
+        on_end: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Option<Registration>> {
+        let channel = self.process.as_ref().map(|process| lock(process).0.try_clone());
+        Ok(channel.transpose()?.map(|channel| events.add(OnHangUp::new(channel, on_end))))
     }
 
     /// The text of the file as it is now.

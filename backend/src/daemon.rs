@@ -7,7 +7,6 @@ use crate::config::{Config, GuestSpec};
 use crate::error::DaemonError;
 use crate::guests::Guests;
 use crate::management::{Access, Server};
-use crate::metrics;
 use crate::reload::{ConfigSource, Reload};
 use crate::vhost::device_slot::GuestStatus;
 use crate::vhost::device_socket::STOP;
@@ -75,6 +74,12 @@ impl Daemon {
         move || drop(guests.list())
     }
 
+    /// Whether no front end is connected.
+    pub(crate) fn is_idle(&self) -> impl Fn() -> bool + Send + 'static + use<> {
+        let guests = self.guests.clone();
+        move || guests.list().iter().all(|guest| guest.device.is_none())
+    }
+
     /// Adds a guest: makes its socket and listens.
     ///
     /// # Errors
@@ -101,7 +106,7 @@ impl Daemon {
 
     /// Metrics in Prometheus' text format (OpenMetrics).
     pub fn metrics(&self) -> String {
-        metrics::render(&self.guests.list())
+        self.guests.metrics()
     }
 
     /// Stops everything and waits until it has stopped, except for a thread that a front end keeps

@@ -10,6 +10,7 @@ use crate::config::{Caps, Config, ConfigError, FabricSpec, GuestSpec, Quotas};
 use crate::device::sync::lock;
 use crate::device::{self, Fabric, FabricCaps, GidPool, Limits};
 use crate::error::DaemonError;
+use crate::metrics;
 use crate::vhost::device_pool::DevicePool;
 use crate::vhost::device_slot::GuestStatus;
 use crate::vhost::device_socket::{DeviceSocket, STOP};
@@ -181,6 +182,11 @@ impl Guests {
 
     pub(crate) fn list(&self) -> Vec<GuestStatus> {
         lock(&self.sockets).values().flat_map(|served| served.socket.status()).collect()
+    }
+
+    /// Metrics in Prometheus' text format.
+    pub(crate) fn metrics(&self) -> String {
+        metrics::render(&self.list(), self.names.is_up())
     }
 
     /// Removes all guests, and waits until their sockets have stopped.

@@ -51,7 +51,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
@@ -64,19 +64,22 @@ pub use vhost::device_slot::{GuestStatus, MemberInfo, PoolInfo};
 
 use activation::{ActivatedSockets, PassedSockets};
 use args::{Args, SandboxMode};
-use broker::Broker;
+use broker::{Broker, Rules};
 use config::{ConfigError, Socket};
 use config_reader::ConfigReader;
 use privileges::{DEFAULT_USER, User};
 use reload::ConfigSource;
-use sandbox::Process;
+use sandbox::{Process, SandboxError};
 use service_manager::ServiceManager;
 use signals::{OnSignal, Signal};
+use vhost::event_loop::Registration;
 use vhost::timers::Timers;
 use vhost::unix_socket::{LocalNames, SocketNames, directory_of, path_of};
 
 /// What `--print-capabilities` prints: the type of device, as a VMM's tools expect it.
 const CAPABILITIES: &str = "{\n  \"type\": \"ism\"\n}";
+/// How often a daemon that is to end looks whether a front end is connected.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Runs the command line until SIGTERM or SIGINT. `args` starts with the program's name.
 pub fn run_main<I, T>(args: I) -> ExitCode
@@ -183,10 +186,11 @@ fn run(
         Some(path) if mode == SandboxMode::Off => Some(ConfigReader::direct(path)),
         Some(path) => Some(start_config_reader(path, mode)?),
         None => None,
-    };
-    let names: Arc<dyn SocketNames> = if mode == SandboxMode::Off {
+    }
+    .map(Arc::new);
+    let broker = if mode == SandboxMode::Off {
         tracing::warn!("running without a sandbox");
-        Arc::new(LocalNames::default())
+        None
     } else {
         if geteuid().is_root() && user.is_none() {
             tracing::warn!(
@@ -196,7 +200,11 @@ fn run(
         }
         // After `catch`: it inherits that the ending signals are blocked, so it outlives this
         // process, whatever sends the signal.
-        Arc::new(start_broker(&config, &activated, mode)?)
+        Some(Arc::new(start_broker(&config, &activated, mode)?))
+    };
+    let names: Arc<dyn SocketNames> = match &broker {
+        Some(broker) => broker.clone(),
+        None => Arc::new(LocalNames::default()),
     };
     let names = activated.before(names);
     let manager = ServiceManager::from_environment();
@@ -211,7 +219,7 @@ fn run(
         privileges::give_up(user, CapabilitySet::empty())?;
     }
     let can_reload = reader.is_some();
-    let read = reader.map(|reader| {
+    let read = reader.clone().map(|reader| {
         let args = args.clone();
         Box::new(move || {
             let text = reader.text().map_err(|wrong| vec![wrong])?;
@@ -222,15 +230,72 @@ fn run(
     sandbox::restrict_syscalls(Process::Daemon, mode)?;
     let manager = Arc::new(manager);
     let (end, ended) = mpsc::channel();
-    let _signals = daemon.events().add(OnSignal(on_signal(&daemon, can_reload, &manager, end)));
+    let on_signal = on_signal(&daemon, can_reload, &manager, end.clone());
+    let _signals = daemon.events().add(OnSignal(on_signal));
+    let _ends = watch_helpers(&daemon, broker.as_ref(), reader.as_deref(), &manager, end)?;
     keep_alive(daemon.events().timers(), &manager, daemon.check());
     manager.ready();
     signals::unblock()?;
-    ended.recv().map_err(|_| "the event loop has ended")?;
+    let end = ended.recv().map_err(|_| "the event loop has ended")?;
     tracing::info!("ending");
     manager.stopping();
     daemon.stop();
-    Ok(())
+    match end {
+        End::Signal => Ok(()),
+        End::NoBroker => {
+            Err("the broker is gone, so no front end of a pool could be served".into())
+        }
+    }
+}
+
+/// Why the daemon ends.
+enum End {
+    Signal,
+    /// The broker and the process that would make another one are gone, and no front end is connected.
+    NoBroker,
+}
+
+/// Has the ends of the daemon's other processes noticed. A broker is made again, so it is gone only if
+/// its parent has been killed, too.
+fn watch_helpers(
+    daemon: &Daemon,
+    broker: Option<&Arc<Broker>>,
+    reader: Option<&ConfigReader>,
+    manager: &Arc<ServiceManager>,
+    end: mpsc::Sender<End>,
+) -> std::io::Result<[Option<Registration>; 2]> {
+    let events = daemon.events();
+    let reader = reader.map(|reader| {
+        reader.on_end(events, || {
+            tracing::error!("the reader of the configuration is gone: a reload takes a restart");
+        })
+    });
+    let (timers, manager, is_idle) = (events.timers().clone(), manager.clone(), daemon.is_idle());
+    let broker = broker.map(|broker| {
+        broker.on_end(events, move || {
+            tracing::error!(
+                "the broker is gone: guests that are connected are served, pools refuse all others, \
+                 and the daemon ends when no front end is connected"
+            );
+            manager.say_status("the broker is gone: this ends when no front end is connected");
+            end_when_idle(&timers, is_idle, end);
+        })
+    });
+    Ok([reader.transpose()?.flatten(), broker.transpose()?])
+}
+
+/// Ends the daemon when no front end is connected.
+fn end_when_idle(
+    timers: &Timers,
+    is_idle: impl Fn() -> bool + Send + 'static,
+    end: mpsc::Sender<End>,
+) {
+    if is_idle() {
+        let _ = end.send(End::NoBroker);
+        return;
+    }
+    let own = timers.clone();
+    timers.call_at(Instant::now() + LOOK, move || end_when_idle(&own, is_idle, end));
 }
 
 /// What is done on a signal.
@@ -238,7 +303,7 @@ fn on_signal(
     daemon: &Daemon,
     can_reload: bool,
     manager: &Arc<ServiceManager>,
-    end: mpsc::Sender<()>,
+    end: mpsc::Sender<End>,
 ) -> impl FnMut(Signal) + Send + 'static + use<> {
     let (reload, manager) = (daemon.reload().clone(), manager.clone());
     move |signal| match signal {
@@ -250,7 +315,7 @@ fn on_signal(
         }
         // Without a file that could be read again, this is the end of a terminal.
         Signal::End | Signal::Hangup => {
-            let _ = end.send(());
+            let _ = end.send(End::Signal);
         }
     }
 }
@@ -266,25 +331,42 @@ fn keep_alive(timers: &Timers, manager: &Arc<ServiceManager>, check: impl Fn() +
     });
 }
 
+/// Confines a helper process `who` before its system calls are restricted, by `further`, and then by
+/// `calls`.
+fn confine(
+    who: Process,
+    keep: CapabilitySet,
+    further: impl FnOnce() -> Result<(), SandboxError>,
+    calls: impl FnOnce() -> Result<(), SandboxError>,
+) -> bool {
+    let confine = || -> Result<(), Box<dyn std::error::Error>> {
+        fork::enter_empty_namespaces();
+        privileges::give_up(None, keep)?;
+        sandbox::forbid_dumps()?;
+        further()?;
+        calls()?;
+        Ok(())
+    };
+    is_confined(who, confine())
+}
+
+fn is_confined<E: std::fmt::Display>(who: Process, confined: Result<(), E>) -> bool {
+    if let Err(error) = &confined {
+        tracing::error!(%error, "a process has no sandbox: {who:?}");
+    }
+    confined.is_ok()
+}
+
 /// Starts the process that opens the configuration file again.
 fn start_config_reader(path: &Path, mode: SandboxMode) -> std::io::Result<ConfigReader> {
     // Where a link leads to now may be elsewhere.
     let target = std::fs::canonicalize(path).ok();
     let directories = [Some(path), target.as_deref()].map(|path| path.map(directory_of));
-    let confine = || -> Result<(), Box<dyn std::error::Error>> {
-        fork::enter_empty_namespaces();
-        privileges::give_up(None, CapabilitySet::empty())?;
-        sandbox::forbid_dumps()?;
-        sandbox::restrict_files_to_reading(directories.iter().flatten().map(PathBuf::as_path))?;
-        sandbox::restrict_syscalls(Process::ConfigReader, mode)?;
-        Ok(())
-    };
+    let directories = directories.iter().flatten().map(PathBuf::as_path);
+    let who = Process::ConfigReader;
     ConfigReader::start(path, || {
-        let confined = confine();
-        if let Err(error) = &confined {
-            tracing::error!(%error, "the process that reads the configuration has no sandbox");
-        }
-        confined.is_ok()
+        let files = || sandbox::restrict_files_to_reading(directories);
+        confine(who, CapabilitySet::empty(), files, || sandbox::restrict_syscalls(who, mode))
     })
 }
 
@@ -294,35 +376,36 @@ fn start_broker(
     activated: &ActivatedSockets,
     mode: SandboxMode,
 ) -> std::io::Result<Broker> {
-    let directories = socket_directories(config);
     let inherited = config.guests.iter().filter_map(|guest| match &guest.socket {
         Socket::Path(_) => None,
         Socket::Listening(fd) => path_of(fd),
     });
-    let confine = || -> Result<(), Box<dyn std::error::Error>> {
-        fork::enter_empty_namespaces();
-        // Directories may be another user's, as those of a VMM are.
-        privileges::give_up(None, CapabilitySet::DAC_OVERRIDE)?;
-        sandbox::forbid_dumps()?;
-        sandbox::restrict_files(directories.iter().map(PathBuf::as_path))?;
-        sandbox::restrict_syscalls(Process::Broker, mode)?;
-        Ok(())
+    let rules = Rules {
+        directories: socket_directories(config),
+        configured: socket_paths(config).map(Path::to_owned).collect(),
+        inherited: inherited.chain(activated.paths()).collect(),
     };
-    let inherited = inherited.chain(activated.paths());
-    Broker::start(inherited.collect(), directories.clone(), || {
-        let confined = confine();
-        if let Err(error) = &confined {
-            tracing::error!(%error, "the broker has no sandbox");
-        }
-        confined.is_ok()
-    })
+    let directories = rules.directories.clone();
+    let who = Process::Broker;
+    // Directories may be another user's, as those of a VMM are.
+    let files = || sandbox::restrict_files(directories.iter().map(PathBuf::as_path));
+    let calls = || sandbox::restrict_keeper_syscalls(mode);
+    Broker::start(
+        rules,
+        || confine(who, CapabilitySet::DAC_OVERRIDE, files, calls),
+        || is_confined(who, sandbox::restrict_syscalls(who, mode)),
+    )
+}
+
+/// Paths of the sockets that the configuration has.
+fn socket_paths(config: &Config) -> impl Iterator<Item = &Path> {
+    let others = config.management.iter().chain(&config.metrics).map(PathBuf::as_path);
+    config.guests.iter().filter_map(|guest| guest.path()).chain(others)
 }
 
 /// Directories in which sockets are made and removed.
 fn socket_directories(config: &Config) -> Vec<PathBuf> {
-    let paths = config.guests.iter().filter_map(|guest| guest.path());
-    let others = config.management.iter().chain(&config.metrics).map(PathBuf::as_path);
-    let mut directories: Vec<PathBuf> = paths.chain(others).map(directory_of).collect();
+    let mut directories: Vec<PathBuf> = socket_paths(config).map(directory_of).collect();
     directories.sort();
     directories.dedup();
     directories

@@ -92,10 +92,17 @@ fn by_guest(statuses: &[GuestStatus]) -> Vec<Devices<'_>> {
     guests
 }
 
-/// All metrics of all guests. Counters go on when front ends come and go.
-pub(crate) fn render(statuses: &[GuestStatus]) -> String {
+/// All metrics of all guests. Counters go on when front ends come and go. `is_broker_up`: whether the
+/// process that makes sockets is there; `None`: the daemon needs none.
+pub(crate) fn render(statuses: &[GuestStatus], is_broker_up: Option<bool>) -> String {
     let guests = &by_guest(statuses);
     let mut registry = Registry::with_prefix("ism");
+    if let Some(is_up) = is_broker_up {
+        let gauge = Gauge::<i64>::default();
+        gauge.set(is_up.into());
+        let help = "Whether the process that makes sockets, for pools and added guests, is there";
+        registry.register("broker_up", help, gauge);
+    }
     let label = |devices: &Devices<'_>| GuestLabels {
         guest: devices.guest.spec.name.clone(),
         chid: devices.guest.spec.chid.to_string(),
@@ -193,7 +200,7 @@ mod tests {
             pool: None,
             member: None,
         };
-        let text = render(&[guest]);
+        let text = render(&[guest], Some(false));
         for line in [
             "ism_moves_total{guest=\"vm1\",chid=\"ff00\"} 10",
             "ism_peers{guest=\"vm1\",chid=\"ff00\"} 0",
@@ -201,6 +208,7 @@ mod tests {
             "ism_connections_total{guest=\"vm1\",chid=\"ff00\"} 2",
             "ism_commands_refused_total{guest=\"vm1\",chid=\"ff00\",reason=\"enoent\"} 3",
             "ism_faults_total{guest=\"vm1\",chid=\"ff00\",reason=\"bad_chain\"} 1",
+            "ism_broker_up 0",
             "# EOF",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
@@ -230,7 +238,7 @@ mod tests {
             ..status(name, Some(with_moves(7)))
         };
         let pool = GuestStatus { pool, ended: with_moves(100), ..status("any", None) };
-        let text = render(&[pool, front_end("any/2"), front_end("any/3"), status("b", None)]);
+        let text = render(&[pool, front_end("any/2"), front_end("any/3"), status("b", None)], None);
         for line in [
             "ism_moves_total{guest=\"any\",chid=\"ff00\"} 114",
             "ism_peers{guest=\"any\",chid=\"ff00\"} 2",
@@ -241,6 +249,6 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }
-        assert!(!text.contains("any/2"), "{text}");
+        assert!(!text.contains("any/2") && !text.contains("broker"), "{text}");
     }
 }

@@ -56,6 +56,11 @@ impl ServiceManager {
         self.say("WATCHDOG=1");
     }
 
+    /// What `systemctl status` shows.
+    pub(crate) fn say_status(&self, status: &str) {
+        self.say(&format!("STATUS={status}"));
+    }
+
     /// The daemon ends.
     pub(crate) fn stopping(&self) {
         self.say("STOPPING=1");

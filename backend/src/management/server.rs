@@ -16,7 +16,6 @@ use super::wire::{Answer, Guest, Request};
 use crate::device::sync::lock;
 use crate::error::DaemonError;
 use crate::guests::Guests;
-use crate::metrics;
 use crate::reload::{Reload, ReloadInfo};
 use crate::vhost::event_loop::Registration;
 use crate::vhost::unix_socket::{Backlog, BoundSocket, SocketError};
@@ -267,7 +266,7 @@ impl Clients {
         let (status, body) = match path {
             _ if !ends => ("431 Request Header Fields Too Large", String::new()),
             _ if method != b"GET" && method != b"HEAD" => ("405 Method Not Allowed", String::new()),
-            Some(b"/metrics") => ("200 OK", metrics::render(&self.guests.list())),
+            Some(b"/metrics") => ("200 OK", self.guests.metrics()),
             _ => ("404 Not Found", String::new()),
         };
         client.output = format!(
@@ -312,7 +311,7 @@ impl Clients {
                 Answer { ok: true, guests: Some(guests), ..Answer::default() }
             }
             Request::Metrics => {
-                let text = metrics::render(&self.guests.list());
+                let text = self.guests.metrics();
                 Answer { ok: true, text: Some(text), ..Answer::default() }
             }
             Request::Add(guest) => done(

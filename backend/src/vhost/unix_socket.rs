@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -60,6 +61,20 @@ pub enum SocketError {
          that it was started with"
     )]
     OutsideSandbox(PathBuf),
+    /// Something has that name, and the daemon was not started with it.
+    #[error(
+        "{0} exists: in its sandbox the daemon replaces only sockets that it was started with; \
+         remove it if no program listens there"
+    )]
+    Exists(PathBuf),
+    /// The daemon has as many sockets as it may.
+    #[error("cannot make {path}: the daemon has {limit} sockets already")]
+    TooMany {
+        /// Where.
+        path: PathBuf,
+        /// How many it may have.
+        limit: usize,
+    },
     /// A socket of another type was passed for this path.
     #[error("{path} was passed as {is}, and {expected} is needed")]
     Kind {
@@ -138,6 +153,10 @@ pub(crate) trait SocketNames: Send + Sync {
     fn outlives_guest(&self, _path: &Path) -> bool {
         false
     }
+    /// Whether the process that does this is there; `None`: it is this one.
+    fn is_up(&self) -> Option<bool> {
+        None
+    }
     /// Begins a connection to a listening socket, which stays in its queue.
     ///
     /// # Errors
@@ -190,6 +209,15 @@ impl Drop for BoundSocket {
     }
 }
 
+/// What is there already when a socket is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Existing {
+    /// A socket is replaced if no program listens on it.
+    ReplaceStale,
+    /// Everything stays, and nobody connects to it.
+    Keep,
+}
+
 /// Device, inode and time of birth: inode numbers come back, permissions and owners may change.
 type Identity = (u64, u64, Option<SystemTime>);
 
@@ -200,28 +228,78 @@ fn identity(path: &Path) -> io::Result<Identity> {
 
 /// Sockets that this process makes itself.
 #[derive(Debug, Default)]
-pub(crate) struct LocalNames(Mutex<Names>);
+pub(crate) struct LocalNames {
+    names: Mutex<Names>,
+    /// Where [`Names`] are noted, for a process that takes over.
+    notes: Option<File>,
+}
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Names {
     last: NameId,
-    /// With the identity of those that are to be removed: at the end, a name may belong to another
-    /// program's socket.
-    known: BTreeMap<NameId, (PathBuf, Option<Identity>)>,
+    known: BTreeMap<NameId, Name>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Name {
+    path: PathBuf,
+    /// Of the socket that was there: later, the name may belong to another program's.
+    identity: Option<Identity>,
+    /// Whether this process has made it, and is to remove it.
+    is_own: bool,
 }
 
 impl LocalNames {
-    fn note(&self, path: &Path, identity: Option<Identity>) -> NameId {
-        let mut names = lock(&self.0);
+    /// Names that are noted in a file, and those that another process has noted there.
+    pub(crate) fn noted_in(notes: File) -> LocalNames {
+        let mut bytes = vec![0; notes.metadata().map_or(0, |data| data.len()) as usize];
+        let read = notes.read_exact_at(&mut bytes, 0).ok();
+        let names = read.and_then(|()| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        LocalNames { names: Mutex::new(names), notes: Some(notes) }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        lock(&self.names).known.len()
+    }
+
+    /// As [`SocketNames::bind`]; `existing` says what becomes of what is there.
+    pub(crate) fn bind_at(
+        &self,
+        path: &Path,
+        mode: u32,
+        kind: SocketKind,
+        backlog: Backlog,
+        existing: Existing,
+    ) -> Result<(OwnedFd, NameId), SocketError> {
+        let (listener, identity) = bind_listener(path, mode, kind, backlog, existing)?;
+        Ok((listener, self.note(path, Some(identity), true)))
+    }
+
+    fn note(&self, path: &Path, identity: Option<Identity>, is_own: bool) -> NameId {
+        let mut names = lock(&self.names);
         names.last += 1;
         let name = names.last;
-        names.known.insert(name, (path.into(), identity));
+        names.known.insert(name, Name { path: path.into(), identity, is_own });
+        self.write(&names);
         name
+    }
+
+    /// Notes the names. Nothing but a takeover depends on it.
+    fn write(&self, names: &Names) {
+        let Some(notes) = &self.notes else { return };
+        let written = serde_json::to_vec(names).map_err(io::Error::from).and_then(|bytes| {
+            notes.write_all_at(&bytes, 0)?;
+            notes.set_len(bytes.len() as u64)
+        });
+        if let Err(error) = written {
+            tracing::warn!(%error, "the names of sockets are not noted");
+        }
     }
 
     /// Removes all names that are left.
     pub(crate) fn remove_all(&self) {
-        let names: Vec<NameId> = lock(&self.0).known.keys().copied().collect();
+        let names: Vec<NameId> = lock(&self.names).known.keys().copied().collect();
         for name in names {
             self.remove(name);
         }
@@ -236,8 +314,7 @@ impl SocketNames for LocalNames {
         kind: SocketKind,
         backlog: Backlog,
     ) -> Result<(OwnedFd, NameId), SocketError> {
-        let (listener, identity) = bind_listener(path, mode, kind, backlog)?;
-        Ok((listener, self.note(path, Some(identity))))
+        self.bind_at(path, mode, kind, backlog, Existing::ReplaceStale)
     }
 
     fn pair(&self) -> io::Result<(UnixListener, OwnedFd)> {
@@ -255,20 +332,29 @@ impl SocketNames for LocalNames {
     }
 
     fn adopt(&self, path: &Path) -> Result<NameId, SocketError> {
-        Ok(self.note(path, None))
+        Ok(self.note(path, identity(path).ok(), false))
     }
 
     fn fill(&self, name: NameId) -> io::Result<()> {
-        let path = lock(&self.0).known.get(&name).map(|(path, _)| path.clone());
-        let address = SocketAddrUnix::new(path.ok_or(Errno::NOENT)?)?;
+        let known = lock(&self.names).known.get(&name).cloned().ok_or(Errno::NOENT)?;
+        if known.identity.is_none() || identity(&known.path).ok() != known.identity {
+            return Err(Errno::NOENT.into());
+        }
+        let address = SocketAddrUnix::new(&known.path)?;
         Ok(connect(&unix_socket(SocketKind::Stream, SocketFlags::NONBLOCK)?, &address)?)
     }
 
     fn remove(&self, name: NameId) {
-        let Some((path, bound)) = lock(&self.0).known.remove(&name) else { return };
-        let ours = bound.is_some() && identity(&path).ok() == bound;
+        let removed = {
+            let mut names = lock(&self.names);
+            let removed = names.known.remove(&name);
+            self.write(&names);
+            removed
+        };
+        let Some(Name { path, identity: made, is_own }) = removed else { return };
+        let ours = is_own && made.is_some() && identity(&path).ok() == made;
         if ours && let Err(error) = std::fs::remove_file(&path) {
-            tracing::warn!(path = %path.display(), %error, "cannot remove socket");
+            tracing::warn!(?path, %error, "cannot remove socket");
         }
     }
 }
@@ -294,6 +380,7 @@ fn bind_listener(
     mode: u32,
     kind: SocketKind,
     backlog: Backlog,
+    existing: Existing,
 ) -> Result<(OwnedFd, Identity), SocketError> {
     let failed = |action| {
         move |error: Errno| SocketError::Io { action, path: path.into(), source: error.into() }
@@ -303,6 +390,9 @@ fn bind_listener(
     // Linux takes the permissions of the name from those of the socket (less the umask).
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode)).map_err(failed("protect"))?;
     match bind(&socket, &address) {
+        Err(Errno::ADDRINUSE) if existing == Existing::Keep => {
+            return Err(SocketError::Exists(path.into()));
+        }
         Err(Errno::ADDRINUSE) => {
             remove_stale(path, &address)?;
             bind(&socket, &address).map_err(failed("bind"))?;
@@ -339,7 +429,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
         .map_err(|error| failed(error.into()))?;
     match connect(&probe, address) {
         Err(Errno::CONNREFUSED) => {
-            tracing::info!(path = %path.display(), "replacing a stale socket");
+            tracing::info!(?path, "replacing a stale socket");
             std::fs::remove_file(path).map_err(failed)
         }
         _ => Err(SocketError::InUse(path.into())),
