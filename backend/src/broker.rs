@@ -343,3 +343,124 @@ fn carry_out(
     };
     Ok((Answer::Done { name }, fds))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(name: &str) -> Place {
+            let path = std::env::temp_dir().join(format!("ism-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(path.join("below")).unwrap();
+            Place(path)
+        }
+
+        fn rules(&self) -> Rules {
+            Rules {
+                directories: vec![self.0.clone()],
+                configured: [self.0.join("a")].into(),
+                inherited: BTreeSet::new(),
+            }
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn bind(names: &LocalNames, rules: &Rules, path: &Path) -> Result<NameId, SocketError> {
+        let (path, kind) = (path.as_os_str().as_bytes().to_vec(), SocketKind::Stream);
+        let request = Request::Bind { path, mode: 0o600, kind, backlog: Backlog::One };
+        match carry_out(names, rules, request)? {
+            (Answer::Done { name }, _) => Ok(name),
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn sockets_are_made_in_the_directories_and_nowhere_below_or_beside() {
+        let place = Place::new("broker-outside");
+        let (names, rules) = (LocalNames::default(), place.rules());
+        let live = UnixListener::bind(place.0.join("below/live")).unwrap();
+        live.set_nonblocking(true).unwrap();
+        std::fs::write(place.0.join("below/file"), "").unwrap();
+        for path in
+            ["below/new", "below/live", "below/file", "below/../b", "../b", "no/b", "..", ""]
+        {
+            let refused = bind(&names, &rules, &place.0.join(path)).unwrap_err();
+            assert!(matches!(refused, SocketError::OutsideSandbox(_)), "{path}: {refused}");
+        }
+        for path in ["/run/docker.sock", "/etc/passwd", "relative", "/", ""] {
+            let refused = bind(&names, &rules, Path::new(path)).unwrap_err();
+            assert!(matches!(refused, SocketError::OutsideSandbox(_)), "{path}: {refused}");
+        }
+        assert!(live.accept().is_err(), "nobody has connected");
+        assert!(bind(&names, &rules, &place.0.join("b")).is_ok());
+    }
+
+    #[test]
+    fn a_socket_that_is_not_of_the_configuration_is_neither_replaced_nor_connected_to() {
+        let place = Place::new("broker-replace");
+        let (names, rules) = (LocalNames::default(), place.rules());
+        let live = UnixListener::bind(place.0.join("live")).unwrap();
+        live.set_nonblocking(true).unwrap();
+        for stale in ["a", "stale"] {
+            drop(UnixListener::bind(place.0.join(stale)).unwrap());
+        }
+        for path in ["live", "stale"] {
+            let refused = bind(&names, &rules, &place.0.join(path)).unwrap_err();
+            assert!(matches!(refused, SocketError::Exists(_)), "{path}: {refused}");
+        }
+        assert!(live.accept().is_err(), "nobody has connected");
+        assert!(bind(&names, &rules, &place.0.join("a")).is_ok());
+    }
+
+    #[test]
+    fn a_name_that_is_another_programs_by_now_is_not_connected_to() {
+        let place = Place::new("broker-fill");
+        let (names, rules) = (LocalNames::default(), place.rules());
+        let name = bind(&names, &rules, &place.0.join("a")).unwrap();
+        std::fs::remove_file(place.0.join("a")).unwrap();
+        // The clock of file systems ticks in milliseconds.
+        std::thread::sleep(Duration::from_millis(20));
+        let other = UnixListener::bind(place.0.join("a")).unwrap();
+        other.set_nonblocking(true).unwrap();
+        assert!(carry_out(&names, &rules, Request::Fill { name }).is_err());
+        assert!(other.accept().is_err(), "nobody has connected");
+    }
+
+    #[test]
+    fn the_number_of_sockets_is_limited() {
+        let place = Place::new("broker-many");
+        let (names, rules) = (LocalNames::default(), place.rules());
+        let made = (0..10_000)
+            .take_while(|n| bind(&names, &rules, &place.0.join(format!("s{n}"))).is_ok())
+            .count();
+        assert_eq!(made, MAX_ADDED + 1);
+        let refused = bind(&names, &rules, &place.0.join("a")).unwrap_err();
+        assert!(matches!(refused, SocketError::TooMany { .. }), "{refused}");
+        names.remove_all();
+        assert!(bind(&names, &rules, &place.0.join("a")).is_ok());
+    }
+
+    #[test]
+    fn the_next_broker_knows_the_names_of_the_one_before() {
+        let place = Place::new("broker-next");
+        let rules = place.rules();
+        let notes = File::from(memfd_create("names", MemfdFlags::CLOEXEC).unwrap());
+        let first = LocalNames::noted_in(notes.try_clone().unwrap());
+        let kept = bind(&first, &rules, &place.0.join("a")).unwrap();
+        let gone = bind(&first, &rules, &place.0.join("b")).unwrap();
+        first.remove(gone);
+        let next = LocalNames::noted_in(notes);
+        assert_eq!(next.count(), 1);
+        assert_ne!(bind(&next, &rules, &place.0.join("b")).unwrap(), kept);
+        next.remove_all();
+        assert!(!place.0.join("a").exists() && !place.0.join("b").exists());
+    }
+}

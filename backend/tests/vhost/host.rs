@@ -180,31 +180,105 @@ fn one_processor_is_enough() {
 }
 
 /// The process that makes sockets for a daemon.
-fn broker_of(program: &Program) -> Pid {
-    let children = format!("/proc/{0}/task/{0}/children", program.pid());
-    let children = std::fs::read_to_string(children).unwrap();
-    Pid::from_raw(children.trim().parse().unwrap()).unwrap()
+/// The broker, and the process that keeps it.
+fn brokers_of(program: &Program) -> [Pid; 2] {
+    let child = |of: Pid| {
+        let children = format!("/proc/{of}/task/{of}/children");
+        let read = || std::fs::read_to_string(&children).unwrap_or_default();
+        eventually("a child", || !read().trim().is_empty());
+        Pid::from_raw(read().trim().parse().unwrap()).unwrap()
+    };
+    let keeper = child(program.pid());
+    [child(keeper), keeper]
+}
+
+/// What a service manager gives a daemon.
+fn watched(place: &Place, options: &[&str]) -> (Command, std::os::unix::net::UnixDatagram) {
+    let said = std::os::unix::net::UnixDatagram::bind(place.path("notify")).unwrap();
+    said.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(options).stderr(Stdio::piped());
+    command.env("NOTIFY_SOCKET", place.path("notify")).env_remove("WATCHDOG_USEC");
+    (command, said)
 }
 
 #[test]
-fn a_daemon_whose_broker_is_killed_serves_the_guests_that_it_has() {
+fn a_broker_that_is_killed_is_made_again_and_knows_its_names() {
+    let place = Place::new();
+    let management = place.path("m");
+    let pool = place.path("p,devices=8,mode=666");
+    let options = [strict(), "--management", management.to_str().unwrap()];
+    let options = [&options[..], &["--socket-path", pool.to_str().unwrap()]].concat();
+    let mut program = Program::start(&place, &["a", "b"], &options);
+    until_listening(&management);
+    let mut client = Client::connect(&management).unwrap();
+    let add = |name: &str| AddGuest { socket: place.path(name), ..AddGuest::default() };
+    client.add(&add("c")).unwrap();
+    let (_member, _) = super::pool::front_end(super::pool::ask(&place.path("p")).unwrap());
+    let [broker, keeper] = brokers_of(&program);
+    kill_process(broker, Signal::KILL).unwrap();
+    eventually("a device of the pool", || super::pool::ask(&place.path("p")).is_ok());
+    let [another, same] = brokers_of(&program);
+    assert!(another != broker && same == keeper);
+    work(&place.path("a"), &place.path("b"));
+    client.add(&add("d")).unwrap();
+    client.remove("c").unwrap();
+    assert!(!place.path("c").exists(), "the name is known");
+    client.add(&add("c")).unwrap();
+    assert!(client.metrics().unwrap().contains("ism_broker_up 1"));
+    let said = program.end(Signal::TERM);
+    assert!(said.contains("the broker was killed by signal 9"), "{said}");
+    for name in ["a", "b", "c", "d", "p", "m"] {
+        eventually("the end of a name", || !place.path(name).exists());
+    }
+}
+
+#[test]
+fn a_broker_whose_keeper_is_killed_goes_on() {
     let place = Place::new();
     let management = place.path("m");
     let options = [strict(), "--management", management.to_str().unwrap()];
     let mut program = Program::start(&place, &["a", "b"], &options);
     until_listening(&management);
-    work(&place.path("a"), &place.path("b"));
-    let broker = broker_of(&program);
-    kill_process(broker, Signal::KILL).unwrap();
-    for _ in 0..2 {
-        work(&place.path("a"), &place.path("b"));
-    }
+    let [_, keeper] = brokers_of(&program);
+    kill_process(keeper, Signal::KILL).unwrap();
     let mut client = Client::connect(&management).unwrap();
+    client.add(&AddGuest { socket: place.path("c"), ..AddGuest::default() }).unwrap();
+    work(&place.path("a"), &place.path("c"));
+    program.end(Signal::TERM);
+    eventually("the end of the names", || !place.path("c").exists() && !place.path("a").exists());
+}
+
+#[test]
+fn a_daemon_whose_broker_is_gone_for_good_says_so_and_ends_after_its_front_ends() {
+    let place = Place::new();
+    let management = place.path("m");
+    let options = [strict(), "--management", management.to_str().unwrap()];
+    let (command, said) = watched(&place, &options);
+    let mut program = Program::start_by(command, &place, &["a", "b"]);
+    until_listening(&management);
+    let (front_end, _) = FrontEnd::greet(&place.path("a"));
+    let [broker, keeper] = brokers_of(&program);
+    kill_process(keeper, Signal::KILL).unwrap();
+    kill_process(broker, Signal::KILL).unwrap();
+    let mut client = Client::connect(&management).unwrap();
+    eventually("the metric", || client.metrics().unwrap().contains("ism_broker_up 0"));
+    let heard = || {
+        let mut bytes = [0; 256];
+        let len = said.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..len]).into_owned()
+    };
+    let status = std::iter::repeat_with(heard).find(|what| what.starts_with("STATUS="));
+    assert!(status.unwrap().contains("the broker is gone"));
+    // The guests that are configured are served.
+    drop(FrontEnd::greet(&place.path("b")));
     let add = AddGuest { socket: place.path("c"), ..AddGuest::default() };
     let refused = client.add(&add).unwrap_err().to_string();
     assert!(refused.contains("broker") || refused.contains("pipe"), "{refused}");
-    assert_eq!(client.list().unwrap().len(), 2);
-    program.end(Signal::TERM);
+    drop(front_end);
+    let (status, log) = program.ended();
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("ERROR") && log.contains("the broker is gone"), "{log}");
 }
 
 #[test]

@@ -200,6 +200,7 @@ fn a_killed_reader_of_the_file_takes_reloads_away_and_nothing_else() {
     let helpers = helpers(&daemon.program);
     let (_, reader) = helpers.iter().find(|(name, _)| name == "config-reader").unwrap();
     kill_process(*reader, Signal::KILL).unwrap();
+    eventually("a line", || daemon.log().contains("the reader of the configuration is gone"));
     daemon.hang_up("nothing is changed");
     super::program::work(&daemon.place.path("a"), &daemon.place.path("b"));
     let c = daemon.place.path("c");

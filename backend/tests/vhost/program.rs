@@ -72,6 +72,13 @@ impl Program {
     /// Ends it by a signal; what it said.
     pub(crate) fn end(&mut self, signal: Signal) -> String {
         kill_process(self.pid(), signal).unwrap();
+        let (status, said) = self.ended();
+        assert!(status.success(), "{status}: {said}");
+        said
+    }
+
+    /// Waits for its end; what it said.
+    pub(crate) fn ended(&mut self) -> (std::process::ExitStatus, String) {
         let deadline = Instant::now() + TIMEOUT;
         let status = loop {
             if let Some(status) = self.0.try_wait().unwrap() {
@@ -84,8 +91,7 @@ impl Program {
         if let Some(mut stderr) = self.0.stderr.take() {
             stderr.read_to_string(&mut said).unwrap();
         }
-        assert!(status.success(), "{status}: {said}");
-        said
+        (status, said)
     }
 }
 
