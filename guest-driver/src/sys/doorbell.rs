@@ -16,6 +16,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use super::out_of_the_way;
+use super::ring_cost::RingCost;
 
 /// A process makes its context at the ring after so many.
 const UNTIL_CONTEXT: u32 = 256;
@@ -26,12 +27,15 @@ const COLLECT_AFTER: u32 = 8;
 
 /// An eventfd that makes a thread of another process look.
 #[derive(Debug)]
-pub struct Doorbell(OwnedFd);
+pub struct Doorbell {
+    eventfd: OwnedFd,
+    cost: RingCost,
+}
 
 impl Doorbell {
     /// A doorbell on this eventfd.
     pub fn new(eventfd: OwnedFd) -> Doorbell {
-        Doorbell(out_of_the_way(eventfd))
+        Doorbell { eventfd: out_of_the_way(eventfd), cost: RingCost::default() }
     }
 
     /// Makes what this process rings with now, and not after some rings in vain. `false`: it cannot.
@@ -44,23 +48,30 @@ impl Doorbell {
         }
     }
 
-    /// Signals the eventfd. `false`: this process cannot, or not yet.
+    /// Signals the eventfd. `false`: this process cannot, or not yet, or the peer has made rings last.
     #[must_use = "false means: nobody was woken"]
     pub fn ring(&self) -> bool {
         let Some(context) = Context::of_process() else { return false };
+        let Some(begin) = self.cost.begin() else { return false };
+        let rung = self.ring_by(context);
+        self.cost.end(begin);
+        rung
+    }
+
+    fn ring_by(&self, context: Context) -> bool {
         if COMPLETED.fetch_add(1, Ordering::Relaxed) + 1 >= COLLECT_AFTER {
             context.collect();
         }
-        context.signal(self.0.as_fd()) || {
+        context.signal(self.eventfd.as_fd()) || {
             context.collect();
-            context.signal(self.0.as_fd())
+            context.signal(self.eventfd.as_fd())
         }
     }
 }
 
 impl AsFd for Doorbell {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.eventfd.as_fd()
     }
 }
 
@@ -247,6 +258,36 @@ mod tests {
         rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         assert!((0..3).all(|_| doorbell.ring()));
         assert_eq!(count(&fd), u64::MAX);
+    }
+
+    #[test]
+    fn a_doorbell_with_thousands_of_watchers_is_left_alone_for_a_while() {
+        use rustix::event::epoll;
+        let (watched, fd) = doorbell();
+        let (other, _fd) = doorbell();
+        until_it_rings(&other);
+        // An epoll set takes a file description once for each descriptor of it.
+        let numbers: Vec<_> = (0..150).map(|_| fd.try_clone().unwrap()).collect();
+        let sets: Vec<_> = (0..150)
+            .map(|_| {
+                let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+                for number in &numbers {
+                    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+                    epoll::add(&set, number, epoll::EventData::new_u64(0), flags).unwrap();
+                }
+                set
+            })
+            .collect();
+        let rung = (0..1000).filter(|_| watched.ring()).count();
+        assert!((1..900).contains(&rung), "{rung} of 1000");
+        drop(sets);
+        // The other one is as before, and this one is again, after the pause.
+        assert!(other.ring());
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while !watched.ring() {
+            assert!(std::time::Instant::now() < deadline, "it stays away");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod held;
 mod mapping;
 mod memfd;
 mod registers;
+mod ring_cost;
 mod seccomp;
 mod shared;
 mod sockopt;

@@ -1,0 +1,156 @@
+//! What the rings of one doorbell cost the thread that rings.
+//!
+//! The peer that waits for a doorbell can make its rings last: with thousands of watchers on the
+//! eventfd, which the kernel runs in the thread that rings. So some rings are timed. After two that took
+//! long, one after the other, that peer is woken by the device, for a time in proportion: the rings
+//! take a sixty-fourth of the thread's time at most.
+//!
+//! A thread that loses its processor in the middle of a ring has not spent that time on it. So a clock
+//! of the wall only makes a doorbell suspect, and the rings of a suspect are timed by the processor
+//! time of the thread. That clock takes a system call; the other one takes none.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// A ring takes a few microseconds.
+const LONG: Duration = Duration::from_micros(100);
+/// One ring in so many of a doorbell that is not suspect is timed.
+const SAMPLE: u32 = 8;
+/// A suspect is one until so many rings did not take long.
+const SUSPECT: u32 = 8;
+/// How many times as long as a ring the pause is.
+const FACTOR: u32 = 64;
+/// But no longer than this.
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct RingCost {
+    rings: AtomicU32,
+    /// How many more rings are timed by the thread's processor time.
+    suspect: AtomicU32,
+    /// Whether the last one of these took long.
+    was_long: AtomicU32,
+    /// When it may be rung again, in nanoseconds of [`since_start`]; 0: at any time.
+    paused_until: AtomicU64,
+}
+
+/// When a ring has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Begin {
+    /// This one is not timed.
+    Untimed,
+    /// By the clock of the wall.
+    Wall(Instant),
+    /// By the processor time of the thread.
+    Processor(Duration),
+}
+
+impl RingCost {
+    /// The begin of a ring; `None`: the doorbell may not be rung now.
+    pub(super) fn begin(&self) -> Option<Begin> {
+        let until = self.paused_until.load(Ordering::Relaxed);
+        if until != 0 {
+            if since_start(Instant::now()) < until {
+                return None;
+            }
+            self.paused_until.store(0, Ordering::Relaxed);
+        }
+        if self.suspect.load(Ordering::Relaxed) > 0 {
+            return Some(Begin::Processor(processor_time()));
+        }
+        let is_timed = self.rings.fetch_add(1, Ordering::Relaxed) % SAMPLE == 0;
+        Some(if is_timed { Begin::Wall(Instant::now()) } else { Begin::Untimed })
+    }
+
+    /// The end of a ring.
+    pub(super) fn end(&self, begin: Begin) {
+        match begin {
+            Begin::Untimed => {}
+            Begin::Wall(begin) => self.took(begin.elapsed(), None),
+            Begin::Processor(begin) => {
+                let took = processor_time().saturating_sub(begin);
+                self.took(took, Some(Instant::now()));
+            }
+        }
+    }
+
+    /// A ring took so long: processor time if it ended at `end`.
+    fn took(&self, took: Duration, end: Option<Instant>) {
+        match end {
+            None if took > LONG => self.suspect.store(SUSPECT, Ordering::Relaxed),
+            None => {}
+            Some(end) if took > LONG => {
+                self.suspect.store(SUSPECT, Ordering::Relaxed);
+                if self.was_long.swap(1, Ordering::Relaxed) == 1 {
+                    let pause = took.saturating_mul(FACTOR).min(MAX_PAUSE);
+                    self.paused_until.store(since_start(end + pause), Ordering::Relaxed);
+                }
+            }
+            Some(_) => {
+                self.was_long.store(0, Ordering::Relaxed);
+                let left = self.suspect.load(Ordering::Relaxed).saturating_sub(1);
+                self.suspect.store(left, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+fn processor_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    let (seconds, nanoseconds) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
+    Duration::from_secs(seconds) + Duration::from_nanos(nanoseconds)
+}
+
+/// Nanoseconds since the first call, and one more: never 0.
+fn since_start(at: Instant) -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    let since = at.saturating_duration_since(*START.get_or_init(Instant::now));
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).saturating_add(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RING: Duration = Duration::from_micros(3);
+
+    #[test]
+    fn a_thread_that_loses_its_processor_keeps_the_doorbell() {
+        let cost = RingCost::default();
+        assert!(matches!(cost.begin(), Some(Begin::Wall(_))), "the first one is timed");
+        assert!((1..SAMPLE).all(|_| matches!(cost.begin(), Some(Begin::Untimed))));
+        assert!(matches!(cost.begin(), Some(Begin::Wall(_))));
+        cost.took(Duration::from_millis(9), None);
+        for _ in 0..SUSPECT {
+            assert!(matches!(cost.begin(), Some(Begin::Processor(_))));
+            cost.took(RING, Some(Instant::now()));
+        }
+        assert!(!matches!(cost.begin(), Some(Begin::Processor(_)) | None), "no suspect any more");
+    }
+
+    #[test]
+    fn a_doorbell_whose_rings_last_pauses_in_proportion() {
+        let cost = RingCost::default();
+        cost.took(Duration::from_millis(1), None);
+        let at = |millis| Some(Instant::now() + Duration::from_millis(millis));
+        cost.took(Duration::from_millis(1), at(0));
+        assert!(cost.begin().is_some(), "one may be chance");
+        cost.took(RING, at(0));
+        cost.took(Duration::from_millis(1), at(0));
+        assert!(cost.begin().is_some(), "not one after the other");
+        cost.took(Duration::from_secs(60), at(0));
+        assert!(cost.begin().is_none());
+        let until = cost.paused_until.load(Ordering::Relaxed);
+        let pause = until - since_start(Instant::now());
+        assert!(pause <= MAX_PAUSE.as_nanos() as u64);
+        // When the pause is over, one long ring is enough for the next.
+        cost.paused_until.store(1, Ordering::Relaxed);
+        assert!(matches!(cost.begin(), Some(Begin::Processor(_))));
+        cost.took(Duration::from_millis(100), at(0));
+        assert!(cost.begin().is_none());
+    }
+}
