@@ -68,6 +68,9 @@ const MAP_LOOKUP_ELEM: u32 = 1;
 const MAP_UPDATE_ELEM: u32 = 2;
 const PROG_LOAD: u32 = 5;
 const PROG_ATTACH: u32 = 8;
+const PROG_GET_FD_BY_ID: u32 = 13;
+const OBJ_GET_INFO_BY_FD: u32 = 15;
+const PROG_QUERY: u32 = 16;
 const BTF_LOAD: u32 = 18;
 const MAP_FREEZE: u32 = 22;
 const LINK_CREATE: u32 = 28;
@@ -393,6 +396,41 @@ pub(super) fn attach_for_good(
     attributes.set32(12, F_ALLOW_MULTI);
     // SAFETY: this command dereferences no addresses.
     unsafe { bpf(PROG_ATTACH, &mut attributes).map(|_| ()) }
+}
+
+/// Most programs of one kind that a cgroup has (BPF_CGROUP_MAX_PROGS).
+pub(super) const MAX_ATTACHED: usize = 64;
+
+/// The names of the programs that are attached to this cgroup itself.
+pub(super) fn attached(hook: Hook, cgroup: BorrowedFd<'_>) -> io::Result<Vec<String>> {
+    let mut ids = [0u32; MAX_ATTACHED];
+    let mut attributes = Attributes::default();
+    attributes.set_fd(0, cgroup);
+    attributes.set32(4, hook.attach_type());
+    attributes.set64(16, ids.as_mut_ptr().expose_provenance() as u64);
+    attributes.set32(24, MAX_ATTACHED as u32);
+    // SAFETY: the kernel writes at most as many numbers as there is room for.
+    unsafe { bpf(PROG_QUERY, &mut attributes)? };
+    ids.into_iter().filter(|id| *id != 0).map(name_of).collect()
+}
+
+/// The name of a program.
+fn name_of(id: u32) -> io::Result<String> {
+    let mut attributes = Attributes::default();
+    attributes.set32(0, id);
+    // SAFETY: this command dereferences no addresses.
+    let program = unsafe { bpf_fd(PROG_GET_FD_BY_ID, &mut attributes)? };
+    // `struct bpf_prog_info` up to the name.
+    let mut info = [0u8; 80];
+    let mut attributes = Attributes::default();
+    attributes.set_fd(0, program.as_fd());
+    attributes.set32(4, info.len() as u32);
+    attributes.set64(8, info.as_mut_ptr().expose_provenance() as u64);
+    // SAFETY: the kernel writes at most as many bytes as there is room for. All lengths in it are 0, so
+    // it follows none of its addresses.
+    unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut attributes)? };
+    let name = info.get(64..).unwrap_or_default().split(|byte| *byte == 0).next();
+    Ok(String::from_utf8_lossy(name.unwrap_or_default()).into_owned())
 }
 
 /// Duplicates the descriptor `number`, which another process passed on.

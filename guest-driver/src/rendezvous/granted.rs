@@ -65,11 +65,14 @@ use super::{SocketMaps, Unavailable, cgroup, rejected};
 
 /// The name of the option that is a socket's mark, of the level [`LEVEL`].
 const MARK: i32 = 255;
+/// The name of the program that a grant attaches last.
+const LAST: &str = "smc_answer";
 /// BPF_SK_STORAGE_GET_F_CREATE
 const CREATE: i32 = 1;
 
 /// Lets all processes of a cgroup and of those below it ask and answer by TCP option 254, without
-/// capabilities, as long as the cgroup exists. They find it by [`super::Rendezvous::granted`].
+/// capabilities, as long as the cgroup exists. They find it by [`super::Rendezvous::granted`]. A cgroup
+/// that has a grant keeps that one.
 ///
 /// # Errors
 /// `cgroup` is no directory of cgroup v2, or is the root of all; or what is missing to this process.
@@ -79,18 +82,21 @@ pub fn grant(cgroup: &Path) -> Result<(), Unavailable> {
     if !path.join("cgroup.type").exists() {
         return Err(Unavailable::NotGrantable { path });
     }
+    if has_grant(directory.as_fd()) {
+        return Ok(());
+    }
     let maps = SocketMaps::new()?;
     let maps = maps.for_programs(None, None);
     let marks = marks(&maps).unwrap_or_default();
     let answers = answers(&maps).unwrap_or_default();
     let options = program::options(&maps).unwrap_or_default();
     let take_listener = listener::listeners(&maps).unwrap_or_default();
-    // The mark comes last: a process that can set it has all of the others.
+    // The mark comes near the end: a process that can set it has all that it needs.
     for (hook, name, code, needed) in [
         (Hook::SetSockOpt, "smc_listener", take_listener, false),
         (Hook::SockOps, "smc_option", options, true),
         (Hook::SetSockOpt, "smc_mark", marks, true),
-        (Hook::GetSockOpt, "smc_answer", answers, true),
+        (Hook::GetSockOpt, LAST, answers, true),
     ] {
         let loaded = match bpf::load(hook, name, &code) {
             Ok(loaded) => loaded,
@@ -102,6 +108,13 @@ pub fn grant(cgroup: &Path) -> Result<(), Unavailable> {
             .map_err(|error| Unavailable::of_attaching(&path, error))?;
     }
     Ok(())
+}
+
+/// Whether this cgroup itself has a grant, from the last of its programs on.
+fn has_grant(cgroup: BorrowedFd<'_>) -> bool {
+    // Who may not ask finds out by attaching whether it may do that.
+    bpf::attached(Hook::GetSockOpt, cgroup)
+        .is_ok_and(|names| names.iter().any(|name| name == LAST))
 }
 
 /// The directory of a process's cgroup, as this process sees it.

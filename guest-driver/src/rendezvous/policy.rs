@@ -22,7 +22,6 @@
 //! Rules kept here: SEC-4.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -30,6 +29,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use thiserror::Error;
+
+use crate::sys;
 
 /// Rules of a policy at most.
 const MAX_RULES: usize = 256;
@@ -160,16 +161,13 @@ impl Policy {
         Policy { default: AllowedProtocol::Tcp, rules: Vec::new() }
     }
 
-    /// Reads a policy file.
+    /// Reads a policy file, which is a regular one of at most 1 MiB.
     ///
     /// # Errors
     /// As [`Policy::parse`]; the file cannot be read.
     pub fn load(path: &Path) -> Result<Policy, PolicyError> {
         let file = |error| PolicyError::File { path: path.to_owned(), error };
-        if fs::metadata(path).map_err(file)?.len() > MAX_FILE {
-            return Err(file(io::ErrorKind::FileTooLarge.into()));
-        }
-        Self::parse(&fs::read_to_string(path).map_err(file)?)
+        Self::parse(&sys::read_text(path, MAX_FILE).map_err(file)?)
     }
 
     /// The rules that concern a program, given the path of its executable.

@@ -74,6 +74,15 @@ pub enum Unavailable {
         /// The directory of the cgroup.
         path: PathBuf,
     },
+    /// The cgroup has as many programs as it can have.
+    #[error(
+        "{most} programs are attached to the cgroup {path} already, and it can have no more: see \
+         `bpftool cgroup show {path}`", most = super::bpf::MAX_ATTACHED
+    )]
+    Full {
+        /// The directory of the cgroup.
+        path: PathBuf,
+    },
     /// The kernel lacks a feature.
     #[error(
         "Linux {release} cannot do this ({what}): 5.15 or later with CONFIG_BPF_SYSCALL, \
@@ -143,6 +152,7 @@ impl Unavailable {
         let path = path.to_owned();
         match error.raw_os_error() {
             Some(libc::EPERM) => Unavailable::Occupied { path },
+            Some(libc::E2BIG) => Unavailable::Full { path },
             Some(libc::EBADF) => Unavailable::Cgroup { path, error },
             _ => Unavailable::of_bpf("a BPF program of a cgroup", error),
         }

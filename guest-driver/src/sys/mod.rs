@@ -5,12 +5,14 @@
 //! [`sleep_on_words`] waits for a word that another process changes. A [`Doorbell`] wakes a thread of
 //! another process that waits for a descriptor. [`VfioDevice`],
 //! [`Registers`] and [`DmaMemory`] drive a PCI function. [`tcp_counts`] and [`peer_process`] query
-//! a socket, and [`connect_unix`] connects one.
+//! a socket, and [`connect_unix`] connects one. [`open_regular`] and [`read_text`] open files that a user
+//! names.
 
 mod descriptor;
 mod dma;
 mod doorbell;
 mod event;
+mod file;
 mod futex;
 mod held;
 mod mapping;
@@ -29,6 +31,7 @@ pub(crate) use descriptor::out_of_the_way;
 pub use descriptor::set_lowest_descriptor;
 pub use dma::{DmaError, DmaMemory};
 pub use doorbell::Doorbell;
+pub use file::{open_regular, read_text};
 pub use event::{
     EventFd, POLLED, PollInterest, PollResult, SignalMask, duplicate, poll_readable, shut_down,
     wait, wait_in_set,

@@ -96,6 +96,18 @@ fn a_grant_has_no_rules_about_clients() {
     });
 }
 
+/// The kernel has room for 64 programs.
+#[test]
+fn a_cgroup_is_granted_once_however_often_it_is_asked_for() {
+    bed::run(|| {
+        let own = cgroup_of(std::process::id()).unwrap();
+        for _ in 0..70 {
+            grant(&own).unwrap();
+        }
+        assert!(Rendezvous::granted(Policy::default()).is_some());
+    });
+}
+
 #[test]
 fn only_a_cgroup_below_the_root_is_granted() {
     bed::run(|| {
