@@ -10,6 +10,7 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_op
 use virtio_ism_abi::Chid;
 
 use crate::config::{self, Config, ConfigError, FabricSpec, GuestSpec, Socket};
+use crate::config_reader;
 use crate::ctl::ControlArgs;
 
 const ABOUT: &str = "Emulates the virtio-ism device (Internal Shared Memory) for virtual machines \
@@ -246,9 +247,9 @@ fn finish(config: Config, mut mistakes: Vec<ConfigError>) -> Result<Config, Vec<
 }
 
 fn read_file(path: &Path) -> Result<String, ConfigError> {
-    let file = std::fs::File::open(path)
+    let file = config_reader::open(path)
         .map_err(|source| ConfigError::Read { path: path.into(), source })?;
-    config::read_text(file, path)
+    config::read_text(file.into(), path)
 }
 
 /// Without a file, a fabric exists because a socket names it.

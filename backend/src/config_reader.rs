@@ -140,7 +140,10 @@ fn serve(channel: &OwnedFd, path: &Path) {
 }
 
 /// Opens a regular file: of another one, reading might never end.
-fn open(path: &Path) -> io::Result<OwnedFd> {
+///
+/// # Errors
+/// Those of open(2); EINVAL: it is something else.
+pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = rustix::fs::open(path, flags, Mode::empty())?;
     match FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) {

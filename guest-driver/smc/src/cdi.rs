@@ -1,5 +1,7 @@
 //! `smc cdi`: the specification by which container engines give a container a device.
 
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -70,7 +72,8 @@ pub(crate) struct CdiArgs {
 /// Prints or writes the specification.
 ///
 /// # Errors
-/// The library is not found, a path has no name, or the file cannot be written.
+/// The library is not found, a path has no name, the directory of a pool has something else, or the
+/// file cannot be written.
 pub(crate) fn run(args: &CdiArgs) -> Result<(), CliError> {
     let failed = |why: String| CliError::Cdi(why);
     let CdiArgs { library, .. } = args;
@@ -84,6 +87,14 @@ pub(crate) fn run(args: &CdiArgs) -> Result<(), CliError> {
     };
     let program = std::env::current_exe().map_err(CliError::io("cannot find this program"))?;
     let (library, program) = (whole(&library)?, whole(&program)?);
+    if let Some(path) = open_to_others(&program).filter(|_| !args.no_hook) {
+        eprintln!(
+            "smc cdi: the hook runs {program:?} as root, and others than root can change {path:?}"
+        );
+    }
+    for pool in &args.pool {
+        is_alone(pool)?;
+    }
     let devices = args.pool.iter().map(|pool| device(args, pool, &library, &program));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
     let specification = json!({ "cdiVersion": "0.5.0", "kind": KIND, "devices": devices });
@@ -96,8 +107,44 @@ pub(crate) fn run(args: &CdiArgs) -> Result<(), CliError> {
         None => Ok(()),
     };
     written
-        .and_then(|()| std::fs::write(file, text))
+        .and_then(|()| {
+            // A FIFO that nobody reads is an error, and no wait.
+            let mut options = std::fs::File::options();
+            options.write(true).create(true).truncate(true).custom_flags(libc::O_NONBLOCK);
+            options.open(file)?.write_all(text.as_bytes())
+        })
         .map_err(CliError::io(format!("cannot write {}", file.display())))
+}
+
+/// Refuses a pool whose directory has something else: containers would have that, too, a management
+/// socket for example. A pool that is not there yet is in nobody's way.
+fn is_alone(pool: &Path) -> Result<(), CliError> {
+    let directory = match pool.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let Ok(entries) = std::fs::read_dir(directory) else { return Ok(()) };
+    let names = entries.flatten().map(|entry| entry.file_name());
+    match names.into_iter().find(|name| Some(name.as_os_str()) != pool.file_name()) {
+        None => Ok(()),
+        Some(other) => Err(CliError::Cdi(format!(
+            "--pool {}: containers would also have {other:?} of its directory: give the pool a \
+             directory of its own",
+            pool.display()
+        ))),
+    }
+}
+
+/// The file or a directory of its path, if others than root can change it.
+fn open_to_others(program: &Path) -> Option<&Path> {
+    program.ancestors().find(|path| {
+        std::fs::metadata(path).is_ok_and(|data| {
+            let mode = data.mode();
+            // In a sticky directory nobody can replace a file of another user.
+            let is_sticky = data.is_dir() && mode & 0o1000 != 0;
+            data.uid() != 0 || mode & 0o022 != 0 && !is_sticky
+        })
+    })
 }
 
 fn device(args: &CdiArgs, pool: &Path, library: &Path, program: &Path) -> Result<Value, CliError> {
@@ -204,6 +251,59 @@ mod tests {
         let env = edits["env"].as_array().unwrap();
         assert!(env.contains(&json!("SMC_RUN_DEVICES=/run/smc/pool/web.sock")));
         assert!(env.contains(&json!("SMC_RUN_CONNECT=10.0.0.0/8:80")));
+    }
+
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(name: &str) -> Place {
+            let path = std::env::temp_dir().join(format!("smc-cdi-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Place(path)
+        }
+
+        fn path(&self) -> &Path {
+            &self.0
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_pool_with_something_beside_it_is_refused() {
+        let place = Place::new("alone");
+        let pool = place.path().join("any.sock");
+        assert!(is_alone(&pool).is_ok(), "not there yet");
+        assert!(is_alone(&place.path().join("nodir/any.sock")).is_ok());
+        std::fs::write(&pool, "").unwrap();
+        assert!(is_alone(&pool).is_ok());
+        std::fs::write(place.path().join("management\u{1b}.sock"), "").unwrap();
+        let refused = is_alone(&pool).unwrap_err().to_string();
+        assert!(refused.contains("\"management\\u{1b}.sock\""), "{refused}");
+    }
+
+    #[test]
+    fn a_program_that_others_can_change_is_found() {
+        use std::os::unix::fs::PermissionsExt;
+        let place = Place::new("open");
+        let program = place.path().join("smc");
+        std::fs::write(&program, "").unwrap();
+        let with_mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        with_mode(&program, 0o775);
+        assert_eq!(open_to_others(&program), Some(&*program));
+        with_mode(&program, 0o755);
+        let is_root = std::fs::metadata(&program).unwrap().uid() == 0;
+        if is_root {
+            assert_eq!(open_to_others(&program), None);
+            with_mode(place.path(), 0o777);
+            assert_eq!(open_to_others(&program), Some(place.path()));
+        }
     }
 
     #[test]

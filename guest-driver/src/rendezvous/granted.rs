@@ -113,8 +113,7 @@ pub fn grant(cgroup: &Path) -> Result<(), Unavailable> {
 /// Whether this cgroup itself has a grant, from the last of its programs on.
 fn has_grant(cgroup: BorrowedFd<'_>) -> bool {
     // Who may not ask finds out by attaching whether it may do that.
-    bpf::attached(Hook::GetSockOpt, cgroup)
-        .is_ok_and(|names| names.iter().any(|name| name == LAST))
+    bpf::attached(Hook::GetSockOpt, cgroup).is_ok_and(|names| names.iter().any(|name| name == LAST))
 }
 
 /// The directory of a process's cgroup, as this process sees it.

@@ -31,11 +31,11 @@ pub(crate) use descriptor::out_of_the_way;
 pub use descriptor::set_lowest_descriptor;
 pub use dma::{DmaError, DmaMemory};
 pub use doorbell::Doorbell;
-pub use file::{open_regular, read_text};
 pub use event::{
     EventFd, POLLED, PollInterest, PollResult, SignalMask, duplicate, poll_readable, shut_down,
     wait, wait_in_set,
 };
+pub use file::{open_regular, read_text};
 pub use futex::{WordWait, can_sleep_on_words, sleep_on_words, wake_sleepers};
 pub(crate) use held::{LockGuardList, is_free, try_hold};
 pub use mapping::{MapError, Reservation, SharedMem};

@@ -144,11 +144,8 @@ fn source(args: &DemoArgs) -> Result<(Source, u64, String), CliError> {
     };
     let what = format!("cannot open {}", path.display());
     // Here, so that the error comes before anything is started.
-    let file = std::fs::File::open(path).map_err(CliError::io(what.clone()))?;
+    let file = guest_driver::sys::open_regular(path).map_err(CliError::io(what.clone()))?;
     let metadata = file.metadata().map_err(CliError::io(what))?;
-    if metadata.is_dir() {
-        return Err(CliError::Usage(format!("{} is a directory, not a file", path.display())));
-    }
     Ok((Source::File(path.clone()), metadata.len(), path.display().to_string()))
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use guest_driver::sys::open_regular;
 use guest_driver::{Config, ConnectionInfo, Stack};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -143,7 +144,7 @@ impl Source {
         match self {
             Source::File(path) => {
                 let what = format!("cannot open {}", path.display());
-                Ok(Reader::File(File::open(&path).map_err(CliError::io(what))?, path))
+                Ok(Reader::File(open_regular(&path).map_err(CliError::io(what))?, path))
             }
             Source::Generated(left) => Ok(Reader::Generated { left, state: 0x5eed }),
         }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use guest_driver::sys::read_text;
 use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
 
@@ -177,6 +178,9 @@ fn with_devices(n: usize, plan: &Plan, progress: &ProgressBar) -> Result<Point, 
     })
 }
 
+/// Bytes of such a file at most.
+const MAX_FILE: u64 = 64 << 20;
+
 impl Scale {
     /// Reads what an earlier `smc perf scale --json` has printed.
     ///
@@ -184,7 +188,7 @@ impl Scale {
     /// The file cannot be read, or a line is no such point.
     pub(super) fn read(path: &Path) -> Result<Scale, CliError> {
         let cannot = || CliError::io(format!("cannot read {}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(cannot())?;
+        let text = read_text(path, MAX_FILE).map_err(cannot())?;
         let lines = text.lines().filter(|line| !line.trim().is_empty());
         let points = lines.map(|line| serde_json::from_str(line).map_err(|e| cannot()(e.into())));
         Ok(Scale { points: points.collect::<Result<_, _>>()?, problems: Vec::new() })

@@ -123,6 +123,11 @@ fn refuses_more_than_it_can_hold() {
 fn names_the_file_that_cannot_be_read() {
     let error = Policy::load(Path::new("/no/such/policy.toml")).unwrap_err().to_string();
     assert!(error.starts_with("/no/such/policy.toml: No such file"), "{error}");
+    // Endless, or of another kind.
+    for path in ["/dev/zero", "/dev/null", "/tmp"] {
+        let error = Policy::load(Path::new(path)).unwrap_err().to_string();
+        assert_eq!(error, format!("{path}: it is no regular file"));
+    }
 }
 
 /// Networks that lie in one another often.
