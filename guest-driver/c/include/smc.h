@@ -26,6 +26,11 @@
  * child may open a stack of its own. What a child has inherited closes when it ends or calls
  * execve(2).
  *
+ * Descriptors. Those of a stack and its sockets are its own. A program that closes all descriptors from
+ * a number on (closefrom, close_range, as daemons do at their start) does so before it opens a stack:
+ * afterwards the sockets fail, and smc_close and smc_stack_close may take some seconds each, for they
+ * wait for a device in vain, and leave a thread behind.
+ *
  * Defects. Nothing unwinds into the caller. If the library finds a defect in itself, it aborts the
  * process (SIGABRT), because what it knows of shared memory may be wrong then, and bytes could be lost
  * without a word.

@@ -620,6 +620,31 @@ static void closes(void)
 	smc_close(later);
 }
 
+/* As a daemon does at its start. */
+static void closed(void)
+{
+	smc_socket *ends[2];
+	long long begun;
+	int fd, max = (int)sysconf(_SC_OPEN_MAX);
+
+	open_stacks();
+	connect_both(ends);
+	for (fd = 3; fd < max && fd < 1 << 20; fd++)
+		close(fd);
+	/* The device is waited for in vain, some seconds at a time. */
+	alarm(100);
+	/* Other files take the numbers. */
+	for (fd = 3; fd < 64; fd++)
+		CHECK(dup(1) == fd);
+	begun = now_ms();
+	smc_close(ends[0]);
+	smc_close(ends[1]);
+	smc_close(listener);
+	smc_stack_close(stacks[0]);
+	smc_stack_close(stacks[1]);
+	CHECK(now_ms() - begun < 90000);
+}
+
 /* The daemon ends when this has said that it is ready. */
 static void gone(void)
 {
@@ -658,7 +683,7 @@ int main(int argc, char **argv)
 	} cases[] = {
 		{ "null", null }, { "wrong", wrong }, { "busy", busy }, { "bytes", bytes },
 		{ "nonblocking", nonblocking }, { "waits", waits }, { "forks", forks },
-		{ "closes", closes }, { "gone", gone },
+		{ "closes", closes }, { "closed", closed }, { "gone", gone },
 	};
 	size_t at;
 

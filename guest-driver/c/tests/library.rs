@@ -196,6 +196,11 @@ fn a_forked_child_cannot_use_what_its_parent_has_open() {
 }
 
 #[test]
+fn sockets_and_stacks_whose_descriptors_the_program_has_closed_can_be_closed() {
+    check("closed");
+}
+
+#[test]
 fn sockets_outlive_their_stack_and_a_closed_peer_raises_no_signal() {
     check("closes");
 }

@@ -9,13 +9,14 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use vhost::vhost_user::message::VhostUserHeaderFlag;
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 
 use super::doorbells::Doorbells;
 use super::{ForkTransport, TransportError, Window};
-use crate::sys::{EventFd, LockGuardList, Reservation, SharedSlice};
+use crate::sys::{EventFd, Joined, LockGuardList, Reservation, SharedSlice, join_within};
 use crate::virtqueue::Health;
 
 mod channel;
@@ -24,6 +25,10 @@ mod setup;
 
 use channel::BackendChannel;
 pub use setup::connect;
+
+/// How long the end of the thread is waited for. It takes a moment, unless the program has closed the
+/// descriptors by which the thread is told.
+const END: Duration = Duration::from_secs(1);
 
 /// The connection to a device behind a vhost-user socket.
 struct VhostUser {
@@ -104,10 +109,13 @@ impl Drop for VhostUser {
             let _ = self.frontend.reset_device();
         }
         self.health.fail("closed by the driver");
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the backend channel's thread panicked");
+        match self.thread.take().map(|thread| join_within(thread, END)) {
+            Some(Joined::Panicked) => tracing::error!("the backend channel's thread panicked"),
+            // What it uses lives as long as it does.
+            Some(Joined::Runs) => tracing::error!(
+                "the backend channel's thread does not end: has the program closed its descriptors?"
+            ),
+            Some(Joined::Ended) | None => {}
         }
     }
 }
