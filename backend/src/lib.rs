@@ -39,6 +39,7 @@ mod logging;
 pub mod management;
 mod metrics;
 mod packets;
+mod printable;
 mod privileges;
 mod reload;
 pub mod sandbox;
@@ -137,7 +138,7 @@ fn ctl(args: &ctl::ControlArgs) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("vhost-device-ism: {error}");
+            logging::print_error(&error);
             ExitCode::FAILURE
         }
     }

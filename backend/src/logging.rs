@@ -5,6 +5,9 @@
 //! logs broken descriptors and wrong messages without a limit, so it is off unless RUST_LOG asks for
 //! it.
 //!
+//! Control characters of a line are escaped, whoever they are from, so that a path or name is one line
+//! and does nothing to a terminal.
+//!
 //! A line that standard error does not take at once is dropped, so that whoever reads the log cannot
 //! stall the daemon. The next line says how many there were.
 //!
@@ -23,16 +26,19 @@ use tracing_subscriber::fmt::format::{Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, format};
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::printable::Printable;
+
 /// Sets up logging to standard error. RUST_LOG wins over `level`.
 pub(crate) fn init(level: Option<Level>) {
     let level = level.unwrap_or(Level::INFO);
     // Not "vhost": a name here is a prefix, and would be this crate's too.
     let default = format!("{level},virtio_queue=off,vhost::=error,vhost_user_backend=off");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    let has_colours = wants_colour();
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_ansi(wants_colour())
-        .with_writer(|| Lines(io::stderr()))
+        .with_ansi(has_colours)
+        .with_writer(move || Lines { stream: io::stderr(), has_colours })
         // Of a line that cannot be written: it would be reported to the same place, by a panic.
         .log_internal_errors(false);
     // Fails if there is a subscriber already, which is then the one to use.
@@ -49,7 +55,7 @@ pub(crate) fn print_error(error: &dyn fmt::Display) {
     let priority = if is_journal() { priority(Level::ERROR) } else { "" };
     // One write, so that lines of other processes do not come between. One that cannot be written is for
     // nobody.
-    let line = format!("{priority}vhost-device-ism: {error}\n");
+    let line = format!("{priority}vhost-device-ism: {}\n", Printable(error));
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
@@ -72,7 +78,10 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 /// A stream of lines that blocks nobody: each call of `write` is a line, and is written as a whole, cut
 /// at [`LINE_MAX`], or dropped.
-struct Lines(io::Stderr);
+struct Lines {
+    stream: io::Stderr,
+    has_colours: bool,
+}
 
 /// What a pipe takes without blocking if poll(2) calls it writable, in bytes (PIPE_BUF).
 const LINE_MAX: usize = 4096;
@@ -80,7 +89,7 @@ const LINE_MAX: usize = 4096;
 impl Write for Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         // Nobody else in this process writes between the question and the line.
-        let mut stream = self.0.lock();
+        let mut stream = self.stream.lock();
         if !is_writable(&stream) {
             DROPPED.fetch_add(1, Ordering::Relaxed);
             return Ok(line.len());
@@ -95,7 +104,7 @@ impl Write for Lines {
                 .into_bytes()
             }
         };
-        text.extend_from_slice(line);
+        text.extend_from_slice(&escaped(line, self.has_colours));
         if text.len() > LINE_MAX {
             text.truncate(LINE_MAX - 1);
             text.push(b'\n');
@@ -105,8 +114,24 @@ impl Write for Lines {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        self.stream.flush()
     }
+}
+
+/// A line with its control characters escaped, apart from its end and the colours that this program
+/// gives it, whose fields have been escaped before.
+fn escaped(line: &[u8], has_colours: bool) -> Vec<u8> {
+    let mut text = Vec::with_capacity(line.len());
+    let body = line.strip_suffix(b"\n").unwrap_or(line);
+    for c in String::from_utf8_lossy(body).chars() {
+        let is_colour = has_colours && c == '\x1b';
+        match c.is_control() && !is_colour {
+            true => text.extend(c.escape_default().map(|c| c as u8)),
+            false => text.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
+    text.push(b'\n');
+    text
 }
 
 /// Whether a stream takes a line now. One that is broken does: the write then says so.
@@ -142,5 +167,21 @@ where
     ) -> fmt::Result {
         writer.write_str(priority(*event.metadata().level()))?;
         self.0.format_event(context, writer, event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_log_stays_one_line_and_does_nothing_to_a_terminal() {
+        let shown = |line: &[u8]| String::from_utf8(escaped(line, false)).unwrap();
+        assert_eq!(
+            shown(b"path=/run/x\x1b]0;t\x07\n<3>forged\n"),
+            "path=/run/x\\u{1b}]0;t\\u{7}\\n<3>forged\n"
+        );
+        assert_eq!(shown("gr\u{fc}n\n".as_bytes()), "gr\u{fc}n\n");
+        assert_eq!(escaped(b"\x1b[32mINFO\x1b[0m a\rb\n", true), b"\x1b[32mINFO\x1b[0m a\\rb\n");
     }
 }

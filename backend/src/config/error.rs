@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use thiserror::Error;
 use virtio_ism_abi::Chid;
 
+use crate::printable::Printable;
+
 /// Settings of a socket, as they follow its path.
 pub const SETTINGS: [&str; 9] = [
     "chid",
@@ -31,7 +33,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is not TOML, or has unknown or ill-typed keys.
-    #[error("{path}: {source}")]
+    #[error("{path}: {}", in_a_line(source))]
     Syntax {
         /// The file.
         path: PathBuf,
@@ -173,6 +175,14 @@ pub enum ConfigError {
     },
 }
 
+/// Where and why, without the drawing of the line.
+fn in_a_line(source: &toml::de::Error) -> String {
+    let text = source.to_string();
+    let place = text.lines().next().unwrap_or_default();
+    let message = source.message().lines().collect::<Vec<_>>().join(", ");
+    if place.is_empty() { message } else { format!("{place}: {message}") }
+}
+
 /// A descriptor that a service manager has passed to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassedDescriptor {
@@ -191,7 +201,7 @@ impl fmt::Display for PassedDescriptor {
             write!(f, " ({name:?})")?;
         }
         match &self.path {
-            Some(path) => write!(f, ", {}", path.display()),
+            Some(path) => write!(f, ", {}", Printable(path.display())),
             None => Ok(()),
         }
     }

@@ -284,6 +284,44 @@ fn check_config_names_every_mistake_and_makes_nothing() {
 }
 
 #[test]
+fn a_mistake_of_any_length_is_a_short_line_that_does_nothing_to_a_terminal() {
+    let daemon = Configured::start(A_AND_B);
+    let place = &daemon.place;
+    let long = "x".repeat(100_000);
+    let wrong = [
+        format!("socket = \"%/c\"\nchid = \"{long}\""),
+        format!("socket = \"%/c\"\n{long} = 1"),
+        format!("socket = \"%/{long}\""),
+        "socket = \"%/no\\u001b]0;x\\u0007dir/c\"".to_owned(),
+        "socket = \"%/c\"\nname = \"a\\u001b\\nforged\"".to_owned(),
+    ];
+    for (number, guest) in wrong.iter().enumerate() {
+        write_config(place, &format!("{A_AND_B}[[guest]]\n{guest}\n"));
+        daemon.hang_up("nothing is changed");
+        let file = place.path("c.toml");
+        let checked = run(&["--check-config", "--config", file.to_str().unwrap()]);
+        assert_eq!(checked.status.code(), Some(1), "{number}");
+        for line in text(&checked.stderr).lines().chain(daemon.log().lines()) {
+            assert!(line.len() < 1000, "{number}: {}", line.len());
+            assert!(!line.contains(char::is_control), "{number}: {line:?}");
+        }
+    }
+}
+
+#[test]
+fn a_configuration_that_is_no_file_is_refused_at_once() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    let place = Place::new();
+    let fifo = place.path("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    for path in [fifo.to_str().unwrap(), "/dev/zero", "/tmp"] {
+        let refused = run(&["--config", path]);
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(text(&refused.stderr).contains(path), "{}", text(&refused.stderr));
+    }
+}
+
+#[test]
 fn verbs_list_add_and_remove_guests() {
     let daemon = Configured::start(A_AND_B);
     let place = &daemon.place;

@@ -8,8 +8,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
 use crate::{
-    cdi, check, decode, demo, devices, doctor, fabric, grant, help, manual, perf, pipe, run, stat,
-    temporary_fabric,
+    cdi, check, decode, demo, devices, doctor, fabric, grant, help, manual, output, perf, pipe,
+    run, stat, temporary_fabric,
 };
 
 const LONG_ABOUT: &str = "\
@@ -152,7 +152,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn show(error: &CliError) {
-    eprintln!("smc: {error}");
+    eprintln!("smc: {}", output::printable(&error.to_string()));
     if let Some(hint) = error.hint() {
         eprintln!("     {hint}");
     }

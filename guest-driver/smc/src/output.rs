@@ -15,6 +15,20 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(CliError::Output)
 }
 
+/// Longest line of others' text, characters.
+const MAX_LINE: usize = 500;
+
+/// Text in which values of others are, for a terminal: control characters are replaced, and long lines
+/// are cut.
+pub(crate) fn printable(text: &str) -> String {
+    let line = |line: &str| -> String {
+        let cut = if line.chars().nth(MAX_LINE).is_some() { " ..." } else { "" };
+        let shown = line.chars().take(MAX_LINE);
+        shown.map(|c| if c.is_control() { '\u{fffd}' } else { c }).chain(cut.chars()).collect()
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
 /// Writes a line to standard error at once: those of other processes on the same terminal do not come
 /// between its words.
 pub(crate) fn note(line: &str) {
@@ -33,4 +47,15 @@ pub(crate) fn columns() -> Option<usize> {
 /// as wide as its content.
 pub(crate) fn arrangement() -> ContentArrangement {
     if columns().is_some() { ContentArrangement::Dynamic } else { ContentArrangement::Disabled }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_others_does_nothing_to_a_terminal() {
+        assert_eq!(printable("a\x1b[2J\rb\nc"), "a\u{fffd}[2J\u{fffd}b\nc");
+        assert_eq!(printable(&"x".repeat(100_000)).len(), MAX_LINE + 4);
+    }
 }

@@ -207,7 +207,8 @@ fn start(
             return Err(CliError::Run { program: name.to_string_lossy().into(), why });
         }
         Err(why) => {
-            eprintln!("smc run: {} stays on TCP: {why}", name.to_string_lossy());
+            let name = crate::output::printable(&name.to_string_lossy());
+            eprintln!("smc run: {name} stays on TCP: {why}");
         }
     }
     let error = command.exec();
