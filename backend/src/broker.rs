@@ -7,7 +7,7 @@
 //! else, in the directories of the sockets that were configured. The broker never sees a byte of a
 //! guest.
 //!
-//! It does not trust the daemon: see [`Rules`]. A path outside of its directories gets one answer,
+//! It does not trust the daemon: see [`BrokerLimits`]. A path outside of its directories gets one answer,
 //! whatever is there, before the broker looks at it.
 //!
 //! A request is one message of a socket of packets, its answer another, with the new sockets beside
@@ -38,9 +38,9 @@ use crate::device::sync::lock;
 use crate::fork;
 use crate::packets::{receive, send};
 use crate::vhost::event_loop::{LoopHandle, Registration};
-use crate::vhost::hang_up::OnHangUp;
+use crate::vhost::on_close::OnClose;
 use crate::vhost::unix_socket::{
-    Backlog, Existing, LocalNames, NameId, SocketError, SocketKind, SocketNames, directory_of,
+    Backlog, LocalNames, NameId, SocketError, SocketKind, SocketNames, StaleMode, directory_of,
 };
 
 /// Names beside those of the configuration: guests that are added, at most.
@@ -91,7 +91,7 @@ struct Numbered<T> {
 
 /// What a broker does for the daemon.
 #[derive(Clone, Debug)]
-pub(crate) struct Rules {
+pub(crate) struct BrokerLimits {
     /// Where it makes sockets: directly in one of them.
     pub(crate) directories: Vec<PathBuf>,
     /// Paths of the configuration. Only at these it replaces a stale socket, or connects to find out
@@ -117,7 +117,7 @@ impl Broker {
     /// # Errors
     /// The kernel makes no socket, file or process.
     pub(crate) fn start(
-        rules: Rules,
+        rules: BrokerLimits,
         confine: impl FnOnce() -> bool,
         confine_further: impl Fn() -> bool,
     ) -> io::Result<Broker> {
@@ -198,7 +198,7 @@ impl Broker {
     ) -> io::Result<Registration> {
         let broker = self.clone();
         let channel = lock(&self.channel).0.try_clone()?;
-        Ok(events.add(OnHangUp::new(channel, move || {
+        Ok(events.add(OnClose::new(channel, move || {
             broker.has_ended.store(true, Ordering::Relaxed);
             on_end();
         })))
@@ -265,7 +265,7 @@ fn no_socket() -> io::Error {
 }
 
 /// Serves the daemon until it ends.
-fn serve(channel: &OwnedFd, rules: &Rules, notes: File) {
+fn serve(channel: &OwnedFd, rules: &BrokerLimits, notes: File) {
     let names = LocalNames::noted_in(notes);
     while let Ok((Some(Numbered { number, what }), _)) = receive(channel) {
         let (what, fds) =
@@ -291,9 +291,9 @@ fn answer_of(error: &SocketError) -> Answer {
     }
 }
 
-impl Rules {
+impl BrokerLimits {
     /// The path of a socket that may be made, and what becomes of one that is there.
-    fn check(&self, path: &Path, names: usize) -> Result<(PathBuf, Existing), SocketError> {
+    fn check(&self, path: &Path, names: usize) -> Result<(PathBuf, StaleMode), SocketError> {
         let directory = directory_of(path);
         let (true, Some(file)) = (self.directories.contains(&directory), path.file_name()) else {
             return Err(SocketError::OutsideSandbox(path.into()));
@@ -303,14 +303,14 @@ impl Rules {
             return Err(SocketError::TooMany { path: path.into(), limit });
         }
         let is_configured = self.configured.contains(path);
-        let existing = if is_configured { Existing::ReplaceStale } else { Existing::Keep };
+        let existing = if is_configured { StaleMode::Replace } else { StaleMode::Keep };
         Ok((directory.join(file), existing))
     }
 }
 
 fn carry_out(
     names: &LocalNames,
-    rules: &Rules,
+    rules: &BrokerLimits,
     request: Request,
 ) -> Result<(Answer, Vec<OwnedFd>), SocketError> {
     let path = |bytes: Vec<u8>| PathBuf::from(std::ffi::OsString::from_vec(bytes));
@@ -358,8 +358,8 @@ mod tests {
             Place(path)
         }
 
-        fn rules(&self) -> Rules {
-            Rules {
+        fn rules(&self) -> BrokerLimits {
+            BrokerLimits {
                 directories: vec![self.0.clone()],
                 configured: [self.0.join("a")].into(),
                 inherited: BTreeSet::new(),
@@ -373,7 +373,7 @@ mod tests {
         }
     }
 
-    fn bind(names: &LocalNames, rules: &Rules, path: &Path) -> Result<NameId, SocketError> {
+    fn bind(names: &LocalNames, rules: &BrokerLimits, path: &Path) -> Result<NameId, SocketError> {
         let (path, kind) = (path.as_os_str().as_bytes().to_vec(), SocketKind::Stream);
         let request = Request::Bind { path, mode: 0o600, kind, backlog: Backlog::One };
         match carry_out(names, rules, request)? {

@@ -22,7 +22,7 @@ use crate::device::sync::lock;
 use crate::fork;
 use crate::packets::{receive, send};
 use crate::vhost::event_loop::{LoopHandle, Registration};
-use crate::vhost::hang_up::OnHangUp;
+use crate::vhost::on_close::OnClose;
 
 /// Longest wait for the process: the file may be on another host.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -85,7 +85,7 @@ impl ConfigReader {
         on_end: impl FnOnce() + Send + 'static,
     ) -> io::Result<Option<Registration>> {
         let channel = self.process.as_ref().map(|process| lock(process).0.try_clone());
-        Ok(channel.transpose()?.map(|channel| events.add(OnHangUp::new(channel, on_end))))
+        Ok(channel.transpose()?.map(|channel| events.add(OnClose::new(channel, on_end))))
     }
 
     /// The text of the file as it is now.

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use thiserror::Error;
 
+use crate::config::log_output::LogOutput;
 use crate::config::{ConfigError, DEFAULT_CHID, GuestSpec};
 use crate::management::{AddGuest, Client, ClientError, Guest, ReloadInfo};
-use crate::printable::Printable;
 
 /// The management socket of the service.
 const DEFAULT: &str = "/run/vhost-device-ism/management.sock";
@@ -156,7 +156,7 @@ fn table(guests: &[Guest]) -> String {
             (None, None) => (if guest.connected { "connected" } else { "-" }).to_owned(),
         };
         let socket = match (&guest.pool, &guest.socket) {
-            (None, Some(path)) => Printable(path.display()).to_string(),
+            (None, Some(path)) => LogOutput(path.display()).to_string(),
             _ => "-".to_owned(),
         };
         lines.push([

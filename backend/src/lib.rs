@@ -34,12 +34,10 @@ mod error;
 #[allow(unsafe_code, reason = "no crate makes a process without `unsafe`")]
 mod fork;
 mod guests;
-mod id_map;
 mod logging;
 pub mod management;
 mod metrics;
 mod packets;
-mod printable;
 mod privileges;
 mod reload;
 pub mod sandbox;
@@ -65,7 +63,7 @@ pub use vhost::device_slot::{GuestStatus, MemberInfo, PoolInfo};
 
 use activation::{ActivatedSockets, PassedSockets};
 use args::{Args, SandboxMode};
-use broker::{Broker, Rules};
+use broker::{Broker, BrokerLimits};
 use config::{ConfigError, Socket};
 use config_reader::ConfigReader;
 use privileges::{DEFAULT_USER, User};
@@ -381,7 +379,7 @@ fn start_broker(
         Socket::Path(_) => None,
         Socket::Listening(fd) => path_of(fd),
     });
-    let rules = Rules {
+    let rules = BrokerLimits {
         directories: socket_directories(config),
         configured: socket_paths(config).map(Path::to_owned).collect(),
         inherited: inherited.chain(activated.paths()).collect(),

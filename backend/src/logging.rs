@@ -26,7 +26,7 @@ use tracing_subscriber::fmt::format::{Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, format};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::printable::Printable;
+use crate::config::log_output::LogOutput;
 
 /// Sets up logging to standard error. RUST_LOG wins over `level`.
 pub(crate) fn init(level: Option<Level>) {
@@ -55,7 +55,7 @@ pub(crate) fn print_error(error: &dyn fmt::Display) {
     let priority = if is_journal() { priority(Level::ERROR) } else { "" };
     // One write, so that lines of other processes do not come between. One that cannot be written is for
     // nobody.
-    let line = format!("{priority}vhost-device-ism: {}\n", Printable(error));
+    let line = format!("{priority}vhost-device-ism: {}\n", LogOutput(error));
     let _ = io::stderr().write_all(line.as_bytes());
 }
 

@@ -8,11 +8,11 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use virtio_ism_abi::Chid;
 
+use crate::config::log_output::LogOutput;
 use crate::config::{Config, ConfigError, FabricSpec, GuestSpec, Socket};
 use crate::device::sync::lock;
 use crate::error::DaemonError;
 use crate::guests::Guests;
-use crate::printable::Printable;
 use crate::vhost::counted_threads::CountedThreads;
 use crate::vhost::device_socket::STOP;
 
@@ -109,13 +109,13 @@ impl Reload {
                 let (added, removed, changed) = (words(added), words(removed), words(changed));
                 tracing::info!(added, removed, changed, "the configuration was read again");
                 for error in failed {
-                    tracing::error!("{}", Printable(error));
+                    tracing::error!("{}", LogOutput(error));
                 }
             }
             Err(error) => {
                 tracing::error!(
                     "the configuration was read again, and nothing is changed: {}",
-                    Printable(error)
+                    LogOutput(error)
                 );
             }
         }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 use virtio_ism_abi::Chid;
 
-use crate::printable::Printable;
+use super::log_output::LogOutput;
 
 /// Settings of a socket, as they follow its path.
 pub const SETTINGS: [&str; 9] = [
@@ -201,7 +201,7 @@ impl fmt::Display for PassedDescriptor {
             write!(f, " ({name:?})")?;
         }
         match &self.path {
-            Some(path) => write!(f, ", {}", Printable(path.display())),
+            Some(path) => write!(f, ", {}", LogOutput(path.display())),
             None => Ok(()),
         }
     }

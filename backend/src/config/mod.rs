@@ -4,6 +4,8 @@
 mod bounds;
 mod error;
 mod file;
+pub(crate) mod id_map;
+pub(crate) mod log_output;
 mod spec;
 mod whole;
 

@@ -9,7 +9,7 @@ use virtio_ism_abi::{Chid, Gid};
 
 use super::bounds::{DEFAULT_CHID, MAX_POOL, parse_chid, parse_gid, parse_mode, size};
 use super::error::ConfigError;
-use crate::id_map::{self, IdMap};
+use super::id_map::{self, IdMap};
 
 /// One fabric: the guests that can reach each other.
 #[derive(Clone, Debug, PartialEq, Eq)]

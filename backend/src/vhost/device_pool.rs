@@ -37,13 +37,13 @@ use super::device_socket::system;
 use super::event_loop::{LoopHandle, Registration};
 use super::faults::Fault;
 use super::peer::Peer;
-use super::pool_shares::{Party, account_of, admit};
+use super::pool_shares::{PoolPeer, account_of, admit};
 use super::unix_socket::{Backlog, BoundSocket, SocketError, SocketKind, SocketNames};
 use super::watched_listener::WatchedListener;
+use crate::config::id_map;
 use crate::config::{Config, GuestSpec};
 use crate::device::sync::lock;
 use crate::device::{DeviceInfo, Fabric};
-use crate::id_map;
 
 /// How long a device is kept from its grant on, if its front end goes without a command.
 const HELD: Duration = Duration::from_millis(100);
@@ -90,7 +90,7 @@ struct Members {
 struct Member {
     slot: Arc<DeviceSlot>,
     info: MemberInfo,
-    party: Party,
+    party: PoolPeer,
     granted: Instant,
     /// Set when the front end has gone: until when it counts at least.
     gone: Option<Instant>,
@@ -312,7 +312,7 @@ impl Inner {
             self.fault(format_args!("user {uid}, group {gid}: not permitted"));
             return Err(PoolStatus::NotPermitted);
         }
-        let party = Party { account: account_of(uid), namespace: network_namespace };
+        let party = PoolPeer { account: account_of(uid), namespace: network_namespace };
         let mut members = lock(&self.members);
         members.forget_ended();
         let held: Vec<_> = members.all.values().map(|member| &member.party).collect();

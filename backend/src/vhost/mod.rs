@@ -44,10 +44,10 @@ pub(crate) mod event_loop;
 mod eventfd;
 mod faults;
 mod guest_memory;
-pub(crate) mod hang_up;
 mod inline_delivery;
 mod mapper;
 pub(crate) mod notifier;
+pub(crate) mod on_close;
 #[allow(unsafe_code, reason = "no crate reads these socket options in a sound way")]
 mod peer;
 mod pending_moves;
@@ -74,5 +74,5 @@ pub(crate) fn prepare() {
     }
     let _ = eventfd::kicker();
     pool_shares::prepare();
-    let _ = (crate::id_map::users(), crate::id_map::groups());
+    let _ = (crate::config::id_map::users(), crate::config::id_map::groups());
 }

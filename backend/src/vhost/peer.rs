@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-use crate::id_map;
+use crate::config::id_map;
 
 /// SO_NETNS_COOKIE, the same on all architectures that Linux calls generic.
 const SO_NETNS_COOKIE: libc::c_int = 71;

@@ -38,14 +38,14 @@ impl Account {
 
 /// Who has a device or asks for one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Party {
+pub(super) struct PoolPeer {
     pub(super) account: Account,
     /// Cookie of its network namespace.
     pub(super) namespace: u64,
 }
 
 /// Whether `asking` gets another one of `devices`, of which `held` are in use; else why not.
-pub(super) fn admit(devices: u32, held: &[&Party], asking: &Party) -> Result<(), PoolStatus> {
+pub(super) fn admit(devices: u32, held: &[&PoolPeer], asking: &PoolPeer) -> Result<(), PoolStatus> {
     let free = (devices as usize).saturating_sub(held.len());
     if free == 0 {
         return Err(PoolStatus::AllInUse);
@@ -131,12 +131,12 @@ mod tests {
 
     const HOST: u64 = 1;
 
-    fn party(uid: u32, namespace: u64) -> Party {
-        Party { account: Account::User(uid), namespace }
+    fn party(uid: u32, namespace: u64) -> PoolPeer {
+        PoolPeer { account: Account::User(uid), namespace }
     }
 
     /// Has each of these take all it gets, one after the other; how many each got.
-    fn take(devices: u32, held: &mut Vec<Party>, parties: &[Party]) -> Vec<usize> {
+    fn take(devices: u32, held: &mut Vec<PoolPeer>, parties: &[PoolPeer]) -> Vec<usize> {
         let mut got = Vec::new();
         for party in parties {
             let before = held.len();

@@ -211,9 +211,9 @@ impl Drop for BoundSocket {
 
 /// What is there already when a socket is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Existing {
+pub(crate) enum StaleMode {
     /// A socket is replaced if no program listens on it.
-    ReplaceStale,
+    Replace,
     /// Everything stays, and nobody connects to it.
     Keep,
 }
@@ -270,7 +270,7 @@ impl LocalNames {
         mode: u32,
         kind: SocketKind,
         backlog: Backlog,
-        existing: Existing,
+        existing: StaleMode,
     ) -> Result<(OwnedFd, NameId), SocketError> {
         let (listener, identity) = bind_listener(path, mode, kind, backlog, existing)?;
         Ok((listener, self.note(path, Some(identity), true)))
@@ -314,7 +314,7 @@ impl SocketNames for LocalNames {
         kind: SocketKind,
         backlog: Backlog,
     ) -> Result<(OwnedFd, NameId), SocketError> {
-        self.bind_at(path, mode, kind, backlog, Existing::ReplaceStale)
+        self.bind_at(path, mode, kind, backlog, StaleMode::Replace)
     }
 
     fn pair(&self) -> io::Result<(UnixListener, OwnedFd)> {
@@ -380,7 +380,7 @@ fn bind_listener(
     mode: u32,
     kind: SocketKind,
     backlog: Backlog,
-    existing: Existing,
+    existing: StaleMode,
 ) -> Result<(OwnedFd, Identity), SocketError> {
     let failed = |action| {
         move |error: Errno| SocketError::Io { action, path: path.into(), source: error.into() }
@@ -390,7 +390,7 @@ fn bind_listener(
     // Linux takes the permissions of the name from those of the socket (less the umask).
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode)).map_err(failed("protect"))?;
     match bind(&socket, &address) {
-        Err(Errno::ADDRINUSE) if existing == Existing::Keep => {
+        Err(Errno::ADDRINUSE) if existing == StaleMode::Keep => {
             return Err(SocketError::Exists(path.into()));
         }
         Err(Errno::ADDRINUSE) => {

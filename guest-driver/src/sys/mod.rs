@@ -46,7 +46,7 @@ pub use seccomp::withhold_io_uring;
 pub use shared::{OutOfBounds, SharedSlice};
 pub use sockopt::{PeerProcess, TcpCounts, peer_process, tcp_counts};
 pub(crate) use tcp::reset_tcp;
-pub(crate) use thread::{Joined, join_within};
+pub(crate) use thread::{JoinOutcome, join_within};
 pub use time::{processor_time, timespec};
 pub use unix::{connect_unix, connect_unix_packets, is_other_kind};
 pub use vfio::{CONFIG_REGION, VfioDevice, VfioError, VfioIrq, VfioRegion};

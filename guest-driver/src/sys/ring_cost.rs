@@ -40,7 +40,7 @@ pub(super) struct RingCost {
 
 /// When a ring has begun.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Begin {
+pub(super) enum RingClock {
     /// This one is not timed.
     Untimed,
     /// By the clock of the wall.
@@ -51,7 +51,7 @@ pub(super) enum Begin {
 
 impl RingCost {
     /// The begin of a ring; `None`: the doorbell may not be rung now.
-    pub(super) fn begin(&self) -> Option<Begin> {
+    pub(super) fn begin(&self) -> Option<RingClock> {
         let until = self.paused_until.load(Ordering::Relaxed);
         if until != 0 {
             if since_start(Instant::now()) < until {
@@ -60,18 +60,18 @@ impl RingCost {
             self.paused_until.store(0, Ordering::Relaxed);
         }
         if self.suspect.load(Ordering::Relaxed) > 0 {
-            return Some(Begin::Processor(processor_time()));
+            return Some(RingClock::Processor(processor_time()));
         }
         let is_timed = self.rings.fetch_add(1, Ordering::Relaxed) % SAMPLE == 0;
-        Some(if is_timed { Begin::Wall(Instant::now()) } else { Begin::Untimed })
+        Some(if is_timed { RingClock::Wall(Instant::now()) } else { RingClock::Untimed })
     }
 
     /// The end of a ring.
-    pub(super) fn end(&self, begin: Begin) {
+    pub(super) fn end(&self, begin: RingClock) {
         match begin {
-            Begin::Untimed => {}
-            Begin::Wall(begin) => self.took(begin.elapsed(), None),
-            Begin::Processor(begin) => {
+            RingClock::Untimed => {}
+            RingClock::Wall(begin) => self.took(begin.elapsed(), None),
+            RingClock::Processor(begin) => {
                 let took = processor_time().saturating_sub(begin);
                 self.took(took, Some(Instant::now()));
             }
@@ -121,15 +121,18 @@ mod tests {
     #[test]
     fn a_thread_that_loses_its_processor_keeps_the_doorbell() {
         let cost = RingCost::default();
-        assert!(matches!(cost.begin(), Some(Begin::Wall(_))), "the first one is timed");
-        assert!((1..SAMPLE).all(|_| matches!(cost.begin(), Some(Begin::Untimed))));
-        assert!(matches!(cost.begin(), Some(Begin::Wall(_))));
+        assert!(matches!(cost.begin(), Some(RingClock::Wall(_))), "the first one is timed");
+        assert!((1..SAMPLE).all(|_| matches!(cost.begin(), Some(RingClock::Untimed))));
+        assert!(matches!(cost.begin(), Some(RingClock::Wall(_))));
         cost.took(Duration::from_millis(9), None);
         for _ in 0..SUSPECT {
-            assert!(matches!(cost.begin(), Some(Begin::Processor(_))));
+            assert!(matches!(cost.begin(), Some(RingClock::Processor(_))));
             cost.took(RING, Some(Instant::now()));
         }
-        assert!(!matches!(cost.begin(), Some(Begin::Processor(_)) | None), "no suspect any more");
+        assert!(
+            !matches!(cost.begin(), Some(RingClock::Processor(_)) | None),
+            "no suspect any more"
+        );
     }
 
     #[test]
@@ -149,7 +152,7 @@ mod tests {
         assert!(pause <= MAX_PAUSE.as_nanos() as u64);
         // When the pause is over, one long ring is enough for the next.
         cost.paused_until.store(1, Ordering::Relaxed);
-        assert!(matches!(cost.begin(), Some(Begin::Processor(_))));
+        assert!(matches!(cost.begin(), Some(RingClock::Processor(_))));
         cost.took(Duration::from_millis(100), at(0));
         assert!(cost.begin().is_none());
     }

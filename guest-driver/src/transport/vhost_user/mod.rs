@@ -16,7 +16,7 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend};
 
 use super::doorbells::Doorbells;
 use super::{ForkTransport, TransportError, Window};
-use crate::sys::{EventFd, Joined, LockGuardList, Reservation, SharedSlice, join_within};
+use crate::sys::{EventFd, JoinOutcome, LockGuardList, Reservation, SharedSlice, join_within};
 use crate::virtqueue::Health;
 
 mod channel;
@@ -110,12 +110,12 @@ impl Drop for VhostUser {
         }
         self.health.fail("closed by the driver");
         match self.thread.take().map(|thread| join_within(thread, END)) {
-            Some(Joined::Panicked) => tracing::error!("the backend channel's thread panicked"),
+            Some(JoinOutcome::Panicked) => tracing::error!("the backend channel's thread panicked"),
             // What it uses lives as long as it does.
-            Some(Joined::Runs) => tracing::error!(
+            Some(JoinOutcome::Runs) => tracing::error!(
                 "the backend channel's thread does not end: has the program closed its descriptors?"
             ),
-            Some(Joined::Ended) | None => {}
+            Some(JoinOutcome::Ended) | None => {}
         }
     }
 }

@@ -7,27 +7,27 @@ use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use super::waker::watch;
 
 /// Calls `F` once, when the other end of a socket is closed.
-pub(crate) struct OnHangUp<F> {
+pub(crate) struct OnClose<F> {
     socket: OwnedFd,
-    on_hang_up: Option<F>,
+    on_close: Option<F>,
 }
 
-impl<F: FnOnce()> OnHangUp<F> {
+impl<F: FnOnce()> OnClose<F> {
     /// Watches a descriptor of the socket, whose messages it leaves alone.
-    pub(crate) fn new(socket: OwnedFd, on_hang_up: F) -> OnHangUp<F> {
-        OnHangUp { socket, on_hang_up: Some(on_hang_up) }
+    pub(crate) fn new(socket: OwnedFd, on_close: F) -> OnClose<F> {
+        OnClose { socket, on_close: Some(on_close) }
     }
 }
 
-impl<F: FnOnce()> MutEventSubscriber for OnHangUp<F> {
+impl<F: FnOnce()> MutEventSubscriber for OnClose<F> {
     fn init(&mut self, ops: &mut EventOps<'_>) {
         watch(&self.socket.as_fd(), EventSet::READ_HANG_UP, ops);
     }
 
     fn process(&mut self, _: Events, ops: &mut EventOps<'_>) {
         let _ = ops.remove(Events::empty(&self.socket.as_fd()));
-        if let Some(on_hang_up) = self.on_hang_up.take() {
-            on_hang_up();
+        if let Some(on_close) = self.on_close.take() {
+            on_close();
         }
     }
 }

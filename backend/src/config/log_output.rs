@@ -10,9 +10,9 @@ const END: usize = 200;
 
 /// Shows a value line by line: control characters are escaped, and the middle of a long line is left
 /// out.
-pub(crate) struct Printable<T>(pub(crate) T);
+pub(crate) struct LogOutput<T>(pub(crate) T);
 
-impl<T: Display> Display for Printable<T> {
+impl<T: Display> Display for LogOutput<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.0.to_string();
         for (number, line) in text.lines().enumerate() {
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn what_a_terminal_would_obey_is_escaped_and_what_is_long_is_cut() {
-        let shown = |text: &str| Printable(text).to_string();
+        let shown = |text: &str| LogOutput(text).to_string();
         assert_eq!(shown("a plain line: ü\nand another"), "a plain line: ü\nand another");
         assert_eq!(shown("a\x1b[2J\rb\u{9b}c\x07"), "a\\u{1b}[2J\\rb\\u{9b}c\\u{7}");
         let long = format!("c.toml:7: {:?}: expected a number", "x".repeat(100_000));
