@@ -62,7 +62,7 @@ impl RingCost {
         if self.suspect.load(Ordering::Relaxed) > 0 {
             return Some(RingClock::Processor(processor_time()));
         }
-        let is_timed = self.rings.fetch_add(1, Ordering::Relaxed) % SAMPLE == 0;
+        let is_timed = self.rings.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLE);
         Some(if is_timed { RingClock::Wall(Instant::now()) } else { RingClock::Untimed })
     }
 
