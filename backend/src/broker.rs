@@ -34,7 +34,6 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 
-use crate::device::sync::lock;
 use crate::fork;
 use crate::packets::{receive, send};
 use crate::vhost::event_loop::{LoopHandle, Registration};
@@ -42,6 +41,7 @@ use crate::vhost::on_close::OnClose;
 use crate::vhost::unix_socket::{
     Backlog, LocalNames, NameId, SocketError, SocketKind, SocketNames, StaleMode, directory_of,
 };
+use ism_device::sync::lock;
 
 /// Names beside those of the configuration: guests that are added, at most.
 const MAX_ADDED: usize = 4096;

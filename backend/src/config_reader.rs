@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use ism_device::sync::lock;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -18,7 +19,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, read_text};
-use crate::device::sync::lock;
 use crate::fork;
 use crate::packets::{receive, send};
 use crate::vhost::event_loop::{LoopHandle, Registration};

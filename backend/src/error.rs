@@ -4,8 +4,8 @@ use thiserror::Error;
 use virtio_ism_abi::Chid;
 
 use crate::config::ConfigError;
-use crate::device::FabricError;
 use crate::vhost::unix_socket::SocketError;
+use ism_device::FabricError;
 
 /// Why a daemon does not start, or a guest cannot be added or removed.
 #[derive(Debug, Error)]

@@ -7,8 +7,6 @@ use std::time::Instant;
 use virtio_ism_abi::Chid;
 
 use crate::config::{Caps, Config, ConfigError, FabricSpec, GuestSpec, Quotas};
-use crate::device::sync::lock;
-use crate::device::{self, Fabric, FabricCaps, GidPool, Limits};
 use crate::error::DaemonError;
 use crate::metrics;
 use crate::vhost::device_pool::DevicePool;
@@ -16,6 +14,8 @@ use crate::vhost::device_slot::GuestStatus;
 use crate::vhost::device_socket::{DeviceSocket, STOP};
 use crate::vhost::event_loop::LoopHandle;
 use crate::vhost::unix_socket::SocketNames;
+use ism_device::sync::lock;
+use ism_device::{Fabric, FabricCaps, GidPool, Limits};
 
 /// The fabrics and guests of a daemon. The daemon and its management server share them.
 pub(crate) struct Guests {
@@ -94,11 +94,11 @@ impl Guests {
         if fabrics.contains_key(&spec.chid) {
             return Ok(());
         }
-        let made = Fabric::new(device::FabricConfig {
+        let made = Fabric::new(ism_device::FabricConfig {
             limits: limits(&spec.quotas),
             caps: caps(&spec.caps),
             gids: self.gids.clone(),
-            ..device::FabricConfig::new(spec.chid)
+            ..ism_device::FabricConfig::new(spec.chid)
         });
         let made = made.map_err(|source| DaemonError::Fabric { chid: spec.chid, source })?;
         fabrics.insert(spec.chid, (spec.clone(), made));

@@ -2,9 +2,8 @@
 //!
 //! From the ground up:
 //!
-//! - [`shm`]: slabs, the memory that two front ends share; the only room with `unsafe`.
-//! - [`device`]: the ISM device without virtio. Bytes of commands in, bytes of replies and events
-//!   out; everything a guest claims is judged there.
+//! - [`ism_device`]: the ISM device without virtio, a crate of its own. Bytes of commands in, bytes
+//!   of replies and events out; everything a guest claims is judged there.
 //! - [`vhost`]: sockets, rings, mappings, notifications. What a front end does is judged there.
 //! - [`config`], [`args`], [`management`], [`sandbox`]: what an operator sees; `reload` is SIGHUP, and
 //!   `ctl` talks to a running daemon.
@@ -29,7 +28,6 @@ pub mod config;
 mod config_reader;
 mod ctl;
 mod daemon;
-pub mod device;
 mod error;
 #[allow(unsafe_code, reason = "no crate makes a process without `unsafe`")]
 mod fork;
@@ -42,7 +40,6 @@ mod privileges;
 mod reload;
 pub mod sandbox;
 mod service_manager;
-pub mod shm;
 mod signals;
 pub mod vhost;
 

@@ -6,9 +6,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use crate::device::DeviceInfo;
 use crate::vhost::FAULTS;
 use crate::vhost::device_slot::GuestStatus;
+use ism_device::DeviceInfo;
 use virtio_ism_abi::Status;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]

@@ -10,11 +10,11 @@ use virtio_ism_abi::Chid;
 
 use crate::config::log_output::LogOutput;
 use crate::config::{Config, ConfigError, FabricSpec, GuestSpec, Socket};
-use crate::device::sync::lock;
 use crate::error::DaemonError;
 use crate::guests::Guests;
 use crate::vhost::counted_threads::CountedThreads;
 use crate::vhost::device_socket::STOP;
+use ism_device::sync::lock;
 
 /// Reads the configuration as it is now. All that is wrong with it is an error.
 pub(crate) type ConfigSource = Box<dyn Fn() -> Result<Config, Vec<ConfigError>> + Send + Sync>;

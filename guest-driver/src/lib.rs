@@ -1,20 +1,14 @@
-//! virtio-ism driver and SMC sockets for user space.
+//! SMC sockets for user space.
 //!
-//! From the ground up: [`sys`] is what the operating system gives, [`virtqueue`] the queues of a
-//! virtio-ism device, [`transport`] the ways to reach one, [`ism`] its driver. [`verbs`] is RDMA by
-//! libibverbs, [`rendezvous`] is TCP option 254. `reactor` puts threads to sleep and wakes them,
-//! `smcd` and `smcr` are the two kinds of SMC, `handshake` is CLC over TCP, `conn` is one SMC
-//! connection, `byte_queue` what it has not sent yet, `info` describes what there is, and
-//! [`socket`] is the public API. [`traffic`] is what connections of a server or listener are like,
-//! [`program_file`] whether LD_PRELOAD reaches a program.
-pub mod ism;
+//! From the ground up: `reactor` puts threads to sleep and wakes them, `smcd` and `smcr` are the
+//! two kinds of SMC, `handshake` is CLC over TCP, `conn` is one SMC connection, `byte_queue` what
+//! it has not sent yet, `info` describes what there is, and [`socket`] is the public API.
+//! [`traffic`] is what connections of a server or listener are like, [`program_file`] whether
+//! LD_PRELOAD reaches a program.
+#![forbid(unsafe_code)]
+
 pub mod program_file;
-pub mod rendezvous;
-pub mod sys;
 pub mod traffic;
-pub mod transport;
-pub mod verbs;
-pub mod virtqueue;
 
 mod byte_queue;
 mod conn;
@@ -32,4 +26,4 @@ pub use socket::{
     Poller, Readiness, Rnics, SignalMask, SmcListener, SmcStream, SmcdInfo, SmcrInfo, SmcrOptions,
     Stack, StackUpkeep, Totals, Watch, WatchedStream, Woken, statistics,
 };
-pub use transport::{DeviceAddress, PciAddress};
+pub use virtio_ism::transport::{DeviceAddress, PciAddress};

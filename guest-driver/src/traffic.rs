@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use smc_core::benefit::{Choice, CostModel, Observation};
 use smc_core::benefit::{Estimate, LEARNED};
 
-use crate::sys::{SharedMem, SharedSlice, check_sealed, sealed_memfd};
+use ism_sys::{SharedMem, SharedSlice, check_sealed, sealed_memfd};
 
 /// First word of the memory: what it is, and the version of its layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"SMCtrfc2");

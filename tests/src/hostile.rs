@@ -4,11 +4,11 @@ use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 
 use guest_driver::SmcStream;
-use guest_driver::ism::{OwnDmb, PeerDmb};
-use guest_driver::sys::SharedSlice;
+use ism_sys::SharedSlice;
 use smc_core::wire::Cursor;
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_core::wire::ids::DmbToken;
+use virtio_ism::{OwnDmb, PeerDmb};
 use virtio_ism_abi::slab::CONTROL_LEN;
 use virtio_ism_abi::{Gid, Token};
 

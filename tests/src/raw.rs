@@ -6,9 +6,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use guest_driver::DeviceAddress;
-use guest_driver::ism::{IsmDevice, IsmError, OpenOptions, Prefer};
-use guest_driver::rendezvous::{ClientAction, PeerDiscovery};
-use guest_driver::transport::RunningDevice;
 use rustix::net::{AddressFamily, SocketType, connect, socket};
 use smc_core::handshake::{
     Accepted, AwaitAccept, AwaitConfirm, AwaitProposal, Candidate, ClcReader, ClientStep, Config,
@@ -16,6 +13,9 @@ use smc_core::handshake::{
 };
 use smc_core::time::Tick;
 use smc_core::wire::ids::{Chid, DmbToken, Features, Gid, LinkId, PeerId, Release, SizeCode};
+use smc_rendezvous::{ClientAction, PeerDiscovery};
+use virtio_ism::transport::RunningDevice;
+use virtio_ism::{IsmDevice, IsmError, OpenOptions, Prefer};
 use virtio_ism_abi::Gid as AbiGid;
 
 use crate::bench::{Bench, eid};

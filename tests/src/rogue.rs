@@ -27,10 +27,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::rendezvous::{Mode, Options, PeerDiscovery};
 use smc_core::wire::cdc::{CONTROL_BLOCK_LEN, ConsumerWord, ProducerWord, StateFlags};
 use smc_core::wire::cursor::Cursor;
 use smc_core::wire::ids::DmbToken;
+use smc_rendezvous::{Mode, Options, PeerDiscovery};
 use virtio_ism_abi::command::Op;
 use virtio_ism_abi::slab::CONTROL_LEN;
 use virtio_ism_abi::{Gid, Token};

@@ -8,8 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::sys::Doorbell;
 use guest_driver::{Interest, Poller, SmcListener, SmcStream, Stack};
+use ism_sys::Doorbell;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use smc_tests::leaks::{Devices, Process};

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use guest_driver::ism::{DeliverError, IsmError};
 use smc_tests::hostile::{Hostile, LEN};
 use smc_tests::raw::Device;
 use smc_tests::watch::LIMIT;
 use smc_tests::{Bench, Fabric, TIMEOUT, eventually, read_exactly, send_all, watched};
 use vhost_device_ism::config::FabricSpec;
+use virtio_ism::{DeliverError, IsmError};
 use virtio_ism_abi::{Chid, Gid, Status, Token};
 
 #[track_caller]

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::ism::{IsmDevice, OpenOptions, OwnDmb, PeerDmb};
 use smc_tests::helper::Helper;
 use smc_tests::watch::LIMIT;
 use smc_tests::{Dir, eventually, note, watched};
+use virtio_ism::{IsmDevice, OpenOptions, OwnDmb, PeerDmb};
 
 const DEVICES: usize = 16;
 const DMBS: usize = 1000;

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 
 use super::wire::{Answer, Guest, Request};
-use crate::device::sync::lock;
 use crate::error::DaemonError;
 use crate::guests::Guests;
 use crate::reload::{Reload, ReloadInfo};
@@ -21,6 +20,7 @@ use crate::vhost::event_loop::Registration;
 use crate::vhost::unix_socket::{Backlog, BoundSocket, SocketError};
 use crate::vhost::waker::{Waker, watch};
 use crate::vhost::watched_listener::WatchedListener;
+use ism_device::sync::lock;
 
 /// Longest line, bytes.
 const MAX_LINE: usize = 64 << 10;

@@ -10,7 +10,7 @@ use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SendFlags, SocketType};
 
 use super::eventfd::is_eventfd;
-use crate::shm::Kicker;
+use ism_device::shm::Kicker;
 
 /// What both kinds carry: an eventfd adds it up, and user-mode Linux reads words of 8 bytes.
 const ONE: [u8; 8] = 1u64.to_ne_bytes();

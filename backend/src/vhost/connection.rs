@@ -34,9 +34,9 @@ use super::processor_account::{IDLE_KICK, ProcessorAccount};
 use super::ring::{self, Memory, Ring, RingObserver};
 use super::timers::Timers;
 use super::wake_cost::WakeCost;
-use crate::device::sync::lock;
-use crate::device::{CloseReason, Device, Reply};
-use crate::shm::{BusErrorGuard, FaultCause, TouchQuota};
+use ism_device::shm::{BusErrorGuard, FaultCause, TouchQuota};
+use ism_device::sync::lock;
+use ism_device::{CloseReason, Device, Reply};
 
 /// Workers of a connection: one for control and events, one for moves.
 pub(super) const WORKERS: usize = 2;

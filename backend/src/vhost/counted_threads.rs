@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::device::sync::lock;
+use ism_device::sync::lock;
 
 /// Stack of the daemon's own threads, bytes. None of them recurses or keeps large arrays.
 const STACK: usize = 256 << 10;

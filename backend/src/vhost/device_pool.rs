@@ -42,8 +42,8 @@ use super::unix_socket::{Backlog, BoundSocket, SocketError, SocketKind, SocketNa
 use super::watched_listener::WatchedListener;
 use crate::config::id_map;
 use crate::config::{Config, GuestSpec};
-use crate::device::sync::lock;
-use crate::device::{DeviceInfo, Fabric};
+use ism_device::sync::lock;
+use ism_device::{DeviceInfo, Fabric};
 
 /// How long a device is kept from its grant on, if its front end goes without a command.
 const HELD: Duration = Duration::from_millis(100);

@@ -14,9 +14,9 @@ use super::notifier::Notifier;
 use super::processor_account::ProcessorAccount;
 use super::timers::Timers;
 use crate::config::{Config, GuestSpec};
-use crate::device::sync::lock;
-use crate::device::{DeviceConfig, DeviceInfo, Fabric};
-use crate::shm::TouchQuota;
+use ism_device::shm::TouchQuota;
+use ism_device::sync::lock;
+use ism_device::{DeviceConfig, DeviceInfo, Fabric};
 
 /// How long the next connection waits for the threads of the last one.
 const REAP: Duration = Duration::from_millis(500);

@@ -31,8 +31,8 @@ use super::unix_socket::{Backlog, BoundSocket, NameId, SocketError, SocketNames,
 use super::waker::WakeOnDrop;
 use super::watched_listener::{PAUSE, WatchedListener};
 use crate::config::{Config, GuestSpec, Socket};
-use crate::device::Fabric;
-use crate::device::sync::lock;
+use ism_device::Fabric;
+use ism_device::sync::lock;
 
 /// Threads of earlier connections that may hang before new connections are refused.
 const MAX_HANGING: usize = 4;

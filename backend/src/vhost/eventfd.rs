@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::shm::Kicker;
+use ism_device::shm::Kicker;
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 

@@ -2,7 +2,7 @@
 //!
 //! The daemon maps the memory of every guest. Three things could then stop it for all guests:
 //!
-//! - A page that its owner has taken away raises SIGBUS. [`BusErrorGuard`](crate::shm::BusErrorGuard)
+//! - A page that its owner has taken away raises SIGBUS. [`BusErrorGuard`](ism_device::shm::BusErrorGuard)
 //!   makes that the owner's problem, so memory may shrink and have holes.
 //! - A page that another process has to provide (FUSE, a network) can make an access wait for ever.
 //!   Hence only files whose pages the kernel itself provides: memfds, tmpfs, huge pages.

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::chain::Chain;
 use super::notifier::Notifier;
-use crate::device::sync::lock;
-use crate::device::{Delivery, EventNotifier};
-use crate::shm::Kicker;
+use ism_device::shm::Kicker;
+use ism_device::sync::lock;
+use ism_device::{Delivery, EventNotifier};
 
 /// Notifies a device of its events: inline if the caller may and no thread works on the event queue,
 /// and else by the notifier of the device's own worker.

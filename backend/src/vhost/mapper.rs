@@ -17,8 +17,8 @@ use virtio_ism_abi::{DOORBELL_SHMID, WINDOW_SHMID};
 use super::chain::PendingReply;
 use super::counted_threads::CountedThreads;
 use super::faults::is_end_of_front_end;
-use crate::device::sync::lock;
-use crate::device::{MapJob, StaleMap, UnmapJob};
+use ism_device::sync::lock;
+use ism_device::{MapJob, StaleMap, UnmapJob};
 
 /// A request that waits for the front end.
 #[derive(Debug)]

@@ -24,11 +24,11 @@
 //!
 //! - Only a device's own threads write its call descriptors: that write can block, because the front
 //!   end controls the counter. Threads of other devices have the kernel signal it, which cannot
-//!   block ([`crate::shm::Kicker`]), or notify the device's worker.
+//!   block ([`ism_device::shm::Kicker`]), or notify the device's worker.
 //! - No thread holds a lock while it asks a front end for something, or while it writes a call.
 //! - `handle_event` fails only to end its worker: the framework would end it without a log line.
 //! - Guest memory is used only through a table that was checked (`guest_memory`), and in which bus
-//!   errors are contained ([`crate::shm::BusErrorGuard`]). An access can last as long as its owner
+//!   errors are contained ([`ism_device::shm::BusErrorGuard`]). An access can last as long as its owner
 //!   likes, so no thread makes one while it holds a lock that another device's thread may want.
 //! - A call that a front end can make hang runs in a thread of its own, which the daemon counts and
 //!   never waits for without a limit.
@@ -64,12 +64,12 @@ pub(crate) mod watched_listener;
 pub use faults::{FAULTS, Fault};
 
 /// Requests of ioctl(2) that are made after the start.
-pub(crate) const IOCTLS: [u64; 3] = crate::shm::USERFAULT_REQUESTS;
+pub(crate) const IOCTLS: [u64; 3] = ism_device::shm::USERFAULT_REQUESTS;
 
 /// Opens what the sandbox would not let be opened later. The daemon calls it before.
 pub(crate) fn prepare() {
     inline_delivery::prepare();
-    if crate::shm::userfault().is_none() {
+    if ism_device::shm::userfault().is_none() {
         tracing::warn!("no userfaultfd: memory that guests have not touched is not counted");
     }
     let _ = eventfd::kicker();

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::device::sync::lock;
+use ism_device::sync::lock;
 
 /// Processor time that may be used at once.
 const BURST: Duration = Duration::from_millis(50);

@@ -17,8 +17,8 @@ use super::faults::Fault;
 use super::inline_delivery::{InlineContext, with_context};
 use super::mapper::Job;
 use super::ring::Ring;
-use crate::device::sync::lock;
-use crate::device::{Delivery, Moved, Outcome};
+use ism_device::sync::lock;
+use ism_device::{Delivery, Moved, Outcome};
 
 /// Commands per kick; then the worker serves its other queues.
 const COMMANDS: usize = 64;

@@ -13,8 +13,8 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use super::call::Call;
 use super::eventfd::{drain_eventfd, is_eventfd, is_semaphore};
-use crate::device::sync::lock;
-use crate::shm::Kicker;
+use ism_device::shm::Kicker;
+use ism_device::sync::lock;
 
 /// Guest memory that can be replaced while it is used.
 pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap>;

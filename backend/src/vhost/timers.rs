@@ -14,7 +14,7 @@ use rustix::time::{
 };
 
 use super::waker::watch;
-use crate::device::sync::lock;
+use ism_device::sync::lock;
 
 /// What a timer calls when its deadline has passed. It must not block.
 type OnExpiry = Box<dyn FnOnce() + Send>;

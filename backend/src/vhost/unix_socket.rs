@@ -22,7 +22,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::device::sync::lock;
+use ism_device::sync::lock;
 
 /// Connections that wait to be accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

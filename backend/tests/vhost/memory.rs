@@ -161,7 +161,7 @@ fn move_out_of_holes(a: &mut FrontEnd, token: u64, pages: u64) -> Option<()> {
 
 #[test]
 fn memory_with_holes_is_on_its_guests_account() {
-    if vhost_device_ism::shm::userfault().is_none() {
+    if ism_device::shm::userfault().is_none() {
         eprintln!("SKIPPED: this kernel has no userfaultfd");
         return;
     }

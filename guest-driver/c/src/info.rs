@@ -104,6 +104,7 @@ pub(crate) fn write_text(socket: &Socket, room: &mut [u8]) -> Result<usize, Erro
 mod tests {
     use super::*;
 
+    #[allow(unsafe_code, reason = "it shows that there is no padding")]
     #[test]
     fn bytes_stand_where_the_struct_has_its_fields() {
         let info = Info {

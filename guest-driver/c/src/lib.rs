@@ -17,13 +17,19 @@
 //! caller. An errno would not do, because a panic is a defect, after which the state of rings that a
 //! peer shares may be wrong: a later call could lose bytes without a word.
 #![warn(missing_docs)]
+#![deny(unsafe_code)]
 
+#[allow(unsafe_code, reason = "pointers of C")]
 mod error;
+#[allow(unsafe_code, reason = "pointers of C")]
 mod exports;
+#[allow(unsafe_code, reason = "pointers of C")]
 mod fork;
 mod info;
+#[allow(unsafe_code, reason = "pointers of C")]
 mod memory;
 mod options;
 mod socket;
+#[allow(unsafe_code, reason = "pointers of C")]
 mod stack;
 mod transfer;

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use guest_driver::rendezvous::Mode;
 use guest_driver::{Config, Rnics, statistics};
 use smc_core::wire::ids::Eid;
+use smc_rendezvous::Mode;
 
 use crate::error::{Error, code_of};
 use crate::fork::Generation;

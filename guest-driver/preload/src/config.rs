@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use guest_driver::rendezvous::{AllowedProtocol, Mode, PeerRule, Policy};
 use smc_core::wire::ids::Eid;
+use smc_rendezvous::{AllowedProtocol, Mode, PeerRule, Policy};
 
 /// Devices, separated by colons: sockets, or directories of sockets (`*.sock`).
 const DEVICES: &str = "SMC_RUN_DEVICES";

@@ -24,9 +24,11 @@
 //!
 //! Only `sys` and `hooks` have `unsafe` code.
 #![warn(missing_docs)]
+#![deny(unsafe_code)]
 
 mod config;
 mod fork;
+#[allow(unsafe_code, reason = "functions of libc have pointers for arguments")]
 mod hooks;
 mod io;
 mod last_thread;
@@ -35,4 +37,5 @@ mod relay;
 mod selection;
 mod socket;
 mod status;
+#[allow(unsafe_code, reason = "system calls, and memory of the program")]
 mod sys;

@@ -19,8 +19,8 @@ use std::path::Path;
 use std::process::Command;
 
 use common::{Fabric, Running, await_listener, eventually, role};
-use guest_driver::rendezvous::{Options, PassedOn, Policy, Rendezvous, cgroup_of, grant};
 use handed::{CLIENTS, is_program};
+use smc_rendezvous::{Options, PassedOn, Policy, Rendezvous, cgroup_of, grant};
 
 const PORT: u16 = 6000;
 /// The ways from one program to the next.

@@ -17,7 +17,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{Fabric, await_listener, my_role, role};
-use guest_driver::rendezvous::{Options, PassedOn, Policy, Rendezvous};
+use smc_rendezvous::{Options, PassedOn, Policy, Rendezvous};
 use wire::{Fate, HERE, THERE, Wire};
 
 const PORT: u16 = 6000;
@@ -338,7 +338,7 @@ fn an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first() {
                 // A server that answered the option waits for a Proposal before its program may
                 // write.
                 let waits = synack && first == "server";
-                let timeout = guest_driver::rendezvous::PROPOSAL_TIMEOUT;
+                let timeout = smc_rendezvous::PROPOSAL_TIMEOUT;
                 takes_less_than(SOON + if waits { timeout } else { Duration::ZERO }, || {
                     let (fabric, passed) = (Fabric::new(2), Passed::new());
                     let server = passed.program(&fabric, "required");

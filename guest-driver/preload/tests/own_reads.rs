@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use common::{Fabric, await_listener, my_role, role};
-use guest_driver::rendezvous::{Options, Rendezvous};
+use smc_rendezvous::{Options, Rendezvous};
 
 const PORT: u16 = 6000;
 const TEST: &str = "a_listener_whose_program_reads_by_its_own_calls_answers_no_more";

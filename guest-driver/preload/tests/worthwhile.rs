@@ -16,8 +16,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::{Fabric, await_listener, free_port, my_role, role};
-use guest_driver::rendezvous::{Options, PassedOn, Policy, Rendezvous};
 use guest_driver::traffic::{self, Endpoint, EndpointTraffic, TrafficTable};
+use smc_rendezvous::{Options, PassedOn, Policy, Rendezvous};
 use wire::{HERE, THERE, Wire};
 
 const PORT: u16 = 6100;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use guest_driver::DeviceAddress;
-use guest_driver::sys::connect_unix;
+use ism_sys::connect_unix;
 use thiserror::Error;
 
 /// Why there is no program to run.

@@ -4,7 +4,6 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use guest_driver::rendezvous;
 use serde::Deserialize;
 
 use crate::error::CliError;
@@ -67,12 +66,12 @@ pub(crate) fn run(args: &GrantArgs) -> Result<(), CliError> {
 }
 
 fn grant(cgroup: &Path) -> Result<PathBuf, CliError> {
-    rendezvous::grant(cgroup).map_err(|why| CliError::Grant(why.to_string()))?;
+    smc_rendezvous::grant(cgroup).map_err(|why| CliError::Grant(why.to_string()))?;
     Ok(cgroup.to_owned())
 }
 
 fn of_process(process: u32) -> Result<PathBuf, CliError> {
-    rendezvous::cgroup_of(process).map_err(|why| CliError::Grant(why.to_string()))
+    smc_rendezvous::cgroup_of(process).map_err(|why| CliError::Grant(why.to_string()))
 }
 
 /// What is read of a container's state: OCI runtime specification, "State".

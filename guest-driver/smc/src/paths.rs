@@ -55,9 +55,9 @@ pub(crate) fn socket(name: &str) -> Result<PathBuf, CliError> {
 /// # Errors
 /// No daemon listens there, or this user may not connect.
 pub(crate) fn listens(socket: &Path) -> std::io::Result<()> {
-    match guest_driver::sys::connect_unix(socket, Duration::ZERO) {
+    match ism_sys::connect_unix(socket, Duration::ZERO) {
         // A device pool: a connection would ask for a device.
-        Err(error) if guest_driver::sys::is_other_kind(&error) => Ok(()),
+        Err(error) if ism_sys::is_other_kind(&error) => Ok(()),
         Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => Err(error),
         _ => Ok(()),
     }

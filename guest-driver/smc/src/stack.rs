@@ -7,11 +7,11 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use guest_driver::rendezvous::Mode;
-use guest_driver::transport::pci;
-use guest_driver::{Config, DataPath, Rnics, Stack, statistics, verbs};
+use guest_driver::{Config, DataPath, Rnics, Stack, statistics};
 use smc_core::wire::ids::Eid;
+use smc_rendezvous::Mode;
 use vhost_device_ism::management::{Client, Guest};
+use virtio_ism::transport::pci;
 
 use crate::error::CliError;
 use crate::paths;
@@ -195,7 +195,7 @@ pub(crate) fn default_device(name: &str) -> Result<PathBuf, CliError> {
     if pci::functions().is_ok_and(|found| !found.is_empty()) {
         return Ok("pci".into());
     }
-    let has_rnic = verbs::devices().is_ok_and(|found| !found.is_empty());
+    let has_rnic = smc_verbs::devices().is_ok_and(|found| !found.is_empty());
     Ok(if has_rnic { "none".into() } else { socket })
 }
 

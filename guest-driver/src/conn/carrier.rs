@@ -12,10 +12,10 @@ use smc_core::connection::{EYE_CATCHER_LEN, Ring, RingError, SMCD_CONTROL_LEN, S
 use virtio_ism_abi::signal::Line;
 
 use crate::info::{ConnectionInfo, SmcdInfo};
-use crate::ism::DeliverError;
 use crate::reactor::Registration;
 use crate::smcd::{self, AttachSlot, OwnBuffer, Peer, PeerBuffer, SmcdConn};
 use crate::smcr::{BufferError, SmcrConn, SmcrSendError};
+use virtio_ism::DeliverError;
 
 /// Bytes of an element that the sender holds back: one for each link that may fail in a row before
 /// the peer says what it has read.

@@ -14,7 +14,7 @@ use smc_core::connection::{Actions, Event, State};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
 use super::{ABORTED, Conn, Deadline, ENDED, NO_FAILURE, RESET, Tx};
-use crate::sys::{lock, poll_readable, reset_tcp, tcp_counts};
+use ism_sys::{lock, poll_readable, reset_tcp, tcp_counts};
 
 impl Conn {
     /// `shutdown`, either half or both.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::Conn;
 use crate::reactor::ConnectionHandler;
-use crate::sys::{is_free, lock};
+use ism_sys::{is_free, lock};
 
 impl Conn {
     /// Whether the connection needs nothing but memory and descriptors, which a child has, too.

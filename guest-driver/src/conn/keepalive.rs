@@ -9,7 +9,7 @@ use smc_core::wire::cursor::Cursor;
 
 use super::Conn;
 use crate::info::{ConnectionSnapshot, Cursors};
-use crate::sys::lock;
+use ism_sys::lock;
 
 /// The silence of a peer.
 #[derive(Clone, Copy, Debug)]

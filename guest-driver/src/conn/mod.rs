@@ -43,7 +43,7 @@ use crate::reactor::readiness_fd::ReadinessFd;
 use crate::reactor::spin::Spin;
 use crate::reactor::wait::{Deadline, Waiter};
 use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
-use crate::sys::lock;
+use ism_sys::lock;
 
 /// Bytes of a long write between two updates of the producer cursor. Updates cost little at this
 /// size, and the peer can read one part while this end writes the next.

@@ -12,7 +12,7 @@ use virtio_ism_abi::signal::Sleepers;
 use super::{Conn, Rx, reader_view};
 use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::{ReadinessFd, Ready};
-use crate::sys::lock;
+use ism_sys::lock;
 
 /// What the control words of a connection do not show of its readiness.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use smc_core::connection::Span;
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
 use super::{CHUNK, Conn, Deadline, Tx};
-use crate::ism::DeliverError;
+use virtio_ism::DeliverError;
 
 /// Most pieces of one delivery. A slice is one piece, or two at the end of the ring. Further pieces
 /// go with the next delivery.

@@ -14,7 +14,7 @@ use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers};
 use super::Conn;
 use crate::reactor::Limit;
 use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Waiter, clear_interrupted};
-use crate::sys::{WordWait, lock};
+use ism_sys::{WordWait, lock};
 
 /// After this many sleeps in a row that the peer should have ended and did not, threads sleep in the
 /// reactor only.

@@ -6,7 +6,7 @@ use smc_core::handshake::{AfterDecline, DeclineReason, SendDecline};
 
 use super::tcp::{has_ended, send};
 use super::{Broken, Outcome};
-use crate::ism::IsmError;
+use virtio_ism::IsmError;
 
 /// Sends a Decline. The connection goes on as TCP, or is broken, as the Decline says.
 ///

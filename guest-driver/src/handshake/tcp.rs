@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use smc_core::handshake::ClcReader;
 
-use crate::rendezvous::{OptionRequest, PeerDiscovery};
-use crate::sys::timespec;
+use ism_sys::timespec;
+use smc_rendezvous::{OptionRequest, PeerDiscovery};
 
 /// Reads the available bytes of the message that `reader` awaits. `false`: more bytes have to come.
 ///

@@ -3,7 +3,7 @@
 use smc_core::handshake::{DeclineCode, FallbackReason};
 use thiserror::Error;
 
-use crate::rendezvous::{PeerDiscovery, TcpReason};
+use smc_rendezvous::{PeerDiscovery, TcpReason};
 
 /// Why a connection is TCP.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -17,7 +17,7 @@ use super::source::PeerObserver;
 use super::wait::RECHECK_INTERVAL;
 use super::work::Work;
 use super::{BACKGROUND, CALLER, ConnectionHandler, DelayedUpdate, FREE, Reactor};
-use crate::sys::lock;
+use ism_sys::lock;
 
 /// Time to the next maintenance if none is wanted.
 const NO_MAINTENANCE: Duration = Duration::from_secs(3600);

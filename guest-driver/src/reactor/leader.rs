@@ -10,7 +10,7 @@ use super::source::OTHER;
 use super::wait::{Waiter, clear_interrupted, note_error, poll_for, was_interrupted};
 use super::work::Work;
 use super::{BACKGROUND, CALLER, ConnectionHandler, FREE, Limit, Reactor, wait};
-use crate::sys::{SignalMask, lock, wait_in_set};
+use ism_sys::{SignalMask, lock, wait_in_set};
 
 /// The right to lead. Its drop wakes a follower, which may lead next.
 pub(super) struct Leadership<'a, C: ConnectionHandler>(&'a Reactor<C>);

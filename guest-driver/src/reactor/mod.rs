@@ -45,7 +45,7 @@ pub(crate) use self::source::PeerObserver;
 use self::source::{LineName, OTHER, ReactorEvent, Source, Tags};
 use self::wait::Waiter;
 use self::work::{PendingWork, Work};
-use crate::sys::{EventFd, is_free, lock, out_of_the_way};
+use ism_sys::{EventFd, is_free, lock, out_of_the_way};
 
 /// A connection, as the reactor calls it. The reactor holds none of its locks during these calls.
 pub(crate) trait ConnectionHandler: Send + Sync + 'static {

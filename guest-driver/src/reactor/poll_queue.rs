@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::wait::Waiter;
-use crate::sys::lock;
+use ism_sys::lock;
 
 /// The connections of a poller that may be ready, each at most once, by the poller's numbers.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::sys::{is_free, lock, out_of_the_way};
+use ism_sys::{is_free, lock, out_of_the_way};
 
 /// The readiness of a connection at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

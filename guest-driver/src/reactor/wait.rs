@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::fd::BorrowedFd;
 use rustix::thread::futex;
 
-use crate::sys::{EventFd, POLLED, SignalMask, WordWait, poll_readable, sleep_on_words, timespec};
+use ism_sys::{EventFd, POLLED, SignalMask, WordWait, poll_readable, sleep_on_words, timespec};
 
 /// Longest sleep before shared memory is checked again. A wake-up that a peer can suppress is never
 /// the only one.
@@ -258,7 +258,7 @@ mod tests {
                 }
                 if by_word {
                     taken.store(0, Ordering::SeqCst);
-                    crate::sys::wake_sleepers(&taken, 1);
+                    ism_sys::wake_sleepers(&taken, 1);
                 } else {
                     waker.wake();
                 }

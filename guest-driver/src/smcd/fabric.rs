@@ -12,8 +12,8 @@ use virtio_ism_abi::{Chid, Gid, Status, Token};
 
 use super::attachments::{AttachSlot, Attachments};
 use super::peer::{DmbBytes, Peer, PeerBuffer};
-use crate::ism::{IsmDevice, IsmError};
-use crate::sys::{is_free, lock};
+use ism_sys::{is_free, lock};
+use virtio_ism::{IsmDevice, IsmError};
 
 /// Code of the software event by which Linux ends a logical link.
 pub(crate) const SW_SHUTDOWN: u32 = 0x80;

@@ -17,8 +17,8 @@ use virtio_ism_abi::command::Op;
 use virtio_ism_abi::{Gid, Status, Token};
 
 use super::attachments::{AttachSlot, Attachments};
-use crate::ism::{IsmDevice, IsmError, OwnDmb, PeerDmb};
-use crate::sys::{is_free, lock};
+use ism_sys::{is_free, lock};
+use virtio_ism::{IsmDevice, IsmError, OwnDmb, PeerDmb};
 
 /// Most own DMBs of one size in the pool of a peer.
 const POOL_MAX: usize = 256;

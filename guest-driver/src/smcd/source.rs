@@ -10,8 +10,8 @@ use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Gid, Token};
 
 use super::fabric::{DeferredDrop, Fabric};
-use crate::ism::{EVENTS_PER_POLL, IsmDevice};
 use crate::reactor::source::{LineName, ReactorEvent, Source, Tags};
+use virtio_ism::{EVENTS_PER_POLL, IsmDevice};
 
 /// The owner of objects that may block while they are dropped.
 pub(crate) trait DeferredDropQueue: Send + Sync {
@@ -154,13 +154,15 @@ impl Source for SmcdSource {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
 
-    use virtio_ism_abi::config::Features;
+    use vhost_device_ism::config::GuestSpec;
+    use vhost_device_ism::{Config, Daemon};
 
     use super::*;
-    use crate::ism::{OpenOptions, Prefer};
-    use crate::sys::lock;
-    use crate::transport::fake::FakeFabric;
+    use ism_sys::lock;
+    use virtio_ism::{OpenOptions, Prefer};
 
     const LEN: u32 = 16 << 10;
 
@@ -173,22 +175,36 @@ mod tests {
         }
     }
 
-    fn device(on: &Arc<FakeFabric>, prefer: Prefer) -> Arc<IsmDevice> {
-        let options = OpenOptions { prefer, ..OpenOptions::new("unused") };
-        IsmDevice::open_on(on.join(Features::all()), &options).unwrap()
+    /// Two devices of a daemon in this process.
+    fn pair(prefer: Prefer) -> (Daemon, [Arc<IsmDevice>; 2]) {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let daemon = Daemon::start(Config::default()).unwrap();
+        let devices = ["a", "b"].map(|end| {
+            let name = format!("smcd-{}-{number}-{end}", std::process::id());
+            let socket = std::env::temp_dir().join(name);
+            daemon.add_guest(GuestSpec::new(&socket)).unwrap();
+            IsmDevice::open(OpenOptions { prefer, ..OpenOptions::new(socket) }).unwrap()
+        });
+        (daemon, devices)
     }
 
     fn events(source: &SmcdSource) -> Vec<ReactorEvent> {
         let mut events = Vec::new();
-        source.poll_events(&mut |event| events.push(event));
+        for _ in 0..200 {
+            source.poll_events(&mut |event| events.push(event));
+            if !events.is_empty() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
         events
     }
 
     #[test]
     fn a_signal_names_the_group_of_a_window_or_the_key_of_guest_memory() {
         for prefer in [Prefer::Window, Prefer::Move] {
-            let on = Arc::new(FakeFabric::default());
-            let (a, b) = (device(&on, prefer), device(&on, prefer));
+            let (_daemon, [a, b]) = pair(prefer);
             let drop_queue = Arc::new(Deferred::default());
             let drop_queue: Weak<Deferred> = Arc::downgrade(&drop_queue);
             let source = SmcdSource::new(&Fabric::new(a.clone()), drop_queue);
@@ -208,18 +224,18 @@ mod tests {
 
     #[test]
     fn a_peer_that_leaves_ends_its_connections_and_its_resources_are_dropped_later() {
-        let on = Arc::new(FakeFabric::default());
-        let (a, b) = (device(&on, Prefer::Window), device(&on, Prefer::Window));
+        let (_daemon, [a, b]) = pair(Prefer::Window);
         let fabric = Fabric::new(a);
         let deferred = Arc::new(Deferred::default());
         let drop_queue: Weak<Deferred> = Arc::downgrade(&deferred);
         let source = SmcdSource::new(&fabric, drop_queue);
         let peer = fabric.peer(b.gid());
         let _own = peer.take(LEN).unwrap();
-        on.kill(b.gid());
-        let tags = tags(b.gid(), Token(0));
+        let gone = b.gid();
+        drop(b);
+        let tags = tags(gone, Token(0));
         assert!(events(&source).contains(&ReactorEvent::PeerLost(tags.peer)));
         assert_eq!(lock(&deferred.0).len(), 1);
-        assert!(fabric.known(b.gid()).is_none());
+        assert!(fabric.known(gone).is_none());
     }
 }

@@ -18,8 +18,8 @@ use smc_core::connection::EYE_CATCHER;
 use smc_core::link_group::{LinkKey, Region, RmbId};
 use thiserror::Error;
 
-use crate::sys::{OutOfBounds, lock};
-use crate::verbs::{Access, Memory, Mr, Pd, VerbsError};
+use ism_sys::{OutOfBounds, lock};
+use smc_verbs::{Access, Memory, Mr, Pd, VerbsError};
 
 /// Buffers that a group keeps for later connections at most.
 const POOL_MAX: usize = 200;

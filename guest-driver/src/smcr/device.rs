@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use super::inbox::WorkSignal;
-use crate::sys::lock;
-use crate::verbs::{Channel, Completion, Context, Cq, DeviceInfo, VerbsError};
+use ism_sys::lock;
+use smc_verbs::{Channel, Completion, Context, Cq, DeviceInfo, VerbsError};
 
 /// Completions that one poll takes at most.
 pub(super) const BATCH: usize = 32;

@@ -12,7 +12,7 @@ use super::group::{Core, Group, Status};
 use super::inbox::Input;
 use super::link::Link;
 use super::shared::DeferredClose;
-use crate::verbs::VerbsError;
+use smc_verbs::VerbsError;
 
 impl Group {
     /// Executes all outputs of the state machine, in their order: the caller holds the lock of the

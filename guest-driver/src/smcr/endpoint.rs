@@ -13,8 +13,8 @@ use smc_core::wire::cdc::ConsumerWord;
 use super::buffers::SendBuffer;
 use super::link::{Link, NotPosted, Path};
 use super::words::Words;
-use crate::sys::lock;
-use crate::verbs::Mr;
+use ism_sys::lock;
+use smc_verbs::Mr;
 
 /// Why an SMC-R delivery failed.
 #[derive(Debug, PartialEq, Eq)]

@@ -24,8 +24,8 @@ use super::endpoint::{Endpoint, Target};
 use super::inbox::{Inbox, Input};
 use super::link::{Link, Path};
 use super::shared::Shared;
-use crate::sys::{EventFd, lock};
-use crate::verbs::VerbsError;
+use ism_sys::{EventFd, lock};
+use smc_verbs::VerbsError;
 
 /// Where a group stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use smc_core::link_group::{LinkKey, Role};
 use super::endpoint::Endpoint;
 use super::group::{Group, Status};
 use super::shared::Shared;
-use crate::sys::lock;
+use ism_sys::lock;
 
 /// The link groups of a process, and the connections that are being closed.
 #[derive(Debug)]

@@ -25,8 +25,8 @@ use super::subnets::Subnets;
 use super::{NoRdma, Rnics, SmcrOptions, info};
 use crate::info::{LinkGroupInfo, RnicInfo};
 use crate::reactor::source::{OTHER, ReactorEvent, Source};
-use crate::sys::out_of_the_way;
-use crate::verbs::{self, AsyncEvent};
+use ism_sys::out_of_the_way;
+use smc_verbs::AsyncEvent;
 
 /// How soon closing connections, whose last words are under way, are checked again.
 const CLOSING_INTERVAL: Duration = Duration::from_millis(50);
@@ -79,8 +79,8 @@ impl RdmaHost {
             // Loading the library would take long, and every process would do it.
             return Err(NoRdma::NoDevice);
         }
-        let infos = verbs::devices().map_err(|why| match why {
-            verbs::VerbsUnavailable::Library(_) => NoRdma::NoLibrary,
+        let infos = smc_verbs::devices().map_err(|why| match why {
+            smc_verbs::VerbsUnavailable::Library(_) => NoRdma::NoLibrary,
             other => match wanted {
                 Rnics::Names(names) => NoRdma::Rnic {
                     name: names.first().cloned().unwrap_or_default(),
@@ -160,7 +160,7 @@ impl RdmaHost {
         };
         find().or_else(|| {
             // Addresses come and go, and asynchronous events of that may not have been read yet.
-            let mut refreshed = crate::sys::lock(&self.refreshed);
+            let mut refreshed = ism_sys::lock(&self.refreshed);
             if refreshed.is_some_and(|at| at.elapsed() < REFRESH_INTERVAL) {
                 return None;
             }
@@ -248,7 +248,7 @@ impl RdmaHost {
     /// reports no event, although the RNIC carries nothing any more. Returns when to check again;
     /// `None`: there is no link group.
     fn check_for_removed(&self, now: Instant) -> Option<Instant> {
-        let mut next_removal_check = crate::sys::lock(&self.next_removal_check);
+        let mut next_removal_check = ism_sys::lock(&self.next_removal_check);
         if !self.groups.has_groups() {
             *next_removal_check = None;
             return None;
@@ -293,7 +293,7 @@ impl RdmaHost {
 }
 
 fn open(
-    info: &verbs::DeviceInfo,
+    info: &smc_verbs::DeviceInfo,
     numbers: Option<Vec<u8>>,
     (index, first): (usize, u32),
     signal: &Arc<WorkSignal>,

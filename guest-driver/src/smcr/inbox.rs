@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use smc_core::link_group::{Cause, LinkKey, Receipt, Rnic, RnicId};
 
-use crate::sys::{EventFd, lock};
+use ism_sys::{EventFd, lock};
 
 /// An input of a link group.
 #[derive(Debug)]

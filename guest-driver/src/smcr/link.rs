@@ -19,8 +19,8 @@ use super::llc::LlcQueue;
 use super::port::Port;
 use super::slots::{CDC_SLOTS, LLC_SLOTS, RECEIVES, REQUESTS_PER_SLOT, SLOTS, Slots};
 use super::tokens::random_psn;
-use crate::sys::lock;
-use crate::verbs::{
+use ism_sys::lock;
+use smc_verbs::{
     self, Access, Completed, Completion, Hops, Init, Memory, Mr, Payload, Pd, Qp, QpCaps,
     ReadyToSend, Recv, VerbsError, WcStatus, Work,
 };
@@ -159,7 +159,7 @@ impl Link {
 
     fn post_receives(&self) -> Result<(), VerbsError> {
         let all: Vec<_> = (0..RECEIVES).filter_map(|slot| self.recv(slot)).collect();
-        let refused = |error: verbs::PostError| VerbsError::Call {
+        let refused = |error: smc_verbs::PostError| VerbsError::Call {
             call: "ibv_post_recv",
             source: std::io::Error::other(error),
         };
@@ -173,7 +173,7 @@ impl Link {
     /// What verbs say; the link is of no use then.
     pub(crate) fn connect(&self, remote: RemoteEnd, direct: bool) -> Result<(), VerbsError> {
         let Some(qp) = lock(&self.init_qp).take() else { return Ok(()) };
-        let end = verbs::RemoteEnd {
+        let end = smc_verbs::RemoteEnd {
             gid: remote.gid,
             qp_num: remote.qpn,
             psn: remote.psn,

@@ -9,8 +9,8 @@ use smc_core::link_group::{Rnic, RnicId};
 use smc_core::wire::ids::{Gid, Mac, Mtu};
 
 use super::device::Device;
-use crate::sys::lock;
-use crate::verbs::{GidEntry, GidKind, VerbsError};
+use ism_sys::lock;
+use smc_verbs::{GidEntry, GidKind, VerbsError};
 
 /// The state of a port at its last query.
 #[derive(Clone, Debug)]
@@ -195,7 +195,7 @@ fn alternate(gids: &[GidEntry], like: Gid, v1: bool) -> Option<Gid> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::NetDevice;
+    use smc_verbs::NetDevice;
 
     fn entry(index: u8, gid: Gid, kind: GidKind, interface: u32) -> GidEntry {
         let net_device = Some(NetDevice { index: interface, name: format!("if{interface}") });

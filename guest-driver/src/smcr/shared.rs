@@ -29,8 +29,8 @@ use super::port::Port;
 use super::tokens::Tokens;
 use super::words::Received;
 use crate::reactor::source::ReactorEvent;
-use crate::sys::lock;
-use crate::verbs::VerbsError;
+use ism_sys::lock;
+use smc_verbs::VerbsError;
 
 /// Batches that one call takes from a queue. A peer that sends without end gets no more, so that
 /// others get their turn.

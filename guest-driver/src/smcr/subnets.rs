@@ -11,7 +11,7 @@ use smc_core::handshake::IpSubnet;
 use smc_core::wire::ids::Gid;
 
 use super::interfaces::{Address, addresses};
-use crate::sys::lock;
+use ism_sys::lock;
 
 /// How long the addresses of this host are taken to be the same.
 const FRESH: Duration = Duration::from_secs(1);

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use smc_core::wire::ids::Eid;
 
-use crate::rendezvous::{self, Mode};
 use crate::smcr::{Rnics, SmcrOptions};
 use crate::traffic::TrafficTable;
-use crate::transport::DeviceAddress;
+use smc_rendezvous::Mode;
+use virtio_ism::transport::DeviceAddress;
 
 /// How a stack finds its devices and RNICs and what its sockets are like. The defaults suit a process with
 /// one device.
@@ -47,7 +47,7 @@ pub struct Config {
     /// How the stack finds out which peers speak SMC.
     pub rendezvous: Mode,
     /// Of TCP option 254: which processes use it, and for which peers.
-    pub rendezvous_options: rendezvous::Options,
+    pub rendezvous_options: smc_rendezvous::Options,
     /// Socket at which this process reports on itself, see [`statistics`](super::statistics).
     pub statistics: Option<PathBuf>,
     /// What was learned of servers and listeners, for reports.
@@ -136,7 +136,7 @@ impl Default for Config {
             clc_timeout: Duration::from_secs(6),
             detect_timeout: Duration::from_millis(200),
             rendezvous: Mode::Off,
-            rendezvous_options: rendezvous::Options::default(),
+            rendezvous_options: smc_rendezvous::Options::default(),
             statistics: None,
             traffic: None,
             testing: TestOptions::default(),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{Outgoing, SmcStream, Stack};
 use crate::handshake;
 use crate::info::Fallback;
-use crate::rendezvous::{ClientAction, OptionRequest, PeerDiscovery};
+use smc_rendezvous::{ClientAction, OptionRequest, PeerDiscovery};
 
 impl SmcStream {
     /// Connects to a server that speaks SMC; if SMC does not work out, the connection is TCP.

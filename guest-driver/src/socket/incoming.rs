@@ -12,9 +12,8 @@ use super::stack::{Current, buffer_of};
 use super::stream::SmcStream;
 use crate::handshake::server::{ServerHandshake, ServerParams};
 use crate::handshake::{Broken, FirstBytes, Outcome};
-use crate::rendezvous::{Mode, PROPOSAL_TIMEOUT, ServerAction};
 use crate::smcd::Fabrics;
-use crate::sys;
+use smc_rendezvous::{Mode, PROPOSAL_TIMEOUT, ServerAction};
 
 /// How long [`Incoming::decline`] waits for the rest of a Proposal.
 const DECLINE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -64,7 +63,7 @@ impl Incoming {
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            if sys::wait([(tcp.as_fd(), sys::PollInterest::Read)], Some(left)).is_err() {
+            if ism_sys::wait([(tcp.as_fd(), ism_sys::PollInterest::Read)], Some(left)).is_err() {
                 // A process that may have no descriptors may not poll any.
                 std::thread::sleep(Duration::from_millis(1));
             }

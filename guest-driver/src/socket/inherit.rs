@@ -16,9 +16,9 @@ use super::SmcStream;
 use super::stack::{OpenDevice, Stack};
 use crate::conn::{self, Conn};
 use crate::handshake::client::DeclineAnswer;
-use crate::ism::IsmDevice;
 use crate::reactor::Upkeep;
-use crate::sys::{LockGuardList, is_free, lock};
+use ism_sys::{LockGuardList, is_free, lock};
+use virtio_ism::IsmDevice;
 
 /// Pause between two attempts to hold the devices.
 const PAUSE: Duration = Duration::from_micros(500);

@@ -20,7 +20,7 @@ use super::offers::Source;
 use super::stream::SmcStream;
 use super::{Stack, stack::Current};
 use crate::handshake::{self, Broken};
-use crate::sys::{lock, timespec};
+use ism_sys::{lock, timespec};
 
 /// Handshakes under way at most. Beyond, a new client evicts another one.
 const MAX_PENDING: usize = 1024;

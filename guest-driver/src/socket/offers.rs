@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use rustc_hash::FxHashMap;
 
-use crate::sys::{is_free, lock};
+use ism_sys::{is_free, lock};
 
 /// Clients of a source that are accepted and have not confirmed, at most.
 const MAX_OFFERS: usize = 512;

@@ -12,7 +12,6 @@ use super::stream::SmcStream;
 use crate::handshake::client::{ClientHandshake, ClientParams};
 use crate::handshake::{Broken, Outcome};
 use crate::smcd::Fabrics;
-use crate::sys;
 
 /// A handshake with a server on a TCP stream that was just connected.
 ///
@@ -131,8 +130,8 @@ impl Outgoing {
             let left =
                 ends.into_iter().flatten().min().map(|end| end.saturating_duration_since(now));
             let waited = match self.fds() {
-                [Some(tcp), Some(llc)] => sys::poll_readable(&[tcp, llc], left, None),
-                [Some(tcp), None] => sys::poll_readable(&[tcp], left, None),
+                [Some(tcp), Some(llc)] => ism_sys::poll_readable(&[tcp, llc], left, None),
+                [Some(tcp), None] => ism_sys::poll_readable(&[tcp], left, None),
                 [None, _] => Err(io::ErrorKind::NotConnected.into()),
             };
             match waited {
@@ -196,7 +195,7 @@ impl Outgoing {
 impl Drop for Outgoing {
     fn drop(&mut self) {
         if let Some(tcp) = self.unanswered.take() {
-            sys::reset_tcp(tcp);
+            ism_sys::reset_tcp(tcp);
         }
     }
 }

@@ -20,15 +20,15 @@ use super::{ConnectionSnapshot, LinkGroupInfo, RnicInfo, Rnics};
 use crate::conn::Conn;
 use crate::handshake::{ByRdma, EstablishedConn};
 use crate::info::Fallback;
-use crate::ism::{IsmDevice, OpenOptions, Prefer};
 use crate::reactor::Reactor;
 use crate::reactor::spin::Spin;
-use crate::rendezvous::PeerDiscovery;
 use crate::smcd::{DeferredDrop, DeferredDropQueue, Fabric, Fabrics, SmcdSource};
 use crate::smcr::{NoRdma, RdmaHost};
-use crate::sys::{is_free, lock};
 use crate::traffic::{CostModel, TrafficTable};
-use crate::transport::DeviceAddress;
+use ism_sys::{is_free, lock};
+use smc_rendezvous::PeerDiscovery;
+use virtio_ism::transport::DeviceAddress;
+use virtio_ism::{IsmDevice, OpenOptions, Prefer};
 
 /// Pause before a stack tries again to open a device.
 const REOPEN_PAUSE: Duration = Duration::from_millis(100);

@@ -19,7 +19,6 @@ use crate::conn::{Carrier, Conn};
 use crate::handshake::{self, Broken, EstablishedConn, Outcome};
 use crate::info::Fallback;
 use crate::reactor::wait::Deadline;
-use crate::sys;
 use crate::traffic::ConnectionObserver;
 
 /// A connection between two programs, with the behaviour of [`std::net::TcpStream`].
@@ -67,7 +66,7 @@ impl SmcStream {
                 match &broken {
                     // A client may have confirmed just now: then SMC carries the connection for it.
                     Broken::Handshake(HandshakeError::TimedOut { awaited: Awaited::Confirm }) => {
-                        sys::reset_tcp(tcp);
+                        ism_sys::reset_tcp(tcp);
                     }
                     // The peer sent nothing: an orderly close. All else resets the connection.
                     Broken::Handshake(error) if error.is_timeout() => drop(tcp),
@@ -75,7 +74,7 @@ impl SmcStream {
                     broken if broken.is_end() => drop(tcp),
                     // A reset could overtake the peer's read of the Decline.
                     Broken::Declined(_) => drop(tcp),
-                    _ => sys::reset_tcp(tcp),
+                    _ => ism_sys::reset_tcp(tcp),
                 }
                 Err(broken.into())
             }
@@ -90,7 +89,7 @@ impl SmcStream {
     ) -> io::Result<SmcStream> {
         let current = stack.current();
         let Some(reactor) = current.reactor(&established) else {
-            sys::reset_tcp(tcp);
+            ism_sys::reset_tcp(tcp);
             return Err(io::ErrorKind::ConnectionReset.into());
         };
         let config = stack.config();

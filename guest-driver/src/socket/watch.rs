@@ -18,8 +18,8 @@ use crate::reactor::spin::Spin;
 use crate::reactor::wait::{
     RECHECK_INTERVAL, Waiter, clear_interrupted, set_mask, was_interrupted,
 };
-pub use crate::sys::SignalMask;
-use crate::sys::lock;
+pub use ism_sys::SignalMask;
+use ism_sys::lock;
 
 /// What a connection can do right now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-use guest_driver::rendezvous::{Options, Rendezvous};
+use smc_rendezvous::{Options, Rendezvous};
 
 /// One test at a time: the cgroup is the process's.
 static ALONE: Mutex<()> = Mutex::new(());

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use guest_driver::rendezvous::{Unavailable, cgroup_of, grant};
+use smc_rendezvous::{Unavailable, cgroup_of, grant};
 
 use super::*;
 

@@ -17,11 +17,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use guest_driver::rendezvous::{
-    ClientAction, Mode, Options, PeerDiscovery, Policy, Rendezvous, ServerAction, TcpReason,
-};
 use hog::On;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use smc_rendezvous::{
+    ClientAction, Mode, Options, PeerDiscovery, Policy, Rendezvous, ServerAction, TcpReason,
+};
 use wire::{Fate, HERE, THERE, Wire, there};
 
 /// As both ends send it; the kernel fills up to a multiple of four with NOPs.

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use guest_driver::rendezvous::{Mode, PROPOSAL_TIMEOUT, Policy};
 use guest_driver::{Config, ConnectionInfo, Fallback, SmcListener, SmcStream, Stack};
+use smc_rendezvous::{Mode, PROPOSAL_TIMEOUT, Policy};
 use vhost_device_ism::Daemon;
 use vhost_device_ism::config::GuestSpec;
 

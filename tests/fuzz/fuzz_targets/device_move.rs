@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use smc_fuzz::front::{Completion, Front, fabric, guest_memory};
-use vhost_device_ism::device::Delivery;
+use ism_device::Delivery;
 use virtio_ism_abi::command::{
     BACKING_GUEST, BACKING_WINDOW, HelloReply, HelloRequest, Op, RegisterReply, RegisterRequest,
     SgEntry,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use smc_fuzz::front::{Answer, Completion, Front, WINDOW, fabric, guest_memory, small_limits};
-use vhost_device_ism::device::{CloseReason, Delivery};
+use ism_device::{CloseReason, Delivery};
 use virtio_ism_abi::command::{
     AttachReply, BACKING_GUEST, BACKING_WINDOW, HelloReply, HelloRequest, Op, QueryGidRequest,
     RegisterReply, RegisterRequest, ReleaseSlabRequest, SgEntry, SignalEventRequest, TokenRequest,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vhost_device_ism::device::{
+use ism_device::{
     Clock, Delivery, Device, DeviceConfig, EventNotifier, Fabric, FabricConfig, Limits, MapJob,
     Outcome, UnmapJob,
 };

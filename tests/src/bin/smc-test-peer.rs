@@ -126,7 +126,7 @@ fn work(args: &[&str]) {
         ["echo", device, address] => {
             let config = Config { spin: Duration::ZERO, ..Config::new(device) };
             let mut stream = connect_with(config, address);
-            assert!(guest_driver::sys::Doorbell::prepare());
+            assert!(ism_sys::Doorbell::prepare());
             let mut buf = [0; 4096];
             while let Ok(n @ 1..) = stream.read(&mut buf) {
                 stream.write_all(&buf[..n]).unwrap();

@@ -5,9 +5,9 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use guest_driver::rendezvous::Mode;
 use guest_driver::{Config, Rnics, SmcListener, SmcStream, Stack};
 use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
+use smc_rendezvous::Mode;
 
 use super::report::Carrier;
 use crate::linux;

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use guest_driver::sys::{DmaMemory, Registers, SharedMem, SharedSlice};
+use ism_sys::{DmaMemory, Registers, SharedMem, SharedSlice};
 
 /// Bytes of a slot of the region.
 pub const SLOT: u64 = 64 << 10;

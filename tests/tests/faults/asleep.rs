@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::sys::SharedSlice;
 use guest_driver::{Config, SmcListener, Stack};
+use ism_sys::SharedSlice;
 use rustix::thread::futex;
 use smc_core::wire::Cursor;
 use smc_tests::helper::Helper;

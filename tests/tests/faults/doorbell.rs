@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::sys::Doorbell;
 use guest_driver::{Config, Interest, Poller, SmcListener, SmcStream, Stack};
+use ism_sys::Doorbell;
 use rustix::fs::OFlags;
 use smc_core::wire::Cursor;
 use smc_tests::helper::Helper;

@@ -6,7 +6,6 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::ism::{OwnDmb, PeerDmb};
 use guest_driver::{SmcStream, Stack};
 use rustix::net::sockopt;
 use smc_core::connection::SMCD_CONTROL_LEN;
@@ -18,6 +17,7 @@ use smc_tests::leaks::Devices;
 use smc_tests::raw::{self, Device, End, LINK, dmbe, propose, put, read_to_end};
 use smc_tests::watch::LIMIT;
 use smc_tests::{Bench, Fabric, TIMEOUT, eventually, note, read_exactly, send_all, slurp, watched};
+use virtio_ism::{OwnDmb, PeerDmb};
 
 use crate::support::{Door, SOON, is_broken, nothing_is_left, read_until_it_fails, works};
 

@@ -76,9 +76,8 @@ pub(crate) fn hand_over_closed(descriptor: DescriptorRef, tcp: OwnedFd) {
 /// Whether this process has connections that are to be left to the kernel before another program
 /// gets them, or that SMC may carry.
 pub(crate) fn has_any() -> bool {
-    let counts = |socket: &StreamSocket| {
-        must_be_left(socket) || socket.state() == SocketState::Undecided
-    };
+    let counts =
+        |socket: &StreamSocket| must_be_left(socket) || socket.state() == SocketState::Undecided;
     let found = |fd| DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some_and(counts));
     (0..=DESCRIPTORS.highest()).any(|fd| DESCRIPTORS.has(fd) && found(fd))
 }

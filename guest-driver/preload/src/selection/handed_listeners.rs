@@ -14,10 +14,10 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use guest_driver::rendezvous::Rendezvous;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use rustix::net::{SocketFlags, sockopt};
+use smc_rendezvous::Rendezvous;
 
 use crate::selection::{answering_listeners, kernel_sockets, option};
 use crate::sys::{borrowed, local_address, raw};

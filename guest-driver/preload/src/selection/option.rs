@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
 use guest_driver::Fallback;
-use guest_driver::rendezvous::{
+use smc_rendezvous::{
     AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, Rendezvous, ServerAction,
 };
 

@@ -222,7 +222,7 @@ fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
     // Above the duplicates of TCP sockets: the kernel closes descriptors by their numbers when a
     // process is killed, and a peer should see the end of TCP before the end of the device.
     let lowest = lowest_descriptor();
-    guest_driver::sys::set_lowest_descriptor(lowest);
+    ism_sys::set_lowest_descriptor(lowest);
     let _own = own_numbers::begin(lowest);
     let mut left = devices(&config.devices);
     let (mut failed, mut taken, mut pauses) = (None, 0, PAUSES_MS.iter().filter(|_| patient));

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use guest_driver::rendezvous::OptionRequest;
+use smc_rendezvous::OptionRequest;
 
 /// How a client asks its server for SMC.
 #[derive(Clone, Copy, Debug)]

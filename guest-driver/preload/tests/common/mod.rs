@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use ism_device::DeviceInfo;
 use vhost_device_ism::config::{FabricSpec, GuestSpec, Quotas};
-use vhost_device_ism::device::DeviceInfo;
 use vhost_device_ism::{Config, Daemon};
 use virtio_ism_abi::Chid;
 

@@ -198,7 +198,7 @@ impl Run<'_> {
             }
             // As "smc run" does it.
             unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-            guest_driver::sys::withhold_io_uring()
+            ism_sys::withhold_io_uring()
         };
         unsafe { command.pre_exec(prepare) };
         let child = command.spawn().unwrap();

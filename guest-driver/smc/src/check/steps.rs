@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use guest_driver::rendezvous::{ClientAction, Mode, TcpReason};
 use guest_driver::socket::show_gid;
 use guest_driver::statistics::Reason;
 use guest_driver::{Config, ConnectionInfo, Fallback, Rnics, SmcStream, Stack};
 use smc_core::handshake::FallbackReason;
+use smc_rendezvous::{ClientAction, Mode, TcpReason};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::report::{Outcome, StepReport, StepStatus};

@@ -20,7 +20,7 @@ use std::io::{self, BufReader, BufWriter, IsTerminal, Read, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use guest_driver::sys::open_regular;
+use ism_sys::open_regular;
 use smc_core::wire::cdc::{CDC_LEN, CDC_TYPE, CONTROL_BLOCK_LEN};
 use smc_core::wire::llc::{Dialect, Kind as LlcKind, LLC_LEN};
 use smc_core::wire::view::{self, View};

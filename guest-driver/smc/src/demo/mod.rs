@@ -144,7 +144,7 @@ fn source(args: &DemoArgs) -> Result<(Source, u64, String), CliError> {
     };
     let what = format!("cannot open {}", path.display());
     // Here, so that the error comes before anything is started.
-    let file = guest_driver::sys::open_regular(path).map_err(CliError::io(what.clone()))?;
+    let file = ism_sys::open_regular(path).map_err(CliError::io(what.clone()))?;
     let metadata = file.metadata().map_err(CliError::io(what))?;
     Ok((Source::File(path.clone()), metadata.len(), path.display().to_string()))
 }

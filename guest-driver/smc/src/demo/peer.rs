@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use guest_driver::sys::open_regular;
 use guest_driver::{Config, ConnectionInfo, Stack};
+use ism_sys::open_regular;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_driver::PciAddress;
-use guest_driver::transport::pci::{self, Function};
+use virtio_ism::transport::pci::{self, Function};
 
 use super::ism::driver;
 use crate::error::CliError;

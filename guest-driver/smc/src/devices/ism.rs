@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use guest_driver::PciAddress;
-use guest_driver::ism::{IsmDevice, OpenOptions, SLOWEST_WINDOW};
-use guest_driver::transport::RunningDevice;
-use guest_driver::transport::pci::{self, Binding, PciError};
 use serde::Serialize;
+use virtio_ism::transport::RunningDevice;
+use virtio_ism::transport::pci::{self, Binding, PciError};
+use virtio_ism::{IsmDevice, OpenOptions, SLOWEST_WINDOW};
 use virtio_ism_abi::config::{Config, Features};
 
 use crate::error::CliError;

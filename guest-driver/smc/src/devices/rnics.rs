@@ -1,8 +1,8 @@
 //! The RNICs of this machine: what SMC-R could use.
 
 use guest_driver::socket::show_gid;
-use guest_driver::verbs::{self, Context, DeviceInfo, GidEntry, GidKind};
 use serde::Serialize;
+use smc_verbs::{Context, DeviceInfo, GidEntry, GidKind};
 
 /// A port of an RNIC as `--json --rdma` shows it. Unknown values are null.
 #[derive(Debug, Default, Serialize)]
@@ -39,12 +39,12 @@ pub(super) struct GidReport {
 
 /// Every port of every RNIC; or why there are none.
 pub(super) fn all() -> Result<Vec<RnicReport>, String> {
-    let devices = verbs::devices().map_err(|why| why.to_string())?;
+    let devices = smc_verbs::devices().map_err(|why| why.to_string())?;
     Ok(devices.iter().flat_map(device).collect())
 }
 
 fn device(info: &DeviceInfo) -> Vec<RnicReport> {
-    let failed = |error: verbs::VerbsError| RnicReport {
+    let failed = |error: smc_verbs::VerbsError| RnicReport {
         name: info.name().into(),
         port: 1,
         problem: Some(error.to_string()),
@@ -62,7 +62,7 @@ fn device(info: &DeviceInfo) -> Vec<RnicReport> {
     (1..=ports).map(describe).collect()
 }
 
-fn port(context: &Context, name: &str, number: u8) -> Result<RnicReport, verbs::VerbsError> {
+fn port(context: &Context, name: &str, number: u8) -> Result<RnicReport, smc_verbs::VerbsError> {
     let info = context.port(number)?;
     let gids = context.gids(number)?;
     let rnic = RnicReport {
@@ -112,7 +112,7 @@ fn judge(rnic: RnicReport, active: bool, ethernet: bool, gids: &[GidEntry]) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use guest_driver::verbs::NetDevice;
+    use smc_verbs::NetDevice;
 
     fn entry(kind: GidKind, netdev: Option<&str>) -> GidEntry {
         let net_device = netdev.map(|name| NetDevice { index: 2, name: name.into() });

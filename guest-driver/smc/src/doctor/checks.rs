@@ -3,9 +3,8 @@
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use guest_driver::rendezvous::{self, Rendezvous};
-use guest_driver::transport::pci::{self, Binding};
-use guest_driver::verbs;
+use smc_rendezvous::Rendezvous;
+use virtio_ism::transport::pci::{self, Binding};
 
 use super::{Finding, Status, limits};
 use crate::{kernel, paths};
@@ -110,18 +109,18 @@ fn functions() -> Finding {
 /// RDMA adapters.
 fn rdma() -> Finding {
     const NAME: &str = "rdma";
-    let devices = match verbs::devices() {
+    let devices = match smc_verbs::devices() {
         Ok(devices) => devices,
         Err(reason) => {
             let finding = Finding::new(NAME, Status::No, reason.to_string());
             return match reason {
-                verbs::VerbsUnavailable::Library(_) => {
+                smc_verbs::VerbsUnavailable::Library(_) => {
                     finding.grant("apt-get install libibverbs1 ibverbs-providers")
                 }
-                verbs::VerbsUnavailable::Device => {
+                smc_verbs::VerbsUnavailable::Device => {
                     finding.grant("rdma link add rxe0 type rxe netdev eth0     # in software")
                 }
-                verbs::VerbsUnavailable::Permission(node) => {
+                smc_verbs::VerbsUnavailable::Permission(node) => {
                     let node = node.display();
                     let who = rustix::process::getuid().as_raw();
                     Finding { status: Status::Broken, ..finding }
@@ -145,8 +144,8 @@ fn rdma() -> Finding {
     }
 }
 
-fn describe(device: &verbs::DeviceInfo) -> Result<String, String> {
-    let context = verbs::Context::open(device).map_err(|error| error.to_string())?;
+fn describe(device: &smc_verbs::DeviceInfo) -> Result<String, String> {
+    let context = smc_verbs::Context::open(device).map_err(|error| error.to_string())?;
     let port = context.port(1).map_err(|error| error.to_string())?;
     if !port.is_active() {
         return Err(format!("port 1 is {:?}", port.state).to_lowercase());
@@ -161,7 +160,7 @@ fn describe(device: &verbs::DeviceInfo) -> Result<String, String> {
 /// TCP option 254.
 fn option() -> Finding {
     const NAME: &str = "option-254";
-    match Rendezvous::open(rendezvous::Options::default()) {
+    match Rendezvous::open(smc_rendezvous::Options::default()) {
         Ok(rendezvous) => {
             let says = match rendezvous.cgroup() {
                 Some(cgroup) => format!("eBPF on {}: peers are found by TCP", cgroup.display()),

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use guest_driver::sys::read_text;
 use indicatif::ProgressBar;
+use ism_sys::read_text;
 use serde::{Deserialize, Serialize};
 
 use super::job::TransportKind;

@@ -7,7 +7,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use guest_driver::sys::processor_time;
+use ism_sys::processor_time;
 use serde::{Deserialize, Serialize};
 
 use super::process_status::memory_of;

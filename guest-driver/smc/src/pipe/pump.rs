@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use guest_driver::SmcStream;
-use guest_driver::sys::EventFd;
+use ism_sys::EventFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Bytes that are moved at a time, and asked of pipes as their capacity.

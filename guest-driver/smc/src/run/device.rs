@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use guest_driver::DeviceAddress;
-use guest_driver::transport::pci;
+use virtio_ism::transport::pci;
 
 use crate::error::CliError;
 use crate::paths;

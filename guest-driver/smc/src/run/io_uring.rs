@@ -7,5 +7,5 @@
 /// Withholds io_uring from this process, and so from the program that replaces it, if the process may
 /// do so.
 pub(super) fn withhold() {
-    let _ = guest_driver::sys::withhold_io_uring();
+    let _ = ism_sys::withhold_io_uring();
 }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::process::Command;
 
-use guest_driver::rendezvous::{self, Policy, Rendezvous};
+use smc_rendezvous::{Policy, Rendezvous};
 
 use super::RunArgs;
 use crate::error::CliError;
@@ -21,7 +21,7 @@ pub(super) fn pass_on(
     name: &OsString,
 ) -> Result<(), CliError> {
     let failed = |why: String| CliError::Run { program: name.to_string_lossy().into_owned(), why };
-    let mut options = rendezvous::Options::default();
+    let mut options = smc_rendezvous::Options::default();
     command.env_remove("SMC_RUN_POLICY");
     if let Some(file) = &args.policy {
         options.policy = Policy::load(file).map_err(|error| failed(error.to_string()))?;

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use guest_driver::rendezvous::{PeerRule, PeerRuleError};
+use smc_rendezvous::{PeerRule, PeerRuleError};
 
 /// The text of a [`PeerRule`].
 #[derive(Clone, Debug, PartialEq, Eq)]

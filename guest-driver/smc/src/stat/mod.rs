@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use guest_driver::sys::connect_unix;
+use ism_sys::connect_unix;
 use serde::Serialize;
 use vhost_device_ism::management::{Client, ClientError, Guest};
 

@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use guest_driver::sys::{OutOfBounds, SharedMem, SharedSlice, sealed_memfd};
+use ism_sys::{OutOfBounds, SharedMem, SharedSlice, sealed_memfd};
 use rustix::fd::OwnedFd;
 
 use super::{NoPoll, Stream, Transport};

@@ -3,8 +3,8 @@
 use std::net::TcpListener;
 use std::process::Output;
 
-use guest_driver::rendezvous::Mode;
 use guest_driver::{Config, Rnics, SmcListener, Stack};
+use smc_rendezvous::Mode;
 
 use crate::support::{Fabric, text};
 

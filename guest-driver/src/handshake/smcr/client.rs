@@ -20,8 +20,8 @@ use super::pending::{PendingConn, finish_established, reason_of, remote_of};
 use crate::smcr::alternates::alternate_gids;
 use crate::smcr::group::{Group, Status};
 use crate::smcr::host::RdmaHost;
-use crate::sys::EventFd;
-use crate::verbs::VerbsError;
+use ism_sys::EventFd;
+use smc_verbs::VerbsError;
 
 /// How long the LLC side of a handshake may take; the link group has its own times, which are
 /// shorter.

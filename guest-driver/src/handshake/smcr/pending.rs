@@ -23,7 +23,7 @@ use crate::smcr::group::{Group, JoinError};
 use crate::smcr::groups::LinkGroups;
 use crate::smcr::link::Link;
 use crate::smcr::shared::link_end;
-use crate::verbs::VerbsError;
+use smc_verbs::VerbsError;
 
 /// Length of an element for a receive buffer of `buffer` bytes that was asked for: twice as much, as
 /// far as there is a size code for it (CLC-30). There is no send buffer beside it: what other stacks

@@ -24,7 +24,7 @@ use super::pending::{PendingConn, finish_established, reason_of, remote_of};
 use crate::smcr::group::{Group, Status};
 use crate::smcr::host::RdmaHost;
 use crate::smcr::port::{Port, Source};
-use crate::sys::EventFd;
+use ism_sys::EventFd;
 
 /// How long a handshake waits for the first contact of another one with the same peer, and for the
 /// peer to confirm an RMB. Less than a client waits for Accept.

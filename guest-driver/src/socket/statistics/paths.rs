@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::Process;
-use crate::sys::peer_process;
+use ism_sys::peer_process;
 
 /// How long a process may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);

@@ -10,8 +10,8 @@ use super::tcp_connections::{TcpConnections, TcpSocket};
 use crate::info::{
     ConnectionInfo, ConnectionSnapshot, LinkGroupInfo, RnicInfo, SmcdInfo, SmcrInfo,
 };
-use crate::sys::tcp_counts;
 use crate::traffic::EndpointTraffic;
+use ism_sys::tcp_counts;
 
 /// Version of the document.
 pub const VERSION: u32 = 1;

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::{Process, find};
-use crate::sys::{EventFd, out_of_the_way, timespec};
+use ism_sys::{EventFd, out_of_the_way, timespec};
 
 /// Number of clients at a time; others wait in the queue of the socket.
 const MAX_CLIENTS: usize = 8;

@@ -6,7 +6,7 @@ use std::sync::{Mutex, Weak};
 
 use super::reason::{Reason, Side};
 use crate::info::Fallback;
-use crate::sys::{is_free, lock};
+use ism_sys::{is_free, lock};
 
 /// A socket of the stack.
 pub(in crate::socket) trait TcpSocket: Send + Sync {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::sys::{lock, sealed_memfd};
+use ism_sys::{lock, sealed_memfd};
 use smc_tests::vm::probe::{SLOT, mark, slot};
 use vhost::vhost_user::message::{
     VhostUserMMap, VhostUserMMapFlags, VhostUserProtocolFeatures, VhostUserShMemConfig,

@@ -1,0 +1,11 @@
+//! Behaviour of the device, one sentence of docs/virtio-ism.md (or one attack) per test.
+
+use crate as ism;
+
+mod attacks;
+mod commands;
+mod events;
+mod harness;
+mod moves;
+mod session_end;
+mod window;

@@ -1,0 +1,80 @@
+//! The paths to attached DMBs, for the device's notices that a DMB or its owner is gone.
+//!
+//! A notice can come before the thread that attached has registered its path here. So the table
+//! also remembers DMBs that were gone before their path came.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, Weak};
+
+use virtio_ism_abi::{Gid, Token};
+
+use crate::virtqueue::MovePath;
+use ism_sys::{is_free, lock};
+
+/// Tokens to remember of DMBs that were gone before their path was added, at most: more than
+/// threads wait for an ATTACH.
+const MAX_GONE: usize = 64;
+
+/// The paths to peers' DMBs.
+#[derive(Debug, Default)]
+pub(super) struct Attached(Mutex<Paths>);
+
+#[derive(Debug, Default)]
+struct Paths {
+    by_token: HashMap<u64, (Gid, Weak<MovePath>)>,
+    /// DMBs that were gone before their path was added, the latest last.
+    gone: VecDeque<Token>,
+}
+
+impl Attached {
+    /// Whether no thread holds the lock.
+    pub(super) fn is_unlocked(&self) -> bool {
+        is_free(&self.0)
+    }
+
+    /// Adds a path, and fails it if its DMB is gone already. The caller checks afterwards whether
+    /// the owner has left the fabric.
+    pub(super) fn add(&self, token: Token, owner: Gid, path: &Arc<MovePath>) {
+        let mut paths = lock(&self.0);
+        if paths.gone.contains(&token) {
+            path.fail();
+        }
+        paths.by_token.insert(token.0, (owner, Arc::downgrade(path)));
+    }
+
+    /// Removes a path.
+    pub(super) fn remove(&self, token: Token, path: &Arc<MovePath>) {
+        let by_token = &mut lock(&self.0).by_token;
+        // Another thread may have attached the same token again since.
+        if by_token.get(&token.0).is_some_and(|(_, known)| known.as_ptr() == Arc::as_ptr(path)) {
+            by_token.remove(&token.0);
+        }
+    }
+
+    /// Fails the path to a DMB that is gone.
+    pub(super) fn dmb_is_gone(&self, token: Token) {
+        let mut paths = lock(&self.0);
+        match paths.by_token.get(&token.0) {
+            Some((_, path)) => {
+                if let Some(path) = path.upgrade() {
+                    path.fail();
+                }
+            }
+            None => {
+                if paths.gone.len() >= MAX_GONE {
+                    paths.gone.pop_front();
+                }
+                paths.gone.push_back(token);
+            }
+        }
+    }
+
+    /// Fails the paths to the DMBs of a peer that has left the fabric.
+    pub(super) fn peer_is_gone(&self, peer: Gid) {
+        for (_, path) in lock(&self.0).by_token.values().filter(|(owner, _)| *owner == peer) {
+            if let Some(path) = path.upgrade() {
+                path.fail();
+            }
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! A peer's DMB: the path of every message.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use virtio_ism_abi::command::{AttachReply, Op, TokenRequest, attach_flags};
+use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers};
+use virtio_ism_abi::{Gid, Token};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::slabs::{Placed, Placement};
+use super::{CONSUMER_WORD, DeliverError, IsmDevice, IsmError, PRODUCER_WORD, Prefer};
+use crate::virtqueue::{MAX_PIECES, MovePath, QueueError};
+use ism_sys::{Doorbell, SharedSlice, wake_sleepers};
+
+/// The right to write a DMB of a peer. Dropping it detaches the DMB, which is a control command.
+/// The slab in which the DMB lies stays mapped (see [`IsmDevice`](crate::IsmDevice)).
+///
+/// Any thread may deliver to a DMB, but the order of the control words of two concurrent deliveries
+/// is undefined. Callers serialize the deliveries of a connection.
+#[derive(Debug)]
+pub struct PeerDmb {
+    device: Arc<IsmDevice>,
+    path: Arc<MovePath>,
+    owner: Gid,
+    len: u32,
+    // Where it is mapped, even if `stores` is off.
+    placed: Option<Placed>,
+    // Deliveries are stores into the window; else moves by the device.
+    stores: bool,
+    // End of the part whose pages are mapped, bytes from the start of the DMB.
+    mapped: AtomicU32,
+}
+
+/// How much of a DMB is mapped at a time, bytes. The kernel maps as much around a page that the owner
+/// reads, if the pages exist.
+const MAPPED_AT_ONCE: u32 = 64 << 10;
+
+/// The part of a DMB that is left to page faults: most short connections need no more.
+const FIRST_PAGE: u32 = 4096;
+
+impl PeerDmb {
+    /// The token with which it was attached.
+    pub fn token(&self) -> Token {
+        self.path.token()
+    }
+
+    /// The GID that owns the DMB, according to the device.
+    pub fn owner(&self) -> Gid {
+        self.owner
+    }
+
+    /// Length in bytes, a power of two.
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Always `false`: a DMB has at least the bytes of its control block.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Whether deliveries are stores into the window rather than moves by the device.
+    pub fn is_window(&self) -> bool {
+        self.stores
+    }
+
+    /// Whether the DMB can no longer be written: it or its owner is gone, or the device refused a
+    /// move.
+    #[inline]
+    pub fn is_failed(&self) -> bool {
+        self.path.is_failed()
+    }
+
+    /// Fails the DMB: all later deliveries fail.
+    pub fn fail(&self) {
+        self.path.fail();
+    }
+
+    /// What wakes the owner instead of a kick, if the device has handed it over.
+    pub fn doorbell(&self) -> Option<&Doorbell> {
+        self.placed.as_ref()?.doorbell.as_deref()
+    }
+
+    /// Copies the pieces (offset in the DMB, bytes) into the DMB, then stores the producer word and
+    /// the consumer-and-flags word (in the byte order of memory), in this order. With `signal` it
+    /// also signals the owner.
+    ///
+    /// In the window this takes copies, two stores and an atomic or; a system call only if the
+    /// owner sleeps. Otherwise it takes one MOVE, or several if the pieces exceed what one MOVE can
+    /// carry. If the device refuses a MOVE, [`is_failed`](Self::is_failed) turns true later.
+    ///
+    /// # Errors
+    /// A piece does not lie in the DMB, the DMB failed, or the device is gone.
+    #[inline]
+    pub fn deliver(
+        &self,
+        pieces: &[(u32, &[u8])],
+        words: [u64; 2],
+        signal: bool,
+    ) -> Result<(), DeliverError> {
+        if self.is_failed() {
+            return Err(DeliverError::Failed);
+        }
+        for (offset, bytes) in pieces {
+            if u64::from(*offset) + bytes.len() as u64 > u64::from(self.len) {
+                let (offset, len, dmb_len) = (*offset, bytes.len(), self.len);
+                return Err(DeliverError::Range { offset, len, dmb_len });
+            }
+        }
+        match &self.placed {
+            Some(placed) if self.stores => self.store(placed, pieces, words, signal),
+            _ => self.move_all(pieces, words, signal),
+        }
+    }
+
+    /// Wakes the owner without a change of the DMB.
+    ///
+    /// # Errors
+    /// The DMB failed, or the device is gone.
+    pub fn signal(&self) -> Result<(), DeliverError> {
+        if self.is_failed() {
+            return Err(DeliverError::Failed);
+        }
+        match &self.placed {
+            Some(placed) => self.raise(placed),
+            None => self.kick(),
+        }
+    }
+
+    #[inline]
+    fn store(
+        &self,
+        placed: &Placed,
+        pieces: &[(u32, &[u8])],
+        [producer, consumer]: [u64; 2],
+        signal: bool,
+    ) -> Result<(), DeliverError> {
+        let memory = &placed.memory;
+        for (offset, bytes) in pieces {
+            let end = offset + bytes.len() as u32;
+            if end > self.mapped.load(Ordering::Relaxed) {
+                self.map_up_to(end, memory);
+            }
+            memory.copy_in(*offset as usize, bytes).map_err(QueueError::from)?;
+        }
+        let word = |at: u32| memory.atomic_u64(at as usize).map_err(QueueError::from);
+        // Release, both: partners of the Acquire loads of `OwnDmb::words`. An owner that loads a
+        // word also sees the bytes that it announces, and one that loads the second also sees the
+        // first.
+        word(PRODUCER_WORD)?.store(producer, Ordering::Release);
+        word(CONSUMER_WORD)?.store(consumer, Ordering::Release);
+        if signal {
+            self.raise(placed)?;
+        }
+        // Stores into memory that went with the device are lost.
+        if self.device.has_memory() { Ok(()) } else { Err(QueueError::Gone.into()) }
+    }
+
+    /// Has the kernel map the pages up to the piece that ends here, and some more. Otherwise each page
+    /// is a fault of the writer and one of the owner when the first bytes come there, which are the
+    /// slowest messages of a connection.
+    #[cold]
+    fn map_up_to(&self, end: u32, memory: &SharedSlice) {
+        let from = self.mapped.load(Ordering::Relaxed);
+        let to = end.next_multiple_of(MAPPED_AT_ONCE).min(self.len);
+        let mapped = memory.populate(from as usize, to.saturating_sub(from) as usize);
+        // An old kernel cannot do that, and a window in a device's memory has no pages of its own.
+        self.mapped.store(if mapped.is_ok() { to } else { u32::MAX }, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn raise(&self, placed: &Placed) -> Result<(), DeliverError> {
+        let Some(line) = placed.line() else { return Ok(()) };
+        let slab = placed.slab_line.as_ref().and_then(|slab| slab.of_line(placed.line_index));
+        let sleepers = match slab {
+            Some(slab) => line.raise_in(placed.bit, placed.line_index, slab),
+            None => line.raise(placed.bit),
+        };
+        if sleepers.is_empty() { Ok(()) } else { self.wake(placed, line, sleepers) }
+    }
+
+    /// Wakes the owner, which has announced how it sleeps.
+    #[cold]
+    fn wake(
+        &self,
+        placed: &Placed,
+        line: Line<'_>,
+        sleepers: Sleepers,
+    ) -> Result<(), DeliverError> {
+        let mut kicked = sleepers;
+        if placed.futex && sleepers.contains(Sleepers::FUTEX) {
+            wake_sleepers(line.armed, MAX_FUTEX_SLEEPERS);
+            kicked.remove(Sleepers::FUTEX);
+        } else if let Some(slab) = &placed.slab_line {
+            // The owner learns from the slab for whom the kick is.
+            if let Some(slab) = slab.of_line(placed.line_index) {
+                slab.raise(placed.line_index);
+            }
+        }
+        if kicked.is_empty() || self.doorbell().is_some_and(Doorbell::ring) {
+            return Ok(());
+        }
+        self.kick()
+    }
+
+    #[cold]
+    fn kick(&self) -> Result<(), DeliverError> {
+        match self.device.running().post_kick(&self.path) {
+            Ok(()) => Ok(()),
+            // The data is in the DMB, and the owner rechecks by itself within a second.
+            Err(QueueError::Busy) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Posts the pieces in as few moves as possible, the words last.
+    fn move_all(
+        &self,
+        pieces: &[(u32, &[u8])],
+        [producer, consumer]: [u64; 2],
+        signal: bool,
+    ) -> Result<(), DeliverError> {
+        let mut words = [0u8; 16];
+        let (first, second) = words.split_at_mut(8);
+        first.copy_from_slice(&producer.to_ne_bytes());
+        second.copy_from_slice(&consumer.to_ne_bytes());
+
+        let mut batch = Batch::new(self);
+        for (offset, bytes) in pieces {
+            batch.add(*offset, bytes)?;
+        }
+        // The device writes an aligned segment this small by ascending 8-byte Release stores.
+        batch.keep_room(words.len())?;
+        batch.add(PRODUCER_WORD, &words)?;
+        batch.post(signal)
+    }
+}
+
+/// The pieces of the next MOVE.
+struct Batch<'a, 'b> {
+    dmb: &'a PeerDmb,
+    pieces: [(u32, &'b [u8]); MAX_PIECES],
+    n: usize,
+    bytes: usize,
+    max: usize,
+    max_pieces: usize,
+}
+
+impl<'a, 'b> Batch<'a, 'b> {
+    fn new(dmb: &'a PeerDmb) -> Self {
+        let running = dmb.device.running();
+        let max_pieces = usize::from(running.config().max_segs.get()).clamp(1, MAX_PIECES);
+        let max = running.max_payload();
+        Batch { dmb, pieces: [(0, &[]); MAX_PIECES], n: 0, bytes: 0, max, max_pieces }
+    }
+
+    /// Adds a piece, and posts a MOVE whenever no more bytes or pieces fit.
+    fn add(&mut self, mut offset: u32, mut bytes: &'b [u8]) -> Result<(), DeliverError> {
+        while !bytes.is_empty() {
+            if self.n == self.max_pieces || self.bytes >= self.max {
+                self.post(false)?;
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(self.max - self.bytes));
+            if let Some(piece) = self.pieces.get_mut(self.n) {
+                *piece = (offset, now);
+            }
+            self.n += 1;
+            self.bytes += now.len();
+            offset += now.len() as u32;
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    /// Posts a MOVE unless `len` more bytes fit as one piece.
+    fn keep_room(&mut self, len: usize) -> Result<(), DeliverError> {
+        if self.bytes + len > self.max { self.post(false) } else { Ok(()) }
+    }
+
+    fn post(&mut self, signal: bool) -> Result<(), DeliverError> {
+        let pieces = self.pieces.get(..self.n).unwrap_or(&self.pieces);
+        self.dmb.device.running().post_move(&self.dmb.path, pieces, signal)?;
+        (self.n, self.bytes) = (0, 0);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+impl PeerDmb {
+    /// Which pages of the DMB this process has mapped, by number.
+    pub(super) fn pages_there(&self) -> Vec<usize> {
+        self.placed.as_ref().map(|placed| placed.memory.pages_there()).unwrap_or_default()
+    }
+}
+
+impl Drop for PeerDmb {
+    fn drop(&mut self) {
+        self.device.attached.remove(self.token(), &self.path);
+        self.device.running().close_path(&self.path);
+        detach(&self.device, self.token());
+        if let Some(placed) = &self.placed {
+            self.device.slabs.release(&self.device, placed.slab_id);
+        }
+    }
+}
+
+fn detach(device: &IsmDevice, token: Token) {
+    let request = TokenRequest { token: token.0.into() };
+    // A refusal means that the DMB is gone already.
+    if let Err(error) = device.command(Op::Detach, request.as_bytes(), &mut []) {
+        tracing::trace!(%error, "detach");
+    }
+}
+
+pub(super) fn attach(
+    device: &Arc<IsmDevice>,
+    token: Token,
+    expected_len: u32,
+) -> Result<PeerDmb, IsmError> {
+    let request = TokenRequest { token: token.0.into() };
+    let mut reply = AttachReply::new_zeroed();
+    device.command(Op::Attach, request.as_bytes(), reply.as_mut_bytes())?;
+    let slab = (reply.flags & attach_flags::MOVE_ONLY == 0).then(|| reply.slab_id.get());
+    // Before any check can fail: the device has mapped the slab, even if the DMB turns out
+    // unusable.
+    if let Some(id) = slab {
+        device.slabs.acquire(device, id, reply.owner_gid);
+    }
+    let result = accept(device, token, expected_len, &reply);
+    if result.is_err() {
+        detach(device, token);
+        if let Some(id) = slab {
+            device.slabs.release(device, id);
+        }
+    }
+    result
+}
+
+/// A DMB whose owner has left the fabric before it could be attached: all deliveries fail.
+pub(super) fn gone(
+    device: &Arc<IsmDevice>,
+    token: Token,
+    len: u32,
+    owner: Gid,
+) -> Result<PeerDmb, IsmError> {
+    let path = device.running().open_path(token)?;
+    path.fail();
+    let (placed, stores, mapped) = (None, false, AtomicU32::new(u32::MAX));
+    Ok(PeerDmb { device: Arc::clone(device), path, owner, len, placed, stores, mapped })
+}
+
+fn accept(
+    device: &Arc<IsmDevice>,
+    token: Token,
+    expected: u32,
+    reply: &AttachReply,
+) -> Result<PeerDmb, IsmError> {
+    let len = reply.dmb_len.get();
+    if len != expected {
+        return Err(IsmError::PeerLength { got: len, expected });
+    }
+    let (min, max) = (device.config().dmb_min.get(), device.config().dmb_max.get());
+    if !(min..=max).contains(&len) {
+        return Err(IsmError::DmbLength { len, min, max });
+    }
+    let placed = if reply.flags & attach_flags::MOVE_ONLY != 0 {
+        None
+    } else {
+        let placement = Placement {
+            op: Op::Attach,
+            slab_id: reply.slab_id.get(),
+            slab_off: reply.slab_off.get(),
+            slab_len: reply.slab_len.get(),
+            dmb_off: reply.dmb_off.get(),
+            dmb_len: len,
+            line: reply.line.get(),
+            bit: reply.bit,
+            nonce: reply.nonce.get(),
+            futex: reply.flags & attach_flags::FUTEX != 0 && device.knows_futex(),
+            in_slab: reply.flags & attach_flags::SLAB_LINE != 0 && device.knows_slab_line(),
+        };
+        Some(placement.resolve(device)?)
+    };
+    let path = device.running().open_path(token)?;
+    device.attached.add(token, reply.owner_gid, &path);
+    if device.slabs.has_left(reply.owner_gid) {
+        path.fail();
+    }
+    let stores = placed.is_some() && device.prefer != Prefer::Move;
+    let (device, mapped) = (Arc::clone(device), AtomicU32::new(FIRST_PAGE));
+    Ok(PeerDmb { device, path, owner: reply.owner_gid, len, placed, stores, mapped })
+}

@@ -1,0 +1,63 @@
+//! The hold of a running device on its PCI function.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use super::window::BarWindow;
+use crate::transport::Window;
+use crate::virtqueue::{Health, Notify};
+use ism_sys::{Registers, SharedSlice};
+
+/// The hold of a running device on its virtio-pci function.
+pub(super) struct Pci {
+    pub(super) health: Arc<Health>,
+    pub(super) window: Option<Arc<BarWindow>>,
+    // The thread owns the function. It resets and closes the function when it ends.
+    pub(super) monitor: Option<JoinHandle<()>>,
+}
+
+/// The notification register of a queue: a store into it tells the device of new chains.
+pub(super) struct NotifyRegister {
+    pub(super) registers: Registers,
+    pub(super) at: usize,
+    pub(super) queue: u16,
+}
+
+impl Notify for NotifyRegister {
+    fn notify(&self) {
+        // The offset was checked when the queue was set up.
+        let _ = self.registers.write_u16(self.at, self.queue);
+    }
+}
+
+impl Window for Pci {
+    fn size(&self) -> u64 {
+        self.window.as_ref().map_or(0, |window| window.size())
+    }
+
+    fn slice(&self, offset: u64, len: u64) -> Option<SharedSlice> {
+        self.window.as_ref()?.slice(offset, len)
+    }
+
+    fn is_cached(&self) -> bool {
+        // The window is a BAR, and the hypervisor decides whether the processor caches it.
+        false
+    }
+
+    fn outlives_device(&self) -> bool {
+        // The thread closes the function when the device fails, see `monitor`.
+        false
+    }
+}
+
+impl Drop for Pci {
+    fn drop(&mut self) {
+        self.health.fail("closed by the driver");
+        // The device is reset when this returns: only then may its memory go.
+        if let Some(monitor) = self.monitor.take()
+            && monitor.join().is_err()
+        {
+            tracing::error!("the thread of a PCI device panicked");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The transport of a virtual machine: a virtio-pci function, driven from user space.
+//!
+//! The kernel gives the function to this process by VFIO without IOMMU: interrupts are MSI-X, and
+//! each queue's vector signals its eventfd. Where VFIO is missing, `uio_pci_generic` gives it, with
+//! one INTx line that a thread passes on to the queues. In both cases the device uses physical
+//! addresses, so rings and buffers lie in pinned memory ([`DmaMemory`](ism_sys::DmaMemory)).
+//! Only one process at a time can have the function.
+//!
+//! A thread per device receives configuration changes and requests to remove the device. When the
+//! device fails, or the driver closes it, the same thread resets the device and closes the
+//! function. Views of the window may still exist; they read zeros from then on. So the kernel can
+//! remove the function at once, and a process can open it again.
+
+mod address;
+mod caps;
+mod common;
+mod connection;
+mod discover;
+mod error;
+mod function;
+mod interrupts;
+mod monitor;
+mod paths;
+mod peek;
+mod setup;
+mod window;
+
+pub use address::{NoPciAddress, PciAddress};
+pub use caps::CapError;
+pub use discover::{Binding, Function, functions};
+pub use error::{NoPciDevice, PciError};
+pub use interrupts::Interrupts;
+pub use peek::peek;
+pub use setup::{open, open_any};

@@ -1,0 +1,125 @@
+//! The transport of a host process or container, which is the front end of a vhost-user daemon.
+//!
+//! The process offers the daemon a pool of sealed memory as its "guest memory", with bus addresses
+//! equal to the addresses in the process. It reserves address space as the window. The daemon maps
+//! slabs into the window by requests on the backend channel, which a thread of this transport
+//! answers. The same thread notices at once when the daemon goes.
+
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use vhost::vhost_user::message::VhostUserHeaderFlag;
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+
+use super::doorbells::Doorbells;
+use super::{ForkTransport, TransportError, Window};
+use crate::virtqueue::Health;
+use ism_sys::{EventFd, JoinOutcome, LockGuardList, Reservation, SharedSlice, join_within};
+
+mod channel;
+mod pool;
+mod setup;
+
+use channel::BackendChannel;
+pub use setup::connect;
+
+/// How long the end of the thread is waited for. It takes a moment, unless the program has closed the
+/// descriptors by which the thread is told.
+const END: Duration = Duration::from_secs(1);
+
+/// The connection to a device behind a vhost-user socket.
+struct VhostUser {
+    health: Arc<Health>,
+    window: Option<Arc<Reservation>>,
+    doorbells: Option<Arc<Doorbells>>,
+    // Keeps the connection open.
+    frontend: Frontend,
+    channel: Arc<BackendChannel>,
+    thread: Option<JoinHandle<()>>,
+    /// Those by which queues and device notify each other.
+    events: Vec<Arc<EventFd>>,
+}
+
+impl Window for VhostUser {
+    fn size(&self) -> u64 {
+        self.window.as_ref().map_or(0, |window| window.size())
+    }
+
+    fn slice(&self, offset: u64, len: u64) -> Option<SharedSlice> {
+        self.window.as_ref()?.slice(offset, len)
+    }
+
+    fn is_cached(&self) -> bool {
+        // Slabs are memory files of the same kernel.
+        true
+    }
+
+    fn outlives_device(&self) -> bool {
+        // Memory files, which stay mapped as long as a view of them exists.
+        true
+    }
+
+    fn doorbells(&self) -> Option<&Doorbells> {
+        self.doorbells.as_deref()
+    }
+
+    fn inheritance(&self) -> Option<&dyn ForkTransport> {
+        // Memory files and descriptors are all there is.
+        Some(self)
+    }
+}
+
+impl ForkTransport for VhostUser {
+    fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        self.channel.try_hold(held)
+    }
+
+    fn is_unlocked(&self) -> bool {
+        self.window.as_ref().is_none_or(|window| window.is_unlocked())
+            && self.doorbells.as_ref().is_none_or(|doorbells| doorbells.is_unlocked())
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        let mut all: Vec<_> = self.events.iter().map(|e| e.as_fd().as_raw_fd()).collect();
+        all.extend(self.channel.descriptors());
+        all.extend(self.doorbells.iter().flat_map(|doorbells| doorbells.descriptors()));
+        all.push(self.frontend.as_raw_fd());
+        all
+    }
+
+    fn waits_for(&self) -> Vec<RawFd> {
+        self.channel.waits_for().to_vec()
+    }
+
+    fn serve(&self) {
+        self.channel.serve_now();
+    }
+}
+
+impl Drop for VhostUser {
+    fn drop(&mut self) {
+        if !self.health.is_gone() {
+            // The request tells the daemon, and so the peers, that this end is orderly. The driver
+            // does not wait for an answer. A daemon that does not know the request sees the
+            // connection end.
+            self.frontend.set_hdr_flags(VhostUserHeaderFlag::empty());
+            let _ = self.frontend.reset_device();
+        }
+        self.health.fail("closed by the driver");
+        match self.thread.take().map(|thread| join_within(thread, END)) {
+            Some(JoinOutcome::Panicked) => tracing::error!("the backend channel's thread panicked"),
+            // What it uses lives as long as it does.
+            Some(JoinOutcome::Runs) => tracing::error!(
+                "the backend channel's thread does not end: has the program closed its descriptors?"
+            ),
+            Some(JoinOutcome::Ended) | None => {}
+        }
+    }
+}
+
+fn connect_error(path: &Path, source: std::io::Error) -> TransportError {
+    TransportError::Connect { what: format!("connecting to {}", path.display()), source }
+}

@@ -1,0 +1,112 @@
+//! Whether a device still works, and how waiting threads learn that it does not.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use ism_sys::{EventFd, is_free, lock, shut_down};
+
+/// A switch that turns once, from a device that works to one that is gone.
+#[derive(Debug)]
+pub(crate) struct Health {
+    gone: AtomicBool,
+    // The eventfds and sockets of threads that wait for an interrupt, or for an answer of the
+    // device.
+    wake: Mutex<Vec<Arc<EventFd>>>,
+    sockets: Mutex<Vec<OwnedFd>>,
+}
+
+impl Health {
+    pub(crate) fn new() -> Arc<Health> {
+        Arc::new(Health {
+            gone: AtomicBool::new(false),
+            wake: Mutex::new(Vec::new()),
+            sockets: Mutex::new(Vec::new()),
+        })
+    }
+
+    #[inline]
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Makes an eventfd readable when the device goes.
+    pub(crate) fn wake_with(&self, event: &Arc<EventFd>) {
+        lock(&self.wake).push(Arc::clone(event));
+        if self.is_gone() {
+            event.signal();
+        }
+    }
+
+    /// Shuts a socket down when the device goes, so that no thread stays blocked on it.
+    pub(crate) fn shut_down_with(&self, socket: OwnedFd) {
+        let mut sockets = lock(&self.sockets);
+        if self.is_gone() {
+            shut_down(socket.as_fd());
+        }
+        sockets.push(socket);
+    }
+
+    /// Marks the device as gone, and wakes all waiting threads. Only the first call has an effect.
+    pub(crate) fn fail(&self, why: &str) {
+        // Release: partner of the Acquire in `is_gone`, for the sake of the log's order only.
+        if self.gone.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        tracing::info!(why, "the ISM device is gone");
+        self.wake_all();
+        for socket in lock(&self.sockets).iter() {
+            shut_down(socket.as_fd());
+        }
+    }
+
+    /// Whether no thread holds a lock of this.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        is_free(&self.wake) && is_free(&self.sockets)
+    }
+
+    /// The descriptors that the end of the device is shown by.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        let mut all: Vec<_> =
+            lock(&self.wake).iter().map(|event| event.as_fd().as_raw_fd()).collect();
+        all.extend(lock(&self.sockets).iter().map(AsRawFd::as_raw_fd));
+        all
+    }
+
+    fn wake_all(&self) {
+        for event in lock(&self.wake).iter() {
+            event.signal();
+        }
+    }
+
+    /// Clears an eventfd, unless the device is gone: then it stays readable.
+    pub(crate) fn clear(&self, event: &EventFd) {
+        event.clear();
+        if self.is_gone() {
+            event.signal();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn the_end_wakes_for_good_and_ends_sockets() {
+        let health = Health::new();
+        let event = Arc::new(EventFd::new().unwrap());
+        let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
+        health.wake_with(&event);
+        health.shut_down_with(a.into());
+        health.fail("test");
+        assert!(health.is_gone());
+        health.clear(&event);
+        assert!(event.wait(Duration::ZERO).unwrap());
+        assert_eq!(std::io::Read::read(&mut &b, &mut [0; 1]).unwrap(), 0);
+        let late = Arc::new(EventFd::new().unwrap());
+        health.wake_with(&late);
+        assert!(late.wait(Duration::ZERO).unwrap());
+    }
+}

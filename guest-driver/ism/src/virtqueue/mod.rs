@@ -1,0 +1,38 @@
+//! The virtqueues of a virtio-ism device, and the memory and health they share, whichever
+//! transport carries them.
+//!
+//! [`SplitQueue`] is the driver side of one virtqueue. `Queues` is all queues of one device:
+//! `ControlQueue` sends commands, `EventQueue` takes event records, a `MoveQueue` posts moves
+//! and kicks. Rings and buffers lie in a [`GuestPool`], which the device can reach. `Health` is
+//! the one switch that says whether the device still works.
+//!
+//! A queue needs memory of this process, an eventfd for its interrupts and a `Notify` for its
+//! kicks; a transport provides them as `Wiring`.
+
+mod control;
+mod error;
+mod events;
+mod health;
+mod limits;
+mod memory;
+mod moves;
+mod path;
+mod queues;
+#[allow(unsafe_code, reason = "rings lie in memory that the device changes")]
+mod split;
+mod wiring;
+
+pub use error::QueueError;
+pub(crate) use health::Health;
+pub use limits::{CONTROL_TIMEOUT, MAX_PIECES};
+pub use memory::{GuestMem, GuestPool};
+pub use path::MovePath;
+pub(crate) use queues::Queues;
+#[cfg(test)]
+pub(crate) use split::device::DeviceSide;
+pub use split::{DmaSpan, QueueAddresses, SplitQueue, SplitQueueError, UsedChain};
+pub(crate) use wiring::{Notify, Wiring};
+
+use control::ControlQueue;
+use events::EventQueue;
+use moves::MoveQueue;

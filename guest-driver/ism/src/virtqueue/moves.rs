@@ -1,0 +1,381 @@
+//! A move queue: the driver copies payload into bounce slots, and the device copies it on.
+//!
+//! A MOVE is asynchronous. A later post (or `reap`) takes its completion and notes a refusal in the
+//! move's path. Bounce slots and kick chains are made once, so posting allocates nothing.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use virtio_ism_abi::mv::{MoveHeader, Segment, move_flags};
+use virtio_ism_abi::{Status, Token};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::{
+    CONTROL_TIMEOUT, GuestMem, GuestPool, MAX_PIECES, MovePath, QueueAddresses, QueueError,
+    SplitQueue, SplitQueueError, UsedChain, Wiring,
+};
+use ism_sys::{LockGuardList, lock, try_hold};
+
+const ENTRIES: usize = 256;
+/// Moves under way at most. Their descriptors leave room for 96 kicks.
+const SLOTS: u32 = 32;
+/// Bytes of a bounce slot: header, segments, payload, status.
+const SLOT: usize = 128 << 10;
+/// Header and segments of the largest move.
+const HEAD: usize = size_of::<MoveHeader>() + MAX_PIECES * size_of::<Segment>();
+/// Bytes of the status that the device writes.
+const STATUS: usize = 4;
+/// Where the chain begins in a slot. The status is before it: this process has touched its page.
+const CHAIN: usize = 8;
+/// Distance of kick chains: header, status, padding.
+const KICK: usize = 32;
+/// Bytes of memory that the queue allocates at a time for kick chains.
+const KICKS: usize = 4096;
+/// Marks the cookie of a kick; the rest is the path's number.
+const KICK_COOKIE: u32 = 1 << 31;
+/// How long a post spins for a free slot before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+/// How long a kick waits for free descriptors, at most.
+const KICK_TIMEOUT: Duration = Duration::from_millis(1);
+/// How long a post sleeps before it rechecks the ring without an interrupt.
+const RECHECK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A path in the table of the queue, with its moves and kick under way.
+struct Entry {
+    // `None`: the entry is free.
+    path: Option<Arc<MovePath>>,
+    moves: u32,
+    kick: bool,
+    closed: bool,
+}
+
+struct State {
+    ring: SplitQueue<ENTRIES>,
+    // Free bounce slots. The slot that was used last is used again first, as its lines are cached.
+    free: Vec<u32>,
+    // The path of the move in each slot.
+    users: [u32; SLOTS as usize],
+    entries: Vec<Entry>,
+    free_entries: Vec<u32>,
+    kicks: Vec<GuestMem>,
+}
+
+pub(crate) struct MoveQueue {
+    state: Mutex<State>,
+    slots: GuestMem,
+    pool: Arc<GuestPool>,
+    max_payload: usize,
+    wiring: Wiring,
+}
+
+impl MoveQueue {
+    /// `max_move`: most payload of one MOVE that the device takes, bytes.
+    pub(crate) fn new(
+        pool: &Arc<GuestPool>,
+        max_move: usize,
+        wiring: Wiring,
+    ) -> Result<MoveQueue, QueueError> {
+        let (rings, gpa) = pool.permanent(SplitQueue::<ENTRIES>::MEMORY)?;
+        let ring = SplitQueue::new(pool.whole().clone(), rings, gpa, wiring.event_idx)?;
+        let slots = pool.alloc_untouched(SLOTS as usize * SLOT)?;
+        let state = State {
+            ring,
+            free: (0..SLOTS).rev().collect(),
+            users: [0; SLOTS as usize],
+            entries: Vec::new(),
+            free_entries: Vec::new(),
+            kicks: Vec::new(),
+        };
+        Ok(MoveQueue {
+            state: Mutex::new(state),
+            slots,
+            pool: Arc::clone(pool),
+            max_payload: max_move.min(SLOT - HEAD - CHAIN),
+            wiring,
+        })
+    }
+
+    pub(crate) fn addresses(&self) -> QueueAddresses {
+        lock(&self.state).ring.addresses()
+    }
+
+    pub(crate) fn max_payload(&self) -> usize {
+        self.max_payload
+    }
+
+    pub(crate) fn open_path(&self, token: Token, queue: u16) -> Result<Arc<MovePath>, QueueError> {
+        let mut state = lock(&self.state);
+        let slot = match state.free_entries.pop() {
+            Some(slot) => slot,
+            None => {
+                if state.entries.len() * KICK >= state.kicks.len() * KICKS {
+                    let chains = self.pool.alloc(KICKS)?;
+                    state.kicks.push(chains);
+                }
+                state.entries.push(Entry { path: None, moves: 0, kick: false, closed: false });
+                state.entries.len() as u32 - 1
+            }
+        };
+        let path = Arc::new(MovePath::new(token, queue, slot));
+        let entry = Entry { path: Some(Arc::clone(&path)), moves: 0, kick: false, closed: false };
+        if let Some(place) = state.entries.get_mut(slot as usize) {
+            *place = entry;
+        }
+        Ok(path)
+    }
+
+    pub(crate) fn close_path(&self, path: &MovePath) {
+        let mut state = lock(&self.state);
+        self.collect(&mut state);
+        if let Some(entry) = state.entries.get_mut(path.slot() as usize) {
+            entry.closed = true;
+        }
+        state.recycle(path.slot());
+    }
+
+    /// See `RunningDevice::post_move`.
+    pub(crate) fn post(
+        &self,
+        path: &MovePath,
+        pieces: &[(u32, &[u8])],
+        signal: bool,
+    ) -> Result<(), QueueError> {
+        let total: usize = pieces.iter().map(|(_, bytes)| bytes.len()).sum();
+        if pieces.len() > MAX_PIECES {
+            let (len, expected) = (pieces.len(), MAX_PIECES);
+            return Err(QueueError::Length { what: "list of pieces", len, expected });
+        }
+        if total > self.max_payload {
+            let expected = self.max_payload;
+            return Err(QueueError::Length { what: "payload", len: total, expected });
+        }
+        let (mut state, slot) = self.take_slot()?;
+        let at = slot as usize * SLOT;
+        let len = self.fill(at + CHAIN, path.token(), pieces, total, signal)?;
+        let chain = self.slots.span(at + CHAIN, len)?;
+        let status = self.slots.span(at, STATUS)?;
+        state.ring.add(Some(chain), Some(status), slot)?;
+        if let Some(user) = state.users.get_mut(slot as usize) {
+            *user = path.slot();
+        }
+        if let Some(entry) = state.entries.get_mut(path.slot() as usize) {
+            entry.moves += 1;
+        }
+        self.announce(&mut state);
+        Ok(())
+    }
+
+    /// Writes header, segments and payload. Returns how many bytes these are.
+    fn fill(
+        &self,
+        at: usize,
+        token: Token,
+        pieces: &[(u32, &[u8])],
+        total: usize,
+        signal: bool,
+    ) -> Result<usize, QueueError> {
+        let memory = self.slots.slice();
+        let header = move_header(token, pieces.len() as u16, total as u32, signal);
+        memory.copy_in(at, header.as_bytes())?;
+        let mut segment_at = at + size_of::<MoveHeader>();
+        let mut payload_at = segment_at + pieces.len() * size_of::<Segment>();
+        for (offset, bytes) in pieces {
+            let segment = Segment { offset: (*offset).into(), len: (bytes.len() as u32).into() };
+            memory.copy_in(segment_at, segment.as_bytes())?;
+            memory.copy_in(payload_at, bytes)?;
+            segment_at += size_of::<Segment>();
+            payload_at += bytes.len();
+        }
+        Ok(payload_at - at)
+    }
+
+    /// Waits until a bounce slot and two descriptors are free, and takes the slot.
+    fn take_slot(&self) -> Result<(MutexGuard<'_, State>, u32), QueueError> {
+        let mut state = lock(&self.state);
+        let mut start = None;
+        loop {
+            self.check_alive()?;
+            self.collect(&mut state);
+            if state.ring.free() >= 2
+                && let Some(slot) = state.free.pop()
+            {
+                return Ok((state, slot));
+            }
+            let waited = start.get_or_insert_with(Instant::now).elapsed();
+            if waited > CONTROL_TIMEOUT {
+                self.wiring.health.fail("moves are not executed");
+                return Err(QueueError::Timeout { what: "a move", after: waited });
+            }
+            state = self.wait_for_room(state, waited)?;
+        }
+    }
+
+    fn wait_for_room<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        waited: Duration,
+    ) -> Result<MutexGuard<'a, State>, QueueError> {
+        if waited < SPIN {
+            drop(state);
+            std::hint::spin_loop();
+            return Ok(lock(&self.state));
+        }
+        if state.ring.arm() {
+            drop(state);
+            self.wiring
+                .call
+                .wait(RECHECK_INTERVAL)
+                .map_err(|source| QueueError::System { what: "poll", source })?;
+            // This may clear the wake-up of another waiting thread. That thread has returned from
+            // its wait already, or rechecks the ring after `RECHECK_INTERVAL`.
+            self.wiring.health.clear(&self.wiring.call);
+            state = lock(&self.state);
+        }
+        state.ring.suppress();
+        Ok(state)
+    }
+
+    /// See `RunningDevice::post_kick`.
+    pub(crate) fn kick(&self, path: &MovePath) -> Result<(), QueueError> {
+        let mut state = lock(&self.state);
+        let mut start = None;
+        loop {
+            self.check_alive()?;
+            // Take completions before deciding to skip this kick. If the device has executed the
+            // previous kick, that one may have woken the owner before the change that this kick is
+            // for.
+            self.collect(&mut state);
+            if state.entries.get(path.slot() as usize).is_none_or(|entry| entry.kick) {
+                return Ok(());
+            }
+            if state.ring.free() >= 2 {
+                break;
+            }
+            if start.get_or_insert_with(Instant::now).elapsed() > KICK_TIMEOUT {
+                return Err(QueueError::Busy);
+            }
+            drop(state);
+            std::thread::yield_now();
+            state = lock(&self.state);
+        }
+        let at = path.slot() as usize * KICK;
+        let Some(chains) = state.kicks.get(at / KICKS) else { return Ok(()) };
+        let header = move_header(path.token(), 0, 0, true);
+        chains.slice().copy_in(at % KICKS, header.as_bytes())?;
+        let chain = chains.span(at % KICKS, size_of::<MoveHeader>())?;
+        let status = chains.span(at % KICKS + size_of::<MoveHeader>(), STATUS)?;
+        state.ring.add(Some(chain), Some(status), KICK_COOKIE | path.slot())?;
+        if let Some(entry) = state.entries.get_mut(path.slot() as usize) {
+            entry.kick = true;
+        }
+        self.announce(&mut state);
+        Ok(())
+    }
+
+    /// Holds the queue's lock, so that no thread uses the queue. `false`: one does.
+    pub(crate) fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        try_hold(&self.state, held)
+    }
+
+    /// Takes completions, unless another thread uses the queue: that one takes them anyway.
+    pub(crate) fn reap(&self) {
+        if let Ok(mut state) = self.state.try_lock() {
+            self.collect(&mut state);
+        }
+    }
+
+    fn announce(&self, state: &mut State) {
+        if state.ring.must_kick() {
+            self.wiring.kick.notify();
+        }
+    }
+
+    fn check_alive(&self) -> Result<(), QueueError> {
+        if self.wiring.health.is_gone() { Err(QueueError::Gone) } else { Ok(()) }
+    }
+
+    /// Takes all completions.
+    fn collect(&self, state: &mut State) {
+        loop {
+            match state.ring.pop() {
+                Ok(Some(done)) => self.finish(state, done),
+                Ok(None) => return,
+                // The first error was logged; the ring stays broken.
+                Err(error) if self.wiring.health.is_gone() => {
+                    return tracing::trace!(%error, "move queue");
+                }
+                Err(error @ SplitQueueError::BadCompletion { .. }) => {
+                    return self.wiring.health.fail(&error.to_string());
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn finish(&self, state: &mut State, done: UsedChain) {
+        let is_kick = done.cookie & KICK_COOKIE != 0;
+        let (status, number) = if is_kick {
+            let number = done.cookie & !KICK_COOKIE;
+            let at = number as usize * KICK;
+            let status = state
+                .kicks
+                .get(at / KICKS)
+                .and_then(|chains| read_status(chains, at % KICKS + size_of::<MoveHeader>()));
+            (status, number)
+        } else {
+            let at = done.cookie as usize * SLOT;
+            let number = state.users.get(done.cookie as usize).copied().unwrap_or(u32::MAX);
+            state.free.push(done.cookie);
+            (read_status(&self.slots, at), number)
+        };
+        let status = status.filter(|_| done.written as usize >= STATUS);
+        let Some(entry) = state.entries.get_mut(number as usize) else { return };
+        if is_kick {
+            entry.kick = false;
+        } else {
+            entry.moves = entry.moves.saturating_sub(1);
+        }
+        let ok = Some(u32::from(Status::Ok.code()));
+        let again = Some(u32::from(Status::Eagain.code()));
+        if status != ok
+            && !(is_kick && status == again)
+            && let Some(path) = &entry.path
+        {
+            let code = status.and_then(|code| u16::try_from(code).ok()).filter(|code| *code != 0);
+            path.note(code.unwrap_or(Status::Eio.code()));
+        }
+        state.recycle(number);
+    }
+}
+
+impl State {
+    /// Frees the entry of a closed path that has neither moves nor a kick under way.
+    fn recycle(&mut self, number: u32) {
+        let Some(entry) = self.entries.get_mut(number as usize) else { return };
+        if entry.closed && entry.moves == 0 && !entry.kick && entry.path.take().is_some() {
+            self.free_entries.push(number);
+        }
+    }
+}
+
+fn read_status(memory: &GuestMem, at: usize) -> Option<u32> {
+    let mut status = [0; STATUS];
+    memory.slice().copy_out(at, &mut status).ok()?;
+    Some(u32::from_le_bytes(status))
+}
+
+fn move_header(token: Token, nseg: u16, total: u32, signal: bool) -> MoveHeader {
+    MoveHeader {
+        token: token.0.into(),
+        nseg: nseg.into(),
+        flags: if signal { move_flags::SIGNAL } else { 0 }.into(),
+        // One bit is enough: it makes the owner read the control block.
+        mask: if signal { 1 } else { 0 }.into(),
+        total: total.into(),
+        ..MoveHeader::new_zeroed()
+    }
+}
+
+#[cfg(test)]
+#[path = "moves_tests.rs"]
+mod tests;

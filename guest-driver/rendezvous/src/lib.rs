@@ -1,0 +1,611 @@
+//! How two TCP ends find that both speak SMC: RFC 7609's TCP option.
+//!
+//! A client that wants SMC puts the experimental option 254 with the magic E2 D4 C3 D9 on its SYN;
+//! a server that speaks it answers with the same bytes on its SYN-ACK (RFC 7609 section 3.1 and
+//! appendix A.1, OPT-1, OPT-4). The handshake of SMC begins only if both ends sent the option; any
+//! other peer never receives a byte of it (OPT-9). The kernel's AF_SMC finds its peers in the same
+//! way.
+//!
+//! # Why eBPF
+//!
+//! No socket option of Linux adds or shows an option of a SYN that is sent or of a SYN-ACK that is
+//! received, and AF_SMC sets its own only on sockets of its own. What the kernel does offer is a
+//! callback into eBPF for the TCP sockets of a cgroup, which may reserve room, write an option and
+//! read those of the peer. The two programs are assembled here, instruction by instruction (see
+//! `program.rs`); no compiler is needed, neither when this crate is built nor when it runs.
+//!
+//! # Which sockets send the option
+//!
+//! The programs serve only sockets that were passed to [`Rendezvous::want`] or
+//! [`Rendezvous::listen`] and that the [`Policy`] allows. They change no other socket of the
+//! cgroup. A listener answers only a SYN that carries the option (OPT-5). It does not answer where
+//! the connection could not use SMC afterwards: with SYN cookies, with TCP Fast Open, or without
+//! room for the option.
+//!
+//! The kernel keeps request and answer in the socket itself (a BPF socket storage) and frees them
+//! with it, so one connection cannot be mistaken for another. Nothing is pinned, so everything ends
+//! with the process. Any number of processes may attach to one cgroup. The programs cost an
+//! established connection nothing. Making a connection costs each end a few microseconds, most of
+//! them for the system calls that mark the socket and read the answer. For other sockets no cost
+//! could be measured.
+//!
+//! # What has to be granted
+//!
+//! Linux 5.15 or later, cgroup v2 mounted (beside version 1 is fine), and the capabilities CAP_BPF
+//! and CAP_NET_ADMIN at the time of [`Rendezvous::attach`]. The process may drop them afterwards,
+//! except before Linux 5.19 where `kernel.unprivileged_bpf_disabled` is set. A process that has
+//! them may pass its rendezvous on to programs that have not ([`Rendezvous::pass_on`]), or grant the
+//! option to all processes of another cgroup ([`grant`]), which is how containers get it.
+//! [`Unavailable`] says what is missing and which command grants it. [`Rendezvous::listen`] on a
+//! socket that listens already needs Linux 6.12: call it earlier, or use [`Rendezvous::bind`].
+//!
+//! Rules kept here: OPT-10, OPT-11, SOCK-7.
+
+#![deny(unsafe_code)]
+
+mod assembler;
+#[allow(unsafe_code, reason = "no crate makes bpf(2) calls without a compiler for BPF")]
+mod bpf;
+mod cgroup;
+mod granted;
+mod listener;
+mod peer_discovery;
+mod peer_rule;
+mod policy;
+mod program;
+mod unavailable;
+
+pub use granted::{cgroup_of, grant};
+pub use peer_discovery::{
+    ClientAction, Mode, OptionRequest, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction, TcpReason,
+};
+pub use peer_rule::{PeerRule, PeerRuleError};
+pub use policy::{AllowedProtocol, Policy, PolicyError};
+pub use unavailable::{Missing, Unavailable};
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use bpf::{Hook, Map, MapKind, MappedArray};
+use program::{BUCKETS, Maps, bucket_of, mark};
+
+/// Listening ports at most. The kernel drops the least recently used one for a further port.
+const MAX_PORTS: u32 = 4096;
+/// Connections under way at most whose SYN-ACK had no room for the option.
+const MAX_REFUSED: u32 = 1024;
+/// Networks of a policy times listening ports at most.
+const MAX_CLIENTS: u32 = 1 << 16;
+/// Lowest numbers for descriptors that are passed on, above those that programs rely on. The first
+/// number that the limit of the process allows is used.
+const PASSED_FROM: [i32; 3] = [700, 100, 3];
+/// Connections in a listener's queue that [`Rendezvous::bind`] asks for.
+const BACKLOG: i32 = 4096;
+/// What [`Rendezvous::pass_on`] says instead of numbers of descriptors.
+const GRANTED: &str = "granted";
+
+/// How a rendezvous is set up. The defaults suit most processes.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Options {
+    /// The directory of the cgroup whose sockets take part: the cgroup of this process, or one
+    /// above it. `None`: the cgroup of this process.
+    pub cgroup: Option<PathBuf>,
+    /// Which connections may send and answer the option. Rules that name programs are compared with
+    /// the executable of this process.
+    pub policy: Policy,
+}
+
+/// The rendezvous of a process. When it is dropped, existing sockets keep their answers, and new
+/// sockets are plain TCP.
+#[derive(Debug)]
+pub struct Rendezvous {
+    policy: Policy,
+    access: Access,
+}
+
+/// How a process reaches the marks of its sockets.
+#[derive(Debug)]
+enum Access {
+    /// By bpf(2).
+    Attached(Box<Attached>),
+    /// By options of the sockets: the cgroup has a [`grant`].
+    Granted,
+}
+
+/// The descriptors of a rendezvous.
+#[derive(Debug)]
+struct Attached {
+    marks: Map<i32, u32>,
+    /// Whether the listeners of a port answer: 1; 0: the port is paused.
+    ports: Map<Listening, u64>,
+    /// Whether a listener answers a client: 1 or 0. Present if the policy depends on clients.
+    clients: Option<Map<Client, u64>>,
+    asked: Option<AskedClients>,
+    cgroup: OwnedFd,
+    path: PathBuf,
+    /// The kernel calls the program as long as this is open.
+    link: OwnedFd,
+    /// The program for sockets that listen already; the error number if the kernel refused it.
+    late: Result<OwnedFd, i32>,
+}
+
+/// How many open connections have clients that may have sent the option, per bucket of clients. Only
+/// the kernel's program writes it, so no process can hide a client from another one.
+#[derive(Debug)]
+struct AskedClients {
+    map: Map<u32, u64>,
+    mapped: MappedArray,
+}
+
+impl AskedClients {
+    fn new(map: Map<u32, u64>) -> io::Result<AskedClients> {
+        let mapped = MappedArray::new(&map, BUCKETS as usize)?;
+        Ok(AskedClients { map, mapped })
+    }
+
+    /// `None`: the kernel cannot have it mapped, or there is no memory for it. Each accepted socket
+    /// is then asked for.
+    fn make() -> Option<AskedClients> {
+        let map = Map::new(MapKind::ReadOnlyArray, BUCKETS, "smc_asked");
+        let made = map.and_then(AskedClients::new);
+        made.inspect_err(|error| tracing::debug!(%error, "no array of clients")).ok()
+    }
+}
+
+/// A port on which a socket listens.
+#[derive(Clone, Copy, Debug, zerocopy::IntoBytes, zerocopy::FromBytes, zerocopy::Immutable)]
+#[repr(C)]
+struct Listening {
+    /// Cookie of the network namespace.
+    netns: u64,
+    port: u32,
+    zero: u32,
+}
+
+/// Clients of a listening port: a key of a longest prefix match.
+#[derive(Clone, Copy, Debug, zerocopy::IntoBytes, zerocopy::FromBytes, zerocopy::Immutable)]
+#[repr(C)]
+struct Client {
+    /// Bits that count of what follows.
+    length: u32,
+    port: u32,
+    address: [u8; 16],
+}
+
+/// The maps without which no program works.
+struct SocketMaps {
+    marks: Map<i32, u32>,
+    ports: Map<Listening, u64>,
+    refused: Map<u64, u64>,
+}
+
+impl SocketMaps {
+    fn new() -> Result<SocketMaps, Unavailable> {
+        let denied = |what| move |error| Unavailable::of_bpf(what, error);
+        let marks = Map::new(MapKind::SocketStorage, 0, "smc_marks");
+        let marks = marks.map_err(denied("a BPF socket storage"))?;
+        let ports = Map::<Listening, u64>::new(MapKind::LruHash, MAX_PORTS, "smc_ports");
+        let ports = ports.map_err(denied("a BPF hash table"))?;
+        let refused = Map::<u64, u64>::new(MapKind::LruHash, MAX_REFUSED, "smc_refused");
+        let refused = refused.map_err(denied("a BPF hash table"))?;
+        Ok(SocketMaps { marks, ports, refused })
+    }
+
+    fn for_programs<'a>(
+        &'a self,
+        clients: Option<BorrowedFd<'a>>,
+        asked: Option<BorrowedFd<'a>>,
+    ) -> Maps<'a> {
+        let SocketMaps { marks, ports, refused } = self;
+        let (marks, ports, refused) = (marks.as_fd(), ports.as_fd(), refused.as_fd());
+        Maps { marks, ports, refused, clients, asked }
+    }
+}
+
+impl Rendezvous {
+    /// Attaches a rendezvous. Where this process may not, it uses what its cgroup has been granted.
+    ///
+    /// # Errors
+    /// What is missing to attach one; there is no grant either.
+    pub fn open(options: Options) -> Result<Arc<Rendezvous>, Unavailable> {
+        let policy = options.policy.clone();
+        Self::attach(options).or_else(|why| Self::granted(policy).ok_or(why))
+    }
+
+    /// Uses what the cgroup of this process has been granted ([`grant`]), without any capability.
+    /// `None`: it has no grant.
+    pub fn granted(policy: Policy) -> Option<Arc<Rendezvous>> {
+        let policy = of_this_program(policy);
+        granted::is_granted().then(|| Arc::new(Rendezvous { policy, access: Access::Granted }))
+    }
+
+    fn attached(&self) -> Option<&Attached> {
+        match &self.access {
+            Access::Attached(attached) => Some(attached),
+            Access::Granted => None,
+        }
+    }
+
+    /// Has the kernel call the programs for the sockets of a cgroup.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn attach(options: Options) -> Result<Arc<Rendezvous>, Unavailable> {
+        let sockets = SocketMaps::new()?;
+        // Before `of_this_program`: other rules may concern a program that adopts this rendezvous.
+        let by_client = options.policy.depends_on_client();
+        let policy = of_this_program(options.policy);
+        let clients = || Map::new(MapKind::PrefixTrie, MAX_CLIENTS, "smc_clients");
+        let clients = by_client.then(clients).transpose();
+        let clients = clients.map_err(|error| Unavailable::of_bpf("a BPF prefix trie", error))?;
+        let asked = AskedClients::make();
+        let (cgroup, path) = cgroup::open(options.cgroup.as_deref())?;
+        let counted = asked.as_ref().map(|asked| asked.map.as_fd());
+        let maps = sockets.for_programs(clients.as_ref().map(AsFd::as_fd), counted);
+        let code = program::options(&maps).unwrap_or_default();
+        let program = bpf::load(Hook::SockOps, "smc_option", &code).map_err(rejected)?;
+        let link = bpf::attach(Hook::SockOps, program.as_fd(), cgroup.as_fd());
+        let link = link.map_err(|error| Unavailable::of_attaching(&path, error))?;
+        let code = listener::listeners(&maps).unwrap_or_default();
+        let late = bpf::load(Hook::SetSockOpt, "smc_listener", &code).map_err(|rejected| {
+            tracing::debug!(error = %rejected.error, verifier = rejected.verifier, "BPF");
+            rejected.error.raw_os_error().unwrap_or(libc::EINVAL)
+        });
+        tracing::debug!(cgroup = %path.display(), "TCP option 254 is at work");
+        let SocketMaps { marks, ports, .. } = sockets;
+        let cgroup = cgroup.into();
+        let attached = Attached { marks, ports, clients, asked, cgroup, path, link, late };
+        Ok(Arc::new(Rendezvous { policy, access: Access::Attached(Box::new(attached)) }))
+    }
+
+    /// Makes the rendezvous available to programs that this process starts and that may lack the
+    /// capabilities for one of their own. The text of the result goes into their environment or
+    /// onto their command line, and from there to [`Rendezvous::adopt`].
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn pass_on(&self) -> io::Result<PassedOn> {
+        let Some(attached) = self.attached() else {
+            return Ok(PassedOn { text: GRANTED.to_owned(), _descriptors: Vec::new() });
+        };
+        let own = attached.in_order();
+        let mut passed = PassedOn { text: String::new(), _descriptors: Vec::new() };
+        for fd in own {
+            let number = match fd {
+                Some(fd) => {
+                    let copy = duplicate_high(fd)?;
+                    rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty())?;
+                    let number = copy.as_raw_fd().to_string();
+                    passed._descriptors.push(copy);
+                    number
+                }
+                None => "-".to_owned(),
+            };
+            let comma = if passed.text.is_empty() { "" } else { "," };
+            passed.text.push_str(comma);
+            passed.text.push_str(&number);
+        }
+        Ok(passed)
+    }
+
+    /// Adopts the rendezvous that the process's parent passed on. The descriptors stay open for
+    /// programs that this process starts. The policy is that of this process.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the text is not one of [`Rendezvous::pass_on`]. Others: the descriptors have
+    /// been closed since.
+    pub fn adopt(text: &str, policy: Policy) -> io::Result<Arc<Rendezvous>> {
+        if text == GRANTED {
+            let none = || io::Error::new(io::ErrorKind::NotFound, "the cgroup has no grant");
+            return Self::granted(policy).ok_or_else(none);
+        }
+        let number = |part: &str| match part {
+            "-" => Ok(None),
+            digits => digits.parse().map(Some).map_err(|_| io::ErrorKind::InvalidInput),
+        };
+        let numbers = text.split(',').map(number).collect::<Result<Vec<Option<i32>>, _>>()?;
+        let [Some(marks), Some(ports), clients, late, Some(cgroup), Some(link), asked] =
+            numbers[..]
+        else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let clients = clients.map(|number| Map::adopt(MapKind::PrefixTrie, number)).transpose()?;
+        let asked = asked.map(|number| Map::adopt(MapKind::ReadOnlyArray, number)).transpose()?;
+        let late = late.map(bpf::duplicate).transpose()?.ok_or(libc::EOPNOTSUPP);
+        let cgroup = bpf::duplicate(cgroup)?;
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", cgroup.as_raw_fd()))?;
+        let attached = Attached {
+            marks: Map::adopt(MapKind::SocketStorage, marks)?,
+            ports: Map::adopt(MapKind::LruHash, ports)?,
+            clients,
+            // Without memory for the mapping it does without, as before.
+            asked: asked.and_then(|map| AskedClients::new(map).ok()),
+            cgroup,
+            path,
+            link: bpf::duplicate(link)?,
+            late,
+        };
+        let access = Access::Attached(Box::new(attached));
+        Ok(Arc::new(Rendezvous { policy: of_this_program(policy), access }))
+    }
+
+    /// The numbers of its descriptors, for programs that close unknown descriptors.
+    pub fn descriptors(&self) -> Vec<i32> {
+        let own = self.attached().into_iter().flat_map(Attached::in_order);
+        own.flatten().map(|fd| fd.as_raw_fd()).collect()
+    }
+
+    /// The directory of the cgroup whose sockets take part. `None`: that of this process, which has
+    /// been granted it.
+    pub fn cgroup(&self) -> Option<&std::path::Path> {
+        self.attached().map(|attached| &*attached.path)
+    }
+
+    /// Has a socket send the option when it connects to `peer`. Call this before connect(2).
+    /// `false`: the policy forbids it, and the socket connects as any other.
+    ///
+    /// # Errors
+    /// Those of bpf(2). The socket then connects as any other.
+    pub fn want(&self, socket: impl AsFd, peer: &SocketAddr) -> io::Result<bool> {
+        if self.policy.connect(peer) == AllowedProtocol::Tcp {
+            return Ok(false);
+        }
+        self.mark(socket.as_fd(), mark::WANT)?;
+        Ok(true)
+    }
+
+    /// Undoes [`Rendezvous::want`] for a socket that did not connect: its next connection is made
+    /// without the option, unless `want` is called again.
+    ///
+    /// # Errors
+    /// Those of bpf(2), or of setsockopt(2) where the option was granted. The socket goes on sending
+    /// the option.
+    pub fn unmark(&self, socket: impl AsFd) -> io::Result<()> {
+        self.mark(socket.as_fd(), 0)
+    }
+
+    /// Has a listener answer clients that send the option. Call this after bind(2), and best before
+    /// listen(2). `false`: the policy forbids it, or the listener was withdrawn.
+    ///
+    /// # Errors
+    /// `Unsupported`: the socket listens already, and the kernel is older than 6.12 or the process
+    /// has dropped its capabilities; or the policy has rules about clients, and the process only has
+    /// what its cgroup has been granted. Others are those of system calls. The listener then answers as
+    /// any other.
+    pub fn listen(&self, listener: impl AsFd) -> io::Result<bool> {
+        let listener = listener.as_fd();
+        if !self.allow_clients(listener)? {
+            return Ok(false);
+        }
+        match self.mark_of(listener) {
+            Ok(mark) if mark & mark::WITHDRAWN != 0 => return Ok(false),
+            Ok(mark) if mark & mark::ANSWER != 0 => return Ok(true),
+            _ => {}
+        }
+        // The programs read the saved SYN for a retransmitted SYN-ACK and for an accepted socket.
+        bpf::save_syn(listener)?;
+        self.mark(listener, mark::ANSWER)?;
+        if sockopt::socket_acceptconn(listener)? {
+            self.prepare_listening(listener)?;
+        }
+        Ok(true)
+    }
+
+    /// Whether a listener answers clients that send the option: [`Rendezvous::listen`] was called for
+    /// it in any process, and [`Rendezvous::withdraw`] was not.
+    pub fn answers(&self, listener: impl AsFd) -> bool {
+        self.mark_of(listener.as_fd()).is_ok_and(|mark| mark & mark::ANSWER != 0)
+    }
+
+    /// Has a listener answer no further client: it is about to get into the hands of a program that
+    /// does not speak SMC. No listener of its port answers until [`Rendezvous::withdraw`]. The
+    /// connections of clients that were answered before are known by
+    /// [`Rendezvous::peer_speaks_smc`].
+    ///
+    /// # Errors
+    /// Those of bpf(2) and setsockopt(2). The listener may go on answering.
+    pub fn pause(&self, listener: impl AsFd) -> io::Result<()> {
+        let listener = listener.as_fd();
+        let Some(attached) = self.attached() else { return granted::pause(listener) };
+        let address = SocketAddr::try_from(rustix::net::getsockname(listener)?)?;
+        let netns = bpf::netns_cookie(listener)?;
+        let key = Listening { netns, port: address.port().into(), zero: 0 };
+        attached.ports.set(&key, &0)
+    }
+
+    /// Undoes [`Rendezvous::listen`] for a listener whose port is paused. Other listeners of the
+    /// port answer again. Where the kernel is older than 6.12, or the process has dropped its
+    /// capabilities, they do not.
+    pub fn withdraw(&self, listener: impl AsFd) {
+        let listener = listener.as_fd();
+        let released = match self.attached() {
+            None => granted::release_listener(listener),
+            Some(attached) => attached.set_late_option(listener, listener::RELEASE),
+        };
+        let Err(error) = released else { return };
+        tracing::debug!(%error, "the port stays without the option");
+        // The paused port answers nobody. TCP goes on to call the program for the listener, and its
+        // accepted sockets clear the flag by which it does.
+        if let Some(attached) = self.attached() {
+            let _ = attached.marks.set(&listener.as_raw_fd(), &(mark::WITHDRAWN | mark::OWNED));
+        }
+    }
+
+    /// Listens as [`TcpListener::bind`] does, and answers clients that ask for SMC.
+    ///
+    /// # Errors
+    /// Those of the system calls, and of [`Rendezvous::listen`].
+    pub fn bind(&self, addr: &SocketAddr) -> io::Result<TcpListener> {
+        let mut named = Ok(true);
+        let listener = bind(addr, |socket| named = self.listen(socket))?;
+        named.map(|_| listener)
+    }
+
+    /// Whether both ends of a connection have sent the option, as this end knows.
+    ///
+    /// `None`: not known. The connection is not established, its socket was not marked, or the
+    /// kernel did not save the SYN of an accepted socket. A client must take `None` for "no",
+    /// because its server does not wait for a Proposal; a server may peek at the first bytes.
+    pub fn peer_speaks_smc(&self, stream: impl AsFd) -> Option<bool> {
+        let found = self.mark_of(stream.as_fd());
+        let mark = found.inspect_err(|error| tracing::debug!(%error, "socket storage")).ok()?;
+        (mark & mark::KNOWN != 0).then_some(mark & mark::PEER != 0)
+    }
+
+    /// Whether the client of an accepted connection may have sent the option, without a system call.
+    /// `false`: it has not, if the connection is one of a listener for which
+    /// [`Rendezvous::listen`] returned `true`, and has not been reset.
+    /// [`Rendezvous::peer_speaks_smc`] tells the rest.
+    pub fn may_have_asked(&self, client: &SocketAddr) -> bool {
+        // accept(2) takes the lock under which the kernel has established the connection, and called
+        // the program. So the program has counted it.
+        let asked = self.attached().and_then(|attached| attached.asked.as_ref());
+        let Some(asked) = asked else { return true };
+        asked.mapped.load(bucket_of(client)).is_none_or(|open| open != 0)
+    }
+
+    /// Writes to the map which clients a listener answers. `false`: the policy forbids all clients.
+    fn allow_clients(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
+        let address = rustix::net::getsockname(listener)?;
+        let port = SocketAddr::try_from(address)?.port();
+        if port == 0 {
+            let text = "a listener can answer the option only after it is bound to a port";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let clients = self.policy.listen(port);
+        if clients.iter().all(|(_, allowed)| *allowed == AllowedProtocol::Tcp) {
+            return Ok(false);
+        }
+        let Some(attached) = self.attached() else {
+            if clients.iter().all(|(_, allowed)| *allowed != AllowedProtocol::Tcp) {
+                return Ok(true);
+            }
+            let text = "the option has been granted to the cgroup, without rules about clients";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        };
+        if let Some(table) = &attached.clients {
+            for (network, allowed) in clients {
+                let (address, length) = network.prefix();
+                let length = 32 + u32::from(length);
+                let key = Client { length, port: u32::from(port), address };
+                table.set(&key, &u64::from(allowed != AllowedProtocol::Tcp))?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// The mark of a socket; 0 if it has none.
+    fn mark_of(&self, socket: BorrowedFd<'_>) -> io::Result<u32> {
+        match &self.access {
+            Access::Attached(attached) => {
+                attached.marks.get(&socket.as_raw_fd()).map(Option::unwrap_or_default)
+            }
+            Access::Granted => granted::mark_of(socket),
+        }
+    }
+
+    fn mark(&self, socket: BorrowedFd<'_>, bit: u32) -> io::Result<()> {
+        match &self.access {
+            Access::Attached(attached) => attached.marks.set(&socket.as_raw_fd(), &bit),
+            Access::Granted => granted::set_mark(socket, bit),
+        }
+    }
+
+    /// Prepares a listener that listens already. Only code inside the kernel can request the
+    /// callbacks for such a socket, so this runs a program there by setsockopt(2).
+    fn prepare_listening(&self, listener: BorrowedFd<'_>) -> io::Result<()> {
+        let unsupported = |error: io::Error| {
+            let text = format!("a socket that listens already cannot answer the option: {error}");
+            io::Error::new(io::ErrorKind::Unsupported, text)
+        };
+        let Some(attached) = self.attached() else {
+            return granted::take_listener(listener).map_err(unsupported);
+        };
+        attached.set_late_option(listener, listener::TAKE).map_err(unsupported)
+    }
+}
+
+impl Attached {
+    /// Calls setsockopt(2) for a listener that listens already. The program that carries it out is
+    /// attached for this call only, so that calls of other processes cost nothing more.
+    fn set_late_option(&self, listener: BorrowedFd<'_>, name: i32) -> io::Result<()> {
+        let late = self.late.as_ref().map_err(|error| io::Error::from_raw_os_error(*error))?;
+        let link = bpf::attach(Hook::SetSockOpt, late.as_fd(), self.cgroup.as_fd())?;
+        let set = bpf::set_socket_option(listener, listener::LEVEL, name, 0);
+        drop(link);
+        set
+    }
+
+    /// The descriptors as [`Rendezvous::pass_on`] writes them.
+    fn in_order(&self) -> [Option<BorrowedFd<'_>>; 7] {
+        [
+            Some(self.marks.as_fd()),
+            Some(self.ports.as_fd()),
+            self.clients.as_ref().map(AsFd::as_fd),
+            self.late.as_ref().ok().map(AsFd::as_fd),
+            Some(self.cgroup.as_fd()),
+            Some(self.link.as_fd()),
+            self.asked.as_ref().map(|asked| asked.map.as_fd()),
+        ]
+    }
+}
+
+/// The descriptors of a rendezvous. Programs that this process starts inherit them as long as this
+/// value lives.
+#[derive(Debug)]
+pub struct PassedOn {
+    text: String,
+    _descriptors: Vec<OwnedFd>,
+}
+
+impl std::fmt::Display for PassedOn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Duplicates a descriptor to a high number, close-on-exec.
+fn duplicate_high(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut result = Err(rustix::io::Errno::MFILE);
+    for floor in PASSED_FROM {
+        result = rustix::io::fcntl_dupfd_cloexec(fd, floor);
+        // The floor is beyond the limit, or no number from there to the limit is free.
+        if !matches!(result, Err(rustix::io::Errno::INVAL | rustix::io::Errno::MFILE)) {
+            break;
+        }
+    }
+    Ok(result?)
+}
+
+/// Listens as [`TcpListener::bind`] does, and calls `prepare` between bind(2) and listen(2).
+fn bind(addr: &SocketAddr, prepare: impl FnOnce(BorrowedFd<'_>)) -> io::Result<TcpListener> {
+    let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, addr)?;
+    prepare(socket.as_fd());
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+fn of_this_program(policy: Policy) -> Policy {
+    match std::env::current_exe() {
+        Ok(executable) => policy.of_program(&executable),
+        Err(_) => policy,
+    }
+}
+
+fn rejected(rejected: bpf::Rejected) -> Unavailable {
+    match rejected.error.raw_os_error() {
+        // The verifier refused the program. A missing capability fails already at the first map.
+        Some(libc::EACCES | libc::EINVAL) if !rejected.verifier.is_empty() => {
+            Unavailable::kernel(format!("its verifier: {}", rejected.verifier))
+        }
+        _ => Unavailable::of_bpf("a BPF program for TCP", rejected.error),
+    }
+}

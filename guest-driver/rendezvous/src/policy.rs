@@ -1,0 +1,362 @@
+//! Which connections may use SMC.
+//!
+//! A policy file is TOML. The first rule from the top that fits a connection decides.
+//!
+//! ```toml
+//! default = "smc"                     # what no rule decides: "smc" (if absent), "always-smc", "tcp"
+//!
+//! [[rule]]
+//! use = "tcp"                         # no SMC ...
+//! peers = ["192.0.2.0/24", "2001:db8::7"]     # ... with these
+//!
+//! [[rule]]
+//! use = "smc"
+//! when = "connect"                    # as client; "listen": as server; absent: both
+//! ports = [6379, "8000-8999"]         # the server's port, on either side
+//! programs = ["redis-cli", "/usr/bin/curl"]   # name or path of the executable
+//! ```
+//!
+//! With "smc", a program under `smc run` leaves connections to TCP that TCP is faster for. With
+//! "always-smc" it does not.
+//!
+//! Rules kept here: SEC-4.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use ism_sys::read_text;
+
+/// Rules of a policy at most.
+const MAX_RULES: usize = 256;
+/// Networks of all its rules at most.
+const MAX_NETWORKS: usize = 1024;
+/// Bytes of a policy file at most.
+const MAX_FILE: u64 = 1 << 20;
+
+/// What a connection may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AllowedProtocol {
+    /// SMC, if the peer speaks it, too.
+    #[default]
+    Smc,
+    /// The same, even where TCP has been faster.
+    AlwaysSmc,
+    /// TCP only: option 254 is not sent (OPT-15).
+    Tcp,
+}
+
+/// Which connections may send and answer the option. The default allows all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    default: AllowedProtocol,
+    rules: Vec<Rule>,
+}
+
+/// Why a policy cannot be used.
+#[derive(Debug, Error)]
+pub enum PolicyError {
+    /// The file cannot be read.
+    #[error("{path}: {error}")]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// The error of the system.
+        error: io::Error,
+    },
+    /// No TOML, or none of this form. The text says where.
+    #[error("policy: {0}")]
+    Syntax(#[from] toml::de::Error),
+    /// Not an address, nor an address, `/` and the length of a prefix that leaves no bits over.
+    #[error("policy, rule {rule}: `{text}` is no address and no network")]
+    Network {
+        /// The rule, from 1.
+        rule: usize,
+        /// The text in the file.
+        text: String,
+    },
+    /// Not a port, nor two with `-` between them.
+    #[error("policy, rule {rule}: `{text}` is no port and no range of ports")]
+    Port {
+        /// The rule, from 1.
+        rule: usize,
+        /// The text in the file.
+        text: String,
+    },
+    /// A list is empty: a rule that can never fit, or was meant to fit always.
+    #[error("policy, rule {rule}: `{key}` is empty; leave it out to mean all")]
+    Empty {
+        /// The rule, from 1.
+        rule: usize,
+        /// The list.
+        key: &'static str,
+    },
+    /// More rules or networks than are allowed.
+    #[error("policy: {what}: {found}, and at most {most} are allowed")]
+    TooMany {
+        /// Rules or networks.
+        what: &'static str,
+        /// How many.
+        found: usize,
+        /// How many there may be.
+        most: usize,
+    },
+}
+
+/// On which side of a connection a rule counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Side {
+    Connect,
+    Listen,
+}
+
+/// A rule; an empty list fits everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rule {
+    allowed: AllowedProtocol,
+    side: Option<Side>,
+    peers: Vec<Network>,
+    ports: Vec<RangeInclusive<u16>>,
+    programs: Vec<String>,
+}
+
+/// All addresses with a common prefix. IPv4 addresses are those of `::ffff:0:0/96`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Network {
+    start: u128,
+    /// Bits that count, up to 128.
+    length: u8,
+}
+
+/// Which clients a listener answers: the longest prefix decides.
+pub(super) type Clients = Vec<(Network, AllowedProtocol)>;
+
+impl Policy {
+    /// Reads a policy from text.
+    ///
+    /// # Errors
+    /// The text is no TOML, or not of this form; see [`PolicyError`].
+    pub fn parse(text: &str) -> Result<Policy, PolicyError> {
+        let file: File = toml::from_str(text)?;
+        let most = |what, found, most| {
+            if found > most { Err(PolicyError::TooMany { what, found, most }) } else { Ok(()) }
+        };
+        most("rules", file.rule.len(), MAX_RULES)?;
+        let peers = file.rule.iter().filter_map(|rule| rule.peers.as_ref());
+        most("networks", peers.map(Vec::len).sum(), MAX_NETWORKS)?;
+        let rules = file.rule.into_iter().enumerate();
+        let rules = rules.map(|(at, rule)| rule.check(at + 1)).collect::<Result<_, _>>()?;
+        Ok(Policy { default: file.default, rules })
+    }
+
+    /// The policy that allows SMC for no connection.
+    pub fn none() -> Policy {
+        Policy { default: AllowedProtocol::Tcp, rules: Vec::new() }
+    }
+
+    /// Reads a policy file, which is a regular one of at most 1 MiB.
+    ///
+    /// # Errors
+    /// As [`Policy::parse`]; the file cannot be read.
+    pub fn load(path: &Path) -> Result<Policy, PolicyError> {
+        let file = |error| PolicyError::File { path: path.to_owned(), error };
+        Self::parse(&read_text(path, MAX_FILE).map_err(file)?)
+    }
+
+    /// The rules that concern a program, given the path of its executable.
+    pub fn of_program(mut self, executable: &Path) -> Policy {
+        let path = executable.to_string_lossy();
+        // The kernel appends this when the file has been replaced since.
+        let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
+        let name = path.rsplit('/').next().unwrap_or(path);
+        self.rules.retain_mut(|rule| {
+            let all = rule.programs.is_empty();
+            let named = rule.programs.iter().any(|program| program == path || program == name);
+            rule.programs.clear();
+            all || named
+        });
+        self
+    }
+
+    /// What a client may use to this server.
+    pub fn connect(&self, server: &SocketAddr) -> AllowedProtocol {
+        let rules = self.rules.iter().filter(|rule| rule.fits(Side::Connect, server.port()));
+        self.first(rules, Network::of(server.ip()))
+    }
+
+    /// What a server may use with this client, on a port of its own.
+    pub fn accept(&self, client: IpAddr, port: u16) -> AllowedProtocol {
+        let rules = self.rules.iter().filter(|rule| rule.fits(Side::Listen, port));
+        self.first(rules, Network::of(client))
+    }
+
+    /// Which protocol a listener on this port may use with which clients.
+    pub(super) fn listen(&self, port: u16) -> Clients {
+        let rules: Vec<_> =
+            self.rules.iter().filter(|rule| rule.fits(Side::Listen, port)).collect();
+        // Of all networks that contain an address, each contains the smaller ones. So every network
+        // in the rules that contains the address contains the smallest one, and the first rule that
+        // fits the smallest one is also the first that fits the address.
+        let mut networks: Vec<_> = rules.iter().flat_map(|rule| rule.peers.clone()).collect();
+        networks.push(Network::ALL);
+        networks.sort_unstable();
+        networks.dedup();
+        let allowed = |network: &Network| self.first(rules.iter().copied(), *network);
+        networks.iter().map(|network| (*network, allowed(network))).collect()
+    }
+
+    /// Whether a server may use SMC with all clients, on all ports.
+    pub fn accepts_all(&self) -> bool {
+        self.default != AllowedProtocol::Tcp
+            && self.rules.iter().all(|rule| rule.side == Some(Side::Connect))
+    }
+
+    /// Whether the answer of a listener depends on the client's address.
+    pub fn depends_on_client(&self) -> bool {
+        self.rules.iter().any(|rule| !rule.peers.is_empty() && rule.side != Some(Side::Connect))
+    }
+
+    fn first<'a>(&self, rules: impl Iterator<Item = &'a Rule>, peer: Network) -> AllowedProtocol {
+        let mut rules = rules;
+        let fits = |rule: &&Rule| {
+            rule.peers.is_empty() || rule.peers.iter().any(|network| network.contains(peer))
+        };
+        rules.find(fits).map_or(self.default, |rule| rule.allowed)
+    }
+}
+
+impl Rule {
+    fn fits(&self, side: Side, port: u16) -> bool {
+        self.side.is_none_or(|only| only == side)
+            && (self.ports.is_empty() || self.ports.iter().any(|range| range.contains(&port)))
+    }
+}
+
+impl Network {
+    pub(super) const ALL: Network = Network { start: 0, length: 0 };
+
+    /// One address.
+    pub(super) fn of(address: IpAddr) -> Network {
+        let address = match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        Network { start: address.to_bits(), length: 128 }
+    }
+
+    /// An address, or an address, `/` and the length of a prefix that leaves no bits over.
+    pub(super) fn parse(text: &str) -> Option<Network> {
+        let (address, length) = match text.split_once('/') {
+            Some((address, length)) => (address, Some(length.parse::<u8>().ok()?)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().ok()?;
+        let (before, bits) = if address.is_ipv4() { (96, 32) } else { (0, 128) };
+        let length = length.unwrap_or(bits);
+        let start = Network::of(address).start;
+        let network = Network { start, length: before + length.min(bits) };
+        (length <= bits && start & !network.mask() == 0).then_some(network)
+    }
+
+    fn mask(self) -> u128 {
+        u128::MAX.checked_shl(128 - u32::from(self.length)).unwrap_or(0)
+    }
+
+    /// Whether it contains all of the other.
+    pub(super) fn contains(self, other: Network) -> bool {
+        other.length >= self.length && other.start & self.mask() == self.start
+    }
+
+    /// The first address in network order, and the bits that count.
+    pub(super) fn prefix(self) -> ([u8; 16], u8) {
+        (self.start.to_be_bytes(), self.length)
+    }
+}
+
+impl fmt::Debug for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", Ipv6Addr::from_bits(self.start), self.length)
+    }
+}
+
+/// The file as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    default: AllowedProtocol,
+    #[serde(default)]
+    rule: Vec<Written>,
+}
+
+/// A rule as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    #[serde(rename = "use")]
+    allowed: AllowedProtocol,
+    when: Option<Side>,
+    peers: Option<Vec<String>>,
+    ports: Option<Vec<Port>>,
+    programs: Option<Vec<String>>,
+}
+
+/// A port, or two with `-` between them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Port {
+    Number(i64),
+    Text(String),
+}
+
+impl Written {
+    fn check(self, rule: usize) -> Result<Rule, PolicyError> {
+        let lists = [
+            ("peers", self.peers.as_ref().map(Vec::len)),
+            ("ports", self.ports.as_ref().map(Vec::len)),
+            ("programs", self.programs.as_ref().map(Vec::len)),
+        ];
+        if let Some((key, _)) = lists.into_iter().find(|(_, length)| *length == Some(0)) {
+            return Err(PolicyError::Empty { rule, key });
+        }
+        let peers = self
+            .peers
+            .unwrap_or_default()
+            .into_iter()
+            .map(|text| Network::parse(&text).ok_or(PolicyError::Network { rule, text }));
+        let ports = self.ports.unwrap_or_default().into_iter().map(|port| {
+            let text = match port {
+                Port::Number(number) => number.to_string(),
+                Port::Text(text) => text,
+            };
+            ports(&text).ok_or(PolicyError::Port { rule, text })
+        });
+        Ok(Rule {
+            allowed: self.allowed,
+            side: self.when,
+            peers: peers.collect::<Result<_, _>>()?,
+            ports: ports.collect::<Result<_, _>>()?,
+            programs: self.programs.unwrap_or_default(),
+        })
+    }
+}
+
+/// A port, or two with `-` between them.
+pub(super) fn ports(text: &str) -> Option<RangeInclusive<u16>> {
+    let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port != 0);
+    let (first, last) = match text.split_once('-') {
+        Some((first, last)) => (port(first)?, port(last)?),
+        None => (port(text)?, port(text)?),
+    };
+    (first <= last).then_some(first..=last)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,61 @@
+//! Safe types over the operating system's interfaces.
+//!
+//! [`SharedSlice`] is memory shared with an untrusted peer, and [`Reservation`] a window into which
+//! a device maps slabs. [`EventFd`] and [`wait`] wait for descriptors, and
+//! [`sleep_on_words`] waits for a word that another process changes. A [`Doorbell`] wakes a thread of
+//! another process that waits for a descriptor. [`VfioDevice`],
+//! [`Registers`] and [`DmaMemory`] drive a PCI function. [`tcp_counts`] and [`peer_process`] query
+//! a socket, and [`connect_unix`] connects one. [`open_regular`] and [`read_text`] open files that a user
+//! names.
+
+mod descriptor;
+mod dma;
+mod doorbell;
+mod event;
+mod file;
+mod futex;
+mod held;
+mod mapping;
+mod memfd;
+mod registers;
+mod ring_cost;
+mod seccomp;
+mod shared;
+mod sockopt;
+mod tcp;
+mod thread;
+mod time;
+mod unix;
+mod vfio;
+
+pub use descriptor::out_of_the_way;
+pub use descriptor::set_lowest_descriptor;
+pub use dma::{DmaError, DmaMemory};
+pub use doorbell::Doorbell;
+pub use event::{
+    EventFd, POLLED, PollInterest, PollResult, SignalMask, duplicate, poll_readable, shut_down,
+    wait, wait_in_set,
+};
+pub use file::{open_regular, read_text};
+pub use futex::{WordWait, can_sleep_on_words, sleep_on_words, wake_sleepers};
+pub use held::{LockGuardList, is_free, try_hold};
+pub use mapping::{MapError, Reservation, SharedMem};
+pub use memfd::{check_sealed, sealed_memfd};
+pub use registers::Registers;
+pub use seccomp::withhold_io_uring;
+pub use shared::{OutOfBounds, SharedSlice};
+pub use sockopt::{PeerProcess, TcpCounts, peer_process, tcp_counts};
+pub use tcp::reset_tcp;
+pub use thread::{JoinOutcome, join_within};
+pub use time::{processor_time, timespec};
+pub use unix::{connect_unix, connect_unix_packets, is_other_kind};
+pub use vfio::{CONFIG_REGION, VfioDevice, VfioError, VfioIrq, VfioRegion};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex, also after a thread has panicked while it held the lock.
+///
+/// The driver does not panic while it holds a lock. A test may, and its own message must show.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,24 @@
+//! What every room does to a TCP socket.
+
+use std::net::TcpStream;
+use std::time::Duration;
+
+use rustix::net::{connect_unspec, getpeername, sockopt};
+
+/// Breaks a TCP connection by RST, at once.
+///
+/// The program may have descriptors of the same socket, and goes on using it. So no option is set:
+/// connect(2) to no address resets the connection and leaves the options as they are. A socket whose
+/// connection the peer has reset stays as it is: calls on it return what they return on TCP.
+pub fn reset_tcp(tcp: TcpStream) {
+    if getpeername(&tcp).is_err() {
+        return;
+    }
+    let Err(error) = connect_unspec(&tcp) else { return };
+    // A filter of the process's system calls may forbid that. A close with a linger time of zero
+    // sends RST as well.
+    tracing::debug!(%error, "connect to no address");
+    if let Err(error) = sockopt::set_socket_linger(&tcp, Some(Duration::ZERO)) {
+        tracing::debug!(%error, "SO_LINGER");
+    }
+}
