@@ -199,7 +199,9 @@ pub(crate) struct PerfArgs {
     #[arg(long)]
     json: bool,
 
-    /// Draw the results into a file, SVG or PNG by its name.
+    /// Draw the results into this SVG file.
+    ///
+    /// Its name ends in .svg.
     #[arg(long, value_name = "FILE", value_parser = parse_plot)]
     plot: Option<PathBuf>,
 
@@ -234,9 +236,7 @@ fn parse_plot(text: &str) -> Result<PathBuf, String> {
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
     match directory.filter(|directory| !directory.is_dir()) {
         Some(missing) => Err(format!("there is no directory {}", missing.display())),
-        None if plot::Format::of(&path).is_none() => {
-            Err("expected a name that ends in .svg or .png".into())
-        }
+        None if !plot::is_drawable(&path) => Err("expected a name that ends in .svg".into()),
         None => Ok(path),
     }
 }

@@ -1,7 +1,6 @@
 //! Results as a picture: a panel per measure, a bar per transport, a dot per run; or curves.
 
 pub(super) mod curves;
-mod raster;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -16,7 +15,6 @@ use super::report::human;
 use super::run::Results;
 use crate::error::CliError;
 use curves::Panel;
-use raster::Raster;
 
 /// Pixels of a panel, sides and height.
 const PANEL: (i32, i32) = (460, 400);
@@ -27,24 +25,9 @@ const COLUMNS: usize = 3;
 /// Around the axes of a panel: left, top, right, bottom.
 const MARGIN: (i32, i32, i32, i32) = (80, 62, 20, 96);
 
-/// What kind of file a picture becomes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
-    /// Lines and text.
-    Svg,
-    /// Pixels.
-    Png,
-}
-
-impl Format {
-    /// By the end of the name.
-    pub(super) fn of(path: &Path) -> Option<Format> {
-        match path.extension()?.to_str()? {
-            "svg" => Some(Format::Svg),
-            "png" => Some(Format::Png),
-            _ => None,
-        }
-    }
+/// Whether a file of this name can be drawn: it ends in `.svg`.
+pub(super) fn is_drawable(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "svg")
 }
 
 fn failed(error: impl std::fmt::Display) -> CliError {
@@ -95,22 +78,12 @@ impl PlotFile {
         // A single panel needs room for the legend.
         let width = (columns as i32 * PANEL.0).max(900) as u32;
         let size = (width, (TITLE + rows as i32 * PANEL.1) as u32);
-        let bytes = match Format::of(&self.path) {
-            Some(Format::Png) => {
-                let mut raster = Raster::new(size);
-                paint(&raster.backend().into_drawing_area(), picture, columns)?;
-                raster.to_png()
-            }
-            _ => {
-                let mut text = String::new();
-                let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
-                paint(&area, picture, columns)?;
-                drop(area);
-                text.into_bytes()
-            }
-        };
+        let mut text = String::new();
+        let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+        paint(&area, picture, columns)?;
+        drop(area);
         let cannot = CliError::io(format!("cannot write {}", self.path.display()));
-        self.file.write_all(&bytes).map_err(cannot)
+        self.file.write_all(text.as_bytes()).map_err(cannot)
     }
 }
 
@@ -392,12 +365,11 @@ mod tests {
     }
 
     #[test]
-    fn a_png_is_one() {
-        let path = std::env::temp_dir().join(format!("smc-plot-{}.png", std::process::id()));
-        PlotFile::create(&path).unwrap().draw(&[results()]).unwrap();
-        let bytes = std::fs::read(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        assert!(bytes.starts_with(b"\x89PNG"), "{:?}", &bytes[..8]);
+    fn only_a_name_that_ends_in_svg_is_drawn() {
+        assert!(is_drawable(Path::new("a.b/plot.svg")));
+        for name in ["plot", "plot.png", "plot.SVG", "svg", ".svg", "svg/plot"] {
+            assert!(!is_drawable(Path::new(name)), "{name}");
+        }
     }
 
     #[test]
