@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use guest_driver::ConnectionInfo;
 
-use crate::linux::{self, Mode};
+use crate::linux;
 
 /// How a connection was carried and what became of it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -59,29 +59,30 @@ impl Carrier {
     pub(super) fn of_kernel(port: u16, peer_port: u16) -> Carrier {
         // A list that is made while sockets come and go may lack some.
         let find = || {
-            let sockets = linux::sockets().unwrap_or_default();
-            sockets.into_iter().find(|socket| (socket.port, socket.peer_port) == (port, peer_port))
+            let sockets = af_smc::sockets().unwrap_or_default();
+            sockets
+                .into_iter()
+                .find(|socket| (socket.local.port(), socket.peer.port()) == (port, peer_port))
         };
         let Some(socket) = (0..20).find_map(|_| find()) else {
             return Carrier { kind: "unknown".into(), ..Carrier::default() };
         };
         let mut carrier = Carrier::default();
-        match (socket.mode, &socket.link) {
-            (Mode::Tcp, _) => {
+        match (socket.carrier, &socket.link) {
+            (af_smc::Carrier::Tcp(own, peer), _) => {
                 carrier.kind = "tcp".into();
-                carrier.reason =
-                    format!("{:#010x}, peer {:#010x}", socket.fallback, socket.peer_diagnosis);
+                carrier.reason = format!("{own:#010x}, peer {peer:#010x}");
             }
-            (Mode::SmcD, _) => carrier.kind = "smc-d".into(),
-            (Mode::SmcR, None) => carrier.kind = "unknown".into(),
-            (Mode::SmcR, Some(link)) => {
+            (af_smc::Carrier::SmcD, _) => carrier.kind = "smc-d".into(),
+            (af_smc::Carrier::SmcR, None) => carrier.kind = "unknown".into(),
+            (af_smc::Carrier::SmcR, Some(link)) => {
                 carrier.kind = "smc-r".into();
-                carrier.adapter.clone_from(&link.adapter);
+                carrier.adapter.clone_from(&link.rnic);
                 let groups = linux::groups().unwrap_or_default();
                 // The kernel does not name the group of a socket. Parallel groups have the same peer,
                 // and what else is of interest here.
                 let mut groups = groups.into_iter().filter(|group| {
-                    group.client == link.client
+                    group.client != link.server
                         && group.links.iter().any(|other| {
                             (&other.gid, &other.peer_gid) == (&link.gid, &link.peer_gid)
                         })
@@ -96,7 +97,7 @@ impl Carrier {
             }
         }
         if let Some(cursors) = socket.cursors {
-            carrier.elements = [cursors.element, cursors.peer_element];
+            carrier.elements = [cursors.receive_buffer, cursors.peer_buffer];
         }
         carrier
     }

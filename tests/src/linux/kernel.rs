@@ -3,20 +3,14 @@
 use std::fs;
 use std::io;
 
+use af_smc::Family;
+use af_smc::netlink::{Attribute, attributes};
 use serde::{Deserialize, Serialize};
-
-use super::netlink::{Attribute, Attributes, GENERIC, Netlink, attributes};
 
 /// Commands of SMC_GEN_NETLINK.
 const GET_LINKS: u8 = 3;
 const GET_STATS: u8 = 7;
 const GET_FALLBACKS: u8 = 8;
-const DUMP_UEIDS: u8 = 9;
-const ADD_UEID: u8 = 10;
-const FLUSH_UEIDS: u8 = 12;
-
-/// Bytes of an EID.
-const EID: usize = 32;
 
 /// An SMC-R link group.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -92,67 +86,6 @@ pub struct Fallbacks {
     pub server: bool,
 }
 
-/// The generic netlink family of AF_SMC.
-#[derive(Debug)]
-struct Smc {
-    netlink: Netlink,
-    family: u16,
-}
-
-impl Smc {
-    fn open() -> io::Result<Smc> {
-        const GETFAMILY: u8 = 3;
-        const FAMILY_ID: u16 = 1;
-        const FAMILY_NAME: u16 = 2;
-        let netlink = Netlink::open(GENERIC)?;
-        let name = Attributes::default().text(FAMILY_NAME, "SMC_GEN_NETLINK");
-        let answers = netlink.ask(16, &request(GETFAMILY, &name))?;
-        let answer = answers.first().and_then(|answer| answer.get(4..)).unwrap_or_default();
-        let family = attributes(answer).find(|attribute| attribute.kind == FAMILY_ID);
-        let family = family.ok_or(io::ErrorKind::NotFound)?.number() as u16;
-        Ok(Smc { netlink, family })
-    }
-
-    fn order(&self, command: u8, what: &Attributes) -> io::Result<()> {
-        self.netlink.order(self.family, &request(command, what))
-    }
-
-    fn dump(&self, command: u8) -> io::Result<Vec<Vec<u8>>> {
-        self.netlink.dump(self.family, &request(command, &Attributes::default()))
-    }
-}
-
-fn request(command: u8, what: &Attributes) -> Vec<u8> {
-    [&[command, 1, 0, 0], what.as_slice()].concat()
-}
-
-/// Adds an enterprise id, without which there is no version 2.
-///
-/// # Errors
-/// The kernel's: there are four already, or this one, or it is none.
-pub(super) fn add_ueid(name: &str) -> io::Result<()> {
-    let padded = format!("{name:<EID$}");
-    Smc::open()?.order(ADD_UEID, &Attributes::default().text(1, &padded))
-}
-
-/// Forgets all enterprise ids.
-///
-/// # Errors
-/// There is no AF_SMC.
-pub(super) fn flush_ueids() -> io::Result<()> {
-    Smc::open()?.order(FLUSH_UEIDS, &Attributes::default())
-}
-
-/// The enterprise ids, without their padding.
-///
-/// # Errors
-/// There is no AF_SMC.
-pub(super) fn ueids() -> io::Result<Vec<String>> {
-    let answers = Smc::open()?.dump(DUMP_UEIDS)?;
-    let found = answers.iter().flat_map(|answer| attributes(answer.get(4..).unwrap_or_default()));
-    Ok(found.map(|attribute| attribute.text().trim_end().to_owned()).collect())
-}
-
 /// Sets a variable of `/proc/sys/net/smc`.
 ///
 /// # Errors
@@ -167,8 +100,8 @@ pub(super) fn set(name: &str, value: &str) -> io::Result<()> {
 /// There is no AF_SMC.
 pub fn groups() -> io::Result<Vec<Group>> {
     let mut groups: Vec<Group> = Vec::new();
-    for answer in Smc::open()?.dump(GET_LINKS)? {
-        for attribute in attributes(answer.get(4..).unwrap_or_default()) {
+    for answer in Family::open()?.dump(GET_LINKS)? {
+        for attribute in attributes(&answer) {
             match attribute.kind {
                 2 => groups.push(group(&attribute)),
                 // Links follow their group.
@@ -239,8 +172,8 @@ fn link(nest: &Attribute<'_>) -> GroupLink {
 /// There is no AF_SMC.
 pub fn counts() -> io::Result<Counts> {
     let mut counts = Counts::default();
-    for answer in Smc::open()?.dump(GET_STATS)? {
-        let nests = attributes(answer.get(4..).unwrap_or_default()).filter(|nest| nest.kind == 7);
+    for answer in Family::open()?.dump(GET_STATS)? {
+        let nests = attributes(&answer).filter(|nest| nest.kind == 7);
         for attribute in nests.flat_map(|nest| nest.nested().collect::<Vec<_>>()) {
             match attribute.kind {
                 2 => smcr_counts(&attribute, &mut counts),
@@ -274,8 +207,8 @@ fn smcr_counts(nest: &Attribute<'_>, counts: &mut Counts) {
 /// There is no AF_SMC.
 pub fn fallbacks() -> io::Result<Vec<Fallbacks>> {
     let mut all = Vec::new();
-    for answer in Smc::open()?.dump(GET_FALLBACKS)? {
-        for nest in attributes(answer.get(4..).unwrap_or_default()).filter(|nest| nest.kind == 8) {
+    for answer in Family::open()?.dump(GET_FALLBACKS)? {
+        for nest in attributes(&answer).filter(|nest| nest.kind == 8) {
             let mut found = Fallbacks { reason: 0, count: 0, server: false };
             for attribute in nest.nested() {
                 match attribute.kind {

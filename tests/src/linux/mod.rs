@@ -3,17 +3,15 @@
 //! It is for guests: everything here wants root and a kernel that has these things.
 
 mod allocations;
-mod diag;
 mod kernel;
-mod netlink;
 pub mod rdma;
 mod socket;
 
 pub use allocations::Allocation;
-pub use diag::{Cursors, Link, Mode, Socket, sockets};
 pub use kernel::{Counts, Fallbacks, Group, GroupLink, counts, fallbacks, groups};
 pub use socket::{listener, stream};
 
+use af_smc::{Change, Socket};
 use serde::{Deserialize, Serialize};
 
 /// What AF_SMC says of itself.
@@ -49,16 +47,18 @@ pub fn run(args: &[&str], say: fn(&str)) {
     match *args {
         ["show"] => {
             let smc = Smc {
-                ueids: kernel::ueids().unwrap(),
-                sockets: sockets().unwrap(),
+                ueids: af_smc::ueids().unwrap(),
+                sockets: af_smc::sockets().unwrap(),
                 groups: groups().unwrap(),
                 counts: counts().unwrap(),
                 fallbacks: fallbacks().unwrap(),
             };
             say(&serde_json::to_string(&smc).unwrap());
         }
-        ["ueid", name] => kernel::add_ueid(name).unwrap_or_else(|e| panic!("{name}: {e}")),
-        ["no-ueids"] => kernel::flush_ueids().unwrap(),
+        ["ueid", name] => {
+            af_smc::change(Change::Add(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+        }
+        ["no-ueids"] => af_smc::change(Change::Flush).unwrap(),
         ["set", name, value] => {
             kernel::set(name, value).unwrap_or_else(|e| panic!("{name} = {value}: {e}"));
         }

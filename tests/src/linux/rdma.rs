@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::netlink::{Attributes, Netlink, RDMA};
+use af_smc::netlink::{Attributes, Netlink, RDMA, attributes};
 
 /// RDMA_NL_NLDEV and the command RDMA_NLDEV_CMD_NEWLINK of it (include/uapi/rdma/rdma_netlink.h).
 const NEWLINK: u16 = 5 << 10 | 3;
@@ -45,7 +45,7 @@ fn number(name: &str) -> io::Result<u32> {
     let devices = Netlink::open(RDMA)?.dump(GET, &[])?;
     for device in &devices {
         let (mut index, mut found) = (0, false);
-        for attribute in super::netlink::attributes(device) {
+        for attribute in attributes(device) {
             match attribute.kind {
                 DEV_INDEX => index = attribute.number() as u32,
                 DEV_NAME => found = attribute.text() == name,

@@ -10,8 +10,7 @@ use rustix::net::{
     socket_with, sockopt,
 };
 
-/// AF_SMC
-const FAMILY: AddressFamily = AddressFamily::from_raw(43);
+const FAMILY: AddressFamily = AddressFamily::from_raw(af_smc::FAMILY);
 /// SMCPROTO_SMC6; that of IPv4 is 0.
 const OVER_IPV6: RawProtocol = RawProtocol::new(1).unwrap();
 /// Connections in a listener's queue.

@@ -172,7 +172,7 @@ fn of_af_smc(socket: &kernel::Socket) -> Row {
             interface: socket.interface,
             carrier: socket.carrier,
             shutdown: socket.shutdown,
-            details: socket.details,
+            details: socket.cursors,
             smcd: socket.dmbs.map(|dmbs| {
                 [
                     gid(dmbs.gid),

@@ -1,22 +1,23 @@
-//! Netlink, as much of it as tests need: requests made of attributes, and the answers.
+//! Netlink: requests made of attributes, and the answers of the kernel.
 //!
-//! Everything is in the byte order of the host (Linux, Documentation/userspace-api/netlink/intro.rst).
+//! All numbers are in the byte order of the host (Linux, Documentation/userspace-api/netlink/intro.rst).
 
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 
+use rustix::io::retry_on_intr;
 use rustix::net::{
     AddressFamily, Protocol, RawProtocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv,
     send, socket_with,
 };
 
-/// The kernel's rows of sockets.
-pub(super) const SOCK_DIAG: RawProtocol = RawProtocol::new(4).unwrap();
-/// Families by name.
-pub(super) const GENERIC: RawProtocol = RawProtocol::new(16).unwrap();
-/// RDMA devices.
-pub(super) const RDMA: RawProtocol = RawProtocol::new(20).unwrap();
+/// Sockets of all families (NETLINK_SOCK_DIAG).
+pub const SOCK_DIAG: RawProtocol = RawProtocol::new(4).unwrap();
+/// Families with a name (NETLINK_GENERIC).
+pub const GENERIC: RawProtocol = RawProtocol::new(16).unwrap();
+/// RDMA devices (NETLINK_RDMA).
+pub const RDMA: RawProtocol = RawProtocol::new(20).unwrap();
 
 const REQUEST: u16 = 1;
 const ACK: u16 = 4;
@@ -32,30 +33,43 @@ const ANSWER: usize = 64 << 10;
 
 /// A socket to the kernel.
 #[derive(Debug)]
-pub(super) struct Netlink(OwnedFd);
+pub struct Netlink(OwnedFd);
 
-/// What the kernel answers to a request: the payload of each message.
-pub(super) type Answers = Vec<Vec<u8>>;
+/// The answers to one request: the payload of each message.
+pub type Answers = Vec<Vec<u8>>;
 
 impl Netlink {
-    pub(super) fn open(family: RawProtocol) -> io::Result<Netlink> {
+    /// A socket to the family `family` of netlink.
+    ///
+    /// # Errors
+    /// The kernel has no such family.
+    pub fn open(family: RawProtocol) -> io::Result<Netlink> {
         let protocol = Protocol::from_raw(family);
         let raw = SocketType::RAW;
         Ok(Netlink(socket_with(AddressFamily::NETLINK, raw, SocketFlags::CLOEXEC, Some(protocol))?))
     }
 
-    /// Asks for something to be done.
-    pub(super) fn order(&self, kind: u16, payload: &[u8]) -> io::Result<()> {
+    /// Sends a request whose answer is only whether it was carried out.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn order(&self, kind: u16, payload: &[u8]) -> io::Result<()> {
         self.exchange(kind, ACK, payload).map(drop)
     }
 
-    /// Asks for one thing.
-    pub(super) fn ask(&self, kind: u16, payload: &[u8]) -> io::Result<Answers> {
+    /// Sends a request for one thing.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn ask(&self, kind: u16, payload: &[u8]) -> io::Result<Answers> {
         self.exchange(kind, ACK, payload)
     }
 
-    /// Asks for all there is.
-    pub(super) fn dump(&self, kind: u16, payload: &[u8]) -> io::Result<Answers> {
+    /// Sends a request for a list.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn dump(&self, kind: u16, payload: &[u8]) -> io::Result<Answers> {
         self.exchange(kind, DUMP, payload)
     }
 
@@ -72,7 +86,7 @@ impl Netlink {
         let mut answers = Answers::new();
         let mut buf = vec![0; ANSWER];
         loop {
-            let (len, _) = recv(&self.0, buf.as_mut_slice(), RecvFlags::empty())?;
+            let (len, _) = retry_on_intr(|| recv(&self.0, buf.as_mut_slice(), RecvFlags::empty()))?;
             let mut rest = &buf[..len];
             while let Some((kind, payload, after)) = message(rest) {
                 rest = after;
@@ -80,7 +94,7 @@ impl Netlink {
                     DONE => return Ok(answers),
                     ERROR => match number(payload) {
                         0 => return Ok(answers),
-                        errno => return Err(io::Error::from_raw_os_error(-errno)),
+                        errno => return Err(io::Error::from_raw_os_error(errno.saturating_neg())),
                     },
                     _ => answers.push(payload.to_vec()),
                 }
@@ -103,10 +117,12 @@ fn number(payload: &[u8]) -> i32 {
 
 /// Attributes of a request.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Attributes(Vec<u8>);
+pub struct Attributes(Vec<u8>);
 
 impl Attributes {
-    pub(super) fn bytes(mut self, kind: u16, value: &[u8]) -> Attributes {
+    /// Adds an attribute.
+    #[must_use]
+    pub fn bytes(mut self, kind: u16, value: &[u8]) -> Attributes {
         self.0.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
         self.0.extend_from_slice(&kind.to_ne_bytes());
         self.0.extend_from_slice(value);
@@ -114,36 +130,48 @@ impl Attributes {
         self
     }
 
-    /// A string, which ends with a zero byte.
-    pub(super) fn text(self, kind: u16, value: &str) -> Attributes {
+    /// Adds a string with its zero byte.
+    #[must_use]
+    pub fn text(self, kind: u16, value: &str) -> Attributes {
         self.bytes(kind, &[value.as_bytes(), &[0]].concat())
     }
 
-    pub(super) fn as_slice(&self) -> &[u8] {
+    /// The attributes as a request has them.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// One attribute of an answer.
+/// An attribute of an answer.
 #[derive(Clone, Copy)]
-pub(super) struct Attribute<'a> {
-    pub(super) kind: u16,
-    pub(super) value: &'a [u8],
+pub struct Attribute<'a> {
+    /// The type, without the two flags.
+    pub kind: u16,
+    /// The value, without padding.
+    pub value: &'a [u8],
 }
 
 impl<'a> Attribute<'a> {
-    /// An integer of 1, 2, 4 or 8 bytes.
-    pub(super) fn number(&self) -> u64 {
-        self.value.iter().take(8).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    /// An integer of 1, 2, 4 or 8 bytes; 0 if the value has another length.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        match *self.value {
+            [byte] => byte.into(),
+            [a, b] => u16::from_ne_bytes([a, b]).into(),
+            [a, b, c, d] => u32::from_ne_bytes([a, b, c, d]).into(),
+            _ => self.value.try_into().map_or(0, u64::from_ne_bytes),
+        }
     }
 
     /// A string up to its zero byte.
-    pub(super) fn text(&self) -> String {
+    #[must_use]
+    pub fn text(&self) -> String {
         text(self.value)
     }
 
-    /// The attributes in it.
-    pub(super) fn nested(&self) -> impl Iterator<Item = Attribute<'a>> + use<'a> {
+    /// The attributes in this one.
+    pub fn nested(&self) -> impl Iterator<Item = Attribute<'a>> + use<'a> {
         attributes(self.value)
     }
 }
@@ -155,13 +183,14 @@ impl fmt::Debug for Attribute<'_> {
 }
 
 /// A string up to its zero byte.
-pub(super) fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// The attributes of an answer's payload, after the header of its family.
-pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = Attribute<'_>> {
+/// The attributes in the payload of an answer, which begin behind the header of its family. A list that is
+/// cut off ends before the attribute that is.
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = Attribute<'_>> {
     std::iter::from_fn(move || {
         let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
         // The two highest bits say "nested" and "network byte order".
@@ -184,6 +213,12 @@ mod tests {
         assert_eq!((found[0].kind, found[0].text().as_str()), (1, "abcd"));
         assert_eq!((found[1].kind, found[1].number()), (2, 7));
         assert_eq!(found.len(), 2);
+        let number = |value: &[u8]| Attribute { kind: 1, value }.number();
+        assert_eq!([number(&[9]), number(&513_u16.to_ne_bytes())], [9, 513]);
+        assert_eq!(
+            [number(&u64::MAX.to_ne_bytes()), number(&[1; 3]), number(&[])],
+            [u64::MAX, 0, 0]
+        );
     }
 
     #[test]
@@ -206,6 +241,6 @@ mod tests {
         assert_eq!(id.number(), 16);
         let request = Attributes::default().text(2, "no such family");
         let error = netlink.ask(16, &[&[3, 1, 0, 0], request.as_slice()].concat()).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOENT.raw_os_error()));
     }
 }

@@ -1,7 +1,13 @@
-//! What the kernel has of SMC: AF_SMC, its devices and its enterprise ids.
+//! SMC of the Linux kernel: the sockets of AF_SMC, its devices, and its enterprise ids.
+//!
+//! [`sockets`] reads the kernel's table (SMC_DIAG), [`devices`] the directory of dibs, and [`ueids`],
+//! [`seid`] and [`change`] use the family of generic netlink that AF_SMC has. [`Family`] sends its other
+//! commands, and [`netlink`] serves any other family.
+#![forbid(unsafe_code)]
 
 mod diag;
-mod netlink;
+mod eid;
+pub mod netlink;
 
 use std::fs;
 use std::io;
@@ -9,51 +15,44 @@ use std::io;
 use rustix::net::{AddressFamily, Protocol, RawProtocol, SocketFlags, SocketType, socket_with};
 use serde::Serialize;
 
-pub(crate) use diag::{Carrier, Cursors, Socket};
-pub(crate) use netlink::{Change, change, seid, ueids};
+pub use diag::{Carrier, Cursors, Dmbs, Link, Socket, sockets};
+pub use eid::{Change, Family, change, seid, ueids};
 
 /// Address family of the kernel's own SMC sockets.
-const AF_SMC: u16 = 43;
+pub const FAMILY: u16 = 43;
 /// IPPROTO_SMC: an SMC socket of the families of IP.
 const IPPROTO_SMC: RawProtocol = RawProtocol::MIN.saturating_add(255);
-/// Devices of the kernel that SMC-D runs over.
-const DIBS: &str = "/sys/class/dibs";
+/// Directory of the devices that AF_SMC runs SMC-D over.
+pub const DIBS: &str = "/sys/class/dibs";
 /// Fabric id of devices whose peers are all in one kernel.
 const LOOPBACK: &str = "ffff";
 
 /// A device that AF_SMC runs SMC-D over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Device {
-    /// Its name in /sys/class/dibs.
-    pub(crate) name: String,
+pub struct Device {
+    /// Its name in [`DIBS`].
+    pub name: String,
     /// The fabric id, four hexadecimal digits.
-    pub(crate) chid: String,
+    pub chid: String,
     /// Its GID.
-    pub(crate) gid: String,
+    pub gid: String,
 }
 
-/// Whether there are SMC sockets. The kernel may load a module for that.
-pub(crate) fn has_sockets() -> bool {
+/// Whether the kernel makes SMC sockets. It may load a module for that.
+#[must_use]
+pub fn has_sockets() -> bool {
     let stream = |family, protocol| {
         socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, protocol).is_ok()
     };
     stream(AddressFamily::INET, Some(Protocol::from_raw(IPPROTO_SMC)))
-        || stream(AddressFamily::from_raw(AF_SMC), None)
-}
-
-/// All sockets of AF_SMC in this network namespace.
-///
-/// # Errors
-/// The kernel has no table of such sockets.
-pub(crate) fn sockets() -> io::Result<Vec<Socket>> {
-    diag::sockets(AF_SMC as u8)
+        || stream(AddressFamily::from_raw(FAMILY), None)
 }
 
 /// The devices but those that connect only this kernel with itself, by name.
 ///
 /// # Errors
 /// A directory is there and cannot be read.
-pub(crate) fn devices() -> io::Result<Vec<Device>> {
+pub fn devices() -> io::Result<Vec<Device>> {
     let entries = match fs::read_dir(DIBS) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -73,25 +72,4 @@ pub(crate) fn devices() -> io::Result<Vec<Device>> {
     }
     devices.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(devices)
-}
-
-/// Why connections of AF_SMC would not be SMC-D, if that is so.
-pub(crate) fn obstacle() -> Option<String> {
-    if !has_sockets() {
-        return Some("the kernel has no AF_SMC (CONFIG_SMC; \"modprobe smc\")".into());
-    }
-    match devices() {
-        Ok(devices) if devices.is_empty() => {
-            return Some("the kernel has no ISM device (guest-driver/kernel)".into());
-        }
-        Ok(_) => {}
-        Err(error) => return Some(format!("{DIBS}: {error}")),
-    }
-    match ueids() {
-        Ok(ueids) if ueids.is_empty() => {
-            Some("AF_SMC has no enterprise id (\"smcd ueid add VIRTIO-ISM\")".into())
-        }
-        Ok(_) => None,
-        Err(error) => Some(format!("AF_SMC does not tell its enterprise ids: {error}")),
-    }
 }

@@ -3,8 +3,13 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::netlink::{self, attributes};
+use serde::{Deserialize, Serialize};
 
+use crate::FAMILY;
+use crate::netlink::{Netlink, SOCK_DIAG, attributes, text};
+
+/// SOCK_DIAG_BY_FAMILY
+const BY_FAMILY: u16 = 20;
 /// Bytes of struct smc_diag_msg.
 const HEAD: usize = 64;
 /// Attributes behind it.
@@ -16,9 +21,9 @@ const FALLBACK: u16 = 5;
 /// Family of an address of IPv6.
 const INET6: u8 = 10;
 
-/// What carries the bytes of a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Carrier {
+/// Protocol that carries the bytes of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Carrier {
     /// SMC-R. A socket that carries nothing yet says this, too.
     SmcR,
     /// SMC-D.
@@ -27,67 +32,94 @@ pub(crate) enum Carrier {
     Tcp(u32, u32),
 }
 
-/// A socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Socket {
+/// A socket of AF_SMC.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Socket {
     /// Number of the state: 1 is SMC_ACTIVE, 2 SMC_INIT, 10 SMC_LISTEN.
-    pub(crate) state: u8,
-    pub(crate) carrier: Carrier,
-    pub(crate) local: SocketAddr,
-    pub(crate) peer: SocketAddr,
-    pub(crate) interface: u32,
-    pub(crate) uid: u32,
-    pub(crate) inode: u64,
+    pub state: u8,
+    /// Protocol that carries its bytes.
+    pub carrier: Carrier,
+    /// Own address of the TCP connection.
+    pub local: SocketAddr,
+    /// The peer's address.
+    pub peer: SocketAddr,
+    /// Index of the network interface it is bound to, or 0.
+    pub interface: u32,
+    /// User who made it.
+    pub uid: u32,
+    /// Number of the inode.
+    pub inode: u64,
     /// Bit 0: it reads no more. Bit 1: it writes no more.
-    pub(crate) shutdown: u8,
-    pub(crate) details: Option<Cursors>,
-    pub(crate) dmbs: Option<Dmbs>,
-    pub(crate) link: Option<Link>,
+    pub shutdown: u8,
+    /// Sizes and cursors of a connection.
+    pub cursors: Option<Cursors>,
+    /// Tokens and GIDs of SMC-D.
+    pub dmbs: Option<Dmbs>,
+    /// The link of SMC-R.
+    pub link: Option<Link>,
 }
 
-/// Sizes in bytes, cursors (wrap sequence and offset), producer and state flags.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cursors {
-    pub(crate) token: u32,
-    pub(crate) send_buffer: u32,
-    pub(crate) receive_buffer: u32,
-    pub(crate) peer_buffer: u32,
+/// Sizes of buffers, cursors (wrap sequence and offset), producer and state flags of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursors {
+    /// Alert token.
+    pub token: u32,
+    /// Bytes of the send buffer.
+    pub send_buffer: u32,
+    /// Bytes of the own receive buffer.
+    pub receive_buffer: u32,
+    /// Bytes of the peer's receive buffer.
+    pub peer_buffer: u32,
     /// Received from the peer: its producer and consumer cursor; sent to it: the own ones.
-    pub(crate) cursors: [(u16, u32); 4],
-    /// Received, then sent.
-    pub(crate) flags: Option<[(u8, u8); 2]>,
+    pub cursors: [(u16, u32); 4],
+    /// Producer and state flags: received, then sent.
+    pub flags: Option<[(u8, u8); 2]>,
     /// In the send buffer: prepared, sent, known to have arrived.
-    pub(crate) send_cursors: [(u16, u32); 3],
+    pub send_cursors: [(u16, u32); 3],
 }
 
-/// What both ends of SMC-D have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Dmbs {
-    pub(crate) link_id: u32,
-    /// The extension is 0 for a GID of 64 bits.
-    pub(crate) gid: (u64, u64),
-    pub(crate) peer_gid: (u64, u64),
-    pub(crate) token: u64,
-    pub(crate) peer_token: u64,
+/// The two DMBs of an SMC-D connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dmbs {
+    /// Number of the link.
+    pub link_id: u32,
+    /// Own GID and its extension, which is 0 for a GID of 64 bits.
+    pub gid: (u64, u64),
+    /// The peer's GID and its extension.
+    pub peer_gid: (u64, u64),
+    /// Own token.
+    pub token: u64,
+    /// The peer's token.
+    pub peer_token: u64,
 }
 
-/// The first link of the link group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
-    pub(crate) number: u8,
-    pub(crate) rnic: String,
-    pub(crate) port: u8,
-    pub(crate) gid: String,
-    pub(crate) peer_gid: String,
-    pub(crate) server: bool,
+/// The first link of an SMC-R connection's link group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    /// Number in the link group.
+    pub number: u8,
+    /// Name of the RNIC.
+    pub rnic: String,
+    /// Port of the RNIC.
+    pub port: u8,
+    /// Own GID.
+    pub gid: String,
+    /// The peer's GID.
+    pub peer_gid: String,
+    /// `true`: this end is the server of the link group.
+    pub server: bool,
 }
 
-/// All sockets of AF_SMC, which has this number, in this network namespace.
+/// All sockets of AF_SMC in this network namespace, with all their extensions. Any user may ask.
 ///
 /// # Errors
-/// The kernel has no table of such sockets.
-pub(super) fn sockets(family: u8) -> io::Result<Vec<Socket>> {
-    Ok(netlink::sockets(family)?.iter().filter_map(|answer| socket(answer)).collect())
+/// The kernel has no table of such sockets (CONFIG_SMC_DIAG).
+pub fn sockets() -> io::Result<Vec<Socket>> {
+    // Family, extensions, and a socket's identity that is not looked at.
+    let mut request = [0; 52];
+    (request[0], request[3]) = (FAMILY as u8, 0xff);
+    let answers = Netlink::open(SOCK_DIAG)?.dump(BY_FAMILY, &request)?;
+    Ok(answers.iter().filter_map(|answer| socket(answer)).collect())
 }
 
 fn socket(answer: &[u8]) -> Option<Socket> {
@@ -114,13 +146,14 @@ fn socket(answer: &[u8]) -> Option<Socket> {
         interface: word(head, 40)?,
         uid: word(head, 52)?,
         inode: long(head, 56)?,
-        details: None,
+        cursors: None,
         dmbs: None,
         link: None,
     };
-    for (kind, value) in attributes(rest) {
-        match kind {
-            CONNECTION => socket.details = details(value),
+    for attribute in attributes(rest) {
+        let value = attribute.value;
+        match attribute.kind {
+            CONNECTION => socket.cursors = cursors(value),
             LINK_GROUP => socket.link = link(value),
             SHUTDOWN => socket.shutdown = value.first().copied().unwrap_or_default(),
             DMBS => socket.dmbs = dmbs(value),
@@ -134,7 +167,7 @@ fn socket(answer: &[u8]) -> Option<Socket> {
     Some(socket)
 }
 
-fn details(value: &[u8]) -> Option<Cursors> {
+fn cursors(value: &[u8]) -> Option<Cursors> {
     // A reserved word, the wrap sequence, the offset.
     let cursor = |at: usize| Some(((word(value, at)? >> 16) as u16, word(value, at + 4)?));
     let flags = |at: usize| Some((*value.get(at)?, *value.get(at + 1)?));
@@ -161,16 +194,13 @@ fn dmbs(value: &[u8]) -> Option<Dmbs> {
 }
 
 fn link(value: &[u8]) -> Option<Link> {
-    let text = |at: usize, len: usize| {
-        let bytes = value.get(at..at + len)?.split(|byte| *byte == 0).next()?;
-        Some(String::from_utf8_lossy(bytes).into_owned())
-    };
+    let part = |at: usize, len: usize| value.get(at..at + len).map(text);
     Some(Link {
         number: *value.first()?,
-        rnic: text(1, 64)?,
+        rnic: part(1, 64)?,
         port: *value.get(65)?,
-        gid: text(66, 40)?,
-        peer_gid: text(106, 40)?,
+        gid: part(66, 40)?,
+        peer_gid: part(106, 40)?,
         // SMC_CLNT is 0, SMC_SERV 1.
         server: *value.get(146)? != 0,
     })

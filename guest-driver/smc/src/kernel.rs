@@ -1,0 +1,26 @@
+//! AF_SMC of the kernel, and why it would not serve a program.
+
+pub(crate) use af_smc::{
+    Carrier, Change, Cursors, Device, Socket, change, devices, has_sockets, seid, sockets, ueids,
+};
+
+/// Why connections of AF_SMC would not be SMC-D, if that is so.
+pub(crate) fn obstacle() -> Option<String> {
+    if !has_sockets() {
+        return Some("the kernel has no AF_SMC (CONFIG_SMC; \"modprobe smc\")".into());
+    }
+    match devices() {
+        Ok(devices) if devices.is_empty() => {
+            return Some("the kernel has no ISM device (guest-driver/kernel)".into());
+        }
+        Ok(_) => {}
+        Err(error) => return Some(format!("{}: {error}", af_smc::DIBS)),
+    }
+    match ueids() {
+        Ok(ueids) if ueids.is_empty() => {
+            Some("AF_SMC has no enterprise id (\"smcd ueid add VIRTIO-ISM\")".into())
+        }
+        Ok(_) => None,
+        Err(error) => Some(format!("AF_SMC does not tell its enterprise ids: {error}")),
+    }
+}
