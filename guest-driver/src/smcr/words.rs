@@ -11,8 +11,9 @@
 //! Rules kept here: LG-37, RMB-29, SEC-15.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use ism_sys::lock;
 use smc_core::connection::failover::{Validation, judge};
 use smc_core::connection::{Order, Sequence};
 use smc_core::wire::Cursor;
@@ -113,8 +114,7 @@ impl Words {
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
-        // It is valid after every statement, so a panic elsewhere changes nothing.
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.taken)
     }
 
     /// Number of the newest message that was taken.

@@ -41,10 +41,10 @@ impl SmcStream {
         (tcp, asked): (TcpStream, Option<OptionRequest>),
         deadline: Option<Instant>,
     ) -> io::Result<SmcStream> {
-        // Without a device `propose` makes it TCP, with the reason.
-        let Some(asked) = asked else { return Self::propose(stack, tcp, deadline, false) };
+        // Without a device `upgrade` makes it TCP, with the reason.
+        let Some(asked) = asked else { return Self::upgrade(stack, tcp, deadline) };
         match stack.peer_discovery().connected(&tcp, asked) {
-            ClientAction::Propose { awaited } => Self::propose(stack, tcp, deadline, awaited),
+            ClientAction::Propose { awaited } => Outgoing::new(stack, tcp, awaited).wait(deadline),
             ClientAction::UseTcp(reason) => {
                 let why = Fallback::from_discovery(reason, stack.peer_discovery());
                 Self::of_tcp(stack, tcp, why)
@@ -91,29 +91,6 @@ impl SmcStream {
         tcp: TcpStream,
         deadline: Option<Instant>,
     ) -> io::Result<SmcStream> {
-        Self::propose(stack, tcp, deadline, false)
-    }
-
-    /// As [`SmcStream::upgrade`], on a connection whose server has answered TCP option 254. The server
-    /// waits for a message, so this sends a Decline if there is nothing to propose.
-    ///
-    /// # Errors
-    /// As [`SmcStream::upgrade`].
-    pub fn upgrade_awaited(
-        stack: &Arc<Stack>,
-        tcp: TcpStream,
-        deadline: Option<Instant>,
-    ) -> io::Result<SmcStream> {
-        Self::propose(stack, tcp, deadline, true)
-    }
-
-    /// Does the client's handshake. `awaited`: the server has answered TCP option 254.
-    fn propose(
-        stack: &Arc<Stack>,
-        tcp: TcpStream,
-        deadline: Option<Instant>,
-        awaited: bool,
-    ) -> io::Result<SmcStream> {
-        Outgoing::new(stack, tcp, awaited).wait(deadline)
+        Outgoing::new(stack, tcp, false).wait(deadline)
     }
 }

@@ -37,7 +37,7 @@ impl Payload<'_> {
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Write { address: u64, rkey: Rkey },
-    Send { solicited: bool },
+    Send,
 }
 
 /// A request to write a peer's memory, or to send to its receive queue.
@@ -59,7 +59,7 @@ impl<'a> Work<'a> {
     /// Solicited SEND: it wakes a peer that has armed its queue for solicited messages.
     #[inline]
     pub fn send(id: u64, payload: Payload<'a>) -> Work<'a> {
-        Work { id, kind: Kind::Send { solicited: true }, payload, signaled: false }
+        Work { id, kind: Kind::Send, payload, signaled: false }
     }
 
     /// Asks for a completion. A request without one causes a completion only if it fails. Its place
@@ -67,15 +67,6 @@ impl<'a> Work<'a> {
     #[inline]
     pub fn signaled(self) -> Work<'a> {
         Work { signaled: true, ..self }
-    }
-
-    /// A SEND that does not wake the peer.
-    #[inline]
-    pub fn unsolicited(mut self) -> Work<'a> {
-        if let Kind::Send { solicited } = &mut self.kind {
-            *solicited = false;
-        }
-        self
     }
 }
 
@@ -158,9 +149,9 @@ pub(super) fn post_sends(
                     wr.remote_addr = address;
                     wr.rkey = rkey.0;
                 }
-                Kind::Send { solicited } => {
+                Kind::Send => {
                     wr.opcode = ffi::WR_SEND;
-                    wr.send_flags |= if solicited { ffi::SEND_SOLICITED } else { 0 };
+                    wr.send_flags |= ffi::SEND_SOLICITED;
                 }
             }
             wr.send_flags |= if work.signaled { ffi::SEND_SIGNALED } else { 0 };
@@ -268,7 +259,7 @@ mod tests {
         let batch = [
             Work::write(1, Payload::Registered(sge(0x1000, 5)), 0x2000, Rkey(77)),
             Work::send(2, Payload::Inline(&message)).signaled(),
-            Work::send(3, Payload::Registered(sge(0, 0))).unsolicited(),
+            Work::send(3, Payload::Registered(sge(0, 0))),
         ];
         let mut calls = 0;
         post_sends(&batch, |first, _| {
@@ -285,7 +276,7 @@ mod tests {
                     0,
                     Some(inline),
                 ),
-                (3, ffi::WR_SEND, 0, 0, 0, None),
+                (3, ffi::WR_SEND, ffi::SEND_SOLICITED, 0, 0, None),
             ];
             assert_eq!(seen(first), want);
             0

@@ -3,9 +3,10 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use ism_sys::lock;
 use smc_core::wire::clc::{Kind, Message, Peek, peek_header};
 
 /// Bytes that are kept of each direction; a handshake has less than a thousand.
@@ -50,10 +51,6 @@ impl Direction {
     fn index(self) -> usize {
         self as usize
     }
-}
-
-fn lock(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
-    record.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Tap {
