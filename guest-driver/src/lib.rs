@@ -27,3 +27,8 @@ pub use socket::{
     Stack, StackUpkeep, Totals, Watch, WatchedStream, Woken, statistics,
 };
 pub use virtio_ism::transport::{DeviceAddress, PciAddress};
+
+// Its examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -28,3 +28,8 @@ pub mod link_group;
 pub mod testing;
 pub mod time;
 pub mod wire;
+
+// Its examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

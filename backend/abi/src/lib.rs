@@ -43,3 +43,8 @@ pub const FIRST_MOVE_QUEUE: u16 = 2;
 pub const WINDOW_SHMID: u8 = 1;
 /// Identifier with which doorbells are handed to front ends: no region, and nothing to be mapped.
 pub const DOORBELL_SHMID: u8 = 2;
+
+// Its examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -73,3 +73,8 @@ pub fn devices() -> io::Result<Vec<Device>> {
     devices.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(devices)
 }
+
+// Its examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

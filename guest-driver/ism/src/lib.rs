@@ -13,3 +13,8 @@ pub use ism::{
     LineName, OpenOptions, OwnDmb, PRODUCER_WORD, PeerDmb, PeerFlags, Prefer, SLOWEST_WINDOW,
     WindowSpeed,
 };
+
+// Its examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
