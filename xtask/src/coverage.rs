@@ -12,14 +12,16 @@ use serde_json::Value;
 use crate::tool::{self, ToolError, at};
 
 /// Directories whose lines are counted.
-const SOURCES: [&str; 2] = ["backend/src", "smc-core/src"];
+const SOURCES: [&str; 3] = ["backend/src", "backend/device/src", "smc-core/src"];
+/// The packages whose tests run.
+const PACKAGES: [&str; 3] = ["vhost-device-ism", "ism-device", "smc-core"];
 /// Fewer lines in a hundred are a failure.
 const WANTED: f64 = 90.0;
 
 /// Help of the task.
 pub(crate) const LONG_ABOUT: &str = "\
-Builds the tests of backend and smc-core with instrumentation, runs them, and prints how many lines
-of backend/src and smc-core/src they reach, by file and in sum. Fails below 90 % of either.
+Builds the tests of backend, backend/device and smc-core with instrumentation, runs them, and prints
+how many lines of their src folders they reach, by file and in sum. Fails below 90 % of one.
 
 It needs llvm-profdata and llvm-cov of the LLVM that rustc has: rustup's component llvm-tools, or
 Debian's package llvm-N. Counters are in a mapped file, so that what a daemon runs in its
@@ -103,7 +105,7 @@ fn test(root: &Path) -> Result<BTreeSet<PathBuf>, ToolError> {
     let profiles = profiles(root);
     let cargo = |last: &[&str]| {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-        command.current_dir(root).args(["test", "-p", "vhost-device-ism", "-p", "smc-core"]);
+        command.current_dir(root).args(["test"]).args(PACKAGES.map(|name| format!("-p{name}")));
         command.args(["--lib", "--bins", "--tests"]).args(last);
         command.env("CARGO_TARGET_DIR", root.join("target/coverage"));
         command.env("RUSTFLAGS", flags());
@@ -199,6 +201,6 @@ mod tests {
         assert_eq!(counted[0].1, Lines { all: 40, run: 20 });
         assert_eq!(counted[0].2.len(), 2);
         assert_eq!(counted[0].1.percent(), 50.0);
-        assert_eq!(counted[1].1, Lines::default());
+        assert_eq!([counted[1].1, counted[2].1], [Lines::default(); 2]);
     }
 }
