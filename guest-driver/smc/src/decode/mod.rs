@@ -30,7 +30,7 @@ use capture::{Capture, CaptureError, is_capture};
 use packet::{Packet, dissect};
 use report::{Place, Report};
 use roce::Sends;
-use stream::{End, Found, Streams};
+use stream::{End, StreamItem, Streams};
 
 /// Most bytes of hex text or raw bytes that are read, several times what [`hex::MAX_BYTES`] needs.
 const MAX_INPUT: u64 = 8 << 20;
@@ -322,9 +322,13 @@ fn place_of(frame: u64, (from, to): (End, End)) -> Place {
     }
 }
 
-fn write_found(place: &Place, found: Found, report: &mut Report<impl Write>) -> io::Result<()> {
+fn write_found(
+    place: &Place,
+    found: StreamItem,
+    report: &mut Report<impl Write>,
+) -> io::Result<()> {
     match found {
-        Found::Announced { reply, extra } => {
+        StreamItem::Announced { reply, extra } => {
             let who = if reply { "the server" } else { "the client" };
             let wrong = match extra {
                 0 => String::new(),
@@ -332,14 +336,14 @@ fn write_found(place: &Place, found: Found, report: &mut Report<impl Write>) -> 
             };
             report.note(place, &format!("TCP option 254: {who} announces SMC{wrong}"), &[])
         }
-        Found::OtherExperiment { kind, data } => {
+        StreamItem::OtherExperiment { kind, data } => {
             let note = format!("TCP option {kind} of another experiment");
             report.note(place, &note, &data)
         }
-        Found::Clc(bytes) | Found::Broken(bytes) => {
+        StreamItem::Clc(bytes) | StreamItem::Broken(bytes) => {
             report.message(place, &bytes, &view::clc(&bytes))
         }
-        Found::NoClc(bytes) => {
+        StreamItem::NoClc(bytes) => {
             report.note(place, "both ends announced SMC, but the stream begins with", &bytes)
         }
     }

@@ -28,7 +28,7 @@ pub(super) type End = (IpAddr, u16);
 
 /// What a segment brought to light.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum StreamItem {
     /// SMC was announced on a SYN or SYN-ACK.
     Announced {
         /// On the SYN-ACK.
@@ -97,7 +97,7 @@ pub(super) struct Streams {
 
 impl Streams {
     /// Takes a segment, gives what it completed.
-    pub(super) fn segment(&mut self, frame: u64, segment: &Segment<'_>) -> Vec<Found> {
+    pub(super) fn segment(&mut self, frame: u64, segment: &Segment<'_>) -> Vec<StreamItem> {
         let mut found = Vec::new();
         let key = (segment.from, segment.to);
         if segment.syn {
@@ -232,7 +232,7 @@ impl Direction {
         true
     }
 
-    fn messages(&mut self, both_announced: bool, found: &mut Vec<Found>) {
+    fn messages(&mut self, both_announced: bool, found: &mut Vec<StreamItem>) {
         loop {
             if self.bytes.is_empty() {
                 return;
@@ -240,7 +240,7 @@ impl Direction {
             if !starts_like_clc(&self.bytes) {
                 if both_announced && self.messages == 0 {
                     self.bytes.truncate(64);
-                    found.push(Found::NoClc(std::mem::take(&mut self.bytes)));
+                    found.push(StreamItem::NoClc(std::mem::take(&mut self.bytes)));
                 }
                 return self.finish();
             }
@@ -250,14 +250,14 @@ impl Direction {
             let length = usize::from(u16::from_be_bytes([l0, l1]));
             if length <= CLC_HEADER {
                 self.bytes.truncate(64);
-                found.push(Found::Broken(std::mem::take(&mut self.bytes)));
+                found.push(StreamItem::Broken(std::mem::take(&mut self.bytes)));
                 return self.finish();
             }
             if self.bytes.len() < length {
                 return;
             }
             let rest = self.bytes.split_off(length);
-            found.push(Found::Clc(std::mem::replace(&mut self.bytes, rest)));
+            found.push(StreamItem::Clc(std::mem::replace(&mut self.bytes, rest)));
             self.messages += 1;
         }
     }
@@ -270,15 +270,15 @@ fn starts_like_clc(bytes: &[u8]) -> bool {
         && bytes.get(3).is_none_or(|last| matches!(last, 0xd9 | 0xc4))
 }
 
-fn announcement(segment: &Segment<'_>, found: &mut Vec<Found>) -> bool {
+fn announcement(segment: &Segment<'_>, found: &mut Vec<StreamItem>) -> bool {
     let mut announced = false;
     for (kind, data) in &segment.experiments {
         match data.strip_prefix(&SMC_EXID) {
             Some(extra) if *kind == 254 => {
                 announced = true;
-                found.push(Found::Announced { reply: segment.ack, extra: extra.len() });
+                found.push(StreamItem::Announced { reply: segment.ack, extra: extra.len() });
             }
-            _ => found.push(Found::OtherExperiment { kind: *kind, data: data.to_vec() }),
+            _ => found.push(StreamItem::OtherExperiment { kind: *kind, data: data.to_vec() }),
         }
     }
     announced
@@ -323,14 +323,14 @@ mod tests {
         for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2], [1, 2, 0]] {
             let mut streams = Streams::default();
             let mut found = streams.segment(1, &syn(start.wrapping_sub(1)));
-            assert_eq!(found.pop(), Some(Found::Announced { reply: false, extra: 0 }));
+            assert_eq!(found.pop(), Some(StreamItem::Announced { reply: false, extra: 0 }));
             for (frame, piece) in order.into_iter().enumerate() {
                 let range = [0..10, 10..20, 20..28][piece].clone();
                 let segment = data(start.wrapping_add(range.start as u32), &message[range]);
                 found.extend(streams.segment(frame as u64, &segment));
                 found.extend(streams.segment(frame as u64, &segment));
             }
-            assert_eq!(found, [Found::Clc(message.clone())]);
+            assert_eq!(found, [StreamItem::Clc(message.clone())]);
             assert_eq!(streams.held, 0);
         }
     }
@@ -340,7 +340,7 @@ mod tests {
         let mut streams = Streams::default();
         let bytes = [&decline()[..], &decline(), b"GET / HTTP/1.0"].concat();
         let found = streams.segment(1, &data(5, &bytes));
-        assert_eq!(found, [Found::Clc(decline()), Found::Clc(decline())]);
+        assert_eq!(found, [StreamItem::Clc(decline()), StreamItem::Clc(decline())]);
         assert!(streams.segment(2, &data(5 + bytes.len() as u32, &decline())).is_empty());
         assert_eq!(streams.held, 0);
     }
@@ -357,8 +357,8 @@ mod tests {
         let mut streams = Streams::default();
         streams.segment(1, &syn(0));
         let reply = Segment { from: SERVER, to: CLIENT, ack: true, ..syn(0) };
-        assert_eq!(streams.segment(2, &reply), [Found::Announced { reply: true, extra: 0 }]);
-        assert_eq!(streams.segment(3, &data(1, b"hello")), [Found::NoClc(b"hello".to_vec())]);
+        assert_eq!(streams.segment(2, &reply), [StreamItem::Announced { reply: true, extra: 0 }]);
+        assert_eq!(streams.segment(3, &data(1, b"hello")), [StreamItem::NoClc(b"hello".to_vec())]);
     }
 
     // Shows: OPT-3.
@@ -370,7 +370,7 @@ mod tests {
         let found = streams.segment(1, &segment);
         assert!(matches!(
             found[..],
-            [Found::OtherExperiment { .. }, Found::OtherExperiment { .. }]
+            [StreamItem::OtherExperiment { .. }, StreamItem::OtherExperiment { .. }]
         ));
         assert!(!streams.announced((CLIENT, SERVER)));
     }
@@ -380,7 +380,7 @@ mod tests {
         let mut streams = Streams::default();
         let mut bytes = decline();
         bytes[6] = 3;
-        assert!(matches!(streams.segment(1, &data(5, &bytes))[..], [Found::Broken(_)]));
+        assert!(matches!(streams.segment(1, &data(5, &bytes))[..], [StreamItem::Broken(_)]));
         assert_eq!(streams.held, 0);
     }
 
