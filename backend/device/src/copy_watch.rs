@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::shm::PageWaits;
 
 /// A copy of `max_move` bytes takes less than a millisecond. Nanoseconds.
-const LONG: u64 = 50_000_000;
+const SLOW_COPY: u64 = 50_000_000;
 /// How long a memory is watched, nanoseconds.
 const WATCH: u64 = 60_000_000_000;
 
@@ -29,7 +29,7 @@ impl CopyWatch {
 
     /// A copy has taken from `start` to `end`.
     pub(super) fn copied(&self, start: u64, end: u64) {
-        if end.saturating_sub(start) > LONG {
+        if end.saturating_sub(start) > SLOW_COPY {
             self.watched_until.store(end.saturating_add(WATCH), Ordering::Relaxed);
         }
     }
@@ -38,7 +38,7 @@ impl CopyWatch {
 /// Whether the owner has made a touch of its pages last, which took `took` nanoseconds. A thread
 /// that did not wait was not given a processor. One that waited for a disk has met the host's swap.
 pub(super) fn is_owners_doing(took: u64, before: PageWaits, after: PageWaits) -> bool {
-    took > LONG && after.waits > before.waits && after.from_disk == before.from_disk
+    took > SLOW_COPY && after.waits > before.waits && after.from_disk == before.from_disk
 }
 
 #[cfg(test)]
@@ -48,19 +48,19 @@ mod tests {
     #[test]
     fn a_memory_is_watched_after_a_long_copy() {
         let watch = CopyWatch::default();
-        watch.copied(1_000, 1_000 + LONG);
+        watch.copied(1_000, 1_000 + SLOW_COPY);
         assert!(!watch.is_watched(0));
-        watch.copied(1_000, 2_000 + LONG);
-        assert!(watch.is_watched(2_000 + LONG));
-        assert!(!watch.is_watched(2_000 + LONG + WATCH));
+        watch.copied(1_000, 2_000 + SLOW_COPY);
+        assert!(watch.is_watched(2_000 + SLOW_COPY));
+        assert!(!watch.is_watched(2_000 + SLOW_COPY + WATCH));
     }
 
     #[test]
     fn neither_a_busy_machine_nor_swap_is_the_owners_doing() {
         let at = |waits, from_disk| PageWaits { waits, from_disk };
-        assert!(is_owners_doing(LONG + 1, at(5, 5), at(6, 5)));
-        assert!(!is_owners_doing(LONG, at(5, 5), at(6, 5)), "not long");
-        assert!(!is_owners_doing(LONG + 1, at(5, 5), at(5, 5)), "no processor");
-        assert!(!is_owners_doing(LONG + 1, at(5, 5), at(6, 6)), "swap");
+        assert!(is_owners_doing(SLOW_COPY + 1, at(5, 5), at(6, 5)));
+        assert!(!is_owners_doing(SLOW_COPY, at(5, 5), at(6, 5)), "not long");
+        assert!(!is_owners_doing(SLOW_COPY + 1, at(5, 5), at(5, 5)), "no processor");
+        assert!(!is_owners_doing(SLOW_COPY + 1, at(5, 5), at(6, 6)), "swap");
     }
 }

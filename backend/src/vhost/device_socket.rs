@@ -64,7 +64,7 @@ struct Inner {
 struct Queue {
     /// `None`: the guest is removed, and the queue no longer its own.
     socket: Option<Arc<OwnedFd>>,
-    /// The first connection is the daemon's own.
+    /// `true`: the first connection in the queue is the placeholder that the daemon made.
     is_filled: bool,
 }
 

@@ -26,8 +26,8 @@ const SAMPLE: Duration = Duration::from_millis(1);
 const MIN_WAIT: Duration = Duration::from_millis(1);
 /// And so long until it looks whether the connection has ended.
 const MAX_WAIT: Duration = Duration::from_millis(10);
-/// Nobody has to wait for longer than this for what was charged.
-const MAX_OWED: Duration = Duration::from_secs(10);
+/// A thread waits at most this long, whatever was charged.
+const MAX_CHARGE: Duration = Duration::from_secs(10);
 
 /// What a kick without work is charged. A front end may kick for nothing 20,000 times a second.
 pub(super) const IDLE_KICK: Duration = Duration::from_micros(50);
@@ -91,7 +91,7 @@ impl ProcessorAccount {
     /// Charges an amount of processor time.
     pub(super) fn charge(&self, now: Instant, used: Duration) {
         let now = self.since_epoch(now);
-        let most = now.saturating_add(nanos(MAX_OWED));
+        let most = now.saturating_add(nanos(MAX_CHARGE));
         let mut paid_at = lock(&self.paid_at);
         *paid_at = (*paid_at).max(now).saturating_add(nanos(used)).min(most);
     }
@@ -195,7 +195,7 @@ mod tests {
         let now = account.epoch;
         account.charge(now, Duration::from_secs(3600));
         assert_eq!(account.wait(now), Some(MAX_WAIT));
-        assert_eq!(account.wait(now + MAX_OWED), None);
+        assert_eq!(account.wait(now + MAX_CHARGE), None);
         account.settle(|| true); // the connection has ended: it does not wait
     }
 

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 /// A wake takes a few microseconds. One that takes longer than this is not done by others for a
 /// while.
-const LONG: Duration = Duration::from_micros(100);
+const SLOW_WAKE: Duration = Duration::from_micros(100);
 /// How many times as long as the wake took.
 const FACTOR: u32 = 64;
 /// But no longer than this.
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 
-/// See the module.
+/// The cost of one front end's wakes to the threads of other devices.
 #[derive(Debug)]
 pub(super) struct WakeCost {
     epoch: Instant,
@@ -39,7 +39,7 @@ impl WakeCost {
     /// A wake by a thread of another device has taken from `start` to `end`.
     pub(super) fn took(&self, start: Instant, end: Instant) {
         let took = end.saturating_duration_since(start);
-        if took > LONG {
+        if took > SLOW_WAKE {
             let pause = took.saturating_mul(FACTOR).min(MAX_PAUSE);
             self.paused_until.store(self.since_epoch(end + pause), Ordering::Relaxed);
         }

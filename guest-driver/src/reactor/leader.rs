@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::fd::{AsFd, BorrowedFd};
 
-use super::source::OTHER;
+use super::source::REACTOR_NAME;
 use super::wait::{Waiter, clear_interrupted, note_error, poll_for, was_interrupted};
 use super::work::Work;
 use super::{BACKGROUND, CALLER, ConnectionHandler, FREE, Limit, Reactor, wait};
@@ -197,8 +197,8 @@ impl<C: ConnectionHandler> Reactor<C> {
             // The reactor's own set says only that there is something.
             events.filter(|_| self.edges.is_none()).for_each(|event| match event {
                 // Edges need not be cleared.
-                OTHER if !self.polled => {}
-                OTHER => {
+                REACTOR_NAME if !self.polled => {}
+                REACTOR_NAME => {
                     self.interrupt.clear();
                 }
                 name => self.source.on_reported(name),

@@ -42,7 +42,7 @@ use rustix::fd::{BorrowedFd, OwnedFd};
 
 pub(crate) use self::background::Upkeep;
 pub(crate) use self::source::PeerObserver;
-use self::source::{LineName, OTHER, ReactorEvent, Source, Tags};
+use self::source::{LineName, REACTOR_NAME, ReactorEvent, Source, Tags};
 use self::wait::Waiter;
 use self::work::{PendingWork, Work};
 use ism_sys::{EventFd, is_free, lock, out_of_the_way};
@@ -91,7 +91,7 @@ pub(crate) enum DelayedUpdate {
 pub(crate) type Limit = Option<(Instant, Duration)>;
 
 /// An event loop with so many connections at most arms each, if there are other event loops.
-const FEW: usize = 128;
+const MAX_ARMED_EACH: usize = 128;
 
 /// Nobody leads.
 const FREE: u32 = 0;
@@ -183,7 +183,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             Some(set) => {
                 let mut flags = epoll::EventFlags::IN;
                 flags.set(epoll::EventFlags::ET, !polled);
-                epoll::add(set, &interrupt, epoll::EventData::new_u64(OTHER), flags)?;
+                epoll::add(set, &interrupt, epoll::EventData::new_u64(REACTOR_NAME), flags)?;
                 None
             }
         };
@@ -381,7 +381,7 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// Whether an event loop with `n` connections arms each of them before it sleeps, and not the
     /// lines of slabs, which would wake it for the connections of others.
     pub(crate) fn arms_each(&self, n: usize) -> bool {
-        n <= FEW && self.pollers.load(Ordering::Relaxed) > 1
+        n <= MAX_ARMED_EACH && self.pollers.load(Ordering::Relaxed) > 1
     }
 
     /// Asks for an event at the next raised line, for a thread that is about to sleep. `false`: there

@@ -25,7 +25,7 @@ pub(crate) struct Ready {
     pub(crate) read_closed: bool,
     /// Nothing goes either way any more.
     pub(crate) hang_up: bool,
-    /// As `hang_up`, without a peer that has closed while this end has not.
+    /// Both directions have ended. `hang_up` is also true when only the peer has closed.
     pub(crate) both_ended: bool,
     /// The connection ended abnormally.
     pub(crate) failed: bool,

@@ -43,7 +43,7 @@ pub(crate) struct Tags {
 }
 
 /// The name of the reactor's own descriptor in an [event set](Source::event_set).
-pub(crate) const OTHER: u64 = u64::MAX;
+pub(crate) const REACTOR_NAME: u64 = u64::MAX;
 
 /// A source of events, for the threads of one reactor. Any thread may call any method.
 pub(crate) trait Source: Send + Sync {
@@ -52,7 +52,7 @@ pub(crate) trait Source: Send + Sync {
     fn event_fd(&self) -> BorrowedFd<'_>;
 
     /// [`event_fd`](Source::event_fd), if that is an epoll set. The reactor adds a descriptor of
-    /// its own under the name [`OTHER`] and then waits for the set itself.
+    /// its own under the name [`REACTOR_NAME`] and then waits for the set itself.
     fn event_set(&self) -> Option<BorrowedFd<'_>> {
         None
     }

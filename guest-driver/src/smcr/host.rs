@@ -24,7 +24,7 @@ use super::shared::Shared;
 use super::subnets::Subnets;
 use super::{NoRdma, Rnics, SmcrOptions, info};
 use crate::info::{LinkGroupInfo, RnicInfo};
-use crate::reactor::source::{OTHER, ReactorEvent, Source};
+use crate::reactor::source::{REACTOR_NAME, ReactorEvent, Source};
 use ism_sys::out_of_the_way;
 use smc_verbs::AsyncEvent;
 
@@ -204,7 +204,7 @@ impl RdmaHost {
         for event in ready.iter() {
             match event.data.u64() {
                 SIGNAL => self.shared.signal().drain(),
-                OTHER => {}
+                REACTOR_NAME => {}
                 name => {
                     let Some(device) = self.device(name) else { continue };
                     match is_channel(name) {

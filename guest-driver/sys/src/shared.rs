@@ -142,8 +142,7 @@ impl SharedSlice {
     /// Has the kernel allocate and map the pages of a range for writing; their bytes stay as they are.
     ///
     /// # Errors
-    /// The range does not lie in the slice. Others are those of madvise(2): a kernel before 5.14
-    /// cannot, and no memory is left.
+    /// The range does not lie in the slice. `InvalidInput` before Linux 5.14; `OutOfMemory`.
     pub fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
         check(offset, len, self.len).map_err(io::Error::other)?;
         let before = (self.address() + offset) % rustix::param::page_size();

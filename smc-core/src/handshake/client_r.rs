@@ -77,10 +77,10 @@ impl AcceptedR {
         self.accept.eid
     }
 
-    /// Whether the server says that no router is on the way; as it always is in version 1. Its MAC
-    /// is the next hop then (CLCV2-55); else the route to its address gives the next hop, and the
-    /// client declines if there is none ([`DeclineReason::NoRoute`], [`DeclineReason::NotIndirect`],
-    /// CLCV2-35, CLCV2-54, CLCV2-56).
+    /// `true`: no router lies between, and the server's MAC is the next hop (CLCV2-55). `false`: the
+    /// client looks up the route to the server's address, and declines without one
+    /// ([`DeclineReason::NoRoute`], [`DeclineReason::NotIndirect`], CLCV2-35, CLCV2-54, CLCV2-56).
+    /// Version 1: always `true`.
     pub fn direct(&self) -> bool {
         self.accept.extension.is_none_or(|extension| extension.direct)
     }

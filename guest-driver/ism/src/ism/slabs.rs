@@ -43,7 +43,7 @@ pub(super) struct Placed {
     pub(super) memory: SharedSlice,
     /// Owner and user run on one kernel, and know that threads may sleep on the armed word.
     pub(super) futex: bool,
-    /// By which the user wakes the owner instead of a kick.
+    /// The user rings it instead of kicking the device.
     pub(super) doorbell: Option<Arc<Doorbell>>,
     /// The line of the slab, if owner and user know it.
     pub(super) slab_line: Option<SlabLineMemory>,

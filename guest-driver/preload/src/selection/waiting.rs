@@ -281,7 +281,7 @@ pub(crate) fn go_on(descriptor: &DescriptorRef) {
         let mut waiting = WAITING.lock();
         let Some(set) = waiting.sets.as_ref().map(|sets| sets.epoll.as_raw_fd()) else { return };
         let Some(one) = waiting.take(number) else {
-            // Whoever goes on with it now may have read before the bytes came.
+            // The thread that is advancing the handshake may have read before these bytes arrived.
             if running::any(|other| other.is(descriptor)) {
                 waiting.missed.push(number);
             }

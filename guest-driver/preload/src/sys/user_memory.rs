@@ -1,7 +1,6 @@
-//! Memory that the program passes to a call. The kernel checks the addresses. Here those are checked
-//! that no program has by its arithmetic alone: null with an offset, and what is outside of the
-//! address space. Others that lead to no memory fault, as in any function of libc that touches
-//! memory itself.
+//! Memory that the program passes to a call. The kernel checks the addresses. This module rejects
+//! null with an offset and addresses outside of the address space. Any other bad address faults, as
+//! in any function of libc that touches memory itself.
 
 use std::borrow::Cow;
 use std::ffi::{c_int, c_void};
