@@ -1,6 +1,4 @@
 //! DMBs and the tokens that name them.
-//!
-//! Rules kept here: EISM-27, RMB-33, SEC-7.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -137,7 +135,7 @@ impl Dmb {
 
 const SHARDS: usize = 16;
 
-/// The tokens of a fabric. Read mostly, hence sharded read-write locks.
+/// The tokens of a fabric: random numbers of 64 bits, each for one user (EISM-27). Read mostly, hence sharded read-write locks.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
     shards: [RwLock<HashMap<u64, Arc<Dmb>>>; SHARDS],
@@ -160,7 +158,7 @@ impl Tokens {
         write(self.shard(token)).remove(&token.0);
     }
 
-    /// The DMB that `caller` may use by this number.
+    /// The DMB that `caller` may use by this number, as its only user (RMB-33, SEC-7).
     ///
     /// A number that names nothing and one that names a DMB of another user take the same way:
     /// a probe, then a comparison of all bits of number and GID with something.

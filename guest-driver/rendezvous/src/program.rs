@@ -99,7 +99,7 @@
 //! void set_mark(s, mark, value);
 //! ```
 //!
-//! Rules kept here: OPT-1, OPT-2, OPT-3, OPT-4, OPT-5, OPT-6, OPT-7, OPT-12, SEC-3.
+//! Rules kept here: OPT-6, SEC-3.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -124,8 +124,10 @@ pub(super) mod mark {
     pub(in super::super) const WITHDRAWN: u32 = 64;
 }
 
-/// The option, RFC 7609 appendix A.1, as the start of eight bytes.
+/// The option, RFC 7609 appendix A.1, as the start of eight bytes: one for all versions (OPT-12). With
+/// another magic it would be another experiment (OPT-3).
 const OPTION: [u8; 8] = [254, 6, 0xe2, 0xd4, 0xc3, 0xd9, 0, 0];
+// OPT-2.
 const OPTION_LEN: i32 = 6;
 /// TCP Fast Open, RFC 7413.
 const FAST_OPEN: [u8; 8] = [34, 0, 0, 0, 0, 0, 0, 0];
@@ -362,7 +364,8 @@ impl<'a> Program<'a> {
         self.a.jump(out);
     }
 
-    /// Goes on if the segment is the SYN of a client that wants SMC.
+    /// Goes on if the segment is the SYN of a client that wants SMC (OPT-1). Segments without SYN get no
+    /// option (OPT-7).
     fn syn(&mut self, synack: Label, no: Label) {
         let a = &mut self.a;
         a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::TCP_FLAGS);
@@ -371,8 +374,8 @@ impl<'a> Program<'a> {
         self.require(mark::WANT, no);
     }
 
-    /// Goes on if the segment is the SYN-ACK of a listener that answers, to a client that has sent
-    /// the option. `paused`: such a client, but the port answers nobody.
+    /// Goes on if the segment is the SYN-ACK of a listener that answers (OPT-4), to a client that has
+    /// sent the option (OPT-5). `paused`: such a client, but the port answers nobody.
     fn synack(&mut self, paused: Label, no: Label) {
         let a = &mut self.a;
         a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::IS_FULLSOCK);

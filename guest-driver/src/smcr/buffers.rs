@@ -1,15 +1,16 @@
 //! RMBs and send buffers: registered memory, and the pools in which it waits for the next
 //! connection.
 //!
-//! An RMB has one element. It belongs to one link group and is registered with the protection
-//! domain of each of its links, so that no other peer's keys reach it (SEC-9). A pooled RMB is
-//! known to the peer, so the next connection of the group needs no Confirm RKey for it.
+//! An RMB has one element, for one connection (RMB-14). It belongs to one link group (RMB-18, LG-49)
+//! and is registered with the protection domain of each of its links (LG-59, RMB-30), so that no other
+//! peer's keys reach it (SEC-6). A pooled RMB (RMB-17) is known to the peer, so the next connection of
+//! the group needs no Confirm RKey for it.
 //!
 //! A send buffer is as long as the peer's receive element, and each byte lies at the offset that
 //! it has there. It may be overwritten exactly when the peer's consumer cursor has passed it, so
 //! whatever the peer has not confirmed can be written once more.
 //!
-//! Rules kept here: LG-49, LG-59, RMB-1, RMB-3, RMB-8, RMB-14, RMB-17, RMB-18, RMB-30, SEC-6.
+//! Rules kept here: RMB-1, RMB-3.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -1,6 +1,4 @@
 //! Random numbers and the table of alert tokens.
-//!
-//! Rules kept here: RMB-19, RMB-20.
 
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -21,8 +19,8 @@ pub(crate) fn random_psn() -> io::Result<u32> {
 
 type Map<T> = FxHashMap<u32, Arc<T>>;
 
-/// Alert tokens, by which peers name connections (CDC-4). They are random, so that a peer that sees a
-/// token cannot guess another one, and never zero.
+/// Alert tokens, by which peers name connections (CDC-4, RMB-19). They are random, so that a peer that
+/// sees a token cannot guess another one, and one of the past is noticed (RMB-20). They are never zero.
 #[derive(Debug)]
 pub(crate) struct Tokens<T> {
     map: RwLock<Map<T>>,

@@ -27,10 +27,6 @@
 //! - A FIN on the TCP connection is no event at all: Linux sends it ahead of its D or C (D-16). A
 //!   Linux peer leaves an A without answer in PeerCloseWait, and has no timers of its own: the
 //!   timers here end both, and an own final C or A is always sent.
-//!
-//! Rules kept here: CDC-36, CDC-47, CLOSE-4, CLOSE-6, CLOSE-7, CLOSE-8, CLOSE-9, CLOSE-10,
-//! CLOSE-12, CLOSE-13, CLOSE-14, CLOSE-19, CLOSE-21, CLOSE-22, CLOSE-23, CLOSE-24, CLOSE-26,
-//! CLOSE-27, CLOSE-28, CLOSE-29, CLOSE-30, CLOSE-31, CLOSE-38, CLOSE-42.
 
 use crate::wire::cdc::StateFlags;
 
@@ -185,6 +181,7 @@ pub struct Close {
     pending: StateFlags,
 }
 
+// D: this side writes no more. C: it has closed (CDC-36).
 const DONE: StateFlags = StateFlags::SENDING_DONE;
 const CLOSED: StateFlags = StateFlags::CLOSED;
 const ABORT: StateFlags = StateFlags::ABORT;
@@ -202,7 +199,7 @@ impl Close {
         self.state
     }
 
-    /// The state flags of every control word sent now.
+    /// The state flags of every control word sent now: what was said once is repeated (CDC-47).
     #[inline]
     pub const fn flags(&self) -> StateFlags {
         self.sent
@@ -268,8 +265,10 @@ impl Close {
                 self.end(Actions::CLOSE_TCP | Actions::REUSE_BUFFER)
             }
             Event::AbortDelivered => self.unmoved(),
+            // CLOSE-21; a close that stalls comes to the same by `timeout`.
             Event::Abort => self.abort(Actions::REPORT_ABORTED),
             Event::TcpReset if self.sent.contains(CLOSED) => self.unmoved(),
+            // Without an A before it (CLOSE-28); `fail` does nothing after one (CLOSE-29).
             Event::TcpReset => self.fail(Actions::REPORT_RESET),
             Event::Timeout => self.timeout(),
         }
@@ -284,6 +283,7 @@ impl Close {
         matches!(self.state, State::Closed | State::PeerAbortWait | State::ProcessAbort)
     }
 
+    /// The only way to Closed: the caller says what becomes of the buffer (CLOSE-38).
     fn end(self, actions: Actions) -> (Close, Actions) {
         let none = StateFlags::empty();
         (Close { state: State::Closed, pending: none, ..self }, Actions::STOP_TIMER | actions)
@@ -308,7 +308,7 @@ impl Close {
             return self.unmoved();
         }
         if unread {
-            // In every state with an open read side, not only in Active (CLOSE-41).
+            // In every state with an open read side, not only in Active (CLOSE-4, CLOSE-41).
             return self.abort(Actions::REPORT_ABORTED);
         }
         if !unsent || self.sent.contains(DONE) {
@@ -321,17 +321,18 @@ impl Close {
         (Close { pending: CLOSED, ..self }, wake | Actions::START_CLOSE_TIMER)
     }
 
-    /// All bytes are out: sends D.
+    /// All bytes are out: sends D (CLOSE-6).
     fn say_done(self) -> (Close, Actions) {
         let state = match self.state {
             State::Active => State::PeerCloseWait1,
+            // In AppCloseWait1 (CLOSE-12).
             _ => State::AppCloseWait2,
         };
         let next = Close { state, sent: self.sent | DONE, pending: StateFlags::empty(), ..self };
         (next, Actions::SEND_DONE | Actions::WAKE_WRITERS)
     }
 
-    /// All bytes are out: sends C.
+    /// All bytes are out: sends C (CLOSE-6).
     fn send_closed(self) -> (Close, Actions) {
         let said = Close { sent: self.sent | CLOSED, pending: StateFlags::empty(), ..self };
         let actions = Actions::SEND_CLOSED | Actions::WAKE_READERS | Actions::WAKE_WRITERS;
@@ -340,6 +341,7 @@ impl Close {
         }
         let state = match self.state {
             State::Active => State::PeerCloseWait1,
+            // The peer has said D only (CLOSE-13).
             State::AppCloseWait1 | State::AppCloseWait2 => State::PeerFinCloseWait,
             // After an own D: the state stays, C goes out all the same (CLOSE-40).
             other => other,
@@ -354,6 +356,7 @@ impl Close {
         }
         let next = Close { seen: self.seen | flags, ..self };
         let closed = next.seen.contains(CLOSED);
+        // Only the last word of the peer counts, which may abort as well (CLOSE-23, CLOSE-24, CLOSE-30).
         if self.state == State::PeerAbortWait {
             return match next.seen.intersects(ABORT | CLOSED) {
                 true => next.end(Actions::REUSE_BUFFER),
@@ -372,17 +375,22 @@ impl Close {
             false => Actions::WAKE_READERS,
         };
         let state = match self.state {
+            // The peer closes first (CLOSE-10).
             State::Active => State::AppCloseWait1,
+            // Only an own D was sent (CLOSE-9).
             State::PeerCloseWait1 | State::PeerCloseWait2 if closed => State::AppFinCloseWait,
+            // D behind the own one (CLOSE-7).
             State::PeerCloseWait1 => State::PeerCloseWait2,
             other => other,
         };
+        // Both have closed, one after the other or at once (CLOSE-8, CLOSE-14, CLOSE-19).
         if closed && self.sent.contains(CLOSED) {
             return next.end(wake | Actions::CLOSE_TCP | Actions::REUSE_BUFFER);
         }
         (Close { state, ..next }, wake)
     }
 
+    /// Reports the error, purges, and answers with an A (CLOSE-26), but not behind an own C (CLOSE-42).
     fn peer_abort(self) -> (Close, Actions) {
         let actions = FAILED | Actions::REPORT_RESET;
         if self.sent.contains(CLOSED) {
@@ -396,13 +404,14 @@ impl Close {
     /// Ends the connection from here.
     fn abort(self, report: Actions) -> (Close, Actions) {
         if !self.is_over() && self.sent.contains(CLOSED) {
-            // Nothing may be said any more; the peer's C or A, or the timer, ends it.
+            // Nothing may be said any more (CLOSE-27); the peer's C or A, or the timer, ends it.
             return (self, Actions::RESET_TCP);
         }
+        // TCP is reset while the A is on its way (CLOSE-31).
         self.fail(report | Actions::RESET_TCP)
     }
 
-    /// Sends A and waits for the peer's, unless the peer has said its last word.
+    /// Sends A and waits for the peer's (CLOSE-22), unless the peer has said its last word.
     fn fail(self, actions: Actions) -> (Close, Actions) {
         if self.is_over() {
             return self.unmoved();

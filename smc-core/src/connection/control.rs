@@ -1,6 +1,6 @@
 //! Both words of a control block: how to read them, and a connection for callers with one thread.
 //!
-//! Rules kept here: CDC-8, CDC-39, SEC-11.
+//! Rules kept here: CDC-8, SEC-11.
 
 use super::close::{Actions, Close, Event};
 use super::receiver::{ProducerUpdate, Receiver};
@@ -58,11 +58,11 @@ pub struct Delivery {
     pub actions: Actions,
 }
 
-/// Both directions and the end of one connection, for users with one thread or one lock. Others
-/// hold the three parts apart.
+/// Both directions and the end of one connection, for users with one thread or one lock. Users with a
+/// lock per direction keep `sender`, `receiver` and `close` in separate places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// Into the peer's ring.
+    /// Into the peer's ring, with cursors of its own (CDC-39).
     pub sender: Sender,
     /// Out of the own ring.
     pub receiver: Receiver,

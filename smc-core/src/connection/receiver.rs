@@ -14,8 +14,6 @@
 //! comes back by [`Receiver::on_published`] whenever it is convenient: late or in the wrong order
 //! is harmless here. The control words themselves must go out in order, or the peer sees a cursor
 //! that moves back.
-//!
-//! Rules kept here: CDC-10, CDC-14.
 
 use super::ring::{CursorError, Position, Ring, Span};
 use super::urgent::{OobError, UrgentEvent, UrgentMark};
@@ -187,7 +185,7 @@ impl Receiver {
         self.update_due()
     }
 
-    /// The consumer cursor, which every control word carries (CDC-22).
+    /// The consumer cursor, which every control word carries (CDC-10, CDC-14, CDC-22).
     #[inline]
     pub const fn cursor(&self) -> Cursor {
         self.ring.cursor(self.consumed)

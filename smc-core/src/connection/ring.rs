@@ -11,7 +11,7 @@
 //! the control block; a peer without eye catcher has neither head nor base. Everything above this
 //! file works on [`Position`]s, which start at 0 in all three.
 //!
-//! Rules kept here: RMB-5, RMB-27, CDC-15.
+//! Rules kept here: RMB-27, CDC-15.
 
 use thiserror::Error;
 
@@ -141,7 +141,7 @@ impl Ring {
     }
 
     /// The ring of an SMC-R element as RFC 7609 has it: behind the eye catcher, cursors from 4
-    /// (CDC-11, CDC-12).
+    /// (RMB-5, CDC-11, CDC-12).
     ///
     /// # Errors
     /// As for [`Ring::smcd`].

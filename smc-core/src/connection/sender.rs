@@ -30,8 +30,6 @@
 //! byte that came with R. So a sender may [hold back](Sender::holding_back) some bytes of the ring,
 //! of which [`Sender::peer_moved`] lends one, and sets R until a byte is known to be read that was
 //! written afterwards: who says that says it on the new link.
-//!
-//! Rules kept here: CDC-9, CDC-29.
 
 use super::ring::{CursorError, Position, Ring, Span};
 use crate::wire::Cursor;
@@ -41,7 +39,7 @@ use crate::wire::cdc::{ProducerFlags, ProducerWord};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sender {
     ring: Ring,
-    /// Where the next byte goes.
+    /// Where the next byte goes (CDC-9).
     produced: Position,
     /// How far the peer has read, as last accepted.
     consumed: Position,
@@ -205,7 +203,7 @@ impl Sender {
     }
 
     /// As [`Sender::advance`] for the end of an urgent send: the last of the `n` bytes is the
-    /// urgent one.
+    /// urgent one, and P and U go out with it (CDC-29).
     ///
     /// Nothing is counted, and 0 returned, unless all `n` bytes fit: announce the urgent data and
     /// write what fits by [`Sender::advance`] first.

@@ -1,6 +1,4 @@
 //! Add Link at the client: it accepts or rejects, and announces new RNICs to the server.
-//!
-//! Rules kept here: LLC-20, LLC-22, LLC-64, LLCV2-9, LLCV2-20, LLCV2-25.
 
 use super::{Anomaly, LinkExchange, LinkGroup, LinkKey, Phase, RemoteEnd};
 use crate::time::Tick;
@@ -42,6 +40,7 @@ impl LinkGroup {
             }
             other => drop(other),
         }
+        // LLC-22.
         if message.mtu.bytes().is_err() {
             self.reject(key, &message, RejectReason::BAD_MTU);
             return Ok(());
@@ -50,6 +49,7 @@ impl LinkGroup {
             self.reject(key, &message, RejectReason::NO_PATH);
             return Err(Anomaly::WrongAddLink("address"));
         }
+        // LLCV2-20.
         let target = message.v2.as_ref().map_or(Gid::NONE, |v2| v2.target);
         let Some(rnic) = self.client_rnic(message.gid, target) else {
             self.reject(key, &message, RejectReason::NO_PATH);
@@ -57,6 +57,7 @@ impl LinkGroup {
         };
         let AddLink { gid, mac, qpn, psn, mtu, .. } = message;
         let remote = Some(RemoteEnd { gid, mac, qpn, psn, mtu });
+        // With the number that the server gave it (LLC-20).
         let new = self.new_link(rnic, message.link_number, remote, now);
         self.prepare(key, new, message.link_number, now);
         match message.v2 {
@@ -130,6 +131,7 @@ impl LinkGroup {
         }
         // The new address first: Linux reads no other.
         let gids = GidList { active: rnic.gid, alternates };
+        // LLCV2-9, LLCV2-25.
         self.post(over, Message::RequestAddLink(RequestAddLink::Request(gids)));
         let until = now.after(self.params.timers.reply);
         self.link_exchange = Some(LinkExchange::Request { over, until });

@@ -1,8 +1,7 @@
 //! Add Link as the server drives it, and what both ends have in common (RFC 7609 sections 3.5.1.6,
 //! 3.5.5.1).
 //!
-//! Rules kept here: CLCV2-74, CLCV2-75, LLC-11, LLC-19, LLC-22, LLC-64, LLC-68, LLC-71, LLCV2-15,
-//! LLCV2-19, LLCV2-23, LG-1, LG-6, LG-19, LG-27.
+//! Rules kept here: LLCV2-19, LLCV2-23, LG-27.
 
 use super::exchange::Keys;
 use super::link::DeleteRequest;
@@ -18,7 +17,7 @@ use crate::wire::llc::{
 };
 
 impl LinkGroup {
-    /// Server: begins, if there is an RNIC for it.
+    /// Server: begins to add a link by LLC (LG-1, LG-6), if there is an RNIC for it.
     pub(super) fn start_add(&mut self, now: Tick) {
         self.add_wanted = false;
         let (Some(over), Some(rnic)) = (self.carrier(None), self.server_rnic()) else { return };
@@ -54,6 +53,7 @@ impl LinkGroup {
         self.outputs.push_back(Output::PrepareLink { link: new, rnic, remote });
     }
 
+    /// A link with a number, and later a queue pair and keys of its own (LG-19).
     pub(super) fn new_link(
         &mut self,
         rnic: Rnic,
@@ -102,6 +102,7 @@ impl LinkGroup {
         now.after(if self.was_usable { timers.reply } else { timers.first_contact })
     }
 
+    /// The own end of a new link (LLC-19).
     fn add_message(
         &self,
         rnic: &Rnic,
@@ -124,7 +125,7 @@ impl LinkGroup {
         }
     }
 
-    /// An address of the client's list that no link has (LLCV2-20).
+    /// The first address of the client's list that no link has (CLCV2-74, LLCV2-20).
     fn target_gid(&self) -> Gid {
         let used = |gid: &&Gid| {
             let ends =
@@ -200,6 +201,7 @@ impl LinkGroup {
         self.set_state(key, LinkEvent::Connected);
         let Some(link) = self.link(key) else { return };
         let Some(remote) = link.remote else { return };
+        // LLC-22.
         let mtu = Mtu::from_code(link.rnic.mtu.code().min(remote.mtu.code()));
         self.outputs.push_back(Output::ConnectLink { link: key, remote, mtu });
     }
@@ -235,6 +237,7 @@ impl LinkGroup {
         } else if message.gid.is_none() {
             Some("GID")
         } else if message.mac == Mac::NONE {
+            // LLCV2-15.
             Some("MAC")
         } else if !self.fits(rnic, message.gid) {
             Some("RNIC")
@@ -267,7 +270,7 @@ impl LinkGroup {
         }
     }
 
-    /// Server: Confirm Link on the new link (LLC-33).
+    /// Server: Confirm Link on the new link (LLC-11, LLC-33).
     pub(super) fn send_confirm(&mut self, new: LinkKey, now: Tick) {
         self.outputs.push_back(Output::ActivateLink { link: new });
         self.post_confirm(new, false);
@@ -277,6 +280,7 @@ impl LinkGroup {
 
     /// Server, version 1: the client has one more RNIC (LLC-23 to LLC-26).
     pub(super) fn on_client_add(&mut self) -> Result<(), Anomaly> {
+        // An Add Link that crosses the notice is its answer (LLC-64). A new one waits (LLC-68, LLC-71).
         if !self.add_is_answer() {
             self.add_wanted = true;
         }
@@ -295,6 +299,7 @@ impl LinkGroup {
         key: LinkKey,
         gids: &GidList,
     ) -> Result<(), Anomaly> {
+        // CLCV2-75.
         self.params.peer_gids = gids.iter().collect();
         if self.max_links == 1 {
             let reply = RequestAddLink::Reply(Some(RejectReason::NO_PATH));

@@ -1,6 +1,4 @@
 //! Odd messages: each kind has a name and a counter, and none of them is more than that to others.
-//!
-//! Rules kept here: LLC-76, LLCV2-6, LLCV2-42, SEC-16.
 
 use thiserror::Error;
 
@@ -19,7 +17,7 @@ pub enum Anomaly {
     /// Unknown, and meant to be dropped then (LLC-8).
     #[error("optional LLC type {0:#04x} is not known")]
     Optional(u8),
-    /// Cannot be parsed; the link is down (LLC-7, ERR-43).
+    /// Cannot be parsed; the link is down (LLC-7, LLC-76, LLCV2-42, ERR-43).
     #[error("LLC message cannot be parsed: {0}")]
     Malformed(WireError),
     /// Of the other LLC version; the link is down (LLCV2-2).
@@ -156,7 +154,7 @@ impl Anomaly {
         }
     }
 
-    /// Whether the peer is out of sync, so that the link counts as down (RFC 7609 C.7.1). The
+    /// Whether the peer is out of sync, so that the link counts as down (RFC 7609 C.7.1, SEC-16). The
     /// others are bounded by [`super::MOST_ANOMALIES`].
     pub(super) const fn is_violation(&self) -> bool {
         matches!(

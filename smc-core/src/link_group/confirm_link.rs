@@ -1,7 +1,4 @@
 //! Confirm Link, on the first link and on added ones (RFC 7609 section 3.5.1.5).
-//!
-//! Rules kept here: CLCV2-84, LLC-6, LLC-10, LLC-11, LLC-12, LLC-13, LLC-14, LLCV2-11, LLCV2-12,
-//! LLCV2-13, LLCV2-15, LLCV2-39, RMB-6.
 
 use super::{
     Anomaly, AnomalyKind, Cause, EyeCatcher, Generation, LinkEvent, LinkExchange, LinkGroup,
@@ -13,7 +10,7 @@ use crate::wire::ids::Mac;
 use crate::wire::llc::{ConfirmLink, Message};
 
 impl LinkGroup {
-    /// The own Confirm Link of a link.
+    /// The own Confirm Link of a link: this end of it (LLC-12), with the limits of CLC (CLCV2-84).
     pub(super) fn confirm_message(&self, key: LinkKey, reply: bool) -> Option<Message> {
         let link = self.link(key)?;
         let max_conns = match self.params.generation {
@@ -22,6 +19,7 @@ impl LinkGroup {
         };
         Some(Message::ConfirmLink(ConfirmLink {
             reply,
+            // Whether elements begin with an eye catcher (RMB-6).
             low_flags: match self.params.eye_catcher {
                 EyeCatcher::Off => ConfirmLink::NO_EYE_CATCHER,
                 EyeCatcher::On => 0,
@@ -38,6 +36,7 @@ impl LinkGroup {
 
     pub(super) fn post_confirm(&mut self, key: LinkKey, reply: bool) {
         if let Some(message) = self.confirm_message(key, reply) {
+            // Over the link that it concerns (LLC-6).
             self.post(key, message);
         }
     }
@@ -61,6 +60,7 @@ impl LinkGroup {
         }
         self.agree_on_max_links(message.max_links);
         self.phase = Phase::SecondLink;
+        // LLCV2-39.
         self.add_wanted = self.max_links > 1;
         // With one link there is no later message that could decide it (wire erratum B-4).
         self.committed = self.max_links == 1;
@@ -89,6 +89,7 @@ impl LinkGroup {
         }
         self.check_confirm(key, &message, now)?;
         self.learn_user_id(key, &message);
+        // LLC-13.
         self.outputs.push_back(Output::ActivateLink { link: key });
         if !first {
             self.committed = true;
@@ -155,6 +156,7 @@ impl LinkGroup {
         let no_eye_catcher = message.low_flags & ConfirmLink::NO_EYE_CATCHER != 0;
         // The client learns the number of the first link here.
         let number_known = link.number != 0;
+        // LLCV2-11, LLCV2-12.
         let limits_differ = match self.params.generation {
             Generation::V21(limits) => {
                 message.max_links != limits.max_links || message.max_conns != limits.max_conns
@@ -168,6 +170,7 @@ impl LinkGroup {
         } else if !message.gid.same_address(remote.gid) {
             Some("GID")
         } else if message.mac == Mac::NONE {
+            // LLCV2-15.
             Some("MAC")
         } else if remote.mac != Mac::NONE && message.mac != remote.mac && (v1 || link.rnic.direct) {
             // Of an indirect link the MAC is for information only (LLCV2-14).
@@ -177,7 +180,7 @@ impl LinkGroup {
         } else {
             match self.params.eye_catcher {
                 EyeCatcher::Off if !no_eye_catcher => Some("eye catcher flag"),
-                // In version 2 the bits may be a cache size instead (wire erratum D-3).
+                // In version 2 the bits may be a cache size instead (LLCV2-13; wire erratum D-3).
                 EyeCatcher::On if no_eye_catcher && v1 => Some("eye catcher flag"),
                 _ => None,
             }

@@ -1,6 +1,4 @@
 //! Delete Link, for one link and for all (RFC 7609 sections 3.5.4, 3.5.5.1.3, 3.5.5.1.4).
-//!
-//! Rules kept here: LLC-39, LG-44, CLOSE-34.
 
 use super::exchange::FinalDelete;
 use super::link::{DeleteRequest, SentDelete};
@@ -28,7 +26,7 @@ impl LinkGroup {
         }
     }
 
-    /// All links: obeyed at once, whatever is under way (LLC-44, LLC-45, LLC-66). A server says so
+    /// All links: obeyed at once, whatever is under way (LLC-44, LLC-45, LLC-66, CLOSE-34). A server says so
     /// by its own Delete Link, to which there is no answer (LLC-43).
     fn on_delete_all(&mut self, message: DeleteLink, now: Tick) {
         let reason = Reason::PeerDeletedAll(message.reason);
@@ -160,6 +158,7 @@ impl LinkGroup {
         self.set_state(key, LinkEvent::DeletionAgreed);
         let until = now.after(self.params.timers.last_message);
         if let Some(link) = self.link_mut(key) {
+            // Its resources stay until the reply has arrived (LLC-39).
             link.last_message = Some((receipt, until));
             (link.delete_request, link.sent_delete, link.probe) = (None, None, None);
         }
@@ -226,7 +225,7 @@ impl LinkGroup {
             return;
         };
         if self.link(key).is_some_and(|link| link.connections > 0) {
-            // They came while it was leaving, as both ends delete a link.
+            // They came while it was leaving, as both ends delete a link (LG-44).
             self.move_connections(key, !delete_request.orderly);
         }
         self.post_delete(over, number, delete_request);

@@ -1,6 +1,4 @@
 //! What is under way in a group: phases and exchanges.
-//!
-//! Rules kept here: LLC-61, LLCV2-8.
 
 use crate::time::Tick;
 use crate::wire::llc::{LinkRkey, RkeyPair};
@@ -37,7 +35,7 @@ pub(super) struct FinalDelete {
     pub(super) answered_by_peer: bool,
 }
 
-/// The one exchange that changes the set of links (LLC-60).
+/// The one exchange that changes the set of links (LLC-60, LLCV2-8).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LinkExchange {
     /// Add Link to Confirm Link.
@@ -85,7 +83,7 @@ pub(super) struct Keys {
     pub(super) last: Option<u8>,
 }
 
-/// An own Confirm RKey or Delete RKey.
+/// An own Confirm RKey or Delete RKey; one of the peer may be under way as well (LLC-61).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RkeyExchange {
     Confirm {

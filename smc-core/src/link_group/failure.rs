@@ -1,7 +1,6 @@
 //! Links that fail, links that go, and the end of a group (RFC 7609 appendix C.7.1).
 //!
-//! Rules kept here: LLC-36, LG-16, LG-31, LG-42, CLOSE-37, SOCK-13, ERR-13, ERR-15, ERR-16,
-//! ERR-19, ERR-22.
+//! Rules kept here: LG-16, ERR-13.
 
 use super::link::DeleteRequest;
 use super::{
@@ -41,11 +40,13 @@ impl LinkGroup {
         self.counters.links_failed += 1;
         self.set_state(key, LinkEvent::Failed);
         if self.carrier(Some(key)).is_none() {
+            // CLOSE-37.
             self.end(Reason::LastLinkLost(cause), now);
             return;
         }
         self.move_connections(key, true);
         if let Some(link) = self.link_mut(key) {
+            // Its end is announced over another link (LLC-36), behind the moves (LG-31).
             link.probe = None;
             link.delete_request =
                 Some(DeleteRequest { reason: cause.delete_reason(), orderly: false });
@@ -84,7 +85,8 @@ impl LinkGroup {
         }
     }
 
-    /// Ends the attempt at a new link. A peer that knows of the link gets a Delete Link.
+    /// Ends the attempt at a new link, to be repeated (ERR-19). A peer that knows of the link gets a
+    /// Delete Link.
     pub(super) fn abort_add(&mut self, cause: Cause, now: Tick) {
         let Some(LinkExchange::Add(add)) = self.link_exchange.take() else { return };
         self.schedule_retry(now);
@@ -130,6 +132,7 @@ impl LinkGroup {
     pub(super) fn begin_removal(&mut self, key: LinkKey, delete_request: DeleteRequest) {
         if self.state_of(key) == LinkState::Active {
             self.set_state(key, LinkEvent::DeleteWanted);
+            // In an orderly deletion it works until then (LG-42).
             self.move_connections(key, !delete_request.orderly);
         }
         if let Some(link) = self.link_mut(key)
@@ -209,6 +212,7 @@ impl LinkGroup {
             // A peer that is merely silent may not have seen any Decline either.
             Reason::NoConfirmLink | Reason::NoAddLink | Reason::NoAddLinkReply => Ending::Reset,
             _ if self.committed => Ending::Reset,
+            // Nothing binds this end yet, as when its Confirm Link cannot be sent (ERR-15, ERR-16).
             _ => Ending::Fallback,
         }
     }

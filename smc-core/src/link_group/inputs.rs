@@ -1,6 +1,4 @@
 //! Inputs of a group, except for messages, keys and time.
-//!
-//! Rules kept here: LG-29, CLOSE-36.
 
 use core::time::Duration;
 
@@ -112,7 +110,8 @@ impl LinkGroup {
         }
     }
 
-    /// The link for a new connection: of the active ones that with the fewest (LG-41).
+    /// The link for the writes of a new connection: of the active ones that with the fewest (LG-29,
+    /// LG-41).
     pub fn pick_link(&self) -> Option<LinkKey> {
         match self.phase {
             Phase::Usable => self.least_loaded(None),
@@ -162,7 +161,7 @@ impl LinkGroup {
         self.pump(now);
     }
 
-    /// Deletes a link in an orderly way, as before an RNIC is taken out of service (LG-42). The
+    /// Deletes a link in an orderly way, as before an RNIC is taken out of service (LG-42, CLOSE-36). The
     /// last link takes the group with it.
     pub fn delete_link(&mut self, link: LinkKey, reason: DeleteReason, now: Tick) {
         if self.state_of(link) == LinkState::Active {

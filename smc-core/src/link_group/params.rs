@@ -1,6 +1,4 @@
 //! What a link group is started with.
-//!
-//! Rules kept here: CLCV2-75, LLCV2-24, LG-12.
 
 use core::time::Duration;
 
@@ -24,7 +22,7 @@ pub enum Role {
 pub enum Generation {
     /// SMC-Rv1: Confirm Link agrees on the number of links.
     V1 {
-        /// Own value, 2 to 8 (LLC-18); moved into that range.
+        /// Own value, 2 to 8 (LLC-18, LG-12); moved into that range.
         max_links: u8,
     },
     /// SMC-Rv2.0: two links.
@@ -176,7 +174,7 @@ pub struct Rnic {
     pub mac: Mac,
     /// Largest MTU of its port.
     pub mtu: Mtu,
-    /// Whether the peer is in its subnet; v2 (LLCV2-19).
+    /// Whether the peer is in its subnet; v2 (LLCV2-19). Links of a group may differ (LLCV2-24).
     pub direct: bool,
 }
 
@@ -240,7 +238,7 @@ pub struct Params {
     pub rnics: Vec<Rnic>,
     /// What a server without a second RNIC does.
     pub single_rnic: SingleRnic,
-    /// Addresses that a v2 client listed in its Confirm (LLCV2-20).
+    /// Addresses that a v2 client listed in its Confirm (CLCV2-75, LLCV2-20).
     pub peer_gids: Vec<Gid>,
 }
 

@@ -1,6 +1,4 @@
 //! RMBs of the peer: Confirm RKey and Delete RKey as answers.
-//!
-//! Rules kept here: LLC-49, LLC-53, LLC-55, LLCV2-33, LLCV2-35, LLCV2-36, LG-52.
 
 use super::exchange::PeerConfirm;
 use super::{
@@ -23,7 +21,7 @@ impl LinkGroup {
             && !self.params.profile.rkeys_at_once
     }
 
-    /// The peer has a new RMB, or confirms one again.
+    /// The peer has a new RMB, or confirms one again, at any time (LLC-53).
     pub(super) fn on_confirm_rkey(
         &mut self,
         key: LinkKey,
@@ -33,6 +31,7 @@ impl LinkGroup {
         self.peer_confirm = None;
         if self.links_change() {
             // It starts over when the new set of links is known (LLC-67, LLC-70, LLC-72, LLC-74).
+            // LLCV2-33.
             let reply = ConfirmRkey { reply: true, negative: true, retry: true, ..*message };
             self.post(key, Message::ConfirmRkey(reply));
             return Ok(());
@@ -41,6 +40,7 @@ impl LinkGroup {
         let entries: Vec<LinkRkey> = message.others.iter().copied().collect();
         let there = u8::try_from(entries.len()).unwrap_or(u8::MAX);
         let left = message.other_links.saturating_sub(there);
+        // LLC-49.
         let mut reply = ConfirmRkey { reply: true, ..*message };
         if left > 0 {
             self.peer_confirm = Some(PeerConfirm { link: key, region, entries, left });
@@ -89,6 +89,7 @@ impl LinkGroup {
         region: Region,
         entries: &[LinkRkey],
     ) -> Result<(), Anomaly> {
+        // LG-52.
         let id = self.peer_rmbs.learn(key, region).ok_or(Anomaly::TooManyRmbs)?;
         let mut result = Ok(());
         for entry in entries {
@@ -154,6 +155,7 @@ impl LinkGroup {
                 self.outputs.push_back(Output::PeerRmbDeleted { rmb: id });
             } else {
                 unknown.push(*rkey);
+                // LLC-55.
                 mask |= 0x80_u8.checked_shr(u32::try_from(n).unwrap_or(8)).unwrap_or(0);
             }
         }
@@ -163,6 +165,7 @@ impl LinkGroup {
             Message::DeleteRkey(message)
         } else {
             let mut rkeys = List::new();
+            // At most eight, and only those that are left (LLCV2-35, LLCV2-36).
             for rkey in &unknown {
                 if rkeys.push(*rkey).is_err() {
                     break;

@@ -4,7 +4,7 @@
 //! confirmed, a flag says that a link is wanted), and when nothing is under way the most urgent of
 //! it begins. So a peer cannot make the group remember more than its own state.
 //!
-//! Rules kept here: LLCV2-8, LG-43, CLOSE-35.
+//! Rules kept here: LG-43.
 
 use super::{LinkGroup, LinkKey, LinkState, Output, Phase, Reason};
 use crate::time::Tick;
@@ -28,7 +28,7 @@ impl LinkGroup {
         self.watch_idle(now);
     }
 
-    /// Whether neither links nor own keys are being changed, or about to be.
+    /// Whether neither links nor own keys are being changed, or about to be (LLCV2-8).
     pub(super) fn may_start_rkeys(&self) -> bool {
         matches!(self.phase, Phase::SecondLink | Phase::Usable)
             && self.link_exchange.is_none()
@@ -117,6 +117,7 @@ impl LinkGroup {
         }
     }
 
+    /// A group without connections has an idle time (CLOSE-35).
     fn watch_idle(&mut self, now: Tick) {
         if self.phase != Phase::Usable || self.connections() > 0 {
             self.idle_at = None;

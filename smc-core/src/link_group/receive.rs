@@ -1,6 +1,4 @@
 //! Received messages: which messages each role may send, and when.
-//!
-//! Rules kept here: LLC-4, LLC-5, LLCV2-38, ERR-42.
 
 use super::{Anomaly, Cause, LinkGroup, LinkKey, LinkState, MOST_ANOMALIES, Phase};
 use crate::time::Tick;
@@ -81,6 +79,7 @@ impl LinkGroup {
         Ok(())
     }
 
+    /// Hands each message to what answers it (LLC-4).
     fn dispatch(&mut self, key: LinkKey, message: Message, now: Tick) -> Result<(), Anomaly> {
         let server = self.is_server();
         match message {
@@ -131,15 +130,18 @@ impl LinkGroup {
     /// A question is answered at once, whatever else is under way (LLC-58, LLC-63).
     fn on_test_link(&mut self, key: LinkKey, message: TestLink) -> Result<(), Anomaly> {
         if !message.reply {
+            // With the same 16 bytes (LLCV2-38), over the same link (LLC-5).
             self.post(key, Message::TestLink(TestLink { reply: true, data: message.data }));
             return Ok(());
         }
         let Some(link) = self.link_mut(key) else { return Err(Anomaly::DeadLink(key)) };
+        // The link is good (SOCK-12).
         let Some(probe) = link.probe.take() else {
             return Err(Anomaly::UnexpectedReply("Test Link"));
         };
         match probe.data == message.data {
             true => Ok(()),
+            // ERR-42.
             false => Err(Anomaly::WrongEcho),
         }
     }

@@ -1,6 +1,4 @@
 //! Own RMBs: Confirm RKey and Delete RKey as requests (RFC 7609 section 3.5.5.2).
-//!
-//! Rules kept here: LLC-50, LLC-52, LLC-53, LLCV2-32, RMB-15, ERR-38.
 
 use super::exchange::RkeyExchange;
 use super::{
@@ -57,7 +55,7 @@ impl LinkGroup {
         Ok(())
     }
 
-    /// Tells the peer that an own RMB, which no connection uses, is gone. The answer is
+    /// Tells the peer that an own RMB, which no connection uses, is gone (RMB-15). The answer is
     /// [`Output::RmbDeleted`] (LLC-57).
     pub fn remove_rmb(&mut self, rmb: RmbId, now: Tick) {
         if let Some(rmb) = self.rmbs.iter_mut().find(|have| have.id == rmb) {
@@ -89,6 +87,7 @@ impl LinkGroup {
         rmb.state = RmbState::Unconfirmed;
         rmb.not_before = None;
         let wanted = rmb.on.filter(|on| active.contains(on));
+        // LLC-52.
         let over = wanted.unwrap_or(carrier);
         let id = rmb.id;
         let keys: Vec<(LinkKey, Region)> =
@@ -117,6 +116,7 @@ impl LinkGroup {
         entries: Vec<LinkRkey>,
         now: Tick,
     ) {
+        // LLCV2-32.
         let most = if self.is_v1() { 8 } else { 2 };
         links.truncate(most);
         links.push(over);
@@ -176,6 +176,7 @@ impl LinkGroup {
         now: Tick,
     ) -> Result<(), Anomaly> {
         match &self.rkey {
+            // ERR-38.
             Some(RkeyExchange::Confirm { over, left, .. })
                 if *over == key && *left > 0 && *left == message.left => {}
             _ => return Err(Anomaly::UnexpectedReply("Confirm RKey Continuation")),
@@ -196,6 +197,7 @@ impl LinkGroup {
             self.counters.rkeys_refused += 1;
             rmb.refused += 1;
             if retry && rmb.refused < MOST_REFUSALS {
+                // With the keys of then (LLC-50).
                 rmb.not_before = Some(again);
             } else {
                 self.refuse_rmb(id);

@@ -1,8 +1,4 @@
 //! Time passes: one deadline per thing that is awaited (RFC 7609 appendix C.7).
-//!
-//! Rules kept here: LLC-6, LLC-14, LG-58, SOCK-10, SOCK-11, SOCK-12, SOCK-13, ERR-11, ERR-14,
-//! ERR-17, ERR-19, ERR-20, ERR-21, ERR-22, ERR-23, ERR-24, ERR-25, ERR-26, ERR-27, ERR-28, ERR-33,
-//! ERR-34, ERR-42, ERR-47, ERR-48.
 
 use super::link::{Probe, SentDelete};
 use super::{Cause, LinkEvent, LinkExchange, LinkGroup, LinkKey, Phase, Reason, RmbState, Stage};
@@ -21,7 +17,7 @@ enum Overdue {
 }
 
 impl LinkGroup {
-    /// When [`LinkGroup::handle_timeout`] is due, if at all.
+    /// When [`LinkGroup::handle_timeout`] is due, if at all: each awaited answer has a time (ERR-11).
     pub fn poll_timeout(&self) -> Option<Tick> {
         let mut first: Option<Tick> = None;
         let mut note = |at: Option<Tick>| {
@@ -65,7 +61,8 @@ impl LinkGroup {
         }
     }
 
-    /// When a link's silence, or that after a Test Link, has lasted too long.
+    /// When a link's silence (SOCK-10, SOCK-11), or that after a Test Link, has lasted too long: a dead
+    /// peer is noticed (LG-58).
     fn probe_at(&self, link: &super::LinkRecord) -> Option<Tick> {
         if !link.state.carries() {
             return None;
@@ -90,6 +87,7 @@ impl LinkGroup {
             let over = exchange.over();
             self.rkey = None;
             self.counters.timeouts += 1;
+            // ERR-33, ERR-47.
             self.fail_link(over, Cause::NoRkeyReply, now);
         }
         self.link_timeouts(now);
@@ -104,6 +102,7 @@ impl LinkGroup {
 
     fn phase_timeout(&mut self, now: Tick) {
         match self.phase {
+            // Server: no reply (LLC-14, ERR-17). Client: no Confirm Link (ERR-14).
             Phase::FirstConfirm { until, .. } if until.has_passed(now) => {
                 self.counters.timeouts += 1;
                 self.end(Reason::NoConfirmLink, now);
@@ -118,6 +117,7 @@ impl LinkGroup {
                 self.committed = true;
                 self.phase = Phase::SecondLink;
             }
+            // ERR-20.
             Phase::FirstAddLink { until } if until.has_passed(now) => {
                 self.counters.timeouts += 1;
                 match self.params.profile.one_link_will_do {
@@ -141,6 +141,7 @@ impl LinkGroup {
         match self.link_exchange.clone() {
             None => {}
             Some(LinkExchange::Request { over, .. }) => {
+                // ERR-48.
                 self.link_exchange = None;
                 match self.params.profile.one_link_will_do {
                     true => self.send_probe(over, now),
@@ -166,13 +167,16 @@ impl LinkGroup {
             }
             Some(LinkExchange::Add(add)) => match add.stage {
                 Stage::Prepare => self.abort_add(Cause::Setup, now),
+                // ERR-19 at the server, ERR-24 and ERR-25 at the client.
                 Stage::Confirm => self.abort_add(Cause::NoConfirmLink, now),
+                // At first contact (ERR-21, ERR-27).
                 Stage::Reply | Stage::Keys(_) if !self.was_usable => {
                     match self.params.profile.one_link_will_do {
                         true => self.abort_add(Cause::NoAddLinkReply, now),
                         false => self.end(Reason::NoAddLinkReply, now),
                     }
                 }
+                // Later (ERR-22, ERR-23, ERR-26, ERR-28).
                 Stage::Reply | Stage::Keys(_) => {
                     self.abort_add(Cause::NoAddLinkReply, now);
                     if !self.params.profile.one_link_will_do {
@@ -204,6 +208,7 @@ impl LinkGroup {
             }
             if link.probe.is_some() {
                 self.counters.timeouts += 1;
+                // SOCK-13, ERR-34.
                 self.fail_link(key, Cause::NoTestReply, now);
             } else {
                 self.send_probe(key, now);
@@ -260,6 +265,7 @@ impl LinkGroup {
         if let Some(link) = self.link_mut(key) {
             link.probe = Some(Probe { data, until });
         }
+        // Over the link that it concerns (LLC-6).
         self.post(key, Message::TestLink(TestLink { reply: false, data }));
     }
 }

@@ -1,6 +1,6 @@
 //! Which links a group has, and which it could have (RFC 7609 section 2.2).
 //!
-//! Rules kept here: LLC-24, LLCV2-16, LLCV2-39, LG-8.
+//! Rules kept here: LG-8.
 
 use super::{Add, LinkExchange, LinkGroup, LinkKey, LinkRecord, LinkState, Rnic, RnicId, Topology};
 use crate::wire::ids::Gid;
@@ -56,7 +56,7 @@ impl LinkGroup {
         self.active().any(|link| link.asymmetric)
     }
 
-    /// Whether one more link may be wanted at all (LG-13).
+    /// Whether one more link may be wanted at all (LG-13, LLCV2-39).
     pub(super) fn below_maximum(&self) -> bool {
         self.max_links > 1 && self.full_links() < usize::from(self.max_links)
     }
@@ -164,6 +164,7 @@ impl LinkGroup {
     }
 }
 
+/// IPv4 has two forms of address (LLCV2-16).
 fn ends_at(link: &LinkRecord, peer: Gid) -> bool {
     link.remote.is_some_and(|remote| remote.gid.same_address(peer))
 }

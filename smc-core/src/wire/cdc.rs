@@ -16,7 +16,7 @@
 //!                    | 16 consumer word: wrap u16, count u32, producer flags, state flags | 24 res
 //! ```
 //!
-//! Rules kept here: CDC-38, CDC-46.
+//! Rules kept here: CDC-46.
 
 use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -249,6 +249,7 @@ impl Cdc {
             length: CDC_LEN as u8,
             sequence: self.sequence.into(),
             token: self.token.into(),
+            // Sent as zero, and not looked at (CDC-38).
             reserved0: [0; 2],
             producer_wrap: self.producer.wrap.into(),
             producer_count: self.producer.count.into(),

@@ -1,10 +1,8 @@
 //! Reading and writing fields one after the other; the reader names what is missing and where.
-//!
-//! Rules kept here: SEC-10.
 
 use super::WireError;
 
-/// Reads big-endian fields; never reads beyond its slice.
+/// Reads big-endian fields; never reads beyond its slice (SEC-10).
 ///
 /// Positions are bytes from the start of the message, so the slice starts there too.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! The server's side: which of the offered types can be used, and how.
 //!
-//! Rules kept here: CLCV2-2, CLCV2-4, CLCV2-36, CLCV2-79, CLCV2-80, EID-10, SEC-13, SEC-14.
+//! Rules kept here: CLCV2-4.
 
 use super::matches::{Candidate, SmcdMatch, SmcrMatch};
 use super::select_route::{common_ueid, match_smcd_v1, match_smcr_v1, match_smcr_v2};
@@ -25,7 +25,7 @@ pub struct Evaluation {
     pub smcr_v2: Option<SmcrMatch>,
     /// SMC-R version 1.
     pub smcr_v1: Option<SmcrMatch>,
-    /// What stands in the way of each other type that was offered.
+    /// The reason why each other offered type is not possible (CLCV2-79, CLCV2-80).
     pub rejected: RejectedTypes,
 }
 
@@ -51,6 +51,7 @@ impl Evaluation {
 pub fn evaluate(config: &Config, route: &Route, proposal: &Proposal) -> Evaluation {
     let mut rejected = RejectedTypes::default();
     let (v1, v2) = (proposal.v1.as_ref(), proposal.v2.as_ref());
+    // CLCV2-2.
     let offered = |kind| match kind {
         SmcKind::SmcdV2 => v2.is_some_and(|v2| v2.types.has_d()),
         SmcKind::SmcdV1 => v1.is_some_and(|v1| v1.types.has_d()),
@@ -94,13 +95,15 @@ fn match_smcd_v2(
     if v2.eids.is_empty() && v2.smcd.seid.is_none() {
         return Err(DeclineReason::NoEidOffered);
     }
+    // CLCV2-36.
     let terms = common_terms(config, v2);
     let candidates = match_devices(config, proposal, v2, &devices, terms)?;
     let eid = common_eid(config, v2)?;
     Ok(SmcdMatch { candidates, eid, terms })
 }
 
-/// Picks the EID: the system EID first, then the first user EID in the client's order (D-11).
+/// Picks the EID: the system EID first, which is for SMC-D only (EID-10), then the first user EID in
+/// the client's order (D-11). Without a common one there is no version 2 (SEC-13).
 ///
 /// An SEID counts only if its bit was set, which the parser has seen to (EID-13); it never matches
 /// a user EID. One common EID is enough (EID-7, EID-8).
@@ -175,6 +178,7 @@ pub(super) fn may_use(
     if chid.is_emulated() && !terms.features.contains(Features::EMULATED_ISM) {
         return Err(DeclineReason::EmulatedNotShared(chid));
     }
+    // SEC-14.
     if chid.is_loopback() && local != peer {
         return Err(DeclineReason::ForeignLoopback);
     }

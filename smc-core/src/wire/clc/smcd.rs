@@ -14,7 +14,7 @@
 //! 28 link id | 32 CHID | 34 EID | 66 extended GID part 2 | 74 FCE of 36 or 52 bytes, or trailer
 //! ```
 //!
-//! Rules kept here: CLC-62, CLCV2-46, CLCV2-63, RMB-31, RMB-32.
+//! Rules kept here: RMB-31, RMB-32.
 
 use super::accept_confirm::{FCE_V2_0_LEN, FCE_V2_1_LEN, TYPE_D, size_code};
 use super::header::{self, FLAG_BIT4, Header, TRAILER_LEN};
@@ -23,9 +23,10 @@ use crate::wire::WireError;
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::ids::{Chid, DmbToken, Eid, Gid, GidV1, LinkId, SizeCode};
 
+/// Total length of version 1 (CLC-62).
 const V1_LEN: usize = 48;
 const V2_FIXED: usize = 74;
-/// Total length of version 2 without extension.
+/// Total length of version 2 without extension (CLCV2-63).
 const V2_LEN: usize = V2_FIXED + TRAILER_LEN;
 
 /// SMC-Dv1 Accept or Confirm.
@@ -172,7 +173,7 @@ impl SmcdV2 {
     }
 }
 
-/// The extension goes with the flag; one without the flag is skipped (CLCV2-45).
+/// The extension goes with the flag; one without the flag is skipped (CLCV2-45, CLCV2-46).
 fn parse_extension(header: &Header, mut reader: Reader<'_>) -> Result<Option<Fce>, WireError> {
     const WITH_V2_0: usize = V2_LEN + FCE_V2_0_LEN;
     const WITH_V2_1: usize = V2_LEN + FCE_V2_1_LEN;

@@ -15,7 +15,7 @@
 //! 64 EID | 96 reserved | 104 FCE of 52 bytes | 156 Confirm: n, 3 reserved, n GIDs | trailer
 //! ```
 //!
-//! Rules kept here: CLC-24, CLCV2-46, CLCV2-66, CLCV2-67, RMB-2, ERR-45.
+//! Rules kept here: ERR-45.
 
 use super::accept_confirm::{FCE_V2_1_LEN, TYPE_R, size_code};
 use super::header::{self, FLAG_BIT4, FLAG_BIT5, Header, TRAILER_LEN};
@@ -24,8 +24,9 @@ use crate::wire::codec::{Reader, Writer};
 use crate::wire::ids::{Eid, Gid, LinkLimits, Mac, Mtu, PeerId, Psn, Qpn, Rkey, SizeCode};
 use crate::wire::{List, WireError};
 
+/// Total length of version 1, Accept or Confirm (CLC-24).
 const V1_LEN: usize = 68;
-/// Total length of version 2 without extension.
+/// Total length of version 2 without extension (CLCV2-67).
 const V2_LEN: usize = 108;
 /// Total length of a version 2 Accept with extension.
 const V2_FCE_LEN: usize = V2_LEN + FCE_V2_1_LEN;
@@ -47,7 +48,7 @@ pub struct SmcrLink {
     pub qpn: Qpn,
     /// Key of the RMB.
     pub rkey: Rkey,
-    /// Element of the RMB, from 1.
+    /// Element of the RMB, from 1 (CLCV2-66, RMB-2).
     pub index: u8,
     /// Alert token for CDC messages to the sender.
     pub token: u32,
@@ -225,7 +226,7 @@ impl SmcrV2 {
     }
 }
 
-/// The extension goes with the flag; one without the flag is skipped (CLCV2-45).
+/// The extension goes with the flag; one without the flag is skipped (CLCV2-45, CLCV2-46).
 fn parse_extension(header: &Header, mut reader: Reader<'_>) -> Result<Option<SmcrFce>, WireError> {
     let shortest = match header.kind {
         Kind::Confirm => V2_FCE_LEN + GID_LIST_HEAD,

@@ -1,12 +1,10 @@
 //! Coded values: sizes, MTUs, releases, features, 24-bit numbers.
-//!
-//! Rules kept here: RMB-13, RMB-31.
 
 use core::fmt;
 
 use crate::wire::WireError;
 
-/// Size of an RMB or DMB element: code `n` is 16 KiB << n (CLC-30).
+/// Size of an RMB or DMB element: code `n` is 16 KiB << n (CLC-30, RMB-31).
 ///
 /// The four bits of the field hold 0 to 15. RFC 7609 stops at 5 (512 KiB), Linux uses up to 6 for
 /// SMC-D and 15 for SMC-R; what a parser takes is in [`crate::wire::clc::Limits`].
@@ -28,7 +26,7 @@ impl SizeCode {
         if n <= Self::FIELD_MAX.0 { Some(SizeCode(n)) } else { None }
     }
 
-    /// The smallest code whose size is at least `bytes`, or `None` above 512 MiB.
+    /// The smallest code whose size is at least `bytes` (RMB-13), or `None` above 512 MiB.
     pub fn at_least(bytes: u64) -> Option<SizeCode> {
         (0..=Self::FIELD_MAX.0).map(SizeCode).find(|code| u64::from(code.bytes()) >= bytes)
     }

@@ -11,8 +11,6 @@
 //!
 //! RFC 7609 Fig 32 has no reserved bytes at 10, see [`AddLinkLayout`]. The reason of a refusal is in
 //! the low nibble of byte 2 in version 1 and of byte 3 in version 2 (wire errata A-9).
-//!
-//! Rules kept here: LLC-19, LLCV2-17, LLCV2-18, LLCV2-22.
 
 use super::header::{self, Header, LLC_LEN, REJECTED, REPLY, flag};
 use super::{AddLinkLayout, Dialect, Kind, RejectReason};
@@ -21,7 +19,7 @@ use crate::wire::codec::{Reader, Writer};
 use crate::wire::ids::{Gid, Mac, Mtu, Psn, Qpn, Rkey};
 use crate::wire::{List, WireError};
 
-/// Bytes of a version 2 message before its entries.
+/// Bytes of a version 2 message before its entries (LLCV2-18).
 const V2_LEN: usize = 72;
 const PAIR_LEN: usize = 16;
 const DIRECT: u8 = 0x80;
@@ -53,7 +51,7 @@ impl RkeyPair {
     }
 }
 
-/// Add Link, request or reply.
+/// Add Link, request or reply: the sender's end of a new link (LLC-19).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddLink {
     /// Whether this is the reply.
@@ -83,7 +81,7 @@ pub struct AddLinkV2 {
     pub direct: bool,
     /// Address of the client that the server would like; request only (LLCV2-20).
     pub target: Gid,
-    /// The sender's RMBs, at most 255; later ones are not sent.
+    /// The sender's RMBs, at most 255 (LLCV2-17); later ones are not sent.
     pub rkeys: Vec<RkeyPair>,
 }
 
@@ -120,6 +118,7 @@ impl AddLink {
         let reason = self.rejected.map_or(0, |reason| reason.0 & 0x0f);
         let mut flags = flag(self.reply, REPLY) | flag(self.rejected.is_some(), REJECTED);
         if version == Version::V2 {
+            // LLCV2-22.
             flags |= reason;
         }
         let mut writer = header::start(version, Kind::AddLink, reason, flags);

@@ -3,8 +3,6 @@
 //! ```text
 //! 4 link number, 0 with "all" | 5 reason | 9 reserved
 //! ```
-//!
-//! Rules kept here: LLC-34, LLCV2-31.
 
 use super::header::{self, ALL, Header, ORDERLY, REPLY, flag};
 use super::{Dialect, Kind};
@@ -30,7 +28,7 @@ impl DeleteReason {
     pub const UNKNOWN_LINK: DeleteReason = DeleteReason(0x0010_0000);
 }
 
-/// Delete Link, request or reply.
+/// Delete Link, request or reply (LLC-34).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeleteLink {
     /// Whether this is the reply.
@@ -62,6 +60,7 @@ impl DeleteLink {
         let mut writer = header::start(version, Kind::DeleteLink, 0, flags);
         writer.u8(self.link_number);
         writer.u32(self.reason.0);
+        // 44 bytes in both versions (LLCV2-31).
         header::finish(writer, version, dialect)
     }
 }

@@ -1,6 +1,4 @@
 //! Type, length and flags.
-//!
-//! Rules kept here: LLC-3, LLCV2-1, LLCV2-3, LLCV2-6.
 
 use super::Dialect;
 use crate::wire::WireError;
@@ -12,6 +10,7 @@ pub const LLC_LEN: usize = 44;
 /// Bytes of the longest version 2 message (LLCV2-4).
 pub const LLC_MAX_LEN: usize = 8192;
 
+/// The reply to a request of the same type (LLC-3).
 pub(super) const REPLY: u8 = 0x80;
 /// Refused: Add Link, Request Add Link.
 pub(super) const REJECTED: u8 = 0x40;
@@ -48,7 +47,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Type and version of a type byte.
+    /// Type and version of a type byte (LLCV2-1).
     ///
     /// # Errors
     /// [`WireError::CdcNotLlc`], [`WireError::IgnorableLlcType`] or [`WireError::UnknownLlcType`].
@@ -66,6 +65,7 @@ impl Kind {
             _ => return Err(unknown(byte)),
         };
         match (byte >> 4, kind) {
+            // Version 2 has no continuations (LLCV2-6).
             (0, Kind::RequestAddLink) | (2, Kind::AddLinkCont | Kind::ConfirmRkeyCont) => {
                 Err(unknown(byte))
             }
@@ -161,6 +161,7 @@ impl Header {
         self.check_extra(LLC_LEN)
     }
 
+    /// Version 2 has two bytes of length at offset 1 (LLCV2-3).
     fn check_v2_length(&self, field: [u8; 2], dialect: &Dialect) -> Result<(), WireError> {
         let (have, message) = (self.length, self.kind.name());
         let declared = usize::from(u16::from_be_bytes(field));

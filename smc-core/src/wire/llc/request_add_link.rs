@@ -3,8 +3,6 @@
 //! ```text
 //! 4 reserved | 24 GID list, request only | reply: zero to 44
 //! ```
-//!
-//! Rules kept here: LLCV2-25, LLCV2-26, ERR-45.
 
 use super::header::{self, Header, LLC_LEN, REJECTED, REPLY, flag};
 use super::{Dialect, Kind, RejectReason};
@@ -14,7 +12,7 @@ use crate::wire::clc::{GidList, Version};
 /// Request Add Link, request or reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestAddLink {
-    /// The client's addresses.
+    /// The client's addresses (LLCV2-25).
     Request(GidList),
     /// Acknowledged, or refused as invalid (LLCV2-28).
     Reply(Option<RejectReason>),
@@ -23,6 +21,7 @@ pub enum RequestAddLink {
 impl RequestAddLink {
     pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<RequestAddLink, WireError> {
         if header.reply() {
+            // LLCV2-26.
             if header.length != LLC_LEN {
                 return Err(header.length_mismatch(LLC_LEN));
             }
@@ -31,6 +30,7 @@ impl RequestAddLink {
         }
         let mut reader = header.body(bytes)?;
         reader.skip(20, "reserved")?;
+        // ERR-45.
         let gids = GidList::parse(&mut reader)?;
         if reader.at() != header.length {
             return Err(header.length_mismatch(reader.at()));

@@ -8,8 +8,6 @@
 //! Delete RKey:    4 n | 5 v1: error mask | 6 reserved | 8 n RKeys | zero to 44
 //! its v2 reply:   4 n of the request | 5 not deleted | 6 reserved | 8 up to 8 RKeys | 40 reserved
 //! ```
-//!
-//! Rules kept here: LLCV2-32, LLCV2-33, LLCV2-34, LLCV2-35.
 
 use super::header::{self, Header, LLC_LEN, NEGATIVE, REPLY, RETRY, flag};
 use super::{Dialect, Kind};
@@ -65,7 +63,7 @@ pub struct ConfirmRkey {
     pub reply: bool,
     /// A negative reply: the sender of the request starts over (LLC-50).
     pub negative: bool,
-    /// With a negative reply: start over right after the configuration change.
+    /// With a negative reply: start over right after the configuration change (LLCV2-33).
     pub retry: bool,
     /// Other links of the whole exchange: 0 to 8 in version 1, where continuations follow for more
     /// than two, 0 to 2 in version 2 (wire errata A-3).
@@ -84,6 +82,7 @@ impl ConfirmRkey {
         let other_links = reader.u8("other links")?;
         let max = match header.version {
             Version::V1 => 8,
+            // LLCV2-32.
             Version::V2 => 2,
         };
         let count = Header::count("other links", other_links, (0, max))?;
@@ -168,6 +167,7 @@ const RKEY_LEN: usize = 4;
 const fn most_rkeys(version: Version) -> u16 {
     match version {
         Version::V1 => 8,
+        // LLCV2-34.
         Version::V2 => 255,
     }
 }
@@ -226,7 +226,7 @@ pub struct DeleteRkeyReply {
     pub count: u8,
     /// How many were not deleted; may be more than are listed (LLCV2-37).
     pub not_deleted: u8,
-    /// The first eight of them, or all. Zeros from Linux, which lists none (wire errata D-15).
+    /// The first eight of them, or all (LLCV2-35). Zeros from Linux, which lists none (wire errata D-15).
     pub rkeys: List<Rkey, 8>,
 }
 
