@@ -178,7 +178,7 @@ impl IsmDevice {
     pub fn has_memory(&self) -> bool {
         // Orders the reads before the check: memory goes after the device is marked as gone.
         fence(Ordering::Acquire);
-        !self.running.is_gone() || self.running.memory_outlives_device()
+        !self.running.is_gone() || self.running.window.outlives_device()
     }
 
     /// Speed of a copy into the window in bytes per second; none until the first DMB of the
@@ -330,7 +330,7 @@ impl IsmDevice {
             Err(TryLockError::WouldBlock) => return Ok(0),
         };
         let mut n = 0;
-        if let Some(doorbells) = self.running.doorbells() {
+        if let Some(doorbells) = self.running.window.doorbells() {
             doorbells.take_rung(&mut |slab| {
                 n += 1;
                 let mut wake = SlabWake::new_zeroed();
@@ -339,7 +339,7 @@ impl IsmDevice {
             });
         }
         while n < EVENTS_PER_POLL {
-            let Some(record) = self.running.try_event()? else { break };
+            let Some(record) = self.running.queues.events.take()? else { break };
             n += 1;
             match Event::parse(&record) {
                 Some(event) => {
@@ -351,7 +351,7 @@ impl IsmDevice {
                 }
             }
         }
-        self.running.reap();
+        self.running.queues.reap();
         Ok(n)
     }
 
@@ -396,38 +396,39 @@ impl IsmDevice {
     /// The interrupt: readable when a record arrives after
     /// [`arm_interrupts`](Self::arm_interrupts), and for good once the device is gone.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.running.event_fd()
+        self.running.queues.events.fd()
     }
 
     /// An epoll set with the edges of [`event_fd`](Self::event_fd) and of the doorbells that peers
     /// ring. A thread that waits for the device waits for the set, and calls
     /// [`on_reported`](Self::on_reported) with what it reports. `None`: there are no doorbells.
     pub fn event_set(&self) -> Option<BorrowedFd<'_>> {
-        self.running.doorbells().map(Doorbells::set)
+        self.running.window.doorbells().map(Doorbells::set)
     }
 
     /// The set has reported this name.
     pub fn on_reported(&self, name: u64) {
-        if let Some(doorbells) = self.running.doorbells() {
+        if let Some(doorbells) = self.running.window.doorbells() {
             doorbells.note_reported(name);
         }
     }
 
     /// Makes [`event_fd`](Self::event_fd) unreadable again (unless the device is gone).
     pub fn clear_event_fd(&self) {
-        self.running.clear_event_fd();
+        self.running.queues.events.clear_fd();
     }
 
     /// Asks for an interrupt at the next record. `false`: a record has arrived already, so poll
     /// instead of waiting.
     #[must_use = "false means: poll, do not wait"]
     pub fn arm_interrupts(&self) -> bool {
-        self.running.arm_events() && !self.running.doorbells().is_some_and(Doorbells::has_rung)
+        self.running.queues.events.arm()
+            && !self.running.window.doorbells().is_some_and(Doorbells::has_rung)
     }
 
     /// Asks for no interrupts: the caller polls.
     pub fn suppress_interrupts(&self) {
-        self.running.suppress_events();
+        self.running.queues.events.suppress();
     }
 
     /// Waits for a record (or the end of the device), at most `timeout`. `true`: poll now. Only one
@@ -476,7 +477,7 @@ impl IsmDevice {
 
     /// Whether the child of a fork can take the device over.
     pub fn can_be_inherited(&self) -> bool {
-        self.running.inheritance().is_some() && !self.is_gone()
+        self.running.window.inheritance().is_some() && !self.is_gone()
     }
 
     /// The descriptors that the driver needs.
@@ -487,12 +488,16 @@ impl IsmDevice {
     /// The descriptors for which a child that has taken the device over waits; it then calls
     /// [`IsmDevice::serve`].
     pub fn waits_for(&self) -> Vec<RawFd> {
-        self.running.inheritance().map(|inheritance| inheritance.waits_for()).unwrap_or_default()
+        self.running
+            .window
+            .inheritance()
+            .map(|inheritance| inheritance.waits_for())
+            .unwrap_or_default()
     }
 
     /// Answers what the device asks, in a child that has taken the device over.
     pub fn serve(&self) {
-        if let Some(inheritance) = self.running.inheritance() {
+        if let Some(inheritance) = self.running.window.inheritance() {
             inheritance.serve();
         }
     }
@@ -540,7 +545,7 @@ impl IsmDevice {
     /// Whether the driver still has to measure the window.
     fn must_measure(&self) -> bool {
         self.prefer == Prefer::Auto
-            && !self.running.window_is_cached()
+            && !self.running.window.is_cached()
             && self.window_rate.get().is_none()
     }
 }

@@ -289,7 +289,7 @@ fn in_guest_memory(
     len: u32,
     wait_group: u16,
 ) -> Result<OwnDmb, IsmError> {
-    let mem = device.running().alloc_guest(len as usize)?;
+    let mem = device.running().pool.alloc(len as usize)?;
     let align = u64::from(device.config().dmb_align.get());
     if align != 0 && !mem.gpa().is_multiple_of(align) {
         return Err(super::config_error("dmb_align", align));

@@ -206,7 +206,7 @@ impl PeerDmb {
 
     #[cold]
     fn kick(&self) -> Result<(), DeliverError> {
-        match self.device.running().post_kick(&self.path) {
+        match self.device.running().queues.of(&self.path).and_then(|queue| queue.kick(&self.path)) {
             Ok(()) => Ok(()),
             // The data is in the DMB, and the owner rechecks by itself within a second.
             Err(QueueError::Busy) => Ok(()),
@@ -251,7 +251,7 @@ impl<'a, 'b> Batch<'a, 'b> {
     fn new(dmb: &'a PeerDmb) -> Self {
         let running = dmb.device.running();
         let max_pieces = usize::from(running.config().max_segs.get()).clamp(1, MAX_PIECES);
-        let max = running.max_payload();
+        let max = running.queues.max_payload();
         Batch { dmb, pieces: [(0, &[]); MAX_PIECES], n: 0, bytes: 0, max, max_pieces }
     }
 
@@ -280,7 +280,8 @@ impl<'a, 'b> Batch<'a, 'b> {
 
     fn post(&mut self, signal: bool) -> Result<(), DeliverError> {
         let pieces = self.pieces.get(..self.n).unwrap_or(&self.pieces);
-        self.dmb.device.running().post_move(&self.dmb.path, pieces, signal)?;
+        let path = &self.dmb.path;
+        self.dmb.device.running().queues.of(path)?.post(path, pieces, signal)?;
         (self.n, self.bytes) = (0, 0);
         Ok(())
     }
@@ -297,7 +298,7 @@ impl PeerDmb {
 impl Drop for PeerDmb {
     fn drop(&mut self) {
         self.device.attached.remove(self.token(), &self.path);
-        self.device.running().close_path(&self.path);
+        self.device.running().queues.close_path(&self.path);
         detach(&self.device, self.token());
         if let Some(placed) = &self.placed {
             self.device.slabs.release(&self.device, placed.slab_id);
@@ -344,7 +345,7 @@ pub(super) fn gone(
     len: u32,
     owner: Gid,
 ) -> Result<PeerDmb, IsmError> {
-    let path = device.running().open_path(token)?;
+    let path = device.running().queues.open_path(token)?;
     path.fail();
     let (placed, stores, mapped) = (None, false, AtomicU32::new(u32::MAX));
     Ok(PeerDmb { device: Arc::clone(device), path, owner, len, placed, stores, mapped })
@@ -382,7 +383,7 @@ fn accept(
         };
         Some(placement.resolve(device)?)
     };
-    let path = device.running().open_path(token)?;
+    let path = device.running().queues.open_path(token)?;
     device.attached.add(token, reply.owner_gid, &path);
     if device.slabs.has_left(reply.owner_gid) {
         path.fail();

@@ -76,7 +76,7 @@ impl Placement {
         let tail = slab.slice(data as usize, CONTROL_LEN)?;
         // If this process is the front end, it maps before it acknowledges. It then need not wait,
         // and a peer that overwrites the nonce must not make it wait.
-        let mapped = device.running().window_is_cached();
+        let mapped = device.running().window.is_cached();
         self.await_nonce(&tail, if mapped { Duration::ZERO } else { NONCE_TIMEOUT })?;
         Ok(Placed {
             slab_id: self.slab_id,
@@ -84,7 +84,7 @@ impl Placement {
             bit: self.bit,
             memory: slab.slice(at, self.dmb_len as usize)?,
             futex: self.futex,
-            doorbell: device.running().doorbells().and_then(|all| all.get(self.slab_off)),
+            doorbell: device.running().window.doorbells().and_then(|all| all.get(self.slab_off)),
             slab_line: self.in_slab.then(|| SlabLineMemory::new(&tail)).transpose()?,
             line: tail.slice(line_at, virtio_ism_abi::slab::LINE_LEN)?,
         })

@@ -64,7 +64,15 @@ impl ControlQueue {
         lock(&self.state).ring.addresses()
     }
 
-    /// Executes a command; see `RunningDevice::control`.
+    /// Executes a control command: sends `body` (the bytes after the request header) and, if the
+    /// status is OK, fills `reply` (the bytes after the reply header) completely. Returns the
+    /// status code of the answer.
+    ///
+    /// Blocks until the device answers; several threads may have commands under way.
+    ///
+    /// # Errors
+    /// The device is gone, did not answer within [`CONTROL_TIMEOUT`](super::CONTROL_TIMEOUT) (and is
+    /// gone from now on), or answered something else.
     pub(crate) fn command(&self, op: Op, body: &[u8], reply: &mut [u8]) -> Result<u16, QueueError> {
         let request_len = size_of::<RequestHeader>() + body.len();
         let reply_len = size_of::<ReplyHeader>() + reply.len();

@@ -51,7 +51,10 @@ impl EventQueue {
         Ok(())
     }
 
-    /// See `RunningDevice::try_event`.
+    /// Takes the next event record and gives its buffer back to the device.
+    ///
+    /// # Errors
+    /// The device is gone (after the last record was taken) or broke a rule.
     pub(crate) fn take(&self) -> Result<Option<[u8; EVENT_LEN]>, QueueError> {
         let mut ring = lock(&self.ring);
         let done = match ring.pop() {
@@ -80,18 +83,23 @@ impl EventQueue {
         try_hold(&self.ring, held)
     }
 
+    /// Becomes readable when a record arrives after [`arm`](Self::arm), or when the device is gone.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.wiring.call.as_fd()
     }
 
+    /// Makes [`fd`](Self::fd) unreadable, unless the device is gone.
     pub(crate) fn clear_fd(&self) {
         self.wiring.health.clear(&self.wiring.call);
     }
 
+    /// Asks for one interrupt when the next record arrives. `false`: a record is there already (or
+    /// the device is gone), do not wait.
     pub(crate) fn arm(&self) -> bool {
         lock(&self.ring).arm() && !self.wiring.health.is_gone()
     }
 
+    /// Asks for no interrupts: the caller polls. One that is on its way may still come.
     pub(crate) fn suppress(&self) {
         lock(&self.ring).suppress();
     }

@@ -133,7 +133,13 @@ impl MoveQueue {
         state.recycle(path.slot());
     }
 
-    /// See `RunningDevice::post_move`.
+    /// Copies the pieces (offset in the DMB, bytes) into memory that the device can reach, and
+    /// posts one MOVE. The device executes the moves of one path in the order of posting. The call
+    /// waits for a free slot if need be, but not for the move; the queue notes a refusal in `path`.
+    ///
+    /// # Errors
+    /// There are more than [`MAX_PIECES`] pieces or [`Queues::max_payload`](super::Queues::max_payload)
+    /// bytes, or the device is gone.
     pub(crate) fn post(
         &self,
         path: &MovePath,
@@ -235,7 +241,11 @@ impl MoveQueue {
         Ok(state)
     }
 
-    /// See `RunningDevice::post_kick`.
+    /// Wakes the owner of the DMB by a MOVE without payload. Does nothing while the device has not
+    /// executed the previous kick of this path, since that one wakes the owner.
+    ///
+    /// # Errors
+    /// The device is gone, or the queue stayed full ([`QueueError::Busy`]).
     pub(crate) fn kick(&self, path: &MovePath) -> Result<(), QueueError> {
         let mut state = lock(&self.state);
         let mut start = None;

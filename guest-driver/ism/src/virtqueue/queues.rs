@@ -45,8 +45,11 @@ impl Queues {
         all
     }
 
-    /// Opens a path on the next move queue. It stays there, since moves in different queues have no
-    /// order.
+    /// Prepares moves and kicks to a DMB, with its kick chain, on the next move queue. The path stays
+    /// there, since moves in different queues have no order.
+    ///
+    /// # Errors
+    /// No memory for the kick chain is left, or the device has no move queue.
     pub(crate) fn open_path(&self, token: Token) -> Result<Arc<MovePath>, QueueError> {
         let n = self.next_path.fetch_add(1, Ordering::Relaxed) % self.moves.len().max(1);
         match self.moves.get(n) {
@@ -61,6 +64,14 @@ impl Queues {
         self.moves.get(n).ok_or(QueueError::NoMoveQueue(n))
     }
 
+    /// Closes a path; a chain under way keeps its memory until it is back.
+    pub(crate) fn close_path(&self, path: &MovePath) {
+        if let Ok(queue) = self.of(path) {
+            queue.close_path(path);
+        }
+    }
+
+    /// Most payload bytes of one move.
     pub(crate) fn max_payload(&self) -> usize {
         self.moves.first().map_or(0, MoveQueue::max_payload)
     }
@@ -72,6 +83,7 @@ impl Queues {
             && self.moves.iter().all(|queue| queue.try_hold(held))
     }
 
+    /// Notes the outcome of moves that are done. Posting does that, too.
     pub(crate) fn reap(&self) {
         for queue in &self.moves {
             queue.reap();
