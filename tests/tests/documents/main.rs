@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a source that cannot be read fails the test")]
 
+mod heads;
 mod packages;
 mod text;
 mod words;
@@ -139,6 +140,11 @@ fn words_of_public_names_are_in_the_glossary_or_standard() {
 #[test]
 fn packages_that_are_published_say_what_a_registry_shows() {
     fail_with(&packages::incomplete(), "packages that a registry cannot show");
+}
+
+#[test]
+fn each_source_begins_with_its_licence() {
+    fail_with(&heads::without_licence(), "sources without `// SPDX-License-Identifier: ...`");
 }
 
 #[test]
