@@ -6,5 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod layout;
+mod message;
 mod value;
 

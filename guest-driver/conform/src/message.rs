@@ -1,0 +1,395 @@
+//! CLC messages: from named fields to bytes, and back. Both ways use the tables of [`layout`], and
+//! nothing of smc-core.
+//!
+//! [`layout`]: crate::layout
+
+use toml::{Table, Value};
+
+use crate::layout::{self as l, Plan, Span};
+use crate::value::{Scope, as_number, bytes_of};
+
+const SMCR: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xd9];
+const SMCD: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xc4];
+/// Code of "none" in the type bits of a Proposal.
+const NONE: u64 = 2;
+
+/// The four messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Proposal = 1,
+    Accept = 2,
+    Confirm = 3,
+    Decline = 4,
+}
+
+impl Kind {
+    pub(crate) fn of(code: u8) -> Option<Kind> {
+        [Kind::Proposal, Kind::Accept, Kind::Confirm, Kind::Decline]
+            .into_iter()
+            .find(|kind| *kind as u8 == code)
+    }
+
+    /// In messages for people, and in cases.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Proposal => "proposal",
+            Kind::Accept => "accept",
+            Kind::Confirm => "confirm",
+            Kind::Decline => "decline",
+        }
+    }
+}
+
+/// What a message consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Proposal {
+        /// Whether it has the fields of version 2.
+        long: bool,
+        /// Where areas begin, and how many members they have.
+        subnet: Option<(usize, usize)>,
+        v2: Option<(usize, usize)>,
+        smcd: Option<(usize, usize)>,
+    },
+    R1,
+    R2 {
+        extension: bool,
+        gids: Option<usize>,
+    },
+    D1,
+    /// With the extension of this release, if any.
+    D2(Option<u8>),
+    Decline {
+        long: bool,
+    },
+}
+
+/// A message with the places of its fields.
+#[derive(Clone, Debug)]
+pub(crate) struct Message {
+    pub(crate) kind: Kind,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) spans: Vec<Span>,
+}
+
+fn plan(form: Form) -> Plan {
+    let mut plan = Plan::default();
+    plan.tables(&[l::START]);
+    match form {
+        Form::Proposal { long, subnet, v2, smcd } => {
+            plan.tables(&[l::PROPOSAL_FLAGS, l::PROPOSAL]);
+            if long {
+                plan.tables(&[l::PROPOSAL_V2]);
+            }
+            if let Some((at, prefixes)) = subnet {
+                plan.at = at;
+                plan.tables(&[l::SUBNET]);
+                plan.list("prefix", prefixes, l::PREFIX);
+            }
+            if let Some((at, eids)) = v2 {
+                plan.at = at;
+                plan.tables(&[l::V2_EXTENSION]);
+                plan.list("eid", eids, l::EID);
+            }
+            if let Some((at, entries)) = smcd {
+                plan.at = at;
+                plan.tables(&[l::SMCD_EXTENSION]);
+                plan.list("entry", entries, l::ENTRY);
+            }
+        }
+        Form::R1 => plan.tables(&[l::ANSWER_FLAGS, l::ANSWER_R]),
+        Form::R2 { extension, gids } => {
+            plan.tables(&[l::ANSWER_FLAGS, l::ANSWER_R, l::ANSWER_R2]);
+            if extension {
+                plan.named("", l::EXTENSION_R);
+            }
+            if let Some(gids) = gids {
+                plan.named("", l::GID_LIST);
+                plan.list("gid_list", gids, l::LISTED_GID);
+            }
+        }
+        Form::D1 => plan.tables(&[l::ANSWER_FLAGS, l::ANSWER_D, l::ANSWER_D1]),
+        Form::D2(release) => {
+            plan.tables(&[l::ANSWER_FLAGS, l::ANSWER_D, l::ANSWER_D2]);
+            if release.is_some() {
+                plan.named("", l::EXTENSION_D);
+            }
+            if release.is_some_and(|release| release > 0) {
+                plan.named("", l::EXTENSION_D21);
+            }
+        }
+        Form::Decline { long } => {
+            let rest = if long { l::DECLINE_V2 } else { l::DECLINE_V1 };
+            plan.tables(&[l::DECLINE_FLAGS, l::DECLINE, rest]);
+        }
+    }
+    plan.tables(&[l::TRAILER]);
+    plan
+}
+
+impl Message {
+    /// All spans of a name; `[*]` in it stands for every member of a list.
+    pub(crate) fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Span> {
+        let all = name.split_once("[*]");
+        self.spans.iter().filter(move |span| match all {
+            Some((start, end)) => {
+                let rest = span.name.strip_prefix(start).and_then(|rest| rest.strip_suffix(end));
+                rest.is_some_and(|rest| rest.starts_with('[') && rest.ends_with(']'))
+            }
+            None => span.name == name,
+        })
+    }
+
+    /// The value of the first field of a name.
+    pub(crate) fn value(&self, name: &str) -> Option<Vec<u8>> {
+        self.named(name).next().and_then(|span| span.read(&self.bytes))
+    }
+
+    /// The same as a number; 0 if there is none.
+    pub(crate) fn number(&self, name: &str) -> u64 {
+        self.value(name).map_or(0, |bytes| as_number(&bytes))
+    }
+
+    /// Gives `scope` the fields as `proposal.eid[0]` and so on.
+    pub(crate) fn publish(&self, scope: &mut Scope) {
+        let kind = self.kind.name();
+        scope.forget(&format!("{kind}."));
+        for span in &self.spans {
+            if let Some(value) = span.read(&self.bytes) {
+                scope.set(format!("{kind}.{}", span.name), value);
+            }
+        }
+    }
+}
+
+/// Fields that say what a message consists of, and are none themselves.
+const STRUCTURE: &[&str] =
+    &["message", "form", "subnet", "prefixes", "eids", "entries", "smcd", "extension", "gid_list"];
+
+/// What the fields of a base and those of a case have in common to say.
+struct Fields<'a> {
+    table: &'a Table,
+    scope: &'a Scope,
+}
+
+impl Fields<'_> {
+    fn number(&self, name: &str, default: u64) -> Result<u64, String> {
+        match self.table.get(name) {
+            None => Ok(default),
+            Some(value) => {
+                let bytes = bytes_of(value, None, self.scope);
+                let bytes = match value {
+                    Value::Integer(_) => bytes_of(value, Some(8), self.scope),
+                    _ => bytes,
+                };
+                bytes.map(|bytes| as_number(&bytes)).map_err(|why| format!("{name}: {why}"))
+            }
+        }
+    }
+
+    fn list(&self, name: &str) -> Result<Vec<Value>, String> {
+        match self.table.get(name) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(list)) => Ok(list.clone()),
+            Some(other) => Err(format!("{name}: {other} is no list")),
+        }
+    }
+
+    fn form(&self, message: &str) -> Result<(Kind, Form), String> {
+        let (kind, smc_type) = match message.split_once('-') {
+            Some(("accept", smc_type)) => (Kind::Accept, smc_type),
+            Some(("confirm", smc_type)) => (Kind::Confirm, smc_type),
+            None if message == "proposal" => return Ok((Kind::Proposal, self.proposal()?)),
+            None if message == "decline" => {
+                let long = self.number("form", self.number("version", 2)?)? >= 2;
+                return Ok((Kind::Decline, Form::Decline { long }));
+            }
+            _ => return Err(format!("no message is called {message:?}")),
+        };
+        let first = self.number("first_contact", 0)? == 1;
+        let extension = self.number("extension", u64::from(first))? == 1;
+        let gids = self.list("gid_list")?.len();
+        let form = match smc_type {
+            "r1" => Form::R1,
+            "d1" => Form::D1,
+            "r2" => {
+                let gids = (kind == Kind::Confirm && extension).then_some(gids);
+                Form::R2 { extension, gids }
+            }
+            "d2" => {
+                let release = self.number("form", self.number("release", 1)?)?;
+                Form::D2(extension.then_some(u8::from(release > 0)))
+            }
+            _ => return Err(format!("no message is called {message:?}")),
+        };
+        Ok((kind, form))
+    }
+
+    fn proposal(&self) -> Result<Form, String> {
+        let long = self.number("form", 2)? >= 2;
+        let (v1, v2) = (self.number("v1_types", NONE)?, self.number("v2_types", NONE)?);
+        let prefixes = self.list("prefixes")?.len();
+        let (eids, entries) = (self.list("eids")?.len(), self.list("entries")?.len());
+        let mut at = if long { 80 } else { 40 };
+        let mut area = |present: bool, members: usize, fixed: usize, each: usize| {
+            present.then(|| {
+                let from = at;
+                at += fixed + each * members;
+                (from, members)
+            })
+        };
+        let subnet = self.number("subnet", u64::from(v1 != NONE))? == 1;
+        let subnet = area(subnet, prefixes, 8, 17);
+        let has_v2 = long && self.number("extension", u64::from(v2 != NONE))? == 1;
+        let has_d = has_v2 && self.number("smcd", u64::from(v2 != NONE && v2 != 0))? == 1;
+        let v2 = area(has_v2, eids, 40, 32);
+        let smcd = area(has_d, entries, 48, 10);
+        Ok(Form::Proposal { long, subnet, v2, smcd })
+    }
+}
+
+/// Encodes the message that the fields describe. Lengths, counts, offsets and eye catchers are what
+/// they have to be, unless the fields say otherwise.
+///
+/// # Errors
+/// A sentence for the author of the case.
+pub(crate) fn encode(table: &Table, scope: &Scope) -> Result<Message, String> {
+    let fields = Fields { table, scope };
+    let name = table.get("message").and_then(Value::as_str).ok_or("a base has no message")?;
+    let (kind, form) = fields.form(name)?;
+    let Plan { spans, at } = plan(form);
+    let mut message = Message { kind, bytes: vec![0; at], spans };
+    let mut values: Vec<(String, Value)> = derived(kind, form, at);
+    for (list, member) in [("eids", "eid"), ("gid_list", "gid_list")] {
+        for (i, value) in fields.list(list)?.into_iter().enumerate() {
+            values.push((format!("{member}[{i}]"), value));
+        }
+    }
+    for (list, member, [first, second]) in
+        [("entries", "entry", ["gid", "chid"]), ("prefixes", "prefix", ["address", "bits"])]
+    {
+        for (i, value) in fields.list(list)?.into_iter().enumerate() {
+            let Value::Array(pair) = value else { return Err(format!("{list}: no pair")) };
+            for (part, value) in [first, second].into_iter().zip(pair) {
+                values.push((format!("{member}[{i}].{part}"), value));
+            }
+        }
+    }
+    let own = table.iter().filter(|(name, _)| !STRUCTURE.contains(&name.as_str()));
+    values.extend(own.map(|(name, value)| (name.clone(), value.clone())));
+    for (name, value) in values {
+        let span = message.named(&name).next().cloned();
+        let Some(span) = span else {
+            // What the form has no room for is left out of it.
+            if name.contains('[') || OPTIONAL.contains(&name.as_str()) {
+                continue;
+            }
+            return Err(format!("the message has no field {name:?}"));
+        };
+        let bytes = bytes_of(&value, Some(span.len), scope);
+        span.write(&mut message.bytes, &bytes.map_err(|why| format!("{name}: {why}"))?);
+    }
+    Ok(message)
+}
+
+/// Fields that not every form of a message has, so that a base can name them for all forms.
+const OPTIONAL: &[&str] =
+    &["eid_count", "entry_count", "prefix_count", "gid_count", "network", "mask_bits"];
+
+fn derived(kind: Kind, form: Form, len: usize) -> Vec<(String, Value)> {
+    let eye = match form {
+        Form::D1 | Form::D2(_) => SMCD,
+        _ => SMCR,
+    };
+    let version = match form {
+        Form::R1 | Form::D1 | Form::Decline { long: false } => 1,
+        Form::Proposal { long: false, .. } => 1,
+        _ => 2,
+    };
+    let mut values: Vec<(String, i64)> = vec![
+        ("eye_catcher".into(), i64::from(u32::from_be_bytes(eye))),
+        ("trailer".into(), i64::from(u32::from_be_bytes(eye))),
+        ("type".into(), kind as i64),
+        ("length".into(), as_i64(len)),
+        ("version".into(), version),
+    ];
+    match form {
+        Form::D1 | Form::D2(_) => values.push(("smc_type".into(), 1)),
+        Form::R2 { gids: Some(gids), .. } => values.push(("gid_count".into(), as_i64(gids))),
+        Form::Proposal { long, subnet, v2, smcd } => {
+            if long {
+                values.push(("v1_types".into(), 2));
+                values.push(("v2_types".into(), 2));
+            }
+            if let Some((at, prefixes)) = subnet {
+                values.push(("subnet_offset".into(), as_i64(at - 40)));
+                values.push(("prefix_count".into(), as_i64(prefixes)));
+            }
+            if let Some((at, eids)) = v2 {
+                values.push(("v2_offset".into(), as_i64(at - 52)));
+                values.push(("eid_count".into(), as_i64(eids)));
+                let (offset, entries) = smcd.map_or((0, 0), |(smcd, n)| (smcd - at - 8, n));
+                values.push(("smcd_offset".into(), as_i64(offset)));
+                values.push(("entry_count".into(), as_i64(entries)));
+            }
+        }
+        _ => {}
+    }
+    values.into_iter().map(|(name, value)| (name, Value::Integer(value))).collect()
+}
+
+fn as_i64(n: usize) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+/// Reads a whole message of the target, by the letter of the specifications.
+///
+/// # Errors
+/// What is wrong with it, as a sentence.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Message, String> {
+    let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
+    let word = |at: usize| usize::from(u16::from_be_bytes([byte(at), byte(at + 1)]));
+    let kind = Kind::of(byte(4)).ok_or_else(|| format!("{} is no type of a message", byte(4)))?;
+    let (version, flags, len) = (byte(7) >> 4, byte(7) & 0x0f, bytes.len());
+    let is_d = bytes.get(..4) == Some(&SMCD);
+    let first = flags & 8 != 0;
+    let form = match kind {
+        Kind::Proposal => {
+            let long = version >= 2 || len >= 92;
+            let (v1, v2) = (flags & 3, if version >= 2 { flags >> 2 } else { 2 });
+            let subnet = (v1 != 2).then(|| 40 + word(38));
+            let v2_at = (v2 != 2).then(|| 52 + word(50));
+            let smcd = v2_at.filter(|at| v2 & 1 == 1 && word(at + 6) != 0);
+            Form::Proposal {
+                long,
+                subnet: subnet.map(|at| (at, usize::from(byte(at + 7)))),
+                v2: v2_at.map(|at| (at, usize::from(byte(at)))),
+                smcd: smcd.map(|at| (at + 8 + word(at + 6), usize::from(byte(at + 1)))),
+            }
+        }
+        Kind::Decline => Form::Decline { long: len != 28 },
+        _ => match (is_d, version) {
+            (true, 1) => Form::D1,
+            (true, 2) => Form::D2(first.then_some(byte(75) & 0x0f)),
+            (false, 1) => Form::R1,
+            (false, 2) => {
+                let gids = (kind == Kind::Confirm && first).then(|| usize::from(byte(156)));
+                Form::R2 { extension: first, gids }
+            }
+            _ => return Err(format!("version {version} in {}", kind.name())),
+        },
+    };
+    let Plan { spans, at } = plan(form);
+    let message = Message { kind, bytes: bytes.to_vec(), spans };
+    if at != len {
+        return Err(format!("{} has {len} bytes, by its contents it has {at}", kind.name()));
+    }
+    let trailer = bytes.get(len.saturating_sub(4)..).unwrap_or_default();
+    if bytes.get(..4) != Some(trailer) {
+        return Err(format!("{} does not end with the eye catcher it begins with", kind.name()));
+    }
+    if is_d && matches!(kind, Kind::Proposal) {
+        return Err("a proposal begins with SMCD".into());
+    }
+    Ok(message)
+}
