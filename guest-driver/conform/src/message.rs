@@ -393,3 +393,154 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Message, String> {
     }
     Ok(message)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::value::{hex_of, to_hex};
+
+    fn encoded(text: &str) -> Message {
+        encode(&text.parse().unwrap(), &Scope::default()).unwrap()
+    }
+
+    /// What Linux 7.2 sent: SMC-R and SMC-D version 2 with the loopback device.
+    #[test]
+    fn a_proposal_is_that_of_linux_with_the_same_contents() {
+        let message = encoded(
+            "message = 'proposal'
+             v2_types = 3
+             release = 1
+             roce_gid = 'hex:00*10 ffff 0a090002'
+             max_conns = 255
+             max_links = 2
+             features = 1
+             eids = ['text:SMCPROBE-EID1']
+             entries = [['hex:f6d0053b4904446f', 0xffff], ['hex:934f97c2936239e7', 0xffff]]",
+        );
+        let mut linux = hex_of("e2d4c3d9 0100e02e 00*8 00*16 00*6 0000 00*8 0000 001c 00*8 00*20 01 02 00 10 0000 0040 00*10 ffff 0a090002 ff 02 0001 00*12").unwrap();
+        linux.extend(b"SMCPROBE-EID1                   ");
+        linux.extend(
+            hex_of("00*32 00*16 f6d0053b4904446f ffff 934f97c2936239e7 ffff e2d4c3d9").unwrap(),
+        );
+        assert_eq!(to_hex(&message.bytes), to_hex(&linux));
+        let read = parse(&message.bytes).unwrap();
+        assert_eq!(read.spans, message.spans);
+        assert_eq!(read.value("entry[1].gid"), Some(hex_of("934f97c2936239e7").unwrap()));
+    }
+
+    #[test]
+    fn an_accept_of_smc_d_is_that_of_linux_with_the_same_contents() {
+        let message = encoded(
+            "message = 'accept-d2'
+             first_contact = 1
+             gid = 'hex:3f31e22cf0fe4ebf'
+             token = 'hex:4a431356208c140a'
+             size = 2
+             link_id = 'hex:00010000'
+             chid = 0xffff
+             eid = 'text:SMCPROBE-EID1'
+             extended_gid = 'hex:8cb6e7fb5fa4373b'
+             os = 2
+             release = 1
+             hostname = 'text:(none)'
+             features = 1",
+        );
+        let mut linux =
+            hex_of("e2d4c3c4 02008229 3f31e22cf0fe4ebf 4a431356208c140a 00 20 0000 00010000 ffff")
+                .unwrap();
+        linux.extend(b"SMCPROBE-EID1                   ");
+        linux.extend(hex_of("8cb6e7fb5fa4373b 00 21 0000").unwrap());
+        linux.extend(b"(none)                          ");
+        linux.extend(hex_of("0000 0001 00000000 0000000000000000 e2d4c3c4").unwrap());
+        assert_eq!(to_hex(&message.bytes), to_hex(&linux));
+        assert_eq!(parse(&message.bytes).unwrap().spans, message.spans);
+    }
+
+    /// What Linux 7.2 sent at a first contact of SMC-R, in either version.
+    #[test]
+    fn accept_and_confirm_of_smc_r_are_those_of_linux() {
+        let link = "first_contact = 1
+             peer_id = 'hex:95ca525400000001'
+             gid = 'hex:00*10 ffff 0a090001'
+             mac = 'hex:525400000001'
+             qpn = 0x11
+             rkey = 0x3e0
+             index = 1
+             token = 1
+             size = 2
+             mtu = 3
+             address = 'hex:ff11000000d90000'
+             psn = 0x87e8ec";
+        let extension = "eid = 'text:SMCPROBE-EID1'
+             direct = 1
+             os = 2
+             release = 1
+             hostname = 'text:(none)'
+             max_conns = 255
+             max_links = 2
+             features = 1";
+        let wire_link = "95ca525400000001 00*10 ffff0a090001 525400000001 000011 000003e0 01 \
+                         00000001 23 00 ff11000000d90000 00 87e8ec";
+        let wire = |start: &str, end: &str| {
+            let mut bytes = hex_of(&format!("{start} {wire_link}")).unwrap();
+            bytes.extend(b"SMCPROBE-EID1                   ");
+            bytes.extend(hex_of("00*8 80 21 0000").unwrap());
+            bytes.extend(b"(none)                          ");
+            bytes.extend(hex_of(&format!("ff 02 0001 00*12 {end} e2d4c3d9")).unwrap());
+            bytes
+        };
+        let accept = encoded(&format!("message = 'accept-r2'\n{link}\n{extension}"));
+        assert_eq!(to_hex(&accept.bytes), to_hex(&wire("e2d4c3d9 0200a028", "")));
+        let gids = "gid_list = ['hex:00*10 ffff 0a090001']";
+        let confirm = encoded(&format!("message = 'confirm-r2'\n{link}\n{extension}\n{gids}"));
+        let list = "01 000000 00*10 ffff0a090001";
+        assert_eq!(to_hex(&confirm.bytes), to_hex(&wire("e2d4c3d9 0300b428", list)));
+        let v1 = encoded(&format!("message = 'accept-r1'\n{link}"));
+        let linux = hex_of(&format!("e2d4c3d9 02004418 {wire_link} e2d4c3d9")).unwrap();
+        assert_eq!(to_hex(&v1.bytes), to_hex(&linux));
+    }
+
+    #[test]
+    fn lengths_follow_the_table_of_the_specification() {
+        for (text, len) in [
+            ("message = 'proposal'\nform = 1\nv1_types = 0", 52),
+            ("message = 'proposal'\nform = 1\nv1_types = 0\nprefixes = [['hex:00*16', 64]]", 69),
+            ("message = 'proposal'\nv1_types = 3", 92),
+            ("message = 'proposal'\nv2_types = 0\neids = ['text:A']", 156),
+            ("message = 'proposal'\nv2_types = 1\nseid_flag = 1", 172),
+            ("message = 'accept-r1'", 68),
+            ("message = 'confirm-d1'", 48),
+            ("message = 'accept-d2'", 78),
+            ("message = 'accept-d2'\nfirst_contact = 1\nrelease = 0", 114),
+            ("message = 'accept-r2'", 108),
+            ("message = 'accept-r2'\nfirst_contact = 1", 160),
+            ("message = 'confirm-r2'\nfirst_contact = 1\ngid_list = ['hex:00*16']", 180),
+            ("message = 'decline'\nversion = 1", 28),
+            ("message = 'decline'", 44),
+        ] {
+            let message = encoded(text);
+            assert_eq!(message.bytes.len(), len, "{text}");
+            assert_eq!(message.number("length"), len as u64);
+            assert_eq!(parse(&message.bytes).unwrap().spans, message.spans, "{text}");
+        }
+    }
+
+    #[test]
+    fn every_byte_of_a_message_belongs_to_a_field() {
+        let message =
+            encoded("message = 'proposal'\nv1_types = 3\nv2_types = 3\neids = ['text:A']");
+        for at in 0..message.bytes.len() {
+            let of =
+                message.spans.iter().filter(|span| (span.at..span.at + span.len).contains(&at));
+            assert!(of.clone().count() >= 1, "byte {at}");
+            assert!(of.clone().count() == 1 || of.clone().all(|span| span.bits.is_some()), "{at}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_field_is_the_authors_mistake() {
+        let table = "message = 'decline'\nreasons = 1".parse().unwrap();
+        let error = encode(&table, &Scope::default()).unwrap_err();
+        assert_eq!(error, "the message has no field \"reasons\"");
+    }
+}
