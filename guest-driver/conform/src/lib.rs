@@ -5,6 +5,7 @@
 //! `smc decode` prints them. docs/conformance.md describes files of cases and reports.
 #![forbid(unsafe_code)]
 
+mod check;
 mod edit;
 mod layout;
 mod message;
