@@ -8,6 +8,9 @@
 mod check;
 mod edit;
 mod layout;
+mod link;
 mod message;
+mod outcome;
 mod value;
 
+pub use link::{Passed, Sender};
