@@ -5,12 +5,16 @@
 //! `smc decode` prints them. docs/conformance.md describes files of cases and reports.
 #![forbid(unsafe_code)]
 
+mod case;
 mod check;
 mod edit;
+mod facts;
 mod layout;
 mod link;
 mod message;
 mod outcome;
 mod value;
 
+pub use case::{Case, Cases, Level, Role};
+pub use facts::Facts;
 pub use link::{Passed, Sender};

@@ -1,0 +1,395 @@
+//! Cases as data: what a file of cases says, and the cases that it stands for.
+//!
+//! A case with `each` stands for one per combination of the values there; `{name}` in its strings
+//! is such a value. docs/conformance.md describes the format.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use crate::edit::Edit;
+use crate::message::{Message, encode};
+use crate::value::Scope;
+
+/// Which end of a connection the implementation under test is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// It accepts connections.
+    Server,
+    /// It connects.
+    Client,
+}
+
+/// How much a requirement binds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    /// The specifications demand it.
+    #[default]
+    Must,
+    /// They recommend it.
+    Should,
+    /// They leave it open, and peers have to cope.
+    May,
+}
+
+impl Level {
+    /// As in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Must => "must",
+            Level::Should => "should",
+            Level::May => "may",
+        }
+    }
+}
+
+/// Where a message is cut into segments.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Split {
+    /// Before these bytes.
+    At(Vec<usize>),
+    /// Segments of this many bytes.
+    Every(usize),
+}
+
+/// One step of a dialogue, from the view of the suite. One verb of it is there.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Step {
+    /// Sends the message of this base.
+    pub(crate) send: Option<String>,
+    #[serde(default)]
+    pub(crate) fields: Table,
+    #[serde(default)]
+    pub(crate) edits: Vec<Edit>,
+    /// Sends these bytes.
+    pub(crate) bytes: Option<Value>,
+    /// Bytes in the same segment, behind the message.
+    pub(crate) then: Option<Value>,
+    pub(crate) split: Option<Split>,
+    /// Milliseconds between segments.
+    #[serde(default)]
+    pub(crate) gap: u64,
+    pub(crate) repeat: Option<u16>,
+    /// Segments in the opposite order.
+    #[serde(default)]
+    pub(crate) reorder: bool,
+    /// Waits for one of these.
+    #[serde(default)]
+    pub(crate) expect: Vec<Value>,
+    /// What Linux is known to do instead.
+    #[serde(default)]
+    pub(crate) linux: Vec<Value>,
+    /// How long it waits, milliseconds.
+    pub(crate) within: Option<u64>,
+    /// Sends data over TCP, which has to come through in both directions. `true` or what was sent
+    /// before.
+    pub(crate) data: Option<Value>,
+    /// Data and cursors over SMC-D, as [`Stream::steps`](crate::stream::Stream::steps) says.
+    pub(crate) stream: Option<Table>,
+    /// Waits, milliseconds.
+    pub(crate) pause: Option<u64>,
+    /// Ends the own direction.
+    #[serde(default)]
+    pub(crate) finish: bool,
+    /// Resets the connection.
+    #[serde(default)]
+    pub(crate) reset: bool,
+    /// Closes the connection, and has another.
+    #[serde(default)]
+    pub(crate) reconnect: bool,
+}
+
+/// One case.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    /// Unique, and the same in every run.
+    pub id: String,
+    /// What the suite does, as a sentence.
+    pub title: String,
+    /// Requirements that it tests.
+    pub rules: Vec<String>,
+    /// How much they bind.
+    #[serde(default)]
+    pub level: Level,
+    /// What has to hold of the target or of the suite.
+    #[serde(default)]
+    pub needs: Vec<String>,
+    /// Why it is not for a host in production.
+    pub aggressive: Option<String>,
+    /// Whether no other connection may be open meanwhile.
+    #[serde(default)]
+    pub alone: bool,
+    /// What Linux does otherwise, and why.
+    pub note: Option<String>,
+    pub(crate) say: Vec<Step>,
+    /// Role of the target; of the file.
+    #[serde(skip, default = "server")]
+    pub role: Role,
+    /// Level of the protocol; of the file.
+    #[serde(skip)]
+    pub layer: String,
+}
+
+fn server() -> Role {
+    Role::Server
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    layer: String,
+    role: Role,
+    /// Before the ids of all cases.
+    prefix: String,
+    /// What all cases need.
+    #[serde(default)]
+    needs: Vec<String>,
+    #[serde(default, rename = "case")]
+    cases: Vec<Table>,
+}
+
+/// All cases, and the messages that they begin with.
+#[derive(Clone, Debug, Default)]
+pub struct Cases {
+    pub(crate) bases: BTreeMap<String, Table>,
+    /// In the order of the files.
+    pub cases: Vec<Case>,
+}
+
+impl Cases {
+    /// Reads the bases of a file.
+    ///
+    /// # Errors
+    /// A sentence for the author.
+    pub(crate) fn add_bases(&mut self, text: &str) -> Result<(), String> {
+        let table: Table = text.parse().map_err(|error| format!("{error}"))?;
+        for (name, base) in table {
+            let Value::Table(base) = base else { return Err(format!("{name} is no table")) };
+            self.bases.insert(name, base);
+        }
+        self.bases.keys().try_for_each(|name| self.base(name).map(drop))
+    }
+
+    /// A base with what it takes from others.
+    fn base(&self, name: &str) -> Result<Table, String> {
+        let (mut table, mut next) = (Table::new(), Some(name.to_owned()));
+        let mut without = Vec::new();
+        for _ in 0..self.bases.len() {
+            let Some(name) = next else { break };
+            let base = self.bases.get(&name).ok_or(format!("no base is called {name:?}"))?;
+            for (field, value) in base {
+                if !without.contains(&field.as_str()) && !table.contains_key(field) {
+                    table.insert(field.clone(), value.clone());
+                }
+            }
+            if let Some(Value::Array(names)) = base.get("without") {
+                without.extend(names.iter().filter_map(Value::as_str));
+            }
+            next = base.get("from").and_then(Value::as_str).map(str::to_owned);
+        }
+        table.remove("from");
+        table.remove("without");
+        Ok(table)
+    }
+
+    /// Reads a file of cases.
+    ///
+    /// # Errors
+    /// A sentence for the author.
+    pub(crate) fn add(&mut self, text: &str) -> Result<(), String> {
+        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+        let mut ids: BTreeSet<String> = self.cases.iter().map(|case| case.id.clone()).collect();
+        for template in file.cases {
+            let id = template.get("id").and_then(Value::as_str).unwrap_or("?").to_owned();
+            let named = |why: String| format!("case {id:?}: {why}");
+            for table in self.expand(template).map_err(named)? {
+                let mut case: Case = table.try_into().map_err(|error| named(format!("{error}")))?;
+                case.id = format!("{}-{}", file.prefix, case.id);
+                case.needs.extend(file.needs.iter().cloned());
+                (case.role, case.layer) = (file.role, file.layer.clone());
+                let is_good = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+                if !case.id.chars().all(is_good) {
+                    return Err(format!("{:?} is no id: letters, digits, - and .", case.id));
+                }
+                if !ids.insert(case.id.clone()) {
+                    return Err(format!("there are two cases {}", case.id));
+                }
+                self.cases.push(case);
+            }
+        }
+        Ok(())
+    }
+
+    /// The message of a base with other fields.
+    ///
+    /// # Errors
+    /// A sentence for the author.
+    pub(crate) fn message(
+        &self,
+        base: &str,
+        fields: &Table,
+        scope: &Scope,
+    ) -> Result<Message, String> {
+        let mut table = self.base(base)?;
+        table.extend(fields.clone());
+        encode(&table, scope).map_err(|why| format!("{base}: {why}"))
+    }
+
+    /// Whether a base names a DMB of the suite.
+    pub(crate) fn names_token(&self, base: &str) -> bool {
+        let base = self.base(base).unwrap_or_default();
+        base.get("token").and_then(Value::as_str) == Some("$token")
+    }
+
+    /// The cases that a template stands for.
+    fn expand(&self, mut template: Table) -> Result<Vec<Table>, String> {
+        let each = match template.remove("each") {
+            None => return Ok(vec![template]),
+            Some(Value::Table(each)) => each,
+            Some(other) => return Err(format!("each: {other} is no table")),
+        };
+        let mut all = vec![template];
+        for (name, values) in each {
+            let values = self.values(&values).map_err(|why| format!("each.{name}: {why}"))?;
+            let with = |table: &Table| {
+                let replaced = values.iter().map(|value| {
+                    match replace(&Value::Table(table.clone()), &name, value) {
+                        Value::Table(table) => table,
+                        _ => Table::new(),
+                    }
+                });
+                replaced.collect::<Vec<_>>()
+            };
+            all = all.iter().flat_map(with).collect();
+        }
+        Ok(all)
+    }
+
+    /// A list as it is; `{ from, to, step }`; `{ reserved = base }`: where reserved bytes are;
+    /// `{ inside = base, step }`: every place between the first and the last byte.
+    fn values(&self, values: &Value) -> Result<Vec<Value>, String> {
+        let table = match values {
+            Value::Array(list) => return Ok(list.clone()),
+            Value::Table(table) => table,
+            other => return Err(format!("{other} is neither a list nor a table")),
+        };
+        let number = |name: &str| table.get(name).and_then(Value::as_integer);
+        let step = usize::try_from(number("step").unwrap_or(1)).unwrap_or(1).max(1);
+        let base = |name: &str| -> Result<Option<Message>, String> {
+            let Some(base) = table.get(name).and_then(Value::as_str) else { return Ok(None) };
+            self.message(base, &Table::new(), &placeholders()).map(Some)
+        };
+        if let Some(message) = base("reserved")? {
+            let whole = message.spans.iter().filter(|span| span.name == "reserved");
+            let bytes = whole.filter(|span| span.bits.is_none());
+            let places = bytes.flat_map(|span| span.at..span.at + span.len);
+            return Ok(places.map(|at| Value::Integer(at as i64)).collect());
+        }
+        if let Some(message) = base("inside")? {
+            let places = (1..message.bytes.len()).step_by(step);
+            return Ok(places.map(|at| Value::Integer(at as i64)).collect());
+        }
+        match (number("from"), number("to")) {
+            (Some(from), Some(to)) => Ok((from..=to).step_by(step).map(Value::Integer).collect()),
+            _ => Err("neither from and to, reserved nor inside".into()),
+        }
+    }
+}
+
+/// Values of every name, to lay out messages before any target is known.
+pub(crate) fn placeholders() -> Scope {
+    let mut scope = Scope::default();
+    for (name, len) in crate::facts::NAMES {
+        scope.set(*name, vec![0x55; *len]);
+    }
+    scope
+}
+
+/// `value` with `{name}` replaced. A string that is nothing else becomes the value itself.
+fn replace(value: &Value, name: &str, by: &Value) -> Value {
+    match value {
+        Value::String(text) if *text == format!("{{{name}}}") => by.clone(),
+        Value::String(text) => {
+            let mut text = text.clone();
+            if let Value::Table(row) = by {
+                for (column, by) in row {
+                    let place = format!("{{{name}.{column}}}");
+                    if text == place {
+                        return by.clone();
+                    }
+                    text = text.replace(&place, &plain(by));
+                }
+            }
+            Value::String(text.replace(&format!("{{{name}}}"), &plain(by)))
+        }
+        Value::Array(list) => {
+            Value::Array(list.iter().map(|value| replace(value, name, by)).collect())
+        }
+        Value::Table(table) => Value::Table(
+            table.iter().map(|(key, value)| (key.clone(), replace(value, name, by))).collect(),
+        ),
+        other => other.clone(),
+    }
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "
+        layer = 'clc'
+        role = 'server'
+        prefix = 'S'
+        [[case]]
+        id = 'one-{a}-{row.name}'
+        title = 'Byte {a}'
+        rules = ['CLC-3']
+        each.a = { from = 1, to = 3 }
+        each.row = [{ name = 'x', to = 'hex:01' }, { name = 'y', to = 'hex:02' }]
+        say = [{ send = 'b', edits = [{ set = '{a}', to = '{row.to}' }] }, { expect = ['end'] }]";
+
+    #[test]
+    fn a_template_stands_for_a_case_per_combination() {
+        let mut cases = Cases::default();
+        cases.add(FILE).unwrap();
+        let ids: Vec<&str> = cases.cases.iter().map(|case| case.id.as_str()).collect();
+        assert_eq!(
+            ids,
+            ["S-one-1-x", "S-one-1-y", "S-one-2-x", "S-one-2-y", "S-one-3-x", "S-one-3-y"]
+        );
+        assert_eq!(cases.cases[3].title, "Byte 2");
+        assert_eq!(cases.add(FILE).unwrap_err(), "there are two cases S-one-1-x");
+    }
+
+    #[test]
+    fn reserved_bytes_and_places_of_a_message_are_values() {
+        let mut cases = Cases::default();
+        cases
+            .add_bases("[b]\nmessage = 'decline'\nversion = 1\n[c]\nfrom = 'b'\nversion = 2")
+            .unwrap();
+        let of = |text: &str| cases.values(&Value::Table(text.parse().unwrap())).unwrap().len();
+        assert_eq!(of("reserved = 'b'"), 4);
+        assert_eq!(of("reserved = 'c'"), 3);
+        assert_eq!(of("inside = 'b'"), 27);
+        assert_eq!(of("inside = 'b'\nstep = 13"), 3);
+    }
+
+    #[test]
+    fn a_mistake_is_told_with_the_case() {
+        let error = Cases::default().add(&FILE.replace("expect", "expects")).unwrap_err();
+        assert!(error.contains("one-{a}-{row.name}") && error.contains("expects"), "{error}");
+    }
+}

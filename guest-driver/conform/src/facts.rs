@@ -1,0 +1,58 @@
+//! What is known of the target, and the names that cases may use.
+
+use std::collections::BTreeSet;
+
+/// Names that a scope always has, with their lengths.
+pub(crate) const NAMES: &[(&str, usize)] = &[
+    ("eid", 32),
+    ("foreign_eid", 32),
+    ("chid", 2),
+    ("gid1", 8),
+    ("gid2", 8),
+    ("foreign1", 8),
+    ("foreign2", 8),
+    ("peer_id", 8),
+    ("mac", 6),
+    ("roce_gid", 16),
+    ("network", 4),
+    ("mask_bits", 1),
+    ("token", 8),
+    ("link_id", 4),
+    ("size", 1),
+    ("qpn", 3),
+];
+
+/// Facts without which the suite cannot see what a case is about. The others are about the target.
+const OF_THE_SUITE: &[&str] = &["data", "device", "echo", "option"];
+
+/// The facts that hold.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    known: BTreeSet<String>,
+}
+
+impl Facts {
+    /// A fact holds.
+    pub(crate) fn add(&mut self, fact: &str) {
+        self.known.insert(fact.to_owned());
+    }
+
+    /// Whether a fact holds; `!name`: whether it does not.
+    pub(crate) fn has(&self, fact: &str) -> bool {
+        match fact.strip_prefix('!') {
+            Some(fact) => !self.known.contains(fact),
+            None => self.known.contains(fact),
+        }
+    }
+
+    /// All of them, for the report.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.known.iter().map(String::as_str)
+    }
+
+    /// The first fact of `needs` that does not hold, and whether it is about the suite.
+    pub(crate) fn missing<'a>(&self, needs: &'a [String]) -> Option<(&'a str, bool)> {
+        let missing = needs.iter().find(|fact| !self.has(fact))?;
+        Some((missing, OF_THE_SUITE.contains(&missing.as_str())))
+    }
+}
