@@ -8,13 +8,18 @@
 mod case;
 mod check;
 mod edit;
+mod fabric;
 mod facts;
 mod layout;
 mod link;
 mod message;
 mod outcome;
+mod peer;
+mod stream;
 mod value;
 
 pub use case::{Case, Cases, Level, Role};
+pub use fabric::{Buffer, Fabric, PeerBuffer};
 pub use facts::Facts;
 pub use link::{Passed, Sender};
+pub use peer::Announce;
