@@ -7,6 +7,7 @@
 
 mod case;
 mod check;
+mod dialogue;
 mod edit;
 mod fabric;
 mod facts;
@@ -19,6 +20,7 @@ mod stream;
 mod value;
 
 pub use case::{Case, Cases, Level, Role};
+pub use dialogue::{DataPath, Verdict};
 pub use fabric::{Buffer, Fabric, PeerBuffer};
 pub use facts::Facts;
 pub use link::{Passed, Sender};

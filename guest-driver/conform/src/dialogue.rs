@@ -1,0 +1,472 @@
+//! Plays a case: its steps one after the other on one connection, or on several.
+
+use std::time::{Duration, Instant};
+
+use toml::Value;
+
+use crate::case::{Case, Cases, Split, Step};
+use crate::fabric::{Buffer, Fabric};
+use crate::link::{Event, Link, Passed};
+use crate::message::{Kind, Message};
+use crate::outcome::{Match, compare, describe, describe_all, falls_back, is_open, of_words};
+use crate::peer::{Connection, Peer, Program};
+use crate::stream::Stream;
+use crate::value::{Scope, as_number, bytes_of, to_hex};
+
+/// How a case ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// One of the allowed outcomes.
+    Pass,
+    /// Another outcome.
+    Fail,
+    /// Another outcome, which Linux is known for.
+    DeviatesAsLinux,
+    /// The target lacks what the case is about.
+    NotApplicable,
+    /// The suite cannot see the outcome here.
+    NotObservable,
+}
+
+impl Verdict {
+    /// As in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Pass => "PASS",
+            Verdict::Fail => "FAIL",
+            Verdict::DeviatesAsLinux => "DEVIATES-AS-LINUX",
+            Verdict::NotApplicable => "NOT-APPLICABLE",
+            Verdict::NotObservable => "NOT-OBSERVABLE",
+        }
+    }
+}
+
+/// How data over TCP is seen to come through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataPath {
+    /// It is not.
+    Unseen,
+    /// The target sends back what it gets.
+    Echo,
+    /// By standard input and output of the program that the suite started.
+    Program,
+}
+
+/// What all dialogues have in common.
+pub(crate) struct CaseContext<'a> {
+    pub(crate) cases: &'a Cases,
+    pub(crate) scope: &'a Scope,
+    pub(crate) peer: Peer<'a>,
+    pub(crate) fabric: Option<&'a dyn Fabric>,
+    pub(crate) data: DataPath,
+}
+
+/// A case that was played.
+pub(crate) struct CaseRun {
+    pub(crate) verdict: Verdict,
+    /// Why, as a sentence; what was not seen.
+    pub(crate) says: String,
+    /// All that passed, per connection.
+    pub(crate) passed: Vec<Vec<Passed>>,
+}
+
+/// How long the suite waits for an answer or an end.
+const ANSWER: u64 = 8000;
+/// How long a connection is watched that has to stay open.
+const OPEN: u64 = 400;
+/// How long the suite looks at TCP before it looks into its control block again.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long data may take to come back.
+const DATA: Duration = Duration::from_secs(8);
+
+/// Plays a case.
+pub(crate) fn play(case: &Case, context: &CaseContext<'_>) -> CaseRun {
+    let mut dialogue = Dialogue {
+        context,
+        scope: context.scope.clone(),
+        link: None,
+        program: None,
+        buffers: Vec::new(),
+        stream: None,
+        user: None,
+        expected: Vec::new(),
+        unseen: false,
+        passed: Vec::new(),
+    };
+    let played = dialogue.play(case);
+    dialogue.hang_up();
+    let (verdict, says) = match played {
+        Ok(()) if dialogue.unseen => {
+            (Verdict::Pass, "data over TCP was not looked at: the target sends nothing back".into())
+        }
+        Ok(()) => (Verdict::Pass, String::new()),
+        Err((verdict, says)) => (verdict, says),
+    };
+    CaseRun { verdict, says, passed: dialogue.passed }
+}
+
+type Judged<T> = Result<T, (Verdict, String)>;
+
+fn fail<T>(says: String) -> Judged<T> {
+    Err((Verdict::Fail, says))
+}
+
+/// What a case needs and the target has not sent, or a mistake of the case's author.
+fn lacks(why: String) -> (Verdict, String) {
+    (Verdict::NotApplicable, why)
+}
+
+struct Dialogue<'a> {
+    context: &'a CaseContext<'a>,
+    scope: Scope,
+    link: Option<Link>,
+    program: Option<Program>,
+    /// DMBs of the suite; they stay until the case is over.
+    buffers: Vec<Box<dyn Buffer>>,
+    /// The data path, once a step used it.
+    stream: Option<Stream>,
+    /// GID of the target.
+    user: Option<[u8; 16]>,
+    /// Data that the target has to send back.
+    expected: Vec<u8>,
+    /// Whether data should have been looked at, and could not.
+    unseen: bool,
+    passed: Vec<Vec<Passed>>,
+}
+
+impl Dialogue<'_> {
+    fn hang_up(&mut self) {
+        self.stream = None;
+        if let Some(link) = self.link.take() {
+            self.passed.push(link.passed);
+        }
+        self.program = None;
+        self.expected.clear();
+    }
+
+    fn connect(&mut self) -> Judged<()> {
+        self.hang_up();
+        let is_server = matches!(self.context.peer, Peer::Server { .. });
+        let verdict = if is_server { Verdict::Fail } else { Verdict::NotObservable };
+        let Connection { tcp, program } = self.context.peer.connect().map_err(|w| (verdict, w))?;
+        self.link = Some(Link::new(tcp).map_err(|error| (verdict, error.to_string()))?);
+        self.program = program;
+        Ok(())
+    }
+
+    fn link(&mut self) -> Judged<&mut Link> {
+        if self.link.is_none() {
+            self.connect()?;
+        }
+        self.link.as_mut().ok_or((Verdict::NotObservable, "there is no connection".into()))
+    }
+
+    fn play(&mut self, case: &Case) -> Judged<()> {
+        self.connect()?;
+        for step in &case.say {
+            if self.step(step)? == Progress::Over {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: &Step) -> Judged<Progress> {
+        if step.reconnect {
+            self.connect()?;
+        }
+        if let Some(base) = &step.send {
+            self.send(base, step)?;
+        }
+        if let Some(bytes) = &step.bytes {
+            let bytes = bytes_of(bytes, None, &self.scope).map_err(lacks)?;
+            self.expected.extend(&bytes);
+            self.write(&bytes, step)?;
+        }
+        if let Some(words) = &step.stream {
+            let stepped = self.stream()?.steps(words);
+            stepped.map_err(|why| (Verdict::Fail, why))?;
+        }
+        if let Some(pause) = step.pause {
+            std::thread::sleep(Duration::from_millis(pause));
+        }
+        if step.finish {
+            self.link()?.finish();
+        }
+        if step.reset {
+            self.link()?.reset();
+            self.hang_up();
+            return Ok(Progress::On);
+        }
+        if step.data.is_some() {
+            self.check_data()?;
+        }
+        if !step.expect.is_empty() {
+            return self.expect(step);
+        }
+        Ok(Progress::On)
+    }
+
+    fn send(&mut self, base: &str, step: &Step) -> Judged<()> {
+        let cases = self.context.cases;
+        let base = &self.answer_to_accept(base);
+        if cases.names_token(base) {
+            self.make_buffer()?;
+        }
+        let mut message = cases.message(base, &step.fields, &self.scope).map_err(lacks)?;
+        // Checks of what follows compare with what the message was to say.
+        message.publish(&mut self.scope);
+        for edit in &step.edits {
+            edit.apply(&mut message, &self.scope).map_err(lacks)?;
+        }
+        let mut bytes = message.bytes;
+        if let Some(then) = &step.then {
+            let then = bytes_of(then, None, &self.scope).map_err(lacks)?;
+            self.expected.extend(&then);
+            bytes.extend(then);
+        }
+        for _ in 0..step.repeat.unwrap_or(1) {
+            self.write(&bytes, step)?;
+        }
+        Ok(())
+    }
+
+    /// `confirm*` stands for the Confirm that fits the Accept before it.
+    fn answer_to_accept(&self, base: &str) -> String {
+        let Some(start) = base.strip_suffix('*') else { return base.to_owned() };
+        let of_accept = |field: &str| self.scope.get(&format!("accept.{field}")).map(as_number);
+        let end = match (of_accept("first_contact"), of_accept("release")) {
+            (Some(0), _) => "-known",
+            (_, Some(0)) => "-20",
+            _ => "",
+        };
+        format!("{start}{end}")
+    }
+
+    /// A DMB for the target, once its GID is known; else a token that nobody has given.
+    fn make_buffer(&mut self) -> Judged<()> {
+        let Some(fabric) = self.context.fabric else { return Ok(()) };
+        let Some(user) = self.user.take() else { return Ok(()) };
+        let buffer = fabric.register(user).map_err(|why| (Verdict::NotObservable, why))?;
+        self.scope.set("token", buffer.token());
+        self.scope.set("size", [buffer.size_code()]);
+        self.buffers.push(buffer);
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8], step: &Step) -> Judged<()> {
+        let mut cuts: Vec<usize> = match &step.split {
+            None => Vec::new(),
+            Some(Split::At(places)) => places.clone(),
+            Some(Split::Every(len)) => {
+                (1..bytes.len()).filter(|at| at % (*len).max(1) == 0).collect()
+            }
+        };
+        cuts.retain(|at| *at < bytes.len());
+        cuts.push(bytes.len());
+        let mut from = 0;
+        let mut segments = Vec::new();
+        for to in cuts {
+            segments.push(bytes.get(from..to).unwrap_or_default());
+            from = to;
+        }
+        if step.reorder {
+            segments.reverse();
+        }
+        for (i, segment) in segments.into_iter().enumerate() {
+            if i > 0 && step.gap > 0 {
+                std::thread::sleep(Duration::from_millis(step.gap));
+            }
+            self.link()?.write(segment);
+        }
+        Ok(())
+    }
+
+    fn expect(&mut self, step: &Step) -> Judged<Progress> {
+        let default = if step.expect.iter().any(is_open) { OPEN } else { ANSWER };
+        let within = step.within.unwrap_or(default);
+        if step.expect.iter().any(|outcome| of_words(outcome).is_some()) {
+            return self.expect_words(step, Duration::from_millis(within));
+        }
+        let event = self.link()?.next(Duration::from_millis(within));
+        if let Event::Message(message) = &event {
+            self.learn(message);
+        }
+        let (known, why) = self.find(&step.expect, &event)?;
+        if let Some(outcome) = known {
+            if falls_back(outcome) {
+                self.check_data()?;
+            }
+            let over = matches!(event, Event::End | Event::Reset);
+            return Ok(if over { Progress::Over } else { Progress::On });
+        }
+        let mut says =
+            format!("expected {}; came {}", describe_all(&step.expect), describe(&event, within));
+        if let Some(why) = why {
+            says = format!("{says}; {why}");
+        }
+        match self.find(&step.linux, &event)?.0 {
+            Some(_) => Err((Verdict::DeviatesAsLinux, says)),
+            None => fail(says),
+        }
+    }
+
+    /// The data path of the connection, with the DMBs that the messages named.
+    fn stream(&mut self) -> Judged<&mut Stream> {
+        if self.stream.is_none() {
+            let fabric = self.context.fabric.ok_or_else(|| lacks("there is no device".into()))?;
+            let own = self.buffers.pop().ok_or_else(|| lacks("no DMB was named".into()))?;
+            let is_server = matches!(self.context.peer, Peer::Server { .. });
+            let kind = if is_server { "accept" } else { "confirm" };
+            let field = |name: &str| self.scope.get(&format!("{kind}.{name}")).map(<[u8]>::to_vec);
+            let token = field("token").unwrap_or_default();
+            let size = field("size").and_then(|size| size.first().copied()).unwrap_or(0);
+            let stream = Stream::new(fabric, own, &token, size);
+            self.stream = Some(stream.map_err(|why| (Verdict::Fail, why))?);
+        }
+        self.stream.as_mut().ok_or((Verdict::NotObservable, "there is no data path".into()))
+    }
+
+    /// Waits for words of the target's control block, or for an end of TCP.
+    fn expect_words(&mut self, step: &Step, limit: Duration) -> Judged<Progress> {
+        let end = Instant::now() + limit;
+        loop {
+            let event = self.link()?.next(LOOK);
+            let is_over = matches!(event, Event::End | Event::Reset);
+            if !matches!(event, Event::Nothing) && self.find(&step.expect, &event)?.0.is_some() {
+                return Ok(if is_over { Progress::Over } else { Progress::On });
+            }
+            self.stream()?;
+            let Some(stream) = &self.stream else { continue };
+            for checks in step.expect.iter().filter_map(of_words) {
+                if stream.is(checks, &self.scope).map_err(lacks)? {
+                    return Ok(Progress::On);
+                }
+            }
+            if is_over || Instant::now() > end {
+                let (expected, words) = (describe_all(&step.expect), stream.describe());
+                let came = describe(&event, step.within.unwrap_or(ANSWER));
+                return fail(format!("expected {expected}; TCP: {came}; SMC: {words}"));
+            }
+        }
+    }
+
+    /// The outcome that an event is, or else what is wrong with it.
+    fn find<'v>(
+        &self,
+        outcomes: &'v [Value],
+        event: &Event,
+    ) -> Judged<(Option<&'v Value>, Option<String>)> {
+        let mut wrong = None;
+        for outcome in outcomes {
+            match compare(event, outcome, &self.scope).map_err(lacks)? {
+                Match::Yes => return Ok((Some(outcome), None)),
+                Match::Wrong(why) => wrong = Some(why),
+                Match::No => {}
+            }
+        }
+        Ok((None, wrong))
+    }
+
+    /// Takes from a message of the target what later ones have to say.
+    fn learn(&mut self, message: &Message) {
+        message.publish(&mut self.scope);
+        let half = |name: &str| message.value(name).unwrap_or_else(|| vec![0; 8]);
+        match message.kind {
+            Kind::Proposal => {
+                let own = self.context.fabric.map(|fabric| u64::from(fabric.chid()));
+                let mut entries = (0..8).map(|i| (i, message.number(&format!("entry[{i}].chid"))));
+                let entry = match own {
+                    Some(own) => entries.find(|(_, chid)| *chid == own),
+                    None => entries.find(|(_, chid)| *chid != 0),
+                };
+                if let Some((i, chid)) = entry {
+                    let chid = u16::try_from(chid).unwrap_or(0);
+                    self.scope.set("chid", chid.to_be_bytes());
+                    let second = half(&format!("entry[{}].gid", i + 1));
+                    self.user = gid_of(&half(&format!("entry[{i}].gid")), &second);
+                }
+                // A client that has the EID of the suite and others may be answered with that.
+                let own = self.scope.get("eid").unwrap_or_default().to_vec();
+                let eids: Vec<_> =
+                    self.scope.beginning("proposal.eid[").map(<[u8]>::to_vec).collect();
+                let eid = eids.iter().find(|eid| **eid == own).or(eids.first()).cloned();
+                if let Some(eid) = eid.or_else(|| message.value("seid")) {
+                    self.scope.set("eid", eid);
+                }
+            }
+            Kind::Accept => self.user = gid_of(&half("gid"), &half("extended_gid")),
+            _ => {}
+        }
+    }
+
+    /// Sends data, and looks that it comes through.
+    fn check_data(&mut self) -> Judged<()> {
+        let pattern = format!("conformance {:08x}\n", as_number(&self.nonce()));
+        match (self.context.data, self.program.is_some()) {
+            (DataPath::Echo, _) => {
+                let mut expected = std::mem::take(&mut self.expected);
+                expected.extend(pattern.as_bytes());
+                self.link()?.write(pattern.as_bytes());
+                let got = self.link()?.data(expected.len(), DATA);
+                same("came back over TCP", &got, &expected)
+            }
+            (DataPath::Program, true) => {
+                let mut expected = std::mem::take(&mut self.expected);
+                expected.extend(pattern.as_bytes());
+                self.link()?.write(pattern.as_bytes());
+                let program = self.program.as_mut();
+                let got = program.map(|program| program.read(expected.len(), DATA));
+                same("came out of the client", &got.unwrap_or_default(), &expected)?;
+                if let Some(program) = &mut self.program {
+                    program.write(pattern.as_bytes());
+                }
+                let got = self.link()?.data(pattern.len(), DATA);
+                same("came from the client over TCP", &got, pattern.as_bytes())
+            }
+            _ => {
+                self.unseen = true;
+                let event = self.link()?.next(Duration::from_millis(OPEN));
+                match event {
+                    Event::Nothing | Event::Data(_) => Ok(()),
+                    event => fail(format!(
+                        "expected that TCP stays open for data; came {}",
+                        describe(&event, OPEN)
+                    )),
+                }
+            }
+        }
+    }
+
+    /// Another number each time, so that data of one connection is not taken for that of another.
+    fn nonce(&self) -> [u8; 4] {
+        use std::hash::{BuildHasher, Hasher};
+        let hash = std::collections::hash_map::RandomState::new().build_hasher().finish();
+        (hash as u32).to_be_bytes()
+    }
+}
+
+fn gid_of(first: &[u8], second: &[u8]) -> Option<[u8; 16]> {
+    <[u8; 16]>::try_from([first, second].concat()).ok()
+}
+
+fn same(what: &str, got: &[u8], expected: &[u8]) -> Judged<()> {
+    if got == expected {
+        return Ok(());
+    }
+    let show = |bytes: &[u8]| to_hex(bytes.get(..64).unwrap_or(bytes));
+    fail(format!(
+        "{} bytes {what} instead of {}: {} instead of {}",
+        got.len(),
+        expected.len(),
+        show(got),
+        show(expected)
+    ))
+}
+
+/// Whether a dialogue goes on.
+#[derive(Debug, PartialEq, Eq)]
+enum Progress {
+    On,
+    Over,
+}
