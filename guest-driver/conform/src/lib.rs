@@ -5,6 +5,7 @@
 //! `smc decode` prints them. docs/conformance.md describes files of cases and reports.
 #![forbid(unsafe_code)]
 
+mod builtin;
 mod case;
 mod check;
 mod dialogue;
@@ -17,6 +18,7 @@ mod message;
 mod outcome;
 mod peer;
 mod stream;
+mod suite;
 mod value;
 
 pub use case::{Case, Cases, Level, Role};
@@ -25,3 +27,4 @@ pub use fabric::{Buffer, Fabric, PeerBuffer};
 pub use facts::Facts;
 pub use link::{Passed, Sender};
 pub use peer::Announce;
+pub use suite::{CaseResult, Names, Options, Results, RunStatus, SuiteError, Target, run};

@@ -1,0 +1,82 @@
+//! The cases that come with the suite, and those of a directory.
+
+use std::path::Path;
+
+use crate::case::Cases;
+use crate::suite::SuiteError;
+
+const BASES: &str = include_str!("../cases/bases.toml");
+/// Files by name; a file of the same name in a directory of cases stands for it.
+const FILES: &[(&str, &str)] = &[
+    ("server-facts.toml", include_str!("../cases/server-facts.toml")),
+    ("client-facts.toml", include_str!("../cases/client-facts.toml")),
+];
+
+impl Cases {
+    /// The cases of the suite. Those of a `directory` replace the file of the same name, or are more.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is wrong.
+    pub fn load(directory: Option<&Path>) -> Result<Cases, SuiteError> {
+        let mut cases = Cases::default();
+        let named = |name: &str, why: String| SuiteError::Cases(format!("{name}: {why}"));
+        cases.add_bases(BASES).map_err(|why| named("bases.toml", why))?;
+        let mut more = directory.map(files_of).transpose()?.unwrap_or_default();
+        if let Some((name, text)) = take(&mut more, "bases.toml") {
+            cases.add_bases(&text).map_err(|why| named(&name, why))?;
+        }
+        for (name, text) in FILES {
+            let other = take(&mut more, name);
+            let text = other.as_ref().map_or(*text, |(_, text)| text);
+            cases.add(text).map_err(|why| named(name, why))?;
+        }
+        for (name, text) in more {
+            cases.add(&text).map_err(|why| named(&name, why))?;
+        }
+        Ok(cases)
+    }
+}
+
+fn take(files: &mut Vec<(String, String)>, name: &str) -> Option<(String, String)> {
+    let at = files.iter().position(|(other, _)| other == name)?;
+    Some(files.remove(at))
+}
+
+fn files_of(directory: &Path) -> Result<Vec<(String, String)>, SuiteError> {
+    let failed = |error| SuiteError::Cases(format!("{}: {error}", directory.display()));
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|end| end == "toml") {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            files.push((name, std::fs::read_to_string(&path).map_err(failed)?));
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cases_of_the_suite_are_well_formed() {
+        let cases = Cases::load(None).unwrap();
+        println!("{} cases", cases.cases.len());
+        assert!(!cases.cases.is_empty());
+    }
+
+    #[test]
+    fn every_rule_that_a_case_names_exists() {
+        let listed = include_str!("../../../docs/requirements.tsv");
+        let rules: std::collections::BTreeSet<&str> =
+            listed.lines().filter_map(|line| line.split('\t').next()).collect();
+        for case in Cases::load(None).unwrap().cases {
+            assert!(!case.rules.is_empty(), "{}", case.id);
+            for rule in &case.rules {
+                assert!(rules.contains(rule.as_str()), "{}: {rule}", case.id);
+            }
+        }
+    }
+}

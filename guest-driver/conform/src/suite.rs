@@ -1,0 +1,384 @@
+//! A run of the suite: finds out what the target is, plays the cases, and keeps the results.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::case::{Case, Cases, Level, Role};
+use crate::dialogue::{CaseContext, CaseRun, DataPath, Verdict, play};
+use crate::fabric::Fabric;
+use crate::facts::Facts;
+use crate::link::Passed;
+use crate::peer::{Announce, Peer};
+use crate::value::Scope;
+
+/// The layer of the cases that find out what the target is.
+const FACTS: &str = "facts";
+/// The fact that the target answers TCP option 254.
+const OPTION: &str = "option";
+
+/// The implementation under test.
+pub enum Target {
+    /// It listens here.
+    Server(SocketAddr),
+    /// It connects to this listener; or a command line of the shell does, which the suite runs once
+    /// per connection, with `{port}` replaced.
+    Client {
+        /// Where it connects to, if there is no program.
+        listener: TcpListener,
+        /// The command line.
+        program: Option<String>,
+    },
+}
+
+impl Target {
+    /// Its role.
+    pub fn role(&self) -> Role {
+        match self {
+            Target::Server(_) => Role::Server,
+            Target::Client { .. } => Role::Client,
+        }
+    }
+}
+
+/// What a run has to know.
+pub struct Options<'a> {
+    /// The implementation under test.
+    pub target: Target,
+    /// Whether the target sends back what it gets over TCP.
+    pub echo: bool,
+    /// Whether to play cases that may trouble other users of the target.
+    pub aggressive: bool,
+    /// Connections at a time, at least 1.
+    pub connections: usize,
+    /// How long to wait for a client to connect.
+    pub wait: Duration,
+    /// Only cases whose id contains one of these.
+    pub only: Vec<String>,
+    /// Layers to play.
+    pub layers: Vec<String>,
+    /// A device of the suite.
+    pub fabric: Option<&'a dyn Fabric>,
+    /// Connects with TCP option 254.
+    pub announce: Option<&'a dyn Announce>,
+    /// EIDs, GIDs, addresses.
+    pub names: Names,
+}
+
+/// Values of cases that depend on the target.
+#[derive(Clone, Debug)]
+pub struct Names {
+    /// An EID of the target.
+    pub eid: String,
+    /// CHID of a fabric of the target.
+    pub chid: u16,
+    /// GID of the suite on that fabric.
+    pub gid: [u8; 16],
+    /// MAC address of the suite, for SMC-R.
+    pub mac: [u8; 6],
+    /// Address of the suite as a RoCE GID.
+    pub roce_gid: [u8; 16],
+    /// IPv4 subnet of the TCP connection, and its number of bits.
+    pub subnet: ([u8; 4], u8),
+}
+
+impl Names {
+    fn scope(&self) -> Scope {
+        let mut scope = Scope::default();
+        let padded = |text: &str| {
+            let mut bytes = text.as_bytes().to_vec();
+            bytes.resize(32, b' ');
+            bytes
+        };
+        scope.set("eid", padded(&self.eid));
+        scope.set("foreign_eid", padded("CONFORMANCE-FOREIGN-EID"));
+        scope.set("chid", self.chid.to_be_bytes());
+        let (first, second) = self.gid.split_at(8);
+        scope.set("gid1", first);
+        scope.set("gid2", second);
+        // A GID of version 4 that no device has.
+        scope.set("foreign1", [0xf0, 0xf1, 0xf2, 0xf3, 0xf4, 0xf5, 0x46, 0xf7]);
+        scope.set("foreign2", [0x88, 0xf9, 0xfa, 0xfb, 0xfc, 0xfd, 0xfe, 0xff]);
+        scope.set("peer_id", [&[0x43, 0x46][..], &self.mac].concat());
+        scope.set("mac", self.mac);
+        scope.set("roce_gid", self.roce_gid);
+        let (network, bits) = self.subnet;
+        scope.set("network", network);
+        scope.set("mask_bits", [bits]);
+        scope.set("token", [0x43, 0x4f, 0x4e, 0x46, 0x4f, 0x52, 0x4d, 0x21]);
+        scope.set("link_id", [0x43, 0x46, 0, 1]);
+        scope.set("size", [2]);
+        scope.set("qpn", [0, 0x43, 0x46]);
+        scope
+    }
+}
+
+/// The result of one case.
+pub struct CaseResult {
+    /// The case.
+    pub case: Case,
+    /// How it ended.
+    pub verdict: Verdict,
+    /// Why.
+    pub says: String,
+    /// How long it took.
+    pub took: Duration,
+    /// All that passed, per connection.
+    pub passed: Vec<Vec<Passed>>,
+}
+
+impl CaseResult {
+    /// Whether a requirement of this level failed.
+    pub fn is_failed_must(&self) -> bool {
+        self.verdict == Verdict::Fail && self.case.level == Level::Must
+    }
+}
+
+/// The results of a run.
+pub struct Results {
+    /// Role of the target.
+    pub role: Role,
+    /// What is known of it.
+    pub facts: Facts,
+    /// In the order of the files.
+    pub results: Vec<CaseResult>,
+    /// How long the run took.
+    pub took: Duration,
+}
+
+impl Results {
+    /// How many have this verdict.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.results.iter().filter(|result| result.verdict == verdict).count()
+    }
+
+    /// How many MUSTs failed.
+    pub fn failed_musts(&self) -> usize {
+        self.results.iter().filter(|result| result.is_failed_must()).count()
+    }
+}
+
+/// Why there are no results.
+#[derive(Debug, Error)]
+pub enum SuiteError {
+    /// A file of cases is wrong.
+    #[error("cases: {0}")]
+    Cases(String),
+    /// A listener cannot be made.
+    #[error("cannot listen: {0}")]
+    Listen(#[from] std::io::Error),
+    /// The target does not answer the first message as an implementation of SMC does.
+    #[error("the target does not speak SMC, and nothing more was sent to it: {0}")]
+    NotSmc(String),
+}
+
+/// How far a run is.
+pub struct RunStatus<'a> {
+    /// Cases that are done.
+    pub done: usize,
+    /// All cases that are played.
+    pub of: usize,
+    /// The one that was done last.
+    pub last: &'a CaseResult,
+}
+
+/// Plays the cases against the target.
+///
+/// # Errors
+/// [`SuiteError`]. A case that fails is no error.
+pub fn run(
+    cases: &Cases,
+    options: &Options<'_>,
+    progress: &(dyn Fn(RunStatus<'_>) + Sync),
+) -> Result<Results, SuiteError> {
+    let began = Instant::now();
+    let role = options.target.role();
+    let run = Run { cases, options, scope: options.names.scope() };
+    let facts = run.find_facts()?;
+    let of_target = |case: &&Case| case.role == role && case.layer != FACTS;
+    let wanted = |case: &&Case| {
+        let named = |part: &String| case.id.contains(part.as_str());
+        options.layers.contains(&case.layer)
+            && (options.only.is_empty() || options.only.iter().any(named))
+    };
+    let all: Vec<&Case> = cases.cases.iter().filter(of_target).filter(wanted).collect();
+    let results: Mutex<Vec<Option<CaseResult>>> = Mutex::new(all.iter().map(|_| None).collect());
+    let done = AtomicUsize::new(0);
+    let finish = |at: usize, result: CaseResult| {
+        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+        progress(RunStatus { done, of: all.len(), last: &result });
+        let mut results = results.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(slot) = results.get_mut(at) {
+            *slot = Some(result);
+        }
+    };
+    let (alone, together): (Vec<usize>, Vec<usize>) =
+        (0..all.len()).partition(|at| all.get(*at).is_some_and(|case| case.alone));
+    for (indices, at_a_time) in [(together, options.connections.max(1)), (alone, 1)] {
+        let next = AtomicUsize::new(0);
+        let work = || -> Result<(), SuiteError> {
+            let own = run.own_listener()?;
+            while let Some(at) = indices.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Some(case) = all.get(*at) {
+                    finish(*at, run.one(case, &facts, own.as_ref()));
+                }
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..run.workers(at_a_time)).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().unwrap_or(Ok(())))
+        })?;
+    }
+    let results = results.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let results = results.into_iter().flatten().collect();
+    Ok(Results { role, facts, results, took: began.elapsed() })
+}
+
+struct Run<'a> {
+    cases: &'a Cases,
+    options: &'a Options<'a>,
+    scope: Scope,
+}
+
+impl Run<'_> {
+    /// Clients that connect on their own all come to one listener, so one at a time is served.
+    fn workers(&self, at_a_time: usize) -> usize {
+        match &self.options.target {
+            Target::Client { program: None, .. } => 1,
+            _ => at_a_time,
+        }
+    }
+
+    /// A listener of one worker, where the client is told the port.
+    fn own_listener(&self) -> Result<Option<TcpListener>, SuiteError> {
+        match &self.options.target {
+            Target::Client { listener, program: Some(_) } => {
+                let at = (listener.local_addr()?.ip(), 0);
+                Ok(Some(TcpListener::bind(at)?))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn context<'b>(
+        &'b self,
+        case: &Case,
+        facts: &Facts,
+        own: Option<&'b TcpListener>,
+    ) -> CaseContext<'b> {
+        // A server that has answered the option once takes it to be sent by every client of SMC.
+        let asks = case.needs.iter().any(|fact| fact == OPTION);
+        let announced = asks || facts.has(OPTION);
+        let (peer, program) = match &self.options.target {
+            Target::Server(address) => {
+                let announce = self.options.announce.filter(|_| announced);
+                (Peer::Server { address: *address, announce }, false)
+            }
+            Target::Client { listener, program } => {
+                let (listener, wait) = (own.unwrap_or(listener), self.options.wait);
+                (Peer::Client { listener, program: program.as_deref(), wait }, program.is_some())
+            }
+        };
+        let data = match (self.options.echo, program) {
+            (true, _) => DataPath::Echo,
+            (false, true) => DataPath::Program,
+            (false, false) => DataPath::Unseen,
+        };
+        CaseContext {
+            cases: self.cases,
+            scope: &self.scope,
+            peer,
+            fabric: self.options.fabric,
+            data,
+        }
+    }
+
+    fn one(&self, case: &Case, facts: &Facts, own: Option<&TcpListener>) -> CaseResult {
+        let began = Instant::now();
+        let not = |verdict, says: String| CaseRun { verdict, says, passed: Vec::new() };
+        let played = match (&case.aggressive, facts.missing(&case.needs)) {
+            (_, Some((fact, true))) => {
+                not(Verdict::NotObservable, format!("the suite needs {}", in_words(fact)))
+            }
+            (_, Some((fact, false))) => {
+                let says = match fact.strip_prefix('!') {
+                    Some(fact) => format!("the target is known for {}", in_words(fact)),
+                    None => format!("the target is not known for {}", in_words(fact)),
+                };
+                not(Verdict::NotApplicable, says)
+            }
+            (Some(why), None) if !self.options.aggressive => {
+                not(Verdict::NotObservable, format!("only with --aggressive: {why}"))
+            }
+            _ => play(case, &self.context(case, facts, own)),
+        };
+        let CaseRun { verdict, says, passed } = played;
+        CaseResult { case: case.clone(), verdict, says, took: began.elapsed(), passed }
+    }
+
+    /// Plays the cases that find out what the target is; the last part of their ids is the fact.
+    fn find_facts(&self) -> Result<Facts, SuiteError> {
+        let mut facts = Facts::default();
+        if self.options.fabric.is_some() {
+            facts.add("device");
+        }
+        if self.options.echo {
+            facts.add("echo");
+        }
+        if self.options.echo
+            || matches!(&self.options.target, Target::Client { program: Some(_), .. })
+        {
+            facts.add("data");
+        }
+        let own = self.own_listener()?;
+        let role = self.options.target.role();
+        let of_target = |case: &&Case| case.role == role && case.layer == FACTS;
+        let mut is_smc = false;
+        for case in self.cases.cases.iter().filter(of_target) {
+            if case.needs.iter().any(|fact| fact == OPTION) && self.options.announce.is_none() {
+                continue;
+            }
+            let needs: Vec<String> =
+                case.needs.iter().filter(|fact| *fact != OPTION).cloned().collect();
+            if facts.missing(&needs).is_some() {
+                continue;
+            }
+            let played = play(case, &self.context(case, &facts, own.as_ref()));
+            let fact = case.id.split_once('-').map_or("", |(_, fact)| fact);
+            match played.verdict {
+                Verdict::Pass => facts.add(fact),
+                // The first one shows whether there is SMC at all.
+                _ if fact == "smc" => return Err(SuiteError::NotSmc(played.says)),
+                _ => {}
+            }
+            is_smc |= fact == "smc";
+        }
+        if !is_smc {
+            return Err(SuiteError::Cases(
+                "no case finds out whether the target speaks SMC".into(),
+            ));
+        }
+        Ok(facts)
+    }
+}
+
+/// A fact as the object of a sentence.
+fn in_words(fact: &str) -> String {
+    match fact {
+        "data" => "to see data over TCP: --echo, or --run for a client".into(),
+        "echo" => "a target that sends data back: --echo".into(),
+        "device" => "a device on a fabric of the target: --device".into(),
+        "option" => "TCP option 254 at both ends".into(),
+        "d2" => "SMC-D version 2 with the suite".into(),
+        "d1" => "SMC-D version 1 with the suite".into(),
+        "r2" => "SMC-R version 2 with the suite".into(),
+        "r1" => "SMC-R version 1 with the suite".into(),
+        "confirm" => "SMC connections with the suite".into(),
+        "release-2.1" => "release 2.1".into(),
+        other => other.replace('-', " "),
+    }
+}
