@@ -1,0 +1,53 @@
+//! The report as JUnit XML, for servers of continuous integration.
+
+use std::fmt::Write as _;
+
+use super::{Report, escaped, seconds};
+use crate::case::Level;
+use crate::dialogue::Verdict;
+
+impl Report<'_> {
+    /// The report as JUnit XML. Failed MUSTs are failures; what is no failure and no success is
+    /// skipped, with the reason.
+    pub fn junit(&self) -> String {
+        let results = &self.results.results;
+        let skipped = results
+            .iter()
+            .filter(|one| !one.is_failed_must() && one.verdict != Verdict::Pass)
+            .count();
+        let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
+        let _ = writeln!(
+            text,
+            "<testsuite name=\"{}\" hostname=\"{}\" tests=\"{}\" failures=\"{}\" errors=\"0\" \
+             skipped=\"{skipped}\" time=\"{}\" timestamp=\"{}\">",
+            escaped(&self.about.program),
+            escaped(&self.about.target),
+            results.len(),
+            self.results.failed_musts(),
+            seconds(self.results.took),
+            self.date().trim_end_matches('Z'),
+        );
+        for one in results {
+            let _ = write!(
+                text,
+                "  <testcase classname=\"{}.{}\" name=\"{}\" time=\"{}\"",
+                escaped(&one.case.layer),
+                self.role(),
+                escaped(&one.case.id),
+                seconds(one.took),
+            );
+            let says = escaped(&format!("{}: {}", one.verdict.name(), one.says));
+            let _ = match (one.verdict, one.case.level) {
+                (Verdict::Pass, _) => writeln!(text, "/>"),
+                (Verdict::Fail, Level::Must) => writeln!(
+                    text,
+                    ">\n    <failure message=\"{says}\">{}\n{}</failure>\n  </testcase>",
+                    escaped(&one.case.title),
+                    escaped(&one.case.rules.join(" ")),
+                ),
+                _ => writeln!(text, ">\n    <skipped message=\"{says}\"/>\n  </testcase>"),
+            };
+        }
+        text + "</testsuite>\n"
+    }
+}

@@ -1,0 +1,143 @@
+//! Reports of a run: text, JSON, JUnit and a page of HTML.
+
+mod exchange;
+mod html;
+mod json;
+mod junit;
+mod text;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::case::Role;
+use crate::dialogue::Verdict;
+use crate::suite::{CaseResult, Results};
+
+/// What the results do not say of a run.
+#[derive(Clone, Debug)]
+pub struct RunHeader {
+    /// Name and version of the program.
+    pub program: String,
+    /// How it was called.
+    pub command: String,
+    /// What the target was, in words.
+    pub target: String,
+    /// When the run began.
+    pub began: SystemTime,
+    /// Parts of the protocol that no case was played for, and why.
+    pub not_tried: Vec<(String, String)>,
+}
+
+/// A run that can be reported.
+#[derive(Clone, Copy)]
+pub struct Report<'a> {
+    /// The results.
+    pub results: &'a Results,
+    /// The rest.
+    pub about: &'a RunHeader,
+}
+
+/// Each verdict, the worst one first.
+const ORDER: [Verdict; 5] = [
+    Verdict::Fail,
+    Verdict::DeviatesAsLinux,
+    Verdict::Pass,
+    Verdict::NotApplicable,
+    Verdict::NotObservable,
+];
+
+impl Report<'_> {
+    fn role(&self) -> &'static str {
+        match self.results.role {
+            Role::Server => "server",
+            Role::Client => "client",
+        }
+    }
+
+    /// Each verdict with how many cases have it.
+    fn counts(&self) -> [(Verdict, usize); 5] {
+        ORDER.map(|verdict| (verdict, self.results.count(verdict)))
+    }
+
+    /// One sentence.
+    fn headline(&self) -> String {
+        match self.results.failed_musts() {
+            0 => "No MUST failed.".into(),
+            1 => "1 case of a MUST failed.".into(),
+            n => format!("{n} cases of a MUST failed."),
+        }
+    }
+
+    fn date(&self) -> String {
+        date(self.about.began)
+    }
+}
+
+/// Title of a case with what it found.
+fn says(result: &CaseResult) -> &str {
+    match result.says.as_str() {
+        "" => "as expected",
+        says => says,
+    }
+}
+
+fn seconds(took: Duration) -> String {
+    format!("{:.3}", took.as_secs_f64())
+}
+
+/// Date and time, UTC, as RFC 3339 writes it.
+fn date(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (days, rest) = (seconds / 86400, seconds % 86400);
+    // Days since 0000-03-01, so that a leap day is the last one of its year.
+    let days = days + 719_468;
+    let era = days / 146_097;
+    let of_era = days % 146_097;
+    let year = (of_era - of_era / 1460 + of_era / 36524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let shifted = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Text for XML and HTML. Control characters, which a target may have sent, become a sign.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\n' => out.push('\n'),
+            c if c.is_control() => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, expected) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (951_868_799, "2000-02-29T23:59:59Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(date(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
+        }
+    }
+
+    #[test]
+    fn text_of_a_target_is_no_markup() {
+        assert_eq!(escaped("<b a=\"1\">\u{1b}&"), "&lt;b a=&quot;1&quot;&gt;\u{fffd}&amp;");
+    }
+}

@@ -1,0 +1,71 @@
+//! The report as text: what failed, and how much was tried.
+
+use std::fmt::Write as _;
+
+use super::{Report, says};
+use crate::dialogue::Verdict;
+
+impl Report<'_> {
+    /// The report as text. With `all`, cases that passed are listed, too.
+    pub fn text(&self, all: bool) -> String {
+        let mut text = String::new();
+        let about = self.about;
+        let _ = writeln!(text, "{} against {}, {}", about.program, about.target, self.date());
+        let facts: Vec<&str> = self.results.facts.iter().collect();
+        let _ =
+            writeln!(text, "The target is a {}; known of it: {}", self.role(), facts.join(", "));
+        let _ = writeln!(text);
+        for (verdict, count) in self.counts() {
+            let _ = writeln!(text, "{count:>6}  {}", verdict.name());
+        }
+        let _ = writeln!(
+            text,
+            "{:>6}  in {} s",
+            self.results.results.len(),
+            self.results.took.as_secs()
+        );
+        for verdict in super::ORDER {
+            let is_shown = all || matches!(verdict, Verdict::Fail | Verdict::DeviatesAsLinux);
+            let mut of =
+                self.results.results.iter().filter(|one| one.verdict == verdict).peekable();
+            if !is_shown || of.peek().is_none() {
+                continue;
+            }
+            let _ = writeln!(text, "\n{}", verdict.name());
+            for one in of {
+                let rules = one.case.rules.join(" ");
+                let _ = writeln!(text, "  {} [{}; {rules}]", one.case.id, one.case.level.name());
+                let _ = writeln!(text, "    {}", one.case.title);
+                let _ = writeln!(text, "    {}", says(one));
+                if let Some(note) = one.case.note.as_ref().filter(|_| verdict != Verdict::Pass) {
+                    let _ = writeln!(text, "    Note: {note}");
+                }
+            }
+        }
+        let _ = writeln!(text, "\nNot tried");
+        for (what, why) in self.not_tried() {
+            let _ = writeln!(text, "  {what}: {why}");
+        }
+        let _ = writeln!(text, "\n{}", self.headline());
+        // The target's text may hold anything.
+        text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+    }
+
+    /// What was not tried and why: parts of the protocol, and cases by their reason.
+    pub(super) fn not_tried(&self) -> Vec<(String, String)> {
+        let mut all = self.about.not_tried.clone();
+        let mut reasons: Vec<(&str, usize)> = Vec::new();
+        for one in &self.results.results {
+            if matches!(one.verdict, Verdict::NotApplicable | Verdict::NotObservable) {
+                match reasons.iter_mut().find(|(why, _)| *why == one.says) {
+                    Some((_, count)) => *count += 1,
+                    None => reasons.push((&one.says, 1)),
+                }
+            }
+        }
+        all.extend(reasons.into_iter().map(|(why, count)| {
+            (if count == 1 { "1 case".into() } else { format!("{count} cases") }, why.to_owned())
+        }));
+        all
+    }
+}
