@@ -10,6 +10,9 @@ const BASES: &str = include_str!("../cases/bases.toml");
 const FILES: &[(&str, &str)] = &[
     ("server-facts.toml", include_str!("../cases/server-facts.toml")),
     ("client-facts.toml", include_str!("../cases/client-facts.toml")),
+    ("server-header.toml", include_str!("../cases/server-header.toml")),
+    ("server-reserved.toml", include_str!("../cases/server-reserved.toml")),
+    ("server-segments.toml", include_str!("../cases/server-segments.toml")),
 ];
 
 impl Cases {
