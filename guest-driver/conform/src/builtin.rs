@@ -10,8 +10,10 @@ const BASES: &str = include_str!("../cases/bases.toml");
 const FILES: &[(&str, &str)] = &[
     ("server-facts.toml", include_str!("../cases/server-facts.toml")),
     ("client-facts.toml", include_str!("../cases/client-facts.toml")),
+    ("server-decline.toml", include_str!("../cases/server-decline.toml")),
     ("server-header.toml", include_str!("../cases/server-header.toml")),
     ("server-offsets.toml", include_str!("../cases/server-offsets.toml")),
+    ("server-release.toml", include_str!("../cases/server-release.toml")),
     ("server-reserved.toml", include_str!("../cases/server-reserved.toml")),
     ("server-segments.toml", include_str!("../cases/server-segments.toml")),
     ("server-types.toml", include_str!("../cases/server-types.toml")),
