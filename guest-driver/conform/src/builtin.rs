@@ -10,7 +10,9 @@ const BASES: &str = include_str!("../cases/bases.toml");
 const FILES: &[(&str, &str)] = &[
     ("server-facts.toml", include_str!("../cases/server-facts.toml")),
     ("client-facts.toml", include_str!("../cases/client-facts.toml")),
+    ("server-accept.toml", include_str!("../cases/server-accept.toml")),
     ("server-confirm.toml", include_str!("../cases/server-confirm.toml")),
+    ("server-contact.toml", include_str!("../cases/server-contact.toml")),
     ("server-decline.toml", include_str!("../cases/server-decline.toml")),
     ("server-header.toml", include_str!("../cases/server-header.toml")),
     ("server-offsets.toml", include_str!("../cases/server-offsets.toml")),
