@@ -16,10 +16,12 @@ const FILES: &[(&str, &str)] = &[
     ("server-decline.toml", include_str!("../cases/server-decline.toml")),
     ("server-header.toml", include_str!("../cases/server-header.toml")),
     ("server-offsets.toml", include_str!("../cases/server-offsets.toml")),
+    ("server-r.toml", include_str!("../cases/server-r.toml")),
     ("server-release.toml", include_str!("../cases/server-release.toml")),
     ("server-reserved.toml", include_str!("../cases/server-reserved.toml")),
     ("server-segments.toml", include_str!("../cases/server-segments.toml")),
     ("server-types.toml", include_str!("../cases/server-types.toml")),
+    ("server-v1.toml", include_str!("../cases/server-v1.toml")),
 ];
 
 impl Cases {
