@@ -9,6 +9,8 @@ const BASES: &str = include_str!("../cases/bases.toml");
 /// Files by name; a file of the same name in a directory of cases stands for it.
 const FILES: &[(&str, &str)] = &[
     ("server-facts.toml", include_str!("../cases/server-facts.toml")),
+    ("server-option.toml", include_str!("../cases/server-option.toml")),
+    ("server-cdc.toml", include_str!("../cases/server-cdc.toml")),
     ("client-facts.toml", include_str!("../cases/client-facts.toml")),
     ("server-accept.toml", include_str!("../cases/server-accept.toml")),
     ("server-confirm.toml", include_str!("../cases/server-confirm.toml")),
