@@ -24,6 +24,9 @@ const FILES: &[(&str, &str)] = &[
     ("server-segments.toml", include_str!("../cases/server-segments.toml")),
     ("server-types.toml", include_str!("../cases/server-types.toml")),
     ("server-v1.toml", include_str!("../cases/server-v1.toml")),
+    ("client-proposal.toml", include_str!("../cases/client-proposal.toml")),
+    ("client-header.toml", include_str!("../cases/client-header.toml")),
+    ("client-decline.toml", include_str!("../cases/client-decline.toml")),
 ];
 
 impl Cases {
