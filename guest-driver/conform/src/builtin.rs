@@ -26,7 +26,9 @@ const FILES: &[(&str, &str)] = &[
     ("server-v1.toml", include_str!("../cases/server-v1.toml")),
     ("client-proposal.toml", include_str!("../cases/client-proposal.toml")),
     ("client-header.toml", include_str!("../cases/client-header.toml")),
+    ("client-accept.toml", include_str!("../cases/client-accept.toml")),
     ("client-decline.toml", include_str!("../cases/client-decline.toml")),
+    ("client-r.toml", include_str!("../cases/client-r.toml")),
 ];
 
 impl Cases {
@@ -81,7 +83,7 @@ mod tests {
     fn the_cases_of_the_suite_are_well_formed() {
         let cases = Cases::load(None).unwrap();
         println!("{} cases", cases.cases.len());
-        assert!(!cases.cases.is_empty());
+        assert!(cases.cases.len() > 300);
     }
 
     #[test]
