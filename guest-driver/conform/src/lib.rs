@@ -21,6 +21,8 @@ mod report;
 mod stream;
 mod suite;
 mod value;
+#[cfg(test)]
+mod wireshark_tests;
 
 pub use case::{Case, Cases, Level, Role};
 pub use dialogue::{DataPath, Verdict};
