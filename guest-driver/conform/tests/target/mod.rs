@@ -1,0 +1,163 @@
+//! A target for the suite: the handshake of smc-core over TCP, without any device. With a [`Fault`] it
+//! does one thing wrong.
+
+#![allow(dead_code, unused_imports, reason = "each test program uses its part")]
+#![allow(clippy::unwrap_used, reason = "a target that cannot run fails the test")]
+
+mod client;
+pub(crate) mod faults;
+mod server;
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use smc_core::handshake::{
+    ClcReader, Config, Dmbe, HandshakeError, IpSubnet, IsmDevice, Kinds, LinkEnd, Rnic, Route,
+    Terms,
+};
+use smc_core::wire::ids::{
+    Chid, DmbToken, Eid, Gid, Hostname, LinkId, Mac, Mtu, PeerId, Psn, Qpn, Rkey, SizeCode,
+};
+
+pub(crate) use client::Clients;
+pub(crate) use faults::Fault;
+pub(crate) use server::Server;
+
+/// CHID of the target's fabric.
+pub(crate) const CHID: u16 = 0xff01;
+/// The target's EID.
+pub(crate) const EID: &str = "CONFORMANCE";
+/// How long the target waits for a message.
+pub(crate) const WAIT: Duration = Duration::from_millis(2500);
+
+/// What the target has: SMC-D version 2, and the types that `kinds` names besides.
+pub(crate) fn config(kinds: Kinds) -> Config {
+    let mut config = Config::new(PeerId::new(0x5353, mac()));
+    config.hostname = Hostname::from_wire(*b"target                          ");
+    config.ueids = vec![Eid::new("OTHER").unwrap(), Eid::new(EID).unwrap()];
+    config.kinds = kinds;
+    config.devices = vec![IsmDevice { chid: Chid(CHID), gid: gid() }];
+    config.tolerance.sizes = smc_core::wire::clc::Limits::LINUX;
+    config
+}
+
+fn mac() -> Mac {
+    Mac([2, 0, 0, 0x53, 0x53, 1])
+}
+
+fn gid() -> Gid {
+    Gid([0x51, 2, 3, 4, 5, 6, 0x47, 8, 0x99, 10, 11, 12, 13, 14, 15, 16])
+}
+
+/// The loopback interface, with an adapter for SMC-R and a platform device for SMC-D version 1.
+pub(crate) fn route() -> Route {
+    let localhost = Ipv4Addr::LOCALHOST;
+    let rnic = Rnic {
+        mac: mac(),
+        mtu: Mtu::B1024,
+        gid_v1: Some(Gid::from_ipv4(localhost.octets())),
+        gid_v2: Some(Gid::from_ipv4(localhost.octets())),
+        max_links: 2,
+    };
+    let subnet = IpSubnet::new(IpAddr::V4(localhost), 8).unwrap();
+    let mut platform = [0; 16];
+    platform[..8].copy_from_slice(b"PLATFORM");
+    Route {
+        ipv6: false,
+        subnets: vec![subnet],
+        ism: Some(IsmDevice { chid: Chid(5), gid: Gid(platform) }),
+        rnic: Some(rnic),
+    }
+}
+
+fn dmbe() -> Dmbe {
+    Dmbe { token: DmbToken(0x5354), index: 0, size: SizeCode::at_least(65536).unwrap() }
+}
+
+const LINK: LinkId = LinkId([0, 0, 0, 9]);
+
+fn link_end() -> LinkEnd {
+    LinkEnd {
+        gid: Gid::from_ipv4(Ipv4Addr::LOCALHOST.octets()),
+        mac: mac(),
+        qpn: Qpn::new(0x55),
+        psn: Psn::new(0x1234),
+        mtu: Mtu::B1024,
+        rkey: Rkey(0x99),
+        address: 0xff11_0000_0000_0000,
+        index: 1,
+        token: 0x77,
+        size: SizeCode::at_least(65536).unwrap(),
+        direct: true,
+    }
+}
+
+/// Peers of SMC-D that are known, as an implementation remembers them.
+type Known = Mutex<HashMap<(u16, [u8; 16]), Terms>>;
+
+/// Reads one message, as far as the fault lets it.
+fn read(mut tcp: &TcpStream, mut reader: ClcReader, fault: &Fault) -> Result<Vec<u8>, Wrong> {
+    loop {
+        if let Some(message) = reader.message() {
+            let mut message = message.to_vec();
+            (fault.incoming)(&mut message);
+            return Ok(message);
+        }
+        let space = reader.space();
+        let len = if fault.reads_all { space.len() } else { space.len().min(4096) };
+        match tcp.read(&mut space[..len]) {
+            Ok(n) => {
+                (fault.segment)(&mut space[..n]);
+                reader.filled(n).map_err(Wrong::Handshake)?;
+            }
+            Err(error) => return Err(Wrong::Io(error)),
+        }
+    }
+}
+
+/// Why a message did not come.
+enum Wrong {
+    Handshake(HandshakeError),
+    Io(io::Error),
+}
+
+impl Wrong {
+    fn is_timeout(&self) -> bool {
+        matches!(self, Wrong::Io(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+/// Sends a message as the fault has it.
+fn write(mut tcp: &TcpStream, mut message: Vec<u8>, fault: &Fault) {
+    (fault.outgoing)(&mut message);
+    let _ = tcp.write_all(&message);
+}
+
+/// Sends back what comes, until the peer ends.
+fn echo(mut tcp: &TcpStream, fault: &Fault) {
+    let _ = tcp.set_read_timeout(Some(Duration::from_secs(20)));
+    let mut buffer = [0; 4096];
+    let mut skip = fault.loses;
+    while let Ok(n @ 1..) = tcp.read(&mut buffer) {
+        let lost = skip.min(n);
+        skip -= lost;
+        if tcp.write_all(&buffer[lost..n]).is_err() {
+            return;
+        }
+    }
+}
+
+/// Holds an SMC connection until the peer ends.
+fn hold(mut tcp: &TcpStream) {
+    let _ = tcp.set_read_timeout(Some(Duration::from_secs(20)));
+    let mut buffer = [0; 4096];
+    while let Ok(1..) = tcp.read(&mut buffer) {}
+}
+
+/// Ends with RST, so that nothing can be taken for an orderly end.
+fn abort(tcp: &TcpStream) {
+    let _ = socket2::SockRef::from(tcp).set_linger(Some(Duration::ZERO));
+}
