@@ -1,0 +1,95 @@
+//! The suite against a server.
+
+#![allow(clippy::unwrap_used, reason = "a target that cannot run fails the test")]
+
+mod target;
+
+use std::time::{Duration, Instant};
+
+use smc_conform::{CaseResult, Cases, Names, Options, Results, Target, Verdict, run};
+use smc_core::handshake::Kinds;
+use target::{Fault, Server};
+
+fn names() -> Names {
+    Names {
+        eid: target::EID.into(),
+        chid: target::CHID,
+        gid: [0x43, 2, 3, 4, 5, 6, 0x47, 8, 0x99, 10, 11, 12, 13, 14, 15, 17],
+        mac: [2, 0x43, 0x46, 0, 0, 1],
+        roce_gid: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1],
+        subnet: ([127, 0, 0, 0], 8),
+    }
+}
+
+fn play(server: &Server, only: &[&str]) -> Results {
+    let options = Options {
+        target: Target::Server(server.address),
+        echo: true,
+        aggressive: true,
+        connections: 16,
+        wait: Duration::from_secs(5),
+        only: only.iter().map(|part| (*part).to_owned()).collect(),
+        layers: vec!["clc".into()],
+        fabric: None,
+        announce: None,
+        names: names(),
+    };
+    run(&Cases::load(None).unwrap(), &options, &|_| ()).unwrap()
+}
+
+/// Everything that did not go well, as lines.
+fn failures(results: &Results) -> Vec<String> {
+    let bad = results.results.iter().filter(|one| one.verdict == Verdict::Fail);
+    bad.map(|one| format!("{} {}: {}", one.case.level.name(), one.case.id, one.says)).collect()
+}
+
+#[test]
+fn a_server_without_faults_passes() {
+    let began = Instant::now();
+    for kinds in [Kinds::SMCD_V2, Kinds::all()] {
+        let results = play(&Server::start(kinds, Fault::NONE), &[]);
+        let facts: Vec<&str> = results.facts.iter().collect();
+        let bad = failures(&results);
+        let count = |verdict| results.count(verdict);
+        println!(
+            "{facts:?}: {} pass, {} fail, {} not applicable, {} not observable, {:?}",
+            count(Verdict::Pass),
+            count(Verdict::Fail),
+            count(Verdict::NotApplicable),
+            count(Verdict::NotObservable),
+            began.elapsed()
+        );
+        assert!(bad.is_empty(), "{}", bad.join("\n"));
+        assert!(count(Verdict::Pass) > 600);
+        // A mistake of a case's author shows so.
+        let mistakes = results.results.iter().map(|one| one.says.as_str());
+        let mistakes: Vec<&str> = mistakes.filter(|says| says.contains(" has no field ")).collect();
+        assert!(mistakes.is_empty(), "{mistakes:?}");
+    }
+}
+
+#[test]
+fn every_fault_is_found() {
+    let faults = target::faults::of_server();
+    assert!(faults.len() >= 40);
+    let found = |fault: &Fault| {
+        let results = play(&Server::start(Kinds::all(), fault.clone()), &[fault.found_by]);
+        // What Linux does, too, has another verdict.
+        let bad =
+            |one: &&CaseResult| matches!(one.verdict, Verdict::Fail | Verdict::DeviatesAsLinux);
+        let found = results.results.iter().find(bad);
+        found.map(|one| format!("{} {}: {}", one.verdict.name(), one.case.id, one.says))
+    };
+    let mut missed = Vec::new();
+    std::thread::scope(|scope| {
+        let runs: Vec<_> =
+            faults.iter().map(|fault| (fault.name, scope.spawn(|| found(fault)))).collect();
+        for (name, run) in runs {
+            match run.join().unwrap() {
+                Some(found) => println!("{name}: {found}"),
+                None => missed.push(name),
+            }
+        }
+    });
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
