@@ -355,3 +355,155 @@ pub(crate) fn of_server() -> Vec<Fault> {
         Fault { name: "takes-the-last-type", found_by: "d2-first", takes_last: true, ..base },
     ]
 }
+
+/// Faults of a client, that its servers can see.
+pub(crate) fn of_client() -> Vec<Fault> {
+    let outgoing = |name, found_by, outgoing: fn(&mut Vec<u8>)| Fault {
+        name,
+        found_by,
+        outgoing,
+        ..Fault::NONE
+    };
+    let incoming = |name, found_by, incoming: fn(&mut Vec<u8>)| Fault {
+        name,
+        found_by,
+        incoming,
+        ..Fault::NONE
+    };
+    vec![
+        outgoing("proposal-reserved", "proposal-reserved", |m| {
+            if is(m, PROPOSAL) {
+                m[60] = 1
+            }
+        }),
+        outgoing("proposal-mac-group", "v2-mac", |m| {
+            if is(m, PROPOSAL) {
+                set(m, 32, &[1, 2, 3, 4, 5, 6])
+            }
+        }),
+        outgoing("proposal-eid-lower", "v2-eid-form", |m| {
+            if is(m, PROPOSAL) {
+                set(m, 120, b"other")
+            }
+        }),
+        outgoing("proposal-feature-missing", "v2-features-emulated", |m| {
+            if is(m, PROPOSAL) {
+                m[107] = 0
+            }
+        }),
+        outgoing("proposal-feature-unknown", "v2-features", |m| {
+            if is(m, PROPOSAL) {
+                m[106] = 1
+            }
+        }),
+        outgoing("proposal-vendor", "v2-vendor", |m| {
+            if is(m, PROPOSAL) {
+                m[56] = 1
+            }
+        }),
+        outgoing("proposal-uuid", "v2-uuid", |m| {
+            if is(m, PROPOSAL) && m.len() == 256 {
+                m[238] = 0
+            }
+        }),
+        outgoing("proposal-seid-without-bit", "v2-seid", |m| {
+            if is(m, PROPOSAL) && m.len() == 256 {
+                m[190] = 65
+            }
+        }),
+        outgoing("proposal-associated", "no-associated", |m| {
+            if is(m, PROPOSAL) {
+                set(m, 40, &[1; 8])
+            }
+        }),
+        outgoing("confirm-eid-other", "confirm-eid", |m| {
+            if is_d2(m, CONFIRM) {
+                set(m, 34, b"OTHER      ")
+            }
+        }),
+        outgoing("confirm-chid-other", "confirm-chid", |m| {
+            if is_d2(m, CONFIRM) {
+                m[33] = 9
+            }
+        }),
+        outgoing("confirm-gid-other", "confirm-gid", |m| {
+            if is_d2(m, CONFIRM) {
+                m[9] ^= 1
+            }
+        }),
+        outgoing("confirm-no-features", "confirm-features", |m| {
+            if m.len() == 130 {
+                m[113] = 0
+            }
+        }),
+        outgoing("confirm-all-features", "common-features", |m| {
+            if m.len() == 130 {
+                m[112] = 0xff
+            }
+        }),
+        outgoing("confirm-release", "confirm-release", |m| {
+            if m.len() == 130 {
+                m[75] = 0x22
+            }
+        }),
+        outgoing("confirm-no-flag", "header-answered", |m| {
+            if is_d2(m, CONFIRM) {
+                m[7] &= !8
+            }
+        }),
+        outgoing("confirm-reserved", "confirm-reserved", |m| {
+            if is_d2(m, CONFIRM) {
+                m[26] = 1
+            }
+        }),
+        outgoing("confirm-token-zero", "confirm-token", |m| {
+            if is_d2(m, CONFIRM) {
+                set(m, 16, &[0; 8])
+            }
+        }),
+        incoming("trailer-not-checked", "header-trailer-zero", |m| mend_trailer(m)),
+        incoming("size-not-checked", "accept-size-9", |m| {
+            if is_d2(m, ACCEPT) {
+                m[25] &= 0x3f
+            }
+        }),
+        incoming("chid-not-checked", "chid-ff42", |m| {
+            if is_d2(m, ACCEPT) {
+                set(m, 32, &[0xff, 1])
+            }
+        }),
+        incoming("eid-not-checked", "eid-foreign", |m| {
+            if is_d2(m, ACCEPT) {
+                set(m, 34, b"OTHER                           ")
+            }
+        }),
+        incoming("release-not-checked", "extension-release-2", |m| {
+            if m.len() == 130 {
+                m[75] = 1
+            }
+        }),
+        incoming("hostname-checked", "taken-hostname-control", |m| {
+            if m.len() == 130 && m[78] == 0x1b {
+                m[4] = 9
+            }
+        }),
+        incoming("reserved-checked", "taken-all-reserved", |m| {
+            if is_d2(m, ACCEPT) && m[26] != 0 {
+                m[4] = 9
+            }
+        }),
+        Fault {
+            name: "falls-back-after-errors",
+            found_by: "data-http",
+            falls_back: true,
+            ..Fault::NONE
+        },
+        Fault { name: "loses-a-byte-of-data", found_by: "then-data", loses: 1, ..Fault::NONE },
+        Fault {
+            name: "ends-when-declined",
+            found_by: "form-44",
+            ends_after_decline: true,
+            ..Fault::NONE
+        },
+    ]
+}
