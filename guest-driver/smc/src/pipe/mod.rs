@@ -1,5 +1,6 @@
 //! `smc listen` and `smc connect`: a netcat over SMC.
 
+mod echo;
 mod pump;
 
 use std::time::Duration;
@@ -35,6 +36,7 @@ Examples:
   smc listen 5000 > copy                    take a file
   smc listen -v 127.0.0.1:5000 < file       give one
   smc listen --keep --tcp-ok 5000           serve clients one after the other, SMC or not
+  smc listen --echo --tcp-ok 5000           send back what comes, as a target of a conformance test
   tar c dir | smc listen 5000               give the output of a program";
 
 /// End of the help of `smc connect`.
@@ -56,6 +58,11 @@ pub(crate) struct ListenArgs {
     /// Take the next connection when one has ended, for ever.
     #[arg(long, short)]
     keep: bool,
+
+    /// Send back to each client what it sends, for ever and for many clients at a time, instead of
+    /// standard input and output.
+    #[arg(long, conflicts_with = "keep")]
+    echo: bool,
 
     #[command(flatten)]
     common: Common,
@@ -100,6 +107,10 @@ pub(crate) fn listen(args: &ListenArgs) -> Result<(), CliError> {
     }
     loop {
         let (stream, peer) = listener.accept().map_err(failed)?;
+        if args.echo {
+            echo::start(stream, peer.to_string(), args.common.tcp_ok, args.common.verbose);
+            continue;
+        }
         let result = serve(&stream, &peer.to_string(), &args.common);
         match result {
             Err(error) if args.keep => output::note(&format!("smc: {error}")),

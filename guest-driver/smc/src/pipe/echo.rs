@@ -1,0 +1,55 @@
+//! `smc listen --echo`: a thread per client sends back what the client sends.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use guest_driver::{ConnectionInfo, SmcStream};
+
+use crate::output;
+
+/// Most clients at a time; more are closed at once.
+const CLIENTS: usize = 256;
+/// Bytes that are sent back at a time.
+const CHUNK: usize = 64 << 10;
+
+/// Clients that are served.
+static SERVED: AtomicUsize = AtomicUsize::new(0);
+
+/// Serves a client in a thread of its own. One that stays on TCP is closed unless `tcp_ok`.
+pub(super) fn start(stream: SmcStream, peer: String, tcp_ok: bool, verbose: bool) {
+    let info = stream.info();
+    if verbose {
+        output::note(&format!("{peer}: {info}"));
+    }
+    if matches!(info, ConnectionInfo::Tcp(_)) && !tcp_ok {
+        return;
+    }
+    if SERVED.fetch_add(1, Ordering::Relaxed) >= CLIENTS {
+        SERVED.fetch_sub(1, Ordering::Relaxed);
+        return;
+    }
+    std::thread::spawn(move || {
+        let result = send_back(&stream);
+        SERVED.fetch_sub(1, Ordering::Relaxed);
+        if let Err(error) = result.as_ref().map(drop)
+            && verbose
+        {
+            output::note(&format!("{peer}: {error}"));
+        }
+    });
+}
+
+fn send_back(stream: &SmcStream) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let n = stream.recv(&mut buffer)?;
+        if n == 0 {
+            return stream.shutdown(std::net::Shutdown::Write);
+        }
+        let mut rest = buffer.get(..n).unwrap_or_default();
+        while !rest.is_empty() {
+            let sent = stream.send(rest)?;
+            rest = rest.get(sent..).unwrap_or_default();
+        }
+    }
+}
