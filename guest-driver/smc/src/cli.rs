@@ -8,7 +8,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
 use crate::{
-    cdi, check, decode, demo, devices, doctor, fabric, grant, help, manual, output, perf, pipe,
+    cdi, check, conform, decode, demo, devices, doctor, fabric, grant, help, manual, output, perf, pipe,
     run, stat, temporary_fabric,
 };
 
@@ -65,6 +65,9 @@ enum Command {
     /// Find out whether a connection to a server would be SMC, and why not.
     #[command(long_about = check::LONG_ABOUT, after_long_help = check::AFTER)]
     Check(check::CheckArgs),
+    /// Test an implementation of SMC against RFC 7609 and SMCv2.1.
+    #[command(long_about = conform::LONG_ABOUT, after_long_help = conform::AFTER)]
+    Conform(Box<conform::ConformArgs>),
     /// List the virtio-ism PCI devices and RNICs of this machine, or hand devices to programs.
     #[command(long_about = devices::LONG_ABOUT)]
     Devices(devices::DevicesArgs),
@@ -125,6 +128,7 @@ pub(crate) fn main() -> ExitCode {
         Command::LoadCheck { task } => return run::check_loaded(&task),
         Command::Stat(args) => stat::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Check(args) => check::run(&args),
+        Command::Conform(args) => conform::run(&args),
         Command::Devices(args) => devices::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(&args).map(|able| ExitCode::from(u8::from(!able))),
         Command::Cdi(args) => cdi::run(&args).map(|()| ExitCode::SUCCESS),

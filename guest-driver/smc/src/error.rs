@@ -155,6 +155,9 @@ pub(crate) enum CliError {
     /// Standard output cannot be written.
     #[error("standard output: {0}")]
     Output(io::Error),
+    /// The conformance suite has no results.
+    #[error("{0}")]
+    Conform(smc_conform::SuiteError),
     /// A process that this one started has failed.
     #[error("the {name} process {problem}")]
     Helper {

@@ -5,6 +5,7 @@ mod address;
 mod cdi;
 mod check;
 mod cli;
+mod conform;
 mod decode;
 mod demo;
 mod devices;

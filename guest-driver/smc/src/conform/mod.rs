@@ -1,0 +1,410 @@
+//! `smc conform`: the conformance suite against an implementation of SMC.
+
+mod device;
+
+use std::io::IsTerminal;
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use clap::{Args, ValueEnum};
+use guest_driver::ism::IsmDevice;
+use guest_driver::rendezvous::{Mode, Options as RendezvousOptions, PeerDiscovery};
+use indicatif::{ProgressBar, ProgressStyle};
+use smc_conform::{Announce, Cases, Fabric, Names, Options, Report, Results, RunHeader, Target};
+use smc_core::wire::ids::Eid;
+
+use crate::address::{parse_listen, parse_server};
+use crate::error::CliError;
+use crate::output;
+use device::{OnFabric, OptionClient};
+
+/// Help of `smc conform`.
+pub(crate) const LONG_ABOUT: &str = "\
+Plays some hundred well-formed and malformed dialogues with an implementation of SMC, and tells which
+rules of RFC 7609 and SMCv2.1 it keeps. The implementation is a server (HOST:PORT), or a client that
+connects here (--listen, --run). The suite has an encoder of its own and no code of an SMC stack.
+
+A verdict is PASS, FAIL, DEVIATES-AS-LINUX (not as specified, and Linux is known to do the same),
+NOT-APPLICABLE (the target lacks what the case is about), NOT-OBSERVABLE (the suite cannot see it here).
+
+The suite first sends one Proposal that no server can use. If the answer is no CLC message it ends, so
+an ordinary TCP server gets 224 bytes and nothing more. With --device it takes a device on a fabric of
+the target, by which SMC-D comes about; without one the target declines, and much is not applicable.
+
+Without --aggressive the suite opens at most --connections connections at a time, sends nothing that
+is known to stall or to end connections of others, and names only its own GID.";
+
+/// End of the help of `smc conform`.
+pub(crate) const AFTER: &str = "\
+Examples:
+  smc listen --echo --tcp-ok 5000                                 a target
+  smc conform --echo --device ~/.smc/b.sock localhost:5000        all that can be seen of it
+  smc conform --html report.html --json report.json db:5432       reports
+  smc conform --listen 0 --run 'smc connect --tcp-ok 127.0.0.1:{port}'    a client
+  smc conform --list                                              what there is
+
+Exit status: 0 no MUST failed, 1 at least one failed, 2 the suite did not run.";
+
+/// A level of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Layer {
+    /// The messages on TCP.
+    Clc,
+    /// Data and cursors over SMC-D; needs --device and --echo.
+    Cdc,
+    /// TCP option 254; needs CAP_BPF and CAP_NET_ADMIN.
+    Option,
+}
+
+impl Layer {
+    fn name(self) -> &'static str {
+        match self {
+            Layer::Clc => "clc",
+            Layer::Cdc => "cdc",
+            Layer::Option => "option",
+        }
+    }
+}
+
+/// Options of `smc conform`.
+#[derive(Args, Debug)]
+pub(crate) struct ConformArgs {
+    /// The server under test.
+    #[arg(value_name = "HOST:PORT", required_unless_present_any = ["listen", "list"])]
+    server: Option<String>,
+
+    /// Wait here for the client under test; port 0 is any free port.
+    #[arg(long, value_name = "[HOST:]PORT", conflicts_with = "server")]
+    listen: Option<String>,
+
+    /// Run this command line of the shell for each connection, with {port} replaced by the port to
+    /// connect to. Data that TCP carries is looked for at its standard input and output.
+    #[arg(long, value_name = "COMMAND", requires = "listen")]
+    run: Option<String>,
+
+    /// The target sends back what it gets over TCP.
+    #[arg(long)]
+    echo: bool,
+
+    /// Levels to test [default: all].
+    #[arg(long, value_enum, value_name = "LEVEL", value_delimiter = ',')]
+    level: Vec<Layer>,
+
+    /// Only cases whose id contains this; repeat it for more.
+    #[arg(long, value_name = "PART")]
+    only: Vec<String>,
+
+    /// Play cases that may trouble other users of the target, too.
+    #[arg(long)]
+    aggressive: bool,
+
+    /// Most connections at a time.
+    #[arg(long, value_name = "N", default_value_t = 8,
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    connections: u16,
+
+    /// How long to wait for a client to connect, seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10,
+          value_parser = clap::value_parser!(u16).range(1..=600))]
+    wait: u16,
+
+    /// EID of the target.
+    #[arg(long, value_name = "EID", default_value = guest_driver::socket::DEFAULT_EID)]
+    eid: String,
+
+    /// A virtio-ism device for the suite, on a fabric of the target: a socket of the daemon, a PCI
+    /// device of this virtual machine, or "none".
+    #[arg(long, value_name = "DEVICE", default_value = "none")]
+    device: PathBuf,
+
+    /// CHID that is proposed without a device, hex.
+    #[arg(long, value_name = "CHID", default_value = "ff00", value_parser = parse_chid)]
+    chid: u16,
+
+    /// Subnet of the connection, for version 1 [default: 24 bits of the own address].
+    #[arg(long, value_name = "ADDRESS/BITS", value_parser = parse_subnet)]
+    subnet: Option<([u8; 4], u8)>,
+
+    /// A directory with cases; a file replaces that of the same name.
+    #[arg(long, value_name = "DIR")]
+    cases: Option<PathBuf>,
+
+    /// Print the cases instead of playing them.
+    #[arg(long)]
+    list: bool,
+
+    /// Name cases that passed in the text, too.
+    #[arg(long)]
+    all: bool,
+
+    /// Write the report as JSON; "-" is standard output, instead of the text.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Write the report as JUnit XML.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+
+    /// Write the report as a page of HTML.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// Plays the cases. The exit status says whether a MUST failed.
+///
+/// # Errors
+/// Standard output cannot be written.
+pub(crate) fn run(args: &ConformArgs) -> Result<ExitCode, CliError> {
+    match conform(args) {
+        Ok(failed) => Ok(ExitCode::from(u8::from(failed))),
+        Err(error @ CliError::Output(_)) => Err(error),
+        Err(error) => {
+            eprintln!("smc: {error}");
+            if let Some(hint) = error.hint() {
+                eprintln!("     {hint}");
+            }
+            Ok(ExitCode::from(2))
+        }
+    }
+}
+
+fn conform(args: &ConformArgs) -> Result<bool, CliError> {
+    let cases = Cases::load(args.cases.as_deref()).map_err(CliError::Conform)?;
+    if args.list {
+        list(&cases)?;
+        return Ok(false);
+    }
+    Eid::new(&args.eid)
+        .map_err(|why| CliError::Eid { name: args.eid.clone(), why: why.to_string() })?;
+    let (target, described, address) = target(args)?;
+    let device = device(args)?;
+    let fabric = device.as_ref().map(OnFabric::new);
+    let discovery = discovery(args);
+    let announced = discovery.as_ref().ok().map(OptionClient::new);
+    let options = Options {
+        target,
+        echo: args.echo,
+        aggressive: args.aggressive,
+        connections: usize::from(args.connections),
+        wait: Duration::from_secs(args.wait.into()),
+        only: args.only.clone(),
+        layers: layers(args).iter().map(|layer| layer.name().to_owned()).collect(),
+        fabric: fabric.as_ref().map(|fabric| fabric as &dyn Fabric),
+        announce: announced.as_ref().map(|announced| announced as &dyn Announce),
+        names: names(args, fabric.as_ref(), address),
+    };
+    let began = SystemTime::now();
+    let bar = progress_bar();
+    let progress = |progress: smc_conform::RunStatus<'_>| {
+        bar.set_length(progress.of as u64);
+        bar.set_position(progress.done as u64);
+        bar.set_message(progress.last.case.id.clone());
+    };
+    let played = smc_conform::run(&cases, &options, &progress);
+    bar.finish_and_clear();
+    let results = played.map_err(CliError::Conform)?;
+    let about = RunHeader {
+        program: format!("smc conform {}", env!("CARGO_PKG_VERSION")),
+        command: command_line(),
+        target: described,
+        began,
+        not_tried: not_tried(args, discovery.err()),
+    };
+    report(args, &results, &about)?;
+    Ok(results.failed_musts() > 0)
+}
+
+fn layers(args: &ConformArgs) -> Vec<Layer> {
+    match args.level.as_slice() {
+        [] => vec![Layer::Clc, Layer::Cdc, Layer::Option],
+        some => some.to_vec(),
+    }
+}
+
+fn target(args: &ConformArgs) -> Result<(Target, String, IpAddr), CliError> {
+    if let Some(server) = &args.server {
+        let server = parse_server(server)?;
+        let address = *server.resolve()?.first().ok_or(CliError::Unknown {
+            host: server.host.clone(),
+            why: "it has no address".into(),
+        })?;
+        return Ok((Target::Server(address), server.to_string(), own_address(address)));
+    }
+    let text = args.listen.clone().unwrap_or_default();
+    let failed = |source| CliError::Listen { address: text.clone(), source };
+    let addresses = match &args.run {
+        // The program is on this machine.
+        Some(_) => vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+        None => parse_listen(&text)?,
+    };
+    let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    if args.run.is_none() {
+        output::note(&format!("listening on {address}"));
+    }
+    let described = args.run.clone().unwrap_or_else(|| format!("clients of {address}"));
+    Ok((Target::Client { listener, program: args.run.clone() }, described, address.ip()))
+}
+
+/// The address that packets to the server come from.
+fn own_address(server: SocketAddr) -> IpAddr {
+    let any: SocketAddr = match server {
+        SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
+        SocketAddr::V6(_) => ([0u16; 8], 0).into(),
+    };
+    let found = UdpSocket::bind(any).and_then(|socket| {
+        socket.connect(server)?;
+        socket.local_addr()
+    });
+    found.map_or(any.ip(), |address| address.ip())
+}
+
+fn device(args: &ConformArgs) -> Result<Option<Arc<IsmDevice>>, CliError> {
+    if crate::stack::is_none(&args.device) {
+        return Ok(None);
+    }
+    let opened = device::open(&args.device);
+    opened.map(Some).map_err(|source| CliError::Device { device: args.device.clone(), source })
+}
+
+/// Connects with TCP option 254, if that level is wanted and possible.
+fn discovery(args: &ConformArgs) -> Result<PeerDiscovery, String> {
+    if !layers(args).contains(&Layer::Option) {
+        return Err("the level was not asked for".into());
+    }
+    if args.server.is_none() {
+        return Err("the suite has no cases of it for clients".into());
+    }
+    let discovery = PeerDiscovery::open(Mode::Auto, RendezvousOptions::default());
+    match discovery.unavailable() {
+        Some(why) => Err(why.to_string()),
+        None => Ok(discovery),
+    }
+}
+
+fn names(args: &ConformArgs, fabric: Option<&OnFabric>, address: IpAddr) -> Names {
+    let (chid, gid) = match fabric {
+        Some(fabric) => (fabric.chid(), fabric.gid()),
+        None => (args.chid, *uuid::Uuid::new_v4().as_bytes()),
+    };
+    let (roce_gid, network) = match address {
+        IpAddr::V4(v4) => {
+            let [a, b, c, _] = v4.octets();
+            (v4.to_ipv6_mapped().octets(), [a, b, c, 0])
+        }
+        IpAddr::V6(v6) => (v6.octets(), [0; 4]),
+    };
+    let random = *uuid::Uuid::new_v4().as_bytes();
+    let [a, b, c, d, e, ..] = random;
+    // Of nobody's making, and no group.
+    let mac = [2, a, b, c, d, e];
+    let subnet = args.subnet.unwrap_or((network, 24));
+    Names { eid: args.eid.clone(), chid, gid, mac, roce_gid, subnet }
+}
+
+fn not_tried(args: &ConformArgs, no_option: Option<String>) -> Vec<(String, String)> {
+    let mut all = vec![(
+        "LLC, and data over SMC-R".to_owned(),
+        "the suite has no cases of what passes over RDMA".to_owned(),
+    )];
+    if args.server.is_none() {
+        let why = "the suite has cases of data over SMC-D for servers only";
+        all.push(("CDC".to_owned(), why.to_owned()));
+    }
+    if let Some(why) = no_option {
+        all.push(("TCP option 254".to_owned(), why));
+    }
+    if !args.aggressive {
+        let why = "without --aggressive; they are listed as not observable";
+        all.push(("Cases that may trouble others".to_owned(), why.to_owned()));
+    }
+    all
+}
+
+fn report(args: &ConformArgs, results: &Results, about: &RunHeader) -> Result<(), CliError> {
+    let report = Report { results, about };
+    let files = [
+        (&args.json, args.json.as_ref().map(|_| report.json())),
+        (&args.junit, args.junit.as_ref().map(|_| report.junit())),
+        (&args.html, args.html.as_ref().map(|_| report.html())),
+    ];
+    let mut is_printed = false;
+    for (path, text) in files {
+        let (Some(path), Some(text)) = (path, text) else { continue };
+        if path.to_str() == Some("-") {
+            output::print(&text)?;
+            is_printed = true;
+            continue;
+        }
+        let failed = CliError::io(format!("cannot write {}", path.display()));
+        std::fs::write(path, text).map_err(failed)?;
+    }
+    if is_printed { Ok(()) } else { output::print(&report.text(args.all)) }
+}
+
+fn list(cases: &Cases) -> Result<(), CliError> {
+    let lines = cases.cases.iter().map(|case| {
+        let rules = case.rules.join(" ");
+        format!("{} [{}; {rules}]\n    {}\n", case.id, case.level.name(), case.title)
+    });
+    output::print(&lines.collect::<String>())
+}
+
+fn progress_bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(0);
+    let template = "{pos:>4}/{len} {wide_bar} {elapsed} {msg:48!}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// How this process was called, as the shell takes it.
+fn command_line() -> String {
+    let quoted = std::env::args().enumerate().map(|(i, argument)| {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,".contains(c);
+        match argument {
+            _ if i == 0 => "smc".to_owned(),
+            argument if !argument.is_empty() && argument.chars().all(is_plain) => argument,
+            argument => format!("'{}'", argument.replace('\'', "'\\''")),
+        }
+    });
+    quoted.collect::<Vec<_>>().join(" ")
+}
+
+fn parse_chid(text: &str) -> Result<u16, String> {
+    let digits = text.trim_start_matches("0x");
+    u16::from_str_radix(digits, 16).map_err(|_| format!("{text:?} is no CHID; example: ff00"))
+}
+
+fn parse_subnet(text: &str) -> Result<([u8; 4], u8), String> {
+    let parsed = text.split_once('/').and_then(|(address, bits)| {
+        let address: std::net::Ipv4Addr = address.parse().ok()?;
+        let bits: u8 = bits.parse().ok().filter(|bits| *bits <= 32)?;
+        let mask = u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0);
+        Some(((u32::from(address) & mask).to_be_bytes(), bits))
+    });
+    parsed.ok_or_else(|| format!("{text:?} is no subnet; example: 10.9.0.0/24"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subnets_and_chids_are_read() {
+        assert_eq!(parse_subnet("10.9.0.77/24"), Ok(([10, 9, 0, 0], 24)));
+        assert_eq!(parse_subnet("10.9.0.77/0"), Ok(([0; 4], 0)));
+        for bad in ["10.9.0.0", "10.9.0/8", "10.9.0.0/33", "x/1"] {
+            assert!(parse_subnet(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_chid("0xff01"), Ok(0xff01));
+        assert!(parse_chid("x").is_err());
+    }
+}
