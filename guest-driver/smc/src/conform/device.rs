@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use guest_driver::DeviceAddress;
-use guest_driver::ism::{IsmDevice, OpenOptions, OwnDmb, PeerDmb};
-use guest_driver::rendezvous::{ClientAction, PeerDiscovery};
+use virtio_ism::{IsmDevice, OpenOptions, OwnDmb, PeerDmb};
+use smc_rendezvous::{ClientAction, PeerDiscovery};
 use rustix::net::{AddressFamily, SocketType};
 use smc_conform::{Announce, Buffer, Fabric, PeerBuffer};
 use virtio_ism_abi::{Gid, Token};

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
-use guest_driver::ism::IsmDevice;
-use guest_driver::rendezvous::{Mode, Options as RendezvousOptions, PeerDiscovery};
+use virtio_ism::IsmDevice;
+use smc_rendezvous::{Mode, Options as RendezvousOptions, PeerDiscovery};
 use indicatif::{ProgressBar, ProgressStyle};
 use smc_conform::{Announce, Cases, Fabric, Names, Options, Report, Results, RunHeader, Target};
 use smc_core::wire::ids::Eid;
