@@ -306,6 +306,9 @@ pub(crate) fn of_server() -> Vec<Fault> {
         refuses("reserved-of-extension-checked", "reserved-proposal-11", |m| {
             m.len() == 224 && m[108..120] != [0; 12]
         }),
+        refuses("short-decline-of-version-2-refused", "form-28-bytes-of-version-2", |m| {
+            is(m, DECLINE) && m.len() == 28 && m[7] >> 4 == 2
+        }),
         refuses("version-2-only", "header-version-3", |m| m[7] >> 4 > 2),
         refuses("vendor-refused", "vendor-known", |m| m.len() == 224 && m[52..55] != [0; 3]),
         refuses("peer-id-wanted", "unused-peer-id-zero", |m| m.len() == 224 && m[8..16] == [0; 8]),
