@@ -8,8 +8,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
 use crate::{
-    cdi, check, conform, decode, demo, devices, doctor, fabric, grant, help, manual, output, perf, pipe,
-    run, stat, temporary_fabric,
+    cdi, check, conform, decode, demo, devices, doctor, fabric, grant, help, manual, output, perf,
+    pipe, run, stat, temporary_fabric,
 };
 
 const LONG_ABOUT: &str = "\

@@ -7,10 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use guest_driver::DeviceAddress;
-use virtio_ism::{IsmDevice, OpenOptions, OwnDmb, PeerDmb};
-use smc_rendezvous::{ClientAction, PeerDiscovery};
 use rustix::net::{AddressFamily, SocketType};
 use smc_conform::{Announce, Buffer, Fabric, PeerBuffer};
+use smc_rendezvous::{ClientAction, PeerDiscovery};
+use virtio_ism::{IsmDevice, OpenOptions, OwnDmb, PeerDmb};
 use virtio_ism_abi::{Gid, Token};
 
 /// Bytes of a DMB of the suite.

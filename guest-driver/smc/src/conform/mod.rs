@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
-use virtio_ism::IsmDevice;
-use smc_rendezvous::{Mode, Options as RendezvousOptions, PeerDiscovery};
 use indicatif::{ProgressBar, ProgressStyle};
 use smc_conform::{Announce, Cases, Fabric, Names, Options, Report, Results, RunHeader, Target};
 use smc_core::wire::ids::Eid;
+use smc_rendezvous::{Mode, Options as RendezvousOptions, PeerDiscovery};
+use virtio_ism::IsmDevice;
 
 use crate::address::{parse_listen, parse_server};
 use crate::error::CliError;
