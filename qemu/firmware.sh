@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Prints the directories of the firmware that a QEMU needs to boot a guest, one a line.
 set -euo pipefail
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """Runs a command in a guest that qemu/run.sh started with --control SOCKET.
 
 usage: guest-run.py [--wait SECONDS] SOCKET COMMAND [ARGUMENT...]

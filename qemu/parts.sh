@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # What two.sh and many.sh have in common. Not a program: they source it.
 # shellcheck shell=bash
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Starts one guest in the foreground: the process becomes QEMU.
 set -euo pipefail
 

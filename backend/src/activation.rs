@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Socket activation: listening sockets that a service manager has opened, and passes to the daemon
 //! as sd_listen_fds(3) describes.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The broker: a small process that stays outside of the daemon's sandbox, and does for it what
 //! needs a path.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Reads the configuration file again while the daemon runs.
 //!
 //! The daemon cannot open files in its sandbox. A small process outside of it opens one file, that of

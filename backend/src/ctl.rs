@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vhost-device-ism ctl`: verbs over the management socket.
 
 use std::fmt::Write;

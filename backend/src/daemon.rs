@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The daemon as a value: fabrics, guests, management. A program can run one in its own process.
 
 use std::sync::Arc;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The guests of a daemon: its fabrics, and a socket for each guest's front end.
 
 use std::collections::{BTreeMap, BTreeSet};

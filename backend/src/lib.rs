@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vhost-device-ism`: a vhost-user daemon that emulates the virtio-ism device.
 //!
 //! From the ground up:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Logs: `tracing` for this crate, with what the framework says through `log`.
 //!
 //! What a guest or front end causes is logged at a limited rate per port (see

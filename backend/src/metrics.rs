@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Counters in Prometheus' text format (OpenMetrics).
 
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Messages between the processes of the daemon, over sockets of packets.
 
 use std::io::{self, IoSlice, IoSliceMut};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Reads the configuration again: guests come and go, and those that stay notice nothing.
 
 use std::collections::VecDeque;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the daemon gives up after its start.
 //!
 //! The daemon maps the memory of all its guests, so a guest that takes it over should find as

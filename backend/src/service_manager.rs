@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a service manager such as systemd wants to hear (sd_notify(3)): that the daemon is ready,
 //! that it lives, that it ends.
 

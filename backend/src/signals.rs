@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Signals as a subscriber of the event loop: SIGTERM and SIGINT end the daemon, SIGHUP has it read its
 //! configuration again.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The patches of `backend/upstream` fit the versions of the crates that the daemon is built with.
 #![allow(clippy::unwrap_used, reason = "a test")]
 

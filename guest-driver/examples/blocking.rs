@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Echo with blocking sockets, as with those of `std::net`: a thread per connection.
 //!
 //!     smc fabric --socket-path /tmp/any.sock,devices=8 &

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! HTTP by hyper over SMC: hyper takes any stream of tokio, and notices nothing.
 //!
 //!     smc fabric --socket-path /tmp/any.sock,devices=8 &

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Echo with one thread for all connections: [`Poller`] finds those that are ready in shared memory,
 //! without system calls while there is something to do.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Echo under tokio: the sockets are `AsyncRead` and `AsyncWrite`, and their readiness comes through
 //! tokio's own reactor.
 //!

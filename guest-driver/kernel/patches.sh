@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Writes the driver as a series of patches against Linux, with a cover letter, as one would mail it to
 # netdev.
 #

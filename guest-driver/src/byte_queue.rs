@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Bytes that a program has written and that are not sent yet, in chunks of memory.
 
 use std::collections::VecDeque;

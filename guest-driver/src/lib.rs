@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! SMC sockets for user space.
 //!
 //! From the ground up: `reactor` puts threads to sleep and wakes them, `smcd` and `smcr` are the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether a library can be loaded into a program by LD_PRELOAD, by the headers of its file.
 
 use std::ffi::OsStr;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the connections of each server and each listener are like, in memory that the processes of
 //! one program share.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The examples do what their first lines say: each server echoes to each client, by SMC-D where
 //! both have a device, else by TCP.
 //!

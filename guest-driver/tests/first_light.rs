@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The thinnest real path: a daemon, two stacks, one TCP connect, one handshake, bytes both ways.
 
 use std::io::{Read, Write};

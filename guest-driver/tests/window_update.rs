@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A blocked sender hears soon what its peer has read, although the peer's application is in no
 //! call.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether SMC pays for the connections of one endpoint: a server, as its clients see it, or a
 //! listener. Connections that have ended go in, and a choice for the next one comes out.
 //!

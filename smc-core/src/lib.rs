@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Shared Memory Communications (RFC 7609 and SMCv2.1) without IO.
 //!
 //! SMC keeps TCP's sockets and replaces the path: after an ordinary TCP connect both ends exchange

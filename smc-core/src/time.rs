@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Time as a plain number. The caller owns the clock and hands in the current [`Tick`].
 
 use core::time::Duration;

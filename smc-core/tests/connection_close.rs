@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The close machine: the whole table, what must hold for every entry of it, and the walks that
 //! RFC 7609 section 4.8 describes.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Two close machines against each other, and one against the states of Linux: every order in
 //! which applications act and flags arrive.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Cursor arithmetic against a model that counts stream positions in 64 bits and divides.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Random connections in memory, many seeds: see `smc_core::testing`.
 //!
 //! `SMC_SEED=0x1234 cargo test -p smc-core --test connection_fabric` runs one seed everywhere;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The six data flows of RFC 7609 section 4.7, with the numbers of its figures as wire erratum B-7
 //! corrects them, for SMC-R elements of 10000 bytes and for an SMC-D ring of the same capacity.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Reading the control block while the peer stores into it: every way in which the loads of one
 //! look can fall between the stores, for histories that a careless order of loads or stores gets
 //! wrong.

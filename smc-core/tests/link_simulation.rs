@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Two hosts, their link groups and connections, and faults: see `smc_core::testing::links`.
 //!
 //! A failing run prints the command that repeats it. `SMC_SIM_SEED=0x1234` runs that seed alone,

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Containers on SMC-D, from nothing: in a Debian with podman and nothing else, runs the commands of
 # docs/containers.md as they stand there, the first of which installs the packages of `cargo xtask
 # package`. Looks at what they print.

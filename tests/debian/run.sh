@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Guests that are Debian 13, with systemd and udev, and the packages of `cargo xtask package`: runs the
 # commands of docs/virtual-machines.md ("In a guest of Debian") under Debian's own kernel, and those of
 # docs/linux.md under a kernel that is built from Debian's source, with the driver that DKMS builds.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Builds every fuzz target and runs each for SECONDS_EACH (5) seconds, one per processor at a time.
 # With --build it only builds. It needs nothing but cargo and a C++ compiler; for longer runs see
 # README.md.

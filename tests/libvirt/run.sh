@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Two domains of libvirt on SMC-D: runs the commands and the domain of docs/virtual-machines.md as they
 # stand there, types into the domains' consoles, and does what operators of libvirt do.
 #

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # The packages of `cargo xtask package` in a Debian without anything else: runs the commands of
 # docs/operating.md as they stand there, and looks at what is installed and what is left at the end.
 #

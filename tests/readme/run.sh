@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Runs the commands of README.md as they stand there, from the root of the sources, in one shell.
 #
 # It works in a network, mount and process namespace of its own, as root or by a user namespace. It

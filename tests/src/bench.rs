@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A daemon in this process, and stacks on its ports.
 
 use std::net::SocketAddr;

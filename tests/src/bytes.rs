@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Byte patterns, and reads and writes that say where they hang.
 
 use std::io::{Read, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Processes that can be killed: the program `smc-test-peer` of this package.
 
 use std::ffi::OsStr;

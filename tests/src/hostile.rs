@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A peer that has shaken hands properly and holds the victim's DMB in its own hands.
 
 use std::net::TcpStream;

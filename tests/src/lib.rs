@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the suites of the whole system share: a daemon with stacks around it, deadlines, leak
 //! counters, helper processes, and peers that speak the protocol by hand.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A peer that shakes hands by hand over TCP, one message at a time, with any device it likes.
 
 use std::io::{Read, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guests that misbehave, as programs: what a test runs in the virtual machine that is to harm
 //! nobody but itself. They take any device address, so they work as processes of the host, too.
 //!

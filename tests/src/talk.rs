@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A server and a client for tests that do something to the machines below. Both print a line for
 //! each thing that happens.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Deadlines: a test that hangs says where, and takes the process with it.
 
 use std::collections::HashMap;

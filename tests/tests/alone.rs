@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What can only be measured while nothing else runs in the process: processor time, descriptors,
 //! mappings, threads. The tests of this file run one after the other.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Who cannot reach whom.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sixteen guests' worth of front ends with a thousand DMBs each: what the daemon needs for that.
 //!
 //! The daemon is a process of its own, so that its memory and processor time are its own too. The

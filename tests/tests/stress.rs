@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Many connections doing random things against a model, with a seed.
 //!
 //! Each direction of a connection is a stream of a known pattern: whatever is read must be its next

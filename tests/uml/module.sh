@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Builds the kernel's driver for a kernel of tests/uml/kernel.sh or tests/vm/kernel.sh, with all warnings
 # as errors, and prints the path of the module as the last line. For user-mode Linux it also checks the
 # sources and the patches.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Runs a command in a network namespace through which guests reach each other.
 #
 #   unshare --net tests/uml/network.sh COMMAND...

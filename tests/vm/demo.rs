@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `cargo xtask vm demo`: two virtual machines meet over shared memory.
 #![allow(clippy::unwrap_used, reason = "it ends at its first surprise")]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `cargo xtask vm perf`: SMC-D between two guests, next to TCP over virtio-net and, where there is a
 //! back end for it (`VSOCK_DAEMON`), next to virtio sockets. Arguments are those of `smc perf --to`.
 #![allow(clippy::unwrap_used, reason = "it ends at its first surprise")]

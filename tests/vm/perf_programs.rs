@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `cargo xtask vm perf --programs`: programs of the distribution as they are, in two guests that find each
 //! other by TCP option 254, on SMC-D and on the TCP of the same guests. The two take turns, several times;
 //! the medians are compared. Arguments: how often, and "kernel" for the kernel's AF_SMC by its driver

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `cargo xtask vm perf --rdma`: this project's SMC-R between two guests, next to AF_SMC over the same
 //! soft-RoCE and next to TCP. The same program measures all three, in turn, several times, every other
 //! time in reverse order; medians are shown, and of what is compared the median of the ratios within

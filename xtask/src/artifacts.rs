@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the virtual machines are made of: kernel, QEMU, images, and programs of this repository.
 //!
 //! Scripts build kernel and QEMU once and keep them outside of the repository ([`crate::cache`]).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Where `tests/vm/kernel.sh` and `qemu/build.sh` keep what they build.
 //!
 //! Both scripts name the directory of a result by a hash of its sources. The same hash is formed

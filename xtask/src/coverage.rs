@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `cargo xtask coverage`: how many lines of the device and of the protocol their own tests run.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The archive format of an initramfs: cpio "newc"
 //! (Linux, Documentation/driver-api/early-userspace/buffer-format.rst).
 

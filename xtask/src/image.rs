@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The guests' initramfs: busybox, this repository's programs, and the libraries they name.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tasks of this repository that are more than one cargo command.
 //!
 //! - [`vm`]: `cargo xtask vm`, everything that needs virtual machines.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `cargo xtask vm --nested`: the core of the suite under KVM, on machines without it.
 //!
 //! QEMU emulates AMD's SVM. So an emulated guest, the *outer* one, has KVM, and runs the tests with

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `cargo xtask package`: Debian packages, RPM packages and a tarball.
 //!
 //! One tree of files is all of them: the tarball has it as it is, debhelper takes the packages' files

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Debian packages: which are needed, which are missing, and their installation.
 //!
 //! All missing packages are named in one message before anything is built. What the scripts

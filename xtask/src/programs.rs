@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs of the distribution that guests run unmodified.
 
 use std::fs;

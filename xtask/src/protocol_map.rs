@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `docs/protocol-map.md`: which rule of the specifications is where, and which test shows it.
 //!
 //! The map is made of `docs/requirements.tsv`, which lists the rules, and of citations in the sources.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The licences of the libraries that the programs contain.
 
 use std::collections::{BTreeMap, BTreeSet};

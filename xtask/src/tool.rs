@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Runs other programs, and says why they fail.
 
 use std::ffi::OsStr;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Licences and sources of all packages that the workspace is built of, against `deny.toml`.
 //!
 //! `cargo deny check licenses bans sources` says the same and more. This test needs nothing but

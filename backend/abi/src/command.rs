@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Control queue: requests and replies (docs/virtio-ism.md, "Control queue").
 //!
 //! A chain holds a device-readable request (`RequestHeader` and a body of exactly the op's size)

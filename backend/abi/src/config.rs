@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Configuration space and feature bits (docs/virtio-ism.md, "Device configuration layout").
 
 use bitflags::bitflags;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Event queue records (docs/virtio-ism.md, "Event queue"): 64 bytes, one per buffer.
 
 use zerocopy::little_endian::{U16, U32, U64};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Names of things on a fabric: CHID, GID, token.
 
 use core::fmt;

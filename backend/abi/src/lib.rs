@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! virtio-ism, device revision 1, on paper.
 //!
 //! Layouts, numbers and the wake-up protocol that the device (`vhost-device-ism`) and its drivers

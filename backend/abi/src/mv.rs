@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! MOVE chains (docs/virtio-ism.md, "Move queues").
 //!
 //! Device-readable: [`MoveHeader`], `nseg` [`Segment`]s, then the payload of all segments one

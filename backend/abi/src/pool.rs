@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the socket of a device pool answers.
 //!
 //! A pool is a socket of packets (SOCK_SEQPACKET) on which the daemon hands out devices. A process

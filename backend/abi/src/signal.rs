@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The wake-up protocol on a signal line (docs/virtio-ism.md, "Signalling").
 //!
 //! A line is `{armed, pend}` in memory that owner and user share. The user sets its bit in `pend`

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Layout of a slab (docs/virtio-ism.md, "Slabs").
 //!
 //! `data` bytes (a power of two) hold DMBs; a control tail of [`CONTROL_LEN`] bytes follows. The

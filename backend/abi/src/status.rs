@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Status codes of control replies and move chains.
 
 use core::fmt;

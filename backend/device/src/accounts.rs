@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a device holds for one session, and its accounts.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! ATTACH, DETACH, RELEASE_SLAB: the user's side, and what becomes of them when the front end has
 //! answered.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Control commands: admission, dispatch, and the commands about peers.
 
 use std::sync::Arc;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whose fault it is that a copy takes long.
 //!
 //! The owner of a memory can make an access to it last for seconds, for example while it takes

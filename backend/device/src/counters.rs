@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a device counts. Levels (DMBs, bytes, peers) are not here: they are read where they are.
 
 use std::sync::atomic::{AtomicU64, Ordering};

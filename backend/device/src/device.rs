@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A device as its front end sees it: sessions come and go, the window stays.
 //!
 //! Rules kept here: CLOSE-38.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! DMBs and the tokens that name them.
 
 use std::collections::HashMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The doorbell of a slab: an eventfd that its user signals instead of a kick, and for which its
 //! owner waits beside its event queue.
 //!

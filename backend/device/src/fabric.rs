@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A fabric: one CHID with its own devices, GIDs and tokens.
 
 use std::collections::HashMap;

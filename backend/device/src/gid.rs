@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Where GIDs, tokens and nonces come from: the system's random source.
 
 use std::collections::HashSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What other devices hold of a device: it can be asked without the device's lock.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

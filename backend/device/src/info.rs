@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What an operator may see.
 
 use virtio_ism_abi::{Chid, Gid};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The ISM device without virtio: bytes of commands and moves in, bytes of replies and events out.
 //!
 //! # A primer

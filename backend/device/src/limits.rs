@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Quotas of a device, caps of a fabric, and the clock that rates are measured by.
 
 use std::time::Instant;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Allocates the signal lines of a slab, and the bits of each line, to DMBs.
 
 use std::collections::{BTreeSet, HashMap};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a command asks of the front end: to map or to unmap a slab.
 
 use std::os::fd::BorrowedFd;

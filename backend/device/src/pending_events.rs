@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The events of a device that its driver has not read yet.
 //!
 //! The queue is bounded whatever the peers do and however long the driver gives no buffers: one

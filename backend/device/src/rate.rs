@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Rate limits: a token bucket that is a single number.
 
 /// A bucket that holds `burst` and refills at a rate.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! REGISTER and UNREGISTER: the owner's side of a DMB.
 
 use std::sync::Arc;

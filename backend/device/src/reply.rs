@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The bytes of a reply to a control command.
 
 use std::ops::Deref;

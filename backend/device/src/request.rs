@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a driver claims, read from a private copy of its request.
 //!
 //! Everything that can be judged by looking at the bytes is judged here; whether a claimed GID,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A session of a device: its GID, and the events that others queue for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A slab: memory of one owner and one user, and the ranges of DMBs in it.
 
 use std::os::fd::BorrowedFd;

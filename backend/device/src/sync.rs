@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Locks that outlive a panic: a thread that dies must not take the other devices with it, and
 //! every critical section here leaves its data whole.
 

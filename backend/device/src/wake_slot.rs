@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The wake state that a slab or a DMB shares with the pending events of its owner.
 //!
 //! A slab and a DMB own the session of their owner, and the session owns its pending events. So

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A front end's window: which ranges have slabs, and which may still have one of a past session.
 
 use crate::shm::Buddy;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Random histories of several drivers, held against a model of who may do what.
 //!
 //! The model knows nothing of slabs, lines, token tables or locks. It knows who owns, who is meant,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What numbers of a configuration can be, and how values are written.
 
 use serde::de::{Deserializer, Visitor};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The file that lists what a daemon serves.
 
 use std::fs::File as FsFile;

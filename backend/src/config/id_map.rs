@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Which user and group ids this process's user namespace has.
 //!
 //! The kernel shows all other ids as one, 65534 as a rule (`/proc/sys/kernel/overflowuid`). Nothing

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Text of others, as a log or a terminal gets it.
 
 use std::fmt::{self, Display, Write};

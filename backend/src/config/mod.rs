@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a daemon serves: fabrics, front ends, limits. Built from options, from a TOML file, or in
 //! code by a program that starts the daemon in its own process.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is to be served: fabrics and guests.
 
 use std::os::fd::OwnedFd;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A small blocking client of the management socket.
 
 use std::io::{self, BufRead, BufReader, Read, Write};

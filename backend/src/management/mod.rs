@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The management socket: add, remove and list guests while the daemon runs, and read counters.
 //!
 //! One JSON object per line in either direction, on a Unix stream socket:

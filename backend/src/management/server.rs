@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The event loop serves the management socket. No client can hold it up: all calls are non-blocking,
 //! the length of lines and the number of clients are bounded, and the server reads nothing from a
 //! client that does not read its answers.

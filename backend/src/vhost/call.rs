@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A call descriptor: through it the device signals the driver that there are used elements.
 //!
 //! It is an eventfd, or a socket of a pair: user-mode Linux has no interrupts by eventfds.

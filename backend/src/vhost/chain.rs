@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One descriptor chain, read by byte stream: how it is split into descriptors means nothing.
 
 use thiserror::Error;

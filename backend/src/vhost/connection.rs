@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One connection: the device of one front end, as the vhost-user framework drives it.
 
 use std::collections::VecDeque;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Counted threads: the daemon knows how many have not ended yet.
 
 use std::io;

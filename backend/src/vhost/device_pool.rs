@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A device pool: one socket that hands out devices, one per connection.
 //!
 //! The socket carries packets. A process that connects gets one packet, a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A device slot: a place for one front end, with a device while one is connected.
 
 use std::sync::{Arc, Mutex};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A device socket: the socket of one guest, and one connection after the other on it.
 //!
 //! The event loop waits for a front end. Each has a thread, which makes its device, serves it and sees

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The daemon's own work: one thread waits for all that is not one front end's.
 //!
 //! Signals, the management and metrics sockets with their clients, the listening sockets of guests,

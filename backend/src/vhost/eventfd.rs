@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What kind of descriptor did a front end pass?
 
 use std::fs::File;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What front ends and drivers do wrong: counted per guest, shown in metrics, logged at a limited
 //! rate.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Which guest memory the daemon is willing to map.
 //!
 //! The daemon maps the memory of every guest. Three things could then stop it for all guests:

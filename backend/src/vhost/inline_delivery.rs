@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Inline delivery: the thread of another device puts events into a device's event queue and has the
 //! kernel signal its driver, which spares the owner's worker.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The map thread: asks one front end to map and unmap slabs.
 //!
 //! A request waits for its acknowledgement without a limit, and nothing can take it back: the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! vhost-user: sockets, rings, mappings, notifications. The only room that holds descriptors of
 //! front ends.
 //!

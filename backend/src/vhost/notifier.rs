@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A notifier: a thread of one device wakes a worker of another with it.
 
 use std::io;

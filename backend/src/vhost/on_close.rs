@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The end of another process, seen at its end of a connection.
 
 use std::os::fd::{AsFd, OwnedFd};

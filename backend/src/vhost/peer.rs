@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Who is at the other end of an accepted connection of a Unix socket, as the kernel says.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The moves that a front end had posted before it went.
 //!
 //! A process that is killed has written these bytes, and its peer will see the end of its TCP

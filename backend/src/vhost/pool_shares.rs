@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Who gets another device of a pool.
 //!
 //! Whoever asks is known by its user and its network namespace, as the kernel tells them. Neither is

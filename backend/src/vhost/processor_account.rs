@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What one front end may use of the processors.
 //!
 //! Several of the daemon's threads work for a front end: two workers, the thread of its messages,

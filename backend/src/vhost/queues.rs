@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is done on a kick: control commands, event records, moves.
 
 use std::sync::atomic::Ordering;

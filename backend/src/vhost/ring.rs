@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A vring as the framework sees it, with what the framework's own leaves open: descriptors are
 //! checked, no kick can block a worker, and a restart is distinguished from a resumption.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Deadlines: the event loop calls what is due.
 
 use std::cmp::Reverse;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Unix sockets as the daemon makes them: not open to others for a moment, stale ones replaced,
 //! removed at the end.
 

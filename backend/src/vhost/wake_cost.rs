@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the wakes of one front end cost the threads of other devices.
 //!
 //! A front end can make them last: with thousands of watchers on its call eventfd, which the kernel

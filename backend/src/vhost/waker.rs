@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What subscribers of the event loop wait for, and how threads call them.
 
 use std::io;

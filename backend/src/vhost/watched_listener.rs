@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A listening socket of a subscriber of the event loop.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Socket activation: the test is the service manager, which keeps the sockets open.
 
 use std::fs::File;

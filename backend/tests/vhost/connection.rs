@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What well-behaved front ends may expect.
 
 use std::time::Duration;

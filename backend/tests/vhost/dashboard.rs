@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The dashboard for Grafana asks for what the daemon exports, and for all of it.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Doorbells: who gets them, in which order, and who does not.
 
 use std::fs::File;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a guest that floods the daemon costs two others: a measurement.
 //!
 //! `cargo test --release -p vhost-device-ism --test vhost -- --ignored --nocapture floods`

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A front end with a driver: what QEMU and a guest would do, in a few calls, on raw rings.
 
 use std::fs::File;

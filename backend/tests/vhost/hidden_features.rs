@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Front ends that offer their driver less than QEMU does. The one of [`connect`] behaves as
 //! cloud-hypervisor's generic vhost-user device.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What happens to the host: signals, full disks and memory, few processors and descriptors.
 
 use std::fs::File;

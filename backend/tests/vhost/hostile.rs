@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Front ends and drivers that break the rules. Each test ends with a look at two devices that do
 //! not.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The daemon as a front end sees it: sessions over vhost-user, hostile front ends, the management
 //! socket, and the program itself.
 

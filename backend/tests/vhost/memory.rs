@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guest memory that lies, shrinks or is not there.
 
 use std::os::fd::AsRawFd;

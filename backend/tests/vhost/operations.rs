@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What an operator does with the program: checks a configuration, has it read again, asks the daemon.
 
 use std::fs::File;

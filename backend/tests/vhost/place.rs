@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Where a test's sockets are, and how long it waits.
 
 use std::os::unix::net::UnixStream;

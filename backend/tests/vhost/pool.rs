@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Device pools: one socket for many front ends.
 
 use std::io::{IoSliceMut, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The program itself: options, signals, sandbox, and what it costs.
 
 use std::io::{Read, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The sockets of AF_SMC (Linux: include/uapi/linux/smc_diag.h).
 
 use std::io;

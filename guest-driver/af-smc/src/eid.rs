@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The enterprise ids of AF_SMC, by its family of generic netlink (Linux: include/uapi/linux/smc.h).
 
 use std::io;

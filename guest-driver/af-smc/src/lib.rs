@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! SMC of the Linux kernel: the sockets of AF_SMC, its devices, and its enterprise ids.
 //!
 //! [`sockets`] reads the kernel's table (SMC_DIAG), [`devices`] the directory of dibs, and [`ueids`],

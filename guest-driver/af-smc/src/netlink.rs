@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Netlink: requests made of attributes, and the answers of the kernel.
 //!
 //! All numbers are in the byte order of the host (Linux, Documentation/userspace-api/netlink/intro.rst).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
  * Echo with the sockets of libsmc: a server with a thread per connection, and a client.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Errors: an errno, and words.
 
 use std::borrow::Cow;

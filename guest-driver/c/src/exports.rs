@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The functions of `include/smc.h`, in its order.
 //!
 //! The header says what each does and what the caller promises: pointers lead to what their types say,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether this process is the one that made a stack. The child of a fork has the memory of its parent
 //! and none of the threads, so it must not touch the parent's stacks.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! SMC sockets for programs in C: the library `libsmc.so`, whose documentation is `include/smc.h`.
 //!
 //! From the ground up:

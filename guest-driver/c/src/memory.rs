@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the caller's pointers lead to. Each is checked for NULL; that others lead where the header says
 //! is the caller's promise.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Socket options and addresses.
 
 use std::ffi::c_int;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Stacks, and their settings.
 
 use std::ffi::c_char;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sending and receiving.
 //!
 //! Streams of SMC are non-blocking here: a call that may wait looks, waits until the connection has

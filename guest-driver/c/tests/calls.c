@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
  * What the calls of smc.h do, one case a run: `calls CASE CARRIER POOL DEVICE`.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `libsmc.so` as programs in C see it: the header, the symbols, the example, and every call.
 //!
 //! The tests compile `examples/echo.c` and `calls.c` by `cc`, and run them against a daemon in this

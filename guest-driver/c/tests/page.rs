@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The commands of docs/embedding.md do what the page says.
 //!
 //! They run in the order of the page, from the root of the sources. `cargo run --example NAME --` is

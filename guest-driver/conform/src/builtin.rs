@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The cases that come with the suite, and those of a directory.
 
 use std::path::Path;

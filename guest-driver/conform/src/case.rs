@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Cases as data: what a file of cases says, and the cases that it stands for.
 //!
 //! A case with `each` stands for one per combination of the values there; `{name}` in its strings

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a case expects of a field, and whether a message has it.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Plays a case: its steps one after the other on one connection, or on several.
 
 use std::time::{Duration, Instant};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Edits: what a case changes in the bytes of a well-formed message.
 
 use serde::Deserialize;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the suite needs of an SMC-D fabric.
 
 /// A device of the suite on a fabric.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is known of the target, and the names that cases may use.
 
 use std::collections::BTreeSet;

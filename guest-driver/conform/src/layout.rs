@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The layouts of CLC messages, as tables: RFC 7609 A.2, SMCv2.1 "CLC messages". They are written here
 //! once more, so that a mistake of another encoder is not hidden by the same mistake of this one.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A conformance suite for implementations of SMC (RFC 7609, SMCv2.1): cases as data, played against
 //! a server or a client.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A TCP connection with the target: writes in pieces, and tells what comes.
 
 use std::io::{self, ErrorKind, Read, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! CLC messages: from named fields to bytes, and back. Both ways use the tables of [`layout`], and
 //! nothing of smc-core.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a case allows to happen, and whether that is what happened.
 
 use toml::{Table, Value};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Where connections with the target come from.
 
 use std::io::{self, Read, Write};

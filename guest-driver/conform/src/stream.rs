@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Data of one connection over SMC-D: two rings, and the control block at the start of each.
 //!
 //! A ring begins behind the 32 bytes of the control block. Integers there are in the byte order of the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A run of the suite: finds out what the target is, plays the cases, and keeps the results.
 
 use std::net::{SocketAddr, TcpListener};

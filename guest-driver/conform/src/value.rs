@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Values of cases: numbers and strings of TOML as bytes of a message.
 //!
 //! A number is big-endian. A string is one of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The bases of the suite as Wireshark's dissector reads them, field by field. Where there is no `tshark`
 //! the test says so and is over.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The suite against a server.
 
 #![allow(clippy::unwrap_used, reason = "a target that cannot run fails the test")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Driver of the virtio-ism device for user space.
 //!
 //! From the ground up: [`virtqueue`] has the queues of a device, [`transport`] the ways to reach

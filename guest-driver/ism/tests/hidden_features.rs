@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The driver behind a front end that offers it less than the daemon does.
 //!
 //! The driver is its own front end here. So what stands for cloud-hypervisor's generic vhost-user

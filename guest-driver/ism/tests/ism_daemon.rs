@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The driver against the daemon itself.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 

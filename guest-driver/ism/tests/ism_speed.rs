@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the driver costs, measured against a daemon in this process:
 //! `cargo test --release -p virtio-ism --test ism_speed -- --ignored --nocapture`
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

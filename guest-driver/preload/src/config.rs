@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The settings that `smc run` passes to the library in environment variables.
 
 use std::ffi::{OsStr, OsString, c_int};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Which process of a program that forks this one is.
 //!
 //! The generation counts the forks between the program's start and this process. Sessions and SMC

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The end of a process whose first thread ends before the others.
 //!
 //! libc ends a process when its last thread ends, and the library's threads count as well. So where

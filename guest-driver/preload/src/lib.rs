@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The sockets of an unmodified program, on SMC.
 //!
 //! The dynamic linker loads this library before libc, because `smc run` sets `LD_PRELOAD`. The

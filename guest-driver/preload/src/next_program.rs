@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether a program that this process is about to execute will have the library.
 //!
 //! Connections and listeners that it inherits are decided by that. Where the file or the environment

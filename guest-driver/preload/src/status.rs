@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The report of what became of the connections of this process. It has a line per event, in a file
 //! per process, if the user gave `smc run --status`.
 

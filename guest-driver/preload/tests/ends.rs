@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What unmodified programs are told when their connections are cut: the end of data only if the
 //! writer has said so, or its process has ended. And what a client reads whose device goes while its
 //! server has not answered yet: the server's bytes, and no byte of the protocol.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Descriptors that go where the library cannot follow: to stdio, to other processes, to
 //! asynchronous I/O. Whatever a program does with them has the same result with and without the
 //! library at either end.

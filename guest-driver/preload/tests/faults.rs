@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Faults below unmodified programs. A program must see correct data or an ordinary error, and
 //! soon. A time limit finds programs that hang.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A descriptor is given back as it was: whatever the library has done to a socket that the program
 //! keeps, the socket has the options, flags and registrations that it would have on TCP, and carries
 //! its next connection as it would on TCP.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Clients that send a part of a message and stay, which cost their server neither threads nor
 //! processor time, clients that end their direction as soon as they may, and event loops with many
 //! handshakes at a time.

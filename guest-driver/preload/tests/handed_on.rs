@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Listeners that get into the hands of a program without the library. TCP option 254 answers for a
 //! socket, whoever accepts its clients: no such program may read a byte of SMC, and all clients must
 //! be served. The option needs root. Without it these tests print that they are skipped, and fail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Unmodified programs on TCP sockets, with and without the library at either end. What a program
 //! does must have the same result in all cases.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

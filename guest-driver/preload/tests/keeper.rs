@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connections whose process ends, or executes another program, while somebody else still uses them:
 //! the bytes keep flowing, and nothing is left behind afterwards.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Clients that are killed at any moment of connecting and talking. They must leave nothing behind:
 //! no mapping and no descriptor in the server, nothing on the devices. `SMC_KILLS=2000 cargo test
 //! --release -p smc-preload --test kills` runs longer than the suite does.

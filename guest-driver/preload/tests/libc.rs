@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The functions of the installed libc that take descriptors: each has a hook, or is in
 //! `libc/no_hooks.txt` with the reason why it needs none. So a function that a new libc brings
 //! fails here until somebody has judged it.

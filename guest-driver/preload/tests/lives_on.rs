@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connections live on wherever a fork would let them: whatever makes a copy of the process, ends it,
 //! or closes descriptors on the way to another program.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

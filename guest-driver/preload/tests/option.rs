@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Unmodified programs that find each other by TCP option 254, without settings. The option needs
 //! root. Without it these tests print that they are skipped, and fail where `CI=true`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs that make some system calls by instructions of their own, beside libc's functions: as
 //! Rust's `rustix`, on which the event loops `polling` and `smol` are built. They behave as on TCP.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A server that reads by system calls of its own, with clients that find it by TCP option 254. Its
 //! program gets one Proposal as data, and no further one; all clients are served. The option needs
 //! root. Without it this test prints that it is skipped, and fails where `CI=true`.

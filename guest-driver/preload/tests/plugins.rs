@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Calls that the order of the objects does not lead to the library: by a handle of libc, by a
 //! plug-in that binds to its own dependencies first, by one in a namespace of its own. They behave
 //! as calls of the program do. Libraries that wrap the same functions go on to find what is behind

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Runs programs of the distribution on SMC and on TCP, in two network namespaces. Namespaces take root;
 # without root both ends are on loopback. See docs/testing.md.
 #

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How much a program may write before anybody reads, and that nothing of it is lost: as on TCP,
 //! with and without the library at either end.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Redis, nginx, HAProxy and gunicorn under a mixed load with clients that are killed. No answer may
 //! be lost or wrong, and the resources of the programs and of the daemon must not grow.
 //! `SMC_SOAK_SECONDS=1800 cargo test --release -p smc-preload --test soak -- --ignored --nocapture`

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Runs other projects' own tests with and without `smc run`, and compares the result of each test. See
 # docs/testing.md.
 #

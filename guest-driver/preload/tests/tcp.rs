@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connections that stay on TCP. No call waits because of that, and short-lived processes do not
 //! open devices.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A client that leaves short connections to TCP, and returns to SMC for long ones. TCP option 254
 //! needs root; without it most of these tests print that they are skipped, and fail where `CI=true`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A small assembler of eBPF instructions. Registers and labels have types, and `finish` resolves
 //! the jumps. The kernel's verifier checks the result.
 

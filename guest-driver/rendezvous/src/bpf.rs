@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The commands of the system call bpf(2) that a rendezvous needs.
 
 use std::io;

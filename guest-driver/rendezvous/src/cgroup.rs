@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The cgroup of this process.
 
 use std::ffi::OsString;

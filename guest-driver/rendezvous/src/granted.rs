@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! TCP option 254 for processes without capabilities: a cgroup is granted it once.
 //!
 //! The processes of a container may not call bpf(2), so they cannot mark their sockets. Somebody on

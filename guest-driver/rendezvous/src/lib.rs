@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How two TCP ends find that both speak SMC: RFC 7609's TCP option.
 //!
 //! A client that wants SMC puts the experimental option 254 with the magic E2 D4 C3 D9 on its SYN;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The eBPF program for sockets that listen already.
 //!
 //! TCP has made the callback of listen(2) for such a socket, so the program runs in a call of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a socket does with the answer of the TCP option: propose SMC, wait for a Proposal, or use
 //! TCP.
 //!

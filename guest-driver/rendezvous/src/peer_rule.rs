@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A filter of peers, as it stands on a command line.
 
 use std::net::IpAddr;

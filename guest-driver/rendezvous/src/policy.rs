@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Which connections may use SMC.
 //!
 //! A policy file is TOML. The first rule from the top that fits a connection decides.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The eBPF program that answers and asks by TCP option 254.
 //!
 //! TCP calls it for the sockets of a cgroup. In C it would be:

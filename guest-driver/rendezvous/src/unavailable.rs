@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Why a process cannot have a rendezvous, and how to grant it one.
 
 use std::fmt;

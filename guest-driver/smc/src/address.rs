@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Addresses on the command line: one form for all commands.
 
 use std::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc cdi`: the specification by which container engines give a container a device.
 
 use std::io::Write;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The command line: which subcommand, and how its error is shown.
 
 use std::ffi::OsString;

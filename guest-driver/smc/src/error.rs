@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Errors of the command, and a hint for the user about each.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc grant`: TCP option 254 for the processes of a cgroup.
 
 use std::io::Read;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Texts of the help, wrapped for the terminal.
 //!
 //! The texts have lines as long as source code may be. A terminal may be narrower, and would break

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Helpers: processes that this command starts from its own program, and their messages.
 //!
 //! A helper gets its task as one argument and reports on its standard output, a JSON object per

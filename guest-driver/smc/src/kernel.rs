@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! AF_SMC of the kernel, and why it would not serve a program.
 
 pub(crate) use af_smc::{

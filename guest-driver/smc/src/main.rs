@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The `smc` command: demo, netcat, benchmarks, statistics and a decoder for SMC.
 #![forbid(unsafe_code)]
 

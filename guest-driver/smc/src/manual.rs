@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Manual pages and shell completions, made from the command line itself.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Standard output, which its reader may close.
 
 use std::io::Write;

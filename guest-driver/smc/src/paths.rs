@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Default paths of sockets, so that commands in different terminals find each other without options.
 
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};

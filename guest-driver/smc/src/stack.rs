@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Options that make an SMC stack, shared by the commands that have one.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A fabric for as long as a command runs: a daemon of its own on sockets in a temporary directory.
 //!
 //! This process starts a *supervisor*, which starts the daemon. When this process has ended, even by

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The carrier of a connection's bytes and words: a pair of DMBs, or a pair of SMC-R elements.
 //!
 //! Both look alike to the connection: a ring of its own that it reads, a ring of the peer that it

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How a connection ends.
 //!
 //! Rules kept here: OPT-17, CDC-24, CLOSE-33.

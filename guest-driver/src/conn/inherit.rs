@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the child of a fork does with the connections of a device that it takes over.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! SMC's own keepalive, and snapshots of a connection.
 //!
 //! Rules kept here: SOCK-10, SOCK-11.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One SMC connection: two locks, two rings, and the control words that tie them together.
 //!
 //! Send side and receive side each have their own lock, so that one thread can write while another

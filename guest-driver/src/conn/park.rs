@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Waiting for callers that try without blocking first.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Readiness: for pollers, and for the kernel's poll and epoll.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The receive side: out of the own ring.
 
 use std::io::{self, IoSliceMut};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The send side: into the peer's ring.
 //!
 //! Rules kept here: CDC-27.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The send queue: what a program has written and the peer's ring has no room for.
 //!
 //! A write goes into the peer's ring as long as the peer reads. The queue takes it when nothing else

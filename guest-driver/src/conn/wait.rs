@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How a thread of a connection waits, and how others wake it.
 //!
 //! A thread that waits for a peer on the same kernel sleeps on the armed word of the signal line,

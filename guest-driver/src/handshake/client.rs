@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The client's handshake on a connected TCP stream, one step at a time and never waiting.
 //!
 //! Rules kept here: CLC-41, CLC-42.

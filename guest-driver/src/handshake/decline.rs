@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A Decline from either end, and what it leaves of the connection.
 
 use std::net::TcpStream;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The first bytes of a client, which show whether it proposes SMC.
 //!
 //! Rules kept here: CLC-54, CLC-55.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The handshake: CLC over TCP, both ends, SMC-D and SMC-R.
 
 pub(crate) mod client;

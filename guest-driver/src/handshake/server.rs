@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The server's handshake on an accepted TCP stream, one step at a time and never waiting.
 //!
 //! Rules kept here: OPT-8, CLC-32, CLC-43, CLC-44, ERR-8, ERR-9.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! TCP as the handshake uses it.
 //!
 //! Rules kept here: OPT-14, CLC-1.

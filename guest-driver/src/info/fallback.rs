@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Why a connection is TCP.
 
 use smc_core::handshake::{DeclineCode, FallbackReason};

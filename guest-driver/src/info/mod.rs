@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What there is right now, for tools and for people: connections, links, link groups and RNICs.
 //!
 //! The same structs are shown in words ([`Display`](std::fmt::Display)) and written as JSON, with

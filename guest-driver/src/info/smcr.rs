@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! An SMC-R connection, its link group, links and RNICs.
 
 use std::borrow::Cow;

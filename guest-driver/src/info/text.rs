@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Identifiers as text in JSON, in the form in which logs and tables show them.
 
 use std::net::Ipv6Addr;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The background thread of a reactor: it does what is due, sends what no caller sends, and leads
 //! where no caller does.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The leader: the one thread that sleeps on the source, and how the lead changes hands.
 
 use std::sync::Arc;

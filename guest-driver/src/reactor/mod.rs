@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How threads wait for one event source, and who wakes them.
 //!
 //! An event source ([`Source`]) has one descriptor, which interrupts make readable. The reactor

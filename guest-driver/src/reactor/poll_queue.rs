@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a poller learns of its connections: which of them may be ready.
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A descriptor that the kernel shows as ready when a connection is: one end of a Unix socket
 //! pair.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Event sources, and the events that they report.
 
 use std::os::fd::BorrowedFd;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Spinning before a sleep, for a time that adapts.
 
 use std::sync::Arc;

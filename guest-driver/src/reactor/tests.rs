@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The reactor on a source whose events the test makes.
 
 use std::collections::VecDeque;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How a thread waits: it spins for a short time, then sleeps where others can wake it.
 
 use std::cell::{Cell, RefCell};

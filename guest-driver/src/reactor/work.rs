@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the background thread has to do, and what wakes it.
 //!
 //! Two words. `pending` says what there is to do, one bit for each kind of [`Work`]. `wake_mask`

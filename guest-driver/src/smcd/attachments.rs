@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How many DMBs of peers connections may write at a time.
 //!
 //! A server attaches its client's DMB when the client has confirmed, and then it is too late for TCP.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The fabrics that a process is on: one open device each, with the peers that it reaches.
 
 use std::sync::atomic::{AtomicU32, Ordering};

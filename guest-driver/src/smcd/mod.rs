@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! SMC-D over a virtio-ism device: fabrics, their peers, and the buffers shared with them.
 
 pub(crate) mod attachments;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A peer: one GID on one fabric, and the buffers shared with it.
 //!
 //! A connection takes an own DMB from its peer's pool, and returns it when both sides have closed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A virtio-ism device as the event source of a reactor.
 //!
 //! [`SmcdSource`] translates the records of the device into events for connections. Records that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! RNIC ports and addresses for further links of a link group.
 
 use smc_core::link_group::Rnic;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! RMBs and send buffers: registered memory, and the pools in which it waits for the next
 //! connection.
 //!

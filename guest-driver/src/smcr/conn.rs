@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Both ends' elements of one connection.
 //!
 //! Rules kept here: RMB-7, RMB-8, RMB-11.

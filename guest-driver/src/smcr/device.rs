@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! An open RNIC: its completion queues, and the queue pairs that use them.
 
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Executes the outputs of a link group's state machine.
 //!
 //! Rules kept here: LLC-13, LLC-44, LG-19, LG-24, LG-27, LG-56, CLOSE-34, CLOSE-37.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One connection as links see it: where its messages go, and the words of its peer.
 //!
 //! Rules kept here: LG-29, RMB-23, CDC-24.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connections go over to another link.
 //!
 //! Rules kept here: LG-30.

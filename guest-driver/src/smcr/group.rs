@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A link group with everything that belongs to it: queue pairs, buffers, connections.
 //!
 //! [`LinkGroup`] decides. Its inputs wait in an inbox, so that the thread that dispatches completions

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The link groups of a process: how handshakes find them, and the thread that does their work.
 //!
 //! Rules kept here: LG-3, LG-4, LG-47, LG-48, LG-60, LG-61.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The RNICs of a process as one event source of a reactor.
 //!
 //! Rules kept here: LG-57, CLOSE-36.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a link group has to deal with, and the flag that makes a thread deal with it.
 
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Information about connections, links, link groups and RNICs, for tools.
 
 use std::sync::Arc;

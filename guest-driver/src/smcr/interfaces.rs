@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Which network interface has an address, and in which subnet: asked of the kernel by rtnetlink.
 
 use std::io;

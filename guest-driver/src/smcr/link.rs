@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One link: a queue pair, its receive buffers, and its queue of LLC messages.
 //!
 //! Rules kept here: CLC-21, CLC-31, LLC-2, LLC-9, LLCV2-7, LG-39, LG-51, LG-58, LG-63, RMB-28,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The links over one RNIC, by the numbers of their queue pairs.
 
 use std::sync::{Arc, PoisonError, RwLock};

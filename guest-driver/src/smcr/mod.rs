@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! SMC-R over the RNICs of a process. It executes `smc_core::link_group` over verbs.
 //!
 //! From the ground up; each file uses only files before it:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Which RNICs a process uses, and how it does SMC-R.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Physical networks: which RNIC serves a connection whose interface is not the RNIC's own.
 //!
 //! Without a map the RNIC of a connection is the one whose interface the connection uses. A map

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Ports of RNICs: which one a connection uses, and under which address.
 //!
 //! Rules kept here: CLC-22, CLCV2-20, CLCV2-73, LLCV2-24, LG-4, LG-55, SEC-1.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What this host has for one TCP connection, as far as RDMA is concerned.
 //!
 //! Rules kept here: CLC-22, CLCV2-35, SEC-1.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the link groups of a process share: ports, links, connections by token, and the dispatch of
 //! completions.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Room in a send queue.
 //!
 //! A *slot* is one SEND that the peer's adapter has not acknowledged, together with the RDMA WRITEs

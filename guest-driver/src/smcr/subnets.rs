@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The subnets of this host's addresses.
 //!
 //! Rules kept here: CLC-10, CLCV2-54.

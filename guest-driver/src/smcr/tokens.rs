@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Random numbers and the table of alert tokens.
 
 use std::io;

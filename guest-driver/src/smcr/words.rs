@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The two control words of a connection's peer.
 //!
 //! On SMC-D the peer stores them into the DMB. Here they are in this process's own memory, and the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The configuration of a stack.
 //!
 //! Rules kept here: EID-11, EID-17, RMB-13, SOCK-4.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A child of a fork takes over the devices and connections of its parent, which is about to end.
 //!
 //! The child has the parent's memory and descriptors, and one thread. The parent forks while it

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `SmcListener`: accepts SMC clients and ordinary TCP clients on one port.
 //!
 //! Rules kept here: OPT-8.

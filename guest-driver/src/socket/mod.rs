@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sockets: `SmcListener` and `SmcStream`, their configuration, and how programs wait for them.
 
 mod config;

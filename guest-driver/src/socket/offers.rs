@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How many handshakes of each source hold a DMB or an RMB for a client that has not confirmed.
 //!
 //! A client makes its server register memory by a Proposal, which costs commands of the device. Those

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Options of a connection that concern TCP, with or without SMC.
 
 use std::io;

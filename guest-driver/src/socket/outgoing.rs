@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The client's half of a handshake on one connected TCP stream.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `Poller`: readiness of many connections, looked up in shared memory.
 
 use std::collections::{HashMap, VecDeque};

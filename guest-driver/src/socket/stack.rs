@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The stack of a process: its devices and RNICs, and what outlives a single socket.
 //!
 //! Rules kept here: OPT-13, CLC-8, RMB-34.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `SmcStream`: a connection, over SMC-D, SMC-R or TCP.
 //!
 //! Rules kept here: CDC-25, SOCK-1, SOCK-2, SOCK-3, SOCK-5, SOCK-6, SOCK-8, SOCK-9, SEC-5.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `SmcStream` and `SmcListener` as tokio objects (feature `tokio`).
 //!
 //! Readiness comes through the pollable descriptor, so any number of connections share tokio's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `Watch`: waiting for any of several connections and one more descriptor, for callers that have
 //! an event loop of their own and do not want a system call per event.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Numbers of the driver's own descriptors.
 
 use std::os::fd::OwnedFd;

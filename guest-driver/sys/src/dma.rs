@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory with known bus addresses, which a PCI device can reach without an IOMMU.
 //!
 //! Bus addresses are physical addresses of the (virtual) machine. Huge pages are contiguous there

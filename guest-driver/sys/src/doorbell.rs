@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Doorbells: eventfds of other processes, signalled without ever blocking.
 //!
 //! Whoever holds an eventfd can fill its counter and clear O_NONBLOCK, which is a flag of the shared

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sleeping on a word that other processes may change, and waking those who do.
 
 use std::sync::OnceLock;

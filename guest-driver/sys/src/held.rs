@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Locks around a fork.
 //!
 //! The child of a fork has a copy of each lock as it was, and none of the threads that might release

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Safe types over the operating system's interfaces.
 //!
 //! [`SharedSlice`] is memory shared with an untrusted peer, and [`Reservation`] a window into which

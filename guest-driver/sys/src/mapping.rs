@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Mappings: memory of a descriptor, and the window into which a device maps slabs.
 
 use std::fmt;

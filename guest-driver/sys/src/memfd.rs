@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sealed memory files: memory to share with a process that is not trusted.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Registers of a device, mapped into this process.
 
 use std::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the rings of one doorbell cost the thread that rings.
 //!
 //! The peer that waits for a doorbell can make its rings last: with thousands of watchers on the

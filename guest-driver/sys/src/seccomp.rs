@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A seccomp(2) filter that withholds one system call.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A view of memory that an untrusted peer may read and write at any time.
 //!
 //! Nothing here ever yields a `&[u8]` or `&mut [u8]` of that memory: bytes are copied in and out,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What every room does to a TCP socket.
 
 use std::net::TcpStream;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The end of a thread.
 
 use std::thread::{self, JoinHandle};

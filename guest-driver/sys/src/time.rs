@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Durations in the form of the kernel, and the processor time of a process.
 
 use std::io;

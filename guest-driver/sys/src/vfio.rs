@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! VFIO without an IOMMU, by which this process drives a PCI function.
 //!
 //! Numbers and structures are those of `linux/vfio.h`. A group can be open only once in a system,

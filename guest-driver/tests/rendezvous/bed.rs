@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A network namespace and a cgroup of a test's own.
 
 use std::fs;

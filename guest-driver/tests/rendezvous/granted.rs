@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What processes without capabilities do with a grant of their cgroup.
 
 use std::io::ErrorKind;

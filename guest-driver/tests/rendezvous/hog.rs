@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Somebody else's eBPF program, which takes all the room for options.
 
 use std::fs::File;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! TCP option 254 on a wire: who sends it, who answers, who knows.
 //!
 //! Needs what a rendezvous needs, and a network namespace: root. Elsewhere these tests are skipped.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What `SmcStream` and `SmcListener` make of the option.
 
 use std::io::{ErrorKind, Read, Write};

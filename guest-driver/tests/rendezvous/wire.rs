@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A wire that can be looked at and tampered with: a TUN device whose packets come back, with their
 //! addresses exchanged, as if a second host had the same sockets.
 

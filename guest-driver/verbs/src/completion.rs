@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Completion queues, and the channel that wakes threads which wait for completions.
 
 use std::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! An open RNIC: its limits, its ports, and its asynchronous events.
 
 use std::fmt;

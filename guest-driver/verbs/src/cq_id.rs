@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The number of a completion queue, by which completion events and asynchronous events name it.
 
 /// The number of a completion queue, unique in this process.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The RNICs of this machine.
 
 use std::ffi::{CStr, c_char, c_int};

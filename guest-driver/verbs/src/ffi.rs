@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The declarations of `<infiniband/verbs.h>` that this room uses, for 64-bit Linux.
 //!
 //! These are the structures and numbers of the stable interface of `libibverbs.so.1` (symbol

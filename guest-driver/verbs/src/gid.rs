@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Entries of a port's GID table, as the library returns them and as sysfs has them.
 //!
 //! The library's `ibv_query_gid_table` returns all entries in one call. It came with rdma-core 34.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! RDMA verbs: safe types over `libibverbs.so.1`.
 //!
 //! The first call opens the library, so that a program also runs on a machine without it. That a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `libibverbs.so.1`, opened by the first call that needs it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};

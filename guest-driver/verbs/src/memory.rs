@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory that devices read and peers write, and its registration.
 //!
 //! Rules kept here: LG-51, RMB-1.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Reliable connected queue pairs, whose state is part of their type.
 //!
 //! A queue pair that has no peer cannot send:

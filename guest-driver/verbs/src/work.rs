@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Work requests, and the chain that the library needs for a batch of them.
 //!
 //! Rules kept here: RMB-28.

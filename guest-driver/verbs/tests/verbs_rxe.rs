@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Verbs over a software RNIC: what no host without RDMA can show.
 //!
 //! Run as root in a guest that has one (`rdma link add rxe0 type rxe netdev eth0`) and nothing else

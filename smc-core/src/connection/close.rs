@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How a connection ends: ten states, the events that move it, what has to be done.
 //!
 //! RFC 7609 section 4.8.1 (Figure 22, normal) and section 4.8.2 (Figure 23, abnormal):

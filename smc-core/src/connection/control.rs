@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Both words of a control block: how to read them, and a connection for callers with one thread.
 //!
 //! Rules kept here: CDC-8, SEC-11.

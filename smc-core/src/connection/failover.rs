@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Failover as both ends judge it: which message the sender names, and what the receiver concludes
 //! (RFC 7609 section 4.6). [`Outbound`](super::Outbound) has the rest of the sender's part.
 //!

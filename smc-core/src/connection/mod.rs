@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One connection: cursors, window, ring pieces, urgent data, and how it ends.
 //!
 //! Plain data and pure functions: no IO, clock, thread, lock or heap. Every type is `Copy`. It

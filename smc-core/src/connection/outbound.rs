@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What an end of SMC-R posts for one connection: RDMA writes, and the control message behind them.
 //!
 //! [`Outbound`] keeps the newest control words and no queue. A message that cannot be posted now

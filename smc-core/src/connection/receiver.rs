@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The receiving direction of a connection: the bytes that have arrived in the own ring, and when to
 //! announce to the peer that they were read.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The sending direction of a connection: what may be written into the peer's ring, and where.
 //!
 //! One write is four calls, under the lock of the send side:

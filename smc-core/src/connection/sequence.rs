@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sequence numbers of SMC-R control messages (RFC 7609 A.4). SMC-D has none: there is one control
 //! block, and it cannot be overtaken.
 

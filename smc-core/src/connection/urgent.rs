@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The urgent mark of the receiving direction (RFC 7609 sections 4.7.5 and 4.7.6; SOCK-8).
 //!
 //! The urgent byte is the one before the producer cursor that came with U. Out of line it is

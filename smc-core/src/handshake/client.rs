@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The client's side of the handshake: Proposal out, Accept in, Confirm out.
 //!
 //! Rules kept here: CLC-11.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The client's answer to an Accept of SMC-R.
 //!
 //! Rules kept here: CLCV2-17, EISM-23.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The diagnosis codes of Decline messages: Linux's values, each with a sentence for people.
 
 use core::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What this host brings to a handshake: names, devices, release, and how strict it is.
 //!
 //! Rules kept here: CLCV2-43, CLCV2-91.

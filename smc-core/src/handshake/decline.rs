@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Why SMC was not used: the reason, the code on the wire, and the text for the application.
 //!
 //! Three types, from the wire inwards:

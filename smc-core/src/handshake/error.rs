@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What breaks a handshake: protocol errors, silence, and a stream that ends.
 
 use core::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! An ISM device of this host.
 
 use crate::wire::ids::{Chid, Gid};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The CLC handshake: two ends agree on SMC in three messages over TCP (RFC 7609 section 3.5).
 //!
 //! ```text

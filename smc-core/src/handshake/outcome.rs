@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a handshake ends in, and the parts both roles share.
 //!
 //! Rules kept here: RMB-32.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a peer says of its host.
 
 use crate::wire::clc::Fce;

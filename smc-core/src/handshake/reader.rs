@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Reads CLC messages from a byte stream without taking a byte too many.
 //!
 //! CLC messages share the TCP stream with application data: behind a Decline the data starts at

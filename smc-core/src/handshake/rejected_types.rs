@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Why a server does not use types that a Proposal offers.
 
 use super::decline::{DeclineReason, SmcKind};

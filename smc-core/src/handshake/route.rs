@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What depends on the TCP connection: the interface it uses, and the devices that go with it.
 //!
 //! Rules kept here: EISM-4.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The server's wait for a Confirm of SMC-R.
 //!
 //! Rules kept here: CLC-26, CLCV2-56, EISM-23, LG-50.

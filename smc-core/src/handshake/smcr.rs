@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What SMC-R handshakes are about: the ends of a link, the terms of a link group, and the keys by
 //! which a caller finds in its tables what it already has.
 //!

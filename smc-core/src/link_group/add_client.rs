@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Add Link at the client: it accepts or rejects, and announces new RNICs to the server.
 
 use super::{Anomaly, LinkExchange, LinkGroup, LinkKey, Phase, RemoteEnd};

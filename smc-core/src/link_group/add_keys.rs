@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Keys of a new link: inside Add Link in version 2, by continuations in version 1 (RFC 7609 section
 //! 3.5.5.2.3; LLC-27 to LLC-32, LLCV2-17).
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Add Link as the server drives it, and what both ends have in common (RFC 7609 sections 3.5.1.6,
 //! 3.5.5.1).
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Odd messages: each kind has a name and a counter, and none of them is more than that to others.
 
 use thiserror::Error;

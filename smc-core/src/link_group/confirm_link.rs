@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Confirm Link, on the first link and on added ones (RFC 7609 section 3.5.1.5).
 
 use super::{

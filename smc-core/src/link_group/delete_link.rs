@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Delete Link, for one link and for all (RFC 7609 sections 3.5.4, 3.5.5.1.3, 3.5.5.1.4).
 
 use super::exchange::FinalDelete;

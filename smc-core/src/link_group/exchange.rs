@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is under way in a group: phases and exchanges.
 
 use crate::time::Tick;

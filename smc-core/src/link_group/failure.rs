@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Links that fail, links that go, and the end of a group (RFC 7609 appendix C.7.1).
 //!
 //! Rules kept here: LG-16, ERR-13.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The numbers by which a link group and its caller name things.
 
 /// The group's own name of a link; never given twice in a group, other than the link's number.

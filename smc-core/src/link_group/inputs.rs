@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Inputs of a group, except for messages, keys and time.
 
 use core::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A link group of SMC-R: the links between two peers, and LLC over them (RFC 7609 sections 2.2, 2.3,
 //! 3.5, appendix C; SMCv2 "LLC V2 messages").
 //!

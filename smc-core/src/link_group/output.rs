@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the caller has to do.
 
 use crate::wire::ids::Mtu;

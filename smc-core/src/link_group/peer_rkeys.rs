@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! RMBs of the peer: Confirm RKey and Delete RKey as answers.
 
 use super::exchange::PeerConfirm;

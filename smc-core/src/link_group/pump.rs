@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is begun when: the exchanges that may not overlap take turns (RFC 7609 section 3.5.5.3).
 //!
 //! Nothing is queued. What is wanted lies in the state itself (a link has a wish, an RMB is not

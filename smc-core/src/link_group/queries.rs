@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the caller can ask the group, and how messages leave it.
 //!
 //! Rules kept here: LG-5, ERR-2.

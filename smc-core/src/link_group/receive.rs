@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Received messages: which messages each role may send, and when.
 
 use super::{Anomaly, Cause, LinkGroup, LinkKey, LinkState, MOST_ANOMALIES, Phase};

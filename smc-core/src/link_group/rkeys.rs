@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Own RMBs: Confirm RKey and Delete RKey as requests (RFC 7609 section 3.5.5.2).
 
 use super::exchange::RkeyExchange;

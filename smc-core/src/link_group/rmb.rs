@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Own RMBs and those of the peer: which key they have on which link (LG-59).
 
 use thiserror::Error;

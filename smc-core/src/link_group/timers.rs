@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Time passes: one deadline per thing that is awaited (RFC 7609 appendix C.7).
 
 use super::link::{Probe, SentDelete};

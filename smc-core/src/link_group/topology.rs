@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Which links a group has, and which it could have (RFC 7609 section 2.2).
 //!
 //! Rules kept here: LG-8.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The whole close machine as a table: every value that can occur, every event.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One end of a connection: the state machines, an application, and a model of both streams that
 //! knows better.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The run: two ends, two lanes, one step after the other.
 
 use core::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Buffer elements in memory, and the lanes by which a peer's stores reach them.
 
 use std::collections::VecDeque;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A connection in memory, with faults and a seed (feature `testing`).
 //!
 //! [`Fabric`] holds two ends, their elements as byte vectors between canaries, and the lanes by

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Random numbers that a seed repeats.
 
 /// A small generator (SplitMix64). Not for secrets.

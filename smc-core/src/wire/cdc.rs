@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connection Data Control: the SMC-R message and the SMC-D control block.
 //!
 //! SMC-R sends 44 bytes behind its RDMA writes (RFC 7609 A.4):

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Reading and writing fields one after the other; the reader names what is missing and where.
 
 use super::WireError;

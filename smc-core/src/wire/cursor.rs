@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A position in a ring together with how often the ring was gone round.
 
 /// Producer or consumer cursor (RFC 7609 section 4.3, A.4; SMC-D: same meaning, other byte order).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One variant per way of being wrong, with the value that was wrong inside.
 
 use thiserror::Error;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A short list with its limit in the type, so that an encoder can never exceed a count field.
 //!
 //! Rules kept here: SEC-10.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How SMC bytes look, at two levels.
 //!
 //! The strict level turns bytes into values that can be meant: [`clc::Message::parse`],

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! CDC: the SMC-R message and the SMC-D control block.
 
 use smc_core::wire::cdc::{

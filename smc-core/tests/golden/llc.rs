@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! LLC, version 2 with the byte order of a little-endian Linux, and version 1.
 
 use smc_core::wire::clc::Version;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Messages as Linux 7.2 put them on the wire (x86-64): each decodes to the values that were
 //! configured there and encodes to the same bytes again.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Messages that are cut, stretched, altered or made up.
 
 use proptest::prelude::*;

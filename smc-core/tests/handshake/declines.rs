@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Every way in which a handshake ends without SMC: declines, stalls, messages out of turn.
 
 use std::sync::Arc;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Messages captured from Linux, and what this side makes of them.
 
 use smc_core::handshake::{

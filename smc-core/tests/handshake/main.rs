@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The CLC handshake from outside: both roles against each other, captured Linux messages, damage.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

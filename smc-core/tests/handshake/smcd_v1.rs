@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! SMC-D of version 1: platform ISM devices in one IP subnet.
 
 use std::sync::Arc;

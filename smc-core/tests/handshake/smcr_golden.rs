@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Messages of SMC-R captured from Linux, and what this side makes of them: its own messages with
 //! the same contents are the same bytes.
 

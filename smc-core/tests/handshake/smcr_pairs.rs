@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Both roles of SMC-R against each other, in every combination that matters.
 
 use smc_core::handshake::{

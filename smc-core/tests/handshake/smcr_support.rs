@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Hosts with RDMA adapters, and the shortest way through a handshake of SMC-R.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

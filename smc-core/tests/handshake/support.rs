@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Hosts to shake hands with, and the shortest way through a handshake.
 
 use std::sync::Arc;

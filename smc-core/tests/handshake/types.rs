@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Which of the four types of SMC a pair of hosts ends up with: every combination of what either
 //! has, against a model of a few lines.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Exchanges that cross (RFC 7609 section 3.5.5.3; LLC-59 to LLC-75, LLCV2-29).
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Delete Link and Test Link (LLC-34 to LLC-45, LLC-58, ERR-29 to ERR-34, ERR-37 to ERR-40).
 
 use std::time::Duration;

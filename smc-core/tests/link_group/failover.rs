@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Links fail (LG-30, LG-31, LG-56, ERR-22 to ERR-33), and each single message goes wrong.
 
 use std::time::Duration;

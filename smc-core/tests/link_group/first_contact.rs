@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! First contact (RFC 7609 section 3.5.1; LG-17 to LG-25, ERR-14 to ERR-21).
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a little-endian Linux sends, and what a group sends in its place: byte for byte the same.
 
 use std::time::Duration;

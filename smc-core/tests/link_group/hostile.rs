@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Odd, late and lying messages (LLC-5 to LLC-9, LLC-76, LLCV2-2 to LLCV2-12, ERR-35 to ERR-43, SEC-10,
 //! SEC-16).
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Links come and go (LG-7 to LG-14, LLC-15, LLC-22 to LLC-26, LLC-77, LLCV2-20 to LLCV2-40).
 
 use std::collections::BTreeSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Confirm RKey and Delete RKey (LLC-46 to LLC-57, LLC-60 to LLC-74; RFC 7609 section 3.5.5.2).
 
 use std::time::Duration;

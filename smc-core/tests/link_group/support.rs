@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Two link groups, the hosts around them, and the wires between.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

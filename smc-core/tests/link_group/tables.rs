@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Every state with every event, printed and compared whole.
 
 use std::fmt::Write;

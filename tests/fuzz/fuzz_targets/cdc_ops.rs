@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Control messages as a peer may send them, honest, damaged or made up, and completions in any
 //! order, on one connection: every piece lies in its ring, what is written again is what the peer
 //! may not have, and a validation is judged by the numbers alone.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Bytes as a CDC message and as a control block.
 #![no_main]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Bytes as a CLC message: parsing never panics, and what was understood can be written and read
 //! again. (Not every byte survives: a version 1 Decline of 44 bytes is taken and sent as 28.)
 #![no_main]

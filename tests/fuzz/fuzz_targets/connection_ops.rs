@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Two ends of a connection do anything in any order, and now and then one finds any words in its
 //! control block: every piece that is read or written lies in the ring, and as long as nobody
 //! lied, what is read is what was written.

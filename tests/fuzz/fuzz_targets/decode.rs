@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Any bytes into `smc decode`, captures above all: no panic, and JSON lines that are JSON.
 #![no_main]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Any bytes explained: never a panic, every byte in exactly one field, and an error exactly where
 //! the strict parser has one.
 #![no_main]

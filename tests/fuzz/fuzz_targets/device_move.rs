@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! MOVE chains of any shape into a DMB in a slab and one in guest memory: what is OK is written
 //! exactly where it says, what is refused changes nothing, and nothing outside the DMB ever
 //! changes.

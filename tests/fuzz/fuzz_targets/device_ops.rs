@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Three devices on a fabric do anything in any order, with front ends that answer late, refuse,
 //! or lose answers. Rights are those of a small model, mappings never overlap, and nothing is left
 //! when all have gone.

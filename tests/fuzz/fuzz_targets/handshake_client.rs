@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A client whose server answers anything: it uses no device that it did not offer.
 #![no_main]
 

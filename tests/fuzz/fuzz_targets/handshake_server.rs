@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A server between a client that sends anything: what it accepts is its own and was offered, and
 //! what it sends can be read.
 #![no_main]

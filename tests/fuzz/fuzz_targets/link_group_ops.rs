@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Two link groups and anything that can happen to them: messages delivered in any order between
 //! links, lost, doubled, damaged and made up, links and RNICs that fail and come, time that passes,
 //! calls of the API. Nothing panics, outputs and memory are bounded, no link is parallel to

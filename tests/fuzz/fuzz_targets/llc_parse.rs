@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Bytes as an LLC message, as specified and as Linux writes them: never a panic, and what was
 //! understood can be written and read again.
 #![no_main]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Devices with a front end that keeps books instead of mapping.
 
 use std::collections::{BTreeMap, VecDeque};

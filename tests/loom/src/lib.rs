@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Lock-free words of `guest-driver` under loom. Their files hold the tests; this package builds
 //! them without the packages that do not build with `--cfg loom`.
 

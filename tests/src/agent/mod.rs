@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The far end of a conformance test: a program, here or in another machine, that holds stacks,
 //! listeners and streams and executes calls on them.
 //!

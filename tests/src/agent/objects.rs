@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The stacks, listeners and streams that a test has at the far end.
 
 use std::collections::HashMap;

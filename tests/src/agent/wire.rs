@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What goes over a control connection: a call with bytes, an answer with bytes.
 //!
 //! A frame is two big-endian lengths, a JSON header and the bytes of a read or a write as they are.

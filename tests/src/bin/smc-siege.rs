@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The hostile run of `cargo xtask siege`; see `smc_tests::siege`.
 //!
 //! ```text

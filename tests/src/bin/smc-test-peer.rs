@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A process to be killed by a test: a daemon, or one end of connections.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Stacks and listeners that are here or elsewhere.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Ends that are here or elsewhere: what conformance tests use instead of stacks, listeners and
 //! streams, so that the same test runs in one process, between two, and between two machines.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `End`: a stream that is here or elsewhere.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};

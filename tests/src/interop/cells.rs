@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The cells of the matrix: what a client and its server do on one connection.
 //!
 //! Where a cell has a direction, the client does it first, and then the server does the same.

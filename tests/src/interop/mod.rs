@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Two ends of which each may be this project's sockets, the kernel's AF_SMC, or TCP: programs for
 //! tests of who understands whom.
 //!

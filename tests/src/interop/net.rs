@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sockets of this project, of AF_SMC, or of TCP, as one type.
 
 use std::io::{self, Read, Write};

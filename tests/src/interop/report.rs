@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What an end says of a connection.
 
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Allocations of the kernel that fail on purpose (Linux: fault-injection/fault-injection.rst,
 //! `fail-nth`).
 

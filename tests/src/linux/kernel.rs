@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! AF_SMC's settings, link groups and counters (generic netlink; include/uapi/linux/smc.h).
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What Linux itself has of SMC-R: soft-RoCE adapters, AF_SMC, and what can be asked about both.
 //!
 //! It is for guests: everything here wants root and a kernel that has these things.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Soft-RoCE adapters: making them, and what the kernel says of them.
 
 use std::fs;

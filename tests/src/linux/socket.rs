@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sockets of AF_SMC. Everything but making them is the same as with TCP, so they are the standard
 //! library's types.
 

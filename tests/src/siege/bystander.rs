@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Two devices that do nothing wrong, and talk all the time: their bytes stay right, and they never
 //! wait for long.
 

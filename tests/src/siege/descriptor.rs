@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Descriptors that a front end may pass: what they ought to be, and everything else.
 
 use std::os::fd::OwnedFd;

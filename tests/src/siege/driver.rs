@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What stands behind a hostile front end in the place of a guest: four queues, and the commands and
 //! moves that go into them. It writes by system calls into memory that may be gone.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One life of a hostile front end: it connects, negotiates, does what its seed says, and goes.
 
 use std::collections::VecDeque;

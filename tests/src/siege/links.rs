@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Link groups in simulated time, seed after seed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

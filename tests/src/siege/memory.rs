@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guest memory of a hostile front end: files of every kind, which change while they are used. This
 //! process never maps them, so what happens to them cannot hurt it.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Messages of vhost-user, written by hand, so that every byte of them can be wrong.
 
 use std::io::{self, IoSlice, IoSliceMut, Read};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A long hostile run: `cargo xtask siege`.
 //!
 //! The daemon runs as a program of its own, in its sandbox. Several hostile front ends attack it over

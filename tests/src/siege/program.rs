@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The daemon as a program of its own, in its sandbox, and what it holds on to.
 
 use std::fmt;

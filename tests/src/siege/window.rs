@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The channel by which the daemon asks a front end to map, and how badly it can be answered.
 
 use std::os::fd::{AsFd, OwnedFd};

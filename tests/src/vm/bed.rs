@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A bed: a daemon, and what its guests share.
 
 use std::ffi::OsStr;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The host's end of the control channel of one guest.
 
 use std::collections::HashMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs on the host: QEMU, the daemon, and what tests add.
 
 use std::ffi::OsStr;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The guest's end of the control channel: runs what the host asks for, and says what comes of it.
 //!
 //! Several commands run at once, each a process group of its own. Nothing is held back: output is

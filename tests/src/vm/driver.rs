@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the kernel's driver and its kernel say: counters, and mistakes that were found.
 
 /// What a kernel says when it has found a mistake.

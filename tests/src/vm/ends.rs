@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Two ends of connections, each a program in a guest or on the host: AF_SMC, TCP or this project's
 //! sockets, see [`crate::interop`].
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! AF_SMC next to TCP, between two guests: what `interop` measures, several times in turn.
 
 use super::ends::{Commands, End, connection_on};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The host's end of a bed: the daemon with its ports, the directory, the logs.
 
 use std::ffi::OsStr;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A program that ends with the process that started it.
 
 use std::ffi::OsString;

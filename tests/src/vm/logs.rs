@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What guests and daemon of a test wrote: kept when it fails.
 
 use std::fs::{self, File, OpenOptions};

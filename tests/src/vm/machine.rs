@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One guest's QEMU: what it is made of, and the run of it.
 
 use std::ffi::OsStr;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest goes on in another QEMU: live migration, and a snapshot in a file.
 
 use std::path::{Path, PathBuf};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The VM test bed: guests under QEMU that share a daemon of their own, and commands that run in
 //! them.
 //!

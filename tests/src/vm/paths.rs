@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Paths of everything that a bed needs. `cargo xtask vm` sets the variables.
 
 use std::path::{Path, PathBuf};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The guest's side of tests of the virtual machine monitor: a driver that initialises vhost-user
 //! devices with a shared memory region and looks into the region, and knows nothing of ISM.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! QEMU's machine protocol: pause, reset, unplug, migrate.
 
 use std::collections::VecDeque;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Commands for guests, and what they leave.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A fair semaphore: how many tests have guests at a time. Tests come first in the order in which
 //! they asked.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guests of user-mode Linux, whose own AF_SMC runs over the device: the kernel's driver of
 //! `guest-driver/kernel` under a kernel that looks for mistakes.
 //!

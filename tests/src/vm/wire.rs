@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What goes over the control channel: a JSON object per line.
 
 use std::collections::BTreeMap;

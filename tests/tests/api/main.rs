@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The public interface of each published library, held against a list: a change of the list is one
 //! that users see. `UPDATE_API=1 cargo test -p smc-tests --test api` writes the lists.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is agreed with a peer, what is remembered, and what a connection tells about itself.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Bytes arrive: all of them, once, in order.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};

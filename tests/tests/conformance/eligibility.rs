@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Who speaks SMC with whom, and what becomes of a connection that does not.
 
 use std::io::{ErrorKind, Read, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What an application may rely on: one suite over the window, over moves, over loopback, and over
 //! the TCP that a declined connection becomes. The last one keeps the suite honest: what it demands
 //! is what the kernel's TCP does.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Many connections, threads and stacks.
 
 use std::io::{Read, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Readiness: the kernel's poll and epoll on `pollable()`, and the library's own `Poller`.
 
 use std::io::ErrorKind;

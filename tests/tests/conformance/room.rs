@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How much a program may write before anybody reads: as much as TCP's buffers take.
 
 use std::io::{ErrorKind, Read, Write};

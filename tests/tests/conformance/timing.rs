@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Time limits and calls that do not wait.
 
 use std::io::ErrorKind;

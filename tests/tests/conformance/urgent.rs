@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Urgent data (RFC 7609 sections 4.7.5 and 4.7.6).
 
 use std::io::ErrorKind;

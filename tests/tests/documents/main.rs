@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What documents promise about themselves: paths and links lead somewhere, lines and pages stay
 //! short, and the words of public names are explained or known.
 

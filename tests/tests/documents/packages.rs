@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What packages say of themselves, and the threads that the daemon names.
 
 use std::fs;

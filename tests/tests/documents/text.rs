@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Markdown as far as the tests need it.
 
 use std::collections::BTreeSet;

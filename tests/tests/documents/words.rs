@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Words of names, the glossary, and words that have a better term.
 
 use std::collections::BTreeSet;

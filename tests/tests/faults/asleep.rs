@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Threads that sleep on the armed word of their line: without a daemon that runs, and with a peer
 //! that does with the word what it likes. It harms its own connections, and for seconds at most.
 

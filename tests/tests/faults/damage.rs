@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Damaged, foreign and lying CLC messages, against a server and against a client.
 
 use std::io::{ErrorKind, Read, Write};

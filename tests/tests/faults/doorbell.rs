@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Doorbells: event loops that wake each other without a daemon that runs, and peers that do with
 //! the counter what they like. They harm their own connections, and for a second at most.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a reader is told when its stream is cut: the end of data only if the writer's process has
 //! ended, or has said that it sends no more. The writer drops its socket at the first error, as
 //! programs do.

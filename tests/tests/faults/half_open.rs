@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A thousand clients a second that send a part of a Proposal and stay, beside clients that are
 //! served.
 

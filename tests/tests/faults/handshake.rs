@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Peers that fall silent in the middle of a handshake, and what TCP says after it.
 
 use std::io::{ErrorKind, Write};

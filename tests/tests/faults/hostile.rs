@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A peer that shook hands and then lies: in cursors and flags, and by writing over whatever it can
 //! reach. Its victim's connection is reset at worst; others are not harmed, and nothing hangs.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! kill -9 in the middle of a transfer: of a client, a server, the daemon.
 
 use std::io::{ErrorKind, Read};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What happens when something goes wrong: processes that die, peers that stall, lie or vanish,
 //! devices that go. Survivors hear of it, others are not harmed, and nothing is left behind.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]

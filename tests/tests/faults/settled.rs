@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A Proposal that is out has an answer, whatever becomes of the client's device: the answer is
 //! taken from the stream, and no byte of it comes to the program.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Peers that vanish: at each point of the handshake, and after it; the device first, or TCP first.
 
 use std::io::ErrorKind;

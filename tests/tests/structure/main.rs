@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What docs/architecture.md says of the crates and their rooms, held against the sources where
 //! the compiler does not hold it.
 //!

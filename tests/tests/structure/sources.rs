@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The packages of the workspace and their sources.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The table of crates and rooms in docs/architecture.md.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A vhost-user backend that is a small virtio-ism device for one guest, and breaks rules of
 //! docs/virtio-ism.md when a test says so.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guests whose AF_SMC has an enterprise id.
 
 use smc_tests::vm::{Bed, Uml};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connections that become TCP: they work, and the kernel says why.
 
 use smc_tests::vm::{Bed, Uml};

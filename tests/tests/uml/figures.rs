@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! AF_SMC on the device next to TCP, between two guests whose kernel looks for no mistakes.
 
 use smc_tests::vm::Bed;

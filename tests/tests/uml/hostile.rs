@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A device that breaks the rules of docs/virtio-ism.md: the guest's kernel survives, connections are
 //! right or end, and with a device that keeps the rules all is well again.
 

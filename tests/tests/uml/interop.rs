@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! AF_SMC on the kernel's driver with itself, and with this project's sockets in a process.
 
 use smc_tests::vm::{Bed, Uml};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Drivers that come and go, and peers and daemons that are killed.
 
 use std::thread;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Allocations that fail: each of the first 100 of pages when the driver gets a device, and each one of a
 //! program that connects.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs as they are on the kernel's AF_SMC, by `smc run --stack kernel`.
 
 use smc_tests::vm::{Bed, Run, Uml};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests that need all processors: they measure, or have many guests. `cargo xtask vm` runs them when
 //! no other test has guests.
 

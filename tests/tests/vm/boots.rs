@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The bed itself: guests boot, run commands, see their device and each other.
 
 use std::time::{Duration, Instant};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The conformance suite of the host transport, with its two ends in two virtual machines.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How a guest's devices come to programs, and what is said of them.
 
 use std::path::Path;

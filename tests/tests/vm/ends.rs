@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A server and a client in two guests, for tests that do something to the machines below.
 
 use std::time::Duration;

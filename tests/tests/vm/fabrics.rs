@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Who is on which fabric, and how many.
 
 use smc_tests::Dir;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A link group with two links loses one of them while bytes flow, and gets it back.
 
 use std::thread;

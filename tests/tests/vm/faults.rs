@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guests that die or misbehave: their peers hear of it, and nobody else notices.
 
 use std::thread;

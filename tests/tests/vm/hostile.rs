@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One of three guests does all at once that a guest can do to the others, for as long as it is told.
 
 use std::env;

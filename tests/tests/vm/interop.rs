@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Who understands whom: this project's SMC-R and the kernel's AF_SMC, as client and as server, in
 //! every version that soft-RoCE has.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! No memory of one guest is visible to another beyond the DMBs granted.
 
 use smc_tests::vm::{Bed, Vm};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The kernel's driver (`guest-driver/kernel`) in guests: AF_SMC over the device, with itself and with
 //! this project's sockets. The kernel is asked what carried each connection.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How kicks, interrupts and mappings travel under KVM. `cargo xtask vm --nested` runs these tests.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What happens to machines happens to devices: pause, reboot, crash, unplugging, more memory.
 
 use std::thread;

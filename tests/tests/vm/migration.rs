@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guests that are migrated and saved: first their device is unplugged, in the end one is plugged in.
 //!
 //! The guest `b` goes, and `a` stays. All guests are on one Ethernet, which stands for that of the hosts.

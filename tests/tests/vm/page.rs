@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The commands of `docs/virtual-machines.md` do what the page says. They are run as they stand
 //! there, but for the directory of the sockets.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs of the distribution, as they are, in two guests that find each other by TCP option 254.
 
 mod cases;

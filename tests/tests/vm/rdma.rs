@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guests with RDMA adapters, and Linux's own SMC between them.
 
 use smc_tests::eventually;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Who finds whom with nothing configured but an enterprise id: this project's sockets, the kernel's
 //! AF_SMC and programs that know TCP only, by TCP option 254.
 

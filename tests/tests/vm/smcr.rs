@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! SMC-R between two guests, both of them this project's.
 
 use std::thread;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Why QEMU is patched: what a backend that maps memory does to QEMU as it is released, and to the
 //! one of this repository. Each is stated for both, so that a release that needs a patch no longer
 //! is noticed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Bus errors in the memory of guests.
 //!
 //! The daemon maps files that front ends own. A page that its owner has taken away (a file cut

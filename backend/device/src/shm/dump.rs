@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory that is left out of core dumps.
 
 /// Leaves `[start, start + len)`, a mapping of the process, out of core dumps.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory of guests that the daemon allocates by being the first to touch it.
 //!
 //! A page of a shared file is charged to whoever touches it first. A guest that gives the daemon

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Kicks that cannot block: the kernel signals the eventfd of another process.
 //!
 //! The call eventfd of a ring belongs to the front end, which may fill its counter; a `write` then

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory that the daemon shares between two front ends: sealed files, where things lie in them,
 //! and allocators.
 //!

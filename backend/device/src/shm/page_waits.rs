@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How often a thread has waited for something, such as a page.
 
 use std::mem::MaybeUninit;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A sealed anonymous file, mapped when first touched.
 
 use std::fs::File;

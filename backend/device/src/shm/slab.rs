@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A slab's memory: data, then the control tail with the nonce and the signal lines.
 
 use std::os::fd::BorrowedFd;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Huge pages are unmapped as a whole.
 //!
 //! The framework maps what a front end passes before the daemon can look at it. A mapping of huge

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Attacks by drivers, each with the answer that is expected.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Control commands: their form, their quotas, what they answer.
 
 use virtio_ism_abi::command::{HelloRequest, Op, RegisterRequest, stat};

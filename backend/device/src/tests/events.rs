@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The event queue: what waits, for how long, and in which order.
 
 use std::sync::Arc;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Drivers and front ends for tests: a driver speaks to its device in bytes, its front end maps
 //! slabs for real and refuses overlaps, as a VMM does.
 #![allow(dead_code, unreachable_pub, reason = "shared by several test crates")]

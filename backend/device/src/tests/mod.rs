@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Behaviour of the device, one sentence of docs/virtio-ism.md (or one attack) per test.
 
 use crate as ism;

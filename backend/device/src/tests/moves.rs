@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! MOVE chains.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! DMBs in the window: slabs, lines, mapping slots, and the front end's answers.
 
 use virtio_ism_abi::command::{Op, RegisterRequest, TokenRequest, attach_flags, register_flags};

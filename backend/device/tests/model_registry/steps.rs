@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a driver, its front end and its peers may do next.
 
 use proptest::prelude::*;

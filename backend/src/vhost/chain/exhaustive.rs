@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The walk of descriptor chains, for every table within bounds (docs/testing.md, "Exhaustive
 //! checks").
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What passed on a connection, for people: segments that belong together as one entry, explained as
 //! `smc decode` does.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The report as one page of HTML, which needs nothing else.
 
 use std::fmt::Write as _;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The report as JSON. docs/conformance.md describes the fields.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The report as JUnit XML, for servers of continuous integration.
 
 use std::fmt::Write as _;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Reports of a run: text, JSON, JUnit and a page of HTML.
 
 mod exchange;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The report as text: what failed, and how much was tried.
 
 use std::fmt::Write as _;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The target as a client, which connects again and again.
 
 use std::net::{SocketAddr, TcpStream};

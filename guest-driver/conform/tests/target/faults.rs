@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Faults of a target, each of which breaks one rule.
 
 /// What a target does wrong.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A target for the suite: the handshake of smc-core over TCP, without any device. With a [`Fault`] it
 //! does one thing wrong.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The paths to attached DMBs, for the device's notices that a DMB or its owner is gone.
 //!
 //! A notice can come before the thread that attached has registered its path here. So the table

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Numbers for own DMBs (`idx` of REGISTER), chosen by the driver.
 
 /// Hands out the numbers below a bound, low ones first.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The speed of the window.
 //!
 //! A window behind a PCI BAR can be mapped uncached (user-space VFIO on AMD hosts). Every store

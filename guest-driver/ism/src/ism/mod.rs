@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The driver of a virtio-ism device.
 //!
 //! [`IsmDevice`] sends HELLO and keeps the GID. [`OwnDmb`] is a buffer that one peer may write, and

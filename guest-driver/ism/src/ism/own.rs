@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! An own DMB: memory that one peer may write.
 
 use std::sync::Arc;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The lines of own slabs, by which the driver finds the DMBs with news without a look at each.
 //!
 //! A slab is *busy* or *idle*. Threads that do not sleep look at the lines of busy slabs, and arm

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A peer's DMB: the path of every message.
 
 use std::sync::Arc;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Slabs: the parts of the window that the device has mapped, and the DMBs that use them.
 
 use std::collections::{HashMap, VecDeque};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The address of a virtio-ism device.
 
 use std::convert::Infallible;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The doorbells of a device's slabs, and the epoll set in which those of own slabs are.
 //!
 //! A thread that waits for the device waits for the set: for the interrupt of its event queue, and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A fabric in memory, for tests of the driver.
 //!
 //! A [`FakeFabric`] serves the virtqueues of its members. It has no thread: the devices of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! From an address to a running device.
 //!
 //! [`DeviceAddress::open`] reaches a virtio-ism device and sets it up. The result is a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A device whose queues run, whichever transport carries it.
 
 use std::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The control queue: one request, one reply, several threads.
 //!
 //! Each command has a slot with memory of its own, and a tag. Of the threads that wait for replies,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The event queue: the device has every buffer, except while the driver copies a record out.
 
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether a device still works, and how waiting threads learn that it does not.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory that the device can reach, allocated in blocks.
 //!
 //! For a daemon the memory is one sealed file, and bus addresses are addresses in this process. For

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The virtqueues of a virtio-ism device, and the memory and health they share, whichever
 //! transport carries them.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A move queue: the driver copies payload into bounce slots, and the device copies it on.
 //!
 //! A MOVE is asynchronous. A later post (or `reap`) takes its completion and notes a refusal in the

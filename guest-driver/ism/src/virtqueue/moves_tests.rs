@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The move queue, with a test in the part of the device.
 
 use super::*;

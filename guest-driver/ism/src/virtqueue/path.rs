@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The way to one DMB of a peer through a move queue.
 
 use std::sync::atomic::{AtomicU16, Ordering};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! All queues of one virtio-ism device.
 
 use std::sync::Arc;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How a queue and its device notify each other.
 
 use std::sync::Arc;

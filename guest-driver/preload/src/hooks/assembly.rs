@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Functions in assembly, for what Rust cannot define: variable numbers of arguments, functions that
 //! return twice.
 

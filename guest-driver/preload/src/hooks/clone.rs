@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `clone`, whose child may be one as of `fork`: libc then calls no handlers.
 
 use std::ffi::{c_int, c_void};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Hooks of the calls that make, duplicate and close descriptors.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Hooks of the functions by which a descriptor goes where the library cannot follow: stdio, other
 //! processes, asynchronous I/O. Each leaves the descriptor to the kernel first.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Hooks of the functions that end the program or replace it by another one, and what becomes of
 //! the connections that somebody else still uses.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Further names of the hooks: those that programs built with _FORTIFY_SOURCE call, and aliases of
 //! libc.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The functions that run when the library is loaded, when the process forks, and when it exits.
 
 use std::time::Duration;

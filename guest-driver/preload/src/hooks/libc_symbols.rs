@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! libc's functions, whose names this library takes. The library looks them up once, when it is
 //! loaded: a look-up may allocate, and an allocator may call a hook.
 

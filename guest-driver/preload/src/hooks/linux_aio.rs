@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Linux's own asynchronous I/O, by libaio or by `syscall`: the kernel reads, writes and polls after
 //! the call. So `io_submit` leaves the descriptors of its requests to the kernel first.
 

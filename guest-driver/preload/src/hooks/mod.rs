@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The exported functions. Each looks the descriptor up. If the library does not know it, the
 //! function calls libc's function. Otherwise it turns the program's pointers into slices, and the
 //! rooms below do the work.

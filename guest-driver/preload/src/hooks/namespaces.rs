@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `dlmopen`: objects in a namespace of their own have a libc of their own. The hook makes the
 //! namespace itself, with that libc only, and has its symbol table lead to this library. What the
 //! program opens there binds to the hooks.

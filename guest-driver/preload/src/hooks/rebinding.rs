@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Callers that the order of the objects does not lead to this library: an object opened with
 //! RTLD_DEEPBIND binds to the libc that it depends on, `dlsym` looks into the object of its handle,
 //! and a namespace of `dlmopen` has a libc of its own. So the symbol table of libc itself leads to

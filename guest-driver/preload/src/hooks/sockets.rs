@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Hooks of the calls that make and connect sockets, and of their options.
 
 use std::ffi::{c_int, c_void};

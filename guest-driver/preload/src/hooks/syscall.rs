@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `syscall`, which bypasses all other hooks: this hook calls them for the numbers that matter.
 
 use std::ffi::c_int;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `shutdown`, `ioctl`, `fcntl` and socket options.
 
 use std::ffi::c_int;

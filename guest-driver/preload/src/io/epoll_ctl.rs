@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `epoll_ctl` on a TCP socket or an SMC connection.
 
 use std::ffi::c_int;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `epoll_wait` on a set that has SMC connections in it.
 //!
 //! The library polls the SMC connections of the set in shared memory, goes on with the handshakes of

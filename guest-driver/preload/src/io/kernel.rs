@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Descriptors that go where the library cannot follow: to stdio, to another process, to io_uring.
 //! From then on the kernel carries out all calls on them.
 

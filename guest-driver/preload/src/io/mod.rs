@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The calls that read, write, wait for readiness, and ask for or change options.
 
 pub(crate) mod control;

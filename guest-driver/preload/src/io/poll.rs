@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `poll`, `ppoll`, `select` and `pselect` with SMC connections among the descriptors.
 
 use std::ffi::c_int;

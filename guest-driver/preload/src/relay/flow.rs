@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One relay: the bytes on their way between the owner's end of a pair and a connection. No call
 //! here waits.
 

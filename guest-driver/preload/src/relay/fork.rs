@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connections that a child of a fork inherits in use.
 //!
 //! Before a fork the owner makes a pair for each connection that SMC carries, or whose handshake is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Relays: one thread forwards the bytes between pairs of Unix sockets and connections.
 //!
 //! The thread holds [`RELAYS`] while it moves bytes, and does not wait meanwhile. So a process that

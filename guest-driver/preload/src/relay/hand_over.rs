@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connections that go to the kernel for good.
 //!
 //! The library cannot see what stdio, another process or io_uring does with a descriptor. Before a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The keeper: a process that goes on with the relays of a process that ends, or executes another
 //! program, while somebody else still uses the program's ends. It also sends what is in the send
 //! queues of the connections that the program leaves.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! SMC connections that the kernel serves by a pair of Unix sockets.
 //!
 //! The process that opened the session of a connection owns the connection. Calls that do not come

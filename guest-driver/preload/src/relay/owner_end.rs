@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The owner's end of a pair, at which the relay reads what the program writes.
 //!
 //! A Unix socket has no RST. But its peer gets ECONNRESET if it is closed while bytes are unread. So

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The listeners of this process that answer TCP option 254 to all clients, from their first one on.
 //! For a client of theirs it is known without a system call whether its SYN had no option.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A circuit breaker: it skips attempts at something that has failed several times in a row.
 //!
 //! All of it is a guess about what is worthwhile, and nothing depends on it being right. So the

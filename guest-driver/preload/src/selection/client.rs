@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The client's half of the handshake of one connection.
 
 use std::ffi::c_int;

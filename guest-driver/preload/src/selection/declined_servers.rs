@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Servers that decline SMC again and again because they have no device left.
 //!
 //! A server that forks a short-lived process for each client declines nearly all (`short_lived`). A

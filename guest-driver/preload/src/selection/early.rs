@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a program has written before its connection was decided, on its way to TCP.
 
 use std::ffi::c_int;

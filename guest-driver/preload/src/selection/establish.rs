@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How the library learns of sockets: `socket`, `connect`, `listen` and `accept`.
 
 use std::ffi::c_int;

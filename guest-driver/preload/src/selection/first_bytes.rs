@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The first bytes of a client, which show whether it speaks SMC.
 
 use std::os::fd::AsFd;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Listeners that get into the hands of programs without the library.
 //!
 //! The kernel answers TCP option 254 for a listener whoever accepts its clients. A program without

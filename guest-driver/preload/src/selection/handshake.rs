@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The handshake of one connection: which end begins it, and when.
 
 use std::cell::Cell;

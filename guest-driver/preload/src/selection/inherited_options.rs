@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether the program sets options that a connection has from its birth. An accepted socket inherits
 //! them from its listener. As long as none was set, no system call has to ask for them.
 

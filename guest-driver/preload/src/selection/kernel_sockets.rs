@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the kernel's tables say of this process's descriptors, and of the clients of a listener that
 //! no process has accepted.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The ports on which this process listens. A thread that connects to one of them must not wait for
 //! a handshake: the same thread may have to accept the connection.
 

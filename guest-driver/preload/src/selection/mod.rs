@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The choice between SMC and TCP for one connection, and the handshake that makes it.
 //!
 //! A connection that the program accepts or makes is *undecided* until a call needs to know what

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! TCP option 254: which connections ask for SMC by it, and how their peers answer.
 //!
 //! `smc run` attaches the rendezvous and passes its descriptors on, so that the program needs no

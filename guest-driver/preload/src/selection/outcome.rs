@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What comes of a handshake: the connection is on SMC, on TCP, or broken.
 
 use std::ffi::c_int;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs that make system calls by instructions of their own, which the library does not see. The
 //! kernel polls and reads the TCP socket for them. As soon as the library finds that out, the process
 //! begins no further connection on SMC.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Servers that did not answer TCP option 254 the last time. Their clients do nothing that only
 //! pays for SMC: they ask again, but they do not delay TCP's acknowledgements. Clients of a server
 //! that did not answer many times in a row ask only now and then, since each question takes two

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A client whose server has answered a Proposal with anything but a message of the handshake, or not
 //! at all: whatever answered TCP option 254 for it, its program does not speak SMC.
 //!

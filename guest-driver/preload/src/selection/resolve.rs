@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Finds out whether SMC or TCP carries a connection.
 
 use std::ffi::c_int;

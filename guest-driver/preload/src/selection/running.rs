@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The connections whose handshakes other threads carry out.
 
 use std::ffi::c_int;

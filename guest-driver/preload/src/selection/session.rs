@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The SMC session of this process: an SMC stack on a device that the first handshake opens.
 
 use std::ffi::c_int;

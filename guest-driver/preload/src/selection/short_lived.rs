@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A circuit breaker for short-lived processes.
 //!
 //! A process needs a device for SMC. If a server forks for a single client, opening the device

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Carries out what the table of a socket's states (`socket/states.rs`) says.
 
 use std::ffi::c_int;

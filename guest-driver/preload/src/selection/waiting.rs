@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Handshakes that wait for their peers. One thread waits for all of them: a peer that sends nothing,
 //! or a part of a message, costs an entry in a list.
 

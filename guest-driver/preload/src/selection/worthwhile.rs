@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether SMC is worthwhile for a connection that both ends could put on it, as far as earlier
 //! connections of the program's processes tell ([`guest_driver::traffic`]).
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What `close`, `dup` and their like do to the table.
 
 use std::ffi::c_int;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The sockets of an epoll set that the library polls: which of them may have events, and what
 //! they are.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! An epoll set of the program that has SMC connections in it.
 //!
 //! The library polls the SMC connections of a set in shared memory, and leaves all other

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the library knows of a descriptor: the state of a TCP or SMC connection, or an epoll set,
 //! and where the connection is registered in epoll sets.
 

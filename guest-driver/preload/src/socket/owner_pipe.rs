@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How a child of a fork asks the owner of an inherited SMC connection to carry it.
 
 use std::ffi::c_int;

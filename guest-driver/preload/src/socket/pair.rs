@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A pair of Unix sockets in the place of a TCP connection.
 //!
 //! The program, or another process, has one end and uses it like any socket: the kernel carries out

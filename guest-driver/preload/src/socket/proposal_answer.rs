@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How far a server's answer to a client's Proposal is.
 //!
 //! Between the Proposal and the answer the thread of the handshake only waits. So another process

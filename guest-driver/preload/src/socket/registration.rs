@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the library knows of a socket's place in an epoll set.
 
 use std::ffi::c_int;

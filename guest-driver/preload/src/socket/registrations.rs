@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The registrations of a socket in epoll sets. They follow the socket's state: the kernel's set
 //! contains the TCP socket at first. During the handshake it has the library's mark there, and the
 //! program's waits for the set go on with the handshake. After it the set contains the SMC connection

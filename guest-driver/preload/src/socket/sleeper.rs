@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a thread sleeps on that waits for SMC connections and for descriptors of the kernel at
 //! once.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How a client asks its server for SMC.
 
 use std::net::SocketAddr;

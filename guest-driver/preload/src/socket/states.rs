@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The states of a socket, as one table: what each event makes of each state, and what is to be done
 //! about it. Nothing here reads a descriptor, takes a lock or waits.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The state of a stream socket.
 
 use std::ffi::c_int;

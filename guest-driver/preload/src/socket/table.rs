@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The table of the descriptors that this library knows.
 
 use std::ffi::c_int;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Objects that the dynamic linker has loaded, and the functions that they export. Of an object only
 //! what the ELF specification calls its dynamic section is read, which stays mapped as long as the
 //! object is loaded.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The library's own heap, so that the program's heap stays as it would be without the library. The
 //! end of the heap decides how often some programs ask the kernel for memory and return it. And the
 //! program's allocator may open files or map memory, which would call the hooks.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! System calls, the type of the table of descriptors, and memory of the program. Only this room
 //! and `hooks` have `unsafe` code.
 

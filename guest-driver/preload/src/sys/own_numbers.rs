@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Numbers of descriptors that the library's own code makes by libc's functions.
 //!
 //! The code of a device duplicates descriptors, and makes pairs of sockets, at places that cannot

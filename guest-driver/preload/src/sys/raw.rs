@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! System calls without libc, because this library replaces libc's functions.
 
 use std::ffi::c_int;

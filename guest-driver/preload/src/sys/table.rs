@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A table indexed by descriptor, and the memory of what it holds.
 //!
 //! A descriptor without an entry costs one load. The table never frees the memory of a value, it

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory that the program passes to a call. The kernel checks the addresses. This module rejects
 //! null with an offset and addresses outside of the address space. Any other bad address faults, as
 //! in any function of libc that touches memory itself.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Calls of libc that `std` does not have.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(dead_code, reason = "not every test uses all of it")]

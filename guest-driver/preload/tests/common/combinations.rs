@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A server and a client, with and without the library at either end, and what both begin with.
 #![allow(unreachable_pub, reason = "each test is a crate of its own")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The programs of the tests that hand listeners on: owners, the programs that get them, and clients.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]

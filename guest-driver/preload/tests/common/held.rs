@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The resources that a process holds, as the kernel lists them.
 #![allow(unreachable_pub, reason = "each test is a crate of its own")]
 #![allow(dead_code, reason = "not every test uses all of it")]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # shellcheck shell=bash
 # The command lines of programs.sh and suites.sh.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether a resource grows: the slope of counts at many moments, not the difference of two.
 
 /// By how much a series of (moment, count) grows from its first moment to its last: the median of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The lists of differences from TCP that are known.
 //!
 //! An entry begins with a line `SEQUENCE | WAYS | ROW`. Lines `why: TEXT` say why a program does

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sequences of operations on TCP sockets, each with the library at both ends, at one end, and at
 //! none. A program must see what it would see on TCP: return values, errors, bytes, the order of
 //! events and ends of data are compared. Time is not.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sequences that a generator makes: operations that are legal at any moment, in an order that
 //! nobody has thought of. A number, the seed, determines a sequence.
 //!

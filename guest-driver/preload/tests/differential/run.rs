@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One run of a sequence: two processes at first, which carry out its operations one after another.
 
 use std::collections::BTreeMap;

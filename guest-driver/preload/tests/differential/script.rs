@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The sequences: text with one operation per line.
 //!
 //! A sequence begins with a line `## NAME | PAGE`, which may end with `| WORDS`. `any` among the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /* A plug-in. Its calls bind as the program opens it. Each returns what libc's function returns, or
  * the negative number of the error. */
 #define _GNU_SOURCE

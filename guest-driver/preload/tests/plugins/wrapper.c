@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /* A library that wraps functions of libc, and looks for the next ones when they are first called. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A test bed: two network namespaces that a wire joins, a fabric with devices, `smc run` and `smc
 //! stat`.
 

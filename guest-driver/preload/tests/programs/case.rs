@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A server, a client, and the client's figure: in all four combinations, and in a table.
 
 use std::fmt;

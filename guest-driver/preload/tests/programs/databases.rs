@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! MariaDB: a thread per connection, and a server that speaks first.
 
 use crate::bed::{Net, Place};

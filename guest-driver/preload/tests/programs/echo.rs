@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs of this test's own: an echo by tokio, and servers that speak first.
 
 use std::io::{Read, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Servers whose listener gets into the hands of a program without the library.
 
 use crate::bed::{Net, Place, Program};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs whose language brings its own way of doing network IO.
 
 use std::path::{Path, PathBuf};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs of the distribution, each end with and without `smc run`, in two network namespaces:
 //! they must work in all four combinations, on SMC where both ends have it, and `smc stat` must say
 //! so.

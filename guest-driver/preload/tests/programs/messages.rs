@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Message brokers, and a library that passes messages between processes.
 
 use std::os::unix::fs::PermissionsExt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! HAProxy in front of nginx.
 
 use crate::bed::{Net, Place, Program};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Clients that write everything before they read, and relays that do so.
 
 use crate::bed::{Net, Place};

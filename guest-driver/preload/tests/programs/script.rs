@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Cases whose client is a script for bash.
 
 use crate::bed::{Net, Place, Program};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Small programs that connect a socket with files, pipes or other programs.
 
 use crate::bed::{Net, Place, Program};

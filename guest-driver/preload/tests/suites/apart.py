@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """Makes the clients of CPython's test_socket processes instead of threads."""
 
 import multiprocessing

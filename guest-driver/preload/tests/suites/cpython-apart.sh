@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # CPython's test_socket, with each test's client in a process of its own, so that SMC carries the
 # connections.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """Runs files of CPython's test suite, each in a process of its own, and appends a line "RESULT TEST" for
 each test to the file that RESULTS names.
 

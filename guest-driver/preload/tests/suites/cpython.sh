@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # CPython: the files of its test suite that use TCP, each in a process of its own. Most of them have both
 # ends of their connections in one process, and so on one device, where SMC does not carry them.
 

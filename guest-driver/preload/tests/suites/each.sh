@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Runs programs that are a test each: each.sh JOBS SECONDS PROGRAM... -- FILE...
 # Writes "ok", "failed" or "timeout" and the file's name into $RESULTS.
 jobs=$1 limit=$2 program=()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # libevent: its `regress`, built from Debian's source package.
 
 obtain() {

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Reads what a Rust test program prints, and appends "ok", "failed" or "skipped" and each test's name to
 # $RESULTS.
 tee /dev/stderr | sed -n \

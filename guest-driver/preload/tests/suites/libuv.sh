@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # libuv: `uv_run_tests`, built from Debian's source package. Some tests start a helper process, with
 # which they speak over TCP.
 

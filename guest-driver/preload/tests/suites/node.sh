@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Node.js: its tests of net and http, of the version that Debian has; node itself is the one installed.
 
 obtain() {

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Packages of the distribution and of crates.io, in the cache. For suites.sh.
 
 # apt with lists of its own that have source packages, too. Nothing of the system changes.

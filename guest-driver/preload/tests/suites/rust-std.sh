@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # The tests of the Rust standard library for TCP, built as a program of their own.
 
 obtain() {

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # tokio: the tests of its package on crates.io that use TCP.
 
 obtain() {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The report of each step.
 
 use guest_driver::statistics::{Connection, Reason};

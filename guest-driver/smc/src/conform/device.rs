@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the suite takes of this machine: a virtio-ism device, and TCP option 254.
 
 use std::io;

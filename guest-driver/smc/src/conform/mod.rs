@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc conform`: the conformance suite against an implementation of SMC.
 
 mod device;

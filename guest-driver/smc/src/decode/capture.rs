@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Frames out of pcap and pcapng files.
 //!
 //! A reader of its own, because its memory is bounded by construction: one frame at a time, at most

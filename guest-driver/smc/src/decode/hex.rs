@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Bytes out of hex as people have it: plain digits, C arrays, and the dumps of `xxd`, `hexdump -C`,
 //! `tcpdump -x` and Wireshark.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc decode`: shows the fields of CLC, LLC and CDC messages, and what is wrong with them.
 //!
 //! Input is hex in many forms, a file of raw bytes, or a capture. In a capture, TCP streams are

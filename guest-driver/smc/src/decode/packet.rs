@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! From a captured frame to the TCP segment or the RoCEv2 packet in it.
 //!
 //! Whatever is not one of the two is `None`: a capture is full of other things. Lengths are taken

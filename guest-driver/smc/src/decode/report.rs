@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What was found, as text for people or as a JSON object per line.
 
 use std::fmt::Write as _;

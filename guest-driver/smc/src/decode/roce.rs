@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! SEND payloads out of RoCEv2 packets: LLC and CDC messages of SMC-R.
 //!
 //! Long LLC messages of version 2 span packets (first, middle, last); those are put together per

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! CLC messages out of TCP segments.
 //!
 //! A handshake is at the start of a stream and short, so putting a direction together means: follow

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The whole way: text or a capture in, words or JSON out.
 
 use super::packet::build;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What server and client of the demo do with a connection, whatever carries it.
 //!
 //! First [`PINGS`] messages of [`PING`] bytes go to and fro. Then blocks: a length of eight bytes,

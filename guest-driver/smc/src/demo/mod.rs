@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc demo`: one run of everything, with an explanation of each step.
 
 mod exchange;

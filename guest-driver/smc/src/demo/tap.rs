@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A relay on the TCP connection of a handshake. It keeps a copy of the first bytes, to show the
 //! messages of the handshake, and counts all bytes, to show that there were no others.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The handshake and the results of the demo as text.
 
 use std::fmt::Write as _;

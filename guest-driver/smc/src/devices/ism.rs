@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The virtio-ism devices of this machine, and how fast their windows are.
 
 use std::sync::Arc;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc devices`: the virtio-ism devices and RNICs of this (virtual) machine.
 
 use clap::Args;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The RNICs of this machine: what SMC-R could use.
 
 use guest_driver::socket::show_gid;

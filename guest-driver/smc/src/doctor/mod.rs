@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc doctor`: what SMC can use on this machine, and the commands that set up the rest.
 
 use clap::Args;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The description of one run, which both of its processes get, and what they report.
 
 use std::net::SocketAddr;

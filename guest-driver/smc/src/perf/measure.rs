@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The measures by name, and what each is made of.
 
 use super::job::{Program, TransportKind};

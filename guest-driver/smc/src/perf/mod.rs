@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc perf`: measures SMC next to the alternatives.
 
 mod job;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Results as tables and as JSON lines.
 
 use std::fmt::Write as _;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Runs experiments: two processes per run, the transports in turn within each round.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc perf scale`: how measures change with the number of connections and of devices.
 
 use std::fmt::Write as _;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Processor time of a run: that of both ends and the daemon, in their own code and in the kernel.
 //!
 //! The client asks the kernel at the beginning and at the end of the measurement. What the kernel

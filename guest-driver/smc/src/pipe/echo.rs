@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc listen --echo`: a thread per client sends back what the client sends.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc listen` and `smc connect`: a netcat over SMC.
 
 mod echo;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Standard input to the peer, and the peer to standard output, at the same time.
 
 use std::io::{self, Write};

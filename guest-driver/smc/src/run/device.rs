@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The devices among which the program finds a free one.
 
 use std::path::{Path, PathBuf};

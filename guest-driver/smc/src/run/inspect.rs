@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Finds the program that is to run, and whether the library can be loaded into it.
 
 use std::ffi::OsStr;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! io_uring: the library cannot see what the kernel does with a connection on behalf of a ring.
 //!
 //! liburing makes its system calls itself, so the library cannot withhold them. A seccomp filter can.

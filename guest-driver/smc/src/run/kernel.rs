@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc run --stack kernel`: the program gets sockets of the kernel's AF_SMC.
 
 use std::ffi::OsString;

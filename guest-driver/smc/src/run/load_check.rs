@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether the program has loaded the library: the dynamic linker may ignore it without a message.
 //!
 //! The program inherits the writing end of a pipe, into which the library writes when it begins. The

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc run`: runs a program with its TCP sockets on SMC.
 
 mod device;

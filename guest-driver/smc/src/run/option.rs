@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! TCP option 254 for the program.
 
 use std::ffi::OsString;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The rules of the command line, as texts that were checked.
 
 use std::str::FromStr;

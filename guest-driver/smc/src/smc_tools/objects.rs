@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smcd` and `smcr`: devices, link groups, statistics and enterprise ids.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smcss`: the SMC sockets of this user's processes, and those of AF_SMC.
 
 use std::fmt::Write;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The kernel's TCP sockets of a process: owner and inode of a connection, and who listens.
 
 use std::collections::HashSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The three commands, and what they ask the kernel.
 
 use std::ffi::OsStr;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Servers and listeners as a table: what their connections are like, and whether SMC pays.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc stat`: shows a daemon's counters, and the SMC connections of processes.
 
 mod daemon;

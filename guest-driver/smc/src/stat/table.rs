@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tables, and numbers in them.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Processes as tables.
 
 use std::collections::BTreeMap;

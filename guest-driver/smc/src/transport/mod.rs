@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Transports behind common traits, so that each measurement is written once and runs over all.
 
 mod ring;

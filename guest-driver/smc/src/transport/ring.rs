@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The limit: a ring of bytes in memory that two processes share, and nothing around it. No
 //! handshake, no wake-up, no check of what the other side says; both sides spin.
 //!

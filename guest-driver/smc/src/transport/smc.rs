@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! SMC-D, and nothing else: a connection that falls back to TCP is an error here.
 
 use std::io;

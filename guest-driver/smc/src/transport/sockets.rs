@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! TCP and Unix stream sockets, as the kernel's defaults have them.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The measured transports are transports: bytes arrive in order, and the end arrives after them.
 
 use super::*;

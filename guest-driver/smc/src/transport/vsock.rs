@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Virtio sockets: streams between virtual machines and their host, or between siblings where the
 //! host's device carries them (`vhost-device-vsock`). A guest needs nothing special for siblings,
 //! unless it is itself a host of guests.

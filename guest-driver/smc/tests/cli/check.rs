@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc check`: servers of all kinds.
 
 use std::net::TcpListener;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc conform` against `smc listen` and `smc connect`: no MUST fails.
 
 use std::process::Output;

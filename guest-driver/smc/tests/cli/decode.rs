@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc decode` in scripts: its exit status.
 
 use crate::support::{Dir, run, text};

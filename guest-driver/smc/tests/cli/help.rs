@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Help and errors.
 
 use crate::support::{Dir, run, smc, text};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The `smc` command as its users run it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

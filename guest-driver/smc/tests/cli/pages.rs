@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The commands on the pages for users are ones that the programs understand.
 
 use std::path::PathBuf;

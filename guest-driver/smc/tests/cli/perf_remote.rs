@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc perf --serve` and `smc perf --to`: two ends that are not started by the same process.
 
 use std::io::{BufRead, BufReader, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc fabric`, `smc listen`, `smc connect` and `smc stat` together.
 
 use std::io::{Read, Write};

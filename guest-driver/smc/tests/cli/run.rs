@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc run`: what it says before the program begins. What becomes of the program is tested with the library,
 //! in `guest-driver/preload/tests`.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smcss`, `smcd` and `smcr`: names of the command under which it does what smc-tools does.
 
 use std::io::Read;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc stat`: processes beside the daemon.
 
 use std::io::{Read, Write};

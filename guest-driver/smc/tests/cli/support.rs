@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the tests share: the command, a fabric, and processes that end with the test.
 
 use std::io::{BufRead, BufReader, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A first contact while LLC brings its link up.
 //!
 //! Rules kept here: CLC-63, ERR-2, ERR-5, ERR-15, ERR-16, SEC-12.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The client's handshake from a server's Accept of SMC-R on.
 //!
 //! Rules kept here: CLC-38, CLC-40, CLC-41, CLC-42, CLC-48, LLC-51.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The part of a handshake that SMC-R has for itself: its link is brought up by LLC.
 
 mod bring_up;

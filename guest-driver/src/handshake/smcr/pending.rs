@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A connection under construction, and what both ends of a handshake share.
 //!
 //! Rules kept here: CLCV2-72, CLCV2-73, CLCV2-84, LG-28, RMB-4, RMB-10, RMB-12, RMB-25, ERR-1.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The server's handshake from its choice of SMC-R on.
 //!
 //! Rules kept here: CLC-20, CLC-21, CLC-22, CLC-32, CLC-39, CLC-40, CLC-43, CLC-44, CLC-46,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Reports of a process to others: devices, connections, link groups, RNICs and totals.
 //!
 //! A process whose [`Config::statistics`](super::Config::statistics) names a socket listens there.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The sockets of processes: their paths, and how to get a report from one.
 
 use std::fs;

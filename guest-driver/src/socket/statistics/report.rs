@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The document. Fields may be added; those that are here keep their names and meaning.
 
 use std::net::SocketAddr;

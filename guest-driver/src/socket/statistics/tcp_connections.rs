@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The connections of a stack that are TCP, and why.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What each side checks of the other's answer: the client Accept, the server Confirm.
 
 use super::matches::Candidate;

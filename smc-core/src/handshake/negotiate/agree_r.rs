@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What each side of SMC-R checks of the other's answer.
 //!
 //! Rules kept here: CLC-36, CLCV2-87, LG-61.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connections and links per link group: SMC-R of v2.1, the rule without the transport.
 
 use crate::handshake::decline::DeclineReason;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a server can choose from: the matches between a Proposal and this host.
 
 use super::terms::Terms;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Who may talk to whom, and on what terms: values in, values out, nothing remembered.
 //!
 //! - [`offer`]: what a client puts into its Proposal;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The client's side: what goes into the Proposal.
 //!
 //! Rules kept here: CLC-59, EID-14.

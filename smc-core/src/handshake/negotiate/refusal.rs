@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The two ways in which a well-formed message is not agreed to.
 
 use crate::handshake::decline::DeclineReason;

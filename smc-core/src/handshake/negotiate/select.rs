@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The server's side: which of the offered types can be used, and how.
 //!
 //! Rules kept here: CLCV2-4.

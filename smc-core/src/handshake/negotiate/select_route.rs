@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The server's side of the types that depend on the TCP connection's route: SMC-Dv1, SMC-Rv2 and
 //! SMC-Rv1.
 //!

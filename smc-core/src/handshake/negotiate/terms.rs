@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What two ends of SMC-D agree on at first contact.
 
 use crate::handshake::config::Config;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What arrives for a connection, and what its application does.
 
 use super::super::memory::stream_byte;

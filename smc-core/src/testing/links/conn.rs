@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The state of one connection and of its two halves.
 
 use std::collections::VecDeque;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The state of one host in a pair of link groups.
 
 use crate::link_group::{Ending, LinkGroup, LinkKey, LinkState, Region, RmbId};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Does what link groups say, as a host with RNICs would.
 
 use super::conn::Release;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The faults of a run: what fails, when, and which ends are notified.
 
 use super::conn::Tcp;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One half of a connection: its send element, its path, and how it moves to another link.
 
 use super::conn::{Half, Release};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Two hosts with RNICs, their link groups and the connections over them, in simulated time.
 //!
 //! [`Simulation`] has what the link groups of two hosts need to live: queue pairs that are reliable

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Groups begin, connections are opened and reset: what goes over TCP.
 
 use super::conn::{Conn, Half, Release, Tcp};

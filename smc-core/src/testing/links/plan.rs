@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a seed decides before anything happens.
 
 use core::time::Duration;

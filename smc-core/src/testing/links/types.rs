@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What all parts of the simulation name things by.
 
 use crate::link_group::LinkKey;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Accept and Confirm: the parts that their four layouts share.
 //!
 //! Both messages of an SMC type have the same fields: the server's in Accept, the client's in

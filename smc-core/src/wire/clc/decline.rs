@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Decline: not by SMC (RFC 7609 A.2.5; SMCv2 "CLC V2 Decline").
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The GID-CHID array of the SMC-Dv2 extension, raw and as devices (EISM-11 to EISM-14).
 //!
 //! Rules kept here: CLCV2-31.

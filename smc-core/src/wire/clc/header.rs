@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The common header and trailer (RFC 7609 A.2), and what the first few bytes show.
 //!
 //! ```text

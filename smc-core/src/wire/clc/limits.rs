@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a receiver takes of enumerated values on which the specifications and Linux differ.
 
 use crate::wire::ids::SizeCode;

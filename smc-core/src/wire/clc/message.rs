@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Any CLC message, and which layout its bytes have.
 
 use super::accept_confirm::{TYPE_D, TYPE_R};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connection Layer Control: the messages on the TCP connection before any data (RFC 7609 s3.2).
 
 mod accept_confirm;

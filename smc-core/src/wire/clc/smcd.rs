@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Accept and Confirm of SMC-D.
 //!
 //! Version 1, 48 bytes (in no specification: as Linux has it, wire errata D-1):

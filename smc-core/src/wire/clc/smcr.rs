@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Accept and Confirm of SMC-R.
 //!
 //! Version 1, 68 bytes (RFC 7609 A.2.3, A.2.4):

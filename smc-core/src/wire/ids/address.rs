@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Who and where: GIDs, CHIDs, peers, MACs, tokens.
 //!
 //! Rules kept here: LLCV2-16.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Coded values: sizes, MTUs, releases, features, 24-bit numbers.
 
 use core::fmt;

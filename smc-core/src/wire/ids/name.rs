@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Names of 32 bytes, blank padded: EIDs and host names.
 
 use core::fmt;

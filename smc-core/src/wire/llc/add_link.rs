@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Add Link and, in version 1, its continuation (RFC 7609 A.3.2, A.3.3; SMCv2 "Add Link").
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Confirm Link: the first message on every new link (RFC 7609 A.3.1; SMCv2 "Confirm Link").
 //!
 //! ```text

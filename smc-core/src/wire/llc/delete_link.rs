@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Delete Link (RFC 7609 A.3.4; SMCv2 "Delete Link").
 //!
 //! ```text

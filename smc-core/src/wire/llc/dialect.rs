@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Where Linux and the specifications differ on LLC bytes (wire errata A-2, D-4, D-15).
 //!
 //! Rules kept here: LLCV2-3.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Link Layer Control of SMC-R: messages over the RDMA link (RFC 7609 A.3; SMCv2 "LLC V2 messages").
 //!
 //! A version 1 message always has 44 bytes, a version 2 message 44 or, for a few types, more:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The reason in a refusal to add a link.
 
 /// Why an Add Link or Request Add Link was refused (LLC-21, wire errata A-9): four bits, of which a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Request Add Link: a client has a new address (SMCv2 "Request Add Link"). Version 2 only.
 //!
 //! ```text

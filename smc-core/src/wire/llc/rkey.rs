@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Confirm RKey, its continuation in version 1, and Delete RKey (RFC 7609 A.3.5 to A.3.7; SMCv2
 //! "Confirm RKey", "Delete RKey").
 //!

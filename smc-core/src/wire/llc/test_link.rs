@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Test Link: is anybody there? (RFC 7609 A.3.8; SMCv2 "Test Link")
 //!
 //! ```text

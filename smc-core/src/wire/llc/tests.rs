@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! LLC messages that are wrong, and the lengths of those that are right.
 
 use super::*;

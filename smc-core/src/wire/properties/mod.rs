@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What holds for all messages: they come back as they were sent, and no bytes at all make a parser
 //! panic, or give a value that cannot be sent.
 

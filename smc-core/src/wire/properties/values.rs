@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Messages as they can be meant: fields that do not go with others are empty.
 
 use proptest::array::uniform;

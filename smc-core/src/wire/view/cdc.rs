@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! CDC messages and control blocks.
 
 use super::walk::Walk;

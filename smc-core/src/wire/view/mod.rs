@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Bytes explained field by field, for people: what `smc decode` prints.
 //!
 //! This level judges nothing and never fails. Broken messages are its purpose: each field that can

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Views of messages that are right, and of every way of being cut or bent.
 
 use super::*;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A walk over the input, which only ever goes forward.
 
 use super::{Field, View, words};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs that are measured on SMC and on TCP: what a case is, and how it runs.
 
 use std::time::Duration;

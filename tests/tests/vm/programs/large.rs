@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs whose packages are large, and those that take several devices: `cargo xtask vm programs`.
 
 use smc_tests::vm::Bed;

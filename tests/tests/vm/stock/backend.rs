@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A vhost-user backend that does nothing but map and unmap when a test says so.
 
 use std::fs::File;

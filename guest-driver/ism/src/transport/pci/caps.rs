@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Places of the device's structures, from its list of virtio capabilities (virtio 1.3, 4.1.4).
 //!
 //! The parser walks the list in a private copy of the configuration space, in a bounded number of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Capability lists as devices make them, and as no device should.
 
 use proptest::prelude::*;

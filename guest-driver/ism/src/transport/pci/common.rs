@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The registers of a virtio device over PCI (virtio 1.3, 4.1.4.3) and the steps that use them.
 
 use std::thread;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The registers of a pretended device, through the steps of its set-up.
 
 use std::sync::{Mutex, MutexGuard};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The hold of a running device on its PCI function.
 
 use std::sync::Arc;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The virtio-ism functions of this machine, and the kernel driver of each.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Why a PCI device cannot be used, or none can.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! An open PCI function: configuration space, BARs and interrupts, through VFIO or UIO.
 
 use std::fs::{File, OpenOptions};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The transport of a virtual machine: a virtio-pci function, driven from user space.
 //!
 //! The kernel gives the function to this process by VFIO without IOMMU: interrupts are MSI-X, and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The thread of a PCI device: handles interrupts of no queue, and closes the device.
 
 use std::io;

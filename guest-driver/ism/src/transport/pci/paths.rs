@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Files through which the kernel shows PCI functions and VFIO.
 
 /// The directory in which the kernel lists PCI functions.

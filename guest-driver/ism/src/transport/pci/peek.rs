@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Reads the configuration of a device without opening it, for devices that another process uses.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! From an address to a running device (virtio 1.3, 3.1.1).
 
 use std::sync::Arc;

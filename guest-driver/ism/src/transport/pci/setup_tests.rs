@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Negotiation with a pretended device.
 
 use virtio_ism_abi::config::CONFIG_LEN;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The window: a part of a BAR into which the device maps slabs.
 
 use std::fs::File;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The backend channel: answers requests of the daemon, and notices when the daemon goes.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The transport of a host process or container, which is the front end of a vhost-user daemon.
 //!
 //! The process offers the daemon a pool of sealed memory as its "guest memory", with bus addresses

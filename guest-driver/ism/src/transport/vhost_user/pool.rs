@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A device of a pool: the daemon hands the connection out.
 
 use std::io;

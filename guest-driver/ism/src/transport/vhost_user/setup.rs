@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! From a socket to a running device.
 
 use std::fmt::Display;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The device side of a virtqueue, for tests.
 
 use std::sync::atomic::{Ordering, fence};

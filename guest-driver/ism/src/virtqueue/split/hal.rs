@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The environment that `VirtQueue` needs: memory for rings, and bus addresses of buffers.
 
 use std::cell::{Cell, RefCell};

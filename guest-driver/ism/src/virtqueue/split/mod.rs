@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The driver side of one virtqueue (split ring) in memory shared with a device.
 //!
 //! `virtio-drivers`' `VirtQueue` keeps descriptors and rings; this wrapper makes it safe to use

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 use super::device::DeviceSide;
 use super::*;
 use ism_sys::SharedMem;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Addresses, buffers, completions and errors of a virtqueue.
 
 use thiserror::Error;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Ways that go around the names of libc's socket functions: stdio, `syscall`, system calls without
 //! libc, and POSIX AIO.
 

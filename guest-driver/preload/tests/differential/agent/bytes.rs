@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Calls that read and write once.
 
 use std::ffi::{c_int, c_void};

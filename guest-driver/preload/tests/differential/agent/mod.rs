@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The program of both ends: it carries out one operation per line and answers with one line.
 //!
 //! The lines come and go through two FIFOs, so a forked child can have its own pair. The numbers of

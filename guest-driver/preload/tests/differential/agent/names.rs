@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Names of constants, as the manual pages have them.
 
 use std::ffi::c_int;

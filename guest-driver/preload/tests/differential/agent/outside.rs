@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Calls that the order of the objects does not lead to the library, and Linux's own asynchronous
 //! I/O: `handle-OP` by a handle of libc, `lio-OP` by `syscall`, `libaio-OP` as libaio does it.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Processes: forks, programs, passed descriptors, ends.
 
 use std::ffi::{CString, c_char, c_int};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! io_uring, with system calls by libc's `syscall` or without libc, as liburing makes them.
 
 use std::ffi::{c_int, c_void};

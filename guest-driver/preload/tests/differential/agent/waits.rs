@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Readiness, signals and time.
 
 use std::ffi::c_int;

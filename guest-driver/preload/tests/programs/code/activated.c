@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /* An HTTP server that accepts from the listener that it was started with: descriptor 3, or its
  * standard input. It ends if nobody comes for a second. */
 #include <poll.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """A server of files that accepts from the listener that it was started with: descriptor 3."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """Clients that write everything before they read: `ahead.py WHAT HOST PORT N`."""
 
 import signal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # A web application, as WSGI and as ASGI: /small, /large, and /hash, which answers with the hash of
 # what it was sent.
 import hashlib

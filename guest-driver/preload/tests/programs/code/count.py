@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # A server that takes lines, a connection at a time or many, and appends them to a file at the end
 # of each connection: count.py ADDRESS PORT FILE. An incomplete line or an error is a line "broken".
 import socket

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Two processes send each other messages of many lengths and check what arrives: ring.py COUNT.
 import sys
 

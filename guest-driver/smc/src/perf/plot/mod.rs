@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Results as a picture: a panel per measure, a bar per transport, a dot per run; or curves.
 
 pub(super) mod curves;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Many connections with one message to and fro on each at a time; one thread with an event loop on
 //! either side.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One connection, messages to and fro at a given rate, on an absolute schedule.
 //!
 //! A message is due at a time that does not depend on the answers before it. If the thread still

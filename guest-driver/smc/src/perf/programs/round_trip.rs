@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Messages to and fro, one at a time on each connection: on one connection, or on many, each with a
 //! thread of its own at both ends.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connect, request, reply, close: several client threads, and a server that takes one connection
 //! after the other.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One connection, one direction. The receiver measures, from the end of the warm-up to the last
 //! byte.
 //!

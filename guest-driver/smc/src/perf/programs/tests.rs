@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Each program runs over each kind of transport and comes to a number.
 
 use std::sync::mpsc::channel;

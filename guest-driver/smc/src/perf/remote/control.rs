@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The control connection: JSON lines with limits on length and time.
 
 use std::io::{self, Read, Write};

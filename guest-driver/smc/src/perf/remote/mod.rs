@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc perf --serve` and `smc perf --to`: measurements between two machines.
 //!
 //! The client requests one run at a time over a control connection (TCP, a JSON object per line). A

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Results between machines, as a table and as JSON lines.
 
 use std::fmt::Write as _;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 use super::*;
 use crate::wire::clc::Fce;
 use crate::wire::ids::{DmbToken, Features, Hostname, LinkId, OsType, PeerId, Release, SizeCode};

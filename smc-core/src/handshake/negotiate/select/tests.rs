@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 use super::*;
 use crate::wire::List;
 use crate::wire::clc::{

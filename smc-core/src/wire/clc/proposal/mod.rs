@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Proposal: what a client offers (RFC 7609 A.2.2; SMCv2 "CLC Proposal base message").
 //!
 //! Version 1, 52 bytes for IPv4 and 52 + 17n for n IPv6 prefixes:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Proposals as they are sent, and each way of making one wrong.
 
 use super::*;

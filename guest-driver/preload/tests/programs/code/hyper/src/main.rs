@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc-hyper-echo server ADDRESS`: hyper returns the body of each request.
 //! `smc-hyper-echo client ADDRESS TASKS REQUESTS`: reqwest sends as many requests in each task, over
 //! connections that it keeps, and compares what it gets.
