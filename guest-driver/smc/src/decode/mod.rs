@@ -17,11 +17,11 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+use std::fs::File;
 use std::io::{self, BufReader, BufWriter, IsTerminal, Read, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use ism_sys::open_regular;
 use smc_core::wire::cdc::{CDC_LEN, CDC_TYPE, CONTROL_BLOCK_LEN};
 use smc_core::wire::llc::{Dialect, Kind as LlcKind, LLC_LEN};
 use smc_core::wire::view::{self, View};
@@ -153,7 +153,7 @@ pub(crate) fn run_to(
         [only] if only == "-" => stream_of(stdin, kind, &mut report),
         [only] if names_file(only) => {
             let open = |source| DecodeError::Open { path: only.into(), source };
-            let file = open_regular(Path::new(only)).map_err(open)?;
+            let file = File::open(only).map_err(open)?;
             stream_of(BufReader::new(file), kind, &mut report)
         }
         words => bytes_of(&hex::parse(&words.join(" "))?, kind, &mut report),
