@@ -34,6 +34,7 @@ const WHOLE: usize = 700_000;
 
 fn writer(port: u16) {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    c::set_send_buffer(&stream, 4096);
     let whole = std::env::var("WHOLE").is_ok();
     let block = [7u8; 7000];
     let mut done = 0;

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use smc_core::connection::close::ABORT_TIMEOUT_US;
 use smc_core::connection::{Actions, Event, State};
-use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
+use smc_core::wire::cdc::{ConsumerWord, StateFlags};
 
+use super::send_queue::UNSENT;
 use super::{ABORTED, Conn, Deadline, ENDED, NO_FAILURE, RESET, Tx};
 use ism_sys::{lock, poll_readable, reset_tcp, tcp_counts};
 
@@ -222,10 +223,10 @@ impl Conn {
         Some(has_read_all && !self.peer_has_unsent() && self.carrier.has_memory())
     }
 
-    /// Whether the peer's last words say that its program has written more than it has sent.
+    /// Whether the peer's last words say that its send queue has bytes ([`UNSENT`]), which its program
+    /// takes for sent.
     fn peer_has_unsent(&self) -> bool {
-        let flags = ConsumerWord::from_u64(self.words()[1]).producer_flags;
-        flags.contains(ProducerFlags::BLOCKED)
+        ConsumerWord::from_u64(self.words()[1]).producer_flags.contains(UNSENT)
     }
 
     /// Whether the peer's TCP has sent a FIN, and no RST; `None`: neither. The device may say that a

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use smc_core::connection::Event;
+use smc_core::wire::cdc::ProducerFlags;
 use smc_core::wire::cursor::Cursor;
 
 use super::{CHUNK, Conn, Tx};
@@ -28,6 +29,11 @@ const LIMIT: usize = 4 << 20;
 const UNREAD: usize = 128 << 10;
 /// How often a thread goes on at once when the peer signals without end.
 const MAX_TURNS: u32 = 64;
+
+/// The flags of an end whose send queue has bytes: it is blocked, and asks to be told of each read. A
+/// writer that only waits is blocked and does not ask.
+pub(super) const UNSENT: ProducerFlags =
+    ProducerFlags::BLOCKED.union(ProducerFlags::UPDATE_REQUESTED);
 
 /// Number of connections of this process whose queues have bytes: those that the child of a fork can
 /// take over, and others.
@@ -186,6 +192,7 @@ impl Conn {
             self.holding_count().fetch_add(1, Ordering::SeqCst);
         }
         tx.sender.block();
+        tx.sender.request_update();
         if tx.sender.publish_due() {
             self.publish(tx);
         }
@@ -291,6 +298,10 @@ impl Conn {
             BytePiece::Ordinary(bytes) => {
                 let most = u32::try_from(bytes.len()).unwrap_or(u32::MAX).min(CHUNK);
                 let n = tx.sender.space().min(most);
+                if held.len() > n as usize {
+                    // The peer's answer to the last request has ended it.
+                    tx.sender.request_update();
+                }
                 self.put(tx, &[IoSlice::new(bytes)], 0, n, held.len() > n as usize)
             }
             BytePiece::Urgent(byte) => {

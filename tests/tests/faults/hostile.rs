@@ -348,6 +348,7 @@ fn a_peer_that_never_reads_blocks_its_own_connection_only() {
         let stage = stage(Fabric::Window);
         let (hostile, victim) = stage.attack();
         victim.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        victim.set_send_buffer(0);
         assert_eq!(victim.send(&vec![1; 1 << 20]).unwrap(), RING as usize);
         assert_eq!(victim.send(b"x").unwrap_err().kind(), ErrorKind::WouldBlock);
         stage.nobody_else_is_harmed();

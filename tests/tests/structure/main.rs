@@ -209,13 +209,17 @@ fn the_core_has_no_io_clock_or_thread_and_the_device_does_not_know_virtio() {
     refuse(&faults);
 }
 
+fn is_licence(line: &str) -> bool {
+    line.starts_with("// SPDX-License-Identifier:")
+}
+
 #[test]
 fn files_stay_small_enough_to_hold_in_the_head() {
     let workspace = Workspace::read();
     let faults: Vec<String> = workspace
         .all
         .iter()
-        .map(|source| (&source.path, source.text.lines().count()))
+        .map(|source| (&source.path, source.text.lines().filter(|line| !is_licence(line)).count()))
         .filter(|(_, lines)| *lines > LINES)
         .map(|(path, lines)| format!("{path} has {lines} lines, more than {LINES}"))
         .collect();

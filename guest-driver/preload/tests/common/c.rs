@@ -115,6 +115,21 @@ pub fn replace(fd: RawFd, path: &std::ffi::OsStr) {
     assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), fd) }, fd);
 }
 
+/// Sets SO_SNDBUF, bytes.
+pub fn set_send_buffer(socket: &impl AsRawFd, bytes: libc::c_int) {
+    let (value, length) = (&raw const bytes, size_of::<libc::c_int>() as libc::socklen_t);
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_SNDBUF,
+            value.cast(),
+            length,
+        )
+    };
+    assert_eq!(result, 0);
+}
+
 /// Begins a non-blocking connect.
 pub fn connect_nonblocking(port: u16) -> std::net::TcpStream {
     connect_nonblocking_to(std::net::Ipv4Addr::LOCALHOST, port)
