@@ -166,9 +166,11 @@ impl Conn {
                     self.on_peer_flags(tx, StateFlags::CLOSED);
                     self.fail(ENDED);
                 }
-                // The kernel may not have closed the process's sockets yet: `check_carrier` comes
-                // back to it.
-                None if tx.lost.get_or_insert_with(Instant::now).elapsed() < FIN_TIME => return,
+                // The kernel may not have closed the process's sockets yet: the background thread
+                // comes back to it, by `check_carrier`.
+                None if tx.lost.get_or_insert_with(Instant::now).elapsed() < FIN_TIME => {
+                    return self.schedule_update();
+                }
                 _ => {
                     self.reset_tcp();
                     self.cut(tx);

@@ -219,6 +219,7 @@ impl Conn {
     pub(super) fn flush_update(&self, read_before: Option<u64>) -> DelayedUpdate {
         self.answer_flags();
         self.update_scheduled.store(false, Ordering::SeqCst);
+        self.check_carrier();
         let read = self.consumed.load(Ordering::Acquire);
         if read == self.announced.load(Ordering::Relaxed) || self.has_failed() {
             return DelayedUpdate::None;

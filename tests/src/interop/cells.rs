@@ -256,6 +256,7 @@ impl<'a> Talk<'a> {
             self.receive(FLOOD - SIPS * SIP)?;
             return self.send(1);
         }
+        self.line.hold_nothing_back();
         self.line.set_nonblocking(true)?;
         let (mut count, mut since) = (0, Instant::now());
         while since.elapsed() < STUCK && count < FLOOD {

@@ -229,6 +229,13 @@ impl Line {
         }
     }
 
+    /// Has writes wait for room in the peer's buffer, as they do over AF_SMC.
+    pub fn hold_nothing_back(&self) {
+        if let Line::Rust(stream) = self {
+            stream.set_send_buffer(0);
+        }
+    }
+
     /// What is sent leaves at once.
     pub fn set_nodelay(&self) -> io::Result<()> {
         match self {
