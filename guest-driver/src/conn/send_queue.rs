@@ -128,6 +128,14 @@ impl Tx {
         (self.sender.urgent_unread() || self.has_stalled()) && self.queue.has_room()
     }
 
+    /// Sets the second flag of [`UNSENT`]. Not behind an urgent byte, which AF_SMC would take for a new
+    /// one with each control word.
+    fn tell_unsent(&mut self) {
+        if !self.sender.urgent_unread() {
+            self.sender.request_update();
+        }
+    }
+
     /// Whether poll shows room although the ring has none. As on TCP, a third of the queue has to be
     /// free, so that a writer is not woken for every byte.
     pub(super) fn shows_room(&self) -> bool {
@@ -192,7 +200,7 @@ impl Conn {
             self.holding_count().fetch_add(1, Ordering::SeqCst);
         }
         tx.sender.block();
-        tx.sender.request_update();
+        tx.tell_unsent();
         if tx.sender.publish_due() {
             self.publish(tx);
         }
@@ -300,7 +308,7 @@ impl Conn {
                 let n = tx.sender.space().min(most);
                 if held.len() > n as usize {
                     // The peer's answer to the last request has ended it.
-                    tx.sender.request_update();
+                    tx.tell_unsent();
                 }
                 self.put(tx, &[IoSlice::new(bytes)], 0, n, held.len() > n as usize)
             }
