@@ -266,23 +266,4 @@ mod tests {
             prop_assert!(model.0.is_empty() && queue.chunks.is_empty());
         }
     }
-
-    #[test]
-    fn a_process_has_so_many_bytes_in_queues_and_no_more() {
-        // Other tests of this process have queues, too.
-        let piece = vec![7; 4 << 20];
-        let mut queues: Vec<ByteQueue> = Vec::new();
-        loop {
-            let mut queue = ByteQueue::default();
-            let n = queue.append(&piece, usize::MAX);
-            queues.push(queue);
-            if n < piece.len() {
-                break;
-            }
-        }
-        let all: usize = queues.iter().map(ByteQueue::len).sum();
-        assert!(all <= MAX_CHUNKS * CHUNK_LEN && all > (MAX_CHUNKS - 200) * CHUNK_LEN, "{all}");
-        drop(queues);
-        assert_eq!(ByteQueue::default().append(&piece, usize::MAX), piece.len());
-    }
 }
