@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! MariaDB: a thread per connection, and a server that speaks first.
+//! MariaDB: a thread per connection, and a server that speaks first. ZooKeeper: Java, with watches.
 
 use crate::bed::{Net, Place};
-use crate::case::{Carried, seconds};
-use crate::script::Script;
+use crate::case::{Carried, seconds, times};
+use crate::script::{Script, code};
 
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
@@ -55,4 +55,39 @@ fn mariadb() {
         }
         .run(&net);
     }
+}
+
+#[test]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
+fn zookeeper() {
+    let net = Net::new();
+    let server = |place: &Place| {
+        place.script(
+            "server",
+            r#"
+            cat >$D/zoo.cfg <<END
+dataDir=$D/data
+clientPortAddress=$A
+clientPort=$P
+admin.enableServer=false
+END
+            exec java -cp /usr/share/java/zookeeper.jar \
+                org.apache.zookeeper.server.quorum.QuorumPeerMain $D/zoo.cfg
+            "#,
+        )
+    };
+    let client = format!("/usr/bin/python3 {} $A $P $N\nrate $N", code("zookeeper.py"));
+    Script {
+        name: "ZooKeeper, a watch each",
+        needs: &[
+            "java",
+            "/usr/share/java/zookeeper.jar",
+            "/usr/lib/python3/dist-packages/kazoo/__init__.py",
+        ],
+        server: &server,
+        client: &client,
+        count: times(50, 1000),
+        carried: Carried::Both,
+    }
+    .run(&net);
 }

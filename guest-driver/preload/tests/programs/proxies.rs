@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! HAProxy in front of nginx.
+//! HAProxy, stunnel, Varnish and Squid in front of nginx.
 
 use crate::bed::{Net, Place, Program};
 use crate::case::{Carried, times};
@@ -110,6 +110,130 @@ fn haproxy_reloads() {
         server: &|place| haproxy(place, "  mode http", start),
         client: BESIDE_A_SLOW_READER,
         count: 6,
+        carried: Carried::Server,
+    }
+    .run(&net);
+}
+
+/// nginx, and a program in front of it that `start` begins.
+fn before_nginx(place: &Place, start: &str) -> Program {
+    let behind = Place { address: place.address, port: free_port(), dir: place.dir.clone() };
+    let nginx = nginx_with(&behind, "", "").line();
+    let port = behind.port;
+    place.script("server", &format!("B={port}\nrun {nginx}\nawait_port $B\n{start}\n{SERVE}"))
+}
+
+/// Both files, several times. The script before it says what `fetch` is.
+const FILES: &str = r#"
+for n in $(seq $N); do
+    fetch large >$D/got
+    cmp $D/large $D/got
+    fetch small >$D/got
+    cmp $D/small $D/got
+done
+rate $N
+"#;
+
+/// TLS at both ends of a pipe: plain bytes of curl go through a stunnel of its own.
+#[test]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
+fn stunnel() {
+    let net = Net::new();
+    let start = r#"
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
+        -subj /CN=smc -keyout $D/key.pem -out $D/certificate.pem 2>$D/openssl
+    cat >$D/stunnel.conf <<END
+foreground = yes
+pid =
+cert = $D/certificate.pem
+key = $D/key.pem
+[web]
+accept = $A:$P
+connect = $A:$B
+END
+    run stunnel $D/stunnel.conf
+    "#;
+    let client = r#"
+    cat >$D/client.conf <<END
+client = yes
+foreground = yes
+pid =
+[web]
+accept = 127.0.0.1:$((P + 1))
+connect = $A:$P
+END
+    run stunnel $D/client.conf
+    await_port $((P + 1))
+    fetch() { curl -sS --fail http://127.0.0.1:$((P + 1))/$1; }
+    "#;
+    Script {
+        name: "stunnel at both ends",
+        needs: &["nginx", "stunnel", "openssl", "curl"],
+        server: &|place| before_nginx(place, start),
+        client: &format!("{client}{FILES}"),
+        count: times(3, 30),
+        // Each end consists of programs that connect to each other.
+        carried: Carried::Any,
+    }
+    .run(&net);
+}
+
+/// A cache: one process that starts another, which has the threads.
+#[test]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
+fn varnish() {
+    let net = Net::new();
+    let start = r#"
+    cat >$D/varnish.vcl <<END
+vcl 4.1;
+backend default { .host = "$A"; .port = "$B"; }
+END
+    run varnishd -j none -F -n $D/varnish -a $A:$P -f $D/varnish.vcl -s malloc,100m
+    "#;
+    Script {
+        name: "Varnish",
+        needs: &["nginx", "varnishd", "curl"],
+        server: &|place| before_nginx(place, start),
+        client: &format!("fetch() {{ curl -sS --fail http://$A:$P/$1; }}\n{FILES}"),
+        count: times(3, 30),
+        carried: Carried::Server,
+    }
+    .run(&net);
+}
+
+/// A proxy that clients ask for pages of others, and by CONNECT for a way through.
+#[test]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
+fn squid() {
+    let net = Net::new();
+    let start = r#"
+    cat >$D/squid.conf <<END
+http_port $A:$P
+http_access allow all
+cache deny all
+access_log none
+cache_log /dev/null
+pid_filename none
+coredump_dir $D
+shutdown_lifetime 0 seconds
+END
+    echo $B >$D/behind
+    run squid -N -n test$P -f $D/squid.conf
+    "#;
+    let client = r#"
+    fetch() {
+        curl -sS --fail -x http://$A:$P http://$A:$(cat $D/behind)/$1 >$D/plain
+        curl -sS --fail --proxytunnel -x http://$A:$P http://$A:$(cat $D/behind)/$1 >$D/through
+        cmp $D/plain $D/through
+        cat $D/plain
+    }
+    "#;
+    Script {
+        name: "Squid",
+        needs: &["nginx", "squid", "curl"],
+        server: &|place| before_nginx(place, start),
+        client: &format!("{client}{FILES}"),
+        count: times(3, 30),
         carried: Carried::Server,
     }
     .run(&net);

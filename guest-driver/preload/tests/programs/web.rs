@@ -37,7 +37,7 @@ for n in 1 2 3; do
     cmp $D/large $D/got
     cmp $D/small $D/got.small
 done
-if [ ! -e $D/apache.conf ]; then
+if [ ! -e $D/only_files ]; then
     hash=$(curl -sS --fail --data-binary @$D/large http://$A:$P/hash)
     [ "$hash" = "$(sha256sum <$D/large | cut -d ' ' -f 1)" ] || fail "the hash is $hash"
 fi
@@ -154,9 +154,28 @@ fn apache() {
                  <Directory {here}>\nRequire all granted\n</Directory>\n"
             );
             std::fs::write(dir.join("apache.conf"), text).unwrap();
+            std::fs::write(dir.join("only_files"), "").unwrap();
             // It ends its process group.
             format!("setsid apache2 -f {here}/apache.conf -D FOREGROUND")
         };
         web(&format!("Apache, {kind}"), &["apache2"], &server, Carried::Both, &net);
     }
+}
+
+#[test]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
+fn lighttpd() {
+    let net = Net::new();
+    let server = |place: &Place| {
+        let Place { address, port, dir } = place;
+        let here = dir.display();
+        let text = format!(
+            "server.document-root = \"{here}\"\nserver.bind = \"{address}\"\nserver.port = {port}\n\
+             server.errorlog = \"{here}/log\"\nserver.max-keep-alive-requests = 1000000\n"
+        );
+        std::fs::write(dir.join("lighttpd.conf"), text).unwrap();
+        std::fs::write(dir.join("only_files"), "").unwrap();
+        format!("lighttpd -D -f {here}/lighttpd.conf")
+    };
+    web("lighttpd", &["lighttpd"], &server, Carried::Both, &net);
 }
