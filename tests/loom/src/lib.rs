@@ -4,5 +4,10 @@
 
 #[cfg(loom)]
 #[allow(dead_code, reason = "the tests use a part")]
+#[path = "../../../guest-driver/src/conn/end_word.rs"]
+mod end_word;
+
+#[cfg(loom)]
+#[allow(dead_code, reason = "the tests use a part")]
 #[path = "../../../guest-driver/src/reactor/work.rs"]
 mod work;

@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! How far a connection has ended, in one word.
+//!
+//! Each transition sets bits, and none clears one. So a thread that has seen a step of the end sees
+//! it for good, whatever other threads add. The failure is the one part with a choice: the first
+//! that is noted stays. A transition releases what its thread has done before, and a read of the
+//! word acquires it: whoever sees that the peer has said its last word finds the bytes before it.
+//! The tests below hold each transition in each state; `loom_tests` those of two threads at once.
+
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU32, Ordering};
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, Ordering};
+
+use bitflags::bitflags;
+
+/// Why calls fail, or read an end of data that the peer has not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// Calls fail with `ConnectionReset`.
+    Reset,
+    /// Calls fail with `ConnectionAborted`.
+    Aborted,
+    /// The peer's process has ended without a word, or TCP was reset after the peer's last byte.
+    /// Either is an end of data.
+    Ended,
+}
+
+bitflags! {
+    /// What the word says. At most one of the first three is set.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    struct Bits: u32 {
+        /// [`Failure::Reset`].
+        const RESET = 1;
+        /// [`Failure::Aborted`].
+        const ABORTED = 1 << 1;
+        /// [`Failure::Ended`].
+        const ENDED = 1 << 2;
+        /// A call has reported the failure, as SO_ERROR is reported once.
+        const REPORTED = 1 << 3;
+        /// One of the ends has aborted the connection, so unread bytes are discarded.
+        const PURGED = 1 << 4;
+        /// The peer has set "sending done" or "closed".
+        const PEER_DONE = 1 << 5;
+        /// The program reads no more.
+        const READ_SHUT = 1 << 6;
+        /// This end writes no more.
+        const WRITE_SHUT = 1 << 7;
+        /// Both ends have finished with the own buffer.
+        const FINISHED = 1 << 8;
+        const FAILURE = Self::RESET.bits() | Self::ABORTED.bits() | Self::ENDED.bits();
+    }
+}
+
+impl From<Failure> for Bits {
+    fn from(failure: Failure) -> Bits {
+        match failure {
+            Failure::Reset => Bits::RESET,
+            Failure::Aborted => Bits::ABORTED,
+            Failure::Ended => Bits::ENDED,
+        }
+    }
+}
+
+/// How far one connection has ended.
+#[derive(Debug)]
+pub(super) struct EndWord(AtomicU32);
+
+impl EndWord {
+    /// The word of a connection that has just begun.
+    pub(super) fn new() -> EndWord {
+        EndWord(AtomicU32::new(0))
+    }
+
+    #[inline]
+    fn bits(&self) -> Bits {
+        Bits::from_bits_retain(self.0.load(Ordering::Acquire))
+    }
+
+    /// Sets bits, and returns what the word said before.
+    fn set(&self, bits: Bits) -> Bits {
+        Bits::from_bits_retain(self.0.fetch_or(bits.bits(), Ordering::AcqRel))
+    }
+
+    /// Notes why calls fail from now on. The first failure stays.
+    pub(super) fn fail(&self, failure: Failure) {
+        let first = |word: u32| {
+            let bits = Bits::from_bits_retain(word);
+            (!bits.intersects(Bits::FAILURE)).then(|| (bits | failure.into()).bits())
+        };
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, first);
+    }
+
+    /// The failure of the connection.
+    #[inline]
+    pub(super) fn failure(&self) -> Option<Failure> {
+        let failure = self.bits() & Bits::FAILURE;
+        if failure.is_empty() {
+            None
+        } else if failure.contains(Bits::RESET) {
+            Some(Failure::Reset)
+        } else if failure.contains(Bits::ABORTED) {
+            Some(Failure::Aborted)
+        } else {
+            Some(Failure::Ended)
+        }
+    }
+
+    /// Whether the connection has a failure.
+    #[inline]
+    pub(super) fn has_failed(&self) -> bool {
+        self.bits().intersects(Bits::FAILURE)
+    }
+
+    /// Notes that a call reports the failure. `true`: none has before.
+    pub(super) fn report(&self) -> bool {
+        !self.set(Bits::REPORTED).contains(Bits::REPORTED)
+    }
+
+    /// Notes that one of the ends has aborted the connection.
+    pub(super) fn purge(&self) {
+        self.set(Bits::PURGED);
+    }
+
+    /// Whether unread bytes are discarded.
+    #[inline]
+    pub(super) fn is_purged(&self) -> bool {
+        self.bits().contains(Bits::PURGED)
+    }
+
+    /// Notes that the peer has said that it sends no more.
+    pub(super) fn end_of_peer(&self) {
+        self.set(Bits::PEER_DONE);
+    }
+
+    /// Whether the peer has said that it sends no more.
+    #[inline]
+    pub(super) fn is_peer_done(&self) -> bool {
+        self.bits().contains(Bits::PEER_DONE)
+    }
+
+    /// Notes that reads return end of data once the ring is empty.
+    pub(super) fn shut_read(&self) {
+        self.set(Bits::READ_SHUT);
+    }
+
+    /// Whether the program reads no more.
+    #[inline]
+    pub(super) fn is_read_shut(&self) -> bool {
+        self.bits().contains(Bits::READ_SHUT)
+    }
+
+    /// Notes that this end writes no more.
+    pub(super) fn shut_write(&self) {
+        self.set(Bits::WRITE_SHUT);
+    }
+
+    /// Whether this end writes no more.
+    #[inline]
+    pub(super) fn is_write_shut(&self) -> bool {
+        self.bits().contains(Bits::WRITE_SHUT)
+    }
+
+    /// Notes that both ends have finished with the own buffer, which may serve another connection.
+    pub(super) fn finish(&self) {
+        self.set(Bits::FINISHED);
+    }
+
+    /// Whether the own buffer may serve another connection.
+    pub(super) fn is_finished(&self) -> bool {
+        self.bits().contains(Bits::FINISHED)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Event {
+        Fail(Failure),
+        Report,
+        Purge,
+        EndOfPeer,
+        ShutRead,
+        ShutWrite,
+        Finish,
+    }
+
+    const EVENTS: [Event; 9] = [
+        Event::Fail(Failure::Reset),
+        Event::Fail(Failure::Aborted),
+        Event::Fail(Failure::Ended),
+        Event::Report,
+        Event::Purge,
+        Event::EndOfPeer,
+        Event::ShutRead,
+        Event::ShutWrite,
+        Event::Finish,
+    ];
+
+    /// What the callers of a word see of it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Seen {
+        failure: Option<Failure>,
+        reported: bool,
+        purged: bool,
+        peer_done: bool,
+        read_shut: bool,
+        write_shut: bool,
+        finished: bool,
+    }
+
+    /// Every state: each failure with each choice of the six flags.
+    fn states() -> Vec<Seen> {
+        let failures = [None, Some(Failure::Reset), Some(Failure::Aborted), Some(Failure::Ended)];
+        let flags = (0..64u32).map(|flags| move |at: u32| flags & (1 << at) != 0);
+        flags
+            .flat_map(|flag| {
+                failures.map(|failure| Seen {
+                    failure,
+                    reported: flag(0),
+                    purged: flag(1),
+                    peer_done: flag(2),
+                    read_shut: flag(3),
+                    write_shut: flag(4),
+                    finished: flag(5),
+                })
+            })
+            .collect()
+    }
+
+    /// Carries an event out, and says what [`EndWord::report`] has returned.
+    fn carry_out(word: &EndWord, event: Event) -> Option<bool> {
+        match event {
+            Event::Fail(failure) => word.fail(failure),
+            Event::Report => return Some(word.report()),
+            Event::Purge => word.purge(),
+            Event::EndOfPeer => word.end_of_peer(),
+            Event::ShutRead => word.shut_read(),
+            Event::ShutWrite => word.shut_write(),
+            Event::Finish => word.finish(),
+        }
+        None
+    }
+
+    /// A word in this state, made by the events that lead there.
+    fn word_in(state: Seen) -> EndWord {
+        let word = EndWord::new();
+        if let Some(failure) = state.failure {
+            word.fail(failure);
+        }
+        for (set, event) in [
+            (state.reported, Event::Report),
+            (state.purged, Event::Purge),
+            (state.peer_done, Event::EndOfPeer),
+            (state.read_shut, Event::ShutRead),
+            (state.write_shut, Event::ShutWrite),
+            (state.finished, Event::Finish),
+        ] {
+            if set {
+                carry_out(&word, event);
+            }
+        }
+        word
+    }
+
+    /// What the word says; a report shows in the bits only.
+    fn seen(word: &EndWord) -> Seen {
+        assert_eq!(word.has_failed(), word.failure().is_some());
+        Seen {
+            failure: word.failure(),
+            reported: word.bits().contains(Bits::REPORTED),
+            purged: word.is_purged(),
+            peer_done: word.is_peer_done(),
+            read_shut: word.is_read_shut(),
+            write_shut: word.is_write_shut(),
+            finished: word.is_finished(),
+        }
+    }
+
+    #[test]
+    fn every_event_in_every_state_adds_what_it_says_and_takes_nothing_away() {
+        assert_eq!(states().len(), 256);
+        for state in states() {
+            for event in EVENTS {
+                let word = word_in(state);
+                assert_eq!(seen(&word), state);
+                let mut expected = state;
+                match event {
+                    Event::Fail(failure) => {
+                        expected.failure = Some(state.failure.unwrap_or(failure));
+                    }
+                    Event::Report => expected.reported = true,
+                    Event::Purge => expected.purged = true,
+                    Event::EndOfPeer => expected.peer_done = true,
+                    Event::ShutRead => expected.read_shut = true,
+                    Event::ShutWrite => expected.write_shut = true,
+                    Event::Finish => expected.finished = true,
+                }
+                let first = carry_out(&word, event);
+                assert_eq!(seen(&word), expected, "{event:?} in {state:?}");
+                assert!(first.is_none_or(|first| first != state.reported), "{state:?}");
+                assert_ne!(carry_out(&word, event), Some(true), "reported twice");
+                assert_eq!(seen(&word), expected, "{event:?} again in {state:?}");
+            }
+        }
+    }
+}
+
+/// `RUSTFLAGS="--cfg loom" cargo test --manifest-path tests/loom/Cargo.toml --release`
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU32;
+    use loom::thread;
+
+    use super::*;
+
+    #[test]
+    fn the_first_of_two_failures_stays_and_no_step_beside_it_is_lost() {
+        loom::model(|| {
+            let word = Arc::new(EndWord::new());
+            let others = [Failure::Reset, Failure::Ended].map(|failure| {
+                let word = word.clone();
+                thread::spawn(move || {
+                    word.fail(failure);
+                    word.failure()
+                })
+            });
+            word.end_of_peer();
+            let [one, other] = others.map(|other| other.join().unwrap());
+            assert!(one.is_some() && one == other, "{one:?}, {other:?}");
+            assert_eq!(word.failure(), one);
+            assert!(word.is_peer_done());
+        });
+    }
+
+    #[test]
+    fn whoever_sees_the_end_of_the_peer_sees_what_came_before_it() {
+        loom::model(|| {
+            let (word, bytes) = (Arc::new(EndWord::new()), Arc::new(AtomicU32::new(0)));
+            let sender = {
+                let (word, bytes) = (word.clone(), bytes.clone());
+                thread::spawn(move || {
+                    bytes.store(7, Ordering::Relaxed);
+                    word.end_of_peer();
+                })
+            };
+            // Another step in between does not break the chain.
+            word.shut_read();
+            if word.is_peer_done() {
+                assert_eq!(bytes.load(Ordering::Relaxed), 7);
+            }
+            sender.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn one_of_two_calls_reports_a_failure() {
+        loom::model(|| {
+            let word = Arc::new(EndWord::new());
+            word.fail(Failure::Aborted);
+            let other = {
+                let word = word.clone();
+                thread::spawn(move || word.report())
+            };
+            let mine = word.report();
+            assert!(mine != other.join().unwrap());
+        });
+    }
+}
