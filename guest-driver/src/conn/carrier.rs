@@ -7,6 +7,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use smc_core::connection::{EYE_CATCHER_LEN, Ring, RingError, SMCD_CONTROL_LEN, Sender};
@@ -34,6 +35,8 @@ pub(crate) enum Carrier {
 /// A pair of DMBs.
 pub(crate) struct DmbPair {
     theirs: Arc<PeerBuffer>,
+    /// This end writes the peer's buffer no more, so another connection may.
+    released: AtomicBool,
     peer: Arc<Peer>,
     info: SmcdInfo,
     // Dropped after `theirs`, which can be detached then.
@@ -247,7 +250,11 @@ impl Carrier {
     /// Lets the peer use its buffer for another connection: this end sends at most its last words.
     pub(super) fn release(&self) {
         match self {
-            Carrier::D(pair) => pair.theirs.release(),
+            Carrier::D(pair) => {
+                if !pair.released.swap(true, Ordering::Relaxed) {
+                    pair.theirs.release();
+                }
+            }
             Carrier::R(element) => element.release(),
         }
     }
@@ -307,7 +314,7 @@ impl DmbPair {
             window: theirs.dmb().is_window(),
             peer_host: established.peer_host.and_then(|h| h.hostname.text().map(str::to_owned)),
         };
-        DmbPair { theirs, peer, info, _slot: slot, own }
+        DmbPair { theirs, released: AtomicBool::new(false), peer, info, _slot: slot, own }
     }
 }
 

@@ -15,8 +15,8 @@ use smc_core::connection::{Actions, Event, State};
 use smc_core::wire::cdc::{ConsumerWord, StateFlags};
 
 use super::send_queue::UNSENT;
-use super::{ABORTED, Conn, Deadline, ENDED, NO_FAILURE, RESET, Tx};
-use ism_sys::{lock, poll_readable, reset_tcp, tcp_counts};
+use super::{Conn, Deadline, Failure, Tx};
+use ism_sys::{poll_readable, reset_tcp, tcp_counts};
 
 impl Conn {
     /// `shutdown`, either half or both.
@@ -52,7 +52,7 @@ impl Conn {
             let mut rx = self.rx();
             // A failure has ended the connection already.
             let _ = self.refresh_rx(&mut rx);
-            rx.receiver.available() > 0 && !self.read_shut.load(Ordering::Acquire)
+            rx.receiver.available() > 0 && !self.end.is_read_shut()
         };
         self.on(match abort {
             true => Event::Abort,
@@ -62,8 +62,8 @@ impl Conn {
 
     /// Resets the connection, but not its TCP connection: the program goes on with the socket of that.
     pub(crate) fn abandon(&self) {
-        self.discard_addresses();
-        drop(self.take_tcp());
+        self.tcp.discard_addresses();
+        drop(self.tcp.take());
         self.abort();
     }
 
@@ -81,7 +81,7 @@ impl Conn {
                 self.step(&mut tx, Event::Timeout);
             } else {
                 // As TCP, for as long as the peer lives.
-                tx.timer = Some(Instant::now() + self.close_timeout);
+                tx.timer = Some(Instant::now() + self.options.close_timeout);
             }
         }
         tx.close.state() == State::Closed
@@ -102,7 +102,7 @@ impl Conn {
     /// Checks the TCP connection for a reset or a late Decline. A FIN means nothing (CLOSE-44).
     pub(crate) fn check_tcp(&self) {
         let mut byte = [0u8; 1];
-        let peeked = match &*lock(&self.tcp) {
+        let peeked = match &*self.tcp.stream() {
             Some(tcp) => peek(tcp, &mut byte),
             None => return,
         };
@@ -131,7 +131,7 @@ impl Conn {
     /// the end of data if the peer has ended its direction; else an error, as on TCP.
     fn cut(&self, tx: &mut Tx) {
         if tx.close.peer_done() {
-            self.fail(ENDED);
+            self.end.fail(Failure::Ended);
         }
         self.step_and_keep(tx, Event::TcpReset);
     }
@@ -147,8 +147,8 @@ impl Conn {
 
     /// Ends the connection if its carrier has failed and no event has said more since.
     pub(super) fn check_carrier(&self) {
-        if self.carrier.has_failed() && !self.has_failed() {
-            self.carrier.ask_for_peer();
+        if self.carrier().has_failed() && !self.has_failed() {
+            self.carrier().ask_for_peer();
             self.lost();
         }
     }
@@ -164,7 +164,7 @@ impl Conn {
             match self.is_end_of_process(tx) {
                 Some(true) => {
                     self.on_peer_flags(tx, StateFlags::CLOSED);
-                    self.fail(ENDED);
+                    self.end.fail(Failure::Ended);
                 }
                 // The kernel may not have closed the process's sockets yet: the background thread
                 // comes back to it, by `check_carrier`.
@@ -176,7 +176,7 @@ impl Conn {
                     self.cut(tx);
                     // No answer can come.
                     self.step(tx, Event::Timeout);
-                    self.fail(RESET);
+                    self.end.fail(Failure::Reset);
                 }
             }
         }
@@ -191,7 +191,7 @@ impl Conn {
             self.reset_tcp();
             self.step(&mut tx, Event::TcpReset);
             self.step(&mut tx, Event::Timeout);
-            self.fail(RESET);
+            self.end.fail(Failure::Reset);
         }
         drop(tx);
         self.wake_all();
@@ -201,7 +201,7 @@ impl Conn {
     /// Nothing can be sent to the peer any more. `true`: the peer had said its last word, so nothing
     /// was lost.
     fn is_over_by_loss(&self, tx: &mut Tx) -> bool {
-        self.carrier.fail();
+        self.carrier().fail();
         self.refresh_tx(tx);
         tx.close.state() == State::Closed || tx.close.peer_flags().contains(StateFlags::CLOSED)
     }
@@ -215,14 +215,14 @@ impl Conn {
     ///
     /// `None`: TCP has said nothing yet.
     fn is_end_of_process(&self, tx: &mut Tx) -> Option<bool> {
-        let may_be = self.carrier.peer_has_left() && tx.sender.in_flight() == 0;
+        let may_be = self.carrier().peer_has_left() && tx.sender.in_flight() == 0;
         if !may_be || !self.tcp_has_ended()? {
             return Some(false);
         }
         // What the process wrote until its end, and whether it had read the last bytes.
         self.refresh_tx(tx);
         let has_read_all = tx.sender.in_flight() == 0 && tx.queue.is_empty();
-        Some(has_read_all && !self.peer_has_unsent() && self.carrier.has_memory())
+        Some(has_read_all && !self.peer_has_unsent() && self.carrier().has_memory())
     }
 
     /// Whether the peer's last words say that its send queue has bytes ([`UNSENT`]), which its program
@@ -234,7 +234,7 @@ impl Conn {
     /// Whether the peer's TCP has sent a FIN, and no RST; `None`: neither. The device may say that a
     /// process is gone a moment before the kernel has closed the process's sockets.
     fn tcp_has_ended(&self) -> Option<bool> {
-        let tcp = lock(&self.tcp);
+        let tcp = self.tcp.stream();
         let Some(tcp) = &*tcp else { return Some(false) };
         let mut byte = [0u8; 1];
         loop {
@@ -258,7 +258,7 @@ impl Conn {
     /// the end of its data. No call reports a failure before this is done, because the application
     /// may close the connection or exit then.
     pub(super) fn reset_tcp(&self) {
-        if let Some(tcp) = self.take_tcp() {
+        if let Some(tcp) = self.tcp.take() {
             reset_tcp(tcp);
         }
     }
@@ -276,7 +276,7 @@ impl Conn {
         // it throw the bytes away.
         self.step_and_keep(tx, Event::Peer { flags, unsent: !tx.queue.is_empty() });
         if tx.close.peer_done() {
-            self.peer_done.store(true, Ordering::Release);
+            self.end.end_of_peer();
         }
     }
 
@@ -296,7 +296,7 @@ impl Conn {
 
     fn carry_out(&self, tx: &mut Tx, actions: Actions) {
         if !tx.close.can_write() {
-            self.write_shut.store(true, Ordering::Release);
+            self.end.shut_write();
         }
         if actions.contains(Actions::RESET_TCP) {
             self.reset_tcp();
@@ -313,32 +313,28 @@ impl Conn {
         match action {
             Actions::PURGE => {
                 self.discard_held(tx);
-                self.purged.store(true, Ordering::Release);
+                self.end.purge();
             }
-            Actions::REPORT_RESET => self.fail(RESET),
-            Actions::REPORT_ABORTED => self.fail(ABORTED),
+            Actions::REPORT_RESET => self.end.fail(Failure::Reset),
+            Actions::REPORT_ABORTED => self.end.fail(Failure::Aborted),
             Actions::SEND_DONE => self.publish(tx),
             Actions::SEND_CLOSED | Actions::SEND_ABORT => self.publish_last(tx),
             // Woken under the lock, which they take when this thread has released it.
             Actions::WAKE_READERS | Actions::WAKE_WRITERS => self.wake_all(),
-            Actions::CLOSE_TCP => drop(self.take_tcp()),
+            Actions::CLOSE_TCP => drop(self.tcp.take()),
             Actions::STOP_TIMER => tx.timer = None,
-            Actions::START_CLOSE_TIMER => tx.timer = Some(Instant::now() + self.close_timeout),
+            Actions::START_CLOSE_TIMER => {
+                tx.timer = Some(Instant::now() + self.options.close_timeout)
+            }
             Actions::START_ABORT_TIMER => {
-                let wait = Duration::from_micros(ABORT_TIMEOUT_US).min(self.close_timeout);
+                let wait = Duration::from_micros(ABORT_TIMEOUT_US).min(self.options.close_timeout);
                 tx.timer = Some(Instant::now() + wait);
             }
-            Actions::REUSE_BUFFER => self.reuse.store(true, Ordering::Relaxed),
+            Actions::REUSE_BUFFER => self.end.finish(),
             // RESET_TCP was done before. Without REUSE_BUFFER, the drop of the connection unregisters
             // the buffer.
             _ => {}
         }
-    }
-
-    /// Makes calls fail from now on. The first failure stays.
-    pub(super) fn fail(&self, failure: u8) {
-        let _ =
-            self.failure.compare_exchange(NO_FAILURE, failure, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Waits until the peer has read everything or has closed, at most `timeout` (SO_LINGER).

@@ -26,13 +26,13 @@ impl Conn {
     /// Sets after how long a silence the way to the peer is tested; `None`: never.
     pub(crate) fn set_keepalive(&self, limit: Option<Duration>) {
         let (words, since) = (self.words(), Instant::now());
-        *lock(&self.keepalive) = limit.map(|limit| Silence { limit, words, since });
+        *lock(&self.options.keepalive) = limit.map(|limit| Silence { limit, words, since });
     }
 
     /// Tests the way to the peer if the connection has been silent for too long (RFC 7609 section
     /// 4.5.3). The link group knows whether the link was silent, too.
     pub(super) fn check_keepalive(&self) {
-        let mut keepalive = lock(&self.keepalive);
+        let mut keepalive = lock(&self.options.keepalive);
         let Some(silence) = &mut *keepalive else { return };
         let words = self.words();
         if words != silence.words {
@@ -46,7 +46,7 @@ impl Conn {
         silence.since = Instant::now();
         let limit = silence.limit;
         drop(keepalive);
-        self.carrier.test(limit);
+        self.carrier().test(limit);
     }
 
     /// The connection as it is now.
@@ -64,7 +64,7 @@ impl Conn {
         ConnectionSnapshot {
             local: addresses.map(|(local, _)| local),
             peer: addresses.map(|(_, peer)| peer),
-            info: self.carrier.info(),
+            info: self.carrier().info(),
             state: format!("{:?}", tx.close.state()),
             sent: tx.total,
             received,

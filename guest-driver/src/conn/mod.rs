@@ -11,20 +11,24 @@
 //! `smc_core::connection` check them. Words that cannot be true abort the connection.
 
 mod carrier;
+mod cursors;
 mod end;
+mod end_word;
 mod inherit;
 mod keepalive;
+mod options;
 mod park;
 mod ready;
 mod recv;
 mod send;
 mod send_queue;
+mod tcp;
 mod wait;
+mod waiting;
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use smc_core::connection::{Close, Event, Receiver, Sender};
@@ -32,33 +36,26 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 
 pub(crate) use carrier::Carrier;
 use carrier::no_ring;
-use keepalive::Silence;
+use cursors::ConsumerCursors;
+use end_word::{EndWord, Failure};
+use options::Options;
 use send_queue::SendQueue;
 pub(crate) use send_queue::{forget_unsent_bytes, has_unsent_bytes, hold_queues};
+use tcp::HandshakeTcp;
+use waiting::Waiting;
 
 pub(crate) use ready::LocalEnd;
 
 use crate::info::ConnectionInfo;
-use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::ReadinessFd;
 use crate::reactor::spin::Spin;
-use crate::reactor::wait::{Deadline, Waiter};
+use crate::reactor::wait::Deadline;
 use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
 use ism_sys::lock;
 
 /// Bytes of a long write between two updates of the producer cursor. Updates cost little at this
 /// size, and the peer can read one part while this end writes the next.
 const CHUNK: u32 = 64 << 10;
-
-/// The connection has not ended abnormally.
-const NO_FAILURE: u8 = 0;
-/// Calls fail with `ConnectionReset`.
-const RESET: u8 = 1;
-/// Calls fail with `ConnectionAborted`.
-const ABORTED: u8 = 2;
-/// The peer's process has ended without a word, or TCP was reset after the peer's last byte. Either
-/// is an end of data.
-const ENDED: u8 = 3;
 
 /// The send side.
 pub(super) struct Tx {
@@ -101,57 +98,13 @@ pub(super) struct Rx {
 pub(crate) struct Conn {
     tx: Mutex<Tx>,
     rx: Mutex<Rx>,
-    /// The consumer cursor, as the cursor part of a consumer word.
-    consumed: AtomicU64,
-    /// The last consumer cursor that was sent, in the same form.
-    announced: AtomicU64,
-    /// The peer has set "sending done" or "closed".
-    peer_done: AtomicBool,
-    /// [`NO_FAILURE`], [`RESET`] or [`ABORTED`].
-    failure: AtomicU8,
-    /// One of the ends has aborted the connection, so unread bytes are discarded.
-    purged: AtomicBool,
-    /// A call has reported the failure, as SO_ERROR is reported once.
-    reported: AtomicBool,
-    nonblocking: AtomicBool,
-    /// TCP_NODELAY, once it was set. It changes nothing.
-    nodelay: OnceLock<AtomicBool>,
-    /// `shutdown(read)`: reads return end of data once the ring is empty. Not under the lock of the
-    /// receive side, because a sleeping reader has to see it.
-    read_shut: AtomicBool,
-    /// This end writes no more. A sleeping writer has to see it, too.
-    write_shut: AtomicBool,
-    /// A write that must not wait found no room, and no poll has shown room since.
-    write_blocked: AtomicBool,
-    /// The send queue has bytes. Not under the lock of the send side, because
-    /// the reactor asks at every event.
-    holding: AtomicBool,
-    /// The background thread will check whether the peer knows of all that was read.
-    update_scheduled: AtomicBool,
-    /// Since when the peer is silent; `None`: silence is not tested.
-    keepalive: Mutex<Option<Silence>>,
-    /// Number of sleeping threads and pollers, plus one for a readiness descriptor.
-    waiters: AtomicU32,
-    sleepers: Mutex<Vec<Arc<Waiter>>>,
-    /// The words at the last [`ConnectionHandler::take_change`].
-    last_change: [AtomicU64; 2],
-    /// How threads sleep on the armed word of the line.
-    word_state: wait::WordState,
-    readiness: OnceLock<ReadinessFd>,
-    /// The entries of the pollers that watch the connection.
-    pollers: Mutex<Vec<Arc<PollEntry>>>,
-    spin: Spin,
+    cursors: ConsumerCursors,
+    end: EndWord,
+    waiting: Waiting,
+    options: Options,
+    tcp: HandshakeTcp,
     reactor: Arc<Reactor<Conn>>,
-    tcp: Mutex<Option<TcpStream>>,
-    /// Local and peer address, kept when the TCP connection ends before the application does.
-    addresses: OnceLock<(SocketAddr, SocketAddr)>,
-    /// No call will ask for the addresses any more.
-    addresses_discarded: AtomicBool,
-    /// This end writes the peer's buffer no more, so another connection may.
-    peer_buffer_released: AtomicBool,
-    close_timeout: Duration,
-    /// The own buffer may serve another connection.
-    reuse: AtomicBool,
+    /// Only [`Conn::carrier`] and the drop use it.
     carrier: Carrier,
 }
 
@@ -178,8 +131,8 @@ impl Conn {
         let receiver = Receiver::new(carrier.local_ring().map_err(no_ring)?);
         // The words of both ends before they have sent any: cursors at the start of the rings.
         let producer = ProducerWord { cursor: receiver.ring().start() }.to_u64();
-        let at = |cursor| ConsumerWord { cursor, ..Default::default() }.to_u64();
-        let (seen, consumed) = (at(sender.ring().start()), at(receiver.cursor()));
+        let seen = ConsumerWord { cursor: sender.ring().start(), ..Default::default() }.to_u64();
+        let cursors = ConsumerCursors::new(receiver.cursor());
         let mut close = Close::new();
         close.on(Event::Established);
         let tx = Tx {
@@ -206,38 +159,16 @@ impl Conn {
         let conn = Arc::new(Conn {
             tx: Mutex::new(tx),
             rx: Mutex::new(rx),
-            consumed: AtomicU64::new(consumed),
-            announced: AtomicU64::new(consumed),
-            peer_done: AtomicBool::new(false),
-            failure: AtomicU8::new(NO_FAILURE),
-            purged: AtomicBool::new(false),
-            reported: AtomicBool::new(false),
-            nonblocking: AtomicBool::new(false),
-            nodelay: OnceLock::new(),
-            read_shut: AtomicBool::new(false),
-            write_shut: AtomicBool::new(false),
-            write_blocked: AtomicBool::new(false),
-            holding: AtomicBool::new(false),
-            update_scheduled: AtomicBool::new(false),
-            keepalive: Mutex::new(None),
-            waiters: AtomicU32::new(0),
-            sleepers: Mutex::default(),
-            last_change: words.map(AtomicU64::new),
-            word_state: wait::WordState::default(),
-            readiness: OnceLock::new(),
-            pollers: Mutex::default(),
-            spin: Spin::of(spin),
+            cursors,
+            end: EndWord::new(),
+            waiting: Waiting::new(words, spin),
+            options: Options::new(close_timeout),
+            tcp: HandshakeTcp::new(tcp),
             reactor: reactor.clone(),
-            tcp: Mutex::new(Some(tcp)),
-            addresses: OnceLock::new(),
-            addresses_discarded: AtomicBool::new(false),
-            peer_buffer_released: AtomicBool::new(false),
-            close_timeout,
-            reuse: AtomicBool::new(false),
             carrier,
         });
-        reactor.register(conn.carrier.registration(), Arc::downgrade(&conn));
-        if conn.carrier.has_failed() {
+        reactor.register(conn.carrier().registration(), Arc::downgrade(&conn));
+        if conn.carrier().has_failed() {
             // The peer was lost before the reactor knew this connection.
             conn.check_carrier();
         }
@@ -246,7 +177,7 @@ impl Conn {
 
     /// What was negotiated.
     pub(crate) fn info(&self) -> ConnectionInfo {
-        self.carrier.info()
+        self.carrier().info()
     }
 
     /// The reactor of its device or RNICs.
@@ -259,62 +190,34 @@ impl Conn {
     /// # Errors
     /// `NotConnected`: the TCP connection has ended; or the error of `f`.
     pub(crate) fn with_tcp<T>(&self, f: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
-        match &*lock(&self.tcp) {
-            Some(tcp) => f(tcp),
-            None => Err(io::ErrorKind::NotConnected.into()),
-        }
+        self.tcp.with(f)
     }
 
-    /// Local and peer address of the TCP connection. Only this call asks the kernel for them,
-    /// because a short connection need not pay for two system calls.
+    /// Local and peer address of the TCP connection.
     pub(crate) fn addresses(&self) -> io::Result<(SocketAddr, SocketAddr)> {
-        match self.addresses.get() {
-            Some(addresses) => Ok(*addresses),
-            None => self.with_tcp(|tcp| Ok((tcp.local_addr()?, tcp.peer_addr()?))),
-        }
+        self.tcp.addresses()
     }
 
     /// Says that no call will ask for the addresses any more.
     pub(crate) fn discard_addresses(&self) {
-        self.addresses_discarded.store(true, Ordering::Relaxed);
-    }
-
-    /// Takes the TCP connection, and keeps the addresses if a call may ask for them.
-    fn take_tcp(&self) -> Option<TcpStream> {
-        if !self.addresses_discarded.load(Ordering::Relaxed)
-            && let Ok(addresses) = self.addresses()
-        {
-            let _ = self.addresses.set(addresses);
-        }
-        lock(&self.tcp).take()
+        self.tcp.discard_addresses();
     }
 
     /// Sets whether calls return `WouldBlock` instead of waiting.
     pub(crate) fn set_nonblocking(&self, on: bool) {
-        self.nonblocking.store(on, Ordering::Relaxed);
+        self.options.set_nonblocking(on);
     }
 
     /// Remembers TCP_NODELAY.
     pub(crate) fn set_nodelay(&self, on: bool) {
-        self.nodelay.get_or_init(AtomicBool::default).store(on, Ordering::Relaxed);
+        self.options.set_nodelay(on);
     }
 
     /// TCP_NODELAY as it was set, or else that of the TCP connection, which may have inherited it.
     pub(crate) fn nodelay(&self) -> io::Result<bool> {
-        match self.nodelay.get() {
-            Some(on) => Ok(on.load(Ordering::Relaxed)),
+        match self.options.nodelay() {
+            Some(on) => Ok(on),
             None => self.with_tcp(TcpStream::nodelay),
-        }
-    }
-
-    fn is_nonblocking(&self) -> bool {
-        self.nonblocking.load(Ordering::Relaxed)
-    }
-
-    /// Lets another connection write the peer's buffer. This one sends at most its last words.
-    fn release_peer_buffer(&self) {
-        if !self.peer_buffer_released.swap(true, Ordering::Relaxed) {
-            self.carrier.release();
         }
     }
 
@@ -326,20 +229,26 @@ impl Conn {
         lock(&self.rx)
     }
 
+    /// The carrier of both directions. All uses go through here, so that it can be exchanged.
+    #[inline]
+    fn carrier(&self) -> &Carrier {
+        &self.carrier
+    }
+
     #[inline]
     fn words(&self) -> [u64; 2] {
-        self.carrier.words()
+        self.carrier().words()
     }
 
     /// Whether the connection has ended in a way that its control words do not tell.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
-        self.failure.load(Ordering::Acquire) != NO_FAILURE
+        self.end.has_failed()
     }
 
     /// Whether calls fail with an error.
     pub(crate) fn has_error(&self) -> bool {
-        !matches!(self.failure.load(Ordering::Acquire), NO_FAILURE | ENDED)
+        !matches!(self.end.failure(), None | Some(Failure::Ended))
     }
 
     /// Fails if the connection has ended abnormally.
@@ -347,10 +256,10 @@ impl Conn {
     /// # Errors
     /// `ConnectionReset` or `ConnectionAborted`.
     fn check(&self) -> io::Result<()> {
-        match self.failure.load(Ordering::Acquire) {
-            NO_FAILURE | ENDED => Ok(()),
-            RESET => Err(io::ErrorKind::ConnectionReset.into()),
-            _ => Err(io::ErrorKind::ConnectionAborted.into()),
+        match self.end.failure() {
+            None | Some(Failure::Ended) => Ok(()),
+            Some(Failure::Reset) => Err(io::ErrorKind::ConnectionReset.into()),
+            Some(Failure::Aborted) => Err(io::ErrorKind::ConnectionAborted.into()),
         }
     }
 
@@ -358,8 +267,8 @@ impl Conn {
     fn note_report<T>(&self, result: io::Result<T>) -> io::Result<T> {
         use io::ErrorKind::{ConnectionAborted, ConnectionReset};
         if matches!(&result, Err(e) if matches!(e.kind(), ConnectionReset | ConnectionAborted)) {
-            self.reported.store(true, Ordering::Relaxed);
-            self.readiness.get().into_iter().for_each(ReadinessFd::clear_error);
+            self.end.report();
+            self.waiting.readiness.get().into_iter().for_each(ReadinessFd::clear_error);
         }
         result
     }
@@ -370,7 +279,7 @@ impl Conn {
         self.reactor.poll();
         self.ready();
         let error = self.check().err()?;
-        (!self.reported.swap(true, Ordering::Relaxed)).then_some(error)
+        self.end.report().then_some(error)
     }
 }
 
@@ -386,16 +295,10 @@ impl ConnectionHandler for Conn {
 
     fn take_change(&self) -> bool {
         let words = self.words();
-        let mut same = true;
-        for (last_change, word) in self.last_change.iter().zip(words) {
-            if last_change.load(Ordering::Relaxed) != word {
-                last_change.store(word, Ordering::Relaxed);
-                same = false;
-            }
-        }
+        let changed = self.waiting.take_change(words);
         // A peer may signal without new words, and then the line must be armed again. If two
         // connections share a line, the other one may have armed it since.
-        !same || !self.carrier.line().is_some_and(|line| line.is_quiet())
+        changed || !self.carrier().line().is_some_and(|line| line.is_quiet())
     }
 
     fn on_arrival(&self) {
@@ -420,7 +323,7 @@ impl ConnectionHandler for Conn {
     }
 
     fn has_waiters(&self) -> bool {
-        self.waiters.load(Ordering::SeqCst) != 0
+        self.waiting.count() != 0
     }
 
     fn on_recheck(&self) {
@@ -429,13 +332,13 @@ impl ConnectionHandler for Conn {
         // A reset concerns a connection that no call waits on as well (CLOSE-28).
         self.check_tcp();
         self.check_carrier();
-        self.carrier.probe_peer();
+        self.carrier().probe_peer();
     }
 
     fn on_lost(&self) {
         // The device reports the buffers of a peer that leaves ahead of the peer itself.
-        if self.carrier.may_hear_of_peer() {
-            self.carrier.fail();
+        if self.carrier().may_hear_of_peer() {
+            self.carrier().fail();
         } else {
             self.lost();
         }
@@ -448,16 +351,16 @@ impl ConnectionHandler for Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
-        self.reactor.remove(self.carrier.key());
-        if self.readiness.get().is_some() {
+        self.reactor.remove(self.carrier().key());
+        if self.waiting.readiness.get().is_some() {
             self.reactor.remove_pollable();
         }
-        if self.word_state.is_known() {
+        if self.waiting.word_state.is_known() {
             self.reactor.remove_unwatched();
         }
         self.end_holding();
-        self.release_peer_buffer();
-        if *self.reuse.get_mut() {
+        self.carrier.release();
+        if self.end.is_finished() {
             let rx = self.rx.get_mut().unwrap_or_else(PoisonError::into_inner);
             self.carrier.allow_reuse(rx.total);
         }

@@ -2,7 +2,6 @@
 //! Waiting for callers that try without blocking first.
 
 use std::io;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{Conn, reader_view};
@@ -27,7 +26,7 @@ impl Conn {
         match write {
             true => self.await_room(&end, on_word, seen[1], was_interrupted)?,
             false => self.wait_as(&end, on_word, || {
-                let read_shut = || self.read_shut.load(Ordering::Acquire);
+                let read_shut = || self.end.is_read_shut();
                 reader_view(self.words()) != reader_view(seen) || read_shut() || was_interrupted()
             })?,
         }

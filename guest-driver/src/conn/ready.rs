@@ -4,7 +4,6 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use smc_core::connection::Sender;
 use smc_core::wire::cdc::StateFlags;
@@ -13,7 +12,6 @@ use virtio_ism_abi::signal::Sleepers;
 use super::{Conn, Rx, reader_view};
 use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::{ReadinessFd, Ready};
-use ism_sys::lock;
 
 /// What the control words of a connection do not show of its readiness.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,7 +42,7 @@ impl Conn {
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
         let failed = self.has_error();
-        let shut = self.read_shut.load(Ordering::Acquire);
+        let shut = self.end.is_read_shut();
         // The peer closed, so that nothing goes either way, or both directions have ended.
         let closed = tx.close.peer_flags().contains(StateFlags::CLOSED);
         let said = tx.close.flags().union(tx.close.pending());
@@ -68,8 +66,8 @@ impl Conn {
     pub(crate) fn local_end(&self) -> LocalEnd {
         LocalEnd {
             failed: self.has_failed(),
-            read_shut: self.read_shut.load(Ordering::Acquire),
-            write_blocked: self.write_blocked.load(Ordering::Relaxed),
+            read_shut: self.end.is_read_shut(),
+            write_blocked: self.waiting.is_write_blocked(),
         }
     }
 
@@ -78,16 +76,16 @@ impl Conn {
     /// # Errors
     /// No descriptor is left.
     pub(crate) fn pollable(&self) -> io::Result<BorrowedFd<'_>> {
-        if let Some(readiness) = self.readiness.get() {
+        if let Some(readiness) = self.waiting.readiness.get() {
             return Ok(readiness.as_fd());
         }
         let readiness = ReadinessFd::new()?;
-        if self.readiness.set(readiness).is_ok() {
-            self.add_waiter();
+        if self.waiting.readiness.set(readiness).is_ok() {
+            self.waiting.add_waiter();
             self.reactor.add_pollable();
         }
         self.sync_readiness();
-        match self.readiness.get() {
+        match self.waiting.readiness.get() {
             Some(readiness) => Ok(readiness.as_fd()),
             None => Err(io::ErrorKind::NotFound.into()),
         }
@@ -99,7 +97,7 @@ impl Conn {
     /// No descriptor is left.
     pub(crate) fn pollable_exact(&self) -> io::Result<BorrowedFd<'_>> {
         self.pollable()?;
-        if let Some(readiness) = self.readiness.get() {
+        if let Some(readiness) = self.waiting.readiness.get() {
             readiness.make_exact();
             self.sync_readiness();
         }
@@ -108,7 +106,7 @@ impl Conn {
 
     /// A read has taken all bytes, and the descriptor may have to show that.
     pub(super) fn note_empty(&self, rx: &mut Rx) {
-        if self.readiness.get().is_some_and(ReadinessFd::is_exact) {
+        if self.waiting.readiness.get().is_some_and(ReadinessFd::is_exact) {
             self.sync_readiness_locked(rx);
         }
     }
@@ -116,21 +114,21 @@ impl Conn {
     /// Makes the readiness descriptor, if there is one, show the present readiness, and arms the
     /// line for the next change.
     pub(super) fn sync_readiness(&self) {
-        if self.readiness.get().is_some() {
+        if self.waiting.readiness.get().is_some() {
             self.sync_readiness_locked(&mut self.rx());
         }
     }
 
     fn sync_readiness_locked(&self, rx: &mut Rx) {
-        let Some(readiness) = self.readiness.get() else { return };
+        let Some(readiness) = self.waiting.readiness.get() else { return };
         // A limit, because a peer may signal without end.
         for _ in 0..64 {
             let ready = self.ready_locked(rx);
             if ready.writable {
-                self.write_blocked.store(false, Ordering::Relaxed);
+                self.waiting.set_write_blocked(false);
             }
             // The descriptor shows "writable" until a write has found no room and said so.
-            let blocked = self.write_blocked.load(Ordering::Relaxed);
+            let blocked = self.waiting.is_write_blocked();
             let shown = Ready { writable: ready.writable || !blocked, ..ready };
             readiness.show(shown);
             let waits = !ready.hang_up && (!shown.readable || !shown.writable);
@@ -145,33 +143,33 @@ impl Conn {
     /// Whether a read of a non-blocking socket that found nothing would find nothing still. The
     /// readiness descriptor, if there is one, shows the result.
     pub(super) fn has_nothing_to_read(&self, rx: &mut Rx) -> bool {
-        if self.readiness.get().is_none() {
+        if self.waiting.readiness.get().is_none() {
             return reader_view(self.words()) == reader_view(rx.seen) && !self.has_failed();
         }
         self.sync_readiness_locked(rx);
-        rx.receiver.readable() == 0 && !self.has_failed() && !self.peer_done.load(Ordering::Acquire)
+        rx.receiver.readable() == 0 && !self.has_failed() && !self.end.is_peer_done()
     }
 
     /// Adds a poller, which looks at the connection afterwards. `true`: from then on its queue and
     /// `Reactor::poll_lines` tell it of every change; `false`: it arms the connection before it
     /// sleeps, and compares the control words.
     pub(crate) fn add_poller(&self, entry: &Arc<PollEntry>) -> bool {
-        let mut pollers = lock(&self.pollers);
+        let mut pollers = self.waiting.pollers();
         pollers.push(entry.clone());
-        self.add_waiter();
-        match self.carrier.line_in_slab() {
+        self.waiting.add_waiter();
+        match self.carrier().line_in_slab() {
             Some(line) => {
                 line.set_in_slab(true);
                 true
             }
             // An RNIC's completions name connections.
-            None => self.carrier.must_be_polled(),
+            None => self.carrier().must_be_polled(),
         }
     }
 
     /// Undoes one [`Conn::add_poller`].
     pub(crate) fn remove_poller(&self, entry: &Arc<PollEntry>) {
-        let mut pollers = lock(&self.pollers);
+        let mut pollers = self.waiting.pollers();
         let Some(at) = pollers.iter().position(|other| Arc::ptr_eq(other, entry)) else { return };
         pollers.swap_remove(at);
         // The line stays in its slab: another connection of its wait group, or the parent of this
@@ -188,8 +186,8 @@ impl Conn {
     /// Undoes [`Conn::arm_for_poller`].
     pub(crate) fn disarm_for_poller(&self) {
         // Sleeping threads and the readiness descriptor need the armed line.
-        if self.waiters.load(Ordering::SeqCst) <= 1
-            && let Some(line) = self.carrier.line()
+        if self.waiting.count() <= 1
+            && let Some(line) = self.carrier().line()
         {
             line.disarm_as(Sleepers::KICK);
         }

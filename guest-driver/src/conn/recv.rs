@@ -2,12 +2,11 @@
 //! The receive side: out of the own ring.
 
 use std::io::{self, IoSliceMut};
-use std::sync::atomic::Ordering;
 
 use smc_core::connection::{OobError, UpdateDecision, UrgentEvent, read_words};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
-use super::{Conn, Deadline, RESET, Rx, reader_view};
+use super::{Conn, Deadline, Failure, Rx, reader_view};
 use crate::reactor::DelayedUpdate;
 
 /// Most slices that one vectored read fills.
@@ -40,19 +39,19 @@ impl Conn {
         }
         let mut rx = self.rx();
         loop {
-            if rx.failed || self.purged.load(Ordering::Acquire) {
+            if rx.failed || self.end.is_purged() {
                 self.check()?;
             }
             if (rx.receiver.readable() as usize) < wanted {
                 let ended = self.refresh_rx(&mut rx);
-                if self.purged.load(Ordering::Acquire) {
+                if self.end.is_purged() {
                     self.check()?;
                 }
                 if rx.receiver.readable() == 0 {
                     // What a peer wrote before it vanished or aborted is delivered before the error
                     // is, and nothing after it: a peer that has not heard yet may go on.
                     self.check().inspect_err(|_| rx.failed = true)?;
-                    if ended? || self.read_shut.load(Ordering::Acquire) {
+                    if ended? || self.end.is_read_shut() {
                         return Ok(0);
                     }
                 }
@@ -67,14 +66,14 @@ impl Conn {
                 }
                 return Ok(n as usize);
             }
-            if self.is_nonblocking() {
+            if self.options.is_nonblocking() {
                 let before = reader_view(rx.seen);
                 // Without the lock, which calls of the reactor to this connection may take.
                 if self.reactor.must_be_polled() {
                     drop(rx);
                     self.reactor.poll();
                     rx = self.rx();
-                } else if self.readiness.get().is_none() && self.reactor.is_try_due() {
+                } else if self.waiting.readiness.get().is_none() && self.reactor.is_try_due() {
                     drop(rx);
                     self.reactor.try_poll();
                     rx = self.rx();
@@ -86,9 +85,7 @@ impl Conn {
             }
             let before = reader_view(rx.seen);
             drop(rx);
-            self.wait(deadline, || {
-                reader_view(self.words()) != before || self.read_shut.load(Ordering::Acquire)
-            })?;
+            self.wait(deadline, || reader_view(self.words()) != before || self.end.is_read_shut())?;
             rx = self.rx();
         }
     }
@@ -97,7 +94,7 @@ impl Conn {
     pub(super) fn refresh_rx(&self, rx: &mut Rx) -> io::Result<bool> {
         // Loaded before the words: the send side may learn of the end at any time, but only words
         // that are loaded later include the last bytes.
-        let was_done = self.peer_done.load(Ordering::Acquire);
+        let was_done = self.end.is_peer_done();
         let words = self.words();
         let mut ended = was_done;
         if reader_view(words) != reader_view(rx.seen) {
@@ -107,7 +104,7 @@ impl Conn {
         }
         if ended && !rx.ended {
             // The words of memory that is gone say that nothing more has arrived.
-            if !self.carrier.has_memory() {
+            if !self.carrier().has_memory() {
                 return Err(self.memory_lost());
             }
             rx.ended = true;
@@ -124,9 +121,9 @@ impl Conn {
         let flags = consumer.producer_flags - ProducerFlags::FAILOVER;
         let arrival = match rx.receiver.on_peer_producer(producer.cursor, flags) {
             Ok(arrival) => arrival,
-            Err(_) if !self.carrier.has_memory() => return Err(self.memory_lost()),
+            Err(_) if !self.carrier().has_memory() => return Err(self.memory_lost()),
             Err(violation) => {
-                tracing::warn!(peer = %self.carrier, %violation, "connection aborted");
+                tracing::warn!(peer = %self.carrier(), %violation, "connection aborted");
                 self.abort_locked(&mut self.tx());
                 return self.check().map(|()| StateFlags::empty());
             }
@@ -135,8 +132,8 @@ impl Conn {
         rx.arrivals += u64::from(arrival.bytes > 0);
         if let UrgentEvent::Present { offset } = arrival.urgent {
             let mut byte = [0u8];
-            self.carrier.copy_out(offset, &mut byte).map_err(io::Error::other)?;
-            if !self.carrier.has_memory() {
+            self.carrier().copy_out(offset, &mut byte).map_err(io::Error::other)?;
+            if !self.carrier().has_memory() {
                 return Err(self.memory_lost());
             }
             rx.receiver.remember_urgent(byte[0]);
@@ -171,32 +168,31 @@ impl Conn {
             }
             let [first, second] = rx.receiver.peek(done, room);
             let (a, b) = buf.split_at_mut(first.len as usize);
-            self.carrier.copy_out(first.offset, a)?;
+            self.carrier().copy_out(first.offset, a)?;
             if second.len != 0
                 && let Some(b) = b.get_mut(..second.len as usize)
             {
-                self.carrier.copy_out(second.offset, b)?;
+                self.carrier().copy_out(second.offset, b)?;
             }
             done += room;
         }
-        if self.carrier.has_memory() { Ok(done) } else { Err(self.memory_lost()) }
+        if self.carrier().has_memory() { Ok(done) } else { Err(self.memory_lost()) }
     }
 
     /// Ends the connection: its buffer is gone with the device, and the last reads may be zeros.
     #[cold]
     fn memory_lost(&self) -> io::Error {
         // Whatever the peer has said: not all of its bytes can be read.
-        self.fail(RESET);
+        self.end.fail(Failure::Reset);
         self.lost_locked(&mut self.tx());
         self.check().err().unwrap_or_else(|| io::ErrorKind::ConnectionReset.into())
     }
 
     /// The application has taken the next `n` bytes.
     fn consume(&self, rx: &mut Rx, n: u32) -> io::Result<()> {
-        let announced = ConsumerWord::from_u64(self.announced.load(Ordering::Relaxed));
-        rx.receiver.on_published(announced.cursor);
+        rx.receiver.on_published(self.cursors.announced());
         let decision = rx.receiver.consume(n);
-        self.note_cursor(rx);
+        self.cursors.note_consumed(rx.receiver.cursor());
         self.update(rx, decision);
         if !decision.is_due() {
             self.schedule_update();
@@ -208,25 +204,23 @@ impl Conn {
     /// application may not call again, and the peer may block until it knows.
     pub(super) fn schedule_update(&self) {
         // An update that is missed is sent at the next tick, after a second at most.
-        if !self.update_scheduled.load(Ordering::Relaxed)
-            && !self.update_scheduled.swap(true, Ordering::AcqRel)
-        {
-            self.reactor.schedule_update(self.carrier.key());
+        if self.cursors.want_update() {
+            self.reactor.schedule_update(self.carrier().key());
         }
     }
 
     /// Sends the update of [`Conn::schedule_update`], unless the application goes on reading.
     pub(super) fn flush_update(&self, read_before: Option<u64>) -> DelayedUpdate {
         self.answer_flags();
-        self.update_scheduled.store(false, Ordering::SeqCst);
+        self.cursors.clear_update();
         self.check_carrier();
-        let read = self.consumed.load(Ordering::Acquire);
-        if read == self.announced.load(Ordering::Relaxed) || self.has_failed() {
+        let read = self.cursors.consumed();
+        if self.cursors.knows(read) || self.has_failed() {
             return DelayedUpdate::None;
         }
         // An application that goes on reading, or answers, tells the peer sooner or at less cost.
         if read_before != Some(read) {
-            self.update_scheduled.store(true, Ordering::Relaxed);
+            self.cursors.keep_update();
             return DelayedUpdate::Since(read);
         }
         let mut tx = self.tx();
@@ -240,17 +234,10 @@ impl Conn {
         !(flags - ProducerFlags::FAILOVER).is_empty()
     }
 
-    /// Puts the consumer cursor into the next words that are sent.
-    fn note_cursor(&self, rx: &Rx) {
-        let cursor = ConsumerWord { cursor: rx.receiver.cursor(), ..Default::default() };
-        // Release: the bytes were copied out before the peer may learn that they were.
-        self.consumed.store(cursor.to_u64(), Ordering::Release);
-    }
-
     /// Sends the consumer cursor if that is due.
     fn update(&self, rx: &mut Rx, decision: UpdateDecision) {
         if decision.is_due() {
-            self.note_cursor(rx);
+            self.cursors.note_consumed(rx.receiver.cursor());
             let mut tx = self.tx();
             self.publish(&mut tx);
             drop(tx);
@@ -318,7 +305,7 @@ impl Conn {
     /// `shutdown(read)`: reads return end of data once the ring is empty; the peer is not told
     /// (CLOSE-16).
     pub(crate) fn shutdown_read(&self) {
-        self.read_shut.store(true, Ordering::Release);
+        self.end.shut_read();
         self.failed_or_shut();
     }
 }

@@ -4,7 +4,6 @@
 //! Rules kept here: CDC-27.
 
 use std::io::{self, IoSlice};
-use std::sync::atomic::Ordering;
 
 use smc_core::connection::Span;
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
@@ -66,8 +65,8 @@ impl Conn {
             if tx.sender.publish_due() {
                 self.publish(&mut tx);
             }
-            if self.is_nonblocking() {
-                self.write_blocked.store(true, Ordering::Relaxed);
+            if self.options.is_nonblocking() {
+                self.waiting.set_write_blocked(true);
                 if done > 0 {
                     drop(tx);
                     self.await_stall();
@@ -117,16 +116,16 @@ impl Conn {
         }
         tx.seen = word;
         let word = ConsumerWord::from_u64(word);
-        if word.producer_flags.contains(ProducerFlags::FAILOVER) && self.carrier.take_move() {
+        if word.producer_flags.contains(ProducerFlags::FAILOVER) && self.carrier().take_move() {
             tx.sender.peer_moved();
         }
         if let Err(violation) = tx.sender.on_peer_consumer(word.cursor) {
-            if !self.carrier.has_memory() {
+            if !self.carrier().has_memory() {
                 // These are not the peer's words: the device is gone, as the reactor is about to
                 // say.
                 return;
             }
-            tracing::warn!(peer = %self.carrier, %violation, "connection aborted");
+            tracing::warn!(peer = %self.carrier(), %violation, "connection aborted");
             self.abort_locked(tx);
             return;
         }
@@ -187,7 +186,7 @@ impl Conn {
             }
             let before = tx.seen;
             drop(tx);
-            let waited = match self.is_nonblocking() {
+            let waited = match self.options.is_nonblocking() {
                 true => Err(io::ErrorKind::WouldBlock.into()),
                 false => self.await_room(deadline, true, before, || false),
             };
@@ -212,8 +211,7 @@ impl Conn {
 
     /// The control words to send now.
     fn out_words(&self, tx: &Tx, flags: ProducerFlags, state: StateFlags) -> [u64; 2] {
-        // Acquire: partner of the Release in `note_cursor`.
-        let consumed = ConsumerWord::from_u64(self.consumed.load(Ordering::Acquire));
+        let consumed = ConsumerWord::from_u64(self.cursors.consumed());
         let consumer =
             ConsumerWord { cursor: consumed.cursor, producer_flags: flags, state_flags: state };
         [tx.sender.producer_word().to_u64(), consumer.to_u64()]
@@ -227,7 +225,7 @@ impl Conn {
         let sent = match tx.sender.flags_ahead() {
             None => {
                 let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
-                self.carrier.deliver(pieces, words, true).map(|()| words)
+                self.carrier().deliver(pieces, words, true).map(|()| words)
             }
             Some(flags) => self.deliver_flags_ahead(tx, pieces, flags),
         };
@@ -249,9 +247,9 @@ impl Conn {
         flags: ProducerFlags,
     ) -> Result<[u64; 2], DeliverError> {
         let [_, ahead] = self.out_words(tx, flags, tx.published);
-        self.carrier.deliver(pieces, [tx.producer, ahead], false)?;
+        self.carrier().deliver(pieces, [tx.producer, ahead], false)?;
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
-        self.carrier.deliver(&[], words, true)?;
+        self.carrier().deliver(&[], words, true)?;
         Ok(words)
     }
 
@@ -260,8 +258,7 @@ impl Conn {
         tx.producer = producer;
         tx.published = tx.close.flags();
         let cursor = ConsumerWord::from_u64(consumer).cursor;
-        let announced = ConsumerWord { cursor, ..Default::default() };
-        self.announced.store(announced.to_u64(), Ordering::Relaxed);
+        self.cursors.note_announced(cursor);
     }
 
     /// Sends the control words alone, if anything may still be sent.
@@ -274,8 +271,8 @@ impl Conn {
     pub(super) fn publish_last(&self, tx: &mut Tx) {
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
         // Before the words, because the peer may offer its buffer again as soon as it sees them.
-        self.release_peer_buffer();
-        match self.carrier.deliver(&[], words, true) {
+        self.carrier().release();
+        match self.carrier().deliver(&[], words, true) {
             Ok(()) => self.sent(tx, words),
             // The peer must not take the FIN of a process that exits now for an end.
             Err(_) => self.reset_tcp(),
@@ -283,10 +280,10 @@ impl Conn {
     }
 
     fn undeliverable(&self, tx: &mut Tx, error: DeliverError) -> io::Result<()> {
-        tracing::debug!(peer = %self.carrier, %error, "the peer's buffer is gone");
-        if self.carrier.may_hear_of_peer() {
+        tracing::debug!(peer = %self.carrier(), %error, "the peer's buffer is gone");
+        if self.carrier().may_hear_of_peer() {
             // The bytes count as written, as those that TCP sends to a peer that has ended just now.
-            self.carrier.fail();
+            self.carrier().fail();
             return Ok(());
         }
         self.lost_locked(tx);

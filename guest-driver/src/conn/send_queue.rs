@@ -195,7 +195,7 @@ impl Conn {
         if tx.queue.is_empty() {
             return;
         }
-        if !self.holding.swap(true, Ordering::SeqCst) {
+        if !self.waiting.holding.swap(true, Ordering::SeqCst) {
             self.watch_held();
             self.holding_count().fetch_add(1, Ordering::SeqCst);
         }
@@ -209,11 +209,11 @@ impl Conn {
 
     fn holding_count(&self) -> &'static AtomicUsize {
         let [inheritable, others] = &HOLDING;
-        if self.carrier.must_be_polled() { others } else { inheritable }
+        if self.carrier().must_be_polled() { others } else { inheritable }
     }
 
     fn watch_held(&self) {
-        self.add_waiter();
+        self.waiting.add_waiter();
         self.reactor.add_pollable();
     }
 
@@ -254,7 +254,7 @@ impl Conn {
 
     /// Whether bytes wait to be sent.
     pub(crate) fn has_held(&self) -> bool {
-        self.holding.load(Ordering::SeqCst)
+        self.waiting.holding.load(Ordering::SeqCst)
     }
 
     /// Sends what may be sent by now of the bytes that wait.
@@ -281,7 +281,7 @@ impl Conn {
     #[cold]
     pub(super) fn flush_held(&self, tx: &mut Tx) {
         while !tx.queue.is_empty() && tx.sender.space() > 0 {
-            if !tx.close.may_publish() || self.carrier.has_failed() {
+            if !tx.close.may_publish() || self.carrier().has_failed() {
                 return self.discard_held(tx);
             }
             // Not in its place meanwhile: a delivery that fails comes back here.
@@ -335,7 +335,7 @@ impl Conn {
     }
 
     pub(super) fn end_holding(&self) {
-        if self.holding.swap(false, Ordering::SeqCst) {
+        if self.waiting.holding.swap(false, Ordering::SeqCst) {
             let less = |holding: usize| holding.checked_sub(1);
             let count = self.holding_count();
             let _ = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
@@ -356,7 +356,7 @@ impl Conn {
         seen: u64,
         mut or: impl FnMut() -> bool,
     ) -> io::Result<()> {
-        let write_shut = || self.write_shut.load(Ordering::Acquire);
+        let write_shut = || self.end.is_write_shut();
         let changed = || self.words()[1] != seen || write_shut() || or();
         let queues_at = self.tx().queues_at();
         let ends_before = |at: Instant| deadline.left().is_some_and(|(now, left)| now + left < at);
@@ -398,11 +398,11 @@ impl Conn {
 
     /// Has a writer that must not wait, and was told that there is no room, learn that there is some.
     pub(super) fn check_blocked_writer(&self) {
-        if !self.write_blocked.load(Ordering::Relaxed) {
+        if !self.waiting.is_write_blocked() {
             return;
         }
         if self.ready().writable {
-            self.write_blocked.store(false, Ordering::Relaxed);
+            self.waiting.set_write_blocked(false);
             self.wake_all();
             return;
         }

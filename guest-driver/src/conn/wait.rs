@@ -7,7 +7,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Instant;
 
 use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers};
@@ -15,46 +14,6 @@ use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers};
 use super::Conn;
 use crate::reactor::Limit;
 use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Waiter, clear_interrupted};
-use ism_sys::{WordWait, lock};
-
-/// After this many sleeps in a row that the peer should have ended and did not, threads sleep in the
-/// reactor only.
-const MAX_MISSED: u8 = 3;
-
-/// How threads of a connection sleep on the armed word of its line.
-#[derive(Debug, Default)]
-pub(super) struct WordState {
-    /// A thread has slept so, and the reactor knows.
-    known: AtomicBool,
-    /// Sleeps in a row after which the peer had taken the word and had not woken the thread.
-    /// [`MAX_MISSED`]: threads do not sleep on the word any more.
-    missed: AtomicU8,
-}
-
-impl WordState {
-    /// Whether the reactor knows of sleepers on the word.
-    pub(super) fn is_known(&self) -> bool {
-        self.known.load(Ordering::Relaxed)
-    }
-
-    fn is_allowed(&self) -> bool {
-        self.missed.load(Ordering::Relaxed) < MAX_MISSED
-    }
-
-    /// Notes how a sleep ended. `taken`: the peer has taken the word.
-    fn note(&self, slept: WordWait, taken: bool) {
-        match slept {
-            WordWait::Woken => self.missed.store(0, Ordering::Relaxed),
-            WordWait::Refused => self.missed.store(MAX_MISSED, Ordering::Relaxed),
-            // The peer runs on another kernel after all, or does not want to wake.
-            WordWait::Ended if taken => {
-                let missed = self.missed.load(Ordering::Relaxed).saturating_add(1);
-                self.missed.store(missed, Ordering::Relaxed);
-            }
-            WordWait::Ended | WordWait::NotAsleep | WordWait::Interrupted => {}
-        }
-    }
-}
 
 impl Conn {
     /// Waits until `changed` returns `true` or the connection has failed. The caller holds no
@@ -83,15 +42,15 @@ impl Conn {
         }
         let mut done = || changed() || self.has_failed();
         // A poll of an RNIC's queues takes much longer than a check of memory.
-        let (spun, learns) = match self.carrier.must_be_polled() {
+        let (spun, learns) = match self.carrier().must_be_polled() {
             true => {
                 let poll = || {
                     self.reactor.poll();
                     done()
                 };
-                (self.spin.until_polled(poll), self.spin.spins_polled())
+                (self.waiting.spin.until_polled(poll), self.waiting.spin.spins_polled())
             }
-            false => (self.spin.until(&mut done), self.spin.learns()),
+            false => (self.waiting.spin.until(&mut done), self.waiting.spin.learns()),
         };
         if spun {
             return Ok(());
@@ -102,7 +61,7 @@ impl Conn {
         self.add_sleeper(&waiter);
         let result = self.sleep(&waiter, deadline, on_word, &mut done);
         if let (Ok(()), Some(start)) = (&result, start) {
-            self.spin.note_sleep(start.elapsed());
+            self.waiting.spin.note_sleep(start.elapsed());
         }
         self.remove_sleeper(&waiter);
         result
@@ -110,39 +69,17 @@ impl Conn {
 
     /// Adds a thread that is woken at every change.
     pub(crate) fn add_sleeper(&self, waiter: &Arc<Waiter>) {
-        let mut sleepers = lock(&self.sleepers);
-        sleepers.push(waiter.clone());
-        self.waiters.fetch_add(1, Ordering::SeqCst);
+        self.waiting.add_sleeper(waiter);
     }
 
     /// Undoes one [`Conn::add_sleeper`].
     pub(crate) fn remove_sleeper(&self, waiter: &Arc<Waiter>) {
-        let mut sleepers = lock(&self.sleepers);
-        if let Some(at) = sleepers.iter().position(|other| Arc::ptr_eq(other, waiter)) {
-            sleepers.swap_remove(at);
-            self.remove_waiter_locked(&mut sleepers);
-        }
+        self.waiting.remove_sleeper(waiter, self.carrier().line());
     }
 
-    /// Adds a waiter that is no sleeping thread.
-    pub(super) fn add_waiter(&self) {
-        let _sleepers = lock(&self.sleepers);
-        self.waiters.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Undoes one [`Conn::add_waiter`].
+    /// Undoes one [`Waiting::add_waiter`](super::waiting::Waiting::add_waiter).
     pub(super) fn remove_waiter(&self) {
-        self.remove_waiter_locked(&mut lock(&self.sleepers));
-    }
-
-    /// The last waiter disarms the line. Until then a signal costs the peer a wake-up. A waiter that
-    /// comes at this moment arms the line afterwards, because it needs the lock first.
-    fn remove_waiter_locked(&self, _sleepers: &mut Vec<Arc<Waiter>>) {
-        if self.waiters.fetch_sub(1, Ordering::SeqCst) == 1
-            && let Some(line) = self.carrier.line()
-        {
-            line.disarm();
-        }
+        self.waiting.remove_waiter(self.carrier().line());
     }
 
     /// Sleeps until `done`. Whoever wakes this thread has handled the event; this thread only checks
@@ -182,22 +119,20 @@ impl Conn {
 
     /// The line on whose word a thread may sleep now.
     fn futex_line(&self) -> Option<Line<'_>> {
-        let line = self.carrier.futex_line()?;
-        let room = self.waiters.load(Ordering::Relaxed) <= MAX_FUTEX_SLEEPERS;
-        (room && self.word_state.is_allowed()).then_some(line)
+        let line = self.carrier().futex_line()?;
+        let room = !self.waiting.exceeds(MAX_FUTEX_SLEEPERS);
+        (room && self.waiting.word_state.is_allowed()).then_some(line)
     }
 
     /// Sleeps while the armed word has this value.
     fn sleep_on_word(&self, waiter: &Waiter, count: u32, limit: Limit, line: Line<'_>, value: u32) {
-        if !self.word_state.known.load(Ordering::Relaxed)
-            && !self.word_state.known.swap(true, Ordering::SeqCst)
-        {
+        if self.waiting.word_state.begin() {
             self.reactor.add_unwatched();
         }
         clear_interrupted();
         let timeout = limit.map(|(_, left)| left);
         let slept = waiter.sleep_on_word(count, (line.armed, value), timeout);
-        self.word_state.note(slept, line.is_taken(Sleepers::FUTEX));
+        self.waiting.word_state.note(slept, line.is_taken(Sleepers::FUTEX));
     }
 
     /// Arms the signal line for a waiter that is woken through the device. `false`: a signal came
@@ -210,11 +145,11 @@ impl Conn {
     /// signal came before, so the caller checks again.
     fn arm_as(&self, how: Sleepers, me: Option<&Arc<Waiter>>) -> Option<u32> {
         // For guest memory the device reports every signal, armed or not.
-        let Some(line) = self.carrier.line() else { return Some(0) };
+        let Some(line) = self.carrier().line() else { return Some(0) };
         line.take();
         let (before, quiet) = line.arm_as(how);
         let taken = how == Sleepers::FUTEX && before & how.bits() == 0;
-        if taken && self.waiters.load(Ordering::SeqCst) > 1 {
+        if taken && self.waiting.count() > 1 {
             // The peer has taken the word since another thread armed it. That thread may not sleep
             // yet, and would then find the word as it expects it.
             self.wake_others(me);
@@ -225,7 +160,7 @@ impl Conn {
             // may be ready now, and a kick less for the peer is worth that others arm again.
             if how == Sleepers::KICK {
                 line.disarm_as(how);
-                if self.waiters.load(Ordering::SeqCst) > 1 {
+                if self.waiting.count() > 1 {
                     self.wake_others(me);
                 }
             }
@@ -236,7 +171,8 @@ impl Conn {
 
     fn wake_others(&self, but: Option<&Arc<Waiter>>) {
         let is_me = |other: &Arc<Waiter>| but.is_some_and(|me| Arc::ptr_eq(me, other));
-        let others: Vec<_> = lock(&self.sleepers).iter().filter(|w| !is_me(w)).cloned().collect();
+        let others: Vec<_> =
+            self.waiting.sleepers().iter().filter(|w| !is_me(w)).cloned().collect();
         for other in others {
             self.reactor.wake(&other);
         }
@@ -245,7 +181,7 @@ impl Conn {
 
     /// Wakes all sleepers and pollers of this connection.
     pub(super) fn wake_all(&self) {
-        if self.waiters.load(Ordering::SeqCst) == 0 {
+        if self.waiting.count() == 0 {
             return;
         }
         self.wake_sleepers();
@@ -255,7 +191,7 @@ impl Conn {
     /// Has the pollers of this connection look at it.
     fn wake_pollers(&self) {
         // A wake-up takes no other lock.
-        for poller in lock(&self.pollers).iter() {
+        for poller in self.waiting.pollers().iter() {
             if let Some(waiter) = poller.queue() {
                 self.reactor.wake(waiter);
             }
@@ -265,7 +201,7 @@ impl Conn {
     /// Wakes the threads that sleep for this connection.
     pub(super) fn wake_sleepers(&self) {
         let (first, others) = {
-            let sleepers = lock(&self.sleepers);
+            let sleepers = self.waiting.sleepers();
             let Some((first, others)) = sleepers.split_first() else { return };
             // Mostly there is one, for which this allocates nothing.
             (first.clone(), others.to_vec())

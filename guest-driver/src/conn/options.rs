@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Options of a connection, which change nothing that its peer sees at once.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
+
+use super::keepalive::Silence;
+
+/// The options of one connection.
+#[derive(Debug)]
+pub(super) struct Options {
+    nonblocking: AtomicBool,
+    /// TCP_NODELAY, once it was set. It changes nothing.
+    nodelay: OnceLock<AtomicBool>,
+    /// Since when the peer is silent; `None`: silence is not tested.
+    pub(super) keepalive: Mutex<Option<Silence>>,
+    /// How long a closed connection waits for the closing words of its peer.
+    pub(super) close_timeout: Duration,
+}
+
+impl Options {
+    pub(super) fn new(close_timeout: Duration) -> Options {
+        Options {
+            nonblocking: AtomicBool::new(false),
+            nodelay: OnceLock::new(),
+            keepalive: Mutex::new(None),
+            close_timeout,
+        }
+    }
+
+    /// Sets whether calls return `WouldBlock` instead of waiting.
+    pub(super) fn set_nonblocking(&self, on: bool) {
+        self.nonblocking.store(on, Ordering::Relaxed);
+    }
+
+    /// Whether calls return `WouldBlock` instead of waiting.
+    #[inline]
+    pub(super) fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Remembers TCP_NODELAY.
+    pub(super) fn set_nodelay(&self, on: bool) {
+        self.nodelay.get_or_init(AtomicBool::default).store(on, Ordering::Relaxed);
+    }
+
+    /// TCP_NODELAY as it was set; `None`: it was not.
+    pub(super) fn nodelay(&self) -> Option<bool> {
+        self.nodelay.get().map(|on| on.load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The TCP connection of the handshake, which stays open and silent as long as SMC carries bytes.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use ism_sys::{is_free, lock};
+
+/// The TCP connection of one SMC connection.
+#[derive(Debug)]
+pub(super) struct HandshakeTcp {
+    stream: Mutex<Option<TcpStream>>,
+    /// Local and peer address, kept when the TCP connection ends before the application does.
+    addresses: OnceLock<(SocketAddr, SocketAddr)>,
+    /// No call will ask for the addresses any more.
+    addresses_discarded: AtomicBool,
+}
+
+impl HandshakeTcp {
+    pub(super) fn new(stream: TcpStream) -> HandshakeTcp {
+        HandshakeTcp {
+            stream: Mutex::new(Some(stream)),
+            addresses: OnceLock::new(),
+            addresses_discarded: AtomicBool::new(false),
+        }
+    }
+
+    /// The stream; `None`: it has ended.
+    pub(super) fn stream(&self) -> MutexGuard<'_, Option<TcpStream>> {
+        lock(&self.stream)
+    }
+
+    /// Runs `f` on the stream.
+    ///
+    /// # Errors
+    /// `NotConnected`: the TCP connection has ended; or the error of `f`.
+    pub(super) fn with<T>(&self, f: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
+        match &*self.stream() {
+            Some(stream) => f(stream),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Local and peer address. Only this call asks the kernel for them, because a short connection
+    /// need not pay for two system calls.
+    pub(super) fn addresses(&self) -> io::Result<(SocketAddr, SocketAddr)> {
+        match self.addresses.get() {
+            Some(addresses) => Ok(*addresses),
+            None => self.with(|tcp| Ok((tcp.local_addr()?, tcp.peer_addr()?))),
+        }
+    }
+
+    /// Says that no call will ask for the addresses any more.
+    pub(super) fn discard_addresses(&self) {
+        self.addresses_discarded.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes the stream, and keeps the addresses if a call may ask for them.
+    pub(super) fn take(&self) -> Option<TcpStream> {
+        if !self.addresses_discarded.load(Ordering::Relaxed)
+            && let Ok(addresses) = self.addresses()
+        {
+            let _ = self.addresses.set(addresses);
+        }
+        self.stream().take()
+    }
+
+    /// Whether no thread holds the lock.
+    pub(super) fn is_unlocked(&self) -> bool {
+        is_free(&self.stream)
+    }
+
+    /// The descriptor of the stream.
+    pub(super) fn descriptor(&self) -> Option<RawFd> {
+        self.stream().as_ref().map(|stream| stream.as_fd().as_raw_fd())
+    }
+}
