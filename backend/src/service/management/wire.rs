@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::config::FileGuest;
-use crate::reload::ReloadInfo;
+use crate::service::reload::ReloadInfo;
 use crate::vhost::FAULTS;
 use crate::vhost::device_slot::GuestStatus;
 use virtio_ism_abi::Status;

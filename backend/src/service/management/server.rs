@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 
 use super::wire::{Answer, Guest, Request};
-use crate::error::DaemonError;
-use crate::guests::Guests;
-use crate::reload::{Reload, ReloadInfo};
+use crate::service::error::DaemonError;
+use crate::service::guests::Guests;
+use crate::service::reload::{Reload, ReloadInfo};
 use crate::vhost::event_loop::Registration;
 use crate::vhost::unix_socket::{Backlog, BoundSocket, SocketError};
 use crate::vhost::waker::{Waker, watch};

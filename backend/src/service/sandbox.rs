@@ -43,7 +43,7 @@ use seccompiler::{
 };
 use thiserror::Error;
 
-use crate::args::SandboxMode;
+use crate::service::args::SandboxMode;
 
 /// Why there is no sandbox.
 #[derive(Debug, Error)]
@@ -465,7 +465,7 @@ mod tests {
             _ => restrict_files([]).unwrap(),
         }
         restrict_syscalls(who, SandboxMode::On).unwrap();
-        let fcntl = |command, argument| crate::fork::fcntl(&own, command, argument);
+        let fcntl = |command, argument| crate::service::fork::fcntl(&own, command, argument);
         let nobody = rustix::process::Rlimit { current: Some(1), maximum: Some(1) };
         let tries: [(&str, &dyn Fn() -> Result<()>); 18] = [
             ("open", &|| rustix::fs::open(&file, OFlags::RDONLY, Mode::empty()).map(drop)),

@@ -23,7 +23,7 @@ mod client;
 mod server;
 mod wire;
 
-pub use crate::reload::ReloadInfo;
+pub use crate::service::reload::ReloadInfo;
 pub use client::{Client, ClientError};
 pub(crate) use server::{Access, Server};
 pub use wire::{AddGuest, Guest};

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::config::log_output::LogOutput;
 use crate::config::{ConfigError, DEFAULT_CHID, GuestSpec};
-use crate::management::{AddGuest, Client, ClientError, Guest, ReloadInfo};
+use crate::service::management::{AddGuest, Client, ClientError, Guest, ReloadInfo};
 
 /// The management socket of the service.
 const DEFAULT: &str = "/run/vhost-device-ism/management.sock";

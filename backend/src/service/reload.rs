@@ -11,8 +11,8 @@ use virtio_ism_abi::Chid;
 
 use crate::config::log_output::LogOutput;
 use crate::config::{Config, ConfigError, FabricSpec, GuestSpec, Socket};
-use crate::error::DaemonError;
-use crate::guests::Guests;
+use crate::service::error::DaemonError;
+use crate::service::guests::Guests;
 use crate::vhost::counted_threads::CountedThreads;
 use crate::vhost::device_socket::STOP;
 use ism_device::sync::lock;

@@ -8,8 +8,8 @@ use std::time::Instant;
 use virtio_ism_abi::Chid;
 
 use crate::config::{Caps, Config, ConfigError, FabricSpec, GuestSpec, Quotas};
-use crate::error::DaemonError;
-use crate::metrics;
+use crate::service::error::DaemonError;
+use crate::service::metrics;
 use crate::vhost::device_pool::DevicePool;
 use crate::vhost::device_slot::GuestStatus;
 use crate::vhost::device_socket::{DeviceSocket, STOP};

@@ -35,8 +35,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 
-use crate::fork;
-use crate::packets::{receive, send};
+use crate::service::fork;
+use crate::service::packets::{receive, send};
 use crate::vhost::event_loop::{LoopHandle, Registration};
 use crate::vhost::on_close::OnClose;
 use crate::vhost::unix_socket::{

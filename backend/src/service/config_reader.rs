@@ -20,8 +20,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, read_text};
-use crate::fork;
-use crate::packets::{receive, send};
+use crate::service::fork;
+use crate::service::packets::{receive, send};
 use crate::vhost::event_loop::{LoopHandle, Registration};
 use crate::vhost::on_close::OnClose;
 

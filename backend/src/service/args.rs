@@ -11,8 +11,8 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_op
 use virtio_ism_abi::Chid;
 
 use crate::config::{self, Config, ConfigError, FabricSpec, GuestSpec, Socket};
-use crate::config_reader;
-use crate::ctl::ControlArgs;
+use crate::service::config_reader;
+use crate::service::ctl::ControlArgs;
 
 const ABOUT: &str = "Emulates the virtio-ism device (Internal Shared Memory) for virtual machines \
 and processes of this host.";

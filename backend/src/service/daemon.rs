@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::config::{Config, GuestSpec};
-use crate::error::DaemonError;
-use crate::guests::Guests;
-use crate::management::{Access, Server};
-use crate::reload::{ConfigSource, Reload};
+use crate::service::error::DaemonError;
+use crate::service::guests::Guests;
+use crate::service::management::{Access, Server};
+use crate::service::reload::{ConfigSource, Reload};
 use crate::vhost::device_slot::GuestStatus;
 use crate::vhost::device_socket::STOP;
 use crate::vhost::event_loop::{EventLoop, LoopHandle};

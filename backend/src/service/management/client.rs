@@ -9,7 +9,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::wire::{AddGuest, Answer, Call, Guest};
-use crate::reload::ReloadInfo;
+use crate::service::reload::ReloadInfo;
 
 /// Longest answer that is read, bytes.
 const MAX_ANSWER: u64 = 16 << 20;
