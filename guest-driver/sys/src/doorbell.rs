@@ -2,17 +2,18 @@
 //! Doorbells: eventfds of other processes, signalled without ever blocking.
 //!
 //! Whoever holds an eventfd can fill its counter and clear O_NONBLOCK, which is a flag of the shared
-//! file description. A `write` of this process would then hang. The kernel's asynchronous IO signals
-//! an eventfd when a request completes, and never waits for room in the counter. So a
-//! doorbell submits a read of no bytes, which completes within the call.
+//! file description. A `write` of this process would then block. A doorbell rings by asynchronous
+//! IO instead ([`eventfd_aio`]).
 //!
 //! A process that has a context of asynchronous IO takes about 30 ms longer to end, because the
 //! kernel waits for RCU grace periods. So a process makes its context only after some wake-ups.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+use eventfd_aio::Context;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
@@ -42,30 +43,26 @@ impl Doorbell {
     /// Makes what this process rings with now, and not after some rings in vain. `false`: it cannot.
     pub fn prepare() -> bool {
         let before = RINGS.fetch_max(UNTIL_CONTEXT + 1, Ordering::Relaxed);
-        if before <= UNTIL_CONTEXT {
-            Context::make().is_ok()
-        } else {
-            Context::existing().is_some()
-        }
+        if before <= UNTIL_CONTEXT { Ringer::make().is_ok() } else { Ringer::existing().is_some() }
     }
 
     /// Signals the eventfd. `false`: this process cannot, or not yet, or the peer has made rings last.
     #[must_use = "false means: nobody was woken"]
     pub fn ring(&self) -> bool {
-        let Some(context) = Context::of_process() else { return false };
+        let Some(ringer) = Ringer::of_process() else { return false };
         let Some(begin) = self.cost.begin() else { return false };
-        let rung = self.ring_by(context);
+        let rung = self.ring_by(ringer);
         self.cost.end(begin);
         rung
     }
 
-    fn ring_by(&self, context: Context) -> bool {
+    fn ring_by(&self, ringer: Ringer) -> bool {
         if COMPLETED.fetch_add(1, Ordering::Relaxed) + 1 >= COLLECT_AFTER {
-            context.collect();
+            ringer.collect();
         }
-        context.signal(self.eventfd.as_fd()) || {
-            context.collect();
-            context.signal(self.eventfd.as_fd())
+        ringer.signal(self.eventfd.as_fd()) || {
+            ringer.collect();
+            ringer.signal(self.eventfd.as_fd())
         }
     }
 }
@@ -82,72 +79,39 @@ static RINGS: AtomicU32 = AtomicU32::new(0);
 /// belongs to one address space, and its number may mean another one elsewhere.
 static CONTEXT: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 /// The file from which requests read.
-static FILE: AtomicI32 = AtomicI32::new(-1);
+static FILE: OnceLock<OwnedFd> = OnceLock::new();
 /// Requests that were not taken out.
 static COMPLETED: AtomicU32 = AtomicU32::new(0);
 
-/// `aio_context_t`, as long as the process lives.
+/// The context of asynchronous IO that this process rings with, as long as it lives.
 #[derive(Clone, Copy)]
-struct Context(libc::c_ulong);
+struct Ringer(Context);
 
-/// `struct iocb` of `linux/aio_abi.h`, little-endian.
-#[repr(C)]
-#[derive(Default)]
-struct Request {
-    data: u64,
-    key: u32,
-    rw_flags: u32,
-    opcode: u16,
-    priority: i16,
-    file: u32,
-    buffer: u64,
-    length: u64,
-    offset: i64,
-    reserved: u64,
-    flags: u32,
-    eventfd: u32,
-}
-
-/// `struct io_event`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Completion {
-    data: u64,
-    request: u64,
-    result: i64,
-    result2: i64,
-}
-
-const PREAD: u16 = 0;
-const FLAG_EVENTFD: u32 = 1;
-
-const _: () = assert!(size_of::<Request>() == 64 && size_of::<Completion>() == 32);
-
-impl Context {
-    fn of_process() -> Option<Context> {
+impl Ringer {
+    fn of_process() -> Option<Ringer> {
         if CONTEXT.load(Ordering::Relaxed).is_null() {
             // One thread makes it. If that is never done, for want of resources or because of a fork,
             // the process goes on without.
             return match RINGS.fetch_add(1, Ordering::Relaxed) {
-                UNTIL_CONTEXT => Context::make().ok(),
+                UNTIL_CONTEXT => Ringer::make().ok(),
                 _ => None,
             };
         }
-        Context::existing()
+        Ringer::existing()
     }
 
-    fn existing() -> Option<Context> {
+    fn existing() -> Option<Ringer> {
         let page = CONTEXT.load(Ordering::Acquire);
         if page.is_null() {
             return None;
         }
         // SAFETY: the page was mapped before its address was stored, and nothing unmaps it.
         let number = unsafe { &*page }.load(Ordering::Relaxed);
-        (number != 0).then_some(Context(number as libc::c_ulong))
+        (number != 0).then_some(Ringer(Context::with_number(number)))
     }
 
     /// Makes the context of this process.
-    fn make() -> std::io::Result<Context> {
+    fn make() -> std::io::Result<Ringer> {
         let file = out_of_the_way(memfd_create("doorbell", MemfdFlags::CLOEXEC)?);
         let len = rustix::param::page_size();
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -156,59 +120,27 @@ impl Context {
         let page = unsafe { mmap_anonymous(ptr::null_mut(), len, access, MapFlags::PRIVATE)? };
         // SAFETY: the whole of the mapping above, which nobody uses yet.
         unsafe { madvise(page, len, Advice::LinuxWipeOnFork)? };
-        let mut number: libc::c_ulong = 0;
-        // SAFETY: the kernel writes the one word that the second argument points at.
-        check(unsafe { libc::syscall(libc::SYS_io_setup, ROOM, &raw mut number) })?;
-        FILE.store(file.into_raw_fd(), Ordering::Relaxed);
+        let context = Context::new(ROOM)?;
+        let _ = FILE.set(file);
         let page = page.cast::<AtomicU64>();
         // SAFETY: a page is zeroed memory, aligned for and longer than the word, and nobody else
         // knows it yet.
-        unsafe { &*page }.store(number, Ordering::Relaxed);
+        unsafe { &*page }.store(context.number(), Ordering::Relaxed);
         CONTEXT.store(page, Ordering::Release);
-        Ok(Context(number))
+        Ok(Ringer(context))
     }
 
     /// `false`: there is no room for another request, or the kernel refuses.
     fn signal(self, eventfd: BorrowedFd<'_>) -> bool {
-        let number = |fd: i32| u32::try_from(fd).unwrap_or(u32::MAX);
-        let request = Request {
-            opcode: PREAD,
-            file: number(FILE.load(Ordering::Relaxed)),
-            flags: FLAG_EVENTFD,
-            eventfd: number(eventfd.as_raw_fd()),
-            ..Request::default()
-        };
-        let requests = [&raw const request];
-        // SAFETY: the kernel copies the request before the call returns, and reads no bytes into
-        // its (null) buffer because its length is 0. `requests` has the one entry that is announced.
-        let result =
-            unsafe { libc::syscall(libc::SYS_io_submit, self.0, 1usize, requests.as_ptr()) };
-        check(result).is_ok()
+        FILE.get().is_some_and(|file| self.0.signal(file.as_fd(), eventfd).is_ok())
     }
 
     /// Takes completed requests out.
     fn collect(self) {
-        let mut done = [Completion::default(); ROOM as usize];
-        let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the kernel writes at most as many completions as `done` has room for.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_io_getevents,
-                self.0,
-                0usize,
-                done.len(),
-                done.as_mut_ptr(),
-                &raw const at_once,
-            )
-        };
-        let collected = u32::try_from(check(result).unwrap_or(0)).unwrap_or(0);
+        let collected = self.0.collect().unwrap_or(0);
         let minus = |count: u32| Some(count.saturating_sub(collected));
         let _ = COMPLETED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, minus);
     }
-}
-
-fn check(result: libc::c_long) -> std::io::Result<libc::c_long> {
-    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(result) }
 }
 
 #[cfg(test)]

@@ -15,8 +15,9 @@ use syn::spanned::Spanned;
 use syn::visit::Visit;
 use syn::{Attribute, Ident, ImplItem, Item, TraitItem, Visibility};
 
-const LIBRARIES: [&str; 9] = [
+const LIBRARIES: [&str; 10] = [
     "backend/abi",
+    "backend/eventfd-aio",
     "backend/device",
     "smc-core",
     "guest-driver/sys",

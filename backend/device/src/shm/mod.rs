@@ -14,7 +14,7 @@
 //! A [`Kicker`] signals eventfds of front ends without ever blocking. A [`BusErrorGuard`] keeps
 //! pages that a guest takes away from ending the daemon, and a [`TouchQuota`] bounds what the
 //! daemon allocates by touching memory that is not there. A munmap(2) of its own leaves no huge pages
-//! mapped. Only these have `unsafe`; mapping is done by `vm-memory` and other system calls by `rustix`.
+//! mapped. Only the last three have `unsafe`; mapping is done by `vm-memory` and other system calls by `rustix`.
 
 mod buddy;
 #[allow(unsafe_code, reason = "no crate handles SIGBUS by mapping memory in its place")]
@@ -23,7 +23,6 @@ mod bus_error;
 mod dump;
 #[allow(unsafe_code, reason = "no crate wraps userfaultfd in a way that a signal handler may use")]
 mod first_touch;
-#[allow(unsafe_code, reason = "no crate wraps the kernel's asynchronous IO")]
 mod kick;
 #[allow(unsafe_code, reason = "no crate here wraps getrusage")]
 mod page_waits;
