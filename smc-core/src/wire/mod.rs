@@ -21,6 +21,7 @@ mod error;
 pub mod ids;
 mod list;
 pub mod llc;
+pub mod record;
 
 #[cfg(test)]
 mod properties;
