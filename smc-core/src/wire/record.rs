@@ -480,3 +480,6 @@ impl Parser {
         self.next == Next::Header && self.have == 0
     }
 }
+
+#[cfg(test)]
+mod tests;
