@@ -12,16 +12,18 @@
 //! | [`wire`] | how bytes look: CLC, LLC, CDC, ids, cursors; strict parsing with an error per way of being wrong |
 //! | [`handshake`] | CLC as it happens: one struct per awaited message, pure negotiation, the decline table |
 //! | [`connection`] | one socket: cursors, window, ring spans, urgent data, close states |
+//! | [`carrier`] | one connection: from its ring to TCP and to a new ring, by records on TCP |
 //! | [`link_group`] | LLC as it happens: links, keys of buffers, failover, the life of a link group of SMC-R |
 //! | [`benefit`] | whether SMC pays for the connections of an endpoint |
 //! | [`time`] | moments as plain numbers of microseconds |
 //! | `testing` | builders and a fabric in memory with faults and a seed (feature `testing`) |
 //!
-//! `handshake`, `connection` and `link_group` use `wire` and `time`, and none of them uses another
-//! one of the three. `wire` and `time` use no other room.
+//! `handshake`, `connection`, `carrier` and `link_group` use `wire` and `time`, and none of them uses
+//! another one of the four. `wire` and `time` use no other room.
 #![forbid(unsafe_code)]
 
 pub mod benefit;
+pub mod carrier;
 pub mod connection;
 pub mod handshake;
 pub mod link_group;
