@@ -18,11 +18,13 @@
 //! - Records leave in the order of the actions, and never in the middle of another record.
 
 mod action;
+mod back_off;
 mod incoming;
 mod outgoing;
 mod positions;
 
 pub use action::{Action, Violation};
+pub use back_off::BackOff;
 pub use incoming::{Incoming, Reading};
 pub use outgoing::Outgoing;
 pub use positions::Positions;

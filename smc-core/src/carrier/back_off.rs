@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! How long a connection stays on TCP before it comes back.
+
+use core::time::Duration;
+
+use crate::time::Tick;
+
+/// When a client may propose a new ring: a second after it has left one or was refused, then two,
+/// then four, up to 64. A ring that has lasted as long as the last wait starts this anew. So a
+/// device that flaps costs its connections less and less.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackOff {
+    /// The last wait.
+    wait: Duration,
+    /// When the last wait ends.
+    until: Tick,
+    /// When the ring came into use.
+    ring_since: Option<Tick>,
+}
+
+impl BackOff {
+    /// Shortest wait.
+    pub const SHORTEST: Duration = Duration::from_secs(1);
+    /// Longest wait.
+    pub const LONGEST: Duration = Duration::from_secs(64);
+
+    /// A connection that is on a ring since `now`, as its handshake made it.
+    pub const fn new(now: Tick) -> BackOff {
+        BackOff { wait: Duration::ZERO, until: now, ring_since: Some(now) }
+    }
+
+    /// The connection has left its ring, or a new one was refused. Returns when the wait ends.
+    pub fn on_tcp(&mut self, now: Tick) -> Tick {
+        let lasted = self.ring_since.take().is_some_and(|since| since.after(self.wait) <= now);
+        self.wait = match lasted {
+            true => BackOff::SHORTEST,
+            false => (self.wait * 2).clamp(BackOff::SHORTEST, BackOff::LONGEST),
+        };
+        self.until = now.after(self.wait);
+        self.until
+    }
+
+    /// The connection is on a ring again.
+    pub fn on_ring(&mut self, now: Tick) {
+        self.ring_since = Some(now);
+    }
+
+    /// Whether a ring may be proposed.
+    pub fn may_return(&self, now: Tick) -> bool {
+        self.ring_since.is_none() && self.until.has_passed(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn second(n: u64) -> Tick {
+        Tick(n * 1_000_000)
+    }
+
+    #[test]
+    fn waits_double_while_the_device_flaps() {
+        let mut back_off = BackOff::new(second(0));
+        assert!(!back_off.may_return(second(9)), "on a ring");
+        let mut now = 10;
+        for wait in [1, 2, 4, 8, 16, 32, 64, 64] {
+            assert_eq!(back_off.on_tcp(second(now)), second(now + wait));
+            assert!(!back_off.may_return(Tick(second(now + wait).0 - 1)));
+            now += wait;
+            assert!(back_off.may_return(second(now)));
+            back_off.on_ring(second(now));
+        }
+    }
+
+    #[test]
+    fn a_ring_that_lasted_starts_anew() {
+        let mut back_off = BackOff::new(second(0));
+        back_off.on_tcp(second(1));
+        assert_eq!(back_off.on_tcp(second(2)), second(4), "refused");
+        back_off.on_ring(second(4));
+        assert_eq!(back_off.on_tcp(second(6)), second(7), "lasted two seconds");
+        back_off.on_ring(second(7));
+        assert_eq!(back_off.on_tcp(second(7)), second(9), "did not last one");
+    }
+}
