@@ -2,11 +2,11 @@
 //! How a connection outlives its carrier: by the records of [`crate::wire::record`], each direction
 //! goes from a ring to the TCP connection of the handshake, and back to a new ring.
 //!
-//! Plain data and pure functions, as in [`crate::connection`]. An `End` is one end of a
+//! Plain data and pure functions, as in [`crate::connection`]. An [`End`] is one end of a
 //! connection: what it sends ([`Outgoing`]), what it receives ([`Incoming`]), and the handshake for
-//! a new ring (`Renewal`). The caller tells it an `Input` and the [`Positions`] at that moment,
+//! a new ring ([`Renewal`]). The caller tells it an [`Input`] and the [`Positions`] at that moment,
 //! and carries out the [`Action`]s in their order. `docs/carriers.md` describes the protocol;
-//! `table.md` lists what `End::step` does for every state and input.
+//! `table.md` lists what [`End::step`] does for every state and input.
 //!
 //! # For users with two locks
 //!
@@ -19,12 +19,14 @@
 
 mod action;
 mod back_off;
+mod end;
 mod incoming;
 mod outgoing;
 mod positions;
 
 pub use action::{Action, Violation};
 pub use back_off::BackOff;
+pub use end::{End, Input, Renewal, Role};
 pub use incoming::{Incoming, Reading};
 pub use outgoing::Outgoing;
 pub use positions::Positions;
