@@ -137,6 +137,27 @@ pub enum WireError {
     /// Vendor options without a vendor (CLCV2-14).
     #[error("vendor options {0:02x?} without OUI")]
     VendorOptionsWithoutOui([u8; 5]),
+    /// A version of records that was not offered, or 0.
+    #[error("version {0} of records is not valid here")]
+    CarrierVersion(u8),
+    /// Bits of the options for records that must be zero.
+    #[error(
+        "options for records have the features {features:#06x} and reserved bytes {reserved:02x?}"
+    )]
+    CarrierReserved {
+        /// The features.
+        features: u16,
+        /// The reserved bytes.
+        reserved: [u8; 2],
+    },
+    /// Features that were not offered.
+    #[error("features {got:#06x} for records, {offered:#06x} were offered")]
+    CarrierFeatures {
+        /// The features in the answer.
+        got: u16,
+        /// The features in the offer.
+        offered: u16,
+    },
     /// A reserved value of an enumerated field: answered by Decline (CLC-29, RFC 7609 C.6).
     #[error("{field} has the reserved value {value}")]
     ReservedValue {

@@ -2,6 +2,7 @@
 //! Connection Layer Control: the messages on the TCP connection before any data (RFC 7609 s3.2).
 
 mod accept_confirm;
+mod carrier_options;
 mod decline;
 mod gid_chid;
 mod header;
@@ -12,6 +13,7 @@ mod smcd;
 mod smcr;
 
 pub use accept_confirm::Fce;
+pub use carrier_options::{CarrierFeatures, CarrierOptions};
 pub use decline::{Decline, Diagnosis, TypeReasons};
 pub use gid_chid::{GidChid, IsmOffer, IsmOffers};
 pub use header::{

@@ -122,8 +122,8 @@ pub struct AssociatedIsm {
 /// Vendor experimental options of v2.1: the vendor, and five bytes of its own (CLCV2-13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VendorOffer {
-    oui: [u8; 3],
-    options: [u8; 5],
+    pub(super) oui: [u8; 3],
+    pub(super) options: [u8; 5],
 }
 
 impl VendorOffer {
