@@ -165,7 +165,7 @@ impl Proposed {
     pub fn accepted(self) -> (TcpStream, Accepted) {
         let message = read_message(&self.tcp, self.awaiting.reader());
         // A peer that comes again knows what was agreed the first time.
-        let known = Terms { release: Release::V2_1, features: Features::EMULATED_ISM };
+        let known = Terms { release: Release::V2_1, features: Features::EMULATED_ISM, carriers: None };
         match self.awaiting.handle(&message, |_, _| Some(known)) {
             ClientStep::Offered(accepted) => (self.tcp, accepted),
             other => panic!("{other:?}"),

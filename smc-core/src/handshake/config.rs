@@ -8,7 +8,7 @@ use core::time::Duration;
 use super::decline::SmcKind;
 use super::ism_device::IsmDevice;
 use super::route::Route;
-use crate::wire::clc::{Limits, VendorOffer};
+use crate::wire::clc::{CarrierOptions, Limits};
 use crate::wire::ids::{Chid, Eid, Features, Hostname, LinkLimits, OsType, PeerId, Release};
 
 /// How long one message is awaited unless configured otherwise; the value Linux uses (ERR-7).
@@ -116,9 +116,10 @@ pub struct Config {
     /// Connections (16 to 255) and links (1 or 2) that a link group of SMC-R may have at this host
     /// (CLCV2-22, CLCV2-23); values out of range are moved into it.
     pub limits: LinkLimits,
-    /// Vendor options offered as a client (CLCV2-13). The server's answer is in
-    /// [`PeerHost::vendor`](super::PeerHost::vendor) and repeated in Confirm (CLCV2-17).
-    pub vendor: Option<VendorOffer>,
+    /// Records on TCP: offered as a client (CLCV2-13), and answered as a server if the client
+    /// offers them (CLCV2-16). What both ends agree on is in [`Terms`](super::Terms) and
+    /// [`TermsR`](super::TermsR). `None`: neither.
+    pub carriers: Option<CarrierOptions>,
     /// How long each message is awaited (ERR-7).
     pub wait: Duration,
     /// How strict this host is with its peers.
@@ -139,7 +140,7 @@ impl Config {
             devices: Vec::new(),
             kinds: Kinds::default(),
             limits: LinkLimits { max_conns: 255, max_links: 2 },
-            vendor: None,
+            carriers: None,
             wait: DEFAULT_WAIT,
             tolerance: Tolerance::default(),
         }
@@ -153,6 +154,11 @@ impl Config {
     /// The feature mask stated on the wire: none before v2.1 (CLCV2-24, CLCV2-37, CLCV2-62).
     pub(super) fn stated_features(&self) -> Features {
         if self.stated_release().has_v2_1_fields() { self.features } else { Features::empty() }
+    }
+
+    /// The options for records that this host and the peer have, at a release: none before v2.1.
+    pub(super) fn carriers_at(&self, release: Release) -> Option<CarrierOptions> {
+        self.carriers.filter(|_| release.has_v2_1_fields())
     }
 
     /// The devices that may be used at all: one per CHID, emulated ones only with the feature

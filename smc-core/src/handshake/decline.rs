@@ -155,6 +155,15 @@ pub enum DeclineReason {
         /// The mask in the message.
         got: Features,
     },
+    /// Vendor options of Accept that were not offered, or of Confirm that are not those of Accept
+    /// (CLCV2-17).
+    #[error("vendor options {got:02x?} where {agreed:02x?} were agreed")]
+    Vendor {
+        /// The options that were offered or accepted.
+        agreed: [u8; 4],
+        /// The options in the message.
+        got: [u8; 4],
+    },
     /// A reserved value of an enumerated field, such as a buffer size code (CLC-29, ERR-10).
     #[error("{field} has the reserved value {value}")]
     ReservedValue {
@@ -228,9 +237,9 @@ impl DeclineReason {
             DeclineReason::TooManyRkeys => DeclineCode::RTokenTable,
             DeclineReason::NotOffered(_) => DeclineCode::ModeUnsupported,
             DeclineReason::OutOfSync => DeclineCode::OutOfSync,
-            DeclineReason::Release { .. } | DeclineReason::Features { .. } => {
-                DeclineCode::ReleaseMismatch
-            }
+            DeclineReason::Release { .. }
+            | DeclineReason::Features { .. }
+            | DeclineReason::Vendor { .. } => DeclineCode::ReleaseMismatch,
             DeclineReason::ReservedValue { .. } | DeclineReason::Policy => {
                 DeclineCode::Configuration
             }

@@ -9,7 +9,7 @@ use super::error::{Awaited, HandshakeError};
 use super::negotiate::{Candidate, MessageR, Terms};
 use super::peer_host::PeerHost;
 use crate::wire::WireError;
-use crate::wire::clc::{Fce, Limits, Message, SmcdV1, SmcdV2, Version};
+use crate::wire::clc::{CarrierOptions, Fce, Limits, Message, SmcdV1, SmcdV2, Version};
 use crate::wire::ids::{Chid, DmbToken, Eid, Gid, GidV1, LinkId, SizeCode};
 
 /// An element of a DMB, as the owner announces it to the peer that writes it.
@@ -64,6 +64,11 @@ pub fn late_decline(bytes: &[u8]) -> Option<PeerDecline> {
         Ok(Message::Decline(decline)) => Some(PeerDecline::from(&decline)),
         _ => None,
     }
+}
+
+/// The vendor options of an Accept (CLCV2-16).
+pub(super) fn vendor_of(carriers: Option<CarrierOptions>) -> [u8; 4] {
+    carriers.map_or([0; 4], CarrierOptions::answer)
 }
 
 /// A message that is not the awaited one.
@@ -140,7 +145,8 @@ pub(super) struct Answer<'a> {
     pub(super) link: LinkId,
     /// Release and features to state, at first contact only (CLCV2-44).
     pub(super) first_contact: Option<Terms>,
-    /// Vendor options to state: zero in Accept, what Accept said in Confirm (CLCV2-15, CLCV2-17).
+    /// Vendor options to state: what was agreed in Accept, zero without (CLCV2-15, CLCV2-16), and
+    /// what Accept said in Confirm (CLCV2-17).
     pub(super) vendor: [u8; 4],
 }
 

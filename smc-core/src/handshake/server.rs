@@ -12,7 +12,7 @@ use super::negotiate::{
     Candidate, Evaluation, Refusal, RejectedTypes, SmcrMatch, Terms, check_confirm, evaluate,
     kind_r,
 };
-use super::outcome::{Answer, Dmbe, Established, Received, dmbe_of, parse, widen};
+use super::outcome::{Answer, Dmbe, Established, Received, dmbe_of, parse, vendor_of, widen};
 use super::peer_host::PeerHost;
 use super::reader::ClcReader;
 use super::route::Route;
@@ -20,7 +20,7 @@ use super::send_decline::{AfterDecline, SendDecline};
 use super::server_r::{self, AwaitConfirmR};
 use super::smcr::{LinkEnd, PeerRnic, TermsR};
 use crate::time::Tick;
-use crate::wire::clc::{Message, Proposal, SmcdV2, VendorOffer, Version};
+use crate::wire::clc::{Message, Proposal, SmcdV2, Version};
 use crate::wire::ids::{Eid, LinkId};
 
 /// The server waits for the first message.
@@ -140,7 +140,6 @@ pub struct Selection {
     config: Arc<Config>,
     route: Route,
     version: Version,
-    vendor: Option<VendorOffer>,
     candidates: Vec<Candidate>,
     found: Evaluation,
 }
@@ -160,8 +159,7 @@ impl Selection {
         }
         // The same pair in both versions is one candidate: what fails in one fails in the other.
         candidates.extend(found.smcd_v1.filter(|pair| !candidates.contains(pair)));
-        let vendor = proposal.v2.and_then(|v2| v2.vendor);
-        ServerStep::Eligible(Selection { config, route, version, vendor, candidates, found })
+        ServerStep::Eligible(Selection { config, route, version, candidates, found })
     }
 
     /// Everything that is possible, best first; at least one. Take the first that turns out to
@@ -216,11 +214,6 @@ impl Selection {
         &self.route
     }
 
-    /// Vendor options of the client, which this host does not answer (CLCV2-15).
-    pub fn vendor(&self) -> Option<VendorOffer> {
-        self.vendor
-    }
-
     /// Why the other types that were offered are not used.
     pub fn rejected(&self) -> &RejectedTypes {
         &self.found.rejected
@@ -255,9 +248,10 @@ impl Selection {
                 true => config.stated_features(),
                 false => agreed.features,
             },
+            carriers: agreed.carriers,
         };
         let first_contact = known.is_none().then_some(stated);
-        let vendor = [0; 4];
+        let vendor = vendor_of(agreed.carriers);
         let answer =
             Answer { config: &config, version, devices, eid, own, link, first_contact, vendor };
         let (accept, bytes) = (answer.message(), answer.accept().emit());

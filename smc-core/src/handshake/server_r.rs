@@ -9,7 +9,7 @@ use super::config::Config;
 use super::decline::{DeclineReason, PeerDecline};
 use super::error::{Awaited, HandshakeError};
 use super::negotiate::{Refusal, SmcrMatch, check_confirm_r};
-use super::outcome::{Received, message_r, parse};
+use super::outcome::{Received, message_r, parse, vendor_of};
 use super::peer_host::PeerHost;
 use super::reader::ClcReader;
 use super::send_decline::{AfterDecline, SendDecline};
@@ -71,7 +71,7 @@ pub(super) fn accept(
         first_contact,
         eid: found.eid,
         direct: own.direct,
-        vendor: [0; 4],
+        vendor: vendor_of(stated.carriers),
         gids: None,
     };
     let bytes = answer.accept().emit();

@@ -13,7 +13,7 @@ use super::decline::DeclineReason;
 use super::peer_host::PeerHost;
 use super::send_decline::{AfterDecline, SendDecline};
 use crate::wire::clc::Message;
-use crate::wire::clc::{Fce, GidList, SmcrFce, SmcrLink, SmcrV1, SmcrV2, Version};
+use crate::wire::clc::{CarrierOptions, Fce, GidList, SmcrFce, SmcrLink, SmcrV1, SmcrV2, Version};
 use crate::wire::ids::{
     Eid, Features, Gid, LinkLimits, Mac, Mtu, PeerId, Psn, Qpn, Release, Rkey, SizeCode,
 };
@@ -113,6 +113,8 @@ pub struct TermsR {
     /// Connections and links of the group. From v2.1 on these are the final values of Accept
     /// (CLCV2-57, CLCV2-58); before, they are this end's own, and LLC agrees on the links.
     pub limits: LinkLimits,
+    /// Records on TCP; `None` unless both ends have announced them (CLCV2-15).
+    pub carriers: Option<CarrierOptions>,
 }
 
 /// This host's end of a link, and the element in which it receives: what Accept or Confirm say.

@@ -21,7 +21,7 @@ struct Scene {
 }
 
 fn scene(first_contact: bool) -> Scene {
-    let terms = Terms { release: Release::V2_1, features: Features::EMULATED_ISM };
+    let terms = Terms { release: Release::V2_1, features: Features::EMULATED_ISM, carriers: None };
     let known = Some(terms).filter(|_| !first_contact);
     let (client, proposal) = propose(&client_host());
     let (server, accept) = accept(eligible(&server_host(), &proposal), known);

@@ -21,7 +21,8 @@ use smc_core::wire::ids::{
 
 use crate::support::*;
 
-const V2_1: Terms = Terms { release: Release::V2_1, features: Features::EMULATED_ISM };
+const V2_1: Terms =
+    Terms { release: Release::V2_1, features: Features::EMULATED_ISM, carriers: None };
 
 /// The server's Decline of `proposal`, as the server sends it and as the client understands it.
 fn declined_by(server: &Config, proposal: &[u8]) -> (SendDecline, PeerDecline) {

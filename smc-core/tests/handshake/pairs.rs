@@ -7,7 +7,8 @@ use smc_core::wire::ids::{Chid, Features, Hostname, OsType, Release};
 
 use crate::support::*;
 
-const V2_1: Terms = Terms { release: Release::V2_1, features: Features::EMULATED_ISM };
+const V2_1: Terms =
+    Terms { release: Release::V2_1, features: Features::EMULATED_ISM, carriers: None };
 
 #[derive(Clone, Copy, Debug)]
 enum Names {
@@ -47,7 +48,7 @@ fn every_release_contact_eid_and_number_of_devices() {
                     };
                     let first = run(&client, &server, Memory::default());
                     assert!(first.client.first_contact);
-                    assert_eq!(first.client.terms, Terms { release, features });
+                    assert_eq!(first.client.terms, Terms { release, features, carriers: None });
                     assert_eq!(first.client.devices.chid, Chid(count));
                     let length = if release == Release::V2_1 { 130 } else { 114 };
                     assert_eq!((first.accept.len(), first.confirm.len()), (length, length));
@@ -231,7 +232,7 @@ fn subsequent_contact_keeps_the_terms_of_the_first() {
     let mut server = server_host();
     client.devices = vec![platform(5, 1)];
     server.devices = vec![platform(5, 2)];
-    let old = Some(Terms { release: Release::V2_0, features: Features::empty() });
+    let old = Some(Terms { release: Release::V2_0, features: Features::empty(), carriers: None });
     let run = run(&client, &server, Memory { client: old, server: old });
     assert_eq!((Some(run.client.terms), Some(run.server.terms)), (old, old));
 }

@@ -159,6 +159,7 @@ const TERMS_V2: TermsR = TermsR {
     release: Release::V2_1,
     features: Features::EMULATED_ISM,
     limits: LinkLimits { max_conns: 255, max_links: 2 },
+    carriers: None,
 };
 
 fn select(proposal: &[u8]) -> Selection {

@@ -145,21 +145,6 @@ fn vendor_options_of_accept_are_repeated_in_confirm() {
     assert!(matches!(step, ConfirmStepR::Established(_)), "a server without any does not look");
 }
 
-// Shows: CLCV2-13, CLCV2-15.
-#[test]
-fn vendor_options_of_a_proposal_are_kept_and_not_answered() {
-    let mut pair = Pair::new(Version::V2);
-    let offer = smc_core::wire::clc::VendorOffer::new([1, 2, 3], [4, 5, 6, 7, 8]).unwrap();
-    pair.client.vendor = Some(offer);
-    let run = pair.run(None);
-    assert_eq!(run.proposal[52..60], [1, 2, 3, 4, 5, 6, 7, 8]);
-    let selection = eligible_on(&pair.server, &pair.server_route, &run.proposal);
-    assert_eq!(selection.vendor(), Some(offer));
-    assert_eq!(run.accept[144..148], [0; 4]);
-    pair.client.release = Release::V2_0;
-    assert_eq!(pair.propose().1[52..60], [0; 8], "not before v2.1");
-}
-
 // Shows: CLCV2-70, CLCV2-72, CLCV2-76.
 #[test]
 fn confirm_lists_the_addresses_in_use_and_in_reserve() {
@@ -357,6 +342,7 @@ fn subsequent_contact_keeps_the_terms_of_the_first() {
         release: Release::V2_0,
         features: Features::empty(),
         limits: limits(77, 1),
+        carriers: None,
     };
     let later = pair.run(Some(old));
     assert_eq!((later.client.terms, later.server.terms), (old, old));

@@ -33,10 +33,10 @@ fuzz_target!(|input: Input| {
     let (route, server_route) = (input.client.route(1), input.server.route(2));
     let Ok((step, proposal)) = start_on(client.clone(), route.clone(), now) else { return };
     assert!(matches!(Message::parse(&proposal), Ok(Message::Proposal(_))));
-    let terms = Terms { release: Release::V2_1, features: Features::EMULATED_ISM };
+    let terms = Terms { release: Release::V2_1, features: Features::EMULATED_ISM, carriers: None };
     let limits = LinkLimits { max_conns: 64, max_links: 2 };
     let terms_r =
-        |version| TermsR { version, release: Release::V2_1, features: Features::empty(), limits };
+        |version| TermsR { version, release: Release::V2_1, features: Features::empty(), limits, carriers: None };
     let server = AwaitProposal::new(server, now);
     let honest = match server.handle_on(&proposal, || server_route.clone()) {
         ServerStep::Eligible(selection) => {

@@ -4,7 +4,7 @@
 use super::matches::Candidate;
 use super::refusal::Refusal;
 use super::select::may_use;
-use super::terms::Terms;
+use super::terms::{Terms, answered_carriers, check_vendor};
 use crate::handshake::config::Config;
 use crate::handshake::decline::{DeclineReason, SmcKind};
 use crate::handshake::error::HandshakeError;
@@ -55,7 +55,11 @@ pub fn check_accept(
             if fce.release > agreed {
                 return Err(DeclineReason::Release { agreed, got: fce.release }.into());
             }
-            Terms { release: fce.release, features: fce.features & config.stated_features() }
+            Terms {
+                release: fce.release,
+                features: fce.features & config.stated_features(),
+                carriers: answered_carriers(config, fce.release, fce.vendor)?,
+            }
         }
         None => known(accept.chid, accept.gid).ok_or(DeclineReason::OutOfSync)?,
     };
@@ -93,8 +97,8 @@ pub fn check_accept_v1(
 /// CHID and EID are those of Accept and the GID is the proposed one (CLCV2-64, EISM-19), and the
 /// first-contact flag is the same (CLCV2-44): the DMB was registered for that GID, so anything else
 /// breaks the connection. Linux looks at none of these; its own Confirm satisfies them. Another
-/// release or feature mask is answered by a late Decline (CLCV2-60). Vendor options are not looked
-/// at, because none were accepted (CLCV2-17, B-12).
+/// release or feature mask is answered by a late Decline (CLCV2-60), and so are other vendor options
+/// if any were accepted (CLCV2-17, B-12).
 ///
 /// # Errors
 ///
@@ -127,6 +131,7 @@ pub fn check_confirm(
                 DeclineReason::Features { agreed: terms.features, got: fce.features }.into()
             );
         }
+        check_vendor(terms.carriers, fce.vendor)?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use super::matches::SmcrMatch;
 use super::offer::Offer;
 use super::refusal::Refusal;
 use super::select_route::terms_v1;
-use super::terms::Terms;
+use super::terms::{Terms, answered_carriers, check_vendor};
 use crate::handshake::config::Config;
 use crate::handshake::decline::{DeclineReason, SmcKind};
 use crate::handshake::error::HandshakeError;
@@ -84,7 +84,8 @@ pub fn check_accept_r(
         false => config.limits_on(route),
     };
     let features = extension.common.features & config.stated_features();
-    Ok(TermsR { version, release: got, features, limits })
+    let carriers = answered_carriers(config, got, extension.common.vendor)?;
+    Ok(TermsR { version, release: got, features, limits, carriers })
 }
 
 /// Whether a client's SMC-R Confirm repeats what was accepted and proposed.
@@ -93,8 +94,7 @@ pub fn check_accept_r(
 /// - At first contact it comes from the proposed address, because that is what the server connects
 ///   to, and on a direct link from the proposed MAC, unless none was proposed (CLCV2-55, D-14).
 /// - At first contact of version 2 it repeats the final values; others are declined (CLCV2-57,
-///   CLCV2-58, CLCV2-60). Vendor options are not looked at, because none were accepted (CLCV2-17,
-///   B-12).
+///   CLCV2-58, CLCV2-60), and so are other vendor options if any were accepted (CLCV2-17, B-12).
 /// - At a subsequent contact it names an active link, which may be another than Accept named
 ///   (CLC-46); `is_link` knows them.
 ///
@@ -131,8 +131,8 @@ pub fn check_confirm_r(
         return Err(HandshakeError::ConfirmMac { proposed: mac, got: link.mac }.into());
     }
     let Some(extension) = &confirm.extension else { return Ok(()) };
-    let TermsR { release, features, limits, .. } = found.terms;
-    same_terms(Terms { release, features }, extension)?;
+    let TermsR { release, features, limits, carriers, .. } = found.terms;
+    same_terms(Terms { release, features, carriers }, extension)?;
     if release.has_v2_1_fields() {
         let got = extension.limits;
         if got.max_conns != limits.max_conns {
@@ -153,7 +153,7 @@ fn same_terms(agreed: Terms, extension: &SmcrFce) -> Result<(), DeclineReason> {
     if got.features != agreed.features {
         return Err(DeclineReason::Features { agreed: agreed.features, got: got.features });
     }
-    Ok(())
+    check_vendor(agreed.carriers, got.vendor)
 }
 
 fn same_gid(version: Version, a: Gid, b: Gid) -> bool {

@@ -9,7 +9,8 @@ use crate::handshake::ism_device::IsmDevice;
 use crate::handshake::route::Route;
 use crate::wire::List;
 use crate::wire::clc::{
-    AssociatedIsm, IsmOffer, OfferV1, OfferV2, Proposal, SmcTypes, SmcdV2Offer, Subnet, Version,
+    AssociatedIsm, CarrierOptions, IsmOffer, OfferV1, OfferV2, Proposal, SmcTypes, SmcdV2Offer,
+    Subnet, Version,
 };
 use crate::wire::ids::{Chid, Gid, GidV1, LinkLimits, Mac, PeerId};
 
@@ -169,7 +170,7 @@ fn offer_v2<'a>(
             false => LinkLimits::NONE,
         },
         features: config.stated_features(),
-        vendor: config.vendor.filter(|_| v2_1),
+        vendor: config.carriers.filter(|_| v2_1).map(CarrierOptions::offer),
         smcd: SmcdV2Offer { seid: config.system_eid().filter(|_| types.has_d()), entries },
     })
 }

@@ -6,7 +6,7 @@
 
 use super::limits::negotiate_limits;
 use super::matches::{Candidate, SmcrMatch};
-use super::terms::common_terms;
+use super::terms::{Terms, common_terms};
 use crate::handshake::config::Config;
 use crate::handshake::decline::{DeclineReason, SmcKind};
 use crate::handshake::route::Route;
@@ -65,12 +65,13 @@ pub(super) fn match_smcr_v2(
         true => negotiate_limits(v2.limits, own),
         false => own,
     };
-    let (version, release, features) = (Version::V2, common.release, common.features);
+    let Terms { release, features, carriers } = common;
+    let version = Version::V2;
     Ok(SmcrMatch {
         peer: PeerRnic::new(version, proposal.peer_id, v2.roce_gid, proposal.mac),
         proposed: (v2.roce_gid, proposal.mac),
         eid: Some(eid),
-        terms: TermsR { version, release, features, limits },
+        terms: TermsR { version, release, features, limits, carriers },
     })
 }
 
@@ -106,6 +107,7 @@ pub(super) fn terms_v1(config: &Config, route: &Route) -> TermsR {
         release: Release::V2_0,
         features: Features::empty(),
         limits: config.limits_on(route),
+        carriers: None,
     }
 }
 

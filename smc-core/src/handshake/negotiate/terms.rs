@@ -2,7 +2,8 @@
 //! What two ends of SMC-D agree on at first contact.
 
 use crate::handshake::config::Config;
-use crate::wire::clc::OfferV2;
+use crate::handshake::decline::DeclineReason;
+use crate::wire::clc::{CarrierOptions, OfferV2};
 use crate::wire::ids::{Features, Release};
 
 /// What holds between two ends for as long as they know each other (CLCV2-50).
@@ -15,11 +16,14 @@ pub struct Terms {
     pub release: Release,
     /// The features that both ends announced (CLCV2-61).
     pub features: Features,
+    /// Records on TCP; `None` unless both ends have announced them (CLCV2-15).
+    pub carriers: Option<CarrierOptions>,
 }
 
 impl Terms {
     /// What SMC-D version 1 agrees on: nothing.
-    pub const V1: Terms = Terms { release: Release::V2_0, features: Features::empty() };
+    pub const V1: Terms =
+        Terms { release: Release::V2_0, features: Features::empty(), carriers: None };
 }
 
 /// The lower release, never above the known ones, and the features common to both ends
@@ -31,5 +35,44 @@ pub(super) fn common_terms(config: &Config, v2: &OfferV2) -> Terms {
     } else {
         Features::empty()
     };
-    Terms { release, features }
+    Terms { release, features, carriers: common_carriers(config, release, v2) }
+}
+
+/// What a server takes of a client's options for records (CLCV2-16). Those of another vendor, and
+/// those that cannot be, are as none (CLCV2-15).
+fn common_carriers(config: &Config, release: Release, v2: &OfferV2) -> Option<CarrierOptions> {
+    let offered = v2.vendor.and_then(|offer| CarrierOptions::from_offer(&offer).ok().flatten())?;
+    config.carriers_at(release).map(|own| own.common(offered))
+}
+
+/// What a client reads in the `answer` of Accept, at the release that it states.
+///
+/// # Errors
+/// The answer is none to what was offered: the server would send what this end does not take.
+pub(super) fn answered_carriers(
+    config: &Config,
+    release: Release,
+    answer: [u8; 4],
+) -> Result<Option<CarrierOptions>, DeclineReason> {
+    match config.carriers_at(release) {
+        // Nothing was offered, so nothing is meant (CLCV2-15).
+        None => Ok(None),
+        Some(offered) => CarrierOptions::from_answer(offered, answer)
+            .map_err(|_| DeclineReason::Vendor { agreed: offered.answer(), got: answer }),
+    }
+}
+
+/// Whether Confirm repeats the vendor options of Accept (CLCV2-17). A server that has accepted none
+/// does not look at them (B-12).
+///
+/// # Errors
+/// [`DeclineReason::Vendor`].
+pub(super) fn check_vendor(
+    accepted: Option<CarrierOptions>,
+    got: [u8; 4],
+) -> Result<(), DeclineReason> {
+    match accepted.map(CarrierOptions::answer) {
+        Some(agreed) if agreed != got => Err(DeclineReason::Vendor { agreed, got }),
+        _ => Ok(()),
+    }
 }

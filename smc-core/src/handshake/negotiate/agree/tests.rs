@@ -6,7 +6,8 @@ use crate::wire::ids::{DmbToken, Features, Hostname, LinkId, OsType, PeerId, Rel
 const OWN: Gid = Gid([1; 16]);
 const PEER: Gid = Gid([2; 16]);
 const CHID: Chid = Chid(0xff01);
-const FULL: Terms = Terms { release: Release::V2_1, features: Features::EMULATED_ISM };
+const FULL: Terms =
+    Terms { release: Release::V2_1, features: Features::EMULATED_ISM, carriers: None };
 
 fn eid(name: &str) -> Eid {
     Eid::new(name).unwrap()
@@ -69,7 +70,7 @@ fn first_contact_agrees_on_the_terms_of_accept() {
 // Shows: CLC-34, CLCV2-87.
 #[test]
 fn first_contact_with_a_known_peer_starts_anew() {
-    let old = Terms { release: Release::V2_0, features: Features::empty() };
+    let old = Terms { release: Release::V2_0, features: Features::empty(), carriers: None };
     assert_eq!(check(&config(), &accept(), Some(old)).unwrap().terms, FULL);
 }
 
@@ -132,7 +133,7 @@ fn release_above_the_proposed_one_is_declined() {
 
 #[test]
 fn earlier_release_is_taken_on_a_platform_device() {
-    let old = Terms { release: Release::V2_0, features: Features::empty() };
+    let old = Terms { release: Release::V2_0, features: Features::empty(), carriers: None };
     let got = SmcdV2 { chid: Chid(7), first_contact: fce(old), ..accept() };
     assert_eq!(check(&config(), &got, None).unwrap().terms, old);
 }
@@ -142,7 +143,7 @@ fn earlier_release_is_taken_on_a_platform_device() {
 fn emulated_device_needs_the_feature_of_the_server() {
     for terms in [
         Terms { features: Features::empty(), ..FULL },
-        Terms { release: Release::V2_0, features: Features::empty() },
+        Terms { release: Release::V2_0, features: Features::empty(), carriers: None },
     ] {
         let got = SmcdV2 { first_contact: fce(terms), ..accept() };
         let reason = DeclineReason::EmulatedNotShared(CHID);

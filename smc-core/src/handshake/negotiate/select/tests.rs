@@ -89,7 +89,7 @@ fn picks_the_device_with_the_same_chid() {
     let found = matched(&server(), &proposal());
     assert_eq!(found.candidates, [candidate(0xff01, gid(2), gid(1))]);
     assert_eq!(found.eid, eid("ALPHA"));
-    let terms = Terms { release: Release::V2_1, features: Features::EMULATED_ISM };
+    let terms = Terms { release: Release::V2_1, features: Features::EMULATED_ISM, carriers: None };
     assert_eq!(found.terms, terms);
 }
 
