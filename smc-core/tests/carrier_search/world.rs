@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Two ends, a ring and a stream of TCP in each direction, and two programs. A byte is known by its
+//! number in its direction, so one that is lost, doubled or out of order is seen when it is read.
+
+use smc_core::carrier::{Action, End, Input, Positions, Reading, Role};
+use smc_core::wire::cdc::StateFlags;
+use smc_core::wire::clc;
+use smc_core::wire::record::{Reason, Record};
+
+/// How bytes reach the peer's ring, and what becomes of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Carrier {
+    /// By stores, which are there at once.
+    Window,
+    /// By moves or RDMA, later than they were sent, or never; the sender has copies.
+    Copies,
+    /// The same without copies.
+    NoCopies,
+}
+
+/// A mistake that is made on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Mistake {
+    None,
+    /// The receiver says RECEIVED for bytes that are still on their way.
+    AnswersTooSoon,
+    /// The receiver counts bytes that went with their memory.
+    CountsLostBytes,
+    /// The sender claims copies that it does not have.
+    InventsCopies,
+    /// LEAVE and DATA do not say that more bytes are held.
+    HidesHeldBytes,
+    /// An end that the ring said is not said again.
+    ForgetsItsEnd,
+    /// Bytes of the new ring are read before CHANGE has come.
+    ReadsRingTooSoon,
+    /// A cut record at the end of TCP is taken for no record.
+    OverlooksCutRecord,
+    /// The answer is awaited for ever: LEAVE is not answered by LEAVE.
+    AnswersNoLeave,
+}
+
+/// What is searched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) carrier: Carrier,
+    /// Bytes that each program writes.
+    pub(crate) bytes: [u8; 2],
+    /// Faults and leaves that may happen: devices, ends, TCP.
+    pub(crate) faults: u8,
+    /// New rings that may be made.
+    pub(crate) returns: u8,
+    /// Ends may hold bytes in a send queue.
+    pub(crate) queue: bool,
+    pub(crate) mistake: Mistake,
+}
+
+/// A ring of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Ring {
+    /// Number of its first byte.
+    pub(crate) first: u8,
+    /// Bytes written to it.
+    pub(crate) written: u8,
+    /// Bytes that have arrived.
+    pub(crate) arrived: u8,
+    /// Bytes that the receiver has taken out.
+    pub(crate) taken: u8,
+    /// The sender's words say that it is done.
+    pub(crate) done: bool,
+}
+
+/// What is on its way on TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Item {
+    Record(Record),
+    /// DATA, and the number of its first byte as it really is.
+    Data(Record, u8),
+    /// The beginning of a DATA record.
+    CutRecord,
+    Message(clc::Kind),
+    Fin,
+}
+
+/// The device of an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Device {
+    Works,
+    /// It is gone, and the memory of the ring stays.
+    Gone,
+    /// It is gone, and the memory with it.
+    GoneWithMemory,
+}
+
+/// What the reading program has been told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Told {
+    Nothing,
+    End,
+    Reset,
+}
+
+/// One end and its program.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Side {
+    pub(crate) end: End,
+    pub(crate) alive: bool,
+    pub(crate) device: Device,
+    /// The end knows of the loss of its ring.
+    pub(crate) knows: bool,
+    /// Bytes taken from the program.
+    pub(crate) written: u8,
+    /// Of these, bytes that are in the send queue.
+    pub(crate) held: u8,
+    pub(crate) done: bool,
+    /// Bytes go into the ring; or to TCP; or nowhere.
+    pub(crate) on_ring: bool,
+    pub(crate) on_tcp: bool,
+    /// Bytes come from the ring.
+    pub(crate) reads_ring: bool,
+    /// Bytes received, in order.
+    pub(crate) got: u8,
+    pub(crate) told: Told,
+    /// The owner prepares a new ring.
+    pub(crate) preparing: bool,
+}
+
+/// Everything.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct World {
+    pub(crate) sides: [Side; 2],
+    /// By sender.
+    pub(crate) rings: [Ring; 2],
+    /// By sender.
+    pub(crate) tcp: [Vec<Item>; 2],
+    /// TCP was reset, and this end has not heard.
+    pub(crate) rst: [bool; 2],
+    pub(crate) tcp_works: bool,
+    pub(crate) faults: u8,
+    pub(crate) returns: u8,
+}
+
+/// What must never be.
+pub(crate) type Wrong = String;
+
+impl World {
+    pub(crate) fn new(plan: &Plan) -> World {
+        let side = |role| Side {
+            end: End::on_ring(role, true),
+            alive: true,
+            device: Device::Works,
+            knows: false,
+            written: 0,
+            held: 0,
+            done: false,
+            on_ring: true,
+            on_tcp: false,
+            reads_ring: true,
+            got: 0,
+            told: Told::Nothing,
+            preparing: false,
+        };
+        World {
+            sides: [side(Role::Client), side(Role::Server)],
+            rings: Default::default(),
+            tcp: Default::default(),
+            rst: [false; 2],
+            tcp_works: true,
+            faults: plan.faults,
+            returns: plan.returns,
+        }
+    }
+
+    /// Whether this end takes part: its process lives and its connection was not reset.
+    pub(crate) fn acts(&self, i: usize) -> bool {
+        self.sides[i].alive && !self.sides[i].end.is_over() && self.sides[i].told != Told::Reset
+    }
+
+    pub(crate) fn positions(&self, i: usize, plan: &Plan) -> Positions {
+        let (side, out, own) = (&self.sides[i], &self.rings[i], &self.rings[1 - i]);
+        let sent = side.written - side.held;
+        let kept = match plan.carrier {
+            _ if plan.mistake == Mistake::InventsCopies => 0,
+            Carrier::Copies => out.first + out.arrived,
+            Carrier::Window | Carrier::NoCopies => sent,
+        };
+        let lost =
+            side.device == Device::GoneWithMemory && plan.mistake != Mistake::CountsLostBytes;
+        let arrived = if lost { own.taken } else { own.arrived };
+        let forgets = plan.mistake == Mistake::ForgetsItsEnd;
+        let said = match side.done && !forgets {
+            true => StateFlags::SENDING_DONE,
+            false => StateFlags::empty(),
+        };
+        let unsent = side.held > 0 && plan.mistake != Mistake::HidesHeldBytes;
+        let arrived = (own.first + arrived).into();
+        Positions { sent: sent.into(), kept: kept.into(), unsent, urgent: None, said, arrived }
+    }
+
+    /// Tells an end, and carries out what it says.
+    pub(crate) fn tell(&mut self, i: usize, input: Input, plan: &Plan) -> Result<(), Wrong> {
+        let mut positions = self.positions(i, plan);
+        if let (Mistake::AnswersTooSoon, Input::Record(Record::Leave { at, .. })) =
+            (plan.mistake, input)
+        {
+            positions.arrived = at;
+        }
+        let actions = self.sides[i].end.on(input, &positions);
+        for action in actions {
+            self.carry_out(i, action, plan)?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, i: usize, item: Item) {
+        if self.tcp_works {
+            self.tcp[i].push(item);
+        }
+    }
+
+    /// Sends bytes as DATA: from this position, which bytes they really are, and how many.
+    pub(crate) fn send_data(&mut self, i: usize, at: u64, first: u8, len: u8, plan: &Plan) {
+        let more = self.sides[i].held > 0 && plan.mistake != Mistake::HidesHeldBytes;
+        self.send(i, Item::Data(Record::Data { at, len: len.into(), more }, first));
+    }
+
+    fn carry_out(&mut self, i: usize, action: Action, plan: &Plan) -> Result<(), Wrong> {
+        match action {
+            Action::StopRing => self.sides[i].on_ring = false,
+            Action::Write(Record::Leave { reason: Reason::Answer, .. })
+                if plan.mistake == Mistake::AnswersNoLeave => {}
+            Action::Write(record) => self.send(i, Item::Record(record)),
+            Action::Repeat { from, to } => {
+                let kept = match plan.carrier {
+                    Carrier::Copies => from as u8,
+                    // There is no copy: other bytes take their place.
+                    _ => u8::MAX,
+                };
+                self.send_data(i, from, kept, (to - from) as u8, plan);
+            }
+            Action::SendTcp => self.sides[i].on_tcp = true,
+            Action::SendRing => {
+                let first = self.sides[i].written - self.sides[i].held;
+                self.rings[i] = Ring { first, done: self.sides[i].done, ..Ring::default() };
+                (self.sides[i].on_ring, self.sides[i].on_tcp) = (true, false);
+            }
+            Action::ReadTcp { from } => {
+                while u64::from(self.sides[i].got) < from {
+                    self.take(i)?;
+                }
+                self.sides[i].reads_ring = false;
+            }
+            Action::ReadRing { .. } => self.sides[i].reads_ring = true,
+            Action::ReleaseRing => {
+                if self.sides[i].on_ring || self.sides[i].reads_ring {
+                    return Err("a ring in use is released".into());
+                }
+            }
+            Action::PeerSaid(_) | Action::PeerEnded => self.told_end(i)?,
+            Action::Prepare => self.sides[i].preparing = true,
+            Action::Propose => self.send(i, Item::Message(clc::Kind::Proposal)),
+            Action::Accept => self.send(i, Item::Message(clc::Kind::Accept)),
+            Action::Confirm => {
+                self.sides[i].knows = false;
+                self.send(i, Item::Message(clc::Kind::Confirm));
+            }
+            Action::Decline => self.send(i, Item::Message(clc::Kind::Decline)),
+            Action::Reset(_) => self.reset(i),
+            Action::Await { .. } | Action::DropRing | Action::Mark(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Takes the next byte out of the own ring.
+    pub(crate) fn take(&mut self, i: usize) -> Result<(), Wrong> {
+        let (side, ring) = (&mut self.sides[i], &mut self.rings[1 - i]);
+        if ring.taken >= ring.arrived {
+            return Err(format!("end {i} reads a byte that has not arrived"));
+        }
+        if side.device == Device::GoneWithMemory {
+            return Err(format!("end {i} reads memory that is gone"));
+        }
+        let byte = ring.first + ring.taken;
+        ring.taken += 1;
+        self.get(i, byte)
+    }
+
+    pub(crate) fn get(&mut self, i: usize, byte: u8) -> Result<(), Wrong> {
+        let side = &mut self.sides[i];
+        if byte != side.got {
+            return Err(format!("end {i} reads byte {byte} in the place of {}", side.got));
+        }
+        side.got += 1;
+        Ok(())
+    }
+
+    pub(crate) fn told_end(&mut self, i: usize) -> Result<(), Wrong> {
+        let (got, written) = (self.sides[i].got, self.sides[1 - i].written);
+        if got != written {
+            return Err(format!("end {i} is told of an end at {got}, {written} were written"));
+        }
+        self.sides[i].told = Told::End;
+        Ok(())
+    }
+
+    /// Breaks TCP; this program is told of a reset.
+    pub(crate) fn reset(&mut self, i: usize) {
+        self.sides[i].told = Told::Reset;
+        self.break_tcp(i);
+    }
+
+    /// TCP ends for the peer of `i` as well.
+    pub(crate) fn break_tcp(&mut self, i: usize) {
+        if self.tcp_works {
+            self.rst[1 - i] = true;
+        }
+        self.tcp_works = false;
+        self.tcp.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Whether the peer's words say that it is done, behind all bytes.
+    pub(crate) fn sees_done(&self, i: usize) -> bool {
+        let ring = &self.rings[1 - i];
+        let reads = matches!(self.sides[i].end.incoming().reading(), Reading::Ring);
+        reads && self.sides[i].reads_ring && ring.done && ring.taken == ring.written
+    }
+}
