@@ -33,8 +33,11 @@ pub enum Action {
         /// Bytes of the peer's direction.
         to: u64,
     },
-    /// The peer's bytes up to this position came by the ring; read them first. What follows comes
-    /// as DATA. The words in the ring mean nothing any more.
+    /// The peer's bytes up to this position came by the ring; read them first. If the ring's memory
+    /// can go with its device, copy them now, and report
+    /// [`Input::Violated`](super::Input::Violated) instead of going on if that fails, because
+    /// RECEIVED promises them. What follows comes as DATA. The words in the ring mean nothing any
+    /// more.
     ReadTcp {
         /// Position of the next DATA.
         from: u64,

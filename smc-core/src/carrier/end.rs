@@ -59,8 +59,9 @@ enum Tcp {
 pub enum Input {
     /// The own device works and is about to go, or the ring is not wanted any more.
     Leave(Reason),
-    /// The own ring is gone: no byte will be taken from it beyond [`Positions::arrived`]. The
-    /// device or the last link is gone, a peer's buffer is, or the time for a leave is over.
+    /// The own ring is gone: the device or the last link is, a peer's buffer, or the time for a
+    /// leave is over. What the ring has was copied before, up to [`Positions::arrived`], into memory
+    /// that stays; no byte will be taken from it beyond that.
     RingGone(Reason),
     /// Bytes have arrived in the own ring.
     Arrived,
