@@ -8,6 +8,8 @@
 //! LD_PRELOAD reaches a program.
 #![forbid(unsafe_code)]
 
+#[doc(hidden)]
+pub mod interpose;
 pub mod program_file;
 pub mod traffic;
 
@@ -20,12 +22,10 @@ mod smcd;
 mod smcr;
 pub mod socket;
 
-pub use byte_queue::{BytePiece, ByteQueue};
 pub use socket::{
-    AfterFork, ArmedLines, ChangeToken, Config, ConnectionInfo, ConnectionSnapshot, DataPath,
-    Fallback, FirstBytes, Incoming, Interest, KeepAlive, Outgoing, PendingDecline, PollEvent,
-    Poller, Readiness, Rnics, SignalMask, SmcListener, SmcStream, SmcdInfo, SmcrInfo, SmcrOptions,
-    Stack, StackUpkeep, Totals, Watch, WatchedStream, Woken, statistics,
+    ChangeToken, Config, ConnectionInfo, ConnectionSnapshot, DataPath, Fallback, Interest,
+    KeepAlive, PollEvent, Poller, Readiness, Rnics, SmcListener, SmcStream, SmcdInfo, SmcrInfo,
+    SmcrOptions, Stack, Totals, statistics,
 };
 pub use virtio_ism::transport::{DeviceAddress, PciAddress};
 

@@ -95,6 +95,7 @@ pub enum Endpoint {
 
 /// An endpoint of one program, as a number. One that was made by [`EndpointKey::from_bits`] of any
 /// number is at worst that of another endpoint.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointKey(u64);
 
@@ -168,6 +169,7 @@ pub struct TrafficTable {
     none: AtomicU64,
 }
 
+#[doc(hidden)]
 impl TrafficTable {
     /// Adopts the memory that a process has inherited. `program`: the path of its executable.
     ///
@@ -432,6 +434,7 @@ fn group(hash: u64) -> impl Iterator<Item = usize> {
 }
 
 /// A connection on SMC, for the estimate of its endpoint.
+#[doc(hidden)]
 pub struct ConnectionObserver {
     table: Arc<TrafficTable>,
     at: usize,

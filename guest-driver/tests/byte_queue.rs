@@ -2,7 +2,7 @@
 //! The memory that all queues of a process share. The test takes all of it, so it has a process of
 //! its own.
 
-use guest_driver::ByteQueue;
+use guest_driver::interpose::ByteQueue;
 
 /// Bytes that all queues of a process have at most.
 const LIMIT: usize = 128 << 20;

@@ -6,7 +6,8 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Outgoing, SmcStream, Stack};
+use super::outgoing::Outgoing;
+use super::{SmcStream, Stack};
 use crate::handshake;
 use crate::info::Fallback;
 use smc_rendezvous::{ClientAction, OptionRequest, PeerDiscovery};

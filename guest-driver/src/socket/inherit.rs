@@ -39,6 +39,7 @@ pub struct StackUpkeep {
     live: Vec<(OpenDevice, Upkeep)>,
 }
 
+#[doc(hidden)]
 impl Stack {
     /// Whether the child of a fork can take the devices over.
     pub fn can_be_inherited(&self) -> bool {
@@ -135,6 +136,7 @@ impl Stack {
     }
 }
 
+#[doc(hidden)]
 impl SmcStream {
     /// Whether the child of a fork can take the connection over: it needs nothing but memory and
     /// descriptors.

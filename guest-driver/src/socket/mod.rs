@@ -3,21 +3,20 @@
 
 mod config;
 mod connect;
-mod incoming;
-mod inherit;
+pub(crate) mod incoming;
+pub(crate) mod inherit;
 mod listener;
 mod offers;
 mod options;
-mod outgoing;
+pub(crate) mod outgoing;
 mod poller;
 mod stack;
 pub mod statistics;
 mod stream;
 #[cfg(feature = "tokio")]
 pub mod tokio;
-mod watch;
+pub(crate) mod watch;
 
-pub use crate::handshake::{ClcPrefix, FirstBytes};
 pub use crate::info::{
     ConnectionInfo, ConnectionSnapshot, Cursors, Fallback, LinkGroupInfo, LinkInfo, RnicInfo,
     SmcdInfo, SmcrInfo, show_gid,
@@ -26,12 +25,9 @@ pub use crate::smcr::{NoRdma, Rnics, SmcrOptions};
 #[doc(hidden)]
 pub use config::TestOptions;
 pub use config::{Config, DEFAULT_EID, DataPath, MAX_DEVICES};
-pub use incoming::Incoming;
-pub use inherit::{AfterFork, PendingDecline, StackUpkeep};
 pub use listener::SmcListener;
 pub use options::KeepAlive;
-pub use outgoing::Outgoing;
 pub use poller::{Interest, PollEvent, Poller};
 pub use stack::{Stack, Totals};
 pub use stream::SmcStream;
-pub use watch::{ArmedLines, ChangeToken, Readiness, SignalMask, Watch, WatchedStream, Woken};
+pub use watch::{ChangeToken, Readiness};

@@ -151,6 +151,7 @@ impl SmcStream {
 
     /// Has an observer learn what the connection was like, when it ends. Only the first call does
     /// that.
+    #[doc(hidden)]
     pub fn observe(&self, observer: ConnectionObserver) {
         let _ = self.shared.observer.set(observer);
     }

@@ -346,6 +346,58 @@ impl SmcStream {
         })
     }
 
+    /// Waits until a read (with `write`: or a write) may do something that it could not at `earlier`.
+    /// Spins first.
+    ///
+    /// # Errors
+    /// `WouldBlock` at the deadline; `Interrupted`: a signal was handled.
+    pub fn wait_for_change(
+        &self,
+        earlier: ChangeToken,
+        write: bool,
+        deadline: Option<Instant>,
+    ) -> io::Result<()> {
+        match self.conn() {
+            Some(conn) => conn.wait_for_change(earlier.words, write, deadline),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`SmcStream::pollable`]. For SMC the descriptor shows at once that a read has taken the last
+    /// bytes, and a hang-up only when both ends have closed. Each such read costs a system call.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn pollable_exact(&self) -> io::Result<BorrowedFd<'_>> {
+        match self.conn() {
+            Some(conn) => conn.pollable_exact(),
+            None => self.pollable(),
+        }
+    }
+
+    /// Whether the peer has ended its direction, also if the connection was reset afterwards (SMC
+    /// only; `None` for TCP).
+    pub fn peer_has_ended(&self) -> Option<bool> {
+        self.conn().map(|conn| conn.peer_has_ended())
+    }
+
+    /// Bytes that the program has written and that are not on their way to the peer, as SIOCOUTQNSD
+    /// says. For TCP: 0.
+    pub fn queued(&self) -> usize {
+        self.conn().map_or(0, |conn| conn.queued())
+    }
+
+    /// Bounds what the program may write before the peer reads, as SO_SNDBUF does. `bytes` is what the
+    /// option says of the socket: twice what the program has set. Does nothing for TCP.
+    pub fn set_send_buffer(&self, bytes: usize) {
+        if let Some(conn) = self.conn() {
+            conn.set_send_buffer(bytes);
+        }
+    }
+}
+
+#[doc(hidden)]
+impl SmcStream {
     /// From now on a change of the connection wakes the watch while the connection is armed.
     pub fn watch(&self, watch: &Watch) {
         if let Some(conn) = self.conn() {
@@ -381,34 +433,10 @@ impl SmcStream {
         }
     }
 
-    /// As [`SmcStream::pollable`]. For SMC the descriptor shows at once that a read has taken the last
-    /// bytes, and a hang-up only when both ends have closed. Each such read costs a system call.
-    ///
-    /// # Errors
-    /// No descriptors are left.
-    pub fn pollable_exact(&self) -> io::Result<BorrowedFd<'_>> {
-        match self.conn() {
-            Some(conn) => conn.pollable_exact(),
-            None => self.pollable(),
-        }
-    }
-
-    /// Whether the peer has ended its direction, also if the connection was reset afterwards (SMC
-    /// only; `None` for TCP).
-    pub fn peer_has_ended(&self) -> Option<bool> {
-        self.conn().map(|conn| conn.peer_has_ended())
-    }
-
     /// Whether send queues of connections of this process have bytes, which are lost if the process
     /// ends: those of connections that the child of a fork can take over, and those of others.
     pub fn any_has_unsent_bytes() -> [bool; 2] {
         conn::has_unsent_bytes()
-    }
-
-    /// Bytes that the program has written and that are not on their way to the peer, as SIOCOUTQNSD
-    /// says. For TCP: 0.
-    pub fn queued(&self) -> usize {
-        self.conn().map_or(0, |conn| conn.queued())
     }
 
     /// Puts bytes that the program has written before into the peer's buffer, and the rest into the
@@ -416,14 +444,6 @@ impl SmcStream {
     pub fn send_queue(&self, bytes: ByteQueue) {
         if let Some(conn) = self.conn() {
             conn.send_queue(bytes);
-        }
-    }
-
-    /// Bounds what the program may write before the peer reads, as SO_SNDBUF does. `bytes` is what the
-    /// option says of the socket: twice what the program has set. Does nothing for TCP.
-    pub fn set_send_buffer(&self, bytes: usize) {
-        if let Some(conn) = self.conn() {
-            conn.set_send_buffer(bytes);
         }
     }
 
@@ -462,23 +482,6 @@ impl SmcStream {
     pub fn check_tcp(&self) {
         if let Some(conn) = self.conn() {
             conn.check_tcp();
-        }
-    }
-
-    /// Waits until a read (with `write`: or a write) may do something that it could not at `earlier`.
-    /// Spins first.
-    ///
-    /// # Errors
-    /// `WouldBlock` at the deadline; `Interrupted`: a signal was handled.
-    pub fn wait_for_change(
-        &self,
-        earlier: ChangeToken,
-        write: bool,
-        deadline: Option<Instant>,
-    ) -> io::Result<()> {
-        match self.conn() {
-            Some(conn) => conn.wait_for_change(earlier.words, write, deadline),
-            None => Ok(()),
         }
     }
 }

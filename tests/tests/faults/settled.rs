@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use guest_driver::{Outgoing, SmcStream, Stack};
+use guest_driver::interpose::Outgoing;
+use guest_driver::{SmcStream, Stack};
 use smc_core::handshake::{AwaitConfirm, ConfirmStep, DeclineReason};
 use smc_tests::raw::{self, Device, Selected, dmbe, put};
 use smc_tests::watch::LIMIT;

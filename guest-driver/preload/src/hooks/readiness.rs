@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
-use guest_driver::SignalMask;
+use guest_driver::interpose::SignalMask;
 
 use crate::config;
 use crate::hooks::libc_symbols::call_libc;

@@ -10,7 +10,7 @@ use std::ffi::c_int;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use guest_driver::{ArmedLines, SignalMask, Woken};
+use guest_driver::interpose::{ArmedLines, SignalMask, Woken};
 
 use crate::selection::waiting;
 use crate::socket::epoll_members::EpollMembers;

@@ -5,7 +5,8 @@ use std::ffi::c_int;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use guest_driver::{ChangeToken, SignalMask, SmcStream, Woken};
+use guest_driver::interpose::{SignalMask, Woken};
+use guest_driver::{ChangeToken, SmcStream};
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, waiting};

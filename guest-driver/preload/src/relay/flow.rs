@@ -7,7 +7,8 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use guest_driver::{ChangeToken, PendingDecline, SmcStream};
+use guest_driver::interpose::PendingDecline;
+use guest_driver::{ChangeToken, SmcStream};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};

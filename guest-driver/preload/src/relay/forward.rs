@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use guest_driver::{SmcStream, StackUpkeep};
+use guest_driver::SmcStream;
+use guest_driver::interpose::StackUpkeep;
 use rustix::thread::futex;
 
 use super::flow::{Relay, RelayCarrier};

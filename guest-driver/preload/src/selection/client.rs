@@ -7,7 +7,8 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use guest_driver::{Outgoing, SignalMask, SmcStream};
+use guest_driver::SmcStream;
+use guest_driver::interpose::{Outgoing, SignalMask};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::selection::early::complete_with_tcp;

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use guest_driver::{BytePiece, ByteQueue};
+use guest_driver::interpose::{BytePiece, ByteQueue};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};

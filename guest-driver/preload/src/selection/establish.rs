@@ -5,7 +5,8 @@ use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use guest_driver::{Fallback, FirstBytes};
+use guest_driver::Fallback;
+use guest_driver::interpose::FirstBytes;
 use smc_core::handshake::FallbackReason;
 
 use crate::selection::first_bytes::peek;

@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use guest_driver::FirstBytes;
+use guest_driver::interpose::FirstBytes;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::config;

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 
-use guest_driver::{FirstBytes, SignalMask};
+use guest_driver::interpose::{FirstBytes, SignalMask};
 
 use crate::selection::first_bytes::peek;
 use crate::selection::outcome::note_linger;

@@ -7,8 +7,9 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use guest_driver::interpose::ByteQueue;
 use guest_driver::traffic::Endpoint;
-use guest_driver::{ByteQueue, ConnectionInfo, Fallback, SmcStream};
+use guest_driver::{ConnectionInfo, Fallback, SmcStream};
 use smc_core::handshake::{DeclineCode, FallbackReason, HandshakeError};
 
 use crate::selection::early::{complete_with_tcp, complete_without_sending};

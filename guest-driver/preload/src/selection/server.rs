@@ -7,7 +7,8 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use guest_driver::{FirstBytes, Incoming, SignalMask, SmcStream};
+use guest_driver::SmcStream;
+use guest_driver::interpose::{FirstBytes, Incoming, SignalMask};
 
 use crate::selection::early::complete_with_tcp;
 use crate::selection::first_bytes::{self, FirstBytesWait, peek, peek_to_begin};

@@ -10,9 +10,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use guest_driver::{
-    Config as StackConfig, FirstBytes, Incoming, Outgoing, Rnics, Stack, statistics,
-};
+use guest_driver::interpose::{FirstBytes, Incoming, Outgoing};
+use guest_driver::{Config as StackConfig, Rnics, Stack, statistics};
 
 use crate::config::RunConfig;
 use crate::selection::{inherited_options, own_calls, short_lived, worthwhile};

@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 
-use guest_driver::ByteQueue;
+use guest_driver::interpose::ByteQueue;
 
 use crate::selection::inherited_options;
 use crate::socket::registrations;

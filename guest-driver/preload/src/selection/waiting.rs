@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use guest_driver::SignalMask;
+use guest_driver::interpose::SignalMask;
 
 use crate::selection::running::{self, RUNNING_LOCK};
 use crate::selection::transitions::{ActionInput, carry_out};

@@ -3,14 +3,15 @@
 //! they are.
 //!
 //! A connection that is idle is not looked at, apart from once a second. What its peer announces by
-//! the line of a slab (`guest_driver::Watch`), and what this process does to it, makes it a candidate.
+//! the line of a slab (`guest_driver::interpose::Watch`), and what this process does to it, makes it a candidate.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use guest_driver::{ChangeToken, Readiness, SmcStream, Watch, WatchedStream};
+use guest_driver::interpose::{Watch, WatchedStream};
+use guest_driver::{ChangeToken, Readiness, SmcStream};
 
 use crate::fork;
 use crate::socket::stream::{Registration, StreamSocket};

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use guest_driver::Watch;
+use guest_driver::interpose::Watch;
 
 use crate::config;
 use crate::sys::raw::{self, Errno, SysResult};

@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use guest_driver::{ByteQueue, Readiness, SmcStream};
+use guest_driver::interpose::ByteQueue;
+use guest_driver::{Readiness, SmcStream};
 
 use crate::fork;
 use crate::socket::pair::{AddressPair, high};

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use guest_driver::SignalMask;
+use guest_driver::interpose::SignalMask;
 use raw::{Errno, SysResult};
 
 /// Stack of the library's own threads, bytes. The first of them opens the device; without

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use guest_driver::SignalMask;
+use guest_driver::interpose::SignalMask;
 
 /// The number of an error, as `errno` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

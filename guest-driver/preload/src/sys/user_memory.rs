@@ -11,7 +11,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use guest_driver::SignalMask;
+use guest_driver::interpose::SignalMask;
 
 use super::raw::{self, Errno, SysResult};
 

@@ -4,7 +4,7 @@
 use std::io::IoSlice;
 use std::sync::atomic::Ordering;
 
-use guest_driver::ByteQueue;
+use guest_driver::interpose::ByteQueue;
 
 use super::{SocketRole, SocketState, StreamSocket};
 use crate::sys::fork_lock::ForkMutexGuard;
