@@ -181,7 +181,7 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
                 && let Some(descriptor) = DESCRIPTORS.get(fd)
                 && let Some(socket) = descriptor.stream()
             {
-                socket.set_nonblocking(argument & libc::O_NONBLOCK as c_ulong != 0);
+                socket.options.set_nonblocking(argument & libc::O_NONBLOCK as c_ulong != 0);
             }
         }
         _ => {}

@@ -169,7 +169,7 @@ fn relayed_names(fd: c_int) -> Option<AddressPair> {
     if !DESCRIPTORS.has(fd) {
         return None;
     }
-    DESCRIPTORS.get(fd)?.stream()?.names().copied()
+    DESCRIPTORS.get(fd)?.stream()?.relayed.names().copied()
 }
 
 #[unsafe(no_mangle)]
@@ -179,8 +179,8 @@ pub(super) unsafe extern "C" fn getsockname(
     len: *mut socklen_t,
 ) -> c_int {
     let descriptor = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
-    if let Some(socket) = descriptor.as_ref().and_then(|descriptor| descriptor.stream()) {
-        socket.note_name();
+    if let Some(client) = descriptor.as_ref().and_then(|found| found.stream()?.side.client()) {
+        client.set_name_known();
     }
     let reset = || descriptor.as_ref().and_then(control::name_of_reset);
     if let Some(local) = relayed_names(fd).map(|(local, _)| local).or_else(reset) {

@@ -17,7 +17,7 @@ use crate::sys::user_memory::TCP_INQ;
 /// `shutdown` on a known descriptor. `None`: the kernel carries out the call.
 pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Option<SysResult> {
     let socket = descriptor.stream()?;
-    socket.note_write();
+    socket.undecided.note_write();
     // A signal does not interrupt this call.
     let selected = std::iter::repeat_with(|| resolve(descriptor, fd, Wait::Block));
     if selected.into_iter().find(|one| *one != Selected::Pending) != Some(Selected::Smc) {
@@ -28,7 +28,7 @@ pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Opt
     let done = match how {
         libc::SHUT_RD => stream.shutdown(Shutdown::Read),
         libc::SHUT_WR | libc::SHUT_RDWR => {
-            socket.set_write_shut();
+            socket.end.set_write_shut();
             match how {
                 libc::SHUT_WR => stream.shutdown(Shutdown::Write),
                 _ => stream.shutdown_both(),
@@ -62,7 +62,7 @@ pub(crate) fn name_of_reset(descriptor: &DescriptorRef) -> Option<SocketAddr> {
 /// Stores whether the socket is non-blocking, after `ioctl(FIONBIO)`.
 pub(crate) fn update_nonblocking(fd: c_int, socket: &StreamSocket) {
     if let Ok(flags) = raw::fcntl(fd, libc::F_GETFL, 0) {
-        socket.set_nonblocking(flags as c_int & libc::O_NONBLOCK != 0);
+        socket.options.set_nonblocking(flags as c_int & libc::O_NONBLOCK != 0);
     }
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn ioctl(
         match resolve(descriptor, fd, Wait::Short) {
             Selected::Smc => {}
             Selected::Pending if matches!(request, libc::TIOCOUTQ | SIOCOUTQNSD) => {
-                return Some(Ok(number(socket.early().len())));
+                return Some(Ok(number(socket.undecided.early().len())));
             }
             Selected::Pending => return Some(Ok(0)),
             _ => return None,
@@ -128,13 +128,13 @@ pub(crate) fn get_option(
         SocketState::Undecided | SocketState::Deciding => {
             match resolve(descriptor, fd, Wait::Short) {
                 Selected::Smc => Some(0),
-                Selected::Failed => Some(socket.take_error()),
+                Selected::Failed => Some(socket.end.take_error()),
                 // The kernel knows whether TCP has failed meanwhile.
                 Selected::Pending | Selected::Tcp => None,
             }
         }
         SocketState::Smc => take_error(socket),
-        SocketState::Failed => Some(socket.take_error()).filter(|error| *error != 0),
+        SocketState::Failed => Some(socket.end.take_error()).filter(|error| *error != 0),
         SocketState::Unconnected | SocketState::Tcp | SocketState::Relayed => None,
     }
 }
@@ -142,8 +142,8 @@ pub(crate) fn get_option(
 /// The error of an SMC connection, once.
 pub(crate) fn take_error(socket: &StreamSocket) -> Option<c_int> {
     let stream = socket.smc()?;
-    match socket.take_reset(stream) {
-        0 => Some(socket.take_error_of_vain_write()),
+    match socket.end.take_reset(stream) {
+        0 => Some(socket.end.take_epipe()),
         error => Some(error),
     }
 }
@@ -151,7 +151,7 @@ pub(crate) fn take_error(socket: &StreamSocket) -> Option<c_int> {
 /// The same for a Unix socket in the place of a connection.
 fn relayed_option(socket: &StreamSocket, level: c_int, name: c_int) -> Option<c_int> {
     match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_DOMAIN) => match (socket.tcp_fd(), socket.names()) {
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => match (socket.tcp_fd(), socket.relayed.names()) {
             (Some(tcp), _) => raw::socket_option(tcp, level, name).ok(),
             (None, Some((local, _))) if local.is_ipv6() => Some(libc::AF_INET6),
             (None, Some(_)) => Some(libc::AF_INET),
@@ -159,7 +159,7 @@ fn relayed_option(socket: &StreamSocket, level: c_int, name: c_int) -> Option<c_
         },
         (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Some(libc::IPPROTO_TCP),
         // What a connection has that nobody has changed.
-        (libc::IPPROTO_TCP, _) if socket.names().is_some() => Some(0),
+        (libc::IPPROTO_TCP, _) if socket.relayed.names().is_some() => Some(0),
         _ => None,
     }
 }
@@ -182,15 +182,15 @@ pub(crate) fn is_of_transfer(level: c_int, name: c_int) -> bool {
 pub(crate) fn follow_option(fd: c_int, socket: &StreamSocket, level: c_int, name: c_int) {
     if (level, name) == (libc::IPPROTO_TCP, TCP_INQ) {
         let on = raw::socket_option(fd, level, name).is_ok_and(|on| on != 0);
-        socket.set_queue_size_wanted(on);
+        socket.options.set_queue_size_wanted(on);
         QUEUE_SIZE_WANTED.store(true, Ordering::Relaxed);
     }
     if level != libc::SOL_SOCKET {
         return;
     }
     match name {
-        libc::SO_RCVTIMEO => socket.set_timeouts(Some(raw::timeout_of(fd, name)), None),
-        libc::SO_SNDTIMEO => socket.set_timeouts(None, Some(raw::timeout_of(fd, name))),
+        libc::SO_RCVTIMEO => socket.options.set_timeouts(Some(raw::timeout_of(fd, name)), None),
+        libc::SO_SNDTIMEO => socket.options.set_timeouts(None, Some(raw::timeout_of(fd, name))),
         libc::SO_SNDBUF | libc::SO_SNDBUFFORCE => {
             if let (Some(stream), Some(bytes)) = (socket.smc(), send_buffer(fd)) {
                 stream.set_send_buffer(bytes);
@@ -198,7 +198,7 @@ pub(crate) fn follow_option(fd: c_int, socket: &StreamSocket, level: c_int, name
         }
         libc::SO_RCVLOWAT => {
             let bytes = raw::socket_option(fd, level, name).unwrap_or(0);
-            socket.set_low_water(u32::try_from(bytes).unwrap_or(0));
+            socket.options.set_low_water(u32::try_from(bytes).unwrap_or(0));
         }
         libc::SO_OOBINLINE => {
             let on = raw::socket_option(fd, level, name).is_ok_and(|on| on != 0);
@@ -227,7 +227,7 @@ pub(crate) fn is_queue_size_wanted() -> bool {
 
 /// The size of the queue, if the socket wants control messages with it.
 pub(crate) fn queue_size(descriptor: &DescriptorRef) -> Option<c_int> {
-    let socket = descriptor.stream().filter(|socket| socket.is_queue_size_wanted())?;
+    let socket = descriptor.stream().filter(|socket| socket.options.is_queue_size_wanted())?;
     let stream = socket.smc()?;
     let queued = stream.readable().unwrap_or(0);
     // The kernel wants the program to go on until it has read the end.
@@ -246,10 +246,10 @@ const CLOSE_WAIT: u8 = 8;
 pub(crate) fn tcp_state(descriptor: &DescriptorRef) -> Option<u8> {
     let socket = descriptor.stream()?;
     let stream = socket.smc()?;
-    if stream.readiness(false).failed || socket.has_written_in_vain() {
+    if stream.readiness(false).failed || socket.end.has_written_after_close() {
         return Some(CLOSE);
     }
-    Some(match (socket.is_write_shut(), stream.peer_has_ended() == Some(true)) {
+    Some(match (socket.end.is_write_shut(), stream.peer_has_ended() == Some(true)) {
         (false, false) => ESTABLISHED,
         (true, false) => FIN_WAIT2,
         (false, true) => CLOSE_WAIT,
@@ -263,14 +263,14 @@ pub(crate) fn refuses_option(socket: &StreamSocket, level: c_int, name: c_int) -
         // SMC has no completions, so a connection that is not decided stays on TCP.
         return match socket.state() {
             SocketState::Tcp | SocketState::Failed | SocketState::Relayed => false,
-            _ => !socket.forbid_proposal(),
+            _ => !socket.decision.forbid_proposal(),
         };
     }
     if (level, name) == (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT)
         && socket.state() == SocketState::Unconnected
     {
         // The first write would carry the SYN, and the server's answer to option 254 comes after it.
-        socket.forbid_proposal();
+        socket.decision.forbid_proposal();
     }
     socket.state() == SocketState::Smc
         && match level {

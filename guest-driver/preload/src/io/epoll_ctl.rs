@@ -21,9 +21,9 @@ pub(crate) fn control(
     (events, data): (u32, u64),
 ) -> SysResult {
     if op != libc::EPOLL_CTL_DEL && events & libc::EPOLLOUT as u32 != 0 {
-        socket.note_write();
+        socket.undecided.note_write();
     }
-    let is_lazy = socket.state() == SocketState::Undecided && socket.is_plain_if_silent();
+    let is_lazy = socket.state() == SocketState::Undecided && socket.side.is_plain_if_silent();
     if op == libc::EPOLL_CTL_ADD && socket.state() != SocketState::Unconnected && !is_lazy {
         // The program's waits for the set go on with the handshake. For a set of the kernel alone it is
         // usually complete within the short wait.

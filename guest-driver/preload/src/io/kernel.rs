@@ -29,7 +29,7 @@ pub(crate) fn leave_to_kernel(fd: c_int) {
 fn leave_socket(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     match socket.state() {
         SocketState::Unconnected => {
-            socket.forbid_proposal();
+            socket.decision.forbid_proposal();
         }
         SocketState::Undecided | SocketState::Deciding => decide(descriptor, socket, fd),
         SocketState::Relayed => owner_pipe::request(socket),
@@ -44,14 +44,14 @@ fn leave_socket(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
 
 /// Decides a connection for TCP, if no handshake has begun that may end with SMC.
 fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
-    let stays_on_tcp = socket.forbid_proposal();
+    let stays_on_tcp = socket.decision.forbid_proposal();
     if stays_on_tcp && socket.role() == SocketRole::Client {
         // The thread of the handshake proposes nothing, so the program's bytes may go at once: after
         // those that it has written before.
         // And after a Decline, if the server awaits one.
-        if socket.has_early() || crate::sys::is_writable(fd) {
+        if socket.undecided.has_early() || crate::sys::is_writable(fd) {
             waiting::watch(descriptor);
-            let _ = socket.await_decision(HANDSHAKE_TIMEOUT);
+            let _ = socket.decision.wait(HANDSHAKE_TIMEOUT);
         }
         return;
     }
@@ -60,10 +60,10 @@ fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     }
     // A server takes a Proposal out of the stream and declines it. The program does not wait for a
     // client that sends nothing.
-    socket.note_write();
+    socket.undecided.note_write();
     if resolve(descriptor, fd, Wait::Block) == Selected::Pending {
         waiting::watch(descriptor);
-        let _ = socket.await_decision(HANDSHAKE_TIMEOUT);
+        let _ = socket.decision.wait(HANDSHAKE_TIMEOUT);
     }
 }
 
@@ -144,7 +144,7 @@ pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool, has_library: bool) 
         let Some(socket) = descriptor.stream().filter(is_left) else { continue };
         let stays_open = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0);
         // Bytes that wait for the end of a handshake go out although the descriptor is closed.
-        if named(fd) || stays_open() || socket.has_early() {
+        if named(fd) || stays_open() || socket.undecided.has_early() {
             leave_to_kernel(fd);
         }
     }

@@ -94,9 +94,9 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
             continue;
         };
         if fd.events & libc::POLLOUT != 0 {
-            socket.note_write();
+            socket.undecided.note_write();
         }
-        if socket.state() == SocketState::Undecided && socket.is_plain_if_silent() {
+        if socket.state() == SocketState::Undecided && socket.side.is_plain_if_silent() {
             // The program's next call finds out.
             continue;
         }
@@ -107,7 +107,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
                     waiting::watch(&descriptor);
                 }
                 let decided = libc::pollfd {
-                    fd: socket.decision_fd().unwrap_or(-1),
+                    fd: socket.decision.readable_fd().unwrap_or(-1),
                     events: libc::POLLIN,
                     revents: 0,
                 };

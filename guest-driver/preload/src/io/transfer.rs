@@ -54,8 +54,8 @@ pub(crate) fn look_at_silent(
     flags: c_int,
 ) -> Result<(), Errno> {
     match descriptor.stream() {
-        Some(socket) if socket.stage() == SocketStage::Undecided && socket.may_be_plain() => {
-            let dont_wait = flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking();
+        Some(socket) if socket.stage() == SocketStage::Undecided && socket.side.may_be_plain() => {
+            let dont_wait = flags & libc::MSG_DONTWAIT != 0 || socket.options.is_nonblocking();
             handshake::look_before_read(descriptor, fd, dont_wait)
         }
         _ => Ok(()),
@@ -73,7 +73,7 @@ pub(crate) fn dispatch_write(
     if let Some(stream) = socket.smc() {
         return Dispatch::Smc(socket, stream);
     }
-    socket.note_write();
+    socket.undecided.note_write();
     // TCP sends what a client writes whether the server's program uses the connection or not.
     let is_client = socket.role() == SocketRole::Client;
     match undecided(descriptor, socket, fd, (dont_wait || is_client, libc::SO_SNDTIMEO)) {
@@ -81,14 +81,16 @@ pub(crate) fn dispatch_write(
             let is_connected = socket.stage() == SocketStage::Proposing;
             if is_client && !is_connected && !crate::sys::is_writable(fd) {
                 // TCP is still connecting.
-                return match dont_wait || socket.is_nonblocking() {
+                return match dont_wait || socket.options.is_nonblocking() {
                     true => Dispatch::Fail(Errno(libc::EAGAIN)),
                     false => undecided(descriptor, socket, fd, (false, libc::SO_SNDTIMEO)),
                 };
             }
             Dispatch::Keep(socket)
         }
-        Dispatch::Kernel if socket.state() == SocketState::Failed && socket.may_write_in_vain() => {
+        Dispatch::Kernel
+            if socket.state() == SocketState::Failed && socket.end.begin_write_after_close() =>
+        {
             Dispatch::Keep(socket)
         }
         dispatch => dispatch,
@@ -120,7 +122,7 @@ pub(crate) fn keep(
     bufs: &[IoSlice<'_>],
     flags: c_int,
 ) -> Option<SysResult> {
-    let may_wait = flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking();
+    let may_wait = flags & libc::MSG_DONTWAIT == 0 && !socket.options.is_nonblocking();
     let urgent = flags & libc::MSG_OOB != 0;
     let limit = || inherited_options::send_buffer(fd).unwrap_or(MAX_KEPT);
     match socket.keep_early(bufs, (may_wait, urgent), limit) {
@@ -138,7 +140,7 @@ pub(crate) fn keep(
         Some(0) => {
             // The kernel must not report room while there is none. Whoever decides the connection
             // holds this lock.
-            let _early = socket.early();
+            let _early = socket.undecided.early();
             if socket.state() == SocketState::Deciding {
                 registrations::follow(descriptor, socket, SocketState::Deciding);
             }
@@ -175,7 +177,7 @@ fn undecided<'a>(
     fd: c_int,
     (dont_wait, option): (bool, c_int),
 ) -> Dispatch<'a> {
-    let patient = !dont_wait && !socket.is_nonblocking();
+    let patient = !dont_wait && !socket.options.is_nonblocking();
     // The library keeps what a client writes, while its set goes on with the handshake.
     let is_kept = || option == libc::SO_SNDTIMEO && registrations::is_in_a_set(socket);
     let wait = match patient {
@@ -186,7 +188,7 @@ fn undecided<'a>(
     match resolve(descriptor, fd, wait) {
         Selected::Tcp => Dispatch::Kernel,
         Selected::Pending => Dispatch::Fail(ended_by(wait)),
-        Selected::Failed => match socket.take_error() {
+        Selected::Failed => match socket.end.take_error() {
             0 => Dispatch::Kernel,
             error => Dispatch::Fail(Errno(error)),
         },
@@ -236,14 +238,14 @@ pub(crate) fn recv(
     if bufs.iter().all(|buf| buf.is_empty()) {
         return recv_nothing((socket, stream), flags);
     }
-    let dont_wait = flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking();
+    let dont_wait = flags & libc::MSG_DONTWAIT != 0 || socket.options.is_nonblocking();
     let peek = flags & libc::MSG_PEEK != 0;
     if flags & libc::MSG_TRUNC != 0 {
         return discard((socket, stream), bufs.iter().map(|b| b.len()).sum(), flags);
     }
     let mut deadline = None;
     let all = flags & libc::MSG_WAITALL != 0;
-    let wanted = match (all, socket.low_water()) {
+    let wanted = match (all, socket.options.low_water()) {
         (false, 0) => 0,
         (all, low_water) => {
             let room: usize = bufs.iter().map(|buf| buf.len()).sum();
@@ -280,14 +282,15 @@ pub(crate) fn recv(
                     return if done > 0 { Ok(done) } else { Err(Errno(libc::EAGAIN)) };
                 }
                 if deadline.is_none() {
-                    deadline = socket.timeout(false).map(|timeout| Instant::now() + timeout);
+                    deadline =
+                        socket.options.timeout(false).map(|timeout| Instant::now() + timeout);
                 }
                 if let Err(error) = wait(stream, token, false, deadline) {
                     return if done > 0 { Ok(done) } else { Err(error) };
                 }
             }
             Err(_) if done > 0 => return Ok(done),
-            Err(error) => return socket.read_failed(stream, error.into()),
+            Err(error) => return socket.end.read_failed(stream, error.into()),
         }
     }
 }
@@ -299,7 +302,9 @@ fn recv_nothing(from: (&StreamSocket, &SmcStream), flags: c_int) -> SysResult {
     let flags = flags & !(libc::MSG_WAITALL | libc::MSG_TRUNC) | libc::MSG_PEEK;
     let mut look = |flags| recv(from, &mut [IoSliceMut::new(&mut byte)], flags).map(|_| 0);
     match look(flags | libc::MSG_DONTWAIT) {
-        Err(Errno(libc::EAGAIN)) if flags & libc::MSG_DONTWAIT == 0 && !from.0.is_nonblocking() => {
+        Err(Errno(libc::EAGAIN))
+            if flags & libc::MSG_DONTWAIT == 0 && !from.0.options.is_nonblocking() =>
+        {
             // Whatever ends the wait.
             let _ = look(flags);
             Ok(0)
@@ -382,7 +387,7 @@ pub(crate) fn send(
     };
     let sent = match sent {
         Err(Errno(libc::EPIPE)) => write_to_closed(socket, bufs),
-        Err(error) => Err(socket.write_failed(stream, error)),
+        Err(error) => Err(socket.end.write_failed(stream, error)),
         sent => sent,
     };
     if sent == Err(Errno(libc::EPIPE)) && flags & libc::MSG_NOSIGNAL == 0 {
@@ -396,14 +401,14 @@ pub(crate) fn send(
 #[cold]
 fn write_to_closed(socket: &StreamSocket, bufs: &[IoSlice<'_>]) -> SysResult {
     let n: usize = bufs.iter().map(|buf| buf.len()).sum();
-    if n == 0 && socket.would_write_in_vain() {
+    if n == 0 && socket.end.may_write_after_close() {
         return Ok(0);
     }
-    if socket.may_write_in_vain() {
+    if socket.end.begin_write_after_close() {
         registrations::recheck(socket);
         return Ok(n);
     }
-    socket.take_error_of_vain_write();
+    socket.end.take_epipe();
     Err(Errno(libc::EPIPE))
 }
 
@@ -412,7 +417,7 @@ fn send_all(
     bufs: &[IoSlice<'_>],
     flags: c_int,
 ) -> SysResult {
-    let dont_wait = flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking();
+    let dont_wait = flags & libc::MSG_DONTWAIT != 0 || socket.options.is_nonblocking();
     let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
     let mut deadline = None;
     let mut done = 0usize;
@@ -445,7 +450,7 @@ fn send_all(
             return if done > 0 { Ok(done) } else { Err(Errno(libc::EAGAIN)) };
         }
         if deadline.is_none() {
-            deadline = socket.timeout(true).map(|timeout| Instant::now() + timeout);
+            deadline = socket.options.timeout(true).map(|timeout| Instant::now() + timeout);
         }
         if let Err(error) = wait(stream, token, true, deadline) {
             return if done > 0 { Ok(done) } else { Err(error) };
@@ -485,7 +490,7 @@ fn send_urgent(
         match stream.send_urgent(*urgent) {
             Ok(()) => return Ok(all.len()),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                if flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking() {
+                if flags & libc::MSG_DONTWAIT != 0 || socket.options.is_nonblocking() {
                     if !std::mem::replace(&mut looked, true) && stream.look_for_room() {
                         continue;
                     }
@@ -610,7 +615,7 @@ pub(crate) fn splice_in(
         return Err(Errno(libc::EAGAIN));
     }
     let has_room = || to.1.readiness(false).writable;
-    if to.0.is_nonblocking() && !has_room() && !(to.1.look_for_room() && has_room()) {
+    if to.0.options.is_nonblocking() && !has_room() && !(to.1.look_for_room() && has_room()) {
         to.0.write_blocked.store(true, Ordering::Relaxed);
         return Err(Errno(libc::EAGAIN));
     }

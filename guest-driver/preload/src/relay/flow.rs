@@ -356,7 +356,7 @@ impl Relay {
         match self.descriptor.stream() {
             // What the program wrote first goes first.
             Some(socket) if done => {
-                let early = std::mem::take(&mut *socket.early());
+                let early = std::mem::take(&mut *socket.undecided.early());
                 self.to_peer.keep(&early.into_bytes(), false);
             }
             _ => self.fail(),

@@ -71,14 +71,14 @@ impl RelayOffer {
             SocketState::Smc => None,
             _ => Some(owned(raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FDS).ok()? as c_int)),
         };
-        socket.add_offer();
+        socket.undecided.add_offer();
         Some(RelayOffer { descriptor, fds: vec![fd], pair, cloexec: true, tcp })
     }
 
     /// The child will not ask.
     fn end(self) {
         if let Some(socket) = self.descriptor.stream() {
-            socket.remove_offer();
+            socket.undecided.remove_offer();
         }
     }
 
@@ -99,7 +99,7 @@ impl RelayOffer {
             }
             None => {
                 if let Some(socket) = self.descriptor.stream() {
-                    socket.remove_offer();
+                    socket.undecided.remove_offer();
                 }
                 start(self.descriptor, pair);
             }

@@ -19,7 +19,7 @@ use crate::fork;
 use crate::socket::pair::SocketPair;
 use crate::socket::registrations;
 use crate::socket::sleeper::Sleeper;
-use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
+use crate::socket::stream::{RelayState, SocketRole, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
 use crate::sys::{STACK, leaked, raw};
@@ -83,13 +83,13 @@ pub(super) fn replace(descriptor: &DescriptorRef, fds: &[c_int], program_end: &O
 pub(super) fn give_options(socket: &StreamSocket, fd: Option<c_int>, program_end: &OwnedFd) {
     use rustix::net::sockopt::{self, Timeout};
     for (write, which) in [(false, Timeout::Recv), (true, Timeout::Send)] {
-        if let Some(limit) = socket.timeout(write) {
+        if let Some(limit) = socket.options.timeout(write) {
             let _ = sockopt::set_socket_timeout(program_end, which, Some(limit));
         }
     }
     let number = |name| raw::socket_option(fd?, libc::SOL_SOCKET, name).ok();
-    if socket.low_water() > 0 {
-        let bytes = i32::try_from(socket.low_water()).unwrap_or(i32::MAX);
+    if socket.options.low_water() > 0 {
+        let bytes = i32::try_from(socket.options.low_water()).unwrap_or(i32::MAX);
         raw::set_socket_option(program_end.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes);
     }
     if number(libc::SO_OOBINLINE).is_some_and(|on| on != 0) {
@@ -100,13 +100,12 @@ pub(super) fn give_options(socket: &StreamSocket, fd: Option<c_int>, program_end
 /// Makes the entry of a descriptor that is an end of a pair. `served`: the owner need not be asked
 /// to carry the connection.
 pub(super) fn install_relayed(fd: c_int, role: SocketRole, tcp_fd: c_int, served: bool) {
-    let relayed = StreamSocket::new(SocketState::Relayed, role, false);
-    relayed.set_relayed(tcp_fd);
+    let relayed = RelayState::new(tcp_fd);
     if served {
         relayed.request_owner_once();
     }
     drop(DESCRIPTORS.remove(fd));
-    drop(DESCRIPTORS.install(fd, Descriptor::Stream(relayed)));
+    drop(DESCRIPTORS.install(fd, Descriptor::Stream(StreamSocket::relayed(role, relayed))));
 }
 
 /// Puts an end of a pair in the place of a TCP socket. `keep_tcp` gets a duplicate of that, which
@@ -252,7 +251,9 @@ fn watch(relay: &mut Relay, sleeper: &Sleeper) {
     let _ = sleeper.add_with(relay.owner_end.as_raw_fd(), EDGES, relay.id);
     match &relay.carrier {
         RelayCarrier::Undecided(_) => {
-            if let Some(fd) = relay.descriptor.stream().and_then(StreamSocket::decision_fd) {
+            if let Some(fd) =
+                relay.descriptor.stream().and_then(|socket| socket.decision.readable_fd())
+            {
                 let _ = sleeper.add_with(fd, (libc::EPOLLIN | libc::EPOLLET) as u32, relay.id);
             }
         }

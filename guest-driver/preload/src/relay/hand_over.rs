@@ -51,7 +51,7 @@ pub(crate) fn hand_over_undecided(descriptor: &DescriptorRef) -> bool {
     let Some(pair) = SocketPair::new(first) else { return false };
     if let Some(socket) = descriptor.stream() {
         // For good: the handshake goes on although the program has no descriptor of it any more.
-        socket.add_offer();
+        socket.undecided.add_offer();
     }
     replace(descriptor, &fds, &pair.program_end);
     let _ = start_undecided(descriptor.clone(), pair, tcp);
@@ -65,12 +65,12 @@ pub(crate) fn hand_over_closed(descriptor: DescriptorRef, tcp: OwnedFd) {
     // Nobody has the program's end: the relay reads an end of data.
     let Some(pair) = SocketPair::new(tcp.as_raw_fd()) else { return };
     if let Some(socket) = descriptor.stream() {
-        socket.add_offer();
+        socket.undecided.add_offer();
     }
     if !start_undecided(descriptor.clone(), pair, tcp)
         && let Some(socket) = descriptor.stream()
     {
-        socket.remove_offer();
+        socket.undecided.remove_offer();
     }
 }
 
@@ -92,5 +92,6 @@ pub(crate) fn must_be_left(socket: &StreamSocket) -> bool {
 /// Whether SMC carries a connection, or its handshake is under way: another process cannot use its
 /// TCP socket.
 pub(crate) fn is_in_use(socket: &StreamSocket) -> bool {
-    socket.smc().is_some() || socket.state() == SocketState::Deciding && !socket.is_inherited()
+    socket.smc().is_some()
+        || socket.state() == SocketState::Deciding && !socket.owner.is_inherited()
 }

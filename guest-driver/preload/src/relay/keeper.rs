@@ -103,9 +103,11 @@ fn can_be_kept(relay: &Relay) -> bool {
     match relay.carrier {
         RelayCarrier::Smc => relay.stream().is_some_and(SmcStream::can_be_inherited),
         RelayCarrier::Tcp(_) | RelayCarrier::Declining(_) => true,
-        RelayCarrier::Undecided(_) => {
-            relay.descriptor.stream().is_some_and(|socket| socket.answer.is_held())
-        }
+        RelayCarrier::Undecided(_) => relay
+            .descriptor
+            .stream()
+            .and_then(|socket| socket.side.client())
+            .is_some_and(|client| client.answer.is_held()),
     }
 }
 
@@ -123,7 +125,11 @@ impl HeldAnswers {
     fn of(relays: &Relays) -> HeldAnswers {
         let is_held = |relay: &&Relay| {
             matches!(relay.carrier, RelayCarrier::Undecided(_))
-                && relay.descriptor.stream().is_some_and(|socket| socket.answer.hold())
+                && relay
+                    .descriptor
+                    .stream()
+                    .and_then(|socket| socket.side.client())
+                    .is_some_and(|client| client.answer.hold())
         };
         let held = relays.list.iter().filter(is_held);
         HeldAnswers(held.map(|relay| relay.descriptor.clone()).collect())
@@ -132,7 +138,8 @@ impl HeldAnswers {
 
 impl Drop for HeldAnswers {
     fn drop(&mut self) {
-        self.0.iter().filter_map(|held| held.stream()).for_each(|socket| socket.answer.release());
+        let clients = self.0.iter().filter_map(|held| held.stream()?.side.client());
+        clients.for_each(|client| client.answer.release());
     }
 }
 

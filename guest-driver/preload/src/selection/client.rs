@@ -42,7 +42,7 @@ pub(super) fn start(
         decline_here(descriptor, socket, fd);
         return false;
     };
-    let answered = socket.request.lock().is_some_and(|request| request.awaited.is_some());
+    let answered = socket.side.request().is_some_and(|request| request.awaited.is_some());
     let is_connected = answered || is_connected(&tcp);
     // The first handshake of a process opens its device, which takes long.
     let pending: Box<dyn PendingHandshake> = if is_connected && session::opened().is_some() {
@@ -65,7 +65,7 @@ pub(super) fn start(
     };
     match waiting::add(descriptor, fd, pending, watcher) {
         Ok(()) if wait == Wait::Block => {
-            return socket.await_decision(CONNECT) == Err(Errno(libc::EINTR))
+            return socket.decision.wait(CONNECT) == Err(Errno(libc::EINTR))
                 && raw::signals_interrupt();
         }
         Ok(()) => {}
@@ -79,7 +79,7 @@ pub(super) fn start(
 /// There are no descriptors left. Sends the Decline that the server awaits, if it does and nobody
 /// else may write.
 fn decline_here(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
-    let request = *socket.request.lock();
+    let request = socket.side.request();
     let awaited = request.is_some_and(|request| {
         matches!(option::during_connect(request, borrowed(fd)), Some(Ok(true)))
     });
@@ -200,7 +200,7 @@ impl PendingHandshake for AwaitConnected {
     ) -> Option<Box<dyn PendingHandshake>> {
         let tcp = self.0;
         if !is_connected(&tcp) {
-            if let Some(request) = descriptor.stream().and_then(|socket| *socket.request.lock()) {
+            if let Some(request) = descriptor.stream().and_then(|socket| socket.side.request()) {
                 option::after_failed_connect(request, &tcp);
             }
             // The kernel reports the error to the program.
@@ -285,7 +285,7 @@ fn end(
 
 /// Proposes SMC on a connected stream, if that makes sense. Returns what has to wait.
 fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Proposed> {
-    let request = descriptor.stream().and_then(|socket| *socket.request.lock());
+    let request = descriptor.stream().and_then(|socket| socket.side.request());
     let stay_on_tcp = || complete_with_tcp(descriptor, fd, &tcp);
     let awaited = match request {
         _ if connects_to_itself(&tcp) => {
@@ -307,14 +307,14 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Prop
     };
     // A connection that has to stay on TCP may be in other hands already, which may write at any
     // moment. So the server gets no Decline: the first bytes show it that the client proposes nothing.
-    let may_be_smc = descriptor.stream().is_some_and(StreamSocket::begin_proposal);
+    let may_be_smc = descriptor.stream().is_some_and(|socket| socket.decision.begin_proposal());
     let session = if may_be_smc { session::current() } else { None };
     let Some(session) = session else {
         stay_on_tcp();
         return None;
     };
-    if awaited && let Some(socket) = descriptor.stream() {
-        socket.set_announced();
+    if let Some(client) = descriptor.stream().and_then(|socket| socket.side.client()) {
+        client.set_awaited(awaited);
     }
     let mut outgoing = session.outgoing(tcp, awaited);
     match advance(descriptor, &mut outgoing, Outgoing::advance).transpose() {
@@ -329,11 +329,12 @@ fn advance(
     outgoing: &mut Outgoing,
     step: impl FnOnce(&mut Outgoing) -> io::Result<Option<SmcStream>>,
 ) -> io::Result<Option<SmcStream>> {
-    let Some(socket) = descriptor.stream() else { return step(outgoing) };
-    socket.answer.take();
+    let client = descriptor.stream().and_then(|socket| socket.side.client());
+    let Some(client) = client else { return step(outgoing) };
+    client.answer.take();
     let result = step(outgoing);
     if matches!(result, Ok(None)) && outgoing.only_waits() {
-        socket.answer.is_awaited_from_now();
+        client.answer.is_awaited_from_now();
     }
     result
 }

@@ -68,7 +68,7 @@ fn send_and_complete(descriptor: DescriptorRef, fd: c_int, tcp: &OwnedFd) {
 
 /// Sends what the library has kept, as far as TCP takes it. `false`: TCP is full.
 fn send_kept(descriptor: &DescriptorRef, tcp: BorrowedFd<'_>) -> bool {
-    descriptor.stream().is_none_or(|socket| send_some(&mut socket.early(), tcp))
+    descriptor.stream().is_none_or(|socket| send_some(&mut socket.undecided.early(), tcp))
 }
 
 /// Takes out of the queue what TCP takes. `false`: TCP is full. After an error the queue is empty:

@@ -17,8 +17,9 @@ use crate::selection::{
     Wait, inherited_options, listening_ports, option, plain_servers, resolve, running, session,
     short_lived, worthwhile,
 };
+use crate::socket::smc_request::SmcRequest;
 use crate::socket::states::{SocketEvent, SocketStage};
-use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
+use crate::socket::stream::{RelayState, ServerSide, SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
 use crate::socket::{descriptors, pair};
 use crate::sys::raw::{self, Errno, SysResult};
@@ -40,14 +41,7 @@ pub(crate) fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
 pub(crate) fn add_socket(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     if is_tcp(domain, kind, protocol) && !fork::shares_memory() && option::may_connect() {
         let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
-        DESCRIPTORS.install(
-            fd,
-            Descriptor::Stream(StreamSocket::new(
-                SocketState::Unconnected,
-                SocketRole::Client,
-                nonblocking,
-            )),
-        );
+        DESCRIPTORS.install(fd, Descriptor::Stream(StreamSocket::unconnected(nonblocking)));
     }
 }
 
@@ -73,7 +67,7 @@ pub(crate) fn connect(
     if socket.state() != SocketState::Unconnected {
         // The kernel knows how far TCP is.
         return match socket.state() {
-            SocketState::Failed => match socket.take_error() {
+            SocketState::Failed => match socket.end.take_error() {
                 0 => native(),
                 error => Err(Errno(error)),
             },
@@ -153,18 +147,20 @@ pub(crate) fn connect(
             }
         }
     }
-    *socket.request.lock() = Some(request);
+    if let Some(client) = socket.side.client() {
+        *client.lock_request() = Some(request);
+    }
     match result {
         Ok(_) => {
             carry_out(descriptor, fd, SocketEvent::Connect, ActionInput::Nothing);
-            let wait = if socket.is_nonblocking() { Wait::Short } else { Wait::Block };
+            let wait = if socket.options.is_nonblocking() { Wait::Short } else { Wait::Block };
             resolve::start(descriptor, fd, wait, copy);
             match socket.state() {
-                SocketState::Failed => match socket.take_error() {
+                SocketState::Failed => match socket.end.take_error() {
                     0 => Ok(0),
                     error @ libc::ECONNRESET => {
                         // TCP was connected when the call returned.
-                        socket.set_error(error);
+                        socket.end.set_error(error);
                         Ok(0)
                     }
                     error => Err(Errno(error)),
@@ -185,7 +181,7 @@ pub(crate) fn connect(
         }
         error => {
             // The program may use the socket for something else.
-            socket.request.lock().take();
+            take_request(socket);
             option::after_failed_connect(request, borrowed(fd));
             if !seems_plain {
                 delay_acks(fd, false);
@@ -212,24 +208,28 @@ pub(crate) fn disconnect(
         }
         return result;
     }
-    socket.forbid_proposal();
+    socket.decision.forbid_proposal();
     // The thread must not connect it again, or has done so by now.
-    socket.request.lock().take();
+    take_request(socket);
     let result = native();
     // A thread that does the handshake finds the socket disconnected. It must not find the next
     // connection.
     let end = Instant::now() + DISCONNECT;
     while socket.state() == SocketState::Deciding && Instant::now() < end {
-        let _ = socket.await_decision(Duration::from_millis(10));
+        let _ = socket.decision.wait(Duration::from_millis(10));
     }
     if socket.state() == SocketState::Deciding {
         running::take_socket_away(fd, socket);
     }
-    if let Some(request) = socket.request.lock().take() {
+    if let Some(request) = take_request(socket) {
         option::after_failed_connect(request, borrowed(fd));
     }
     descriptors::release(descriptor);
     result
+}
+
+fn take_request(socket: &StreamSocket) -> Option<SmcRequest> {
+    socket.side.client()?.lock_request().take()
 }
 
 /// Makes the entry of an accepted connection, if it may be on SMC. `client`: the address of the
@@ -266,19 +266,15 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAd
             status::server_stays_on_tcp(borrowed(fd));
         }
         AcceptAction::Peek { timeout, announced } => {
-            let socket = StreamSocket::new(SocketState::Undecided, SocketRole::Server, nonblocking);
-            socket.set_detect_timeout(timeout);
             if announced {
-                socket.set_announced();
                 local = local.or_else(|| local_address(fd));
             }
-            if let Some(local) = local {
-                socket.set_listener(local);
-            }
+            let server = ServerSide::new(local, announced, timeout);
+            let socket = StreamSocket::accepted(server, nonblocking);
             if inherited_options::may_be_zerocopy()
                 && raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY) != Ok(0)
             {
-                socket.forbid_proposal();
+                socket.decision.forbid_proposal();
             }
             DESCRIPTORS.install(fd, Descriptor::Stream(socket));
         }
@@ -294,10 +290,7 @@ pub(crate) fn add_relayed(fd: c_int) {
         return;
     }
     if let Some(names) = pair::names_of(borrowed(fd)) {
-        let socket = StreamSocket::new(SocketState::Relayed, SocketRole::Server, false);
-        socket.set_names(names);
-        // There is no owner that this process could ask.
-        socket.request_owner_once();
+        let socket = StreamSocket::relayed(SocketRole::Server, RelayState::named(names));
         DESCRIPTORS.install(fd, Descriptor::Stream(socket));
     }
 }

@@ -53,7 +53,7 @@ pub(super) fn peek_to_begin(socket: Option<&StreamSocket>, tcp: impl AsFd) -> Fi
         && found.is_smc()
         && let Some(socket) = socket
     {
-        socket.set_error(libc::ECONNRESET);
+        socket.end.set_error(libc::ECONNRESET);
     }
     found
 }
@@ -85,7 +85,7 @@ impl FirstBytesWait {
     /// Notes that a part of a message is there. A client that has announced nothing has most likely
     /// sent data that begins like a Proposal, and its server is not to wait long for more.
     pub(super) fn note_part(&mut self, socket: &StreamSocket) {
-        if !socket.is_announced() {
+        if !socket.side.is_announced() {
             let most = config::get().map(|config| config.detect).unwrap_or_default();
             self.limit = self.limit.min(self.begun.elapsed() + most);
         }
@@ -98,8 +98,8 @@ impl FirstBytesWait {
 
     /// How long the wait goes on.
     pub(super) fn left(&self, socket: &StreamSocket) -> Duration {
-        let detect = socket.detect_timeout();
-        let most = if socket.wants_to_write() { detect } else { self.limit.max(detect) };
+        let detect = socket.side.detect_timeout();
+        let most = if socket.undecided.wants_to_write() { detect } else { self.limit.max(detect) };
         most.saturating_sub(self.begun.elapsed())
     }
 

@@ -87,7 +87,7 @@ fn start(
     (wait, mask): (Wait, SignalMask),
     copy: Option<OwnedFd>,
 ) -> bool {
-    socket.adopt();
+    socket.owner.adopt();
     match (socket.role(), wait) {
         (SocketRole::Client, _) => client::start(descriptor, socket, fd, (wait, mask), copy),
         (SocketRole::Server, Wait::Short | Wait::Now) => {
@@ -107,9 +107,9 @@ fn start(
 pub(crate) fn before_close(descriptor: &DescriptorRef, fd: c_int) {
     let Some(socket) = descriptor.stream() else { return };
     if socket.state() == SocketState::Undecided
-        && !socket.may_be_shared()
+        && !socket.owner.may_be_shared()
         && socket.role() == SocketRole::Server
-        && (socket.is_announced() || peek(borrowed(fd)).is_smc())
+        && (socket.side.is_announced() || peek(borrowed(fd)).is_smc())
         && !server::has_read_around(socket, fd)
     {
         begin(descriptor, socket, fd, (SocketEvent::Close, Wait::Short), None);

@@ -48,7 +48,7 @@ pub(super) fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
     if let Some(descriptor) = DESCRIPTORS.get(fd)
         && let Some(socket) = descriptor.stream()
     {
-        socket.set_copy(copy as c_int);
+        socket.undecided.set_copy(copy as c_int);
     }
     Ok(crate::sys::owned(copy as c_int))
 }
@@ -61,15 +61,15 @@ pub(super) fn note_linger(descriptor: &DescriptorRef, socket: &StreamSocket, fd:
     if DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor))
         && let Ok(linger) = rustix::net::sockopt::socket_linger(borrowed(fd))
     {
-        socket.set_linger(linger);
+        socket.options.set_linger(linger);
     }
 }
 
 /// The server, or the listener, that a connection belongs to.
 fn endpoint_of(socket: &StreamSocket) -> Option<Endpoint> {
-    match socket.role() {
-        SocketRole::Client => socket.request.lock().map(|request| Endpoint::Server(request.server)),
-        SocketRole::Server => socket.listener().copied().map(Endpoint::Listener),
+    match socket.side.server() {
+        Some(server) => server.listener.map(Endpoint::Listener),
+        None => socket.side.request().map(|request| Endpoint::Server(request.server)),
     }
 }
 
@@ -106,7 +106,7 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
             }
             // A server that the option does not tell of its clients looks at each one's first bytes.
             // It would wait for those of a client on TCP.
-            if let Some(endpoint) = endpoint.filter(|_| socket.is_announced()) {
+            if let Some(endpoint) = endpoint.filter(|_| socket.side.is_announced()) {
                 worthwhile::observe(&stream, &info, endpoint);
             }
             if matches!(info, ConnectionInfo::Tcp(_)) {
@@ -119,7 +119,7 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
             // The library waits by itself; see `io/transfer.rs`.
             let _ = stream.set_nonblocking(true);
             if inherited_options::may_be_set() {
-                socket.set_timeouts(
+                socket.options.set_timeouts(
                     Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)),
                     Some(raw::timeout_of(fd, libc::SO_SNDTIMEO)),
                 );
@@ -132,7 +132,7 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
                 stream.set_send_buffer(bytes);
             }
             note_linger(descriptor, socket, fd);
-            if let Some(linger) = socket.linger() {
+            if let Some(linger) = socket.options.linger() {
                 let _ = stream.set_linger(Some(linger));
             }
             socket.set_stream(stream);
@@ -153,7 +153,7 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
             // A client that was killed has ended its data in order, as far as TCP would say.
             let error = match socket.role() {
                 SocketRole::Client => libc::ECONNRESET,
-                SocketRole::Server => socket.take_error(),
+                SocketRole::Server => socket.end.take_error(),
             };
             let error = ActionInput::Error(Errno(error));
             carry_out(descriptor, fd, SocketEvent::Reset, error);

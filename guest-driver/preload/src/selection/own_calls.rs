@@ -44,7 +44,7 @@ pub(super) fn has_read(socket: &StreamSocket, fd: c_int) -> bool {
     /// An urgent byte and the end of data may count as received, and not as queued.
     const UNCERTAIN: u64 = 2;
     let queued = rustix::io::ioctl_fionread(borrowed(fd)).unwrap_or(u64::MAX);
-    let has_read = !socket.may_be_shared()
+    let has_read = !socket.owner.may_be_shared()
         && raw::received_bytes(fd).is_some_and(|all| all > queued.saturating_add(UNCERTAIN));
     if has_read {
         note("read");

@@ -54,13 +54,14 @@ pub(super) fn instead(
 
 /// Whether nothing has happened that a new connection would undo.
 fn may_connect_again(socket: &StreamSocket) -> bool {
-    socket.stage() == SocketStage::Proposing && !socket.is_write_shut()
+    socket.stage() == SocketStage::Proposing && !socket.end.is_write_shut()
 }
 
 /// Connects the socket again. `true`: it is connected; `false`: it is connecting; `None`: it is not.
 fn connect(socket: &StreamSocket, tcp: &TcpStream, why: &io::Error) -> Option<bool> {
     // A program that disconnects the socket takes the request first.
-    let request = socket.request.lock();
+    let client = socket.side.client()?;
+    let request = client.lock_request();
     let server = request.as_ref()?.server;
     worthwhile::note_plain(&server);
     if !may_connect_again(socket) {
@@ -69,7 +70,7 @@ fn connect(socket: &StreamSocket, tcp: &TcpStream, why: &io::Error) -> Option<bo
     status::client_connects_again(&server, why);
     // Until the connection is decided, the sets would report the end of the old one.
     registrations::detach(socket);
-    let name = socket.is_name_known().then(|| tcp.local_addr().ok()).flatten();
+    let name = client.is_name_known().then(|| tcp.local_addr().ok()).flatten();
     raw::disconnect(tcp.as_raw_fd());
     if let Some(name) = name {
         // Where another socket uses the port as well, the kernel chooses a new one.

@@ -38,12 +38,12 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
                 }
             }
             // The handshake is one of an ancestor, and so is the connection.
-            SocketState::Deciding if socket.is_inherited() => return Selected::Smc,
+            SocketState::Deciding if socket.owner.is_inherited() => return Selected::Smc,
             SocketState::Deciding => match wait {
                 Wait::Block | Wait::Until(_) => {
                     let left = wait.left(RECHECK_INTERVAL);
                     let interrupted = waiting::help(descriptor, left)
-                        .unwrap_or_else(|| socket.await_decision(left) == Err(Errno(libc::EINTR)));
+                        .unwrap_or_else(|| socket.decision.wait(left) == Err(Errno(libc::EINTR)));
                     // The kernel never restarts a call with a time limit (signal(7)).
                     let ends_call =
                         interrupted && (wait != Wait::Block || raw::signals_interrupt());
@@ -60,7 +60,7 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
                 Wait::Short => {
                     waited = true;
                     if waiting::help(descriptor, SHORT_WAIT).is_none() {
-                        let _ = socket.await_decision(SHORT_WAIT);
+                        let _ = socket.decision.wait(SHORT_WAIT);
                     }
                 }
             },

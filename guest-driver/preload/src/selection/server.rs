@@ -189,7 +189,7 @@ pub(super) fn wait_here(
             result = raw::ppoll(&mut [], Some(&timespec(left.min(PART_INTERVAL))), Some(mask));
         }
         if is_interrupted(result) {
-            if socket.wants_to_write()
+            if socket.undecided.wants_to_write()
                 && let Ok(tcp) = copy
                 && let pending = Box::new(AwaitFirstBytes { tcp, wait })
                 && waiting::add(descriptor, fd, pending, Watcher::Thread).is_ok()
@@ -260,21 +260,22 @@ pub(super) enum ClientLook {
 
 /// Looks at a client. This waits for nothing and takes no lock.
 pub(super) fn look_at_client(socket: &StreamSocket, fd: c_int) -> ClientLook {
-    if socket.is_announced() {
+    if socket.side.is_announced() {
         return ClientLook::MayPropose;
     }
     match first_bytes::peek_if_any(borrowed(fd)) {
         Some(FirstBytes::Other) => ClientLook::Plain,
         Some(FirstBytes::Smc(_) | FirstBytes::Incomplete) => ClientLook::MayPropose,
-        None if !socket.detect_timeout().is_zero() => ClientLook::MayPropose,
-        None if socket.wants_to_write() => ClientLook::Plain,
+        None if !socket.side.detect_timeout().is_zero() => ClientLook::MayPropose,
+        None if socket.undecided.wants_to_write() => ClientLook::Plain,
         None => ClientLook::Silent,
     }
 }
 
 /// The client has not proposed SMC.
 fn stay_on_tcp(descriptor: &DescriptorRef, fd: c_int) {
-    if let Some(local) = descriptor.stream().and_then(StreamSocket::listener) {
+    let server = descriptor.stream().and_then(|socket| socket.side.server());
+    if let Some(local) = server.and_then(|server| server.listener.as_ref()) {
         worthwhile::count_tcp(local);
     }
     status::server_stays_on_tcp(borrowed(fd));
@@ -299,8 +300,8 @@ fn serve(
     first_bytes: FirstBytes,
     step: impl FnOnce(&mut Incoming) -> io::Result<Option<SmcStream>>,
 ) -> Option<Incoming> {
-    let may_be_smc =
-        first_bytes.is_smc() && descriptor.stream().is_some_and(StreamSocket::begin_proposal);
+    let may_be_smc = first_bytes.is_smc()
+        && descriptor.stream().is_some_and(|socket| socket.decision.begin_proposal());
     let session = match first_bytes.is_smc() {
         true if may_be_smc => session::for_client(),
         true => session::declining(),

@@ -44,7 +44,7 @@ pub(crate) fn carry_out(
             SocketAction::Store => {
                 // Between the plan and here another thread may at most have forbidden SMC, which
                 // changes nothing of the actions.
-                if socket.store(event).is_none() && socket.stage() != plan.to {
+                if socket.decision.store(event).is_none() && socket.stage() != plan.to {
                     return;
                 }
             }
@@ -59,7 +59,7 @@ pub(crate) fn carry_out(
                 }
             }
             SocketAction::SendEarly => {
-                let bytes = std::mem::take(&mut **early.insert(socket.early()));
+                let bytes = std::mem::take(&mut **early.insert(socket.undecided.early()));
                 if let ActionInput::Send(send) = input
                     && !bytes.is_empty()
                 {
@@ -68,7 +68,7 @@ pub(crate) fn carry_out(
             }
             SocketAction::KeepError => {
                 if let ActionInput::Error(Errno(error)) = input {
-                    socket.set_error(error);
+                    socket.end.set_error(error);
                 }
             }
             SocketAction::Disconnect => {
@@ -79,7 +79,7 @@ pub(crate) fn carry_out(
             SocketAction::MoveRegistrations => {
                 registrations::follow(descriptor, socket, plan.to.state());
             }
-            SocketAction::Wake => socket.wake(),
+            SocketAction::Wake => socket.decision.wake(),
             SocketAction::RemoveEntry => DESCRIPTORS.remove_if(fd, descriptor),
         }
     }

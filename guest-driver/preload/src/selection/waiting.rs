@@ -15,7 +15,7 @@ use crate::selection::transitions::{ActionInput, carry_out};
 use crate::socket::pair::high;
 use crate::socket::registrations;
 use crate::socket::states::SocketEvent;
-use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
+use crate::socket::stream::{SocketRole, SocketState};
 use crate::socket::table::DescriptorRef;
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::raw::Errno;
@@ -276,7 +276,7 @@ fn advance(number: u64, mut one: Waiting, set: c_int) {
 /// Goes on with a handshake as far as its peer's bytes allow, without waiting. The caller has blocked
 /// the program's signals.
 pub(crate) fn go_on(descriptor: &DescriptorRef) {
-    let Some(number) = descriptor.stream().map(StreamSocket::pending) else { return };
+    let Some(number) = descriptor.stream().map(|socket| socket.undecided.pending()) else { return };
     let (set, one) = {
         let _running = RUNNING_LOCK.lock();
         let mut waiting = WAITING.lock();
@@ -297,7 +297,7 @@ pub(crate) fn go_on(descriptor: &DescriptorRef) {
 /// Has the thread go on with a handshake, because the program waits for its end in another way than
 /// by an epoll set.
 pub(crate) fn watch(descriptor: &DescriptorRef) {
-    let Some(number) = descriptor.stream().map(StreamSocket::pending) else { return };
+    let Some(number) = descriptor.stream().map(|socket| socket.undecided.pending()) else { return };
     let _running = RUNNING_LOCK.lock();
     let mut waiting = WAITING.lock();
     if let Some(one) = waiting.list.remove(&number) {
@@ -358,7 +358,7 @@ pub(super) fn add(
         }
     }
     if let Some(socket) = descriptor.stream() {
-        socket.set_pending(number);
+        socket.undecided.set_pending(number);
     }
     Ok(())
 }
@@ -377,7 +377,7 @@ pub(crate) fn watch_all() {
 /// has to be woken for it. `None`: nothing waits for the peer's next message, or another thread goes
 /// on. `Some(true)`: a signal has ended the wait.
 pub(super) fn help(descriptor: &DescriptorRef, timeout: Duration) -> Option<bool> {
-    let number = descriptor.stream()?.pending();
+    let number = descriptor.stream()?.undecided.pending();
     let (set, mut one) = {
         let _running = RUNNING_LOCK.lock();
         let mut waiting = WAITING.lock();
@@ -502,7 +502,9 @@ pub(crate) fn before_fork() {
 /// bytes until then.
 pub(super) fn postpone(descriptor: &DescriptorRef, fd: c_int) {
     if let Some(socket) = descriptor.stream() {
-        socket.set_lazy();
+        if let Some(server) = socket.side.server() {
+            server.set_postponed();
+        }
         carry_out(descriptor, fd, SocketEvent::Postpone, ActionInput::Nothing);
     }
 }
@@ -574,8 +576,8 @@ fn is_written(descriptor: &DescriptorRef) -> bool {
         && descriptor.stream().is_some_and(|socket| {
             socket.role() == SocketRole::Client
                 && socket.must_finish()
-                && socket.has_early()
-                && !socket.has_offers()
+                && socket.undecided.has_early()
+                && !socket.undecided.has_offers()
         })
 }
 
@@ -619,8 +621,11 @@ pub(crate) fn finish(relayed: bool) {
     let begun = Instant::now();
     let must_finish = |found: &DescriptorRef| {
         found.stream().is_some_and(|socket| {
-            let most = if socket.has_early() { WRITTEN_TIMEOUT } else { ANNOUNCED_TIMEOUT };
-            socket.must_finish() && (relayed || !socket.has_offers()) && begun.elapsed() < most
+            let most =
+                if socket.undecided.has_early() { WRITTEN_TIMEOUT } else { ANNOUNCED_TIMEOUT };
+            socket.must_finish()
+                && (relayed || !socket.undecided.has_offers())
+                && begun.elapsed() < most
         })
     };
     while any(must_finish) {

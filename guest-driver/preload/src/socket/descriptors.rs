@@ -5,7 +5,6 @@ use std::ffi::c_int;
 
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::registrations;
-use crate::socket::stream::StreamSocket;
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef, NUMBERS};
 use crate::sys::fork_lock::ForkLockGuard;
 use crate::sys::own_numbers;
@@ -39,7 +38,7 @@ pub(crate) fn lock_numbers(first: c_int, last: c_int) -> Option<ForkLockGuard> {
     let has_offers = |fd| {
         DESCRIPTORS
             .get(fd)
-            .is_some_and(|found| found.stream().is_some_and(StreamSocket::has_offers))
+            .is_some_and(|found| found.stream().is_some_and(|socket| socket.undecided.has_offers()))
     };
     let last = last.min(DESCRIPTORS.highest());
     let any = !fork::shares_memory()
@@ -53,8 +52,8 @@ pub(crate) fn disconnect(descriptor: &DescriptorRef) -> bool {
     let Some(socket) = descriptor.stream() else { return false };
     let Some(stream) = socket.smc() else { return false };
     let was_over = match stream.readiness(false).failed {
-        true => socket.is_reset_reported(),
-        false => socket.is_write_shut() && stream.peer_has_ended() == Some(true),
+        true => socket.end.is_reset_reported(),
+        false => socket.end.is_write_shut() && stream.peer_has_ended() == Some(true),
     };
     // Nothing of the library may touch the socket from here on: its next connection is the program's.
     stream.abandon();

@@ -15,7 +15,7 @@ use crate::fork;
 use crate::socket::epoll_members::{EpollMember, EpollMembers, OUT};
 use crate::socket::sleeper::Sleeper;
 use crate::socket::states::SocketStage;
-use crate::socket::stream::{Registration, SocketRole, StreamSocket};
+use crate::socket::stream::{Registration, SocketRole};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
 use crate::sys::raw::{self, Errno, SysResult};
@@ -94,7 +94,8 @@ impl EpollSet {
         descriptor: &DescriptorRef,
         registration: &Registration,
     ) -> bool {
-        if self.is_native() || descriptor.stream().is_none_or(StreamSocket::is_inherited) {
+        if self.is_native() || descriptor.stream().is_none_or(|socket| socket.owner.is_inherited())
+        {
             return false;
         }
         let Ok(sleeper) = self.sleeper(set) else { return false };

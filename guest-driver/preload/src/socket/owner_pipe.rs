@@ -33,7 +33,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// passed by what the owner writes after it has heard of that.
 pub(crate) fn request(socket: &StreamSocket) {
     let owner: c_int = OWNER.load(Ordering::SeqCst);
-    if !own_numbers::contains(owner) || !socket.request_owner_once() {
+    if !own_numbers::contains(owner) || !socket.relayed.request_owner_once() {
         return;
     }
     // An owner that has ended has left a process behind that carries them already.

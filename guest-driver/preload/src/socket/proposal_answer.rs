@@ -23,12 +23,14 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct ProposalAnswer(AtomicU32);
 
-impl ProposalAnswer {
+impl Default for ProposalAnswer {
     /// The answer to a Proposal that is not sent yet.
-    pub(crate) const fn new() -> ProposalAnswer {
+    fn default() -> ProposalAnswer {
         ProposalAnswer(AtomicU32::new(NOT_AWAITED))
     }
+}
 
+impl ProposalAnswer {
     fn advance(&self, from: u32, to: u32) -> bool {
         self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -72,7 +74,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_held_only_while_it_is_awaited() {
-        let answer = ProposalAnswer::new();
+        let answer = ProposalAnswer::default();
         assert!(!answer.hold());
         answer.is_awaited_from_now();
         assert!(answer.hold() && answer.is_held());
@@ -84,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_thread_waits_for_an_answer_that_is_held() {
-        let answer = ProposalAnswer::new();
+        let answer = ProposalAnswer::default();
         answer.is_awaited_from_now();
         assert!(answer.hold());
         std::thread::scope(|scope| {

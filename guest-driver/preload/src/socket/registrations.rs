@@ -23,7 +23,7 @@ pub(crate) fn insert(
 ) -> EpollTarget {
     let Registration { set, fd, events, data, .. } = *registration;
     match state {
-        SocketState::Undecided if socket.is_plain_if_silent() => {
+        SocketState::Undecided if socket.side.is_plain_if_silent() => {
             let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, events, data);
             EpollTarget::Native
         }
@@ -128,7 +128,7 @@ pub(crate) fn follow(descriptor: &DescriptorRef, socket: &StreamSocket, state: S
         }
         if registration.target == EpollTarget::Handshake {
             match state {
-                SocketState::Undecided if socket.is_plain_if_silent() => {}
+                SocketState::Undecided if socket.side.is_plain_if_silent() => {}
                 SocketState::Undecided | SocketState::Deciding => continue,
                 SocketState::Smc => {
                     let Registration { set, fd, .. } = *registration;
@@ -151,7 +151,7 @@ pub(crate) fn follow(descriptor: &DescriptorRef, socket: &StreamSocket, state: S
     if state == SocketState::Smc {
         // The state must be `Smc` before `insert` asks for the stream. The lock on the
         // registrations keeps `epoll_ctl` out in between.
-        socket.store(SocketEvent::EndOnSmc);
+        socket.decision.store(SocketEvent::EndOnSmc);
         for registration in registrations.iter_mut() {
             let Registration { set, fd, target, .. } = *registration;
             let found = epoll_set_of(set);

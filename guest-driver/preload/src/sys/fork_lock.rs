@@ -155,6 +155,12 @@ unsafe impl<T: Send> Sync for ForkMutex<T> {}
 #[derive(Debug)]
 pub(crate) struct ForkMutexGuard<'a, T>(&'a ForkMutex<T>);
 
+impl<T: Default> Default for ForkMutex<T> {
+    fn default() -> ForkMutex<T> {
+        ForkMutex::new(T::default())
+    }
+}
+
 impl<T: Default> ForkMutex<T> {
     /// A free mutex.
     pub(crate) const fn new(value: T) -> ForkMutex<T> {

@@ -41,9 +41,9 @@ pub(crate) fn publish<T>(place: &AtomicPtr<T>, value: T) {
     }
 }
 
-/// Takes ownership of a new descriptor.
+/// Takes owner of a new descriptor.
 pub(crate) fn owned(fd: c_int) -> OwnedFd {
-    // SAFETY: the caller has the descriptor from the kernel, and passes its ownership on.
+    // SAFETY: the caller has the descriptor from the kernel, and passes its owner on.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The state of a socket as one word, and the threads that wait until it is decided.
+
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::Duration;
+
+use rustix::thread::futex;
+
+use crate::socket::pair::high;
+use crate::socket::states::{self, SocketEvent, SocketStage, SocketState, SocketTransition};
+use crate::sys::raw::Errno;
+
+/// The state of a socket, and who waits for the decision between SMC and TCP.
+#[derive(Debug)]
+pub(crate) struct Decision {
+    /// The number of a [`SocketStage`].
+    stage: AtomicU32,
+    /// Number of threads that wait.
+    waiters: AtomicU32,
+    /// A pipe that becomes readable when the handshake is complete, for callers of poll.
+    pipe: OnceLock<(OwnedFd, OwnedFd)>,
+}
+
+impl Decision {
+    /// A socket that begins in this state.
+    pub(super) const fn new(state: SocketState) -> Decision {
+        Decision {
+            stage: AtomicU32::new(SocketStage::first(state) as u32),
+            waiters: AtomicU32::new(0),
+            pipe: OnceLock::new(),
+        }
+    }
+
+    /// The row of the table of states.
+    #[inline]
+    pub(crate) fn stage(&self) -> SocketStage {
+        SocketStage::of(self.stage.load(Ordering::Acquire))
+    }
+
+    /// Whether SMC carries the connection.
+    #[inline]
+    pub(super) fn is_smc(&self) -> bool {
+        self.stage.load(Ordering::Acquire) == SocketStage::Smc as u32
+    }
+
+    /// Stores what an event makes of the state. Returns what is to be done; `None`: nothing happens,
+    /// as the table of states says, or another thread was faster.
+    pub(crate) fn store(&self, event: SocketEvent) -> Option<SocketTransition> {
+        let mut now = self.stage.load(Ordering::Acquire);
+        loop {
+            let transition = states::next(SocketStage::of(now), event)?;
+            let to = transition.to as u32;
+            let stored = self.stage.compare_exchange(now, to, Ordering::AcqRel, Ordering::Acquire);
+            match stored {
+                Ok(_) => return Some(transition),
+                Err(other) => now = other,
+            }
+        }
+    }
+
+    /// Begins the part of a handshake that may end with SMC. `false`: the connection has to stay on
+    /// TCP.
+    pub(crate) fn begin_proposal(&self) -> bool {
+        self.store(SocketEvent::Propose).is_some()
+    }
+
+    /// Makes the connection stay on TCP. `false`: it is too late for that.
+    pub(crate) fn forbid_proposal(&self) -> bool {
+        self.store(SocketEvent::Forbid).is_some()
+    }
+
+    /// Wakes the threads that wait.
+    pub(crate) fn wake(&self) {
+        // A thread counts itself before it compares the stage: either this sees it, or it sees the
+        // new stage.
+        fence(Ordering::SeqCst);
+        if self.pipe.get().is_none() && self.waiters.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let _ = futex::wake(&self.stage, futex::Flags::PRIVATE, i32::MAX as u32);
+        if let Some((_, writer)) = self.pipe.get() {
+            let _ = rustix::io::write(writer, &[1]);
+        }
+    }
+
+    /// Sleeps until the handshake is complete, but not longer than `timeout`. The caller looks at the
+    /// state again, whatever ended the sleep.
+    ///
+    /// # Errors
+    /// EINTR, and what else futex(2) returns.
+    pub(crate) fn wait(&self, timeout: Duration) -> Result<(), Errno> {
+        let timeout = futex::Timespec {
+            tv_sec: timeout.as_secs().min(3600) as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        let now = self.stage.load(Ordering::Acquire);
+        if SocketStage::of(now).state() == SocketState::Deciding {
+            self.waiters.fetch_add(1, Ordering::SeqCst);
+            let result = futex::wait(&self.stage, futex::Flags::PRIVATE, now, Some(&timeout));
+            self.waiters.fetch_sub(1, Ordering::SeqCst);
+            result?;
+        }
+        Ok(())
+    }
+
+    /// A descriptor that becomes readable when the handshake is complete.
+    pub(crate) fn readable_fd(&self) -> Option<c_int> {
+        if self.pipe.get().is_none() {
+            let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
+            let (reader, writer) = rustix::pipe::pipe_with(flags).ok()?;
+            let _ = self.pipe.set((high(reader), high(writer)));
+        }
+        let (reader, writer) = self.pipe.get()?;
+        if !matches!(self.stage().state(), SocketState::Undecided | SocketState::Deciding) {
+            let _ = rustix::io::write(writer, &[1]);
+        }
+        Some(reader.as_raw_fd())
+    }
+
+    /// The library's descriptors for the wait.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = c_int> {
+        let pipe = self.pipe.get().into_iter();
+        pipe.flat_map(|(reader, writer)| [reader.as_raw_fd(), writer.as_raw_fd()])
+    }
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The process that a connection belongs to.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::fork;
+
+/// The process that a connection belongs to, and whether others may have it.
+#[derive(Debug)]
+pub(crate) struct SocketOwner {
+    /// The generation of the process (see `fork`).
+    generation: AtomicU32,
+    /// The number of [`fork::children`] when the socket was made.
+    children_before: u32,
+}
+
+impl SocketOwner {
+    /// A socket of this process.
+    pub(super) fn new() -> SocketOwner {
+        SocketOwner {
+            generation: AtomicU32::new(fork::generation()),
+            children_before: fork::children(),
+        }
+    }
+
+    /// Whether the connection belongs to an ancestor of this process.
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.generation.load(Ordering::Relaxed) != fork::generation()
+    }
+
+    /// Makes the connection one of this process, which begins the handshake.
+    pub(crate) fn adopt(&self) {
+        self.generation.store(fork::generation(), Ordering::Relaxed);
+    }
+
+    /// Whether a child process may have inherited the socket.
+    pub(crate) fn may_be_shared(&self) -> bool {
+        self.children_before != fork::children() || self.is_inherited()
+    }
+}
