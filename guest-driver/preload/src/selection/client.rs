@@ -11,8 +11,7 @@ use guest_driver::SmcStream;
 use guest_driver::interpose::{Outgoing, SignalMask};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::selection::early::complete_with_tcp;
-use crate::selection::outcome::{complete, duplicate};
+use crate::selection::outcome::{complete, complete_with_tcp, duplicate};
 use crate::selection::waiting::{self, PendingHandshake, Watcher};
 use crate::selection::{Wait, listening_ports, option, plain_servers, reconnect, session};
 use crate::socket::states::SocketStage;

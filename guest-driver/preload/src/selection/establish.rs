@@ -12,7 +12,7 @@ use smc_core::handshake::FallbackReason;
 use crate::selection::first_bytes::peek;
 use crate::selection::option::AcceptAction;
 use crate::selection::outcome::duplicate;
-use crate::selection::transitions::{ActionInput, carry_out, delay_acks};
+use crate::selection::transitions::{carry_out, delay_acks};
 use crate::selection::{
     Wait, inherited_options, listening_ports, option, plain_servers, resolve, running, session,
     short_lived, worthwhile,
@@ -78,7 +78,9 @@ pub(crate) fn connect(
             _ => native(),
         };
     }
-    let stay_plain = || carry_out(descriptor, fd, SocketEvent::Plain, ActionInput::Nothing);
+    let stay_plain = || {
+        carry_out(descriptor, fd, SocketEvent::Plain);
+    };
     if socket.stage() == SocketStage::UnconnectedForTcp {
         let result = native();
         if matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR))) {
@@ -152,7 +154,7 @@ pub(crate) fn connect(
     }
     match result {
         Ok(_) => {
-            carry_out(descriptor, fd, SocketEvent::Connect, ActionInput::Nothing);
+            carry_out(descriptor, fd, SocketEvent::Connect);
             let wait = if socket.options.is_nonblocking() { Wait::Short } else { Wait::Block };
             resolve::start(descriptor, fd, wait, copy);
             match socket.state() {
@@ -169,13 +171,13 @@ pub(crate) fn connect(
             }
         }
         Err(Errno(libc::EINPROGRESS)) => {
-            carry_out(descriptor, fd, SocketEvent::Connect, ActionInput::Nothing);
+            carry_out(descriptor, fd, SocketEvent::Connect);
             resolve::start(descriptor, fd, Wait::Short, copy);
             result
         }
         // Interrupted: the kernel goes on connecting, and the program polls for the result.
         Err(Errno(libc::EINTR)) => {
-            carry_out(descriptor, fd, SocketEvent::Connect, ActionInput::Nothing);
+            carry_out(descriptor, fd, SocketEvent::Connect);
             resolve::start(descriptor, fd, Wait::Short, copy);
             result
         }

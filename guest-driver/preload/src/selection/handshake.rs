@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The handshake of one connection: which end begins it, and when.
 
-use std::cell::Cell;
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 
@@ -10,7 +9,7 @@ use guest_driver::interpose::{FirstBytes, SignalMask};
 use crate::selection::first_bytes::peek;
 use crate::selection::outcome::note_linger;
 use crate::selection::server::ClientLook;
-use crate::selection::transitions::{ActionInput, carry_out};
+use crate::selection::transitions::carry_out;
 use crate::selection::{Wait, client, server, waiting};
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
@@ -39,19 +38,14 @@ pub(super) fn begin(
             ClientLook::Silent | ClientLook::MayPropose => {}
         }
     }
-    let (interrupted, copy) = (Cell::new(false), Cell::new(copy));
-    let start = || {
-        let start = |mask| start(descriptor, socket, fd, (wait, mask), copy.take());
-        interrupted.set(raw::blocking_signals(start));
-    };
-    carry_out(descriptor, fd, event, ActionInput::Start(&start));
-    interrupted.get()
+    carry_out(descriptor, fd, event)
+        && raw::blocking_signals(|mask| start(descriptor, socket, fd, (wait, mask), copy))
 }
 
 /// The client of a server proposes nothing, and no handshake has begun.
 fn stay_plain(descriptor: &DescriptorRef, fd: c_int) {
     status::server_stays_on_tcp(borrowed(fd));
-    carry_out(descriptor, fd, SocketEvent::Plain, ActionInput::Nothing);
+    carry_out(descriptor, fd, SocketEvent::Plain);
 }
 
 /// Looks at the first bytes of a client that has announced nothing, for a call that reads.

@@ -4,23 +4,23 @@
 use std::ffi::c_int;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use guest_driver::interpose::ByteQueue;
 use guest_driver::traffic::Endpoint;
 use guest_driver::{ConnectionInfo, Fallback, SmcStream};
 use smc_core::handshake::{DeclineCode, FallbackReason, HandshakeError};
 
-use crate::selection::early::{complete_with_tcp, complete_without_sending};
-use crate::selection::transitions::{ActionInput, carry_out};
+use crate::selection::early::{await_room, send_kept};
+use crate::selection::running::{self, RUNNING_LOCK};
+use crate::selection::transitions::{HandshakeEnd, end};
 use crate::selection::{declined_servers, inherited_options, worthwhile};
-use crate::socket::states::SocketEvent;
+use crate::socket::pair::high;
 use crate::socket::stream::{SocketRole, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::status;
-use crate::sys::borrowed;
 use crate::sys::raw::{self, Errno};
+use crate::sys::{STACK, borrowed};
 
 /// Lowest numbers for the library's own descriptors, out of the program's way. The first one that
 /// the limit of the process allows holds.
@@ -136,17 +136,14 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
                 let _ = stream.set_linger(Some(linger));
             }
             socket.set_stream(stream);
-            let send = |early: ByteQueue| {
-                if let Some(stream) = socket.stream() {
-                    stream.send_queue(early);
-                }
-            };
-            carry_out(descriptor, fd, SocketEvent::EndOnSmc, ActionInput::Send(&send));
+            if let Some(stream) = socket.stream() {
+                end(descriptor, fd, HandshakeEnd::Smc(stream));
+            }
         }
         // The peer has ended TCP without an answer, and TCP tells the program that.
         Err(error) if is_end(&error) => {
             report_end(socket, &error);
-            complete_without_sending(descriptor, fd);
+            end(descriptor, fd, HandshakeEnd::ClosedTcp);
         }
         Err(error) if is_reset(&error) => {
             report_end(socket, &error);
@@ -155,15 +152,53 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
                 SocketRole::Client => libc::ECONNRESET,
                 SocketRole::Server => socket.end.take_error(),
             };
-            let error = ActionInput::Error(Errno(error));
-            carry_out(descriptor, fd, SocketEvent::Reset, error);
+            end(descriptor, fd, HandshakeEnd::Reset(Errno(error)));
         }
         Err(error) => {
             status::connection_failed(role, &error);
-            let error = ActionInput::Error(Errno::from(error));
-            carry_out(descriptor, fd, SocketEvent::Break, error);
+            end(descriptor, fd, HandshakeEnd::Broken(Errno::from(error)));
         }
     }
+}
+
+/// Completes the handshake: TCP carries the connection. What the program has written by now goes
+/// first. If TCP does not take all of it, a thread completes the handshake when it does: as long as
+/// that takes, the library keeps what the program writes. `tcp`: the connection.
+pub(super) fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int, tcp: impl AsFd) {
+    let tcp = tcp.as_fd();
+    if send_kept(descriptor, tcp) || !complete_later(descriptor, fd, tcp) {
+        complete_now(descriptor, fd, tcp);
+    }
+}
+
+fn complete_now(descriptor: &DescriptorRef, fd: c_int, tcp: BorrowedFd<'_>) {
+    // What the program has written since the last look, and most often nothing.
+    end(descriptor, fd, HandshakeEnd::Tcp(tcp));
+}
+
+/// Has a thread complete the handshake. `false`: there are no descriptors or threads left.
+fn complete_later(descriptor: &DescriptorRef, fd: c_int, tcp: BorrowedFd<'_>) -> bool {
+    let Ok(tcp) = tcp.try_clone_to_owned().map(high) else { return false };
+    {
+        let _running = RUNNING_LOCK.lock();
+        running::begin(descriptor);
+    }
+    let of_thread = descriptor.clone();
+    let thread = std::thread::Builder::new().name("smc-early".into()).stack_size(STACK);
+    let body = move || send_and_complete(of_thread, fd, &tcp);
+    let begun = raw::without_signals(|| thread.spawn(body)).is_ok();
+    if !begun {
+        running::end(descriptor.clone());
+    }
+    begun
+}
+
+fn send_and_complete(descriptor: DescriptorRef, fd: c_int, tcp: &OwnedFd) {
+    while !send_kept(&descriptor, tcp.as_fd()) {
+        await_room(tcp.as_fd());
+    }
+    complete_now(&descriptor, fd, tcp.as_fd());
+    running::end(descriptor);
 }
 
 /// Reports a handshake whose peer has ended or reset TCP. Clients come and go: one that leaves before

@@ -19,8 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::{self, Timeout};
 use smc_core::handshake::FallbackReason;
 
-use crate::selection::early::complete_with_tcp;
-use crate::selection::outcome::complete;
+use crate::selection::outcome::{complete, complete_with_tcp};
 use crate::selection::waiting::PendingHandshake;
 use crate::selection::worthwhile;
 use crate::socket::registrations;

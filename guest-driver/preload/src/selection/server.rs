@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 use guest_driver::SmcStream;
 use guest_driver::interpose::{FirstBytes, Incoming, SignalMask};
 
-use crate::selection::early::complete_with_tcp;
 use crate::selection::first_bytes::{self, FirstBytesWait, peek, peek_to_begin};
-use crate::selection::outcome::{complete, duplicate};
+use crate::selection::outcome::{complete, complete_with_tcp, duplicate};
 use crate::selection::waiting::{self, PendingHandshake, Watcher};
 use crate::selection::{Wait, handed_listeners, own_calls, session, worthwhile};
 use crate::socket::states::SocketStage;

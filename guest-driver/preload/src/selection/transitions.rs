@@ -2,10 +2,12 @@
 //! Carries out what the table of a socket's states (`socket/states.rs`) says.
 
 use std::ffi::c_int;
+use std::os::fd::BorrowedFd;
 
+use guest_driver::SmcStream;
 use guest_driver::interpose::ByteQueue;
 
-use crate::selection::inherited_options;
+use crate::selection::{early, inherited_options};
 use crate::socket::registrations;
 use crate::socket::states::{self, SocketAction, SocketEvent};
 use crate::socket::stream::SocketRole;
@@ -13,46 +15,83 @@ use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::sys::borrowed;
 use crate::sys::raw::{self, Errno};
 
-/// What the actions of an event need from the one who brings it.
+/// How a handshake ends, with what the actions need.
 #[derive(Clone, Copy)]
-pub(crate) enum ActionInput<'a> {
-    /// Nothing.
-    Nothing,
-    /// What begins the handshake.
-    Start(&'a dyn Fn()),
-    /// What sends the bytes that the program has written before the connection was decided.
-    Send(&'a dyn Fn(ByteQueue)),
-    /// Why the handshake broke the connection.
-    Error(Errno),
+pub(super) enum HandshakeEnd<'a> {
+    /// SMC carries the connection.
+    Smc(&'a SmcStream),
+    /// TCP carries it, by this descriptor.
+    Tcp(BorrowedFd<'a>),
+    /// TCP carries it, and nothing can be sent any more.
+    ClosedTcp,
+    /// The handshake has broken the connection.
+    Broken(Errno),
+    /// The peer has reset TCP. 0: the program learns of no error.
+    Reset(Errno),
 }
 
-/// Brings an event to a socket, and does what the table says.
-pub(crate) fn carry_out(
+impl HandshakeEnd<'_> {
+    fn event(self) -> SocketEvent {
+        match self {
+            HandshakeEnd::Smc(_) => SocketEvent::EndOnSmc,
+            HandshakeEnd::Tcp(_) | HandshakeEnd::ClosedTcp => SocketEvent::EndOnTcp,
+            HandshakeEnd::Broken(_) => SocketEvent::Break,
+            HandshakeEnd::Reset(_) => SocketEvent::Reset,
+        }
+    }
+
+    /// Sends what the program has written before.
+    fn send(self, bytes: ByteQueue) {
+        match self {
+            HandshakeEnd::Smc(stream) => stream.send_queue(bytes),
+            HandshakeEnd::Tcp(tcp) => early::send_all(bytes, tcp),
+            HandshakeEnd::ClosedTcp | HandshakeEnd::Broken(_) | HandshakeEnd::Reset(_) => {}
+        }
+    }
+
+    /// The error that a call of the program takes.
+    fn error(self) -> Option<c_int> {
+        match self {
+            HandshakeEnd::Broken(Errno(error)) | HandshakeEnd::Reset(Errno(error)) => Some(error),
+            HandshakeEnd::Smc(_) | HandshakeEnd::Tcp(_) | HandshakeEnd::ClosedTcp => None,
+        }
+    }
+}
+
+/// Ends the handshake of a socket, as the table says.
+pub(super) fn end(descriptor: &DescriptorRef, fd: c_int, how: HandshakeEnd<'_>) {
+    run(descriptor, fd, how.event(), Some(how));
+}
+
+/// Brings an event to a socket that is no end of its handshake, and does what the table says.
+/// `true`: the caller begins the handshake.
+pub(crate) fn carry_out(descriptor: &DescriptorRef, fd: c_int, event: SocketEvent) -> bool {
+    run(descriptor, fd, event, None)
+}
+
+fn run(
     descriptor: &DescriptorRef,
     fd: c_int,
     event: SocketEvent,
-    input: ActionInput<'_>,
-) {
-    let Some(socket) = descriptor.stream() else { return };
-    let Some(plan) = states::next(socket.stage(), event) else { return };
+    end: Option<HandshakeEnd<'_>>,
+) -> bool {
+    let Some(socket) = descriptor.stream() else { return false };
+    let Some(plan) = states::next(socket.stage(), event) else { return false };
     // The program may have closed the number, and got it again for something else.
     let is_ours = || DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor));
     // Locked from when they are sent until the state is stored: no write comes in between.
     let mut early = None;
+    let mut begins = false;
     for action in plan.actions {
         match action {
             SocketAction::Store => {
                 // Between the plan and here another thread may at most have forbidden SMC, which
                 // changes nothing of the actions.
                 if socket.decision.store(event).is_none() && socket.stage() != plan.to {
-                    return;
+                    return false;
                 }
             }
-            SocketAction::StartHandshake => {
-                if let ActionInput::Start(start) = input {
-                    start();
-                }
-            }
+            SocketAction::StartHandshake => begins = true,
             SocketAction::RestoreAcks => {
                 if socket.role() == SocketRole::Client && is_ours() {
                     delay_acks(fd, false);
@@ -60,14 +99,12 @@ pub(crate) fn carry_out(
             }
             SocketAction::SendEarly => {
                 let bytes = std::mem::take(&mut **early.insert(socket.undecided.early()));
-                if let ActionInput::Send(send) = input
-                    && !bytes.is_empty()
-                {
-                    send(bytes);
+                if let Some(end) = end.filter(|_| !bytes.is_empty()) {
+                    end.send(bytes);
                 }
             }
             SocketAction::KeepError => {
-                if let ActionInput::Error(Errno(error)) = input {
+                if let Some(error) = end.and_then(HandshakeEnd::error) {
                     socket.end.set_error(error);
                 }
             }
@@ -83,6 +120,7 @@ pub(crate) fn carry_out(
             SocketAction::RemoveEntry => DESCRIPTORS.remove_if(fd, descriptor),
         }
     }
+    begins
 }
 
 /// Delays TCP's acknowledgements, or sends them at once. With `delay`, the Proposal carries the

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use guest_driver::interpose::SignalMask;
 
 use crate::selection::running::{self, RUNNING_LOCK};
-use crate::selection::transitions::{ActionInput, carry_out};
+use crate::selection::transitions::carry_out;
 use crate::socket::pair::high;
 use crate::socket::registrations;
 use crate::socket::states::SocketEvent;
@@ -505,7 +505,7 @@ pub(super) fn postpone(descriptor: &DescriptorRef, fd: c_int) {
         if let Some(server) = socket.side.server() {
             server.set_postponed();
         }
-        carry_out(descriptor, fd, SocketEvent::Postpone, ActionInput::Nothing);
+        carry_out(descriptor, fd, SocketEvent::Postpone);
     }
 }
 
