@@ -8,7 +8,7 @@ use libc::{sockaddr, socklen_t};
 use crate::config;
 use crate::hooks::libc_symbols::call_libc;
 use crate::io::control;
-use crate::selection::{answering_listeners, establish, inherited_options, option};
+use crate::selection::{answering_listeners, connect, establish, inherited_options, option};
 use crate::socket::descriptors;
 use crate::socket::pair::AddressPair;
 use crate::socket::table::DESCRIPTORS;
@@ -71,12 +71,12 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
         // SAFETY: the program's address.
         if unsafe { user_memory::is_unspecified(addr, len) } {
             let native = || native_connect(fd, addr, len);
-            return libc_result(establish::disconnect(fd, &descriptor, native)) as c_int;
+            return libc_result(connect::disconnect(fd, &descriptor, native)) as c_int;
         }
         // SAFETY: the program's address.
         let to = unsafe { user_memory::address(addr, len) };
         let native = || native_connect(fd, addr, len);
-        return libc_result(establish::connect(fd, &descriptor, socket, to, native)) as c_int;
+        return libc_result(connect::connect(fd, &descriptor, socket, to, native)) as c_int;
     }
     call_libc!(connect, libc::SYS_connect,
         (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int)

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate};
 use crate::selection::waiting::{self, PendingHandshake, Watcher};
-use crate::selection::{Wait, listening_ports, option, plain_servers, reconnect, session};
+use crate::selection::{Wait, listening_ports, option, reconnect, server_memory, session};
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
@@ -295,7 +295,8 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Prop
             Ok(awaited) => awaited,
             Err(why) => {
                 if let Ok(server) = tcp.peer_addr() {
-                    plain_servers::note(&server, false);
+                    let record = server_memory::record(&server);
+                    record.note_answer(false, raw::monotonic_micros);
                 }
                 status::client_stays_on_tcp(&tcp, why);
                 stay_on_tcp();

@@ -9,9 +9,10 @@
 //! complete. For a socket in an epoll set the program's own wait for the set goes on with it.
 
 pub(crate) mod answering_listeners;
+mod choice;
 mod circuit_breaker;
 mod client;
-mod declined_servers;
+pub(crate) mod connect;
 mod early;
 pub(crate) mod establish;
 mod first_bytes;
@@ -23,11 +24,11 @@ mod listening_ports;
 pub(crate) mod option;
 mod outcome;
 pub(crate) mod own_calls;
-mod plain_servers;
 mod reconnect;
 pub(crate) mod resolve;
 pub(crate) mod running;
 mod server;
+mod server_memory;
 pub(crate) mod session;
 pub(crate) mod short_lived;
 pub(crate) mod transitions;

@@ -17,9 +17,8 @@ use smc_rendezvous::{
     AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, Rendezvous, ServerAction,
 };
 
-use crate::selection::{
-    answering_listeners, declined_servers, listening_ports, own_calls, session,
-};
+use crate::selection::server_memory::ServerRecord;
+use crate::selection::{answering_listeners, listening_ports, own_calls, session};
 use crate::socket::smc_request::SmcRequest;
 use crate::sys::{borrowed, leaked, local_address, publish, raw};
 use crate::{config, fork, status};
@@ -146,7 +145,11 @@ pub(crate) fn may_connect() -> bool {
 }
 
 /// Makes a socket ask for SMC before it connects. `None`: the connection stays on TCP.
-pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<SmcRequest> {
+pub(super) fn before_connect(
+    fd: c_int,
+    to: &SocketAddr,
+    server: ServerRecord,
+) -> Option<SmcRequest> {
     let (config, discovery) = (config::get()?, discovery()?);
     if config.policy.connect(to) == AllowedProtocol::Tcp {
         return None;
@@ -167,7 +170,7 @@ pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<SmcRequest> {
     if !listed && (!asks || session::lacks_device()) {
         return None;
     }
-    if declined_servers::is_skipped(to) {
+    if server.is_declining(raw::monotonic_micros) {
         return Some(SmcRequest { server: *to, asked: None, listed: false, awaited: None });
     }
     let asked = Some(discovery.before_connect(borrowed(fd), to));

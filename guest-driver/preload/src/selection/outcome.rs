@@ -14,7 +14,7 @@ use smc_core::handshake::{DeclineCode, FallbackReason, HandshakeError};
 use crate::selection::early::{await_room, send_kept};
 use crate::selection::running::{self, RUNNING_LOCK};
 use crate::selection::transitions::{HandshakeEnd, end};
-use crate::selection::{declined_servers, inherited_options, worthwhile};
+use crate::selection::{inherited_options, server_memory, worthwhile};
 use crate::socket::pair::high;
 use crate::socket::stream::{SocketRole, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
@@ -75,17 +75,17 @@ fn endpoint_of(socket: &StreamSocket) -> Option<Endpoint> {
 
 /// Records how a server has answered a Proposal.
 fn record_answer(server: &SocketAddr, info: &ConnectionInfo) {
-    if !matches!(info, ConnectionInfo::Tcp(_)) && !declined_servers::any() {
+    if !matches!(info, ConnectionInfo::Tcp(_)) && !server_memory::has_any_declined() {
         return;
     }
     match info {
         ConnectionInfo::Tcp(Fallback::Handshake(FallbackReason::DeclinedByPeer(peer)))
             if peer.code == DeclineCode::NoIsm2Support =>
         {
-            declined_servers::declined(server);
+            server_memory::record(server).note_decline(raw::monotonic_micros());
         }
         ConnectionInfo::Tcp(_) => {}
-        _ => declined_servers::accepted(server),
+        _ => server_memory::record(server).note_accept(),
     }
 }
 

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The choice that a client makes before it connects: to ask the server for SMC, or to leave the
+//! connection to TCP. It is made once per connection, of what is known of the server.
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use guest_driver::Fallback;
+use smc_core::handshake::FallbackReason;
+
+use crate::selection::outcome::duplicate;
+use crate::selection::server_memory::{self, ServerRecord};
+use crate::selection::transitions::delay_acks;
+use crate::selection::worthwhile::{self, PlainConnection};
+use crate::selection::{option, session};
+use crate::socket::smc_request::SmcRequest;
+use crate::socket::states::SocketStage;
+use crate::socket::stream::StreamSocket;
+use crate::status;
+use crate::sys::borrowed;
+use crate::sys::raw::{self, Errno, SysResult};
+
+/// The choice for one connection.
+pub(super) enum Choice {
+    /// The client asks for SMC.
+    Ask(ClientRequest),
+    /// TCP carries the connection.
+    Tcp(TcpChoice),
+}
+
+/// A client that asks its server for SMC.
+pub(super) struct ClientRequest {
+    /// How it asks.
+    pub(super) request: SmcRequest,
+    /// The descriptor that the handshake takes; `None`: the server seems to be plain.
+    pub(super) copy: Option<OwnedFd>,
+    server: ServerRecord,
+}
+
+/// A connection that is left to TCP.
+#[derive(Default)]
+pub(super) struct TcpChoice {
+    /// Why; `None`: nobody has expected anything else.
+    why: Option<Fallback>,
+    sample: Option<PlainConnection>,
+}
+
+/// Chooses for a socket that is about to connect, and prepares the socket for the request.
+pub(super) fn choose(fd: c_int, socket: &StreamSocket, to: Option<SocketAddr>) -> Choice {
+    let may_ask = socket.stage() != SocketStage::UnconnectedForTcp;
+    let Some(to) = to.filter(|_| may_ask) else { return Choice::Tcp(TcpChoice::default()) };
+    if let Some(plain) = worthwhile::choose_tcp(&to) {
+        let not_smc = FallbackReason::PeerNotSmc.into();
+        let why = if plain.by_server { not_smc } else { Fallback::TooShort };
+        return Choice::Tcp(TcpChoice { why: Some(why), sample: Some(plain) });
+    }
+    let server = server_memory::record(&to);
+    if server.is_paused(raw::monotonic_micros) {
+        let why = Some(FallbackReason::PeerNotSmc.into());
+        return Choice::Tcp(TcpChoice { why, sample: None });
+    }
+    let seems_plain = server.is_plain();
+    // The handshake takes a descriptor.
+    let copy = if seems_plain { None } else { duplicate(fd).ok() };
+    let request = match copy {
+        None if !seems_plain => None,
+        _ => option::before_connect(fd, &to, server),
+    };
+    let Some(request) = request else {
+        socket.undecided.set_copy(-1);
+        return Choice::Tcp(TcpChoice::default());
+    };
+    if request.listed {
+        // The server waits for a Proposal only for a short time, and opening a device takes long.
+        let _ = session::current();
+    }
+    if !seems_plain {
+        delay_acks(fd, true);
+    }
+    Choice::Ask(ClientRequest { request, copy, server })
+}
+
+impl ClientRequest {
+    /// Stores the server's answer, as far as it is known when connect(2) has returned `result`.
+    ///
+    /// # Errors
+    /// The reason for TCP to carry the connection.
+    pub(super) fn take_answer(&mut self, fd: c_int, result: SysResult) -> Result<(), Fallback> {
+        let answer = match result {
+            Ok(_) => Some(option::after_connect(self.request, borrowed(fd))),
+            Err(Errno(libc::EINPROGRESS)) => option::during_connect(self.request, borrowed(fd)),
+            Err(_) => None,
+        };
+        let Some(answer) = answer else { return Ok(()) };
+        self.server.note_answer(answer.is_ok(), raw::monotonic_micros);
+        // An answer shows that TCP is connected, whatever the call returns.
+        self.request.awaited = Some(answer?);
+        Ok(())
+    }
+
+    /// Undoes what the choice has changed of TCP's acknowledgements.
+    pub(super) fn restore_acks(&self, fd: c_int) {
+        if self.copy.is_some() {
+            delay_acks(fd, false);
+        }
+    }
+}
+
+impl TcpChoice {
+    /// Reports why TCP carries the connection, which is made or about to be.
+    pub(super) fn report(&mut self, fd: c_int) {
+        if let Some(why) = self.why.take() {
+            status::client_stays_on_tcp(borrowed(fd), why);
+        }
+    }
+
+    /// Begins to observe the connection, if it is a sample.
+    pub(super) fn observe(self, fd: c_int) {
+        if let Some(sample) = self.sample {
+            sample.connected(fd);
+        }
+    }
+}
