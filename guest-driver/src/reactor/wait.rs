@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::fd::BorrowedFd;
 use rustix::thread::futex;
 
-use ism_sys::{EventFd, POLLED, SignalMask, WordWait, poll_readable, sleep_on_words, timespec};
+use ism_sys::{
+    EventFd, POLLED, SignalMask, WordWait, poll_readable, sleep_on_private, sleep_on_words,
+};
 
 /// Longest sleep before shared memory is checked again. A wake-up that a peer can suppress is never
 /// the only one.
@@ -151,13 +153,10 @@ impl Waiter {
 
     /// Sleeps on the futex while the count of wake-ups is `count`, for at most `timeout`.
     pub(crate) fn sleep(&self, count: u32, timeout: Option<Duration>) {
-        let timeout = timeout.map(|timeout| timespec(timeout.min(LONGEST)));
+        let timeout = timeout.map(|timeout| timeout.min(LONGEST));
         self.state.store(ASLEEP, Ordering::SeqCst);
         // Whatever ends it (wake-up, new count, timeout, signal), the caller checks again.
-        let slept = futex::wait(&self.count, futex::Flags::PRIVATE, count, timeout.as_ref());
-        if slept == Err(rustix::io::Errno::INTR) {
-            note_interrupted();
-        }
+        note_error(sleep_on_private((&self.count, count), timeout));
         self.state.store(AWAKE, Ordering::SeqCst);
     }
 

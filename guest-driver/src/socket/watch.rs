@@ -20,6 +20,7 @@ use crate::reactor::wait::{
     RECHECK_INTERVAL, Waiter, clear_interrupted, set_mask, was_interrupted,
 };
 pub use ism_sys::SignalMask;
+use ism_sys::interrupt::listening;
 use ism_sys::lock;
 
 /// What a connection can do right now.
@@ -304,13 +305,13 @@ impl Watch {
     ) -> Woken {
         clear_interrupted();
         let timeout = timeout.min(RECHECK_INTERVAL);
-        match any.and_then(SmcStream::conn) {
+        listening(|| match any.and_then(SmcStream::conn) {
             Some(conn) => {
                 let limit = Some((Instant::now(), timeout));
                 Reactor::sleep(conn.reactor(), &self.waiter, count, limit, Some(extra));
             }
             None => self.waiter.sleep_on(extra, count, Some(timeout)),
-        }
+        });
         if was_interrupted() { Woken::Interrupted } else { Woken::Changed }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
+use super::interrupt::sleep_in_kernel;
 use super::{out_of_the_way, timespec};
 
 /// An eventfd(2) counter, which wakes threads that wait for it. Reads and writes never block.
@@ -130,17 +131,13 @@ pub fn poll_readable(
         tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
         tv_nsec: i64::from(timeout.subsec_nanos()),
     });
-    let time = time.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
-    let mask = mask.as_ref().map_or(std::ptr::null(), |mask| std::ptr::from_ref(&mask.0));
+    let time = time.as_mut().map_or(0, |time| std::ptr::from_mut(time) as usize);
+    let mask = mask.as_ref().map_or(0, |mask| std::ptr::from_ref(&mask.0) as usize);
     let len = fds.len().min(POLLED);
+    let arguments = [list.as_mut_ptr() as usize, len, time, mask, size_of::<u64>(), 0];
     // SAFETY: list, time and mask live until the call returns, and have the layout that the kernel
     // expects (of a signal mask: 64 bits); it writes list and time only.
-    let n = unsafe {
-        libc::syscall(libc::SYS_ppoll, list.as_mut_ptr(), len, time, mask, size_of::<u64>())
-    };
-    if n < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    unsafe { sleep_in_kernel(libc::SYS_ppoll, &arguments) }?;
     Ok(list.map(|entry| entry.revents != 0))
 }
 
@@ -162,22 +159,12 @@ pub fn wait_in_set(
     let timeout = timeout.map_or(-1, |timeout| {
         i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
     });
-    let mask = mask.as_ref().map_or(std::ptr::null(), |mask| std::ptr::from_ref(&mask.0));
+    let mask = mask.as_ref().map_or(0, |mask| std::ptr::from_ref(&mask.0) as usize);
+    let (set, list) = (epoll.as_raw_fd() as usize, events.as_mut_ptr() as usize);
+    let arguments = [set, list, REPORTED, timeout as usize, mask, size_of::<u64>()];
     // SAFETY: events and mask live until the call returns, and have the layout that the kernel
     // expects (of a signal mask: 64 bits); it writes at most as many events as there are.
-    let n = unsafe {
-        libc::syscall(
-            libc::SYS_epoll_pwait,
-            epoll.as_raw_fd(),
-            events.as_mut_ptr(),
-            REPORTED,
-            timeout,
-            mask,
-            size_of::<u64>(),
-        )
-    };
-    // Negative: an error.
-    let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
+    let n = unsafe { sleep_in_kernel(libc::SYS_epoll_pwait, &arguments) }?;
     Ok(events.into_iter().take(n).map(|event| event.u64))
 }
 

@@ -6,9 +6,10 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::thread::futex::{Flags, Wait, WaitFlags, WaitPtr, WaitvFlags, waitv, wake};
+use rustix::thread::futex::{Flags, Wait, WaitFlags, WaitPtr, wake};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::interrupt::{sleep_call, sleep_in_kernel};
 use super::timespec;
 
 /// Why a thread sleeps on a word no longer.
@@ -65,7 +66,12 @@ pub fn sleep_on_words(
         let now = clock_gettime(ClockId::Monotonic);
         now.checked_add(timespec(timeout))
     });
-    match waitv(&words, WaitvFlags::empty(), end.as_ref(), ClockId::Monotonic) {
+    let at = end.as_ref().map_or(0, |end| std::ptr::from_ref(end) as usize);
+    let arguments =
+        [words.as_ptr() as usize, words.len(), 0, at, libc::CLOCK_MONOTONIC as usize, 0];
+    // SAFETY: words and end are valid until the call returns; a 64-bit kernel has this layout.
+    let slept = unsafe { sleep_call(libc::SYS_futex_waitv, &arguments) };
+    match usize::try_from(slept).map_err(|_| Errno::from_raw_os_error(-slept as i32)) {
         // If both words were woken, the kernel names the last one.
         Ok(1) => WordWait::Woken,
         Ok(_) | Err(Errno::TIMEDOUT) => WordWait::Ended,
@@ -73,4 +79,20 @@ pub fn sleep_on_words(
         Err(Errno::INTR) => WordWait::Interrupted,
         Err(_) => WordWait::Refused,
     }
+}
+
+/// Sleeps while a word that only this process changes has this value, for at most `timeout`.
+///
+/// # Errors
+/// Those of futex(2): `Interrupted`, after the time `TimedOut`, `WouldBlock` at another value.
+pub fn sleep_on_private(
+    (word, value): (&AtomicU32, u32),
+    timeout: Option<Duration>,
+) -> std::io::Result<()> {
+    let time = timeout.map(timespec);
+    let at = time.as_ref().map_or(0, |time| std::ptr::from_ref(time) as usize);
+    let operation = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
+    let arguments = [word.as_ptr() as usize, operation, value as usize, at, 0, 0];
+    // SAFETY: word and time are valid until the call returns.
+    unsafe { sleep_in_kernel(libc::SYS_futex, &arguments) }.map(|_| ())
 }

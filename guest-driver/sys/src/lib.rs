@@ -16,6 +16,7 @@ mod event;
 mod file;
 mod futex;
 mod held;
+pub mod interrupt;
 mod mapping;
 mod memfd;
 mod registers;
@@ -38,7 +39,7 @@ pub use event::{
     wait, wait_in_set,
 };
 pub use file::{open_regular, read_text};
-pub use futex::{WordWait, can_sleep_on_words, sleep_on_words, wake_sleepers};
+pub use futex::{WordWait, can_sleep_on_words, sleep_on_private, sleep_on_words, wake_sleepers};
 pub use held::{LockGuardList, is_free, try_hold};
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_sealed, sealed_memfd};

@@ -129,7 +129,7 @@ pub(crate) fn epoll_wait(
             let time = time.as_mut().map_or(0, |time| std::ptr::from_mut(time) as usize);
             let args = [set as usize, list, out.len(), time, mask, 8];
             // SAFETY: list, time and mask are valid until the call returns.
-            match unsafe { raw::call(libc::SYS_epoll_pwait2, args) } {
+            match unsafe { raw::sleep(libc::SYS_epoll_pwait2, args) } {
                 // The kernel or a sandbox does not know the call.
                 Err(Errno(libc::ENOSYS | libc::EPERM)) => {}
                 result => return result,
@@ -138,8 +138,12 @@ pub(crate) fn epoll_wait(
         }
     };
     let args = [set as usize, list, out.len(), millis as usize, mask, 8];
-    // SAFETY: list and mask are valid until the call returns.
-    unsafe { raw::call(libc::SYS_epoll_pwait, args) }
+    if millis == 0 {
+        // SAFETY: list and mask are valid until the call returns.
+        return unsafe { raw::call(libc::SYS_epoll_pwait, args) };
+    }
+    // SAFETY: as above.
+    unsafe { raw::sleep(libc::SYS_epoll_pwait, args) }
 }
 
 /// Whether a descriptor is an epoll set.

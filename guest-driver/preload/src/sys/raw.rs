@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use guest_driver::interpose::SignalMask;
+use ism_sys::interrupt;
 
 /// The number of an error, as `errno` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +13,10 @@ pub(crate) struct Errno(pub(crate) c_int);
 
 /// What a system call returns.
 pub(crate) type SysResult = Result<usize, Errno>;
+
+/// What an interrupted call returns inside the library that begins again after a handler with
+/// SA_RESTART.
+pub(crate) const RESTART: Errno = Errno(512);
 
 impl From<std::io::Error> for Errno {
     fn from(error: std::io::Error) -> Errno {
@@ -222,6 +227,81 @@ pub(crate) fn raise_sigpipe() {
     }
 }
 
+/// Sends a signal to a thread of this process.
+pub(crate) fn signal_thread(thread: c_int, signal: c_int) -> SysResult {
+    let args = [getpid() as usize, thread as usize, signal as usize, 0, 0, 0];
+    // SAFETY: numbers only.
+    unsafe { call(libc::SYS_tgkill, args) }
+}
+
+/// Sends a signal to the calling thread, with the address of what the kernel has said of it.
+pub(crate) fn signal_this_thread(signal: c_int, info: Option<usize>) {
+    // SAFETY: the call has no arguments.
+    let thread = unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(0);
+    if let Some(info) = info {
+        let args = [getpid() as usize, thread, signal as usize, info, 0, 0];
+        // SAFETY: the kernel has written the words of the signal there.
+        if unsafe { call(libc::SYS_rt_tgsigqueueinfo, args) }.is_ok() {
+            return;
+        }
+    }
+    let _ = signal_thread(thread as c_int, signal);
+}
+
+/// Whether another thread of this process has sent a signal.
+///
+/// # Safety
+/// `info` is what the kernel has given to a handler.
+pub(crate) unsafe fn is_from_this_process(info: *const libc::siginfo_t) -> bool {
+    const SI_TKILL: c_int = -6;
+    // SAFETY: the caller's promise.
+    unsafe { (*info).si_code == SI_TKILL && (*info).si_pid() == getpid() }
+}
+
+/// The kernel's handler and flags of a signal.
+pub(crate) fn action_of(signal: c_int) -> Option<[usize; 2]> {
+    // The kernel's struct: handler, flags, restorer, mask.
+    let mut action = [0usize; 4];
+    let at = action.as_mut_ptr() as usize;
+    // SAFETY: there is room for the kernel's struct of four words.
+    unsafe { call(libc::SYS_rt_sigaction, [signal as usize, 0, at, 8, 0, 0]) }.ok()?;
+    Some([action[0], action[1]])
+}
+
+// Returns from a handler. Whoever unwinds the stack knows these instructions, as long as nothing is
+// said of them or of the byte before.
+#[cfg(target_arch = "x86_64")]
+std::arch::global_asm!(
+    ".pushsection .text.smc_restore,\"ax\",@progbits",
+    ".balign 16",
+    "nop",
+    ".globl smc_restore",
+    ".hidden smc_restore",
+    "smc_restore:",
+    "mov rax, 15",
+    "syscall",
+    ".popsection",
+);
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" {
+    fn smc_restore();
+}
+
+/// Replaces the kernel's handler of a signal. Returns the one that was there.
+pub(crate) fn replace_handler(signal: c_int, handler: usize, flags: c_int) -> Option<usize> {
+    #[cfg(target_arch = "x86_64")]
+    const SA_RESTORER: usize = 0x0400_0000;
+    #[cfg(target_arch = "x86_64")]
+    let action = [handler, flags as usize | SA_RESTORER, smc_restore as *const () as usize, 0];
+    #[cfg(not(target_arch = "x86_64"))]
+    let action = [handler, flags as usize, 0, 0];
+    let mut before = [0usize; 4];
+    let (new, old) = (action.as_ptr() as usize, before.as_mut_ptr() as usize);
+    // SAFETY: both are valid until the call returns.
+    unsafe { call(libc::SYS_rt_sigaction, [signal as usize, new, old, 8, 0, 0]) }.ok()?;
+    Some(before[0])
+}
+
 /// One `epoll_ctl`.
 pub(crate) fn epoll_ctl(set: c_int, op: c_int, fd: c_int, events: u32, data: u64) -> SysResult {
     let event = libc::epoll_event { events, u64: data };
@@ -241,8 +321,23 @@ pub(crate) fn ppoll(
     let time = left.as_mut().map_or(0, |time| std::ptr::from_mut(time) as usize);
     let list = fds.as_mut_ptr() as usize;
     let mask = mask.as_ref().map_or(0, |mask| std::ptr::from_ref(&mask.0) as usize);
-    // SAFETY: list, time and mask are valid until the call returns.
-    unsafe { call(libc::SYS_ppoll, [list, fds.len(), time, mask, 8, 0]) }
+    let args = [list, fds.len(), time, mask, 8, 0];
+    if timeout.is_some_and(|timeout| timeout.tv_sec == 0 && timeout.tv_nsec == 0) {
+        // SAFETY: list, time and mask are valid until the call returns.
+        return unsafe { call(libc::SYS_ppoll, args) };
+    }
+    // SAFETY: as above.
+    unsafe { sleep(libc::SYS_ppoll, args) }
+}
+
+/// Makes a system call that sleeps. It ends when a signal comes, whatever its handler says, and does
+/// not begin when one is deferred.
+///
+/// # Safety
+/// As [`call`].
+pub(crate) unsafe fn sleep(number: i64, args: [usize; 6]) -> SysResult {
+    // SAFETY: the caller's promise.
+    done(interrupt::listening(|| unsafe { interrupt::sleep_call(number, &args) }))
 }
 
 /// `read` into memory of the library.
@@ -507,6 +602,12 @@ pub(crate) fn signals_interrupt() -> bool {
     let others =
         |signal: &usize| !faults.contains(&(*signal as c_int)) && !(32..34).contains(signal);
     (1..=64usize).filter(others).any(interrupts)
+}
+
+/// Whether a signal that has come ends a call that waits: the handler runs only when the call is
+/// over, or it does not restart calls.
+pub(crate) fn signals_end_call() -> bool {
+    interrupt::is_deferred() || signals_interrupt()
 }
 
 /// Whether a signal has come that the program has not blocked itself and that interrupts calls.

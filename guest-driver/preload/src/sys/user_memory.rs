@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use guest_driver::interpose::SignalMask;
 
-use super::raw::{self, Errno, SysResult};
+use super::raw::{self, Errno, RESTART, SysResult};
 
 /// The kernel maps nothing below this address for programs without rights (vm.mmap_min_addr).
 const LOWEST: usize = 64 << 10;
@@ -404,8 +404,8 @@ fn copy_errno() {
 pub(crate) fn libc_result(result: SysResult) -> isize {
     match result {
         Ok(value) => value as isize,
-        Err(Errno(error)) => {
-            set_errno(error);
+        Err(error) => {
+            set_errno(if error == RESTART { libc::EINTR } else { error.0 });
             -1
         }
     }

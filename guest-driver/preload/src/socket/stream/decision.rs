@@ -92,14 +92,11 @@ impl Decision {
     /// # Errors
     /// EINTR, and what else futex(2) returns.
     pub(crate) fn wait(&self, timeout: Duration) -> Result<(), Errno> {
-        let timeout = futex::Timespec {
-            tv_sec: timeout.as_secs().min(3600) as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
+        let timeout = timeout.min(Duration::from_secs(3600));
         let now = self.stage.load(Ordering::Acquire);
         if SocketStage::of(now).state() == SocketState::Deciding {
             self.waiters.fetch_add(1, Ordering::SeqCst);
-            let result = futex::wait(&self.stage, futex::Flags::PRIVATE, now, Some(&timeout));
+            let result = ism_sys::sleep_on_private((&self.stage, now), Some(timeout));
             self.waiters.fetch_sub(1, Ordering::SeqCst);
             result?;
         }
