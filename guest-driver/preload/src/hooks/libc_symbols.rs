@@ -69,7 +69,7 @@ functions! {
     __vdprintf_chk fork vfork posix_spawn posix_spawnp posix_spawn_file_actions_adddup2
     posix_spawn_file_actions_destroy system popen aio_read aio_read64 aio_write aio_write64
     lio_listio lio_listio64 execve execv execvp execvpe fexecve execveat clone _Fork daemon unshare
-    pthread_exit dlmopen __libc_system pidfd_spawn pidfd_spawnp _IO_popen backtrace_symbols_fd
+    sigaction signal sigset pthread_cancel pthread_exit dlmopen __libc_system pidfd_spawn pidfd_spawnp _IO_popen backtrace_symbols_fd
 }
 
 /// `call_libc!(name, number, (a: type, ...) -> type)`: calls libc's function. Before `init` has run
@@ -84,7 +84,7 @@ macro_rules! call_libc {
         let known = $crate::hooks::libc_symbols::symbols::$name.get();
         match known {
             Some(function) => {
-                type Function = unsafe extern "C" fn($($type),*) -> $result;
+                type Function = unsafe extern "C-unwind" fn($($type),*) -> $result;
                 let function = {
                     // SAFETY: libc's function of this name has this type.
                     unsafe { std::mem::transmute::<*mut libc::c_void, Function>(function) }

@@ -5,6 +5,7 @@
 
 mod assembly;
 mod bytes;
+mod cancellation;
 mod clone;
 mod descriptors;
 mod escapes;
@@ -16,5 +17,7 @@ mod linux_aio;
 mod namespaces;
 mod readiness;
 mod rebinding;
+mod signals;
 mod sockets;
 mod syscall;
+mod within;

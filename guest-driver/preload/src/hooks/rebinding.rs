@@ -21,6 +21,11 @@ fn is_one_of(object: &LoadedObject, names: &[&[u8]]) -> bool {
     names.iter().any(|name| soname.starts_with(name))
 }
 
+/// Whether a function is one of libc's.
+pub(super) fn is_libcs(function: *const c_void) -> bool {
+    LoadedObject::containing(function).is_some_and(|object| is_one_of(&object, &GLIBC))
+}
+
 /// Has the objects of the program lead to the hooks. The library has looked up libc's functions
 /// before. `false`: the kernel forbids to write in one of them.
 pub(super) fn rebind() -> bool {

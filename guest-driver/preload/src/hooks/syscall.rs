@@ -5,8 +5,9 @@ use std::ffi::c_int;
 
 use libc::{off64_t, socklen_t};
 
-use super::{bytes, clone, descriptors, exec, init, linux_aio, readiness, sockets};
+use super::{bytes, clone, descriptors, exec, init, linux_aio, readiness, signals, sockets};
 use crate::config;
+use crate::hooks::within::within;
 use crate::sys::raw::{self, Errno};
 use crate::sys::user_memory::libc_result;
 
@@ -23,7 +24,7 @@ macro_rules! call {
 /// # Safety
 /// As the system call.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn syscall(
+unsafe extern "C-unwind" fn syscall(
     number: i64,
     a: usize,
     b: usize,
@@ -117,7 +118,7 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
         libc::SYS_execveat => call!(exec::execveat(
             a => c_int, b => *const _, c => *const _, d => *const _, e => c_int)),
         libc::SYS_exit_group => {
-            init::close_connections();
+            within(init::close_connections);
             return None;
         }
         libc::SYS_clone if clone::is_fork(a as u64) && b == 0 => {
@@ -131,6 +132,10 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
         libc::SYS_clone3 => {
             clone::note(flags_of(a, b).unwrap_or(libc::CLONE_VM as u64));
             return None;
+        }
+        libc::SYS_rt_sigaction => {
+            // SAFETY: the program's arguments, as the system call takes them.
+            return unsafe { signals::rt_sigaction(a as c_int, b as *const _, c as *mut _, d) };
         }
         libc::SYS_unshare => call!(clone::unshare(a => c_int)),
         _ => return by_old_number(number, [a, b, c, d, e, f]),

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `pthread_cancel`. libc would end a thread in the middle of the library. So the thread that is
+//! cancelled asks libc for it itself: at once in libc's signal if it is outside of the library, and
+//! else when it has left it. From then on each hook is a cancellation point.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ism_sys::interrupt;
+use libc::{pthread_t, siginfo_t};
+
+use crate::config;
+use crate::hooks::libc_symbols::call_libc;
+use crate::sys::raw::{self, Errno};
+
+/// The signal by which libc cancels threads.
+const SIGCANCEL: c_int = 32;
+
+/// libc's handler of it, once it has installed one.
+static OF_LIBC: AtomicUsize = AtomicUsize::new(0);
+
+type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
+
+unsafe extern "C-unwind" {
+    fn pthread_testcancel();
+    fn pthread_self() -> pthread_t;
+}
+
+/// libc's function.
+fn native(thread: pthread_t) -> c_int {
+    call_libc!(pthread_cancel, -1, (thread: pthread_t) -> c_int)
+}
+
+/// Ends the thread if it is cancelled and allows it.
+pub(super) fn test() {
+    // SAFETY: no arguments; the hooks hold nothing here.
+    unsafe { pthread_testcancel() }
+}
+
+/// Cancels the calling thread, which has left the library.
+pub(super) fn act() {
+    cancel_this_thread();
+    test();
+}
+
+fn cancel_this_thread() {
+    interrupt::note_cancelled();
+    // SAFETY: no arguments.
+    native(unsafe { pthread_self() });
+    // libc may have installed its handler.
+    install();
+}
+
+/// Has [`on_cancel`] in place of libc's handler.
+fn install() {
+    let own = on_cancel as Handler as usize;
+    if let Some(libcs) = raw::replace_handler(SIGCANCEL, own, libc::SA_SIGINFO | libc::SA_RESTART)
+        && libcs != own
+        && libcs > 1
+    {
+        OF_LIBC.store(libcs, Ordering::Relaxed);
+    }
+}
+
+unsafe extern "C-unwind" fn on_cancel(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel's argument.
+    let is_ours = unsafe { raw::is_from_this_process(info) };
+    if is_ours && interrupt::is_inside() {
+        // SAFETY: the context of this handler.
+        return unsafe { interrupt::defer(None, context.cast()) };
+    }
+    if is_ours {
+        cancel_this_thread();
+    }
+    let libcs = OF_LIBC.load(Ordering::Relaxed);
+    if libcs != 0 {
+        // SAFETY: libc's handler. It ends a thread that may end anywhere or that is in a call of
+        // libc's which is a cancellation point.
+        unsafe { std::mem::transmute::<usize, Handler>(libcs)(signal, info, context) }
+    }
+}
+
+/// The number of a thread that has not ended.
+fn number_of(thread: pthread_t) -> Option<c_int> {
+    let mut clock: libc::clockid_t = 0;
+    // SAFETY: the number is valid until the call returns.
+    let known = unsafe { libc::pthread_getcpuclockid(thread, &raw mut clock) } == 0;
+    // The kernel's clock of a thread is the complement of its number and three bits.
+    Some(!(clock >> 3)).filter(|number| known && *number > 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pthread_cancel(thread: pthread_t) -> c_int {
+    // SAFETY: no arguments.
+    let is_this = thread == unsafe { pthread_self() };
+    if config::get().is_none() {
+        return native(thread);
+    }
+    if is_this {
+        cancel_this_thread();
+        return 0;
+    }
+    let Some(number) = number_of(thread) else { return native(thread) };
+    install();
+    match raw::signal_thread(number, SIGCANCEL) {
+        // It has ended, and waits for somebody who joins it.
+        Err(Errno(libc::ESRCH)) => 0,
+        Err(_) => native(thread),
+        Ok(_) => 0,
+    }
+}
