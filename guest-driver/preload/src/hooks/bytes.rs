@@ -10,6 +10,7 @@ use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t
 
 use crate::hooks::escapes::{leave_passed, passed_descriptors};
 use crate::hooks::libc_symbols::call_libc;
+use crate::hooks::within::{restartable, within};
 use crate::io::control;
 use crate::io::transfer::{self, Dispatch};
 use crate::selection::{answering_listeners, establish, inherited_options};
@@ -154,11 +155,11 @@ fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<SysResult>
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
     // A read(2) of no bytes returns at once, and the kernel carries it out on any socket.
     if DESCRIPTORS.has(fd) && n != 0 {
         // SAFETY: the program's buffer.
-        if let Some(result) = unsafe { recv_one(fd, buf, n, 0) } {
+        if let Some(result) = restartable(|| unsafe { recv_one(fd, buf, n, 0) }) {
             return libc_result(result);
         }
     }
@@ -166,10 +167,10 @@ pub(super) unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> 
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
-        if let Some(result) = unsafe { send_one(fd, buf, n, 0) } {
+        if let Some(result) = restartable(|| unsafe { send_one(fd, buf, n, 0) }) {
             return libc_result(result);
         }
     }
@@ -177,10 +178,10 @@ pub(super) unsafe extern "C" fn write(fd: c_int, buf: *const c_void, n: size_t) 
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's list.
-        if let Some(result) = unsafe { read_list(fd, iov, n, 0) } {
+        if let Some(result) = restartable(|| unsafe { read_list(fd, iov, n, 0) }) {
             return libc_result(result);
         }
     }
@@ -214,10 +215,10 @@ unsafe fn write_list(fd: c_int, iov: *const iovec, n: c_int, flags: c_int) -> Op
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's list.
-        if let Some(result) = unsafe { write_list(fd, iov, n, 0) } {
+        if let Some(result) = restartable(|| unsafe { write_list(fd, iov, n, 0) }) {
             return libc_result(result);
         }
     }
@@ -225,7 +226,7 @@ pub(super) unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, n: c_int) -
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn recv(
+pub(super) unsafe extern "C-unwind" fn recv(
     fd: c_int,
     buf: *mut c_void,
     n: size_t,
@@ -233,12 +234,12 @@ pub(super) unsafe extern "C" fn recv(
 ) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         if flags & libc::MSG_TRUNC != 0
-            && let Some(result) = discard(fd, n, flags)
+            && let Some(result) = restartable(|| discard(fd, n, flags))
         {
             return libc_result(result);
         }
         // SAFETY: the program's buffer.
-        if let Some(result) = unsafe { recv_one(fd, buf, n, flags) } {
+        if let Some(result) = restartable(|| unsafe { recv_one(fd, buf, n, flags) }) {
             return libc_result(result);
         }
     }
@@ -248,7 +249,7 @@ pub(super) unsafe extern "C" fn recv(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn recvfrom(
+pub(super) unsafe extern "C-unwind" fn recvfrom(
     fd: c_int,
     buf: *mut c_void,
     n: size_t,
@@ -258,7 +259,7 @@ pub(super) unsafe extern "C" fn recvfrom(
 ) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
-        if let Some(result) = unsafe { recv_one(fd, buf, n, flags) } {
+        if let Some(result) = restartable(|| unsafe { recv_one(fd, buf, n, flags) }) {
             if result.is_ok() && !addr.is_null() && !len.is_null() {
                 // TCP returns no address.
                 // SAFETY: the program's length.
@@ -272,7 +273,7 @@ pub(super) unsafe extern "C" fn recvfrom(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn send(
+pub(super) unsafe extern "C-unwind" fn send(
     fd: c_int,
     buf: *const c_void,
     n: size_t,
@@ -283,7 +284,7 @@ pub(super) unsafe extern "C" fn send(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn sendto(
+pub(super) unsafe extern "C-unwind" fn sendto(
     fd: c_int,
     buf: *const c_void,
     n: size_t,
@@ -293,7 +294,7 @@ pub(super) unsafe extern "C" fn sendto(
 ) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
-        if let Some(result) = unsafe { send_one(fd, buf, n, flags) } {
+        if let Some(result) = restartable(|| unsafe { send_one(fd, buf, n, flags) }) {
             return libc_result(result);
         }
     }
@@ -342,10 +343,14 @@ unsafe fn transmit(fd: c_int, message: *const msghdr, flags: c_int) -> Option<Sy
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn recvmsg(
+    fd: c_int,
+    message: *mut msghdr,
+    flags: c_int,
+) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's header.
-        if let Some(result) = unsafe { receive(fd, message, flags) } {
+        if let Some(result) = restartable(|| unsafe { receive(fd, message, flags) }) {
             return libc_result(result);
         }
     }
@@ -367,19 +372,19 @@ fn receive_descriptor(fd: c_int) {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn sendmsg(
+pub(super) unsafe extern "C-unwind" fn sendmsg(
     fd: c_int,
     message: *const msghdr,
     flags: c_int,
 ) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's header.
-        if let Some(result) = unsafe { transmit(fd, message, flags) } {
+        if let Some(result) = restartable(|| unsafe { transmit(fd, message, flags) }) {
             return libc_result(result);
         }
     }
     // SAFETY: the program's header.
-    unsafe { leave_passed(message) };
+    within(|| unsafe { leave_passed(message) });
     call_libc!(sendmsg, libc::SYS_sendmsg,
         (fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t)
 }
@@ -434,7 +439,7 @@ unsafe fn receive_many(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn recvmmsg(
+pub(super) unsafe extern "C-unwind" fn recvmmsg(
     fd: c_int,
     list: *mut mmsghdr,
     n: c_uint,
@@ -443,7 +448,8 @@ pub(super) unsafe extern "C" fn recvmmsg(
 ) -> c_int {
     if DESCRIPTORS.has(fd) && n > 0 && !user_memory::is_nowhere(list, 1) {
         // SAFETY: the program's list and time.
-        if let Some(result) = unsafe { receive_many(fd, list, n as usize, flags, timeout) } {
+        let here = || unsafe { receive_many(fd, list, n as usize, flags, timeout) };
+        if let Some(result) = restartable(here) {
             return libc_result(result) as c_int;
         }
     }
@@ -452,7 +458,7 @@ pub(super) unsafe extern "C" fn recvmmsg(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn sendmmsg(
+pub(super) unsafe extern "C-unwind" fn sendmmsg(
     fd: c_int,
     list: *mut mmsghdr,
     n: c_uint,
@@ -463,7 +469,7 @@ pub(super) unsafe extern "C" fn sendmmsg(
             // SAFETY: the program's list of `n` headers.
             let message = unsafe { &mut *list.add(i) };
             // SAFETY: the program's header.
-            match unsafe { transmit(fd, &message.msg_hdr, flags) } {
+            match restartable(|| unsafe { transmit(fd, &message.msg_hdr, flags) }) {
                 Some(Ok(len)) => message.msg_len = len as c_uint,
                 Some(result) if i == 0 => return libc_result(result) as c_int,
                 None if i == 0 => break,
@@ -476,7 +482,7 @@ pub(super) unsafe extern "C" fn sendmmsg(
     }
     for i in 0..n as usize {
         // SAFETY: the program's list of `n` headers.
-        unsafe { leave_passed(&raw const (*list.add(i)).msg_hdr) };
+        within(|| unsafe { leave_passed(&raw const (*list.add(i)).msg_hdr) });
     }
     call_libc!(sendmmsg, libc::SYS_sendmmsg,
         (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int)
@@ -521,7 +527,7 @@ unsafe fn sendfile_here(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn sendfile(
+pub(super) unsafe extern "C-unwind" fn sendfile(
     to: c_int,
     from: c_int,
     offset: *mut off64_t,
@@ -529,7 +535,7 @@ pub(super) unsafe extern "C" fn sendfile(
 ) -> ssize_t {
     if DESCRIPTORS.has(to) {
         // SAFETY: the program's offset.
-        if let Some(result) = unsafe { sendfile_here(to, from, offset, n) } {
+        if let Some(result) = restartable(|| unsafe { sendfile_here(to, from, offset, n) }) {
             return libc_result(result);
         }
     }
@@ -538,7 +544,7 @@ pub(super) unsafe extern "C" fn sendfile(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sendfile64(
+unsafe extern "C-unwind" fn sendfile64(
     to: c_int,
     from: c_int,
     offset: *mut off64_t,
@@ -548,8 +554,39 @@ unsafe extern "C" fn sendfile64(
     unsafe { sendfile(to, from, offset, n) }
 }
 
+/// `splice` from or into an SMC connection. Each end is a descriptor, and whether the program names
+/// no position in it. `None`: the kernel carries out the call.
+fn splice_here(
+    ((from, no_from), (to, no_to)): ((c_int, bool), (c_int, bool)),
+    n: usize,
+    flags: c_uint,
+) -> Option<SysResult> {
+    let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
+    for (fd, out) in [(from, true), (to, false)] {
+        let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
+        let dispatch = if out { transfer::dispatch_read } else { transfer::dispatch_transfer };
+        return Some(match dispatch(&descriptor, fd, dont_wait) {
+            Dispatch::Kernel => continue,
+            Dispatch::Keep(_) => Err(Errno(libc::EAGAIN)),
+            Dispatch::Fail(error) => Err(error),
+            Dispatch::Smc(..) if !no_from || !no_to => {
+                // Neither has a position, but the kernel looks at the pipe first.
+                let is_einval = if out { no_to } else { no_from };
+                Err(Errno(if is_einval { libc::EINVAL } else { libc::ESPIPE }))
+            }
+            Dispatch::Smc(socket, stream) if out => {
+                transfer::splice_out((socket, stream), to, n, dont_wait)
+            }
+            Dispatch::Smc(socket, stream) => {
+                transfer::splice_in((socket, stream), from, n, dont_wait)
+            }
+        });
+    }
+    None
+}
+
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn splice(
+pub(super) unsafe extern "C-unwind" fn splice(
     from: c_int,
     from_at: *mut off64_t,
     to: c_int,
@@ -557,27 +594,11 @@ pub(super) unsafe extern "C" fn splice(
     n: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
-    for (fd, out) in [(from, true), (to, false)] {
-        let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
-        let dispatch = if out { transfer::dispatch_read } else { transfer::dispatch_transfer };
-        match dispatch(&descriptor, fd, dont_wait) {
-            Dispatch::Kernel => {}
-            Dispatch::Keep(_) => return libc_result(Err(Errno(libc::EAGAIN))),
-            Dispatch::Fail(error) => return libc_result(Err(error)),
-            Dispatch::Smc(..) if !from_at.is_null() || !to_at.is_null() => {
-                // Neither has a position, but the kernel looks at the pipe first.
-                let pipe_at = if out { to_at } else { from_at };
-                let error = if pipe_at.is_null() { libc::EINVAL } else { libc::ESPIPE };
-                return libc_result(Err(Errno(error)));
-            }
-            Dispatch::Smc(socket, stream) => {
-                return libc_result(match out {
-                    true => transfer::splice_out((socket, stream), to, n, dont_wait),
-                    false => transfer::splice_in((socket, stream), from, n, dont_wait),
-                });
-            }
-        }
+    let ends = ((from, from_at.is_null()), (to, to_at.is_null()));
+    if (DESCRIPTORS.has(from) || DESCRIPTORS.has(to))
+        && let Some(result) = restartable(|| splice_here(ends, n, flags))
+    {
+        return libc_result(result);
     }
     call_libc!(splice, libc::SYS_splice, (from: c_int, from_at: *mut off64_t, to: c_int,
           to_at: *mut off64_t, n: size_t, flags: c_uint) -> ssize_t)
@@ -590,7 +611,7 @@ const KNOWN_FLAGS: c_int = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | 
 macro_rules! positioned {
     ($($name:ident, $number:ident, $without:ident, $flag:expr;)*) => {
         $(#[unsafe(no_mangle)]
-        pub(super) unsafe extern "C" fn $name(
+        pub(super) unsafe extern "C-unwind" fn $name(
             fd: c_int,
             iov: *const iovec,
             n: c_int,
@@ -624,14 +645,14 @@ fn moved_number(moved: ssize_t) -> c_int {
 
 /// libc makes the system call itself, on any descriptor.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn eventfd_read(fd: c_int, number: *mut u64) -> c_int {
+unsafe extern "C-unwind" fn eventfd_read(fd: c_int, number: *mut u64) -> c_int {
     // SAFETY: the program's number.
     moved_number(unsafe { read(fd, number.cast(), size_of::<u64>()) })
 }
 
 /// libc makes the system call itself, on any descriptor.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn eventfd_write(fd: c_int, number: u64) -> c_int {
+unsafe extern "C-unwind" fn eventfd_write(fd: c_int, number: u64) -> c_int {
     // SAFETY: the number is valid until the call returns.
     moved_number(unsafe { write(fd, (&raw const number).cast(), size_of::<u64>()) })
 }
@@ -641,7 +662,7 @@ unsafe extern "C" fn eventfd_write(fd: c_int, number: u64) -> c_int {
 unsafe fn read_at_once(fd: c_int, iov: *const iovec, n: c_int, dont_wait: bool) -> ssize_t {
     let flags = if dont_wait { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: the program's list.
-    match unsafe { read_list(fd, iov, n, flags) } {
+    match restartable(|| unsafe { read_list(fd, iov, n, flags) }) {
         Some(result) => libc_result(result),
         // SAFETY: the same call.
         None => unsafe { readv(fd, iov, n) },
@@ -653,7 +674,7 @@ unsafe fn read_at_once(fd: c_int, iov: *const iovec, n: c_int, dont_wait: bool) 
 unsafe fn write_at_once(fd: c_int, iov: *const iovec, n: c_int, dont_wait: bool) -> ssize_t {
     let flags = if dont_wait { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: the program's list.
-    match unsafe { write_list(fd, iov, n, flags) } {
+    match restartable(|| unsafe { write_list(fd, iov, n, flags) }) {
         Some(result) => libc_result(result),
         // SAFETY: the same call.
         None => unsafe { writev(fd, iov, n) },

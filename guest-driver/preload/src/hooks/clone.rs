@@ -53,7 +53,7 @@ pub(super) fn fork_by<T>(make: impl FnOnce() -> T, is_child: impl FnOnce(&T) -> 
 
 /// libc's fork without handlers (glibc 2.34).
 #[unsafe(no_mangle)]
-unsafe extern "C" fn _Fork() -> c_int {
+unsafe extern "C-unwind" fn _Fork() -> c_int {
     let native = || call_libc!(_Fork, -1, () -> c_int);
     match config::get() {
         Some(_) => fork_by(native, |pid| *pid == 0),
@@ -64,7 +64,7 @@ unsafe extern "C" fn _Fork() -> c_int {
 /// Moves the program to the background. libc's function ends the parent by an `_exit` of its own,
 /// so this one does what libc's does.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn daemon(no_directory: c_int, no_close: c_int) -> c_int {
+unsafe extern "C-unwind" fn daemon(no_directory: c_int, no_close: c_int) -> c_int {
     if config::get().is_none() {
         return call_libc!(daemon, -1, (no_directory: c_int, no_close: c_int) -> c_int);
     }
@@ -116,7 +116,7 @@ fn standard_to_null() -> c_int {
 /// Makes the calling thread's table of descriptors its own. A program with one thread has that
 /// already; the threads of the library go on with the same table.
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn unshare(flags: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
     let spared = flags & libc::CLONE_FILES != 0
         && config::get().is_some()
         && !fork::shares_memory()
@@ -138,7 +138,7 @@ unsafe extern "C" fn begin(start: *mut c_void) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn clone(
+pub(super) unsafe extern "C-unwind" fn clone(
     body: *mut c_void,
     stack: *mut c_void,
     flags: c_int,

@@ -6,6 +6,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulong};
 use super::init::close_connections;
 use crate::hooks::escapes::{leave, leave_standard};
 use crate::hooks::libc_symbols::call_libc;
+use crate::hooks::within::within;
 use crate::io::{control, kernel};
 use crate::selection::{answering_listeners, option, session, waiting, worthwhile};
 use crate::socket::descriptors;
@@ -17,22 +18,34 @@ use crate::sys::user_memory::libc_result;
 use crate::{config, fork, relay};
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if option::is_reserved(fd) || own_numbers::contains(fd) {
         return libc_result(Err(Errno(libc::EBADF))) as c_int;
     }
     if !DESCRIPTORS.has(fd) {
-        worthwhile::note_close(fd);
-        answering_listeners::remove(fd);
+        within(|| {
+            worthwhile::note_close(fd);
+            answering_listeners::remove(fd);
+        });
         return call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int);
     }
-    let _numbers = descriptors::lock_numbers(fd, fd);
-    kernel::close(fd);
-    call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int)
+    within(|| {
+        let _numbers = descriptors::lock_numbers(fd, fd);
+        kernel::close(fd);
+        call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int)
+    })
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn close_range(
+    first: c_uint,
+    last: c_uint,
+    flags: c_int,
+) -> c_int {
+    within(|| close_range_here(first, last, flags))
+}
+
+fn close_range_here(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let mut _numbers = None;
     let unshares = flags & libc::CLOSE_RANGE_UNSHARE as c_int != 0;
     let spared = unshares
@@ -86,24 +99,30 @@ fn own_descriptors(first: c_int, last: c_int) -> Vec<c_int> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn closefrom(first: c_int) {
+unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    within(|| close_from(first.max(0)));
+}
+
+fn close_from(first: c_int) {
     let mut _numbers = None;
     if config::get().is_some() {
-        _numbers = descriptors::lock_numbers(first.max(0), c_int::MAX);
-        kernel::close_range(first.max(0), c_int::MAX);
+        _numbers = descriptors::lock_numbers(first, c_int::MAX);
+        kernel::close_range(first, c_int::MAX);
     }
-    let _ = close_around(first.max(0), c_int::MAX, 0);
+    let _ = close_around(first, c_int::MAX, 0);
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn dup(old: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn dup(old: c_int) -> c_int {
     let new = call_libc!(dup, libc::SYS_dup, (old: c_int) -> c_int);
     if new >= 0 {
-        descriptors::remove_stale(new);
-        if DESCRIPTORS.has(old) {
-            descriptors::duplicate(old, new);
-            leave_standard(new);
-        }
+        within(|| {
+            descriptors::remove_stale(new);
+            if DESCRIPTORS.has(old) {
+                descriptors::duplicate(old, new);
+                leave_standard(new);
+            }
+        });
     }
     new
 }
@@ -137,23 +156,36 @@ fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
     if old == new {
         return match raw::fcntl(old, libc::F_GETFD, 0) {
             Ok(_) => new,
             Err(error) => libc_result(Err(error)) as c_int,
         };
     }
-    replace(old, new, 0)
+    within(|| replace(old, new, 0))
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    replace(old, new, flags)
+pub(super) unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    within(|| replace(old, new, flags))
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+pub(super) unsafe extern "C-unwind" fn fcntl(
+    fd: c_int,
+    command: c_int,
+    argument: c_ulong,
+) -> c_int {
+    // Locks of files wait in the kernel, and have nothing to do with the library.
+    match matches!(command, libc::F_SETLKW | libc::F_OFD_SETLKW) {
+        true => call_libc!(fcntl, libc::SYS_fcntl,
+            (fd: c_int, command: c_int, argument: c_ulong) -> c_int),
+        false => within(|| fcntl_here(fd, command, argument)),
+    }
+}
+
+fn fcntl_here(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     let argument = match command {
         libc::F_DUPFD_CLOEXEC => {
             own_numbers::lowest().map_or(argument, |lowest| argument.max(lowest as c_ulong))
@@ -196,8 +228,23 @@ fn is_owner_command(command: c_int) -> bool {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
-    let known = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
+pub(super) unsafe extern "C-unwind" fn ioctl(
+    fd: c_int,
+    request: c_ulong,
+    argument: *mut c_int,
+) -> c_int {
+    if DESCRIPTORS.has(fd) {
+        // SAFETY: the program's arguments.
+        return within(|| unsafe { ioctl_here(fd, request, argument) });
+    }
+    call_libc!(ioctl, libc::SYS_ioctl,
+        (fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int)
+}
+
+/// # Safety
+/// As `ioctl`.
+unsafe fn ioctl_here(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
+    let known = DESCRIPTORS.get(fd);
     if let Some(descriptor) = &known
         && let Some(answer) = control::ioctl(fd, descriptor, request)
     {
@@ -231,15 +278,15 @@ const SIOCSPGRP: c_ulong = 0x8902;
 
 /// Ends the program without its exit handlers. The hook closes the connections first.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn _exit(status: c_int) -> ! {
-    close_connections();
+unsafe extern "C-unwind" fn _exit(status: c_int) -> ! {
+    within(close_connections);
     loop {
         let _ = raw::exit_group(status);
     }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn _Exit(status: c_int) -> ! {
+unsafe extern "C-unwind" fn _Exit(status: c_int) -> ! {
     // SAFETY: the same function.
     unsafe { _exit(status) }
 }
@@ -248,15 +295,17 @@ unsafe extern "C" fn _Exit(status: c_int) -> ! {
 macro_rules! makes_pairs {
     ($($name:ident($($arg:ident : $type:ty,)* ; $pair:ident);)*) => {
         $(#[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type,)* $pair: *mut c_int) -> c_int {
+        unsafe extern "C-unwind" fn $name($($arg: $type,)* $pair: *mut c_int) -> c_int {
             let result = call_libc!($name, -1, ($($arg: $type,)* $pair: *mut c_int) -> c_int);
             if result == 0 {
-                for at in 0..2 {
-                    // SAFETY: the kernel has written two numbers.
-                    let fd = unsafe { &mut *$pair.add(at) };
-                    descriptors::remove_stale(*fd);
-                    *fd = own_numbers::moved(*fd);
-                }
+                within(|| {
+                    for at in 0..2 {
+                        // SAFETY: the kernel has written two numbers.
+                        let fd = unsafe { &mut *$pair.add(at) };
+                        descriptors::remove_stale(*fd);
+                        *fd = own_numbers::moved(*fd);
+                    }
+                });
             }
             result
         })*
@@ -270,11 +319,12 @@ makes_pairs! {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pipe2(fds: *mut c_int, flags: c_int) -> c_int {
+unsafe extern "C-unwind" fn pipe2(fds: *mut c_int, flags: c_int) -> c_int {
     let result = call_libc!(pipe2, -1, (fds: *mut c_int, flags: c_int) -> c_int);
     if result == 0 {
         // SAFETY: the kernel has written two numbers.
-        unsafe { [*fds, *fds.add(1)] }.into_iter().for_each(descriptors::remove_stale);
+        let made = unsafe { [*fds, *fds.add(1)] };
+        within(|| made.into_iter().for_each(descriptors::remove_stale));
     }
     result
 }
@@ -283,10 +333,10 @@ unsafe extern "C" fn pipe2(fds: *mut c_int, flags: c_int) -> c_int {
 macro_rules! makes {
     ($($name:ident($($arg:ident : $type:ty),*);)*) => {
         $(#[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+        unsafe extern "C-unwind" fn $name($($arg: $type),*) -> c_int {
             let fd = call_libc!($name, -1, ($($arg: $type),*) -> c_int);
             if fd >= 0 {
-                descriptors::remove_stale(fd);
+                within(|| descriptors::remove_stale(fd));
             }
             fd
         })*

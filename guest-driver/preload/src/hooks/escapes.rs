@@ -9,6 +9,7 @@ use libc::{aiocb, pid_t};
 use crate::hooks::assembly::in_assembly;
 use crate::hooks::exec::{self, Target, Words};
 use crate::hooks::libc_symbols::{Symbol, call_libc, symbols};
+use crate::hooks::within::within;
 use crate::io::kernel;
 use crate::selection::{answering_listeners, handed_listeners, session};
 use crate::socket::table::DESCRIPTORS;
@@ -21,7 +22,7 @@ use crate::{config, fork, last_thread, relay};
 #[inline]
 pub(super) fn leave(fd: c_int) {
     if DESCRIPTORS.has(fd) {
-        kernel::leave_to_kernel(fd);
+        within(|| kernel::leave_to_kernel(fd));
     }
 }
 
@@ -37,18 +38,18 @@ pub(super) fn leave_standard(fd: c_int) {
 static STREAMS: ForkMutex<Vec<usize>> = ForkMutex::new(Vec::new());
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
+pub(super) unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
     leave(fd);
     let stream = call_libc!(fdopen, -1, (fd: c_int, mode: *const c_char) -> *mut c_void);
     if !stream.is_null() && DESCRIPTORS.has(fd) {
-        STREAMS.lock().push(stream as usize);
+        within(|| STREAMS.lock().push(stream as usize));
     }
     stream
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn fclose(stream: *mut c_void) -> c_int {
-    STREAMS.lock().retain(|known| *known != stream as usize);
+pub(super) unsafe extern "C-unwind" fn fclose(stream: *mut c_void) -> c_int {
+    within(|| STREAMS.lock().retain(|known| *known != stream as usize));
     call_libc!(fclose, -1, (stream: *mut c_void) -> c_int)
 }
 
@@ -212,7 +213,7 @@ extern "C" fn before_vdprintf_chk(fd: c_int) -> *mut c_void {
 /// its descriptors. While there are connections that SMC carries or may carry, the child is one of
 /// `fork`, as POSIX allows.
 extern "C" fn before_vfork() -> *mut c_void {
-    fork::note_child();
+    within(fork::note_child);
     let in_use = config::get().is_some() && relay::hand_over::has_any();
     fork::note_sharing_child();
     found(if in_use { &symbols::fork } else { &symbols::vfork })
@@ -228,7 +229,7 @@ extern "C" fn before_pthread_exit() -> *mut c_void {
 
 /// libc writes the names of functions itself.
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn backtrace_symbols_fd(
+pub(super) unsafe extern "C-unwind" fn backtrace_symbols_fd(
     list: *const *mut c_void,
     n: c_int,
     fd: c_int,
@@ -244,21 +245,21 @@ pub(super) unsafe extern "C" fn backtrace_symbols_fd(
 static NAMED: ForkMutex<Vec<(usize, c_int)>> = ForkMutex::new(Vec::new());
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn posix_spawn_file_actions_adddup2(
+unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
     actions: *mut c_void,
     fd: c_int,
     new: c_int,
 ) -> c_int {
     if DESCRIPTORS.has(fd) || answering_listeners::any() {
-        NAMED.lock().push((actions as usize, fd));
+        within(|| NAMED.lock().push((actions as usize, fd)));
     }
     call_libc!(posix_spawn_file_actions_adddup2, -1,
         (actions: *mut c_void, fd: c_int, new: c_int) -> c_int)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int {
-    NAMED.lock().retain(|(of, _)| *of != actions as usize);
+unsafe extern "C-unwind" fn posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int {
+    within(|| NAMED.lock().retain(|(of, _)| *of != actions as usize));
     call_libc!(posix_spawn_file_actions_destroy, -1, (actions: *mut c_void) -> c_int)
 }
 
@@ -276,8 +277,8 @@ fn before_spawn(actions: *const c_void, target: &Target) {
 macro_rules! spawns {
     ($($name:ident($($arg:ident : $type:ty),*) -> $result:ty, $actions:expr, $target:expr;)*) => {
         $(#[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-            before_spawn($actions, &$target);
+        unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
+            within(|| before_spawn($actions, &$target));
             call_libc!($name, -1, ($($arg: $type),*) -> $result)
         })*
     };
@@ -307,7 +308,7 @@ spawns! {
 macro_rules! asynchronous {
     ($($name:ident;)*) => {
         $(#[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(block: *mut aiocb) -> c_int {
+        unsafe extern "C-unwind" fn $name(block: *mut aiocb) -> c_int {
             // SAFETY: the program's control block.
             if let Some(block) = unsafe { block.as_ref() } {
                 leave(block.aio_fildes);
@@ -327,7 +328,7 @@ asynchronous! {
 macro_rules! lists {
     ($($name:ident;)*) => {
         $(#[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(
+        unsafe extern "C-unwind" fn $name(
             mode: c_int,
             list: *const *mut aiocb,
             n: c_int,
@@ -358,7 +359,7 @@ lists! {
 macro_rules! rings {
     ($($name:ident($($arg:ident : $type:ty),*);)*) => {
         $(#[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+        unsafe extern "C-unwind" fn $name($($arg: $type),*) -> c_int {
             if config::get().is_some() {
                 return -libc::ENOSYS;
             }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::hooks::assembly::in_assembly;
 use crate::hooks::libc_symbols::call_libc;
+use crate::hooks::within::within;
 use crate::io::kernel;
 use crate::next_program::TargetProgram;
 use crate::relay::keeper::{self, KeeperResult};
@@ -152,24 +153,10 @@ pub(super) fn leave_to(target: &Target, named: impl Fn(c_int) -> bool) {
     }
 }
 
-/// Executes a program by `execute`, which returns if that fails.
-fn around(target: &Target, execute: impl FnOnce() -> c_int) -> c_int {
-    if config::get().is_none() {
-        return execute();
-    }
-    if fork::shares_memory() {
-        // The connections are the parent's, and so is what the library knows of them.
-        if answering_listeners::any() && !target.has_library() {
-            handed_listeners::leave_inherited(|_| false);
-        }
-        return execute();
-    }
-    relay::fork::settle_all();
-    leave_to(target, |_| false);
-    kernel::leave_closed();
-    kernel::await_sent(true, SHORT);
-    kernel::await_sent(false, LONG);
-    if !keeper::has_work() {
+/// Executes a program by `execute`, which returns if that fails. It is not within the library, whose
+/// state a child of vfork shares, and which leaves no signals blocked.
+fn around(target: impl FnOnce() -> Target, execute: impl FnOnce() -> c_int) -> c_int {
+    if config::get().is_none() || !within(|| prepare(&target())) {
         return execute();
     }
     let mut execute = Some(execute);
@@ -184,12 +171,29 @@ fn around(target: &Target, execute: impl FnOnce() -> c_int) -> c_int {
     }
 }
 
+/// Leaves to the kernel and to the peers what they get. `true`: a keeper has work.
+fn prepare(target: &Target) -> bool {
+    if fork::shares_memory() {
+        // The connections are the parent's, and so is what the library knows of them.
+        if answering_listeners::any() && !target.has_library() {
+            handed_listeners::leave_inherited(|_| false);
+        }
+        return false;
+    }
+    relay::fork::settle_all();
+    leave_to(target, |_| false);
+    kernel::leave_closed();
+    kernel::await_sent(true, SHORT);
+    kernel::await_sent(false, LONG);
+    keeper::has_work()
+}
+
 /// Defines hooks of functions that execute a program.
 macro_rules! executes {
     ($($name:ident($($arg:ident : $type:ty),*), $number:expr, $target:expr;)*) => {
         $(#[unsafe(no_mangle)]
-        pub(super) unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            around(&$target, || call_libc!($name, $number, ($($arg: $type),*) -> c_int))
+        pub(super) unsafe extern "C-unwind" fn $name($($arg: $type),*) -> c_int {
+            around(|| $target, || call_libc!($name, $number, ($($arg: $type),*) -> c_int))
         })*
     };
 }

@@ -23,14 +23,19 @@ fn check(asked: usize, room: usize) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, room: size_t) -> ssize_t {
+unsafe extern "C-unwind" fn __read_chk(
+    fd: c_int,
+    buf: *mut c_void,
+    n: size_t,
+    room: size_t,
+) -> ssize_t {
     check(n, room);
     // SAFETY: the program's arguments.
     unsafe { bytes::read(fd, buf, n) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __recv_chk(
+unsafe extern "C-unwind" fn __recv_chk(
     fd: c_int,
     buf: *mut c_void,
     n: size_t,
@@ -43,7 +48,7 @@ unsafe extern "C" fn __recv_chk(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __recvfrom_chk(
+unsafe extern "C-unwind" fn __recvfrom_chk(
     fd: c_int,
     buf: *mut c_void,
     n: size_t,
@@ -58,7 +63,7 @@ unsafe extern "C" fn __recvfrom_chk(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __poll_chk(
+unsafe extern "C-unwind" fn __poll_chk(
     fds: *mut pollfd,
     n: c_ulong,
     timeout: c_int,
@@ -70,7 +75,7 @@ unsafe extern "C" fn __poll_chk(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __ppoll_chk(
+unsafe extern "C-unwind" fn __ppoll_chk(
     fds: *mut pollfd,
     n: c_ulong,
     timeout: *const timespec,
@@ -86,7 +91,7 @@ unsafe extern "C" fn __ppoll_chk(
 macro_rules! also {
     ($($name:ident = $room:ident::$other:ident($($arg:ident : $type:ty),*) -> $result:ty;)*) => {
         $(#[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+        unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
             // SAFETY: the program's arguments, unchanged.
             unsafe { $room::$other($($arg),*) }
         })*

@@ -3,6 +3,9 @@
 
 use std::time::Duration;
 
+use ism_sys::interrupt;
+
+use super::within::within;
 use super::{escapes, exec, libc_symbols, rebinding};
 use crate::config::RunConfig;
 use crate::io::kernel;
@@ -78,6 +81,8 @@ pub(super) unsafe extern "C" fn before_fork() {
     if fork::is_retired() {
         return;
     }
+    // Until the handlers behind the fork have run.
+    interrupt::enter();
     fork::note_child();
     if !comes_free() {
         return fork::begin_unprepared();
@@ -93,9 +98,24 @@ pub(super) unsafe extern "C" fn before_fork() {
 }
 
 pub(super) unsafe extern "C" fn in_parent() {
-    if fork::is_retired() || fork::end_unprepared() {
+    if fork::is_retired() {
         return;
     }
+    if !fork::end_unprepared() {
+        release_in_parent();
+    }
+    leave_after_fork();
+}
+
+/// The second half of a [`within`], which began before the fork.
+fn leave_after_fork() {
+    if interrupt::leave() {
+        // Enters and leaves once more, and what was deferred happens.
+        within(|| ());
+    }
+}
+
+fn release_in_parent() {
     heap::after_fork();
     relay::forward::in_parent();
     relay::fork::in_parent();
@@ -107,9 +127,14 @@ pub(super) unsafe extern "C" fn in_child() {
     if fork::is_retired() {
         return;
     }
-    if fork::end_unprepared() {
-        return in_untold_child();
+    match fork::end_unprepared() {
+        true => in_untold_child(),
+        false => in_prepared_child(),
     }
+    leave_after_fork();
+}
+
+fn in_prepared_child() {
     heap::after_fork();
     fork::in_child();
     last_thread::in_child();
@@ -144,10 +169,12 @@ pub(super) fn close_connections() {
 }
 
 extern "C" fn end_quickly() {
-    close_connections();
+    within(close_connections);
 }
 
 extern "C" fn end() {
-    escapes::flush_streams();
-    close_connections();
+    within(|| {
+        escapes::flush_streams();
+        close_connections();
+    });
 }

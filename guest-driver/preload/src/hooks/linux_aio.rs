@@ -95,7 +95,7 @@ fn other() -> Option<usize> {
 
 /// libaio's function, which makes the system call itself. It returns the negative number of an error.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn io_submit(
+unsafe extern "C-unwind" fn io_submit(
     context: *mut c_void,
     n: c_long,
     list: *const *const Request,

@@ -10,6 +10,7 @@ use guest_driver::interpose::SignalMask;
 
 use crate::config;
 use crate::hooks::libc_symbols::call_libc;
+use crate::hooks::within::within;
 use crate::io::{epoll_ctl, epoll_wait};
 use crate::socket::table::DESCRIPTORS;
 use crate::socket::{descriptors, registrations};
@@ -29,12 +30,17 @@ unsafe fn entries<'a>(list: *mut pollfd, n: nfds_t) -> &'a mut [pollfd] {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn poll(list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn poll(
+    list: *mut pollfd,
+    n: c_ulong,
+    timeout: c_int,
+) -> c_int {
     // SAFETY: the program's list.
     let entries = unsafe { entries(list, n) };
     if crate::io::poll::has_known(entries) {
-        return libc_result(crate::io::poll::poll(entries, user_memory::millis(timeout), None))
-            as c_int;
+        let timeout = user_memory::millis(timeout);
+        let result = within(|| crate::io::poll::poll(entries, timeout, None));
+        return libc_result(result) as c_int;
     }
     poll_natively(list, n, timeout)
 }
@@ -50,7 +56,7 @@ fn poll_natively(list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn ppoll(
+pub(super) unsafe extern "C-unwind" fn ppoll(
     list: *mut pollfd,
     n: c_ulong,
     timeout: *const timespec,
@@ -61,7 +67,7 @@ pub(super) unsafe extern "C" fn ppoll(
     if crate::io::poll::has_known(entries) {
         // SAFETY: the program's time.
         let (timeout, mask) = unsafe { (user_memory::timespec(timeout), user_memory::mask(mask)) };
-        return libc_result(crate::io::poll::poll(entries, timeout, mask)) as c_int;
+        return libc_result(within(|| crate::io::poll::poll(entries, timeout, mask))) as c_int;
     }
     call_libc!(ppoll, libc::SYS_ppoll, (list: *mut pollfd, n: c_ulong, timeout: *const timespec,
           mask: *const sigset_t) -> c_int)
@@ -102,7 +108,7 @@ unsafe fn select_here(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn select(
+pub(super) unsafe extern "C-unwind" fn select(
     n: c_int,
     read: *mut fd_set,
     write: *mut fd_set,
@@ -116,7 +122,7 @@ pub(super) unsafe extern "C" fn select(
     });
     let begun = std::time::Instant::now();
     // SAFETY: the program's sets.
-    if let Some(result) = unsafe { select_here(n, [read, write, except], time, None) } {
+    if let Some(result) = within(|| unsafe { select_here(n, [read, write, except], time, None) }) {
         if let Some(time) = time {
             let left = time.saturating_sub(begun.elapsed());
             // Linux stores the time that is left.
@@ -133,7 +139,7 @@ pub(super) unsafe extern "C" fn select(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pselect(
+unsafe extern "C-unwind" fn pselect(
     n: c_int,
     read: *mut fd_set,
     write: *mut fd_set,
@@ -145,7 +151,7 @@ unsafe extern "C" fn pselect(
     let (time, signals) = unsafe { (user_memory::timespec(timeout), user_memory::mask(mask)) };
     let sets = [read, write, except];
     // SAFETY: the program's sets.
-    if let Some(result) = unsafe { select_here(n, sets, time, signals) } {
+    if let Some(result) = within(|| unsafe { select_here(n, sets, time, signals) }) {
         return libc_result(result) as c_int;
     }
     call_libc!(pselect, -1, (n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
@@ -177,7 +183,7 @@ pub(super) unsafe fn pselect6(
     };
     let begun = std::time::Instant::now();
     // SAFETY: the program's sets.
-    let result = unsafe { select_here(n, sets, time, mask) }?;
+    let result = within(|| unsafe { select_here(n, sets, time, mask) })?;
     if let Some(time) = time {
         let left = time.saturating_sub(begun.elapsed());
         // SAFETY: the program's time, which is not null.
@@ -187,53 +193,71 @@ pub(super) unsafe fn pselect6(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
     let fd = call_libc!(epoll_create, -1, (size: c_int) -> c_int);
     if fd >= 0 {
-        descriptors::remove_stale(fd);
-        descriptors::add_epoll_set(fd);
+        within(|| {
+            descriptors::remove_stale(fd);
+            descriptors::add_epoll_set(fd);
+        });
     }
     fd
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
     let fd = call_libc!(epoll_create1, libc::SYS_epoll_create1, (flags: c_int) -> c_int);
     if fd >= 0 {
-        descriptors::remove_stale(fd);
-        descriptors::add_epoll_set(fd);
+        within(|| {
+            descriptors::remove_stale(fd);
+            descriptors::add_epoll_set(fd);
+        });
     }
     fd
 }
 
+/// `epoll_ctl` for a known descriptor. `None`: the kernel carries out the call.
+///
+/// # Safety
+/// `event` leads to an event, or nowhere.
+unsafe fn control_here(
+    set: c_int,
+    op: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> Option<SysResult> {
+    let descriptor = DESCRIPTORS.get(fd)?;
+    let Some(socket) = descriptor.stream() else {
+        // A set in a set: the kernel polls the inner one.
+        registrations::hand_to_kernel(fd);
+        return None;
+    };
+    if op != libc::EPOLL_CTL_DEL && user_memory::is_nowhere(event, 1) {
+        return Some(Err(Errno(libc::EFAULT)));
+    }
+    let event = match op {
+        libc::EPOLL_CTL_DEL => epoll_event { events: 0, u64: 0 },
+        // SAFETY: the program's event.
+        _ => unsafe { event.read_unaligned() },
+    };
+    // Packed, so it is copied.
+    let event = (event.events, event.u64);
+    Some(epoll_ctl::control(set, op, fd, &descriptor, socket, event))
+}
+
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn epoll_ctl(
+pub(super) unsafe extern "C-unwind" fn epoll_ctl(
     set: c_int,
     op: c_int,
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
+    // SAFETY: the program's event.
+    let here = || unsafe { control_here(set, op, fd, event) };
     if DESCRIPTORS.has(fd)
-        && let Some(descriptor) = DESCRIPTORS.get(fd)
+        && let Some(result) = within(here)
     {
-        match descriptor.stream() {
-            Some(socket) => {
-                if op != libc::EPOLL_CTL_DEL && user_memory::is_nowhere(event, 1) {
-                    return libc_result(Err(Errno(libc::EFAULT))) as c_int;
-                }
-                let event = match op {
-                    libc::EPOLL_CTL_DEL => epoll_event { events: 0, u64: 0 },
-                    // SAFETY: the program's event.
-                    _ => unsafe { event.read_unaligned() },
-                };
-                // Packed, so it is copied.
-                let event = (event.events, event.u64);
-                return libc_result(epoll_ctl::control(set, op, fd, &descriptor, socket, event))
-                    as c_int;
-            }
-            // A set in a set: the kernel polls the inner one.
-            None => registrations::hand_to_kernel(fd),
-        }
+        return libc_result(result) as c_int;
     }
     call_libc!(epoll_ctl, libc::SYS_epoll_ctl, (set: c_int, op: c_int, fd: c_int,
           event: *mut epoll_event) -> c_int)
@@ -267,7 +291,7 @@ unsafe fn wait_here(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn epoll_wait(
+pub(super) unsafe extern "C-unwind" fn epoll_wait(
     set: c_int,
     list: *mut epoll_event,
     max: c_int,
@@ -276,7 +300,7 @@ pub(super) unsafe extern "C" fn epoll_wait(
     if DESCRIPTORS.has(set) {
         let timeout = user_memory::millis(timeout);
         // SAFETY: the program's list.
-        if let Some(result) = unsafe { wait_here(set, list, max, timeout, None) } {
+        if let Some(result) = within(|| unsafe { wait_here(set, list, max, timeout, None) }) {
             return libc_result(result) as c_int;
         }
     }
@@ -285,7 +309,7 @@ pub(super) unsafe extern "C" fn epoll_wait(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn epoll_pwait(
+pub(super) unsafe extern "C-unwind" fn epoll_pwait(
     set: c_int,
     list: *mut epoll_event,
     max: c_int,
@@ -294,9 +318,9 @@ pub(super) unsafe extern "C" fn epoll_pwait(
 ) -> c_int {
     if DESCRIPTORS.has(set) {
         // SAFETY: the program's list and mask.
-        let result = unsafe {
+        let result = within(|| unsafe {
             wait_here(set, list, max, user_memory::millis(timeout), user_memory::mask(mask))
-        };
+        });
         if let Some(result) = result {
             return libc_result(result) as c_int;
         }
@@ -306,7 +330,7 @@ pub(super) unsafe extern "C" fn epoll_pwait(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn epoll_pwait2(
+pub(super) unsafe extern "C-unwind" fn epoll_pwait2(
     set: c_int,
     list: *mut epoll_event,
     max: c_int,
@@ -315,9 +339,9 @@ pub(super) unsafe extern "C" fn epoll_pwait2(
 ) -> c_int {
     if DESCRIPTORS.has(set) {
         // SAFETY: the program's time, list and mask.
-        let result = unsafe {
+        let result = within(|| unsafe {
             wait_here(set, list, max, user_memory::timespec(timeout), user_memory::mask(mask))
-        };
+        });
         if let Some(result) = result {
             return libc_result(result) as c_int;
         }

@@ -2,17 +2,21 @@
 //! Hooks of the calls that make and connect sockets, and of their options.
 
 use std::ffi::{c_int, c_void};
+use std::sync::OnceLock;
 
+use ism_sys::interrupt;
 use libc::{sockaddr, socklen_t};
 
 use crate::config;
-use crate::hooks::libc_symbols::call_libc;
+use crate::hooks::libc_symbols::{call_libc, symbols};
+use crate::hooks::rebinding;
+use crate::hooks::within::{restartable, within};
 use crate::io::control;
 use crate::selection::{answering_listeners, connect, establish, inherited_options, option};
 use crate::socket::descriptors;
 use crate::socket::pair::AddressPair;
 use crate::socket::table::DESCRIPTORS;
-use crate::sys::raw::{Errno, SysResult};
+use crate::sys::raw::{self, Errno, RESTART, SysResult};
 use crate::sys::user_memory::{self, AddressBuffer, libc_result};
 
 /// Protocol of IP by which Linux 6.11 and newer have SMC sockets.
@@ -35,7 +39,11 @@ fn kernel_smc_socket(domain: c_int, kind: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn socket(
+    domain: c_int,
+    kind: c_int,
+    protocol: c_int,
+) -> c_int {
     if config::is_by_kernel() && establish::is_tcp(domain, kind, protocol) {
         let fd = kernel_smc_socket(domain, kind);
         if fd >= 0 {
@@ -45,53 +53,80 @@ pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
     let fd = call_libc!(socket, libc::SYS_socket, (domain: c_int, kind: c_int, protocol: c_int)
                    -> c_int);
     if fd >= 0 {
-        descriptors::remove_stale(fd);
-        establish::add_socket(fd, domain, kind, protocol);
+        within(|| {
+            descriptors::remove_stale(fd);
+            establish::add_socket(fd, domain, kind, protocol);
+        });
     }
     fd
 }
 
-/// libc's or the kernel's `connect`.
+/// The kernel's `connect`, which a signal ends; or that of another library, which wraps libc's.
 fn native_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> SysResult {
-    let result = call_libc!(connect, libc::SYS_connect,
-        (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int);
-    if result == 0 { Ok(0) } else { Err(last_error()) }
+    static WRAPPED: OnceLock<bool> = OnceLock::new();
+    if *WRAPPED.get_or_init(|| symbols::connect.get().is_some_and(|at| !rebinding::is_libcs(at))) {
+        let result = call_libc!(connect, libc::SYS_connect,
+            (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int);
+        let error = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        return if result == 0 { Ok(0) } else { Err(Errno(error())) };
+    }
+    let args = [fd as usize, addr as usize, len as usize, 0, 0, 0];
+    // SAFETY: the program's arguments, unchanged.
+    unsafe { raw::sleep(libc::SYS_connect, args) }
 }
 
-fn last_error() -> Errno {
-    Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+/// `connect` of a known socket. `None`: the kernel carries out the call.
+///
+/// # Safety
+/// As `connect`.
+unsafe fn connect_here(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Option<SysResult> {
+    let descriptor = DESCRIPTORS.get(fd)?;
+    let socket = descriptor.stream()?;
+    let native = || native_connect(fd, addr, len);
+    // SAFETY: the caller's promise.
+    if unsafe { user_memory::is_unspecified(addr, len) } {
+        return Some(connect::disconnect(fd, &descriptor, native));
+    }
+    // SAFETY: the caller's promise.
+    let to = unsafe { user_memory::address(addr, len) };
+    Some(match connect::connect(fd, &descriptor, socket, to, native) {
+        Err(Errno(libc::EINTR))
+            if interrupt::is_deferred() && raw::timeout_of(fd, libc::SO_SNDTIMEO) == 0 =>
+        {
+            Err(RESTART)
+        }
+        result => result,
+    })
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+pub(super) unsafe extern "C-unwind" fn connect(
+    fd: c_int,
+    addr: *const sockaddr,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the program's address.
+    let here = || unsafe { connect_here(fd, addr, len) };
     if DESCRIPTORS.has(fd)
-        && let Some(descriptor) = DESCRIPTORS.get(fd)
-        && let Some(socket) = descriptor.stream()
+        && let Some(result) = restartable(here)
     {
-        // SAFETY: the program's address.
-        if unsafe { user_memory::is_unspecified(addr, len) } {
-            let native = || native_connect(fd, addr, len);
-            return libc_result(connect::disconnect(fd, &descriptor, native)) as c_int;
-        }
-        // SAFETY: the program's address.
-        let to = unsafe { user_memory::address(addr, len) };
-        let native = || native_connect(fd, addr, len);
-        return libc_result(connect::connect(fd, &descriptor, socket, to, native)) as c_int;
+        return libc_result(result) as c_int;
     }
     call_libc!(connect, libc::SYS_connect,
         (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int)
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    if DESCRIPTORS.has(fd) && DESCRIPTORS.get(fd).as_ref().is_some_and(control::is_on_smc) {
+pub(super) unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    let is_on_smc = || DESCRIPTORS.get(fd).as_ref().is_some_and(control::is_on_smc);
+    if DESCRIPTORS.has(fd) && within(is_on_smc) {
         // The kernel may have been told to forget the connection.
         return libc_result(Err(Errno(libc::EINVAL))) as c_int;
     }
-    option::before_listen(fd);
+    within(|| option::before_listen(fd));
     let result = call_libc!(listen, libc::SYS_listen, (fd: c_int, backlog: c_int) -> c_int);
     if result == 0 && config::get().is_some() {
-        establish::remove_listener(fd);
+        within(|| establish::remove_listener(fd));
     }
     result
 }
@@ -108,11 +143,13 @@ unsafe fn accept_by(
     native: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int,
 ) -> c_int {
     if !answering_listeners::contains(fd) {
-        option::before_accept(fd);
+        within(|| option::before_accept(fd));
         let new = native(addr, len);
         if new >= 0 {
-            descriptors::remove_stale(new);
-            establish::add_accepted(new, nonblocking, None);
+            within(|| {
+                descriptors::remove_stale(new);
+                establish::add_accepted(new, nonblocking, None);
+            });
         }
         return new;
     }
@@ -121,15 +158,17 @@ unsafe fn accept_by(
     let (addr, len) = room.pointers();
     let new = native(addr, len);
     if new >= 0 {
-        descriptors::remove_stale(new);
-        // SAFETY: the kernel has written the address.
-        establish::add_accepted(new, nonblocking, unsafe { room.address() });
+        within(|| {
+            descriptors::remove_stale(new);
+            // SAFETY: the kernel has written the address.
+            establish::add_accepted(new, nonblocking, unsafe { room.address() });
+        });
     }
     new
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn accept(
+pub(super) unsafe extern "C-unwind" fn accept(
     fd: c_int,
     addr: *mut sockaddr,
     len: *mut socklen_t,
@@ -143,7 +182,7 @@ pub(super) unsafe extern "C" fn accept(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn accept4(
+pub(super) unsafe extern "C-unwind" fn accept4(
     fd: c_int,
     addr: *mut sockaddr,
     len: *mut socklen_t,
@@ -160,8 +199,8 @@ pub(super) unsafe extern "C" fn accept4(
 /// The descriptor of the TCP socket, which provides names and options. If another process carries
 /// the connection, it is not `fd`.
 fn tcp_fd_of(fd: c_int) -> c_int {
-    let descriptor = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
-    descriptor.as_ref().and_then(|descriptor| descriptor.stream()?.tcp_fd()).unwrap_or(fd)
+    let of_connection = || DESCRIPTORS.get(fd)?.stream()?.tcp_fd();
+    if DESCRIPTORS.has(fd) { within(of_connection).unwrap_or(fd) } else { fd }
 }
 
 /// The addresses of a connection that a relay of another process serves.
@@ -169,20 +208,23 @@ fn relayed_names(fd: c_int) -> Option<AddressPair> {
     if !DESCRIPTORS.has(fd) {
         return None;
     }
-    DESCRIPTORS.get(fd)?.stream()?.relayed.names().copied()
+    within(|| DESCRIPTORS.get(fd)?.stream()?.relayed.names().copied())
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn getsockname(
+pub(super) unsafe extern "C-unwind" fn getsockname(
     fd: c_int,
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
-    let descriptor = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
-    if let Some(client) = descriptor.as_ref().and_then(|found| found.stream()?.side.client()) {
-        client.set_name_known();
-    }
-    let reset = || descriptor.as_ref().and_then(control::name_of_reset);
+    let of_reset = || {
+        let descriptor = DESCRIPTORS.get(fd)?;
+        if let Some(client) = descriptor.stream()?.side.client() {
+            client.set_name_known();
+        }
+        control::name_of_reset(&descriptor)
+    };
+    let reset = || if DESCRIPTORS.has(fd) { within(of_reset) } else { None };
     if let Some(local) = relayed_names(fd).map(|(local, _)| local).or_else(reset) {
         // SAFETY: the program's room.
         return libc_result(unsafe { user_memory::write_address(addr, len, local) }) as c_int;
@@ -193,7 +235,7 @@ pub(super) unsafe extern "C" fn getsockname(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn getpeername(
+pub(super) unsafe extern "C-unwind" fn getpeername(
     fd: c_int,
     addr: *mut sockaddr,
     len: *mut socklen_t,
@@ -202,7 +244,8 @@ pub(super) unsafe extern "C" fn getpeername(
         // SAFETY: the program's room.
         return libc_result(unsafe { user_memory::write_address(addr, len, peer) }) as c_int;
     }
-    if DESCRIPTORS.has(fd) && DESCRIPTORS.get(fd).as_ref().is_some_and(control::is_over) {
+    let is_over = || DESCRIPTORS.get(fd).as_ref().is_some_and(control::is_over);
+    if DESCRIPTORS.has(fd) && within(is_over) {
         return libc_result(Err(Errno(libc::ENOTCONN))) as c_int;
     }
     let fd = tcp_fd_of(fd);
@@ -211,7 +254,20 @@ pub(super) unsafe extern "C" fn getpeername(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn getsockopt(
+pub(super) unsafe extern "C-unwind" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the program's arguments.
+    within(|| unsafe { get_option(fd, level, name, value, len) })
+}
+
+/// # Safety
+/// As `getsockopt`.
+unsafe fn get_option(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -267,7 +323,20 @@ pub(super) unsafe extern "C" fn getsockopt(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn setsockopt(
+pub(super) unsafe extern "C-unwind" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the program's arguments.
+    within(|| unsafe { set_option(fd, level, name, value, len) })
+}
+
+/// # Safety
+/// As `setsockopt`.
+unsafe fn set_option(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -304,7 +373,7 @@ pub(super) unsafe extern "C" fn setsockopt(
 
 /// libc makes the system call itself.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
+unsafe extern "C-unwind" fn sockatmark(fd: c_int) -> c_int {
     let mut mark: c_int = 0;
     // SAFETY: the number is valid until the call returns.
     match unsafe { super::descriptors::ioctl(fd, control::SIOCATMARK, &raw mut mark) } {
@@ -314,10 +383,10 @@ unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    let here = || control::shutdown(fd, &DESCRIPTORS.get(fd)?, how);
     if DESCRIPTORS.has(fd)
-        && let Some(descriptor) = DESCRIPTORS.get(fd)
-        && let Some(result) = control::shutdown(fd, &descriptor, how)
+        && let Some(result) = within(here)
     {
         return libc_result(result) as c_int;
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use guest_driver::SmcStream;
+use ism_sys::interrupt;
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, handshake, inherited_options};
@@ -14,7 +15,7 @@ use crate::socket::registrations;
 use crate::socket::states::SocketStage;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
-use crate::sys::raw::{self, Errno, SysResult};
+use crate::sys::raw::{self, Errno, RESTART, SysResult};
 
 /// What carries out a call that reads or writes.
 pub(crate) enum Dispatch<'a> {
@@ -166,6 +167,7 @@ fn time_limit(fd: c_int, option: c_int) -> Wait {
 fn ended_by(wait: Wait) -> Errno {
     match matches!(wait, Wait::Short | Wait::Now) || wait.is_over() {
         true => Errno(libc::EAGAIN),
+        false if wait == Wait::Block && interrupt::is_deferred() => RESTART,
         false => Errno(libc::EINTR),
     }
 }
@@ -202,6 +204,10 @@ fn undecided<'a>(
 
 /// The error that a call returns whose wait a signal interrupted; `None`: the call goes on.
 fn interrupted(deadline: Option<Instant>) -> Option<Errno> {
+    // The handler runs when the call is over, and says whether it begins again.
+    if deadline.is_none() && interrupt::is_deferred() {
+        return Some(RESTART);
+    }
     // The kernel never restarts a call with a time limit (signal(7)).
     (deadline.is_some() || raw::signals_interrupt()).then_some(Errno(libc::EINTR))
 }
@@ -585,7 +591,10 @@ fn is_nonblocking(fd: c_int) -> bool {
 fn await_events(fd: c_int, events: i16, dont_wait: bool) -> Result<bool, Errno> {
     let mut list = [libc::pollfd { fd, events, revents: 0 }];
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    Ok(raw::ppoll(&mut list, dont_wait.then_some(&now), None)? > 0)
+    match raw::ppoll(&mut list, dont_wait.then_some(&now), None) {
+        Err(Errno(libc::EINTR)) if interrupt::is_deferred() => Err(RESTART),
+        result => Ok(result? > 0),
+    }
 }
 
 /// Bytes that a pipe of this size takes without blocking, whatever its flags are: all of an empty
@@ -630,7 +639,7 @@ pub(crate) fn splice_in(
         match send(to, &rest, libc::MSG_DONTWAIT) {
             Ok(sent) => done += sent,
             Err(Errno(libc::EAGAIN)) => {
-                let _ = to.1.wait_for_change(token, true, None);
+                let _ = interrupt::deaf(|| to.1.wait_for_change(token, true, None));
             }
             Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
         }

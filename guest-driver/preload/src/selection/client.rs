@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use guest_driver::SmcStream;
 use guest_driver::interpose::{Outgoing, SignalMask};
+use ism_sys::interrupt;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate};
@@ -64,8 +65,8 @@ pub(super) fn start(
     };
     match waiting::add(descriptor, fd, pending, watcher) {
         Ok(()) if wait == Wait::Block => {
-            return socket.decision.wait(CONNECT) == Err(Errno(libc::EINTR))
-                && raw::signals_interrupt();
+            let decided = interrupt::listening(|| socket.decision.wait(CONNECT));
+            return decided == Err(Errno(libc::EINTR)) && raw::signals_interrupt();
         }
         Ok(()) => {}
         // There are no threads left, so this one waits. It does not wait for TCP.

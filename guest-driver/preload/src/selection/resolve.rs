@@ -5,6 +5,8 @@ use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use ism_sys::interrupt;
+
 use crate::selection::{SHORT_WAIT, Selected, Wait, handshake, waiting};
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::SocketState;
@@ -42,11 +44,12 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
             SocketState::Deciding => match wait {
                 Wait::Block | Wait::Until(_) => {
                     let left = wait.left(RECHECK_INTERVAL);
-                    let interrupted = waiting::help(descriptor, left)
-                        .unwrap_or_else(|| socket.decision.wait(left) == Err(Errno(libc::EINTR)));
+                    let interrupted = waiting::help(descriptor, left).unwrap_or_else(|| {
+                        let decided = interrupt::listening(|| socket.decision.wait(left));
+                        decided == Err(Errno(libc::EINTR))
+                    });
                     // The kernel never restarts a call with a time limit (signal(7)).
-                    let ends_call =
-                        interrupted && (wait != Wait::Block || raw::signals_interrupt());
+                    let ends_call = interrupted && (wait != Wait::Block || raw::signals_end_call());
                     if ends_call || wait.is_over() && socket.state() == SocketState::Deciding {
                         return Selected::Pending;
                     }

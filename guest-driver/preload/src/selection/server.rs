@@ -164,7 +164,7 @@ pub(super) fn wait_here(
     let mut wait = FirstBytesWait::new(limit);
     // The kernel never restarts a call with a time limit (signal(7)).
     let is_interrupted = |result| {
-        result == Err(Errno(libc::EINTR)) && (limit.is_some() || raw::signals_interrupt())
+        result == Err(Errno(libc::EINTR)) && (limit.is_some() || raw::signals_end_call())
             || call.is_over()
     };
     let copy = duplicate(fd).map(TcpStream::from);
