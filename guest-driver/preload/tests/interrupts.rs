@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Signal handlers that call the library, jumps out of its calls, and threads that end in them: as on
+//! TCP, with the library at both ends and at none.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use common::{Fabric, await_listener, free_port};
+
+/// The program beside this file, compiled. The file is of this process.
+fn compiled(name: &str) -> PathBuf {
+    let file = std::env::temp_dir().join(format!("smc-contract-{name}-{}", std::process::id()));
+    let source = format!("{}/tests/contract/program.c", env!("CARGO_MANIFEST_DIR"));
+    let mut cc = Command::new("cc");
+    cc.env_remove("LD_PRELOAD").args(["-O1", "-pthread", "-o"]).arg(&file).arg(source);
+    assert!(cc.status().unwrap().success());
+    file
+}
+
+/// Runs the program in a mode against the server, which serves so many connections. Each connection
+/// has an end, and not a reset.
+fn run(mode: &str, connections: usize, expected: &str) {
+    let program = compiled(mode);
+    for smc in [false, true] {
+        let fabric = Fabric::new(6);
+        let port = free_port().to_string();
+        let command = |arguments: &[&str]| {
+            // A limit for the program alone: `timeout` ends it, with a core of none.
+            let mut command = fabric.on(smc, "timeout");
+            command.args(["-s", "ABRT", "60"]).arg(&program).args(arguments);
+            command.stdout(Stdio::piped());
+            command
+        };
+        let connections_text = connections.to_string();
+        let server = command(&["server", &port, &connections_text]).spawn().unwrap();
+        await_listener(port.parse().unwrap());
+        let client = command(&[mode, &port]).output().unwrap();
+        let text = String::from_utf8_lossy(&client.stdout).into_owned();
+        assert!(client.status.success(), "smc: {smc}, {:?}: {text}", client.status);
+        assert_eq!(text, expected, "smc: {smc}");
+        let server = server.wait_with_output().unwrap();
+        let ended = String::from_utf8_lossy(&server.stdout).into_owned();
+        assert_eq!(ended, "end\n".repeat(connections), "smc: {smc}");
+        if smc {
+            assert!(fabric.decided().0 > 0, "the connections were on TCP");
+        }
+    }
+    std::fs::remove_file(program).unwrap();
+}
+
+#[test]
+fn a_handler_sends_while_the_program_sends_and_receives() {
+    run("sends", 1, "all bytes\n");
+}
+
+#[test]
+fn a_handler_polls_while_the_program_polls() {
+    run("polls", 1, "all bytes\n");
+}
+
+#[test]
+fn a_handler_looks_at_bytes_and_options_and_closes_a_copy() {
+    run("peeks", 1, "all bytes\n");
+}
+
+#[test]
+fn a_handler_forks_in_the_middle_of_any_call() {
+    run("forks", 1, "all bytes\n");
+}
+
+#[test]
+fn a_handler_makes_connections_while_the_program_does() {
+    run("connects", 80, "80 connections\n");
+}
+
+#[test]
+fn the_program_ends_in_a_handler() {
+    run("leaves", 1, "left\n");
+}
+
+#[test]
+fn a_connection_is_usable_and_ends_after_jumps_out_of_its_calls() {
+    run("jumps", 1, "jumped\n");
+}
+
+#[test]
+fn handlers_are_told_what_the_kernel_tells_and_calls_begin_again() {
+    run("handlers", 1, "told\n");
+}
