@@ -30,7 +30,7 @@ fn run(mode: &str, connections: usize, expected: &str) {
         let command = |arguments: &[&str]| {
             // A limit for the program alone: `timeout` ends it, with a core of none.
             let mut command = fabric.on(smc, "timeout");
-            command.args(["-s", "ABRT", "60"]).arg(&program).args(arguments);
+            command.args(["-s", "ABRT", "300"]).arg(&program).args(arguments);
             command.stdout(Stdio::piped());
             command
         };
@@ -84,6 +84,16 @@ fn the_program_ends_in_a_handler() {
 #[test]
 fn a_connection_is_usable_and_ends_after_jumps_out_of_its_calls() {
     run("jumps", 1, "jumped\n");
+}
+
+#[test]
+fn threads_are_cancelled_in_calls_and_the_connections_stay() {
+    run("cancels", 21, "cancelled\n");
+}
+
+#[test]
+fn threads_end_in_epoll_wait_and_in_handlers() {
+    run("ends", 1, "ended\n");
 }
 
 #[test]

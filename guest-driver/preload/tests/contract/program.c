@@ -309,6 +309,151 @@ static void jumping(void) {
     printf("jumped\n");
 }
 
+// --- cancellation ---
+
+static volatile int cleaned;
+static int how_waits, is_async;
+
+static void clean(void *argument) {
+    (void)argument;
+    cleaned++;
+}
+
+static void *waits(void *argument) {
+
+    pthread_setcanceltype(is_async ? PTHREAD_CANCEL_ASYNCHRONOUS : PTHREAD_CANCEL_DEFERRED, NULL);
+    pthread_cleanup_push(clean, NULL);
+    *(volatile int *)argument = 1;
+    wait_by(how_waits);
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+
+static volatile long streamed;
+
+// As iperf3's threads: receives what comes without end.
+static void *streams(void *argument) {
+    int s = (intptr_t)argument;
+    static char buf[4096];
+    pthread_setcanceltype(is_async ? PTHREAD_CANCEL_ASYNCHRONOUS : PTHREAD_CANCEL_DEFERRED, NULL);
+    pthread_cleanup_push(clean, NULL);
+    for (;;) {
+        CHECK(send(s, buf, sizeof buf, 0) > 0);
+        ssize_t n = recv(s, buf, sizeof buf, 0);
+        CHECK(n > 0);
+        streamed += n;
+    }
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+
+static void cancel(pthread_t thread) {
+    void *result;
+    CHECK(pthread_cancel(thread) == 0);
+    CHECK(pthread_join(thread, &result) == 0);
+    CHECK(result == PTHREAD_CANCELED);
+}
+
+static void *disabled(void *argument) {
+    char word[5];
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    *(volatile int *)argument = 1;
+    CHECK(recv(fd, word, 5, MSG_WAITALL) == 5);
+    *(volatile int *)argument = 2;
+    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+    wait_by(0);
+    return NULL;
+}
+
+static void cancelling(void) {
+    fd = connected();
+    exchange(fd);
+    int made = 0;
+    for (is_async = 0; is_async < 2; is_async++) {
+        for (how_waits = 0; how_waits < 7; how_waits++) {
+            for (int i = 0; i < 6; i++) {
+                pthread_t thread;
+                volatile int begun = 0;
+                CHECK(pthread_create(&thread, NULL, waits, (void *)&begun) == 0);
+                made++;
+                while (!begun) usleep(100);
+                usleep(i * i * 300);
+                cancel(thread);
+                CHECK(cleaned == made);
+            }
+            exchange(fd);
+        }
+        for (int i = 0; i < 10; i++) {
+            pthread_t thread;
+            int s = connected();
+            streamed = 0;
+            CHECK(pthread_create(&thread, NULL, streams, (void *)(intptr_t)s) == 0);
+            made++;
+            while (streamed == 0) usleep(100);
+            usleep(i * 300);
+            cancel(thread);
+            CHECK(cleaned == made);
+            // Unread bytes would make a reset of the end.
+            CHECK(shutdown(s, SHUT_WR) == 0);
+            for (char rest[4096]; recv(s, rest, sizeof rest, 0) > 0;) {}
+            CHECK(close(s) == 0);
+        }
+    }
+    // A thread that forbids it goes on.
+    pthread_t thread;
+    volatile int state = 0;
+    CHECK(pthread_create(&thread, NULL, disabled, (void *)&state) == 0);
+    while (state == 0) usleep(100);
+    usleep(20000);
+    CHECK(pthread_cancel(thread) == 0);
+    usleep(20000);
+    CHECK(state == 1);
+    CHECK(send(fd, "world", 5, 0) == 5);
+    void *result;
+    CHECK(pthread_join(thread, &result) == 0);
+    CHECK(result == PTHREAD_CANCELED && state == 2);
+    exchange(fd);
+    printf("cancelled\n");
+}
+
+static void *polls_pipe(void *argument) {
+    struct epoll_event event = { .events = EPOLLIN };
+    int epoll = epoll_create1(0), *pipe = argument;
+    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, pipe[0], &event) == 0);
+    for (;;) epoll_wait(epoll, &event, 1, -1);
+    return NULL;
+}
+
+static void exits(int signal) {
+    (void)signal;
+    pthread_exit(PTHREAD_CANCELED);
+}
+
+static void ends(void) {
+    int ends[2];
+    pthread_t thread;
+    CHECK(pipe(ends) == 0);
+    CHECK(pthread_create(&thread, NULL, polls_pipe, ends) == 0);
+    usleep(20000);
+    cancel(thread);
+    // pthread_exit in a handler.
+    fd = connected();
+    exchange(fd);
+    on(SIGUSR1, exits, 0);
+    volatile int begun = 0;
+    how_waits = 0;
+    is_async = 0;
+    CHECK(pthread_create(&thread, NULL, waits, (void *)&begun) == 0);
+    while (!begun) usleep(100);
+    usleep(20000);
+    CHECK(pthread_kill(thread, SIGUSR1) == 0);
+    void *result;
+    CHECK(pthread_join(thread, &result) == 0);
+    CHECK(result == PTHREAD_CANCELED && cleaned == 1);
+    exchange(fd);
+    printf("ended\n");
+}
+
 // --- what handlers are told, and what becomes of the calls ---
 
 static void counts(int signal) {
@@ -414,6 +559,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "forks")) busy(fork_it);
     else if (!strcmp(mode, "connects")) connections();
     else if (!strcmp(mode, "jumps")) jumping();
+    else if (!strcmp(mode, "cancels")) cancelling();
+    else if (!strcmp(mode, "ends")) ends();
     else if (!strcmp(mode, "handlers")) handlers();
     else if (!strcmp(mode, "leaves")) {
         fd = connected();
