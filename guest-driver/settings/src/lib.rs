@@ -3,5 +3,11 @@
 #![forbid(unsafe_code)]
 
 mod file;
+mod places;
 
 pub use file::{Rendezvous, Settings, SettingsError, file, parse_buffer};
+pub use places::{
+    CLIENT, CONTAINER, CONTAINER_STATISTICS, Found, Looked, MANAGEMENT, NoFabric, NotPrivate, POOL,
+    Place, SERVER, device_sockets, find_fabric, find_management, make_own_directory,
+    make_statistics_directory, own_directory, probe,
+};
