@@ -11,15 +11,17 @@ use crate::config::log_output::LogOutput;
 use crate::config::{ConfigError, DEFAULT_CHID, GuestSpec};
 use crate::service::management::{AddGuest, Client, ClientError, Guest, ReloadInfo};
 
-/// The management socket of the service.
-const DEFAULT: &str = "/run/vhost-device-ism/management.sock";
+/// The variable by which the `smc` command finds the management socket, too.
+const OF_SMC: &str = "SMC_MANAGEMENT";
 
 /// Options of `vhost-device-ism ctl`.
 #[derive(Clone, Debug, Args)]
 pub struct ControlArgs {
-    /// The management socket of the daemon.
-    #[arg(long, value_name = "PATH", env = "VHOST_DEVICE_ISM_MANAGEMENT", default_value = DEFAULT)]
-    management: PathBuf,
+    /// The management socket of the daemon [default: $SMC_MANAGEMENT; else that of
+    /// /etc/smc/smc.toml; else the first that this user may ask of the packaged service and the
+    /// user's own "smc fabric"].
+    #[arg(long, value_name = "PATH", env = "VHOST_DEVICE_ISM_MANAGEMENT")]
+    management: Option<PathBuf>,
 
     #[command(subcommand)]
     verb: Verb,
@@ -66,6 +68,9 @@ pub(crate) enum ControlError {
     /// A guest of the new configuration cannot be served.
     #[error("the file was read again, but {}", .0.join("; "))]
     Partly(Vec<String>),
+    /// The settings of the machine cannot be read.
+    #[error(transparent)]
+    Settings(#[from] smc_settings::SettingsError),
     /// The working directory is gone.
     #[error("{0}")]
     Directory(#[from] std::io::Error),
@@ -74,12 +79,22 @@ pub(crate) enum ControlError {
     Json(#[from] serde_json::Error),
 }
 
+/// The management socket that no option names.
+fn default_socket() -> Result<PathBuf, ControlError> {
+    if let Some(named) = std::env::var_os(OF_SMC).filter(|named| !named.is_empty()) {
+        return Ok(named.into());
+    }
+    let of_file = smc_settings::Settings::load()?.management;
+    Ok(of_file.unwrap_or_else(smc_settings::find_management))
+}
+
 /// Asks the daemon. Returns what to print.
 ///
 /// # Errors
 /// See [`ControlError`].
 pub(crate) fn run(args: &ControlArgs) -> Result<String, ControlError> {
-    let mut client = Client::connect(&args.management).map_err(|source| {
+    let socket = args.management.clone().map_or_else(default_socket, Ok)?;
+    let mut client = Client::connect(&socket).map_err(|source| {
         let hint = match &source {
             ClientError::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 "; is the daemon running, with this --management?"
@@ -89,7 +104,7 @@ pub(crate) fn run(args: &ControlArgs) -> Result<String, ControlError> {
             }
             _ => "",
         };
-        ControlError::Connect { path: args.management.clone(), source, hint }
+        ControlError::Connect { path: socket.clone(), source, hint }
     })?;
     Ok(match &args.verb {
         Verb::List { json: true } => serde_json::to_string_pretty(&client.list()?)? + "\n",
