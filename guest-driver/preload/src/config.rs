@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The settings that `smc run` passes to the library in environment variables.
+//! The settings of the library: `smc run` passes them in environment variables. Other programs with the
+//! library use those of the machine.
 
 use std::ffi::{OsStr, OsString, c_int};
 use std::net::{IpAddr, SocketAddr};
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use smc_core::wire::ids::Eid;
 use smc_rendezvous::{AllowedProtocol, Mode, PeerRule, Policy};
+use smc_settings::Settings;
 
 /// Devices, separated by colons: sockets, or directories of sockets (`*.sock`).
 const DEVICES: &str = "SMC_RUN_DEVICES";
@@ -57,7 +59,10 @@ const THE_SAME: [&str; 5] = [DEVICES, ACCEPT, RENDEZVOUS, OPTION, POLICY];
 pub(crate) fn is_same_for<'a>(theirs: impl Fn(&str) -> Option<&'a OsStr>) -> bool {
     let is_set = |name: &&str| theirs(name).is_some_and(|value| !value.is_empty());
     let is_same = |name: &&str| theirs(name) == OWN.get().and_then(|own| own.value(name));
-    FOR_SERVERS.iter().all(is_set) && THE_SAME.iter().all(is_same)
+    // Without these, this process and the program both use the settings of the machine.
+    let has_own = |name: &&str| OWN.get().is_some_and(|own| own.value(name).is_some());
+    let decided = FOR_SERVERS.iter().all(is_set) || !FOR_SERVERS.iter().any(has_own);
+    decided && THE_SAME.iter().all(is_same)
 }
 
 /// What [`THE_SAME`] were when the program began.
@@ -74,7 +79,8 @@ static OWN: OnceLock<OwnValues> = OnceLock::new();
 /// The settings of this process.
 #[derive(Debug, Default)]
 pub(crate) struct RunConfig {
-    /// Sockets of devices, or directories of them.
+    /// Sockets of devices, or directories of them. Empty: those of the first fabric that this user may
+    /// use.
     pub(crate) devices: Vec<PathBuf>,
     /// User EIDs.
     pub(crate) eids: Vec<Eid>,
@@ -165,21 +171,63 @@ fn policy(path: &std::ffi::OsStr) -> Policy {
     }
 }
 
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+/// The value that a variable would have if `smc run` had started the program with the settings of the
+/// machine. `None`: its default holds.
+fn of_machine(settings: &Settings, name: &str) -> Option<OsString> {
+    let list = |list: &[String]| (!list.is_empty()).then(|| list.join(",").into());
+    match name {
+        DEVICES => std::env::join_paths(&settings.device).ok(),
+        EIDS => list(&settings.eids),
+        CONNECT => list(&settings.peers),
+        ACCEPT => list(&settings.accept).or_else(|| Some("*".into())),
+        ALWAYS => list(&settings.always),
+        RENDEZVOUS => Some(settings.rendezvous.map_or("auto", |how| how.word()).into()),
+        // The cgroup may have been granted it.
+        OPTION => Some("granted".into()),
+        POLICY => settings.policy.clone().map(OsString::from),
+        STATISTICS => smc_settings::make_statistics_directory().map(OsString::from),
+        BUFFER => settings.buffer.map(|bytes| bytes.to_string().into()),
+        SPIN => settings.spin_us.map(|us| us.to_string().into()),
+        _ => None,
+    }
 }
 
 impl RunConfig {
-    /// Reads the environment. `None`: `smc run` did not start this program.
+    /// Reads the environment. A program that `smc run` did not start gets the settings of the machine.
+    /// `None`: the library does no more than [`read_stack`] says.
     pub(crate) fn from_environment() -> Option<RunConfig> {
-        let devices = std::env::var_os(DEVICES)?;
-        let text = |name| std::env::var(name).unwrap_or_default();
         let own = THE_SAME.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
         let _ = OWN.set(OwnValues(own.collect()));
+        if std::env::var_os(DEVICES).is_some() {
+            return Some(RunConfig::read(|name| std::env::var_os(name)));
+        }
+        if is_by_kernel() {
+            return None;
+        }
+        let (settings, mistake) = match Settings::load() {
+            Ok(settings) => (settings, None),
+            Err(error) => (Settings::default(), Some(error.to_string())),
+        };
+        let variable = |name: &str| std::env::var_os(name).or_else(|| of_machine(&settings, name));
+        let mut config = RunConfig::read(variable);
+        if let Some(mistake) = mistake {
+            // What the file would have kept on TCP is not known.
+            config.policy = Policy::none();
+            config.mistakes.push(mistake);
+        }
+        Some(config)
+    }
+
+    /// Makes the settings from variables.
+    fn read(variable: impl Fn(&str) -> Option<OsString>) -> RunConfig {
+        let text =
+            |name| variable(name).and_then(|value| value.into_string().ok()).unwrap_or_default();
+        let number = |name, default| text(name).parse().unwrap_or(default);
         let mut mistakes = Vec::new();
         let eids = eids(&text(EIDS), &mut mistakes);
-        let policy = std::env::var_os(POLICY).map(|path| policy(&path)).unwrap_or_default();
-        Some(RunConfig {
+        let policy = variable(POLICY).map(|path| policy(&path)).unwrap_or_default();
+        let devices = variable(DEVICES).unwrap_or_default();
+        RunConfig {
             devices: std::env::split_paths(&devices)
                 .filter(|p| !p.as_os_str().is_empty())
                 .collect(),
@@ -191,19 +239,19 @@ impl RunConfig {
             policy: if eids.is_some() { policy } else { Policy::none() },
             eids: eids.unwrap_or_default(),
             mistakes,
-            rendezvous: match std::env::var(RENDEZVOUS).as_deref() {
-                Ok("auto") => Mode::Auto,
-                Ok("required") => Mode::Required,
+            rendezvous: match text(RENDEZVOUS).as_str() {
+                "auto" => Mode::Auto,
+                "required" => Mode::Required,
                 _ => Mode::Off,
             },
-            option: std::env::var(OPTION).ok(),
-            no_option: std::env::var(NO_OPTION).ok(),
-            status: std::env::var_os(STATUS).map(PathBuf::from),
-            statistics: std::env::var_os(STATISTICS).map(PathBuf::from),
+            option: variable(OPTION).and_then(|value| value.into_string().ok()),
+            no_option: variable(NO_OPTION).and_then(|value| value.into_string().ok()),
+            status: variable(STATUS).map(PathBuf::from),
+            statistics: variable(STATISTICS).map(PathBuf::from),
             buffer: usize::try_from(number(BUFFER, 256 << 10)).unwrap_or(256 << 10),
             spin: Duration::from_micros(number(SPIN, 50)),
             detect: Duration::from_millis(number(DETECT, 200)),
-        })
+        }
     }
 
     /// Whether the rules for a program are those for this one.

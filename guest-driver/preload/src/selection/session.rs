@@ -224,7 +224,10 @@ fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
     let lowest = lowest_descriptor();
     ism_sys::set_lowest_descriptor(lowest);
     let _own = own_numbers::begin(lowest);
-    let mut left = devices(&config.devices);
+    let mut left = match config.devices.is_empty() {
+        true => smc_settings::find_fabric().map_err(|none| none.to_string())?.sockets,
+        false => devices(&config.devices),
+    };
     let (mut failed, mut taken, mut pauses) = (None, 0, PAUSES_MS.iter().filter(|_| patient));
     let mut busy = String::new();
     while !left.is_empty() {
@@ -324,22 +327,7 @@ fn devices(wanted: &[PathBuf]) -> Vec<PathBuf> {
     let mut sockets = Vec::new();
     for path in wanted {
         if path.is_dir() {
-            let mut found: Vec<_> = std::fs::read_dir(path)
-                .into_iter()
-                .flatten()
-                .flatten()
-                .map(|entry| entry.path())
-                .filter(|path| {
-                    // Sockets of the management interface and of processes lie beside those of
-                    // devices.
-                    let is_device =
-                        |stem: &str| stem != "management" && !stem.starts_with("process-");
-                    path.extension().is_some_and(|e| e == "sock")
-                        && path.file_stem().and_then(|stem| stem.to_str()).is_some_and(is_device)
-                })
-                .collect();
-            found.sort();
-            sockets.extend(found);
+            sockets.extend(smc_settings::device_sockets(path).unwrap_or_default());
         } else {
             sockets.push(path.clone());
         }
