@@ -2,13 +2,15 @@
 //! Errors of the command, and a hint for the user about each.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use guest_driver::DeviceAddress;
 use ism_sys::connect_unix;
 use thiserror::Error;
+
+use crate::access;
 
 /// Why there is no program to run.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -194,22 +196,13 @@ pub(crate) enum CliError {
 /// What to do about a socket that this user may not connect to; `None` if that is not what is wrong.
 pub(crate) fn permission_hint(socket: &Path) -> Option<String> {
     let error = connect_unix(socket, Duration::ZERO).err()?;
-    if error.kind() != io::ErrorKind::PermissionDenied {
-        return None;
+    // A file that is no socket refuses connections, as a socket does that nobody listens on.
+    let is_other = error.kind() == io::ErrorKind::ConnectionRefused
+        && socket.metadata().is_ok_and(|data| !data.file_type().is_socket());
+    match is_other || error.kind() == io::ErrorKind::PermissionDenied {
+        true => access::hint(socket),
+        false => None,
     }
-    let owner = match socket.metadata() {
-        Ok(data) => {
-            format!("it belongs to user {}, with mode {:o}", data.uid(), data.mode() & 0o777)
-        }
-        Err(_) => "a directory on the way to it is closed to you".into(),
-    };
-    Some(format!(
-        "You may not connect to {}: {owner}. The daemon's --socket-mode sets the mode; \"setfacl -m \
-         u:{}:rw {}\" lets you in.",
-        socket.display(),
-        rustix::process::geteuid().as_raw(),
-        socket.display()
-    ))
 }
 
 /// What to do about a server that could not be connected to.
@@ -296,9 +289,10 @@ impl CliError {
                 those of this machine."
                 .into(),
             CliError::Device { device, .. } if !device.exists() => format!(
-                "No daemon listens there. Start one with \"smc fabric\" (it prints its sockets), or \
-                 with \"smc fabric --socket-path {}\"; or name another socket with --device or \
-                 SMC_DEVICE.",
+                "No daemon listens there. Start the packaged service (\"systemctl start \
+                 vhost-device-ism\") or \"smc fabric\" (with \"--socket-path {}\", if that is what \
+                 you want); or name another socket with --device or SMC_DEVICE. \"smc config\" shows \
+                 where it was looked for.",
                 device.display()
             ),
             CliError::Device { .. } => "Either no daemon listens there any more (start one with \

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 
+use smc_settings::{Looked, Place};
+
 use crate::error::CliError;
 use crate::paths;
 
@@ -15,8 +17,8 @@ Runs vhost-device-ism, the daemon that emulates virtio-ism devices: one Unix soc
 all devices on one fabric can let each other write into their buffers.
 
 Without options it makes two devices, a.sock for servers and b.sock for clients, a pool of 16 devices
-for all others, any.sock, and a management socket, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID. \"smc listen\", \"smc connect\" and \"smc stat\"
-use these sockets by default, so this works in three terminals:
+for all others, any.sock, and a management socket, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID. Programs use them by default unless this user may use the
+packaged service (\"smc config\" tells). So this works in three terminals:
 
     smc fabric
     smc listen 5000
@@ -68,6 +70,13 @@ pub(crate) fn run(args: &FabricArgs) -> Result<ExitCode, CliError> {
         }
         let [server, client, pool] = [paths::SERVER, paths::CLIENT, paths::POOL];
         eprintln!("devices: {0}/{server} {0}/{client} {0}/{pool}", dir.display());
+        if let Some(before) = Place::ALL
+            .into_iter()
+            .take_while(|place| *place != Place::Own)
+            .find(|place| Looked::at(*place).sockets.is_ok())
+        {
+            eprintln!("programs use {before} unless SMC_DEVICE={}/{pool} is set", dir.display());
+        }
         eprintln!("statistics: smc stat    end: Ctrl-C");
     }
     Ok(vhost_device_ism::run_main(std::iter::once("smc fabric".into()).chain(command)))

@@ -2,6 +2,7 @@
 //! The `smc` command: demo, netcat, benchmarks, statistics and a decoder for SMC.
 #![forbid(unsafe_code)]
 
+mod access;
 mod address;
 mod cdi;
 mod check;

@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 use guest_driver::{Config, DataPath, Rnics, Stack, statistics};
 use smc_core::wire::ids::Eid;
 use smc_rendezvous::Mode;
+use smc_settings::{Found, Place};
 use vhost_device_ism::management::{Client, Guest};
 use virtio_ism::transport::pci;
 
@@ -23,10 +24,11 @@ pub(crate) struct StackArgs {
     /// The virtio-ism device: a socket, as the daemon listens on it, a PCI device of this virtual
     /// machine, by its address (0000:00:04.0) or "pci" for any that is free, or "none".
     ///
-    /// The default is one of the devices that "smc fabric" makes without options: a.sock for servers
-    /// and b.sock for clients, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID, and if that is in use, one of
-    /// its pool, any.sock. Where there is no such socket but a PCI device ("smc devices" lists them), it is "pci". Where there is neither
-    /// but an RNIC, it is "none".
+    /// The default is the device of /etc/smc/smc.toml, or else the first that this user may use of:
+    /// the pool that a container was given, the pool of the packaged service, and the devices of the
+    /// user's own "smc fabric". Where there is none of these but a PCI device ("smc devices" lists
+    /// them), it is "pci". Where there is none of these but an RNIC, it is "none". "smc config" shows
+    /// which it is.
     #[arg(long, value_name = "DEVICE", env = "SMC_DEVICE")]
     pub(crate) device: Option<PathBuf>,
 
@@ -56,7 +58,7 @@ pub(crate) struct StackArgs {
     pub(crate) rendezvous: Option<RendezvousArg>,
 
     /// Receive buffer (DMB or RMB element) of a connection, bytes: 16K to 1M, a power of two.
-    #[arg(long, value_name = "SIZE", default_value = "512K", value_parser = parse_buffer)]
+    #[arg(long, value_name = "SIZE", default_value = "512K", value_parser = smc_settings::parse_buffer)]
     pub(crate) buffer: usize,
 
     /// How long a waiting call polls the shared memory before it sleeps, microseconds; 0: it sleeps
@@ -182,29 +184,47 @@ fn rnics(names: &[String]) -> Rnics {
     }
 }
 
-/// The default device: the socket called `name` of "smc fabric", or its pool if that device is in use;
-/// or in a virtual machine any PCI device, or none where there is an RNIC.
+/// The default device: of the first fabric that this user may use, the socket called `name`, or a
+/// pool if that device is in use or there is none of that name; or in a virtual machine any PCI
+/// device, or none where there is an RNIC.
 ///
 /// # Errors
-/// Those of [`paths::socket`].
+/// There is no device at all, and others may write the directory of the user's own fabric.
 pub(crate) fn default_device(name: &str) -> Result<PathBuf, CliError> {
-    let socket = paths::socket(name)?;
-    if socket.exists() {
-        let pool = paths::socket(paths::POOL)?;
-        return Ok(if pool.exists() && is_in_use(&socket) { pool } else { socket });
-    }
+    let none = match smc_settings::find_fabric() {
+        Ok(found) => return Ok(socket_of(&found, name)),
+        Err(none) => none,
+    };
     if pci::functions().is_ok_and(|found| !found.is_empty()) {
         return Ok("pci".into());
     }
-    let has_rnic = smc_verbs::devices().is_ok_and(|found| !found.is_empty());
-    Ok(if has_rnic { "none".into() } else { socket })
+    if smc_verbs::devices().is_ok_and(|found| !found.is_empty()) {
+        return Ok("none".into());
+    }
+    match none.denied() {
+        // The error of opening it, and its hint, say what is closed.
+        Some(looked) if looked.place != Place::Own => Ok(looked.directory.join(paths::POOL)),
+        _ => Ok(paths::directory()?.join(name)),
+    }
+}
+
+/// The socket of a fabric for the programs that `name` says.
+fn socket_of(found: &Found, name: &str) -> PathBuf {
+    let named = |name: &str| found.sockets.iter().find(|socket| socket.ends_with(name));
+    let own = named(name).filter(|_| found.place == Place::Own);
+    let pool = named(paths::POOL).or(found.sockets.first());
+    let own = match pool {
+        Some(_) => own.filter(|socket| !is_in_use(socket)),
+        None => own,
+    };
+    own.or(pool).cloned().unwrap_or_default()
 }
 
 /// Whether the daemon of "smc fabric" says that a device has a front end. A connection would tell, too,
 /// and be in the way of others.
 fn is_in_use(socket: &Path) -> bool {
-    let guests = paths::socket(paths::MANAGEMENT).ok().and_then(|management| {
-        let mut daemon = Client::connect(management).ok()?;
+    let guests = paths::directory().ok().and_then(|directory| {
+        let mut daemon = Client::connect(directory.join(paths::MANAGEMENT)).ok()?;
         daemon.list().ok()
     });
     let is_it = |guest: &Guest| guest.connected && guest.socket.as_deref() == Some(socket);
@@ -213,7 +233,7 @@ fn is_in_use(socket: &Path) -> bool {
 
 /// The statistics socket of this process, if the default directory belongs to its user alone.
 pub(crate) fn statistics_socket() -> Option<PathBuf> {
-    Some(statistics::path_in(&paths::make_directory().ok()?))
+    Some(statistics::path_in(&smc_settings::make_statistics_directory()?))
 }
 
 /// Opens a stack on one device, and makes it visible to "smc stat". A device that another process
@@ -275,15 +295,6 @@ pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
     number.checked_mul(1 << shift).filter(|size| *size > 0).ok_or_else(wrong)
 }
 
-/// Reads the size of a receive buffer. Another one would be rounded without a word.
-pub(crate) fn parse_buffer(text: &str) -> Result<usize, String> {
-    let size = parse_size(text)?;
-    match size.is_power_of_two() && (16 << 10..=1 << 20).contains(&size) {
-        true => Ok(size),
-        false => Err(format!("{text:?} is not a size of a buffer: 16K to 1M, a power of two")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -303,15 +314,6 @@ mod tests {
         assert_eq!(parse_size("1m"), Ok(1 << 20));
         for bad in ["", "0", "K", "-1", "1X", "99999999999999999999", "99999999999999G"] {
             assert!(parse_size(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_buffer_has_a_size_that_the_protocol_has() {
-        assert_eq!(parse_buffer("16K"), Ok(16 << 10));
-        assert_eq!(parse_buffer("1M"), Ok(1 << 20));
-        for bad in ["3K", "8K", "48K", "2M", "0", "x"] {
-            assert!(parse_buffer(bad).is_err(), "{bad}");
         }
     }
 }

@@ -2,12 +2,14 @@
 //! The checks.
 
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use smc_rendezvous::Rendezvous;
+use smc_settings::{Looked, Place};
 use virtio_ism::transport::pci::{self, Binding};
 
 use super::{Finding, Status, limits};
+use crate::access::{self, Obstacle};
 use crate::{kernel, paths};
 
 /// Everything, in the order in which it is needed.
@@ -30,45 +32,61 @@ fn kernel() -> Finding {
     Finding::new("kernel", Status::Ok, says)
 }
 
-/// Devices of a daemon on this host, reached through its sockets.
+/// Devices of a daemon on this host, reached through its sockets: the one that SMC_DEVICE names, or
+/// those of each place where programs look for a fabric.
 fn sockets() -> Vec<Finding> {
-    const NAME: &str = "fabric";
     let named = std::env::var_os("SMC_DEVICE").map(PathBuf::from);
     // PCI addresses are checked by `functions`.
-    let named = named.filter(|path| path.components().count() > 1);
-    let candidates = match named {
-        Some(path) => vec![path],
-        None => match [paths::SERVER, paths::CLIENT].map(paths::socket) {
-            [Ok(server), Ok(client)] => vec![server, client],
-            [Err(error), _] | [_, Err(error)] => {
-                return vec![Finding::new(NAME, Status::Broken, error.to_string())];
-            }
-        },
-    };
-    let found: Vec<_> = candidates.iter().filter(|path| path.exists()).collect();
-    if found.is_empty() {
-        let dir = candidates.first().and_then(|path| path.parent()).map(|dir| dir.display());
-        let says = match dir {
-            Some(dir) => format!("no daemon's sockets in {dir}"),
-            None => "no daemon's sockets".into(),
-        };
-        return vec![Finding::new(NAME, Status::No, says).grant("smc fabric")];
+    if let Some(path) = named.filter(|path| path.components().count() > 1) {
+        return vec![socket(&path, paths::listens(&path))];
     }
-    let check = |path: &&PathBuf| match paths::listens(path) {
-        Ok(()) => Finding::new(NAME, Status::Ok, path.display().to_string()).carries_bytes(),
-        Err(error) => {
-            let says = format!("{}: {error}", path.display());
-            let grant = match error.kind() {
-                ErrorKind::PermissionDenied => {
-                    let user = rustix::process::geteuid().as_raw();
-                    format!("setfacl -m u:{user}:rw {}     # as its owner", path.display())
-                }
-                _ => "smc fabric".into(),
-            };
-            Finding::new(NAME, Status::Broken, says).grant(grant)
+    let mut findings = Vec::new();
+    let mut empty = Vec::new();
+    for Looked { place, directory, sockets } in Place::ALL.into_iter().map(Looked::at) {
+        match sockets {
+            Ok(sockets) => {
+                let found = sockets.iter().map(|path| socket(path, Ok(())));
+                findings.extend(found);
+            }
+            Err(error) if error.kind() == ErrorKind::PermissionDenied && place != Place::Own => {
+                findings.push(socket(&directory.join(paths::POOL), Err(error)));
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                empty.push(directory.display().to_string());
+            }
+            Err(error) => {
+                let says = format!("{}: {error}", directory.display());
+                findings.push(Finding::new(FABRIC, Status::Broken, says).grant("smc fabric"));
+            }
         }
+    }
+    if findings.is_empty() {
+        let says = format!("no daemon's sockets in {}", empty.join(", "));
+        let grant = "systemctl start vhost-device-ism     # as root, of the package\nsmc fabric";
+        findings.push(Finding::new(FABRIC, Status::No, says).grant(grant));
+    }
+    findings
+}
+
+const FABRIC: &str = "fabric";
+
+fn socket(path: &Path, listens: std::io::Result<()>) -> Finding {
+    let error = match listens {
+        Ok(()) => {
+            return Finding::new(FABRIC, Status::Ok, path.display().to_string()).carries_bytes();
+        }
+        Err(error) => error,
     };
-    found.iter().map(check).collect()
+    match access::obstacle(path) {
+        Some(Obstacle { says, grant }) => {
+            let says = format!("{}: {says}", path.display());
+            Finding { grant, ..Finding::new(FABRIC, Status::Broken, says) }
+        }
+        None => {
+            let says = format!("{}: {error}", path.display());
+            Finding::new(FABRIC, Status::Broken, says).grant("smc fabric")
+        }
+    }
 }
 
 /// Devices of this virtual machine.

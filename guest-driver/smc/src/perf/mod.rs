@@ -150,8 +150,8 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_enum, value_name = "PATH", help_heading = BETWEEN, requires = "to")]
     path: Option<PathArg>,
 
-    /// Device of this machine: a socket, or "pci", or a PCI address [default: $SMC_DEVICE; else that of
-    /// "smc fabric", a.sock to serve, b.sock otherwise].
+    /// Device of this machine: a socket, or "pci", or a PCI address [default: $SMC_DEVICE; else the
+    /// default of "smc listen" or "smc connect"].
     #[arg(long, value_name = "DEVICE", help_heading = BETWEEN, requires = "between")]
     device: Option<PathBuf>,
 

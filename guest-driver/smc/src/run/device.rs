@@ -1,37 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The devices among which the program finds a free one.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use guest_driver::DeviceAddress;
+use smc_settings::Place;
 use virtio_ism::transport::pci;
 
 use crate::error::CliError;
 use crate::paths;
 
-/// Where programs search for a free device by default: in the directory of "smc fabric", or in a
-/// virtual machine among its PCI devices.
+/// Where programs search for a free device by default: in the directory of the first fabric that this
+/// user may use, or in a virtual machine among its PCI devices.
 ///
 /// # Errors
-/// Others may write the directory.
+/// There is neither, and others may write the directory of the user's own fabric.
 pub(super) fn default() -> Result<PathBuf, CliError> {
-    let directory = paths::directory()?;
-    if sockets(&directory).is_empty() && pci::functions().is_ok_and(|found| !found.is_empty()) {
+    let none = match smc_settings::find_fabric() {
+        Ok(found) => return Ok(found.directory),
+        Err(none) => none,
+    };
+    if pci::functions().is_ok_and(|found| !found.is_empty()) {
         return Ok("pci".into());
     }
-    Ok(directory)
-}
-
-/// The sockets of devices in a directory. Those of the management interface and of processes lie
-/// beside them.
-fn sockets(directory: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let is_device = |path: &PathBuf| {
-        path.file_name().map(|name| name.to_string_lossy()).is_some_and(|name| {
-            name.ends_with(".sock") && !name.starts_with("process-") && name != paths::MANAGEMENT
-        })
-    };
-    entries.map(|entry| entry.path()).filter(is_device).collect()
+    match none.denied() {
+        Some(looked) if looked.place != Place::Own => Ok(looked.directory.clone()),
+        _ => paths::directory(),
+    }
 }
 
 /// Checks that each of the named devices exists, and that one of them can be used as soon as it is
@@ -45,7 +40,7 @@ pub(super) fn check(devices: &[PathBuf]) -> Result<(), String> {
                 let kind = path.metadata();
                 let kind = kind.map_err(|error| format!("device {}: {error}", path.display()))?;
                 let candidates = match kind.is_dir() {
-                    true => sockets(&path),
+                    true => smc_settings::device_sockets(&path).unwrap_or_default(),
                     false => vec![path.clone()],
                 };
                 if candidates.is_empty() {

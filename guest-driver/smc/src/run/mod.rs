@@ -20,7 +20,6 @@ use clap::Args;
 use guest_driver::traffic;
 
 use crate::error::CliError;
-use crate::paths;
 use crate::stack::RendezvousArg;
 
 pub(crate) use library::LIB;
@@ -40,7 +39,7 @@ uses SMC only with the servers that --peer names, since others would take the fi
 `smc doctor` shows what is missing.
 
 Each process that has SMC connections needs a virtio-ism device of its own: the free ones of a
-directory of sockets, or of a virtual machine, are used in turn (`smc devices` lists them). A process
+directory of sockets, or of a virtual machine, are used in turn (`smc stat fabric` lists them). A process
 that finds none prints a message and stays on TCP; it tries again about every second.
 
 A short connection takes longer on SMC than on TCP. So a client leaves connections to a server on TCP
@@ -80,7 +79,8 @@ pub(crate) struct RunArgs {
     stack: kernel::StackArg,
 
     /// A virtio-ism device, a directory of their sockets, or "pci" for the free ones of this virtual
-    /// machine; repeat it for more [default: the directory of "smc fabric", or else "pci"].
+    /// machine; repeat it for more [default: the first fabric that this user may use, see "smc
+    /// config", or else "pci"].
     #[arg(long, value_name = "DEVICE", env = "SMC_DEVICE", value_delimiter = ':')]
     device: Vec<PathBuf>,
 
@@ -118,7 +118,7 @@ pub(crate) struct RunArgs {
     port: Vec<Rule>,
 
     /// Receive buffer (DMB) of a connection, bytes: 16K to 1M, a power of two.
-    #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = crate::stack::parse_buffer)]
+    #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = smc_settings::parse_buffer)]
     buffer: usize,
 
     /// How long a waiting call polls the shared memory before it sleeps, microseconds; 0: it sleeps
@@ -254,7 +254,7 @@ fn prepare(
         // The descriptor is the program's from now on.
         command.env("SMC_RUN_TRAFFIC", traffic.into_raw_fd().to_string());
     }
-    if let Ok(directory) = paths::make_directory() {
+    if let Some(directory) = smc_settings::make_statistics_directory() {
         command.env("SMC_RUN_STATISTICS", directory);
     }
     if let Some(status) = &args.status {

@@ -16,7 +16,7 @@ use serde::Serialize;
 use vhost_device_ism::management::{Client, ClientError, Guest};
 
 use crate::error::CliError;
-use crate::{output, paths};
+use crate::output;
 use processes::Processes;
 
 /// Help of `smc stat`.
@@ -66,7 +66,8 @@ pub(crate) struct StatArgs {
     #[arg(value_enum, default_value_t = What::Overview)]
     what: What,
 
-    /// Management socket of the daemon [default: that of "smc fabric" without options].
+    /// Management socket of the daemon [default: that of /etc/smc/smc.toml, or the
+    /// first that this user may ask of the packaged service and the user's own "smc fabric"].
     #[arg(long, value_name = "SOCKET", env = "SMC_MANAGEMENT")]
     management: Option<PathBuf>,
 
@@ -157,7 +158,7 @@ const MANAGEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Asks the daemon, over the connection of the last call if there is one.
 fn guests(args: &StatArgs, client: &mut Option<Client>) -> Result<Vec<Guest>, CliError> {
     let socket = args.management.clone();
-    let socket = socket.map_or_else(|| paths::socket(paths::MANAGEMENT), Ok)?;
+    let socket = socket.unwrap_or_else(smc_settings::find_management);
     let failed = |source| CliError::Management { socket: socket.clone(), source };
     let mut connected = match client.take() {
         Some(client) => client,

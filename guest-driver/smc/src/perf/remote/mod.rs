@@ -32,7 +32,6 @@ use serde::{Deserialize, Serialize};
 use super::job::EndReport;
 use super::peer;
 use crate::error::CliError;
-use crate::paths;
 
 /// Version of the protocol; both ends must have the same.
 const VERSION: u32 = 4;
@@ -75,7 +74,7 @@ impl Own {
         for name in &eids {
             peer::eid(name)?;
         }
-        let device = device.map_or_else(|| paths::socket(name), Ok)?;
+        let device = device.map_or_else(|| crate::stack::default_device(name), Ok)?;
         Ok(Own { device, eids })
     }
 }
