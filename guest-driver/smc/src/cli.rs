@@ -10,7 +10,7 @@ use tracing_subscriber::EnvFilter;
 use crate::error::CliError;
 use crate::{
     cdi, check, conform, decode, demo, devices, doctor, fabric, grant, help, manual, output, perf,
-    pipe, run, stat, temporary_fabric,
+    pipe, run, settings, stat, temporary_fabric,
 };
 
 const LONG_ABOUT: &str = "\
@@ -75,6 +75,9 @@ enum Command {
     /// List what SMC can use on this machine, and the commands that set up the rest.
     #[command(long_about = doctor::LONG_ABOUT)]
     Doctor(doctor::DoctorArgs),
+    /// Show which settings are in force, and where programs look for a fabric.
+    #[command(long_about = settings::LONG_ABOUT, after_long_help = settings::AFTER)]
+    Config(settings::ConfigArgs),
     /// Print a CDI specification, by which containers get a device and the library.
     #[command(long_about = cdi::LONG_ABOUT, after_long_help = cdi::AFTER)]
     Cdi(cdi::CdiArgs),
@@ -108,14 +111,40 @@ enum Command {
     Idle { task: String },
 }
 
+impl Command {
+    /// Whether the settings of the machine are defaults of its options.
+    fn has_settings(&self) -> bool {
+        matches!(
+            self,
+            Command::Listen(_)
+                | Command::Connect(_)
+                | Command::Check(_)
+                | Command::Run(_)
+                | Command::Stat(_)
+                | Command::Cdi(_)
+        )
+    }
+}
+
 /// Runs the command that the process was started with.
 pub(crate) fn main() -> ExitCode {
-    let matches = help::wrapped(Cli::command()).get_matches();
+    let settings = settings::load();
+    let command = match &settings {
+        Ok(settings) => settings::applied(Cli::command(), settings),
+        Err(_) => Cli::command(),
+    };
+    let matches = help::wrapped(command).get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // The daemon has a log of its own, with other defaults.
     if !matches!(cli.command, Command::Fabric(_) | Command::Daemon { .. }) {
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    }
+    if let Err(error) = settings
+        && cli.command.has_settings()
+    {
+        show(&error);
+        return ExitCode::from(error.status());
     }
     let result = match cli.command {
         Command::Perf(args) => perf::run(&args).map(|()| ExitCode::SUCCESS),
@@ -132,6 +161,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Conform(args) => conform::run(&args),
         Command::Devices(args) => devices::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(&args).map(|able| ExitCode::from(u8::from(!able))),
+        Command::Config(args) => settings::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Cdi(args) => cdi::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Grant(args) => grant::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Completions(args) => {

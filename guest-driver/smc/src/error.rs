@@ -54,6 +54,9 @@ pub(crate) enum CliError {
     /// A command of smc-tools that has no sense.
     #[error("{0}")]
     Tool(String),
+    /// The settings of the machine cannot be read.
+    #[error("settings: {0}")]
+    Settings(String),
     /// No CDI specification can be made.
     #[error("no specification for containers: {0}")]
     Cdi(String),

@@ -24,6 +24,7 @@ mod paths;
 mod perf;
 mod pipe;
 mod run;
+mod settings;
 mod smc_tools;
 mod stack;
 mod stat;
