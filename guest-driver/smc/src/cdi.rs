@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::{Value, json};
 
+use smc_settings::{Looked, Place};
+
 use crate::error::CliError;
 use crate::output;
 use crate::paths::{self, CONTAINER as PLACE};
@@ -18,11 +20,10 @@ pub(crate) const LONG_ABOUT: &str = "\
 Prints a CDI specification (Container Device Interface), by which podman, Docker, containerd and CRI-O
 put the programs of a container on SMC. Images need no change, and containers no privilege:
 
-    vhost-device-ism --socket-path /run/ism/any/any.sock,devices=64,mode=666 &
-    smc cdi --pool /run/ism/any/any.sock --output /etc/cdi/smc.json
+    smc cdi --output /etc/cdi/smc.json
     podman run --device virtio-ism/fabric=any nginx
 
-A container gets the directory of the pool's socket, libsmc_preload.so, this program as
+That is the device pool of the packaged service; --pool names another one. A container gets the directory of the pool's socket, libsmc_preload.so, this program as
 /usr/local/bin/smc, and the environment that makes the dynamic linker load the library. \"smc stat
 connections\" in the container shows what its connections are.
 
@@ -44,8 +45,9 @@ const KIND: &str = "virtio-ism/fabric";
 #[derive(Args, Debug)]
 pub(crate) struct CdiArgs {
     /// Socket of a device pool, alone in its directory, which containers see; repeat it for more
-    /// devices. The file name without extension is the name of the device.
-    #[arg(long, value_name = "SOCKET", required = true)]
+    /// devices. The file name without extension is the name of the device [default: the pool of the
+    /// packaged service].
+    #[arg(long, value_name = "SOCKET")]
     pool: Vec<PathBuf>,
 
     /// Servers to which the containers' programs propose SMC without asking: ADDRESS[/BITS][:PORT[-PORT]], where * is
@@ -93,10 +95,14 @@ pub(crate) fn run(args: &CdiArgs) -> Result<(), CliError> {
             "smc cdi: the hook runs {program:?} as root, and others than root can change {path:?}"
         );
     }
-    for pool in &args.pool {
+    let pools = match args.pool.is_empty() {
+        true => vec![service_pool()?],
+        false => args.pool.clone(),
+    };
+    for pool in &pools {
         is_alone(pool)?;
     }
-    let devices = args.pool.iter().map(|pool| device(args, pool, &library, &program));
+    let devices = pools.iter().map(|pool| device(args, pool, &library, &program));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
     let specification = json!({ "cdiVersion": "0.5.0", "kind": KIND, "devices": devices });
     let text = serde_json::to_string_pretty(&specification)
@@ -112,9 +118,28 @@ pub(crate) fn run(args: &CdiArgs) -> Result<(), CliError> {
             // A FIFO that nobody reads is an error, and no wait.
             let mut options = std::fs::File::options();
             options.write(true).create(true).truncate(true).custom_flags(libc::O_NONBLOCK);
-            options.open(file)?.write_all(text.as_bytes())
+            let mut opened = options.open(file)?;
+            opened.write_all(text.as_bytes()).inspect_err(|_| {
+                // Runtimes refuse to start anything while a file there is half written.
+                if opened.metadata().is_ok_and(|data| data.is_file()) {
+                    let _ = std::fs::remove_file(file);
+                }
+            })
         })
         .map_err(CliError::io(format!("cannot write {}", file.display())))
+}
+
+/// The pool of the packaged service.
+fn service_pool() -> Result<PathBuf, CliError> {
+    let Looked { directory, sockets, .. } = Looked::at(Place::Service);
+    let pool = directory.join(paths::POOL);
+    match sockets {
+        Ok(_) => Ok(pool),
+        Err(error) => Err(CliError::Cdi(format!(
+            "the service's pool {}: {error}; --pool names another one",
+            pool.display()
+        ))),
+    }
 }
 
 /// Refuses a pool whose directory has something else: containers would have that, too, a management
@@ -124,7 +149,10 @@ fn is_alone(pool: &Path) -> Result<(), CliError> {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     };
-    let Ok(entries) = std::fs::read_dir(directory) else { return Ok(()) };
+    // A container runtime would make it, for root only, and the daemon could not put a socket there.
+    let entries = std::fs::read_dir(directory).map_err(|error| {
+        CliError::Cdi(format!("--pool {}: its directory: {error}", pool.display()))
+    })?;
     let names = entries.flatten().map(|entry| entry.file_name());
     match names.into_iter().find(|name| Some(name.as_os_str()) != pool.file_name()) {
         None => Ok(()),
@@ -279,7 +307,8 @@ mod tests {
         let place = Place::new("alone");
         let pool = place.path().join("any.sock");
         assert!(is_alone(&pool).is_ok(), "not there yet");
-        assert!(is_alone(&place.path().join("nodir/any.sock")).is_ok());
+        let missing = is_alone(&place.path().join("nodir/any.sock")).unwrap_err().to_string();
+        assert!(missing.contains("nodir/any.sock: its directory: No such file"), "{missing}");
         std::fs::write(&pool, "").unwrap();
         assert!(is_alone(&pool).is_ok());
         std::fs::write(place.path().join("management\u{1b}.sock"), "").unwrap();
