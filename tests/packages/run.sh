@@ -81,7 +81,7 @@ in_root() {
 }
 exec_in_root() {
     exec chroot "$place" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
-        DEBIAN_FRONTEND=noninteractive ${device:+SMC_DEVICE="$device"} \
+        DEBIAN_FRONTEND=noninteractive \
         ${user:+runuser -u "$user" --} sh -c "cd /srv/packages || exit
         $1"
 }
@@ -159,7 +159,7 @@ declare -A wanted=(
     ['ctl list']='vm1 .*/run/vhost-device-ism/vm1.sock'
     ['ctl metrics']='ism_devices.guest="any",chid="ff00". 64'
 )
-commands=0 device=''
+commands=0
 # run COMMAND: runs one of the document, and compares what it says with what is wanted.
 run() {
     local command=$1 user word said
@@ -169,10 +169,6 @@ run() {
     user=''
     case $command in 'smc '*) user=alice ;; esac
     case $command in
-        'export SMC_DEVICE='*)
-            device=${command#*=}
-            return
-            ;;
         *'&')
             exec_in_root "exec ${command%&}" >"$place/tmp/log$commands" 2>&1 &
             case $command in

@@ -106,7 +106,7 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
     tool::succeed(build.args(["--bin", "smc", "--bin", "vhost-device-ism"]))?;
 
     let packaging = root.join("packaging");
-    let files: [(PathBuf, &str, u32); 21] = [
+    let files: [(PathBuf, &str, u32); 23] = [
         (release.join("smc"), "bin/smc", 0o755),
         (release.join("vhost-device-ism"), "bin/vhost-device-ism", 0o755),
         (packaging.join("smc_run"), "bin/smc_run", 0o755),
@@ -116,6 +116,8 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         (root.join("guest-driver/c/examples/echo.c"), "doc/examples/echo.c", 0o644),
         (root.join("docs/embedding.md"), "doc/embedding.md", 0o644),
         (packaging.join("smc_run.8"), "share/man/man8/smc_run.8", 0o644),
+        (packaging.join("service.conf"), "doc/examples/service.conf", 0o644),
+        (root.join("docs/sockets.md"), "doc/sockets.md", 0o644),
         (packaging.join("vhost-device-ism.toml"), "etc/vhost-device-ism.toml", 0o644),
         (
             root.join("backend/systemd/vhost-device-ism.service"),

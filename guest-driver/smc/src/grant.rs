@@ -36,8 +36,8 @@ pub(crate) struct GrantArgs {
     #[arg(long, value_name = "DIRECTORY")]
     cgroup: Option<PathBuf>,
 
-    /// The cgroup of this process.
-    #[arg(long)]
+    /// The cgroup of this process; "self" is that in which this command was started.
+    #[arg(long, value_parser = process)]
     pid: Option<u32>,
 
     /// The cgroup of a container whose runtime runs this as a createRuntime hook (OCI): its state is
@@ -63,6 +63,14 @@ pub(crate) fn run(args: &GrantArgs) -> Result<(), CliError> {
         }
         Ok(cgroup) if !args.hook => output::print(&format!("granted to {}\n", cgroup.display())),
         other => other.map(|_| ()),
+    }
+}
+
+/// Reads a process id, or "self".
+fn process(text: &str) -> Result<u32, String> {
+    match text {
+        "self" => Ok(std::process::id()),
+        number => number.parse().map_err(|_| format!("{number:?} is no process id")),
     }
 }
 
