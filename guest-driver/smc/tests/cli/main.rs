@@ -12,6 +12,7 @@ mod perf;
 mod perf_remote;
 mod pipe;
 mod run;
+mod settings;
 mod smc_tools;
 mod stat;
 mod support;

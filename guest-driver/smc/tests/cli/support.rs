@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 pub(crate) fn smc(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_smc"));
     command.args(args);
-    for name in ["SMC_DEVICE", "SMC_EID", "SMC_MANAGEMENT", "RUST_LOG", "XDG_RUNTIME_DIR"] {
+    for name in
+        ["SMC_DEVICE", "SMC_EID", "SMC_MANAGEMENT", "SMC_CONFIG", "RUST_LOG", "XDG_RUNTIME_DIR"]
+    {
         command.env_remove(name);
     }
     command
