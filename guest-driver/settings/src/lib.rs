@@ -7,7 +7,7 @@ mod places;
 
 pub use file::{Rendezvous, Settings, SettingsError, file, parse_buffer};
 pub use places::{
-    CLIENT, CONTAINER, CONTAINER_STATISTICS, Found, Looked, MANAGEMENT, NoFabric, NotPrivate, POOL,
-    Place, SERVER, device_sockets, find_fabric, find_management, make_own_directory,
+    CLIENT, CONTAINER, CONTAINER_STATISTICS, Fabric, MANAGEMENT, NoFabric, NotPrivate, POOL, Place,
+    PlaceReport, SERVER, device_sockets, find_fabric, find_management, make_own_directory,
     make_statistics_directory, own_directory, probe,
 };

@@ -126,7 +126,7 @@ pub fn make_statistics_directory() -> Option<PathBuf> {
 
 /// What there is at a place.
 #[derive(Debug)]
-pub struct Looked {
+pub struct PlaceReport {
     /// The place.
     pub place: Place,
     /// Its directory.
@@ -135,19 +135,19 @@ pub struct Looked {
     pub sockets: io::Result<Vec<PathBuf>>,
 }
 
-impl Looked {
+impl PlaceReport {
     /// Looks at a place.
-    pub fn at(place: Place) -> Looked {
+    pub fn at(place: Place) -> PlaceReport {
         match place.directory() {
-            Ok(directory) => Looked::in_directory(place, directory),
+            Ok(directory) => PlaceReport::in_directory(place, directory),
             Err(NotPrivate(directory)) => {
                 let why = io::Error::new(ErrorKind::PermissionDenied, "others may write it");
-                Looked { place, directory, sockets: Err(why) }
+                PlaceReport { place, directory, sockets: Err(why) }
             }
         }
     }
 
-    fn in_directory(place: Place, directory: PathBuf) -> Looked {
+    fn in_directory(place: Place, directory: PathBuf) -> PlaceReport {
         let sockets = device_sockets(&directory).and_then(|all| {
             let mut last = io::Error::from(ErrorKind::NotFound);
             let answers = |socket: &PathBuf| match probe(socket) {
@@ -160,13 +160,13 @@ impl Looked {
             let some: Vec<_> = all.into_iter().filter(answers).collect();
             if some.is_empty() { Err(last) } else { Ok(some) }
         });
-        Looked { place, directory, sockets }
+        PlaceReport { place, directory, sockets }
     }
 }
 
 /// A fabric whose devices this user may use.
 #[derive(Debug)]
-pub struct Found {
+pub struct Fabric {
     /// Where.
     pub place: Place,
     /// The directory of the sockets.
@@ -177,12 +177,12 @@ pub struct Found {
 
 /// There is no fabric for this user: what was found at each place instead.
 #[derive(Debug)]
-pub struct NoFabric(pub Vec<Looked>);
+pub struct NoFabric(pub Vec<PlaceReport>);
 
 impl NoFabric {
     /// The directory of the first place that is there, and is closed to this user.
-    pub fn denied(&self) -> Option<&Looked> {
-        let denied = |looked: &&Looked| matches!(&looked.sockets, Err(why) if why.kind() == ErrorKind::PermissionDenied);
+    pub fn denied(&self) -> Option<&PlaceReport> {
+        let denied = |looked: &&PlaceReport| matches!(&looked.sockets, Err(why) if why.kind() == ErrorKind::PermissionDenied);
         self.0.iter().find(denied)
     }
 }
@@ -190,7 +190,7 @@ impl NoFabric {
 impl fmt::Display for NoFabric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("no device is in ")?;
-        for (at, Looked { directory, sockets, .. }) in self.0.iter().enumerate() {
+        for (at, PlaceReport { directory, sockets, .. }) in self.0.iter().enumerate() {
             let before = if at == 0 { "" } else { ", " };
             write!(f, "{before}{}", directory.display())?;
             match sockets {
@@ -208,16 +208,16 @@ impl std::error::Error for NoFabric {}
 ///
 /// # Errors
 /// There is none.
-pub fn find_fabric() -> Result<Found, NoFabric> {
-    first(Place::ALL.into_iter().map(Looked::at))
+pub fn find_fabric() -> Result<Fabric, NoFabric> {
+    first(Place::ALL.into_iter().map(PlaceReport::at))
 }
 
-fn first(places: impl Iterator<Item = Looked>) -> Result<Found, NoFabric> {
+fn first(places: impl Iterator<Item = PlaceReport>) -> Result<Fabric, NoFabric> {
     let mut without = Vec::new();
     for looked in places {
         match looked {
-            Looked { place, directory, sockets: Ok(sockets) } => {
-                return Ok(Found { place, directory, sockets });
+            PlaceReport { place, directory, sockets: Ok(sockets) } => {
+                return Ok(Fabric { place, directory, sockets });
             }
             looked => without.push(looked),
         }
@@ -291,8 +291,8 @@ mod tests {
             TestDirectory(path)
         }
 
-        fn looked(&self, place: Place) -> Looked {
-            Looked::in_directory(place, self.0.clone())
+        fn looked(&self, place: Place) -> PlaceReport {
+            PlaceReport::in_directory(place, self.0.clone())
         }
     }
 
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn a_closed_place_is_told_from_one_that_is_not_there() {
         let denied = || io::Error::from(ErrorKind::PermissionDenied);
-        let looked = |place, sockets| Looked { place, directory: "/run/x".into(), sockets };
+        let looked = |place, sockets| PlaceReport { place, directory: "/run/x".into(), sockets };
         let none = NoFabric(vec![
             looked(Place::Container, Err(ErrorKind::NotFound.into())),
             looked(Place::Service, Err(denied())),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::{Value, json};
 
-use smc_settings::{Looked, Place};
+use smc_settings::{Place, PlaceReport};
 
 use crate::error::CliError;
 use crate::output;
@@ -131,7 +131,7 @@ pub(crate) fn run(args: &CdiArgs) -> Result<(), CliError> {
 
 /// The pool of the packaged service.
 fn service_pool() -> Result<PathBuf, CliError> {
-    let Looked { directory, sockets, .. } = Looked::at(Place::Service);
+    let PlaceReport { directory, sockets, .. } = PlaceReport::at(Place::Service);
     let pool = directory.join(paths::POOL);
     match sockets {
         Ok(_) => Ok(pool),

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use smc_settings::{Looked, Place};
+use smc_settings::{Place, PlaceReport};
 
 use crate::error::CliError;
 use crate::paths;
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &FabricArgs) -> Result<ExitCode, CliError> {
         if let Some(before) = Place::ALL
             .into_iter()
             .take_while(|place| *place != Place::Own)
-            .find(|place| Looked::at(*place).sockets.is_ok())
+            .find(|place| PlaceReport::at(*place).sockets.is_ok())
         {
             eprintln!("programs use {before} unless SMC_DEVICE={}/{pool} is set", dir.display());
         }

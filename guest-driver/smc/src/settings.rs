@@ -4,7 +4,7 @@
 use clap::{Args, Command};
 use serde::Serialize;
 use smc_core::wire::ids::Eid;
-use smc_settings::{Looked, Place, Settings};
+use smc_settings::{Place, PlaceReport, Settings};
 
 use crate::error::CliError;
 use crate::output;
@@ -167,14 +167,14 @@ struct ShownPlace {
 }
 
 fn places() -> Vec<ShownPlace> {
-    let mut places: Vec<_> = Place::ALL.into_iter().map(Looked::at).map(place).collect();
+    let mut places: Vec<_> = Place::ALL.into_iter().map(PlaceReport::at).map(place).collect();
     if let Some(first) = places.iter_mut().find(|place| place.problem.is_none()) {
         first.used = true;
     }
     places
 }
 
-fn place(looked: Looked) -> ShownPlace {
+fn place(looked: PlaceReport) -> ShownPlace {
     let (sockets, problem) = match &looked.sockets {
         Ok(sockets) => {
             let names = sockets.iter().filter_map(|socket| socket.file_name());

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use guest_driver::{Config, DataPath, Rnics, Stack, statistics};
 use smc_core::wire::ids::Eid;
 use smc_rendezvous::Mode;
-use smc_settings::{Found, Place};
+use smc_settings::{Fabric, Place};
 use vhost_device_ism::management::{Client, Guest};
 use virtio_ism::transport::pci;
 
@@ -209,7 +209,7 @@ pub(crate) fn default_device(name: &str) -> Result<PathBuf, CliError> {
 }
 
 /// The socket of a fabric for the programs that `name` says.
-fn socket_of(found: &Found, name: &str) -> PathBuf {
+fn socket_of(found: &Fabric, name: &str) -> PathBuf {
     let named = |name: &str| found.sockets.iter().find(|socket| socket.ends_with(name));
     let own = named(name).filter(|_| found.place == Place::Own);
     let pool = named(paths::POOL).or(found.sockets.first());

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use smc_rendezvous::Rendezvous;
-use smc_settings::{Looked, Place};
+use smc_settings::{Place, PlaceReport};
 use virtio_ism::transport::pci::{self, Binding};
 
 use super::{Finding, Status, limits};
@@ -42,7 +42,7 @@ fn sockets() -> Vec<Finding> {
     }
     let mut findings = Vec::new();
     let mut empty = Vec::new();
-    for Looked { place, directory, sockets } in Place::ALL.into_iter().map(Looked::at) {
+    for PlaceReport { place, directory, sockets } in Place::ALL.into_iter().map(PlaceReport::at) {
         match sockets {
             Ok(sockets) => {
                 let found = sockets.iter().map(|path| socket(path, Ok(())));
