@@ -5,8 +5,8 @@
 //! Plain data and pure functions, as in [`crate::connection`]. An [`End`] is one end of a
 //! connection: what it sends ([`Outgoing`]), what it receives ([`Incoming`]), and the handshake for
 //! a new ring ([`Renewal`]). The caller tells it an [`Input`] and the [`Positions`] at that moment,
-//! and carries out the [`Action`]s in their order. `docs/carriers.md` describes the protocol;
-//! `table.md` lists what [`End::step`] does for every state and input.
+//! and carries out the [`Action`]s in their order. `docs/carriers.md` describes the protocol, and
+//! lists what [`End::step`] does for every state and input.
 //!
 //! # For users with two locks
 //!
