@@ -10,6 +10,7 @@ use super::WireError;
 use super::cdc::{Cdc, ConsumerWord, ProducerWord};
 use super::clc::{Kind, Message, Peek, peek_header};
 use super::llc::{Dialect, Llc};
+use super::record::{HEADER_LEN, Parser, Part, Record};
 use super::view::{self, View};
 
 /// A valid message with some bytes changed, some cut off or some added.
@@ -138,6 +139,60 @@ proptest! {
         let parsed = Cdc::parse(&bytes).unwrap();
         prop_assert_eq!(Cdc::parse(&parsed.emit()), Ok(parsed));
         check_view(&view::cdc(&bytes), &bytes);
+    }
+
+    #[test]
+    fn records_come_back(record in values::record()) {
+        prop_assert_eq!(Record::parse(&record.header()), Ok(record));
+    }
+
+    #[test]
+    fn any_16_bytes_are_a_record_or_refused(header in any::<[u8; HEADER_LEN]>(), kind in 0xd1..=0xd7_u8) {
+        let mut header = header;
+        for dressed in [false, true] {
+            if dressed {
+                (header[0], header[2], header[3]) = (kind, 0, 0);
+            }
+            if let Ok(record) = Record::parse(&header) {
+                prop_assert_eq!(record.header(), header);
+            }
+        }
+    }
+
+    #[test]
+    fn a_stream_of_records_may_be_cut_anywhere(
+        records in prop::collection::vec(values::record(), 1..6),
+        sizes in prop::collection::vec(1..40_usize, 1..20),
+    ) {
+        let mut stream = Vec::new();
+        for record in &records {
+            stream.extend(record.header());
+            stream.extend((0..record.body_len()).map(|n| n as u8));
+        }
+        let (mut parser, mut found, mut sizes) = (Parser::new(), Vec::new(), sizes.iter().cycle());
+        let (mut passed, mut rest) = (0_u32, &stream[..]);
+        while !rest.is_empty() {
+            let size = sizes.next().map_or(1, |size| *size).min(rest.len());
+            let (taken, part) = parser.feed(&rest[..size]).unwrap();
+            prop_assert!(taken > 0);
+            rest = &rest[taken..];
+            match part {
+                Some(Part::Record(record)) => {
+                    found.push(record);
+                    passed = 0;
+                }
+                Some(Part::Bytes(bytes)) => {
+                    prop_assert!(bytes.iter().enumerate().all(|(n, b)| *b == (passed + n as u32) as u8));
+                    passed += bytes.len() as u32;
+                }
+                Some(Part::Clc(message)) => {
+                    prop_assert_eq!(message.len() as u32, found.last().unwrap().body_len());
+                }
+                None => {}
+            }
+        }
+        prop_assert_eq!(found, records);
+        prop_assert!(parser.is_between_records());
     }
 
     // Shows: CDC-38.

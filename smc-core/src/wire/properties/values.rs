@@ -9,6 +9,7 @@ use crate::wire::cdc::{Cdc, ProducerFlags, StateFlags};
 use crate::wire::clc::{self as clc_message, *};
 use crate::wire::ids::*;
 use crate::wire::llc::{self, *};
+use crate::wire::record::{MAX_CLC, MAX_DATA, Reason, Record};
 use crate::wire::{Cursor, List};
 
 fn list<T: Copy + Default + core::fmt::Debug, const N: usize>(
@@ -408,4 +409,25 @@ pub(super) fn cdc() -> impl Strategy<Value = Cdc> {
             state_flags: StateFlags::from_bits_truncate(state_flags),
         },
     )
+}
+
+pub(super) fn record() -> impl Strategy<Value = Record> {
+    let reason = prop::sample::select(&Reason::ALL[..]);
+    let flags =
+        prop::sample::select(&[0x80, 0x40, 0xc0][..]).prop_map(StateFlags::from_bits_truncate);
+    let length = 1..=MAX_DATA;
+    prop_oneof![
+        (any::<u64>(), reason, any::<bool>()).prop_map(|(at, reason, more)| Record::Leave {
+            at,
+            reason,
+            more
+        }),
+        any::<u64>().prop_map(|at| Record::Received { at }),
+        any::<u64>().prop_map(|at| Record::Change { at }),
+        (0..=u64::MAX - u64::from(MAX_DATA), length, any::<bool>())
+            .prop_map(|(at, len, more)| Record::Data { at, len, more }),
+        (any::<u64>(), flags).prop_map(|(at, flags)| Record::End { at, flags }),
+        any::<u64>().prop_map(|at| Record::Urgent { at }),
+        (12..=MAX_CLC).prop_map(|len| Record::Clc { len }),
+    ]
 }
