@@ -158,6 +158,9 @@ pub enum WireError {
         /// The features in the offer.
         offered: u16,
     },
+    /// A record on TCP that cannot be.
+    #[error(transparent)]
+    Record(#[from] super::record::RecordError),
     /// A reserved value of an enumerated field: answered by Decline (CLC-29, RFC 7609 C.6).
     #[error("{field} has the reserved value {value}")]
     ReservedValue {

@@ -155,8 +155,8 @@ fn proposal(walk: &mut Walk<'_>, form: &Form) {
         walk.hex::<8>("associated ISM GID");
         walk.u16("its CHID", words::chid);
         v2_offset = offset(walk, "offset of V2 extension", 52);
-        walk.hex::<3>("vendor OUI");
-        walk.hex::<5>("vendor options");
+        let oui = walk.take("vendor OUI", words::vendor);
+        walk.take("vendor options", |options| words::vendor_options(oui, options));
         walk.reserved::<20>();
     }
     if let (Some(_), Some((mark, target, _))) = (types_v1, subnet_offset)
@@ -360,7 +360,7 @@ fn fce_base(walk: &mut Walk<'_>) {
 
 fn fce_v2_1(walk: &mut Walk<'_>) {
     walk.u16("features", words::features);
-    walk.hex::<4>("vendor options");
+    walk.take("vendor options", words::vendor_answer);
     walk.reserved::<8>();
 }
 

@@ -13,6 +13,7 @@ mod cdc;
 mod clc;
 mod field;
 mod llc;
+mod record;
 mod walk;
 mod words;
 
@@ -20,8 +21,8 @@ pub use field::{Field, View};
 
 use super::llc::Dialect;
 
-/// Explains bytes of a kind that has to be guessed: CLC by its eye catcher, CDC by its first byte,
-/// LLC otherwise.
+/// Explains bytes of a kind that has to be guessed: CLC by its eye catcher, CDC and records by their
+/// first byte, LLC otherwise.
 pub fn any(bytes: &[u8]) -> View {
     match bytes {
         [0xe2, 0xd4, 0xc3, ..] => clc(bytes),
@@ -29,6 +30,7 @@ pub fn any(bytes: &[u8]) -> View {
             control_block(bytes)
         }
         [super::cdc::CDC_TYPE, ..] => cdc(bytes),
+        [first, ..] if super::record::Kind::from_code(*first).is_some() => record(bytes),
         [first, ..] if super::llc::Kind::from_type_byte(*first).is_ok() => {
             llc(bytes, &Dialect::default())
         }
@@ -39,6 +41,11 @@ pub fn any(bytes: &[u8]) -> View {
 /// Explains a CLC message.
 pub fn clc(bytes: &[u8]) -> View {
     clc::view(bytes)
+}
+
+/// Explains a record on TCP. The message of a CLC record is explained by [`clc`].
+pub fn record(bytes: &[u8]) -> View {
+    record::view(bytes)
 }
 
 /// Explains an LLC message.

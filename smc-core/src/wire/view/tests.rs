@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::wire::List;
+use crate::wire::WireError;
 use crate::wire::cdc::Cdc;
 use crate::wire::clc::*;
 use crate::wire::ids::*;
@@ -198,4 +199,40 @@ fn cdc_flags_are_named() {
         check_cover(&cdc(&vec![0xfe; n]), n);
         check_cover(&control_block(&vec![0xfe; n]), n);
     }
+}
+
+#[test]
+fn records_are_explained() {
+    use crate::wire::record::{Reason, Record, RecordError};
+    let leave = Record::Leave { at: 4711, reason: Reason::DeviceLeaves, more: true };
+    let view = any(&leave.header());
+    assert_eq!((view.title.as_str(), view.error), ("Record LEAVE", None));
+    let text = view.to_string();
+    assert!(text.contains("81, more bytes are held, the device is about to go"), "{text}");
+    assert!(text.contains("4711"), "{text}");
+    let mut data = Record::Data { at: 1, len: 2, more: false }.header().to_vec();
+    let error = Some(WireError::Truncated { field: "body", at: 16, need: 2, have: 0 });
+    assert_eq!(any(&data).error, error);
+    data.extend(b"ab");
+    assert_eq!(any(&data).error, None);
+    data[3] = 9;
+    let kind = crate::wire::record::Kind::Data;
+    let error = RecordError::Reserved { kind, got: [0, 9] };
+    assert_eq!(any(&data).error, Some(WireError::Record(error)));
+}
+
+// Shows: CLCV2-13, CLCV2-16.
+#[test]
+fn options_for_records_are_explained() {
+    use crate::wire::clc::{CarrierFeatures, CarrierOptions};
+    let options = CarrierOptions::new(CarrierFeatures::RETURN);
+    let oui = Some(CarrierOptions::OUI);
+    let offered = super::words::vendor_options(oui, options.offer().options());
+    assert_eq!(offered, "01000100 00 (version 1, comes back)");
+    let broken = super::words::vendor_options(oui, [0, 0, 0, 0, 1]);
+    assert!(broken.contains("ignored: version 0"), "{broken}");
+    assert_eq!(super::words::vendor_options(Some([1, 2, 3]), [1; 5]), "01010101 01");
+    let answer = super::words::vendor_answer(options.answer());
+    assert!(answer.contains("version 1, comes back"), "{answer}");
+    assert_eq!(super::words::vendor_answer([0; 4]), "00000000");
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Values in words.
 
-use crate::wire::clc::{SmcTypes, Version};
+use crate::wire::clc::{CarrierFeatures, CarrierOptions, SmcTypes, VendorOffer, Version};
 use crate::wire::ids::{Chid, Eid, Features, Gid, Hostname, Mtu, OsType, Release, SizeCode};
 
 /// Hexadecimal digits in groups of four bytes; long stretches are cut.
@@ -121,6 +121,46 @@ pub(super) fn features(bits: u16) -> String {
     let known = Features::from_bits_truncate(bits);
     let name = if known.contains(Features::EMULATED_ISM) { " (emulated ISM)" } else { "" };
     format!("{bits:04x}{name}")
+}
+
+/// The vendor of experimental options.
+pub(super) fn vendor(oui: [u8; 3]) -> String {
+    match oui {
+        [0, 0, 0] => "none".into(),
+        CarrierOptions::OUI => format!("{} (records on TCP)", hex(&oui)),
+        _ => hex(&oui),
+    }
+}
+
+/// The options of a Proposal.
+pub(super) fn vendor_options(oui: Option<[u8; 3]>, options: [u8; 5]) -> String {
+    let text = hex(&options);
+    let Some(offer) = oui.and_then(|oui| VendorOffer::new(oui, options).ok()) else { return text };
+    match CarrierOptions::from_offer(&offer) {
+        Ok(Some(offered)) => {
+            format!("{text} ({})", carriers(offered.version(), offered.features()))
+        }
+        Ok(None) => text,
+        Err(error) => format!("{text} (ignored: {error})"),
+    }
+}
+
+/// The options of Accept and Confirm, which do not say whose they are.
+pub(super) fn vendor_answer(options: [u8; 4]) -> String {
+    let [version, reserved, high, low] = options;
+    let bits = u16::from_be_bytes([high, low]);
+    let text = hex(&options);
+    match CarrierFeatures::from_bits(bits) {
+        Some(features) if reserved == 0 && version == CarrierOptions::VERSION => {
+            format!("{text} (if records on TCP were offered: {})", carriers(version, features))
+        }
+        _ => text,
+    }
+}
+
+fn carriers(version: u8, features: CarrierFeatures) -> String {
+    let returns = features.contains(CarrierFeatures::RETURN);
+    format!("version {version}{}", if returns { ", comes back" } else { "" })
 }
 
 /// Names of set bits, in the order given.
