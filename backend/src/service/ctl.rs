@@ -71,6 +71,9 @@ pub(crate) enum ControlError {
     /// The settings of the machine cannot be read.
     #[error(transparent)]
     Settings(#[from] smc_settings::SettingsError),
+    /// There is no daemon to ask, and others may write where this user's would be.
+    #[error(transparent)]
+    NotPrivate(#[from] smc_settings::NotPrivate),
     /// The working directory is gone.
     #[error("{0}")]
     Directory(#[from] std::io::Error),
@@ -84,8 +87,10 @@ fn default_socket() -> Result<PathBuf, ControlError> {
     if let Some(named) = std::env::var_os(OF_SMC).filter(|named| !named.is_empty()) {
         return Ok(named.into());
     }
-    let of_file = smc_settings::Settings::load()?.management;
-    Ok(of_file.unwrap_or_else(smc_settings::find_management))
+    match smc_settings::Settings::load()?.management {
+        Some(of_file) => Ok(of_file),
+        None => Ok(smc_settings::find_management()?),
+    }
 }
 
 /// Asks the daemon. Returns what to print.

@@ -226,13 +226,17 @@ fn first(places: impl Iterator<Item = PlaceReport>) -> Result<Fabric, NoFabric> 
 }
 
 /// The management socket of the first daemon that this user may ask, in the order of the places; if
-/// there is none, the first that exists, or else that of the service.
-pub fn find_management() -> PathBuf {
+/// there is none, the first that exists, or else that of the user's own fabric.
+///
+/// # Errors
+/// There is none that this user may ask, and others may write the directory of its own fabric.
+pub fn find_management() -> Result<PathBuf, NotPrivate> {
     let all: Vec<_> = Place::ALL.into_iter().filter_map(Place::management).collect();
-    let asked = all.iter().find(|socket| probe(socket).is_ok());
-    let there = || all.iter().find(|socket| closed_or_there(socket));
-    let any = || all.last();
-    asked.or_else(there).or_else(any).cloned().unwrap_or_default()
+    if let Some(asked) = all.iter().find(|socket| probe(socket).is_ok()) {
+        return Ok(asked.clone());
+    }
+    let own = own_directory()?.join(MANAGEMENT);
+    Ok(all.iter().find(|socket| closed_or_there(socket)).cloned().unwrap_or(own))
 }
 
 /// Whether there is something at a path, be it behind a closed directory.

@@ -292,10 +292,9 @@ impl CliError {
                 those of this machine."
                 .into(),
             CliError::Device { device, .. } if !device.exists() => format!(
-                "No daemon listens there. Start the packaged service (\"systemctl start \
-                 vhost-device-ism\") or \"smc fabric\" (with \"--socket-path {}\", if that is what \
-                 you want); or name another socket with --device or SMC_DEVICE. \"smc config\" shows \
-                 where it was looked for.",
+                "No daemon listens there. Start one with \"smc fabric\", with \"smc fabric --socket-path {}\", \
+                 or as the packaged service vhost-device-ism; or name another socket with --device or \
+                 SMC_DEVICE. \"smc config\" shows where it was looked for.",
                 device.display()
             ),
             CliError::Device { .. } => "Either no daemon listens there any more (start one with \

@@ -18,6 +18,14 @@ pub(crate) fn directory() -> Result<PathBuf, CliError> {
     smc_settings::own_directory().map_err(|NotPrivate(path)| CliError::NotPrivate(path))
 }
 
+/// The management socket that nothing names.
+///
+/// # Errors
+/// There is no daemon to ask, and others may write the directory of the user's own fabric.
+pub(crate) fn management() -> Result<PathBuf, CliError> {
+    smc_settings::find_management().map_err(|NotPrivate(path)| CliError::NotPrivate(path))
+}
+
 /// Checks that a daemon listens on the socket of a device, which another process may be using. The
 /// connection is closed before a byte is sent.
 ///

@@ -203,7 +203,7 @@ fn in_force(settings: &Settings, places: &[ShownPlace]) -> Vec<Shown> {
             Some((used.directory.clone(), used.place.clone()))
         }
         "management" => {
-            let socket = smc_settings::find_management();
+            let socket = smc_settings::find_management().ok()?;
             Some((socket.display().to_string(), "found".to_owned()))
         }
         _ => None,

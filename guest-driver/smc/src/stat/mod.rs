@@ -16,7 +16,7 @@ use serde::Serialize;
 use vhost_device_ism::management::{Client, ClientError, Guest};
 
 use crate::error::CliError;
-use crate::output;
+use crate::{output, paths};
 use processes::Processes;
 
 /// Help of `smc stat`.
@@ -158,7 +158,7 @@ const MANAGEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Asks the daemon, over the connection of the last call if there is one.
 fn guests(args: &StatArgs, client: &mut Option<Client>) -> Result<Vec<Guest>, CliError> {
     let socket = args.management.clone();
-    let socket = socket.unwrap_or_else(smc_settings::find_management);
+    let socket = socket.map_or_else(paths::management, Ok)?;
     let failed = |source| CliError::Management { socket: socket.clone(), source };
     let mut connected = match client.take() {
         Some(client) => client,
