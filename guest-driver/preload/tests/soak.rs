@@ -239,15 +239,216 @@ fn run_daemon() -> ! {
     }
 }
 
+/// The programs under load, and where they listen.
+struct Bed {
+    fabric: Fabric,
+    management: PathBuf,
+    www: PathBuf,
+    /// Ports of redis, nginx, HAProxy and gunicorn.
+    ports: [u16; 4],
+    /// In the order in which they are stopped.
+    running: Vec<Running>,
+    /// The processes that the test observes.
+    servers: Vec<(&'static str, u32)>,
+    /// Stopped last.
+    _daemon: Running,
+}
+
+impl Bed {
+    fn start() -> Bed {
+        let fabric = Fabric::without_daemon();
+        let management = fabric.file("management");
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let daemon =
+            role(command.env("SOAK_MANAGEMENT", &management), "nothing_grows", "daemon", 0);
+        eventually(|| Client::connect(&management).is_ok());
+        let ports = [0; 4].map(|_| free_port());
+        let [redis_port, nginx_port, haproxy_port, gunicorn_port] = ports;
+        let mut command = fabric.smc("redis-server");
+        command.args(["--port", &redis_port.to_string(), "--save", "", "--bind", "127.0.0.1"]);
+        let redis = Running::start(&mut command);
+        await_listener(redis_port);
+        let www = fabric.file("www");
+        let web = Running::start(fabric.smc("nginx").args(nginx(&www, nginx_port)));
+        await_listener(nginx_port);
+        haproxy(&fabric.file("haproxy.cfg"), haproxy_port, nginx_port);
+        let mut command = fabric.smc("haproxy");
+        let proxy = Running::start(command.arg("-db").arg("-f").arg(fabric.file("haproxy.cfg")));
+        await_listener(haproxy_port);
+        let mut command = fabric.smc("gunicorn");
+        // With more threads, it would start each of them the first time that the others are busy.
+        command.args(["-w", "2", "-k", "gthread", "--threads", "1", "--timeout", "300"]);
+        command.args(["-b", &format!("127.0.0.1:{gunicorn_port}"), "--log-level", "error"]);
+        let code = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code");
+        command.args(["--pythonpath", code, "--chdir"]).arg(&www).arg("app:wsgi");
+        let python = Running::start(&mut command);
+        await_listener(gunicorn_port);
+        eventually(|| children(python.pid()).len() == 2);
+        let mut servers = vec![("daemon", daemon.pid()), ("redis", redis.pid())];
+        servers.extend(children(web.pid()).into_iter().map(|pid| ("nginx", pid)));
+        servers.push(("haproxy", proxy.pid()));
+        servers.extend(children(python.pid()).into_iter().map(|pid| ("gunicorn", pid)));
+        let running = vec![proxy, python, web, redis];
+        Bed { fabric, management, www, ports, running, servers, _daemon: daemon }
+    }
+
+    /// The devices in use, and their DMBs.
+    fn devices(&self) -> (usize, u64) {
+        let list = Client::connect(&self.management).unwrap().list().unwrap();
+        (list.iter().filter(|port| port.connected).count(), list.iter().map(|port| port.dmbs).sum())
+    }
+
+    fn content(&self, file: &str) -> Vec<u8> {
+        fs::read(self.www.join(file)).unwrap()
+    }
+
+    fn bench(&self, clients: u64, n: u64, pipeline: u64) -> Command {
+        let mut command = self.fabric.smc("redis-benchmark");
+        command.args(["-p", &self.ports[0].to_string(), "-t", "set,get", "-q"]);
+        command.args(["-c", &clients.to_string(), "-n", &n.to_string()]);
+        command.args(["-P", &pipeline.to_string()]);
+        command
+    }
+
+    fn get(&self, port: u16, file: &str, times: u64) -> Command {
+        let url = format!("http://127.0.0.1:{port}/{file}");
+        let mut command = self.fabric.smc("curl");
+        command.args(["-sS", "--fail", "--max-time", "200"]);
+        command.args((0..times).map(|_| url.as_str()));
+        command
+    }
+
+    fn send(&self, times: u64) -> Command {
+        let mut command = self.get(self.ports[3], "hash", times);
+        command.arg("--data-binary").arg(format!("@{}", self.www.join("large").display()));
+        command
+    }
+}
+
+/// The clients so far, and what they got.
+struct Load<'a> {
+    bed: &'a Bed,
+    dice: Dice,
+    small: Vec<u8>,
+    large: Vec<u8>,
+    /// The answer to a request with the large file.
+    hash: Vec<u8>,
+    answers: Answers,
+    increments: u64,
+    rounds: u64,
+    aborts: u64,
+}
+
+impl<'a> Load<'a> {
+    fn new(bed: &'a Bed, seed: u64) -> Load<'a> {
+        let hash = output(Command::new("sha256sum").arg(bed.www.join("large"))).unwrap();
+        Load {
+            bed,
+            dice: Dice(seed),
+            small: bed.content("small"),
+            large: bed.content("large"),
+            hash: hash.get(..64).unwrap().to_vec(),
+            answers: Answers::default(),
+            increments: 0,
+            rounds: 0,
+            aborts: 0,
+        }
+    }
+
+    fn expect(&mut self, mut command: Command, count: u64, all: &[u8]) {
+        let outcome = output(&mut command).map(|got| got == all);
+        self.answers.note(&command, count, outcome);
+    }
+
+    /// Runs one client, or kills one.
+    fn turn(&mut self) {
+        self.rounds += 1;
+        let [_, web_ports @ ..] = self.bed.ports;
+        let port = web_ports[self.dice.below(3) as usize];
+        match self.dice.below(9) {
+            kind @ (0 | 1) => {
+                let (clients, pipeline) = (1 + self.dice.below(20), 1 + kind * self.dice.below(32));
+                let mut command = self.bed.bench(clients, 3000 + 17_000 * kind, pipeline);
+                let outcome = output(&mut command).map(|_| true);
+                self.answers.note(&command, 2 * (3000 + 17_000 * kind), outcome);
+            }
+            2 => {
+                let count = 1 + self.dice.below(50);
+                let mut command = self.bed.fabric.smc("redis-cli");
+                command.args(["-p", &self.bed.ports[0].to_string(), "-r", &count.to_string()]);
+                command.args(["incr", "counter"]);
+                let before = self.increments;
+                let all = (1..=count).map(|n| format!("{}\n", before + n)).collect::<String>();
+                self.increments += count;
+                self.expect(command, count, all.as_bytes());
+            }
+            3 => {
+                let count = 1 + self.dice.below(20);
+                let all = self.small.repeat(count as usize);
+                self.expect(self.bed.get(port, "small", count), count, &all);
+            }
+            4 => {
+                let count = 1 + self.dice.below(3);
+                let all = self.large.repeat(count as usize);
+                self.expect(self.bed.get(port, "large", count), count, &all);
+            }
+            5 => {
+                let count = 1 + self.dice.below(3);
+                let all = self.hash.repeat(count as usize);
+                self.expect(self.bed.send(count), count, &all);
+            }
+            victim => self.kill_one(victim, port),
+        }
+    }
+
+    fn kill_one(&mut self, victim: u64, port: u16) {
+        self.aborts += 1;
+        let mut command = match victim {
+            6 => self.bed.bench(1 + self.dice.below(20), 1_000_000, 1 + self.dice.below(16)),
+            7 => self.bed.get(port, "large", 100),
+            _ => self.bed.send(100),
+        };
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let client = command.spawn().unwrap();
+        abort(client, Duration::from_millis(20 + self.dice.below(300)));
+    }
+
+    /// Counts what the processes hold, when the clients have ended. `record`: it counts.
+    fn look(&self, seconds: f64, record: Option<&mut Record>) {
+        let Bed { fabric, servers, ports, .. } = self.bed;
+        // What the clients left behind must be released.
+        eventually(|| self.bed.devices().0 < servers.len());
+        sleep(Duration::from_millis(300));
+        let held: Vec<Held> = servers.iter().map(|(_, pid)| Held::by(*pid)).collect();
+        let dmbs: u64 = self.bed.devices().1;
+        let left = Left::now(fabric, ports);
+        let (smc, tcp) = fabric.decided();
+        let (rounds, aborts) = (self.rounds, self.aborts);
+        print!("{seconds:5.0} s  {rounds} rounds {aborts} aborts {smc} smc {tcp} tcp {dmbs} dmbs");
+        servers.iter().zip(&held).for_each(|((name, _), held)| print!("  {name}: {held}"));
+        let Answers { right, lost, broken, .. } = self.answers;
+        println!("  {left:?} {right} right {lost} lost {broken} broken");
+        let Some(record) = record else { return };
+        record.moments.push(seconds);
+        record.held.push(held);
+        record.dmbs.push(dmbs as f64);
+        record.left.push(left);
+    }
+}
+
+fn has_all_programs() -> bool {
+    let programs =
+        ["redis-server", "redis-benchmark", "redis-cli", "nginx", "haproxy", "gunicorn", "curl"];
+    programs.into_iter().all(has)
+}
+
 #[test]
 #[ignore = "tests/programs.sh --quick installs the programs and runs it"]
 fn nothing_grows() {
     if my_role().is_some() {
         run_daemon();
     }
-    let programs =
-        ["redis-server", "redis-benchmark", "redis-cli", "nginx", "haproxy", "gunicorn", "curl"];
-    if !programs.into_iter().all(has) {
+    if !has_all_programs() {
         let why = "redis, nginx, haproxy, gunicorn and curl are not all installed";
         // Past what the test harness keeps to itself.
         let _ = writeln!(std::io::stderr(), "SKIPPED, nothing was tested: {why}");
@@ -258,164 +459,35 @@ fn nothing_grows() {
     let seed = std::env::var("SMC_SOAK_SEED").ok().and_then(|text| text.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()) | 1);
     println!("seed {seed}");
-    let mut dice = Dice(seed);
-
-    let fabric = Fabric::without_daemon();
-    let management = fabric.file("management");
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    let daemon = role(command.env("SOAK_MANAGEMENT", &management), "nothing_grows", "daemon", 0);
-    eventually(|| Client::connect(&management).is_ok());
-    let devices = || {
-        let list = Client::connect(&management).unwrap().list().unwrap();
-        (list.iter().filter(|port| port.connected).count(), list.iter().map(|port| port.dmbs).sum())
-    };
-    let ports = [0; 4].map(|_| free_port());
-    let [redis_port, nginx_port, haproxy_port, gunicorn_port] = ports;
-    let mut command = fabric.smc("redis-server");
-    command.args(["--port", &redis_port.to_string(), "--save", "", "--bind", "127.0.0.1"]);
-    let redis = Running::start(&mut command);
-    await_listener(redis_port);
-    let www = fabric.file("www");
-    let web = Running::start(fabric.smc("nginx").args(nginx(&www, nginx_port)));
-    await_listener(nginx_port);
-    haproxy(&fabric.file("haproxy.cfg"), haproxy_port, nginx_port);
-    let mut command = fabric.smc("haproxy");
-    let proxy = Running::start(command.arg("-db").arg("-f").arg(fabric.file("haproxy.cfg")));
-    await_listener(haproxy_port);
-    let mut command = fabric.smc("gunicorn");
-    // With more threads, it would start each of them the first time that the others are busy.
-    command.args(["-w", "2", "-k", "gthread", "--threads", "1", "--timeout", "300"]);
-    command.args(["-b", &format!("127.0.0.1:{gunicorn_port}"), "--log-level", "error"]);
-    let code = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code");
-    command.args(["--pythonpath", code, "--chdir"]).arg(&www).arg("app:wsgi");
-    let python = Running::start(&mut command);
-    await_listener(gunicorn_port);
-    eventually(|| children(python.pid()).len() == 2);
-    let mut servers = vec![("daemon", daemon.pid()), ("redis", redis.pid())];
-    servers.extend(children(web.pid()).into_iter().map(|pid| ("nginx", pid)));
-    servers.push(("haproxy", proxy.pid()));
-    servers.extend(children(python.pid()).into_iter().map(|pid| ("gunicorn", pid)));
-
-    let quiet = |command: &mut Command| {
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
-    };
-    let bench = |clients: u64, n: u64, pipeline: u64| {
-        let mut command = fabric.smc("redis-benchmark");
-        command.args(["-p", &redis_port.to_string(), "-t", "set,get", "-q"]);
-        command.args(["-c", &clients.to_string(), "-n", &n.to_string()]);
-        command.args(["-P", &pipeline.to_string()]);
-        command
-    };
-    let get = |port: u16, file: &str, times: u64| {
-        let url = format!("http://127.0.0.1:{port}/{file}");
-        let mut command = fabric.smc("curl");
-        command.args(["-sS", "--fail", "--max-time", "200"]);
-        command.args((0..times).map(|_| url.as_str()));
-        command
-    };
-    let send = |times: u64| {
-        let mut command = get(gunicorn_port, "hash", times);
-        command.arg("--data-binary").arg(format!("@{}", www.join("large").display()));
-        command
-    };
-    let content = |file: &str| fs::read(www.join(file)).unwrap();
-    let (small, large) = (content("small"), content("large"));
-    let hash = output(Command::new("sha256sum").arg(www.join("large"))).unwrap();
-    let hash = hash.get(..64).unwrap().to_vec();
-    let (mut answers, mut increments) = (Answers::default(), 0);
-    let web_ports = [nginx_port, haproxy_port, gunicorn_port];
+    let mut bed = Bed::start();
+    let mut load = Load::new(&bed, seed);
     let started = Instant::now();
     let lines = (length / 60).clamp(Duration::from_secs(2), Duration::from_secs(60));
-    let (mut rounds, mut aborts, mut next) = (0u64, 0u64, lines);
+    let mut next = lines;
     // By then every part has been used once.
     let warm = (length / 3).min(Duration::from_secs(180));
-    let mut record = Record { servers: servers.clone(), ..Record::default() };
+    let mut record = Record { servers: bed.servers.clone(), ..Record::default() };
     while started.elapsed() < length {
-        rounds += 1;
-        let port = web_ports[dice.below(3) as usize];
-        let mut expect = |mut command: Command, count: u64, all: &[u8]| {
-            let outcome = output(&mut command).map(|got| got == all);
-            answers.note(&command, count, outcome);
-        };
-        match dice.below(9) {
-            kind @ (0 | 1) => {
-                let (clients, pipeline) = (1 + dice.below(20), 1 + kind * dice.below(32));
-                let mut command = bench(clients, 3000 + 17_000 * kind, pipeline);
-                let outcome = output(&mut command).map(|_| true);
-                answers.note(&command, 2 * (3000 + 17_000 * kind), outcome);
-            }
-            2 => {
-                let count = 1 + dice.below(50);
-                let mut command = fabric.smc("redis-cli");
-                command.args(["-p", &redis_port.to_string(), "-r", &count.to_string()]);
-                command.args(["incr", "counter"]);
-                let all = (1..=count).map(|n| format!("{}\n", increments + n)).collect::<String>();
-                increments += count;
-                expect(command, count, all.as_bytes());
-            }
-            3 => {
-                let count = 1 + dice.below(20);
-                expect(get(port, "small", count), count, &small.repeat(count as usize));
-            }
-            4 => {
-                let count = 1 + dice.below(3);
-                expect(get(port, "large", count), count, &large.repeat(count as usize));
-            }
-            5 => {
-                let count = 1 + dice.below(3);
-                expect(send(count), count, &hash.repeat(count as usize));
-            }
-            victim => {
-                aborts += 1;
-                let mut command = match victim {
-                    6 => bench(1 + dice.below(20), 1_000_000, 1 + dice.below(16)),
-                    7 => get(port, "large", 100),
-                    _ => send(100),
-                };
-                abort(quiet(&mut command), Duration::from_millis(20 + dice.below(300)));
-            }
-        }
+        load.turn();
         if started.elapsed() < next {
             continue;
         }
         next = started.elapsed() + lines;
-        // The clients have ended. What they left behind must be released.
-        eventually(|| devices().0 < servers.len());
-        sleep(Duration::from_millis(300));
-        let held: Vec<Held> = servers.iter().map(|(_, pid)| Held::by(*pid)).collect();
-        let dmbs: u64 = devices().1;
-        let left = Left::now(&fabric, &ports);
-        let (smc, tcp) = fabric.decided();
-        print!(
-            "{:5} s  {rounds} rounds {aborts} aborts {smc} smc {tcp} tcp {dmbs} dmbs",
-            started.elapsed().as_secs()
-        );
-        servers.iter().zip(&held).for_each(|((name, _), held)| print!("  {name}: {held}"));
-        println!(
-            "  {left:?} {} right {} lost {} broken",
-            answers.right, answers.lost, answers.broken
-        );
-        if started.elapsed() < warm {
-            continue;
-        }
-        record.moments.push(started.elapsed().as_secs_f64());
-        record.held.push(held);
-        record.dmbs.push(dmbs as f64);
-        record.left.push(left);
+        let counts = started.elapsed() >= warm;
+        load.look(started.elapsed().as_secs_f64(), counts.then_some(&mut record));
     }
+    let Load { answers, rounds, aborts, .. } = load;
     let grown = record.grown();
-    for (name, pid) in servers.iter().filter(|_| !grown.is_empty()) {
+    for (name, pid) in bed.servers.iter().filter(|_| !grown.is_empty()) {
         println!("{name} {pid}:\n{}", held::kinds(*pid));
     }
     // First, so that no process stays behind.
-    proxy.stop();
-    python.stop();
-    web.stop();
-    redis.stop();
+    std::mem::take(&mut bed.running).into_iter().for_each(Running::stop);
     let Answers { right, lost, broken, details } = answers;
     println!("{right} answers are right, {lost} clients lost answers, {broken} got wrong ones");
     assert!(lost == 0 && broken == 0, "{details:#?} (seed {seed})");
     assert!(grown.is_empty(), "{grown}(seed {seed})");
+    let fabric = &bed.fabric;
     let (smc, tcp) = fabric.decided();
     assert!(smc > 0 && fabric.broken().len() as u64 <= aborts * 50, "{:?}", fabric.broken());
     println!("{rounds} rounds, {aborts} aborts; {smc} ends on SMC, {tcp} on TCP");
