@@ -10,3 +10,4 @@ pub use crate::socket::incoming::Incoming;
 pub use crate::socket::inherit::{AfterFork, PendingDecline, StackUpkeep};
 pub use crate::socket::outgoing::Outgoing;
 pub use crate::socket::watch::{ArmedLines, SignalMask, Watch, WatchedStream, Woken};
+pub use ism_sys::ForkLocks;

@@ -46,7 +46,7 @@ pub(crate) use self::source::PeerObserver;
 use self::source::{LineName, REACTOR_NAME, ReactorEvent, Source, Tags};
 use self::wait::Waiter;
 use self::work::{PendingWork, Work};
-use ism_sys::{EventFd, is_free, lock, out_of_the_way};
+use ism_sys::{EventFd, ForkLocks, is_free, lock, out_of_the_way};
 
 /// A connection, as the reactor calls it. The reactor holds none of its locks during these calls.
 pub(crate) trait ConnectionHandler: Send + Sync + 'static {
@@ -168,6 +168,27 @@ pub(crate) struct Reactor<C> {
     epoch: Instant,
     /// When [`Reactor::try_poll`] polled last, microseconds since `epoch`.
     last_try_us: AtomicU32,
+}
+
+impl<C: ConnectionHandler> ForkLocks for Reactor<C> {
+    fn is_unlocked(&self) -> bool {
+        is_free(&self.delayed_updates) && is_free(&self.followers) && is_free(&self.table)
+    }
+
+    fn forget_threads(&self) {
+        lock(&self.followers).clear();
+        self.lead.store(FREE, Ordering::SeqCst);
+        self.work.reset(Work::MAINTENANCE | Work::TIMERS | Work::UPDATES);
+        // No event loop of the kernel is left that would have to learn of readiness.
+        self.pollables.store(0, Ordering::SeqCst);
+        self.unwatched.store(0, Ordering::SeqCst);
+        self.pollers.store(0, Ordering::Relaxed);
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        let edges = self.edges.as_ref().map(AsRawFd::as_raw_fd);
+        edges.into_iter().chain([self.interrupt.as_fd().as_raw_fd()]).collect()
+    }
 }
 
 impl<C: ConnectionHandler> Reactor<C> {
@@ -303,28 +324,6 @@ impl<C: ConnectionHandler> Reactor<C> {
     pub(crate) fn remove_unwatched(&self) {
         let minus_one = |count: usize| count.checked_sub(1);
         let _ = self.unwatched.fetch_update(Ordering::SeqCst, Ordering::SeqCst, minus_one);
-    }
-
-    /// Whether no thread holds a lock of the reactor.
-    pub(crate) fn is_unlocked(&self) -> bool {
-        is_free(&self.delayed_updates) && is_free(&self.followers) && is_free(&self.table)
-    }
-
-    /// Forgets the threads of the parent, in the child of a fork that takes the source over.
-    pub(crate) fn forget_threads(&self) {
-        lock(&self.followers).clear();
-        self.lead.store(FREE, Ordering::SeqCst);
-        self.work.reset(Work::MAINTENANCE | Work::TIMERS | Work::UPDATES);
-        // No event loop of the kernel is left that would have to learn of readiness.
-        self.pollables.store(0, Ordering::SeqCst);
-        self.unwatched.store(0, Ordering::SeqCst);
-        self.pollers.store(0, Ordering::Relaxed);
-    }
-
-    /// The reactor's own descriptors.
-    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
-        let edges = self.edges.as_ref().map(AsRawFd::as_raw_fd);
-        edges.into_iter().chain([self.interrupt.as_fd().as_raw_fd()]).collect()
     }
 
     /// Polls a source that must be polled, whether a thread leads or not. Callers that spin or

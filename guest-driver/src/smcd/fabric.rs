@@ -13,7 +13,7 @@ use virtio_ism_abi::{Chid, Gid, Status, Token};
 
 use super::attachments::{AttachSlot, Attachments};
 use super::peer::{DmbBytes, Peer, PeerBuffer};
-use ism_sys::{is_free, lock};
+use ism_sys::{ForkLocks, is_free, lock};
 use virtio_ism::{IsmDevice, IsmError};
 
 /// Code of the software event by which Linux ends a logical link.
@@ -33,6 +33,12 @@ pub(crate) struct Fabric {
 /// Objects whose `drop` sends device commands, and so may block.
 pub(crate) type DeferredDrop = Box<dyn Send>;
 
+impl ForkLocks for Fabric {
+    fn is_unlocked(&self) -> bool {
+        is_free(&self.peers) && self.all().iter().all(|peer| peer.is_unlocked())
+    }
+}
+
 impl Fabric {
     /// Wraps an open device.
     pub(crate) fn new(device: Arc<IsmDevice>) -> Arc<Fabric> {
@@ -43,11 +49,6 @@ impl Fabric {
 
     fn peers(&self) -> MutexGuard<'_, FxHashMap<Gid, Arc<Peer>>> {
         lock(&self.peers)
-    }
-
-    /// Whether no thread holds a lock of the fabric or its peers.
-    pub(crate) fn is_unlocked(&self) -> bool {
-        is_free(&self.peers) && self.all().iter().all(|peer| peer.is_unlocked())
     }
 
     /// The device.

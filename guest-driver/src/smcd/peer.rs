@@ -18,7 +18,7 @@ use virtio_ism_abi::command::Op;
 use virtio_ism_abi::{Gid, Status, Token};
 
 use super::attachments::{AttachSlot, Attachments};
-use ism_sys::{is_free, lock};
+use ism_sys::{ForkLocks, is_free, lock};
 use virtio_ism::{IsmDevice, IsmError, OwnDmb, PeerDmb};
 
 /// Most own DMBs of one size in the pool of a peer.
@@ -147,6 +147,12 @@ impl Drop for OwnBuffer {
     }
 }
 
+impl ForkLocks for Peer {
+    fn is_unlocked(&self) -> bool {
+        is_free(&self.state)
+    }
+}
+
 impl Peer {
     pub(super) fn new(
         gid: Gid,
@@ -168,11 +174,6 @@ impl Peer {
 
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
-    }
-
-    /// Whether no thread holds the lock of its state.
-    pub(super) fn is_unlocked(&self) -> bool {
-        is_free(&self.state)
     }
 
     /// Its GID.

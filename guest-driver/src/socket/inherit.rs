@@ -3,9 +3,9 @@
 //!
 //! The child has the parent's memory and descriptors, and one thread. The parent forks while it
 //! holds the locks of the devices' queues ([`Stack::hold_devices`]), so no thread of it uses a
-//! device after that, nor takes bytes out of a send queue. The child checks that no other lock was held ([`Stack::is_unlocked`]),
-//! forgets the parent's threads ([`Stack::take_over`]), and does what these did
-//! ([`StackUpkeep::turn`]).
+//! device after that, nor takes bytes out of a send queue. The child checks that no other lock was
+//! held ([`ForkLocks`]), forgets the parent's threads ([`Stack::take_over`]), and does what these
+//! did ([`StackUpkeep::turn`]).
 
 use std::io;
 use std::net::TcpStream;
@@ -18,7 +18,7 @@ use super::stack::{OpenDevice, Stack};
 use crate::conn::{self, Conn};
 use crate::handshake::client::DeclineAnswer;
 use crate::reactor::Upkeep;
-use ism_sys::{LockGuardList, is_free, lock};
+use ism_sys::{ForkLocks, LockGuardList, is_free, lock};
 use virtio_ism::IsmDevice;
 
 /// Pause between two attempts to hold the devices.
@@ -82,31 +82,6 @@ impl Stack {
         }
     }
 
-    /// Whether no thread holds a lock of the stack, its devices and its connections. In the child
-    /// of a fork this says whether the parent's threads have left all of them in order.
-    pub fn is_unlocked(&self) -> bool {
-        self.has_free_locks()
-            && self.live_devices().iter().all(|live| {
-                live.reactor.is_unlocked()
-                    && live.fabric.is_unlocked()
-                    && live.fabric.device().is_unlocked()
-                    && live.reactor.connections().iter().all(|conn| conn.is_unlocked())
-            })
-            && lock(self.closing()).iter().all(|conn| conn.is_unlocked())
-    }
-
-    /// The descriptors that the devices and connections need.
-    pub fn descriptors(&self) -> Vec<RawFd> {
-        let mut all = Vec::new();
-        for live in self.live_devices() {
-            all.extend(live.reactor.descriptors());
-            all.extend(live.fabric.device().descriptors());
-            all.extend(live.reactor.connections().iter().flat_map(|conn| conn.descriptors()));
-        }
-        all.extend(lock(self.closing()).iter().flat_map(|conn| conn.descriptors()));
-        all
-    }
-
     /// Takes the devices over, in the child. Connections other than `kept` are closed, as the
     /// kernel closes those of a process that ends.
     pub fn take_over(self: &Arc<Self>, kept: &[&SmcStream]) -> StackUpkeep {
@@ -133,6 +108,35 @@ impl Stack {
 
     fn open_devices(&self) -> Vec<Arc<IsmDevice>> {
         self.live_devices().iter().map(|live| live.fabric.device().clone()).collect()
+    }
+}
+
+#[doc(hidden)]
+impl ForkLocks for Stack {
+    fn is_unlocked(&self) -> bool {
+        is_free(&self.slots)
+            && is_free(&self.closing)
+            && is_free(&self.deferred_drops)
+            && self.tcp_connections.is_unlocked()
+            && self.offers.is_unlocked()
+            && self.live_devices().iter().all(|live| {
+                live.reactor.is_unlocked()
+                    && live.fabric.is_unlocked()
+                    && live.fabric.device().is_unlocked()
+                    && live.reactor.connections().iter().all(|conn| conn.is_unlocked())
+            })
+            && lock(&self.closing).iter().all(|conn| conn.is_unlocked())
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        let mut all = Vec::new();
+        for live in self.live_devices() {
+            all.extend(live.reactor.descriptors());
+            all.extend(live.fabric.device().descriptors());
+            all.extend(live.reactor.connections().iter().flat_map(|conn| conn.descriptors()));
+        }
+        all.extend(lock(&self.closing).iter().flat_map(|conn| conn.descriptors()));
+        all
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use rustc_hash::FxHashMap;
 
-use ism_sys::{is_free, lock};
+use ism_sys::{ForkLocks, is_free, lock};
 
 /// Clients of a source that are accepted and have not confirmed, at most.
 const MAX_OFFERS: usize = 512;
@@ -47,6 +47,12 @@ pub(super) struct Offer {
     source: Source,
 }
 
+impl ForkLocks for Offers {
+    fn is_unlocked(&self) -> bool {
+        is_free(&self.by_source)
+    }
+}
+
 impl Offers {
     /// Whether the source of this connection may have one more.
     pub(super) fn has_room(&self, tcp: &TcpStream) -> bool {
@@ -68,11 +74,6 @@ impl Offers {
         self.all.fetch_add(1, Ordering::Relaxed);
         *lock(&self.by_source).entry(source).or_default() += 1;
         Offer { offers: self.clone(), source }
-    }
-
-    /// Whether no thread holds the lock.
-    pub(super) fn is_unlocked(&self) -> bool {
-        is_free(&self.by_source)
     }
 }
 

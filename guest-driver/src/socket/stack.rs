@@ -26,7 +26,7 @@ use crate::reactor::spin::Spin;
 use crate::smcd::{DeferredDrop, DeferredDropQueue, Fabric, Fabrics, SmcdSource};
 use crate::smcr::{NoRdma, RdmaHost};
 use crate::traffic::{CostModel, TrafficTable};
-use ism_sys::{is_free, lock};
+use ism_sys::lock;
 use smc_rendezvous::PeerDiscovery;
 use virtio_ism::transport::DeviceAddress;
 use virtio_ism::{IsmDevice, OpenOptions, Prefer};
@@ -44,20 +44,20 @@ pub struct Stack {
     config: Config,
     peer_id: PeerId,
     peer_discovery: PeerDiscovery,
-    slots: Mutex<Slots>,
+    pub(super) slots: Mutex<Slots>,
     rdma: OnceLock<Result<Rdma, NoRdma>>,
-    closing: Mutex<Vec<Arc<Conn>>>,
+    pub(super) closing: Mutex<Vec<Arc<Conn>>>,
     /// The stack adopted a connection since the last round of maintenance.
     adopted: AtomicBool,
     /// The background threads do maintenance every [`SWEEP_PAUSE`].
     ticking: AtomicBool,
     spin: Arc<Spin>,
     /// What the background threads drop, because dropping it takes device commands.
-    deferred_drops: Mutex<Vec<DeferredDrop>>,
+    pub(super) deferred_drops: Mutex<Vec<DeferredDrop>>,
     counters: Counters,
-    tcp_connections: TcpConnections,
+    pub(super) tcp_connections: TcpConnections,
     /// Clients that were accepted and have not confirmed.
-    offers: Arc<Offers>,
+    pub(super) offers: Arc<Offers>,
     statistics: OnceLock<Server>,
 }
 
@@ -538,15 +538,6 @@ impl Stack {
     /// Connections that the application has closed and the peer has not.
     pub(super) fn closing(&self) -> &Mutex<Vec<Arc<Conn>>> {
         &self.closing
-    }
-
-    /// Whether no thread holds a lock of the stack itself.
-    pub(super) fn has_free_locks(&self) -> bool {
-        is_free(&self.slots)
-            && is_free(&self.closing)
-            && is_free(&self.deferred_drops)
-            && self.tcp_connections.is_unlocked()
-            && self.offers.is_unlocked()
     }
 
     /// Takes over a connection that the application has closed and the peer has not.

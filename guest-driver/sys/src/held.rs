@@ -5,6 +5,7 @@
 //! it. So a process that hands its devices to a child holds the locks of their queues while it
 //! forks, and the child checks that nobody has held any other lock.
 
+use std::os::fd::RawFd;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 /// A lock that is held, whatever it protects.
@@ -14,6 +15,30 @@ impl<T: ?Sized> LockGuard for MutexGuard<'_, T> {}
 
 /// Locks that are held until the list is dropped.
 pub type LockGuardList<'a> = Vec<Box<dyn LockGuard + 'a>>;
+
+/// An owner of locks, in a process that may hand it to the child of a fork. Each lock of the owner is
+/// in one of the first two methods.
+pub trait ForkLocks {
+    /// Holds the locks without which no thread can use the owner. `false`: a thread has one of them,
+    /// or no child can take the owner over.
+    #[must_use = "false means: the owner is in use"]
+    fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        let _ = held;
+        true
+    }
+
+    /// Whether no thread holds a lock of the owner that [`ForkLocks::try_hold`] does not hold. In the
+    /// child this says whether the parent's threads have left all of them in order.
+    fn is_unlocked(&self) -> bool;
+
+    /// Forgets the threads of the parent, in the child.
+    fn forget_threads(&self) {}
+
+    /// The descriptors that the child needs.
+    fn descriptors(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
+}
 
 /// Takes a lock if it is free, and adds it to the list. `false`: another thread has it.
 #[must_use = "false means: another thread has the lock"]

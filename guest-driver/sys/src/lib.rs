@@ -40,7 +40,7 @@ pub use event::{
 };
 pub use file::{open_regular, read_text};
 pub use futex::{WordWait, can_sleep_on_words, sleep_on_private, sleep_on_words, wake_sleepers};
-pub use held::{LockGuardList, is_free, try_hold};
+pub use held::{ForkLocks, LockGuardList, is_free, try_hold};
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_sealed, sealed_memfd};
 pub use registers::Registers;

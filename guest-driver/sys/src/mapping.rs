@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use thiserror::Error;
 
-use super::{OutOfBounds, SharedSlice, check_sealed, is_free, lock};
+use super::{ForkLocks, OutOfBounds, SharedSlice, check_sealed, is_free, lock};
 
 /// A range of address space that this process owns. It is unmapped when the last view of it is
 /// gone.
@@ -199,6 +199,12 @@ pub struct Reservation {
     mapped: Mutex<Vec<(u64, u64)>>,
 }
 
+impl ForkLocks for Reservation {
+    fn is_unlocked(&self) -> bool {
+        is_free(&self.mapped)
+    }
+}
+
 impl Reservation {
     /// Reserves `size` bytes of address space; no memory is used.
     ///
@@ -212,11 +218,6 @@ impl Reservation {
             unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), flags)? };
         let mem = SharedMem::own(start.cast(), len)?;
         Ok(Reservation { mem, mapped: Mutex::new(Vec::new()) })
-    }
-
-    /// Whether no thread holds the lock of the mappings.
-    pub fn is_unlocked(&self) -> bool {
-        is_free(&self.mapped)
     }
 
     /// Size of the window, bytes.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use virtio_ism_abi::{Gid, Token};
 
 use crate::virtqueue::MovePath;
-use ism_sys::{is_free, lock};
+use ism_sys::{ForkLocks, is_free, lock};
 
 /// Tokens to remember of DMBs that were gone before their path was added, at most: more than
 /// threads wait for an ATTACH.
@@ -27,12 +27,13 @@ struct Paths {
     gone: VecDeque<Token>,
 }
 
-impl Attached {
-    /// Whether no thread holds the lock.
-    pub(super) fn is_unlocked(&self) -> bool {
+impl ForkLocks for Attached {
+    fn is_unlocked(&self) -> bool {
         is_free(&self.0)
     }
+}
 
+impl Attached {
     /// Adds a path, and fails it if its DMB is gone already. The caller checks afterwards whether
     /// the owner has left the fabric.
     pub(super) fn add(&self, token: Token, owner: Gid, path: &Arc<MovePath>) {

@@ -26,7 +26,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::transport::{Doorbells, RunningDevice, TransportError};
 use crate::virtqueue::QueueError;
-use ism_sys::{LockGuardList, PollInterest, is_free, try_hold, wait, wait_in_set};
+use ism_sys::{ForkLocks, LockGuardList, PollInterest, is_free, try_hold, wait, wait_in_set};
 
 mod attached;
 mod error;
@@ -87,6 +87,28 @@ pub struct IsmDevice {
     window_rate: OnceLock<u64>,
     polling: Mutex<()>,
     unknown_events: AtomicU64,
+}
+
+impl ForkLocks for IsmDevice {
+    fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        try_hold(&self.polling, held) && self.running.try_hold(held)
+    }
+
+    fn is_unlocked(&self) -> bool {
+        is_free(&self.indices)
+            && self.slabs.is_unlocked()
+            && self.lines.is_unlocked()
+            && self.attached.is_unlocked()
+            && self.running.is_unlocked()
+    }
+
+    fn forget_threads(&self) {
+        self.lines.forget_threads();
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        self.running.descriptors()
+    }
 }
 
 impl IsmDevice {
@@ -456,34 +478,9 @@ impl IsmDevice {
         Ok(woken)
     }
 
-    /// Holds the locks of the device's queues, so that no thread uses the device. `false`: one
-    /// does, or no child of a fork could take the device over.
-    pub fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
-        try_hold(&self.polling, held) && self.running.try_hold(held)
-    }
-
-    /// Whether no thread holds a lock that [`IsmDevice::try_hold`] does not hold.
-    pub fn is_unlocked(&self) -> bool {
-        is_free(&self.indices)
-            && self.slabs.is_unlocked()
-            && self.lines.is_unlocked()
-            && self.attached.is_unlocked()
-            && self.running.is_unlocked()
-    }
-
-    /// Forgets the threads of the parent, in the child of a fork that takes the device over.
-    pub fn forget_threads(&self) {
-        self.lines.forget_threads();
-    }
-
     /// Whether the child of a fork can take the device over.
     pub fn can_be_inherited(&self) -> bool {
         self.running.window.inheritance().is_some() && !self.is_gone()
-    }
-
-    /// The descriptors that the driver needs.
-    pub fn descriptors(&self) -> Vec<RawFd> {
-        self.running.descriptors()
     }
 
     /// The descriptors for which a child that has taken the device over waits; it then calls

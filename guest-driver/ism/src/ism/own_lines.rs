@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use virtio_ism_abi::signal::SlabLine;
 use virtio_ism_abi::slab::{LINE_ARMED, LINE_LEN, SLAB_LINE, SLAB_PEND, SLAB_WORDS};
 
-use ism_sys::{OutOfBounds, SharedSlice, is_free, lock};
+use ism_sys::{ForkLocks, OutOfBounds, SharedSlice, is_free, lock};
 
 /// A slab that has had no news at this many ages in a row becomes idle.
 const IDLE_AGE: u32 = 64;
@@ -106,12 +106,19 @@ struct Lines {
     sleepers: usize,
 }
 
-impl OwnLines {
-    /// Whether no thread holds the lock.
-    pub(super) fn is_unlocked(&self) -> bool {
+impl ForkLocks for OwnLines {
+    fn is_unlocked(&self) -> bool {
         is_free(&self.0)
     }
 
+    fn forget_threads(&self) {
+        let mut lines = lock(&self.0);
+        lines.sleepers = 0;
+        lines.busy.iter().for_each(|line| line.memory.disarm());
+    }
+}
+
+impl OwnLines {
     /// Adds a slab, unless it is known.
     pub(super) fn add(&self, slab: u32, memory: &SlabLineMemory) {
         let mut lines = lock(&self.0);
@@ -207,14 +214,6 @@ impl OwnLines {
             }
             lines.busy.push(line);
         }
-    }
-
-    /// Forgets the threads of the parent, which may have been asleep, in the child of a fork that
-    /// takes the device over.
-    pub(super) fn forget_threads(&self) {
-        let mut lines = lock(&self.0);
-        lines.sleepers = 0;
-        lines.busy.iter().for_each(|line| line.memory.disarm());
     }
 }
 

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 
 use super::own_lines::SlabLineMemory;
 use super::{IsmDevice, IsmError};
-use ism_sys::{Doorbell, SharedSlice, is_free, lock};
+use ism_sys::{Doorbell, ForkLocks, SharedSlice, is_free, lock};
 
 /// How long the nonce may take to appear: some front ends acknowledge a mapping before it is there.
 const NONCE_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 1000 });
@@ -150,12 +150,13 @@ struct Slabs {
     left: VecDeque<Gid>,
 }
 
-impl SlabTable {
-    /// Whether no thread holds the lock.
-    pub(super) fn is_unlocked(&self) -> bool {
+impl ForkLocks for SlabTable {
+    fn is_unlocked(&self) -> bool {
         is_free(&self.0)
     }
+}
 
+impl SlabTable {
     /// Counts a DMB that uses the slab. Also returns slabs to the device whose peers left while no
     /// DMB used them.
     pub(super) fn acquire(&self, device: &IsmDevice, id: u32, peer: Gid) {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use rustix::event::epoll;
 use rustix::process::{Resource, getrlimit};
 
-use ism_sys::{Doorbell, is_free, lock, out_of_the_way};
+use ism_sys::{Doorbell, ForkLocks, is_free, lock, out_of_the_way};
 
 /// Doorbells in the set, at most.
 const SLOTS: usize = 128;
@@ -50,6 +50,18 @@ pub(crate) struct Slab {
     pub(crate) number: u32,
     /// This process owns the slab, and waits for the doorbell; `false`: it rings it.
     pub(crate) is_own: bool,
+}
+
+impl ForkLocks for Doorbells {
+    fn is_unlocked(&self) -> bool {
+        is_free(&self.by_offset)
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        let table = lock(&self.by_offset);
+        let doorbells = table.values().map(|entry| entry.doorbell.as_fd().as_raw_fd());
+        doorbells.chain([self.set.as_raw_fd()]).collect()
+    }
 }
 
 impl Doorbells {
@@ -140,18 +152,6 @@ impl Doorbells {
                 rung(slab.load(Ordering::Relaxed));
             }
         }
-    }
-
-    /// Whether no thread holds the lock.
-    pub(crate) fn is_unlocked(&self) -> bool {
-        is_free(&self.by_offset)
-    }
-
-    /// The descriptors of the set and the doorbells.
-    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
-        let table = lock(&self.by_offset);
-        let doorbells = table.values().map(|entry| entry.doorbell.as_fd().as_raw_fd());
-        doorbells.chain([self.set.as_raw_fd()]).collect()
     }
 }
 

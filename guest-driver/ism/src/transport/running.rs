@@ -10,7 +10,7 @@ use virtio_ism_abi::config::{Config, Features};
 
 use super::doorbells::Doorbells;
 use crate::virtqueue::{GuestPool, Health, QueueError, Queues};
-use ism_sys::{LockGuardList, SharedSlice};
+use ism_sys::{ForkLocks, LockGuardList, SharedSlice};
 
 /// What differs between transports: the window, and the connection to the device.
 ///
@@ -45,16 +45,7 @@ pub(crate) trait Window: Send + Sync {
 ///
 /// The child has all memory and descriptors, and no threads. What a thread of the parent did for
 /// the connection, the child does by calling [`ForkTransport::serve`].
-pub(crate) trait ForkTransport {
-    /// Holds the locks of the connection, so that no thread uses it. `false`: one does.
-    fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool;
-
-    /// Whether no thread holds a lock of it that [`ForkTransport::try_hold`] does not hold.
-    fn is_unlocked(&self) -> bool;
-
-    /// The descriptors that it needs.
-    fn descriptors(&self) -> Vec<RawFd>;
-
+pub(crate) trait ForkTransport: ForkLocks {
     /// The descriptors for which the child waits: when one is readable or hung up, it calls
     /// [`ForkTransport::serve`].
     fn waits_for(&self) -> Vec<RawFd>;
@@ -77,6 +68,30 @@ pub struct RunningDevice {
     pub(crate) health: Arc<Health>,
     config: Config,
     features: Features,
+}
+
+impl ForkLocks for RunningDevice {
+    fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        self.queues.try_hold(held)
+            && self.window.inheritance().is_some_and(|inheritance| inheritance.try_hold(held))
+    }
+
+    fn is_unlocked(&self) -> bool {
+        let connection =
+            self.window.inheritance().is_none_or(|inheritance| inheritance.is_unlocked());
+        connection
+            && self.queues.is_unlocked()
+            && self.pool.is_unlocked()
+            && self.health.is_unlocked()
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        let mut all = self.health.descriptors();
+        all.extend(
+            self.window.inheritance().into_iter().flat_map(|inheritance| inheritance.descriptors()),
+        );
+        all
+    }
 }
 
 impl RunningDevice {
@@ -125,26 +140,6 @@ impl RunningDevice {
     /// A view of a part of the window; `None` unless all of the part is mapped.
     pub fn window_slice(&self, offset: u64, len: u64) -> Option<SharedSlice> {
         self.window.slice(offset, len)
-    }
-
-    /// Holds the locks of all queues and of the connection, so that no thread uses the device.
-    /// `false`: one does, or no child could take the device over.
-    pub(crate) fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
-        self.queues.try_hold(held)
-            && self.window.inheritance().is_some_and(|inheritance| inheritance.try_hold(held))
-    }
-
-    /// Whether no thread holds a lock that [`RunningDevice::try_hold`] does not hold.
-    pub(crate) fn is_unlocked(&self) -> bool {
-        let connection = self.window.inheritance().is_none_or(ForkTransport::is_unlocked);
-        connection && self.pool.is_unlocked() && self.health.is_unlocked()
-    }
-
-    /// The descriptors that the driver needs.
-    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
-        let mut all = self.health.descriptors();
-        all.extend(self.window.inheritance().into_iter().flat_map(ForkTransport::descriptors));
-        all
     }
 }
 

@@ -12,7 +12,7 @@ use virtio_ism_abi::command::{Op, ReplyHeader, RequestHeader};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{CONTROL_TIMEOUT, GuestMem, GuestPool, QueueAddresses, QueueError, SplitQueue, Wiring};
-use ism_sys::{LockGuardList, lock, try_hold};
+use ism_sys::{ForkLocks, LockGuardList, lock, try_hold};
 
 const ENTRIES: usize = 64;
 /// Commands under way at most: each takes two descriptors.
@@ -44,6 +44,20 @@ pub(crate) struct ControlQueue {
     memory: GuestMem,
     wiring: Wiring,
     timeout: Duration,
+}
+
+impl ForkLocks for ControlQueue {
+    fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        // A command under way has a thread that waits for its answer.
+        let is_idle = self.state.try_lock().is_ok_and(|state| {
+            !state.listening && state.slots.iter().all(|slot| *slot == Slot::Free)
+        });
+        is_idle && try_hold(&self.state, held)
+    }
+
+    fn is_unlocked(&self) -> bool {
+        true
+    }
 }
 
 impl ControlQueue {
@@ -125,15 +139,6 @@ impl ControlQueue {
             self.wiring.health.fail(&error.to_string());
         }
         result
-    }
-
-    /// Holds the queue's lock, so that no thread uses the queue. `false`: one does.
-    pub(crate) fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
-        // A command under way has a thread that waits for its answer.
-        let is_idle = self.state.try_lock().is_ok_and(|state| {
-            !state.listening && state.slots.iter().all(|slot| *slot == Slot::Free)
-        });
-        is_idle && try_hold(&self.state, held)
     }
 
     fn check_alive(&self) -> Result<(), QueueError> {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use virtio_ism_abi::event::EVENT_LEN;
 
 use super::{DmaSpan, GuestMem, GuestPool, QueueAddresses, QueueError, SplitQueue, Wiring};
-use ism_sys::{LockGuardList, lock, try_hold};
+use ism_sys::{ForkLocks, LockGuardList, lock, try_hold};
 
 const ENTRIES: usize = 256;
 
@@ -15,6 +15,16 @@ pub(crate) struct EventQueue {
     ring: Mutex<SplitQueue<ENTRIES>>,
     buffers: GuestMem,
     wiring: Wiring,
+}
+
+impl ForkLocks for EventQueue {
+    fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        try_hold(&self.ring, held)
+    }
+
+    fn is_unlocked(&self) -> bool {
+        true
+    }
 }
 
 impl EventQueue {
@@ -77,11 +87,6 @@ impl EventQueue {
             self.wiring.kick.notify();
         }
         Ok(Some(record))
-    }
-
-    /// Holds the queue's lock, so that no thread uses the queue. `false`: one does.
-    pub(crate) fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
-        try_hold(&self.ring, held)
     }
 
     /// Becomes readable when a record arrives after [`arm`](Self::arm), or when the device is gone.

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use ism_sys::{EventFd, is_free, lock, shut_down};
+use ism_sys::{EventFd, ForkLocks, is_free, lock, shut_down};
 
 /// A switch that turns once, from a device that works to one that is gone.
 #[derive(Debug)]
@@ -15,6 +15,19 @@ pub(crate) struct Health {
     // device.
     wake: Mutex<Vec<Arc<EventFd>>>,
     sockets: Mutex<Vec<OwnedFd>>,
+}
+
+impl ForkLocks for Health {
+    fn is_unlocked(&self) -> bool {
+        is_free(&self.wake) && is_free(&self.sockets)
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        let mut all: Vec<_> =
+            lock(&self.wake).iter().map(|event| event.as_fd().as_raw_fd()).collect();
+        all.extend(lock(&self.sockets).iter().map(AsRawFd::as_raw_fd));
+        all
+    }
 }
 
 impl Health {
@@ -59,19 +72,6 @@ impl Health {
         for socket in lock(&self.sockets).iter() {
             shut_down(socket.as_fd());
         }
-    }
-
-    /// Whether no thread holds a lock of this.
-    pub(crate) fn is_unlocked(&self) -> bool {
-        is_free(&self.wake) && is_free(&self.sockets)
-    }
-
-    /// The descriptors that the end of the device is shown by.
-    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
-        let mut all: Vec<_> =
-            lock(&self.wake).iter().map(|event| event.as_fd().as_raw_fd()).collect();
-        all.extend(lock(&self.sockets).iter().map(AsRawFd::as_raw_fd));
-        all
     }
 
     fn wake_all(&self) {

@@ -11,7 +11,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use super::{DmaSpan, QueueError};
-use ism_sys::{DmaMemory, OutOfBounds, SharedMem, SharedSlice, is_free, lock, sealed_memfd};
+use ism_sys::{
+    DmaMemory, ForkLocks, OutOfBounds, SharedMem, SharedSlice, is_free, lock, sealed_memfd,
+};
 
 /// Smallest block, bytes.
 const MIN_BLOCK: usize = 4096;
@@ -31,6 +33,12 @@ pub struct GuestPool {
     // Bus addresses of each `BASE_ALIGN` bytes of `usable`. `None`: addresses in this process.
     bus: Option<Vec<u64>>,
     free: Mutex<Buddy>,
+}
+
+impl ForkLocks for GuestPool {
+    fn is_unlocked(&self) -> bool {
+        is_free(&self.free)
+    }
 }
 
 impl GuestPool {
@@ -153,11 +161,6 @@ impl GuestPool {
         let mut mem = self.alloc(len)?;
         mem.leak();
         Ok((mem.slice().clone(), mem.gpa()))
-    }
-
-    /// Whether no thread holds the pool's lock.
-    pub(crate) fn is_unlocked(&self) -> bool {
-        is_free(&self.free)
     }
 
     /// Bytes in use, in whole blocks.

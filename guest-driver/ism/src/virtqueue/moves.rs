@@ -15,7 +15,7 @@ use super::{
     CONTROL_TIMEOUT, GuestMem, GuestPool, MAX_PIECES, MovePath, QueueAddresses, QueueError,
     SplitQueue, SplitQueueError, UsedChain, Wiring,
 };
-use ism_sys::{LockGuardList, lock, try_hold};
+use ism_sys::{ForkLocks, LockGuardList, lock, try_hold};
 
 const ENTRIES: usize = 256;
 /// Moves under way at most. Their descriptors leave room for 96 kicks.
@@ -67,6 +67,16 @@ pub(crate) struct MoveQueue {
     pool: Arc<GuestPool>,
     max_payload: usize,
     wiring: Wiring,
+}
+
+impl ForkLocks for MoveQueue {
+    fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        try_hold(&self.state, held)
+    }
+
+    fn is_unlocked(&self) -> bool {
+        true
+    }
 }
 
 impl MoveQueue {
@@ -281,11 +291,6 @@ impl MoveQueue {
         }
         self.announce(&mut state);
         Ok(())
-    }
-
-    /// Holds the queue's lock, so that no thread uses the queue. `false`: one does.
-    pub(crate) fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
-        try_hold(&self.state, held)
     }
 
     /// Takes completions, unless another thread uses the queue: that one takes them anyway.

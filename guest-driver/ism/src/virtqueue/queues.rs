@@ -9,7 +9,7 @@ use virtio_ism_abi::Token;
 use super::{
     ControlQueue, EventQueue, GuestPool, MovePath, MoveQueue, QueueAddresses, QueueError, Wiring,
 };
-use ism_sys::LockGuardList;
+use ism_sys::{ForkLocks, LockGuardList};
 
 /// All queues of a device.
 pub(crate) struct Queues {
@@ -17,6 +17,20 @@ pub(crate) struct Queues {
     pub(crate) events: EventQueue,
     moves: Vec<MoveQueue>,
     next_path: AtomicUsize,
+}
+
+impl ForkLocks for Queues {
+    fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        self.control.try_hold(held)
+            && self.events.try_hold(held)
+            && self.moves.iter().all(|queue| queue.try_hold(held))
+    }
+
+    fn is_unlocked(&self) -> bool {
+        self.control.is_unlocked()
+            && self.events.is_unlocked()
+            && self.moves.iter().all(|queue| queue.is_unlocked())
+    }
 }
 
 impl Queues {
@@ -75,13 +89,6 @@ impl Queues {
     /// Most payload bytes of one move.
     pub(crate) fn max_payload(&self) -> usize {
         self.moves.first().map_or(0, MoveQueue::max_payload)
-    }
-
-    /// Holds the locks of all queues, so that no thread uses the device. `false`: one does.
-    pub(crate) fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
-        self.control.try_hold(held)
-            && self.events.try_hold(held)
-            && self.moves.iter().all(|queue| queue.try_hold(held))
     }
 
     /// Notes the outcome of moves that are done. Posting does that, too.

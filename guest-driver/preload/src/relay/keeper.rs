@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use guest_driver::interpose::{AfterFork, PendingDecline};
+use guest_driver::interpose::{AfterFork, ForkLocks, PendingDecline};
 use guest_driver::{SmcStream, Stack};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};

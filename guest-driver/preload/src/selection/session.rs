@@ -6,17 +6,17 @@ use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::time::Duration;
 
-use guest_driver::interpose::{FirstBytes, Incoming, Outgoing};
+use guest_driver::interpose::{FirstBytes, ForkLocks, Incoming, Outgoing};
 use guest_driver::{Config as StackConfig, Rnics, Stack, statistics};
 
 use crate::config::RunConfig;
 use crate::selection::{inherited_options, own_calls, short_lived, worthwhile};
 use crate::sys::fork_lock::ForkLock;
-use crate::sys::{self, STACK, leaked, own_numbers, raw};
+use crate::sys::{STACK, leaked, own_numbers, raw};
 use crate::{config, fork, last_thread, status};
 
 static CURRENT: AtomicPtr<ProcessSession> = AtomicPtr::new(std::ptr::null_mut());
@@ -27,7 +27,8 @@ pub(crate) struct ProcessSession {
     generation: u32,
     stack: Arc<Stack>,
     has_device: bool,
-    tried: Mutex<Instant>,
+    /// When a device was last tried, on the monotonic clock in microseconds.
+    tried: AtomicU64,
 }
 
 impl ProcessSession {
@@ -65,11 +66,8 @@ impl ProcessSession {
 
     /// Whether the last attempt to open a device is less than [`RETRY`] ago.
     fn is_fresh(&self) -> bool {
-        self.tried().elapsed() < RETRY
-    }
-
-    fn tried(&self) -> MutexGuard<'_, Instant> {
-        sys::lock(&self.tried)
+        let age = raw::monotonic_micros().saturating_sub(self.tried.load(Ordering::Relaxed));
+        Duration::from_micros(age) < RETRY
     }
 }
 
@@ -107,7 +105,7 @@ pub(crate) fn current() -> Option<&'static ProcessSession> {
     ) {
         (Ok(opened), _) => opened,
         (Err(_), Some(open)) => {
-            *open.tried() = Instant::now();
+            open.tried.store(raw::monotonic_micros(), Ordering::Relaxed);
             return Some(open);
         }
         (Err(why), None) => {
@@ -269,7 +267,7 @@ fn open_device(config: &RunConfig, socket: &Path) -> std::io::Result<ProcessSess
     apply_settings(&mut stack, config);
     stack.device_timeout = Duration::ZERO;
     stack.statistics = config.statistics.as_deref().map(statistics::path_in);
-    let tried = Mutex::new(Instant::now());
+    let tried = AtomicU64::new(raw::monotonic_micros());
     let stack = Stack::open(stack)?;
     status::device_opened(socket);
     Ok(ProcessSession { generation: fork::generation(), stack, has_device: true, tried })
@@ -290,7 +288,7 @@ fn without_device(config: &RunConfig, with_statistics: bool) -> ProcessSession {
         // Without a device only the source of random numbers can fail.
         Err(_) => std::process::abort(),
     };
-    let tried = Mutex::new(Instant::now());
+    let tried = AtomicU64::new(raw::monotonic_micros());
     ProcessSession { generation: fork::generation(), stack, has_device: false, tried }
 }
 

@@ -15,7 +15,6 @@ use std::mem::ManuallyDrop;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use guest_driver::interpose::SignalMask;
@@ -58,14 +57,6 @@ pub(crate) fn borrowed(fd: c_int) -> BorrowedFd<'static> {
 pub(crate) fn lent_stream(fd: c_int) -> ManuallyDrop<TcpStream> {
     // SAFETY: as in `borrowed`; the stream is never dropped, so the program keeps the descriptor.
     ManuallyDrop::new(unsafe { TcpStream::from_raw_fd(if fd < 0 { c_int::MAX } else { fd }) })
-}
-
-/// Locks a mutex. A thread that panicked while it held the lock has left nothing half done.
-///
-/// The library uses the mutex of `std`, which is a word for a futex. `parking_lot` keeps a table of
-/// waiting threads per process, and a fork could copy that table in the middle of a change.
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A duration as the kernel takes it; one that is too long for it becomes the longest there is.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, Weak};
 
 use super::reason::{Reason, Side};
 use crate::info::Fallback;
-use ism_sys::{is_free, lock};
+use ism_sys::{ForkLocks, is_free, lock};
 
 /// A socket of the stack.
 pub(in crate::socket) trait TcpSocket: Send + Sync {
@@ -26,12 +26,13 @@ pub(in crate::socket) struct TcpConnections {
 /// Number of different reasons at most: a peer chooses the codes of its Declines.
 const MAX_REASONS: usize = 64;
 
-impl TcpConnections {
-    /// Whether no thread holds a lock of this.
-    pub(in crate::socket) fn is_unlocked(&self) -> bool {
+impl ForkLocks for TcpConnections {
+    fn is_unlocked(&self) -> bool {
         is_free(&self.reasons) && is_free(&self.open)
     }
+}
 
+impl TcpConnections {
     /// Counts one more connection.
     pub(in crate::socket) fn count(&self, why: &Fallback) {
         let mut reasons = lock(&self.reasons);

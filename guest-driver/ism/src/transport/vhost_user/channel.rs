@@ -16,13 +16,20 @@ use virtio_ism_abi::{DOORBELL_SHMID, WINDOW_SHMID};
 use crate::transport::doorbells::{Doorbells, Slab};
 use crate::virtqueue::Health;
 use ism_sys::{
-    LockGuardList, MapError, PollInterest, Reservation, duplicate, lock, try_hold, wait,
+    ForkLocks, LockGuardList, MapError, PollInterest, Reservation, duplicate, is_free, lock,
+    try_hold, wait,
 };
 
 /// When the next step of the set-up has to be done; `None`: the device is set up. Requests of the
 /// `vhost` crate have no timeout of their own.
 #[derive(Debug)]
 pub(super) struct StepDeadline(Mutex<Option<Instant>>);
+
+impl ForkLocks for StepDeadline {
+    fn is_unlocked(&self) -> bool {
+        is_free(&self.0)
+    }
+}
 
 impl StepDeadline {
     /// The next step may take this long.
@@ -139,6 +146,22 @@ pub(super) struct BackendChannel {
     deadline: Arc<StepDeadline>,
 }
 
+impl ForkLocks for BackendChannel {
+    fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        try_hold(&self.handler, held)
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        let handler = lock(&self.handler);
+        let ends = [handler.as_raw_fd(), handler.get_tx_raw_fd()];
+        ends.into_iter().chain(self.waits_for()).collect()
+    }
+
+    fn is_unlocked(&self) -> bool {
+        self.deadline.is_unlocked()
+    }
+}
+
 impl BackendChannel {
     /// `main`: a descriptor of the main socket.
     pub(super) fn new(
@@ -167,18 +190,6 @@ impl BackendChannel {
             let why = channel.serve();
             channel.health.fail(&why);
         })
-    }
-
-    /// Holds the lock of the channel, so that no thread handles a request. `false`: one does.
-    pub(super) fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
-        try_hold(&self.handler, held)
-    }
-
-    /// The descriptors of the channel.
-    pub(super) fn descriptors(&self) -> Vec<RawFd> {
-        let handler = lock(&self.handler);
-        let ends = [handler.as_raw_fd(), handler.get_tx_raw_fd()];
-        ends.into_iter().chain(self.waits_for()).collect()
     }
 
     /// The descriptors that become readable or hung up when there is something to do.

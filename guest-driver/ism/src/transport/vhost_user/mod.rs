@@ -18,7 +18,9 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use super::doorbells::Doorbells;
 use super::{ForkTransport, TransportError, Window};
 use crate::virtqueue::Health;
-use ism_sys::{EventFd, JoinOutcome, LockGuardList, Reservation, SharedSlice, join_within};
+use ism_sys::{
+    EventFd, ForkLocks, JoinOutcome, LockGuardList, Reservation, SharedSlice, join_within,
+};
 
 mod channel;
 mod pool;
@@ -73,13 +75,14 @@ impl Window for VhostUser {
     }
 }
 
-impl ForkTransport for VhostUser {
+impl ForkLocks for VhostUser {
     fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
         self.channel.try_hold(held)
     }
 
     fn is_unlocked(&self) -> bool {
-        self.window.as_ref().is_none_or(|window| window.is_unlocked())
+        self.channel.is_unlocked()
+            && self.window.as_ref().is_none_or(|window| window.is_unlocked())
             && self.doorbells.as_ref().is_none_or(|doorbells| doorbells.is_unlocked())
     }
 
@@ -90,7 +93,9 @@ impl ForkTransport for VhostUser {
         all.push(self.frontend.as_raw_fd());
         all
     }
+}
 
+impl ForkTransport for VhostUser {
     fn waits_for(&self) -> Vec<RawFd> {
         self.channel.waits_for().to_vec()
     }
