@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used, reason = "a source that cannot be read fails the test")]
 
 mod functions;
+mod locks;
 mod sources;
 mod table;
 
