@@ -11,7 +11,7 @@ const BASES: &str = include_str!("../cases/bases.toml");
 const FILES: &[(&str, &str)] = &[
     ("server-facts.toml", include_str!("../cases/server-facts.toml")),
     ("server-option.toml", include_str!("../cases/server-option.toml")),
-    ("server-cdc.toml", include_str!("../cases/server-cdc.toml")),
+    ("cdc.toml", include_str!("../cases/cdc.toml")),
     ("client-facts.toml", include_str!("../cases/client-facts.toml")),
     ("server-accept.toml", include_str!("../cases/server-accept.toml")),
     ("server-confirm.toml", include_str!("../cases/server-confirm.toml")),

@@ -36,6 +36,49 @@ pub enum Level {
     May,
 }
 
+impl Role {
+    /// Its word in the ids of cases for both roles.
+    fn name(self) -> &'static str {
+        match self {
+            Role::Server => "server",
+            Role::Client => "client",
+        }
+    }
+
+    /// The well-formed handshake of version 2 of SMC-D with a target of this role.
+    fn handshake(self) -> Vec<Step> {
+        let send = |base: &str| Step { send: Some(base.into()), ..Step::default() };
+        let expect = |outcome: &str| Step { expect: vec![outcome.into()], ..Step::default() };
+        match self {
+            Role::Server => vec![send("proposal"), expect("accept"), send("confirm*")],
+            Role::Client => vec![expect("proposal"), send("accept"), expect("confirm")],
+        }
+    }
+}
+
+/// The role of the cases of a file.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Roles {
+    Server,
+    Client,
+    /// Each case is there for either role.
+    Both,
+}
+
+impl Roles {
+    /// Each role, and the start of the ids of its cases.
+    fn with_prefixes(self, prefix: &str) -> Vec<(Role, String)> {
+        match self {
+            Roles::Server => vec![(Role::Server, prefix.to_owned())],
+            Roles::Client => vec![(Role::Client, prefix.to_owned())],
+            Roles::Both => [Role::Server, Role::Client]
+                .map(|role| (role, format!("{prefix}-{}", role.name())))
+                .to_vec(),
+        }
+    }
+}
+
 impl Level {
     /// As in reports.
     pub fn name(self) -> &'static str {
@@ -103,6 +146,9 @@ pub(crate) struct Step {
     /// Closes the connection, and has another.
     #[serde(default)]
     pub(crate) reconnect: bool,
+    /// Brings an SMC connection about: stands for the steps of [`Role::handshake`].
+    #[serde(default)]
+    establish: bool,
 }
 
 /// One case.
@@ -141,11 +187,36 @@ fn server() -> Role {
     Role::Server
 }
 
+impl Case {
+    /// The case for a target of this role.
+    fn of_role(&self, role: Role, prefix: &str) -> Result<Case, String> {
+        let mut case = self.clone();
+        case.id = format!("{prefix}-{}", self.id);
+        let is_good = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+        if !case.id.chars().all(is_good) {
+            return Err(format!("{:?} is no id: letters, digits, - and .", case.id));
+        }
+        case.role = role;
+        let steps = self.say.iter().flat_map(|step| match step.establish {
+            false => vec![step.clone()],
+            true => {
+                let mut steps = role.handshake();
+                if let Some(first) = steps.first_mut() {
+                    first.reconnect = step.reconnect;
+                }
+                steps
+            }
+        });
+        case.say = steps.collect();
+        Ok(case)
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     layer: String,
-    role: Role,
+    role: Roles,
     /// Before the ids of all cases.
     prefix: String,
     /// What all cases need.
@@ -211,17 +282,15 @@ impl Cases {
             let named = |why: String| format!("case {id:?}: {why}");
             for table in self.expand(template).map_err(named)? {
                 let mut case: Case = table.try_into().map_err(|error| named(format!("{error}")))?;
-                case.id = format!("{}-{}", file.prefix, case.id);
                 case.needs.extend(file.needs.iter().cloned());
-                (case.role, case.layer) = (file.role, file.layer.clone());
-                let is_good = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
-                if !case.id.chars().all(is_good) {
-                    return Err(format!("{:?} is no id: letters, digits, - and .", case.id));
+                case.layer.clone_from(&file.layer);
+                for (role, prefix) in file.role.with_prefixes(&file.prefix) {
+                    let case = case.of_role(role, &prefix)?;
+                    if !ids.insert(case.id.clone()) {
+                        return Err(format!("there are two cases {}", case.id));
+                    }
+                    self.cases.push(case);
                 }
-                if !ids.insert(case.id.clone()) {
-                    return Err(format!("there are two cases {}", case.id));
-                }
-                self.cases.push(case);
             }
         }
         Ok(())
@@ -386,6 +455,24 @@ mod tests {
         assert_eq!(of("reserved = 'c'"), 3);
         assert_eq!(of("inside = 'b'"), 27);
         assert_eq!(of("inside = 'b'\nstep = 13"), 3);
+    }
+
+    #[test]
+    fn a_case_for_both_roles_begins_with_the_handshake_of_each() {
+        let file = FILE
+            .replace("'server'", "'both'")
+            .replace("{ send = 'b'", "{ establish = true }, { send = 'b'");
+        let mut cases = Cases::default();
+        cases.add(&file).unwrap();
+        let of = |id: &str| cases.cases.iter().find(|case| case.id == id).unwrap();
+        let (server, client) = (of("S-server-one-1-x"), of("S-client-one-1-x"));
+        assert_eq!((server.role, client.role), (Role::Server, Role::Client));
+        let sent = |case: &Case| -> Vec<Option<String>> {
+            case.say.iter().map(|step| step.send.clone()).collect()
+        };
+        let named = |name: &str| Some(name.to_owned());
+        assert_eq!(sent(server), [named("proposal"), None, named("confirm*"), named("b"), None]);
+        assert_eq!(sent(client), [None, named("accept"), None, named("b"), None]);
     }
 
     #[test]

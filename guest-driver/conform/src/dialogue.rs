@@ -337,19 +337,31 @@ impl Dialogue<'_> {
             if !matches!(event, Event::Nothing) && self.find(&step.expect, &event)?.0.is_some() {
                 return Ok(if is_over { Progress::Over } else { Progress::On });
             }
-            self.stream()?;
-            let Some(stream) = &self.stream else { continue };
-            for checks in step.expect.iter().filter_map(of_words) {
-                if stream.is(checks, &self.scope).map_err(lacks)? {
-                    return Ok(Progress::On);
-                }
+            if self.shows(&step.expect)? {
+                return Ok(Progress::On);
             }
             if is_over || Instant::now() > end {
-                let (expected, words) = (describe_all(&step.expect), stream.describe());
                 let came = describe(&event, step.within.unwrap_or(ANSWER));
-                return fail(format!("expected {expected}; TCP: {came}; SMC: {words}"));
+                let words = self.stream()?.describe();
+                let expected = describe_all(&step.expect);
+                let says = format!("expected {expected}; TCP: {came}; SMC: {words}");
+                let is_known = self.find(&step.linux, &event)?.0.is_some();
+                return match is_known || self.shows(&step.linux)? {
+                    true => Err((Verdict::DeviatesAsLinux, says)),
+                    false => fail(says),
+                };
             }
         }
+    }
+
+    /// Whether the target's control block is as one of the outcomes says.
+    fn shows(&mut self, outcomes: &[Value]) -> Judged<bool> {
+        self.stream()?;
+        let Some(stream) = &self.stream else { return Ok(false) };
+        let words = outcomes.iter().filter_map(of_words);
+        words
+            .map(|checks| stream.is(checks, &self.scope).map_err(lacks))
+            .try_fold(false, |found, shown| Ok(found || shown?))
     }
 
     /// The outcome that an event is, or else what is wrong with it.

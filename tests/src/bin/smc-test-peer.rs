@@ -163,6 +163,8 @@ fn work(args: &[&str]) {
             smc_tests::interop::talk(who, address, say);
             std::process::exit(0);
         }
+        ["interop", "echo", who, address] => smc_tests::interop::echo(who, address, say),
+        ["interop", "call", who, address] => smc_tests::interop::call(who, address),
         ["rdma", ref args @ ..] => {
             smc_tests::linux::rdma(args, say);
             std::process::exit(0);

@@ -5,6 +5,8 @@
 //! ```text
 //! smc-test-peer interop serve WHO ADDRESS    listens; says "ready", then a report per connection
 //! smc-test-peer interop talk WHO ADDRESS     reads its orders, a line each; answers with a report
+//! smc-test-peer interop echo WHO ADDRESS     listens; says "ready"; sends back what it gets
+//! smc-test-peer interop call WHO ADDRESS     connects, sends back what it gets, and connects again
 //! ```
 //!
 //! WHO is `tcp`, `linux` or `rust`, the last one with options: `rust:v1,links=1` (see [`Net::new`]).
@@ -13,11 +15,13 @@
 //! are [`Report`]s as JSON lines.
 
 mod cells;
+mod echo;
 mod net;
 mod programs;
 mod report;
 
 pub use cells::{CELLS, ENOUGH};
+pub use echo::{call, echo};
 pub use net::{Door, Line, Net};
 pub use programs::{serve, talk};
 pub use report::{Carrier, Digest, Report};

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 mod backend;
+mod conform;
 mod ends;
 mod fallback;
 mod figures;

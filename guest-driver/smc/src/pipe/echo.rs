@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc listen --echo`: a thread per client sends back what the client sends.
+//! `smc listen --echo`: a thread per client sends back what the client sends. `smc connect --echo`.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use guest_driver::{ConnectionInfo, SmcStream};
 
+use crate::error::CliError;
 use crate::output;
 
 /// Most clients at a time; more are closed at once.
@@ -38,6 +39,30 @@ pub(super) fn start(stream: SmcStream, peer: String, tcp_ok: bool, verbose: bool
             output::note(&format!("{peer}: {error}"));
         }
     });
+}
+
+/// Sends back what a server sends, until its end.
+///
+/// # Errors
+/// The connection stays on TCP, and `tcp_ok` is not set; or it failed.
+pub(super) fn once(
+    stream: &SmcStream,
+    peer: &str,
+    tcp_ok: bool,
+    verbose: bool,
+) -> Result<(), CliError> {
+    let info = stream.info();
+    if verbose {
+        output::note(&format!("{peer}: {info}"));
+    }
+    if let ConnectionInfo::Tcp(why) = &info
+        && !tcp_ok
+    {
+        return Err(CliError::NotSmc { why: why.to_string() });
+    }
+    let failed = |source| CliError::Transfer { peer: peer.into(), source };
+    stream.set_linger(Some(super::LINGER)).map_err(failed)?;
+    send_back(stream).map_err(failed)
 }
 
 fn send_back(stream: &SmcStream) -> io::Result<()> {

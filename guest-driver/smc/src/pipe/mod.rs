@@ -75,6 +75,10 @@ pub(crate) struct ConnectArgs {
     #[command(flatten)]
     server: ServerArgs,
 
+    /// Send back what the server sends, instead of standard input and output.
+    #[arg(long)]
+    echo: bool,
+
     #[command(flatten)]
     common: Common,
 }
@@ -132,7 +136,10 @@ pub(crate) fn connect(args: &ConnectArgs) -> Result<(), CliError> {
     let peer = server.to_string();
     let stream = SmcStream::connect(&stack, &addresses[..])
         .map_err(|source| CliError::Connect { address: peer.clone(), source })?;
-    serve(&stream, &peer, &args.common)
+    match args.echo {
+        true => echo::once(&stream, &peer, args.common.tcp_ok, args.common.verbose),
+        false => serve(&stream, &peer, &args.common),
+    }
 }
 
 fn serve(stream: &SmcStream, peer: &str, common: &Common) -> Result<(), CliError> {

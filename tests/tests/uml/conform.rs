@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The conformance suite against the kernel's AF_SMC: what Linux does otherwise is in the cases.
+//!
+//! `SMC_CONFORM_REPORTS=DIR` keeps the reports.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use smc_tests::vm::Bed;
+
+use crate::ends::{End, PORT, one};
+
+/// The suite, which is built beside the daemon.
+fn suite(bed: &Bed, name: &str, args: &[&str]) -> (Command, PathBuf) {
+    let daemon = PathBuf::from(std::env::var_os("DAEMON").unwrap());
+    let kept = std::env::var_os("SMC_CONFORM_REPORTS").map(PathBuf::from);
+    let report = |end: &str| match &kept {
+        Some(directory) => directory.join(format!("linux-{name}.{end}")),
+        None => bed.path(&format!("linux-{name}.{end}")),
+    };
+    let mut command = Command::new(daemon.with_file_name("smc"));
+    command.args(["conform", "--echo", "--device"]).arg(bed.port("suite"));
+    for end in ["json", "html"] {
+        command.arg(format!("--{end}")).arg(report(end));
+    }
+    // Words to the test's runner, such as for one case of a layer.
+    let more = std::env::var("SMC_CONFORM_ARGS").unwrap_or_default();
+    command.args(more.split_whitespace().map(OsString::from)).args(args);
+    (command, report("json"))
+}
+
+/// Runs the suite: no requirement fails that Linux is not known to break, and `fewest` hold.
+#[track_caller]
+fn check((mut command, report): (Command, PathBuf), fewest: usize) {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let text = std::fs::read(Path::new(&report)).unwrap_or_else(|error| panic!("{error}: {said}"));
+    let report: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let cases = report["cases"].as_array().unwrap();
+    let of =
+        |verdict: &str| cases.iter().filter(|one| one["verdict"] == verdict).collect::<Vec<_>>();
+    let lines = |verdict: &str| -> Vec<String> {
+        of(verdict).iter().map(|one| format!("{} {}", one["id"], one["says"])).collect()
+    };
+    println!("facts {}; {}", report["facts"], report["summary"]);
+    println!("as Linux does:\n{}", lines("DEVIATES-AS-LINUX").join("\n"));
+    let failed = lines("FAIL");
+    assert!(failed.is_empty(), "{} fail:\n{}", failed.len(), failed.join("\n"));
+    let passed = of("PASS").len();
+    assert!(passed >= fewest, "{passed} passed");
+    let silent = of("DEVIATES-AS-LINUX").into_iter().find(|one| one["note"].is_null());
+    assert!(silent.is_none(), "a deviation without a word why: {silent:?}");
+}
+
+#[test]
+fn the_suite_knows_linux_as_a_server() {
+    let bed = Bed::new();
+    let guest = one(&bed);
+    let run = ["smc-test-peer", "interop", "echo", "linux", "0.0.0.0:5000"];
+    let _server = End::serve_by(&guest, run.into());
+    let address = format!("{}:{PORT}", guest.ip());
+    check(suite(&bed, "server", &[&address]), 600);
+}
+
+#[test]
+fn the_suite_knows_linux_as_a_client() {
+    let bed = Bed::new();
+    let guest = one(&bed);
+    let address = format!("{}:{PORT}", guest.host_ip());
+    let run = ["smc-test-peer", "interop", "call", "linux", &address];
+    let _client = guest.spawn(run);
+    check(suite(&bed, "client", &["--wait", "20", "--listen", &address]), 150);
+}
