@@ -89,6 +89,7 @@ pub(crate) fn play(case: &Case, context: &CaseContext<'_>) -> CaseRun {
         program: None,
         buffers: Vec::new(),
         stream: None,
+        carries_smc: false,
         user: None,
         expected: Vec::new(),
         unseen: false,
@@ -126,6 +127,8 @@ struct Dialogue<'a> {
     buffers: Vec<Box<dyn Buffer>>,
     /// The data path, once a step used it.
     stream: Option<Stream>,
+    /// Whether a Confirm has passed, and the target has not ended the connection.
+    carries_smc: bool,
     /// GID of the target.
     user: Option<[u8; 16]>,
     /// Data that the target has to send back.
@@ -137,6 +140,12 @@ struct Dialogue<'a> {
 
 impl Dialogue<'_> {
     fn hang_up(&mut self) {
+        // The end of TCP is none of SMC: a target that was not told would keep its end for ever.
+        if std::mem::take(&mut self.carries_smc)
+            && let Ok(stream) = self.stream()
+        {
+            stream.abort();
+        }
         self.stream = None;
         if let Some(link) = self.link.take() {
             self.passed.push(link.passed);
@@ -185,8 +194,9 @@ impl Dialogue<'_> {
             self.write(&bytes, step)?;
         }
         if let Some(words) = &step.stream {
-            let stepped = self.stream()?.steps(words);
-            stepped.map_err(|why| (Verdict::Fail, why))?;
+            let stream = self.stream()?;
+            stream.has_room(words).map_err(lacks)?;
+            stream.steps(words).map_err(|why| (Verdict::Fail, why))?;
         }
         if let Some(pause) = step.pause {
             std::thread::sleep(Duration::from_millis(pause));
@@ -199,8 +209,10 @@ impl Dialogue<'_> {
             self.hang_up();
             return Ok(Progress::On);
         }
-        if step.data.is_some() {
-            self.check_data()?;
+        if step.data.is_some()
+            && let Err((verdict, says)) = self.check_data()
+        {
+            return self.known_of_linux(step, verdict, says);
         }
         if !step.expect.is_empty() {
             return self.expect(step);
@@ -215,6 +227,7 @@ impl Dialogue<'_> {
             self.make_buffer()?;
         }
         let mut message = cases.message(base, &step.fields, &self.scope).map_err(lacks)?;
+        self.carries_smc |= message.kind == Kind::Confirm;
         // Checks of what follows compare with what the message was to say.
         message.publish(&mut self.scope);
         for edit in &step.edits {
@@ -290,8 +303,10 @@ impl Dialogue<'_> {
             return self.expect_words(step, Duration::from_millis(within));
         }
         let event = self.link()?.next(Duration::from_millis(within));
-        if let Event::Message(message) = &event {
-            self.learn(message);
+        match &event {
+            Event::Message(message) => self.learn(message),
+            Event::End | Event::Reset => self.carries_smc = false,
+            _ => {}
         }
         let (known, why) = self.find(&step.expect, &event)?;
         if let Some(outcome) = known {
@@ -310,6 +325,19 @@ impl Dialogue<'_> {
             Some(_) => Err((Verdict::DeviatesAsLinux, says)),
             None => fail(says),
         }
+    }
+
+    /// Data has not come through; the verdict is another if Linux is known for what happened instead.
+    fn known_of_linux(&mut self, step: &Step, verdict: Verdict, says: String) -> Judged<Progress> {
+        if step.linux.is_empty() {
+            return Err((verdict, says));
+        }
+        let event = self.link()?.next(Duration::from_millis(OPEN));
+        let verdict = match self.find(&step.linux, &event)?.0 {
+            Some(_) => Verdict::DeviatesAsLinux,
+            None => verdict,
+        };
+        Err((verdict, says))
     }
 
     /// The data path of the connection, with the DMBs that the messages named.
@@ -409,7 +437,8 @@ impl Dialogue<'_> {
                 }
             }
             Kind::Accept => self.user = gid_of(&half("gid"), &half("extended_gid")),
-            _ => {}
+            Kind::Confirm => self.carries_smc = true,
+            Kind::Decline => self.carries_smc = false,
         }
     }
 

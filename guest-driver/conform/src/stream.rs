@@ -89,6 +89,18 @@ impl Stream {
         Ok(Stream { own, theirs, own_ring, their_ring, producer, consumer, flags, sent, written })
     }
 
+    /// Whether the target's ring has room for what a step writes at once.
+    ///
+    /// # Errors
+    /// It has not.
+    pub(crate) fn has_room(&self, step: &Table) -> Result<(), String> {
+        let len = step.get("bytes").and_then(Value::as_integer).unwrap_or(0);
+        match u32::try_from(len).is_ok_and(|len| len <= self.their_ring) {
+            true => Ok(()),
+            false => Err(format!("the target's ring has {} bytes", self.their_ring)),
+        }
+    }
+
     /// What a step says, as many `times` as it says.
     ///
     /// # Errors
@@ -116,9 +128,6 @@ impl Stream {
             Some(_) => self.their_ring,
             None => number("bytes").and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
         };
-        if len > self.their_ring {
-            return Err(format!("{len} bytes are more than the ring of {} has", self.their_ring));
-        }
         let bytes: Vec<u8> = (self.written..self.written + len).map(|i| (i % 251) as u8).collect();
         let at = self.producer.count;
         let first = (self.their_ring - at).min(len);
@@ -138,6 +147,17 @@ impl Stream {
             Some(0) => self.take(self.sent.len()),
             Some(len) => self.take(len),
             None => Ok(()),
+        }
+    }
+
+    /// Aborts the connection, unless the suite has closed or aborted it.
+    pub(crate) fn abort(&mut self) {
+        const CLOSED_OR_ABORTED: u8 = 0x60;
+        const ABORTED: u8 = 0x20;
+        if self.flags[1] & CLOSED_OR_ABORTED == 0 {
+            self.flags[1] |= ABORTED;
+            // A target that has gone needs no word.
+            let _ = self.tell(&[], [0; 3]);
         }
     }
 

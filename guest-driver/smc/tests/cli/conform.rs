@@ -35,7 +35,8 @@ fn a_server_of_the_project_fails_no_must() {
     let device = fabric.directory().join("smc/b.sock");
     let html = fabric.directory().join("report.html");
     let junit = fabric.directory().join("report.xml");
-    let mut command = fabric.smc(&["conform", "--echo", "--json", "-", "--level", "clc,cdc"]);
+    let mut command = fabric.smc(&["conform", "--echo", "--aggressive", "--json", "-"]);
+    command.args(["--level", "clc,cdc"]);
     command.arg("--device").arg(device).arg("--html").arg(&html).arg("--junit").arg(&junit);
     let output = command.arg(format!("127.0.0.1:{port}")).output().unwrap();
     let report = check(&output, 750);
