@@ -18,6 +18,9 @@ use crate::value::Scope;
 
 /// The layer of the cases that find out what the target is.
 const FACTS: &str = "facts";
+/// How often a case of a fact is played, and how long the suite waits in between.
+const FACT_TRIES: u32 = 3;
+const FACT_PAUSE: Duration = Duration::from_millis(500);
 /// The fact that the target answers TCP option 254.
 const OPTION: &str = "option";
 
@@ -321,6 +324,20 @@ impl Run<'_> {
         CaseResult { case: case.clone(), verdict, says, took: began.elapsed(), passed }
     }
 
+    /// Plays a case that finds out what the target is. One that has something to build on is played
+    /// again if it fails: Linux ends connections of a link group whose first contact was given up.
+    fn play_fact(&self, case: &Case, facts: &Facts, own: Option<&TcpListener>) -> CaseRun {
+        let mut played = play(case, &self.context(case, facts, own));
+        for _ in 1..FACT_TRIES {
+            if played.verdict != Verdict::Fail || case.needs.is_empty() {
+                break;
+            }
+            std::thread::sleep(FACT_PAUSE);
+            played = play(case, &self.context(case, facts, own));
+        }
+        played
+    }
+
     /// Plays the cases that find out what the target is; the last part of their ids is the fact.
     fn find_facts(&self) -> Result<Facts, SuiteError> {
         let mut facts = Facts::default();
@@ -348,7 +365,7 @@ impl Run<'_> {
             if facts.missing(&needs).is_some() {
                 continue;
             }
-            let played = play(case, &self.context(case, &facts, own.as_ref()));
+            let played = self.play_fact(case, &facts, own.as_ref());
             let fact = case.id.split_once('-').map_or("", |(_, fact)| fact);
             match played.verdict {
                 Verdict::Pass => facts.add(fact),
