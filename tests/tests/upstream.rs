@@ -21,7 +21,7 @@ fn has(program: &str) -> bool {
 }
 
 #[test]
-fn programs_that_show_mistakes_of_the_kernel_compile() {
+fn programs_that_show_mistakes_compile() {
     if !has("cc") {
         return;
     }
@@ -35,15 +35,17 @@ fn programs_that_show_mistakes_of_the_kernel_compile() {
         }
         let name = path.file_name().unwrap().to_str().unwrap();
         assert!(page.contains(name), "docs/upstream.md does not name {name}");
+        let program = env::temp_dir().join(format!("linux-bugs-{}", std::process::id()));
         let output = Command::new("cc")
-            .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o", "/dev/null"])
-            .arg(&path)
+            .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
+            .args([&program, &path])
             .output()
             .unwrap();
+        let _ = fs::remove_file(program);
         assert!(output.status.success(), "{name}:\n{}", String::from_utf8_lossy(&output.stderr));
         built += 1;
     }
-    assert!(built >= 3, "{built} programs");
+    assert!(built > 0, "there is no program");
 }
 
 /// The entries of a series are files with a subject and without a signature, which is the sender's.

@@ -57,13 +57,16 @@ fn a_client_of_the_project_fails_no_must() {
     let fabric = Fabric::start("conform-client");
     let [own, other] = ["any", "b"].map(|name| fabric.directory().join("smc").join(name));
     let client = format!(
-        "{} connect --rnic none --tcp-ok --device {}.sock 127.0.0.1:{{port}}",
+        "{} connect --echo --rnic none --tcp-ok --device {}.sock 127.0.0.1:{{port}}",
         env!("CARGO_BIN_EXE_smc"),
         own.display()
     );
-    let mut command = fabric.smc(&["conform", "--json", "-", "--listen", "0", "--run", &client]);
+    let mut command =
+        fabric.smc(&["conform", "--echo", "--json", "-", "--listen", "0", "--run", &client]);
     command.args(["--wait", "60"]).arg("--device").arg(other.with_extension("sock"));
-    let report = check(&command.output().unwrap(), 200);
+    let report = check(&command.output().unwrap(), 260);
+    let data = named(&report, "PASS").iter().filter(|id| id.starts_with("cdc-client-")).count();
+    assert!(data > 60, "{data} cases of data passed");
     assert_eq!(named(&report, "DEVIATES-AS-LINUX"), ["client-proposal-v2-mac"]);
 }
 
