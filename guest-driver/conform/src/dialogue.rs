@@ -77,6 +77,8 @@ const ANSWER: u64 = 8000;
 const OPEN: u64 = 400;
 /// How long the suite looks at TCP before it looks into its control block again.
 const LOOK: Duration = Duration::from_millis(5);
+/// How long the last words may take to come behind the end of TCP.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long data may take to come back.
 const DATA: Duration = Duration::from_secs(8);
 
@@ -358,17 +360,25 @@ impl Dialogue<'_> {
 
     /// Waits for words of the target's control block, or for an end of TCP.
     fn expect_words(&mut self, step: &Step, limit: Duration) -> Judged<Progress> {
-        let end = Instant::now() + limit;
+        let mut end = Instant::now() + limit;
+        let mut was_over = false;
         loop {
             let event = self.link()?.next(LOOK);
             let is_over = matches!(event, Event::End | Event::Reset);
+            if is_over && !was_over {
+                // The end of TCP is none of SMC: the last words may come a moment later.
+                was_over = true;
+                end = end.min(Instant::now() + LAST_WORDS);
+            } else if is_over {
+                std::thread::sleep(LOOK);
+            }
             if !matches!(event, Event::Nothing) && self.find(&step.expect, &event)?.0.is_some() {
                 return Ok(if is_over { Progress::Over } else { Progress::On });
             }
             if self.shows(&step.expect)? {
                 return Ok(Progress::On);
             }
-            if is_over || Instant::now() > end {
+            if Instant::now() > end {
                 let came = describe(&event, step.within.unwrap_or(ANSWER));
                 let words = self.stream()?.describe();
                 let expected = describe_all(&step.expect);
