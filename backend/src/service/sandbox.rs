@@ -401,7 +401,12 @@ mod tests {
     /// What is refused in the sandbox of `who`, tried in a process of its own.
     fn refused_in(who: &str) -> String {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "sandbox::tests::in_the_sandbox", "--ignored", "--nocapture"]);
+        command.args([
+            "--exact",
+            "service::sandbox::tests::in_the_sandbox",
+            "--ignored",
+            "--nocapture",
+        ]);
         let place = std::env::temp_dir().join(format!("ism-{who}-{}", std::process::id()));
         std::fs::create_dir_all(&place).unwrap();
         command.env("ISM_TEST_SANDBOX", who).env("ISM_TEST_PLACE", &place);
