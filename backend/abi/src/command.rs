@@ -16,6 +16,8 @@ use crate::Gid;
 pub enum Op {
     /// Starts a device life: forgets everything, draws a GID.
     Hello = 1,
+    /// Answers LEAVE: the device may go.
+    Left = 2,
     /// Is that GID reachable from here?
     QueryGid = 16,
     /// Makes a DMB.
@@ -36,8 +38,9 @@ pub enum Op {
 
 impl Op {
     /// Every operation.
-    pub const ALL: [Op; 9] = [
+    pub const ALL: [Op; 10] = [
         Op::Hello,
+        Op::Left,
         Op::QueryGid,
         Op::Register,
         Op::Unregister,
@@ -62,7 +65,7 @@ impl Op {
             Op::Register => size_of::<RegisterReply>(),
             Op::Attach => size_of::<AttachReply>(),
             Op::Stats => size_of::<StatsReply>(),
-            Op::Unregister | Op::Detach | Op::ReleaseSlab | Op::SignalEvent => 0,
+            Op::Left | Op::Unregister | Op::Detach | Op::ReleaseSlab | Op::SignalEvent => 0,
         }
     }
 }
@@ -116,6 +119,15 @@ wire!(
     gid: Gid,
     /// Number of this life on the socket, from 1.
     session: U32,
+    /// Zero.
+    reserved: U32,
+});
+
+wire!(
+    /// Body of LEFT.
+    LeftRequest, 8, {
+    /// Number of the LEAVE that it answers.
+    number: U32,
     /// Zero.
     reserved: U32,
 });

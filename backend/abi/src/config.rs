@@ -71,6 +71,8 @@ bitflags! {
         const DOORBELL = 1 << 5;
         /// Drivers raise the line of a slab for each other.
         const SLAB_LINE = 1 << 6;
+        /// The device asks the driver to leave before it goes, and waits for a while: LEAVE, LEFT.
+        const LEAVE = 1 << 7;
     }
 }
 
@@ -80,9 +82,10 @@ const TYPE_BITS: u64 = 0xff_ffff;
 impl Features {
     /// What a driver may use without negotiation, if its front end hides the bits of the device's
     /// type. Two of the others are for drivers that are their own front ends, which hide nothing. A
-    /// driver that does not know SLAB_LINE would leave the owners of DMBs asleep.
-    pub const UNNEGOTIATED: Features = Features::all()
-        .difference(Features::PEER_FUTEX.union(Features::DOORBELL).union(Features::SLAB_LINE));
+    /// driver that does not know SLAB_LINE would leave the owners of DMBs asleep, and one that does not
+    /// know LEAVE would be waited for in vain.
+    pub const UNNEGOTIATED: Features =
+        Features::MOVE.union(Features::WINDOW).union(Features::SW_EVENT).union(Features::STATS);
 
     /// The features that a driver can use: those among the `offered` bits or, if these have none of
     /// the device's type, those in the configuration that need no negotiation.

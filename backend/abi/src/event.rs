@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Event queue records (docs/virtio-ism.md, "Event queue"): 64 bytes, one per buffer.
 
+use core::time::Duration;
+
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -26,6 +28,8 @@ pub enum EventType {
     SwEvent = 5,
     /// Software events were dropped: [`Notice`], `n` of them.
     Lost = 6,
+    /// The driver is to leave: [`Notice`].
+    Leave = 7,
 }
 
 impl EventType {
@@ -38,6 +42,7 @@ impl EventType {
             4 => EventType::PeerDown,
             5 => EventType::SwEvent,
             6 => EventType::Lost,
+            7 => EventType::Leave,
             _ => return None,
         })
     }
@@ -48,19 +53,55 @@ pub const PEER_DOWN_ORDERLY: u16 = 0;
 /// `subtype` of PEER_DOWN: the peer's front end vanished or broke a rule.
 pub const PEER_DOWN_FAILED: u16 = 1;
 
+/// Why a driver is to leave: `subtype` of LEAVE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum LeaveReason {
+    /// The device's process ends, and a successor may follow.
+    Restart = 1,
+    /// The device is removed.
+    Removal = 2,
+    /// An operator wants the driver to be without connections on this device.
+    Drain = 3,
+    /// The machine moves to another host.
+    Migration = 4,
+}
+
+impl LeaveReason {
+    /// Every reason, in the order of its code.
+    pub const ALL: [LeaveReason; 4] =
+        [LeaveReason::Restart, LeaveReason::Removal, LeaveReason::Drain, LeaveReason::Migration];
+
+    /// The reason with this code. One of a later revision counts as a drain, which asks for no more
+    /// than to leave.
+    pub fn from_code(code: u16) -> LeaveReason {
+        Self::ALL.into_iter().find(|reason| *reason as u16 == code).unwrap_or(LeaveReason::Drain)
+    }
+
+    /// One word for logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            LeaveReason::Restart => "restart",
+            LeaveReason::Removal => "removal",
+            LeaveReason::Drain => "drain",
+            LeaveReason::Migration => "migration",
+        }
+    }
+}
+
 /// Entries of one [`DmbSignal`].
 pub const DMB_SIGNAL_MAX: usize = 7;
 /// Entries of one [`SlabWake`].
 pub const SLAB_WAKE_MAX: usize = 14;
 
 wire!(
-    /// DMB_GONE, PEER_DOWN, SW_EVENT, LOST.
+    /// DMB_GONE, PEER_DOWN, SW_EVENT, LOST, LEAVE.
     Notice, 64, {
     /// An [`EventType`] code.
     kind: U16,
-    /// PEER_DOWN: orderly or failed; SW_EVENT: the sender's trigger.
+    /// PEER_DOWN: orderly or failed; SW_EVENT: the sender's trigger; LEAVE: a [`LeaveReason`].
     subtype: U16,
-    /// LOST: how many.
+    /// LOST: how many; LEAVE: its number.
     n: U32,
     /// PEER_DOWN: the peer; DMB_GONE: the owner; SW_EVENT: the sender.
     gid: Gid,
@@ -68,7 +109,7 @@ wire!(
     token: U64,
     /// SW_EVENT: the client's data.
     info: U64,
-    /// SW_EVENT: the client's code.
+    /// SW_EVENT: the client's code; LEAVE: milliseconds that are left.
     code: U32,
     /// Zero.
     reserved0: U32,
@@ -150,6 +191,15 @@ pub enum Event {
         /// How many.
         n: u32,
     },
+    /// The device is about to go.
+    Leave {
+        /// Number of the request, for LEFT.
+        number: u32,
+        /// Why.
+        reason: LeaveReason,
+        /// Time that was left when the record was written.
+        within: Duration,
+    },
 }
 
 impl Event {
@@ -182,6 +232,11 @@ impl Event {
                 Event::SwEvent { gid: notice.gid, code: notice.code.get(), info: notice.info.get() }
             }
             EventType::Lost => Event::Lost { n: notice.n.get() },
+            EventType::Leave => Event::Leave {
+                number: notice.n.get(),
+                reason: LeaveReason::from_code(notice.subtype.get()),
+                within: Duration::from_millis(notice.code.get().into()),
+            },
         })
     }
 }
@@ -212,7 +267,32 @@ mod tests {
         assert!(matches!(Event::parse(&bytes), Some(Event::SlabWake(e)) if e.n.get() == 2));
         bytes[4] = 15;
         assert!(Event::parse(&bytes).is_none());
-        bytes[0] = 7;
+        bytes[0] = 8;
         assert!(Event::parse(&bytes).is_none());
+    }
+
+    #[test]
+    fn a_request_to_leave_has_a_reason_a_number_and_a_time() {
+        let leave = |subtype: u16| Notice {
+            kind: (EventType::Leave as u16).into(),
+            subtype: subtype.into(),
+            n: 9.into(),
+            code: 1500.into(),
+            ..Notice::default()
+        };
+        let parse = |subtype| Event::parse(leave(subtype).as_bytes().try_into().unwrap());
+        for reason in LeaveReason::ALL {
+            let event = parse(reason as u16);
+            let expected = Duration::from_millis(1500);
+            assert!(
+                matches!(event, Some(Event::Leave { number: 9, reason: r, within })
+                    if r == reason && within == expected),
+                "{event:?}"
+            );
+        }
+        for code in [0, 5, u16::MAX] {
+            let event = parse(code);
+            assert!(matches!(event, Some(Event::Leave { reason: LeaveReason::Drain, .. })));
+        }
     }
 }

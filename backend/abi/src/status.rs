@@ -27,7 +27,7 @@ pub enum Status {
     Eio = 8,
     /// Too fast, or the peer's event queue is full: try again.
     Eagain = 9,
-    /// HELLO has not been said.
+    /// HELLO has not been said, or the device is about to go and takes on nothing new.
     Estate = 10,
     /// The reply buffer is too small; the command had no effect.
     E2small = 11,

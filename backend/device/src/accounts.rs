@@ -10,6 +10,7 @@ use virtio_ism_abi::{Gid, Status};
 
 use super::counters::CounterSnapshot;
 use super::dmb::Dmb;
+use super::leave::LeaveGuard;
 use super::session::DeviceSession;
 use super::slab::Slab;
 
@@ -35,6 +36,8 @@ pub(super) struct QuotaAccount {
     last_slab_id: u32,
     /// Counters at HELLO.
     pub(super) at_start: CounterSnapshot,
+    /// Those who wait until the driver has left.
+    staying: Vec<LeaveGuard>,
 }
 
 /// A DMB that the driver owns or has attached.
@@ -105,6 +108,30 @@ impl QuotaAccount {
             attached_bytes: 0,
             last_slab_id: 0,
             at_start,
+            staying: Vec::new(),
+        }
+    }
+
+    /// Whether the driver has registered or attached a DMB.
+    pub(super) fn uses_dmbs(&self) -> bool {
+        !self.dmbs.is_empty() || !self.attached.is_empty()
+    }
+
+    /// Counts the driver in a group until it has left.
+    pub(super) fn stay(&mut self, staying: LeaveGuard) {
+        self.session.handle.counters.leaves_asked.add(1);
+        self.staying.push(staying);
+    }
+
+    /// The driver has left: nobody waits for it any more.
+    pub(super) fn finish_leaving(&mut self) {
+        self.session.handle.counters.leaves_done.add(self.staying.len() as u64);
+        self.staying.clear();
+    }
+
+    fn leave_if_unused(&mut self) {
+        if !self.uses_dmbs() {
+            self.finish_leaving();
         }
     }
 
@@ -223,6 +250,7 @@ impl QuotaAccount {
             peer.reserved &= peer.dmbs > 0;
         }
         self.prune(entry.dmb.user);
+        self.leave_if_unused();
         Some(entry)
     }
 
@@ -242,6 +270,7 @@ impl QuotaAccount {
             peer.attached = peer.attached.saturating_sub(1);
         }
         self.prune(owner);
+        self.leave_if_unused();
         Some(entry)
     }
 

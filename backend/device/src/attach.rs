@@ -24,8 +24,9 @@ impl Device {
     pub(super) fn attach(&self, tag: u32, token: u64) -> Result<Outcome, Status> {
         let mut _deferred: DeferredDrop = None;
         let mut state = lock(&self.state);
+        let is_leaving = state.is_leaving();
         let DeviceState { account, window, .. } = &mut *state;
-        let account = account.as_mut().ok_or(Status::Estate)?;
+        let account = account.as_mut().filter(|_| !is_leaving).ok_or(Status::Estate)?;
         let dmb = self.fabric.tokens.find(token, account.session.gid).ok_or(Status::Enoent)?;
         _deferred = Some(dmb.clone());
         if account.attached.contains_key(&token) {

@@ -43,6 +43,7 @@ impl Device {
     fn execute(&self, tag: u32, request: CheckedRequest) -> Result<Outcome, Status> {
         match request {
             CheckedRequest::Hello { driver_max_idx } => self.hello(tag, driver_max_idx),
+            CheckedRequest::Left(number) => self.left(tag, number),
             CheckedRequest::QueryGid(gid) => self.query_gid(tag, gid),
             CheckedRequest::Register(request) => self.register(tag, request),
             CheckedRequest::Unregister(token) => self.unregister(tag, token),

@@ -19,6 +19,8 @@ pub(super) struct Counters {
     pub(super) wakes: Count,
     pub(super) sw_events: Count,
     pub(super) sw_events_lost: Count,
+    pub(super) leaves_asked: Count,
+    pub(super) leaves_done: Count,
 }
 
 #[derive(Debug, Default)]

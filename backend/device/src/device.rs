@@ -14,6 +14,7 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 use super::accounts::{MapState, QuotaAccount};
 use super::counters::CounterSnapshot;
 use super::handle::DeviceHandle;
+use super::leave::Leaving;
 use super::session::DeviceSession;
 use super::sync::{lock, read, write};
 use super::window::Window;
@@ -73,6 +74,8 @@ pub(super) struct DeviceState {
     /// Drawn already, because the configuration space shows it.
     next_gid: Option<Gid>,
     config_gid: Gid,
+    /// The driver was asked to leave.
+    pub(super) leaving: Option<Leaving>,
 }
 
 impl Device {
@@ -91,6 +94,7 @@ impl Device {
             session_count: 0,
             next_gid: Some(first_gid),
             config_gid: first_gid,
+            leaving: None,
         };
         Arc::new_cyclic(|me| Device {
             name: port.name,
@@ -224,6 +228,9 @@ impl Device {
         let idx_bound = driver_max_idx.min(self.limits.max_dmbs);
         let at_start = CounterSnapshot::of(&self.handle.counters);
         state.account = Some(QuotaAccount::new(session.clone(), idx_bound, at_start));
+        if let Some(leaving) = state.leaving.as_mut().filter(|_| self.knows_leave()) {
+            session.push_leave(leaving.restart());
+        }
         drop(state);
         *write(&self.current) = Some(session.clone());
         self.fabric.add_session(&session);
@@ -234,7 +241,7 @@ impl Device {
     /// "Reset, pause, departure".
     fn end_session(&self, how: CloseReason) {
         let mut state = lock(&self.state);
-        let Some(account) = state.account.take() else { return };
+        let Some(mut account) = state.account.take() else { return };
         let session = account.session.clone();
         session.close();
         for mapping in account.maps.values() {
@@ -264,6 +271,7 @@ impl Device {
         if self.fixed_gid.is_none() {
             self.fabric.gids.release(session.gid);
         }
+        account.finish_leaving();
     }
 
     /// Another device's session has ended.
@@ -306,9 +314,12 @@ impl Device {
             wakes: counters.wakes.get(),
             sw_events: counters.sw_events.get(),
             sw_events_lost: counters.sw_events_lost.get(),
+            leaves_asked: counters.leaves_asked.get(),
+            leaves_done: counters.leaves_done.get(),
             ..DeviceInfo::default()
         };
         let state = lock(&self.state);
+        info.is_leaving = state.is_leaving();
         info.stale_maps = state.window.stale() as u64;
         if let Some(account) = &state.account {
             info.gid = Some(account.session.gid);

@@ -54,6 +54,12 @@ pub struct DeviceInfo {
     pub sw_events: u64,
     /// Software events lost by this device.
     pub sw_events_lost: u64,
+    /// Whether its driver was asked to leave, so that it takes on nothing new.
+    pub is_leaving: bool,
+    /// Times that a driver with DMBs was asked to leave.
+    pub leaves_asked: u64,
+    /// Times that it has left.
+    pub leaves_done: u64,
 }
 
 impl DeviceInfo {
@@ -69,6 +75,8 @@ impl DeviceInfo {
         add(&mut self.wakes, other.wakes);
         add(&mut self.sw_events, other.sw_events);
         add(&mut self.sw_events_lost, other.sw_events_lost);
+        add(&mut self.leaves_asked, other.leaves_asked);
+        add(&mut self.leaves_done, other.leaves_done);
         let refused = self.refusals.iter_mut().zip(other.refusals);
         let moves_refused = self.move_refusals.iter_mut().zip(other.move_refusals);
         for (sum, n) in refused.chain(moves_refused) {

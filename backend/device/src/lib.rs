@@ -53,6 +53,7 @@
 //! `request` checks the form of a driver's request. `command`, `register` and `attach` check it
 //! against what exists. `accounts` keeps the quotas of a session; `transfer` moves
 //! and `copy_watch` tells who makes a move last;
+//! `leave` asks a driver to leave and waits for it;
 //! `pending_events` holds the events that the driver has not read, and `wake_slot` what these share
 //! with slabs and DMBs. `device` is a device and its sessions; `fabric` is what devices share.
 #![deny(unsafe_code)]
@@ -69,6 +70,7 @@ mod fabric;
 mod gid;
 mod handle;
 mod info;
+mod leave;
 mod limits;
 mod lines;
 mod map;
@@ -91,6 +93,7 @@ pub use fabric::{DeviceConfig, Fabric, FabricConfig, FabricError, JoinError};
 pub use gid::GidPool;
 pub use handle::{Delivery, EventNotifier};
 pub use info::{DeviceInfo, FabricInfo};
+pub use leave::LeaveGroup;
 pub use limits::{Clock, FabricCaps, Limits, MonotonicClock};
 pub use map::{DoorbellRequest, MapJob, MapRequest, Outcome, StaleMap, UnmapJob};
 pub use reply::Reply;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The events of a device that its driver has not read yet.
 //!
-//! The queue is bounded whatever the peers do and however long the driver gives no buffers: one
-//! entry per DMB that is gone (and was attached or owned), one per related peer that is down, 64
+//! The queue is bounded whatever the peers do and however long the driver gives no buffers: one LEAVE,
+//! one entry per DMB that is gone (and was attached or owned), one per related peer that is down, 64
 //! software events, one per slab and one per guest-memory DMB. An entry goes when the driver
 //! releases the slab or unregisters the DMB. Only software events can be refused or lost.
 //!
@@ -20,6 +20,7 @@ use virtio_ism_abi::{Gid, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::counters::Counters;
+use super::leave::LeaveRequest;
 use super::rate::Rate;
 use super::request::CheckedSignalEvent;
 use super::wake_slot::{DmbSignalSlot, SlabWakeSlot};
@@ -33,6 +34,7 @@ pub(super) const SW_EVENTS_PER_SENDER: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct PendingEvents {
     closed: bool,
+    leave: Option<Stamped<LeaveRequest>>,
     /// DMB_GONE: token and owner.
     dmbs_gone: BTreeMap<u64, Stamped<Gid>>,
     /// PEER_DOWN: GID and subtype.
@@ -63,6 +65,13 @@ struct SwEvent {
 }
 
 impl PendingEvents {
+    /// Queues LEAVE, in place of one that waits.
+    pub(super) fn push_leave(&mut self, request: LeaveRequest, time_ns: u64) {
+        if !self.closed {
+            self.leave = Some(Stamped { what: request, time_ns });
+        }
+    }
+
     /// `true`: there is a new event.
     pub(super) fn push_dmb_gone(&mut self, token: Token, owner: Gid, time_ns: u64) -> bool {
         if !self.closed {
@@ -181,6 +190,15 @@ impl PendingEvents {
         rate: Rate,
         counters: &Counters,
     ) -> Option<[u8; EVENT_LEN]> {
+        if let Some(Stamped { what: request, time_ns }) = self.leave.take() {
+            let left_ms = request.deadline_ns.saturating_sub(now).div_ceil(1_000_000);
+            return record(Notice {
+                subtype: (request.reason as u16).into(),
+                n: request.number.into(),
+                code: u32::try_from(left_ms).unwrap_or(u32::MAX).into(),
+                ..notice(EventType::Leave, time_ns)
+            });
+        }
         if let Some((token, Stamped { what: gid, time_ns })) = self.dmbs_gone.pop_first() {
             let token = token.into();
             return record(Notice { token, gid, ..notice(EventType::DmbGone, time_ns) });
@@ -218,7 +236,8 @@ impl PendingEvents {
     }
 
     pub(super) fn has_any(&self, now: u64, rate: Rate) -> bool {
-        !self.dmbs_gone.is_empty()
+        self.leave.is_some()
+            || !self.dmbs_gone.is_empty()
             || !self.peers_down.is_empty()
             || self.lost > 0
             || !self.sw_events.is_empty()

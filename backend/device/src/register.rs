@@ -35,8 +35,9 @@ impl Device {
     pub(super) fn register(&self, tag: u32, request: CheckedRegister) -> Result<Outcome, Status> {
         let peers = self.fabric.find(request.user);
         let mut state = lock(&self.state);
+        let is_leaving = state.is_leaving();
         let DeviceState { account, window, .. } = &mut *state;
-        let account = account.as_mut().ok_or(Status::Estate)?;
+        let account = account.as_mut().filter(|_| !is_leaving).ok_or(Status::Estate)?;
         let peer = peers.first().ok_or(Status::Enodev)?;
         self.check_quotas(account, &request)?;
         let (backing, slab_id, new_slab_at, keep) = match request.backing {

@@ -6,7 +6,7 @@
 //! (docs/virtio-ism.md, "Conventions").
 
 use virtio_ism_abi::command::{
-    BACKING_GUEST, BACKING_WINDOW, HelloRequest, Op, QueryGidRequest, RegisterRequest,
+    BACKING_GUEST, BACKING_WINDOW, HelloRequest, LeftRequest, Op, QueryGidRequest, RegisterRequest,
     ReleaseSlabRequest, ReplyHeader, RequestHeader, SgEntry, SignalEventRequest, TokenRequest,
 };
 use virtio_ism_abi::config::Features;
@@ -19,7 +19,11 @@ use super::Limits;
 /// A command whose bytes make sense.
 #[derive(Debug)]
 pub(super) enum CheckedRequest {
-    Hello { driver_max_idx: u32 },
+    Hello {
+        driver_max_idx: u32,
+    },
+    /// The number of the request to leave that it answers.
+    Left(u32),
     QueryGid(Gid),
     Register(CheckedRegister),
     Unregister(u64),
@@ -78,6 +82,9 @@ impl CheckedRequest {
         let op = Op::from_code(header.op.get()).ok_or(Status::Einval)?;
         let request = match op {
             Op::Hello => hello(fixed(body)?)?,
+            Op::Left if features.contains(Features::LEAVE) => {
+                CheckedRequest::Left(fixed::<LeftRequest>(body)?.number.get())
+            }
             Op::QueryGid => CheckedRequest::QueryGid(fixed::<QueryGidRequest>(body)?.gid),
             Op::Register => register(body, limits)?,
             Op::Unregister => CheckedRequest::Unregister(token(body)?),
@@ -90,7 +97,7 @@ impl CheckedRequest {
             Op::Stats if features.contains(Features::STATS) && body.is_empty() => {
                 CheckedRequest::Stats
             }
-            Op::SignalEvent | Op::Stats => return Err(Status::Einval),
+            Op::Left | Op::SignalEvent | Op::Stats => return Err(Status::Einval),
         };
         if room < size_of::<ReplyHeader>() + op.reply_body_len() {
             return Err(Status::E2small);

@@ -8,6 +8,7 @@ use virtio_ism_abi::event::EVENT_LEN;
 use virtio_ism_abi::{Gid, Token};
 
 use super::handle::{Delivery, DeviceHandle};
+use super::leave::LeaveRequest;
 use super::pending_events::PendingEvents;
 use super::request::CheckedSignalEvent;
 use super::sync::lock;
@@ -74,6 +75,13 @@ impl DeviceSession {
         let lost = pending_events.push_peer_down(peer, failed, now);
         drop(pending_events);
         self.handle.counters.sw_events_lost.add(u64::from(lost));
+        self.handle.notifier.notify(Delivery::Deferred);
+    }
+
+    /// Queues LEAVE, in place of one that the driver has not read.
+    pub(super) fn push_leave(&self, request: LeaveRequest) {
+        let now = self.handle.clock.now_ns();
+        lock(&self.pending_events).push_leave(request, now);
         self.handle.notifier.notify(Delivery::Deferred);
     }
 

@@ -539,6 +539,7 @@ impl Model {
                     assert!(downs.insert(gid));
                 }
                 Event::Lost { n } => lost += n,
+                Event::Leave { .. } => panic!("nobody was asked to leave"),
                 Event::SwEvent { gid, .. } => {
                     assert!(wakes.is_empty() && signals.is_empty());
                     sw_events.push(gid);
@@ -564,7 +565,8 @@ impl Model {
     }
 
     fn malformed(&mut self, who: usize, op: Op, change: i8) {
-        let size = [8, 24, 40, 8, 8, 8, 8, 40, 0][Op::ALL.iter().position(|o| *o == op).unwrap()];
+        let size =
+            [8, 8, 24, 40, 8, 8, 8, 8, 40, 0][Op::ALL.iter().position(|o| *o == op).unwrap()];
         let len = (size + i32::from(change)).max(0);
         if len == size {
             return;

@@ -77,6 +77,9 @@ impl SmcdSource {
                     fabric.sw_event(gid, code, info);
                 }
             }
+            Event::Leave { reason, within, .. } => {
+                tracing::debug!(reason = reason.name(), ?within, "the device is about to go");
+            }
             Event::Lost { n } => tracing::warn!(n, "software events were lost"),
         }
     }

@@ -32,6 +32,7 @@ fn kinds(events: &[Event]) -> Vec<&'static str> {
         Event::PeerDown { .. } => "peer down",
         Event::SwEvent { .. } => "sw event",
         Event::Lost { .. } => "lost",
+        Event::Leave { .. } => "leave",
     };
     events.iter().map(kind).collect()
 }

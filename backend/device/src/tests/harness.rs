@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use virtio_ism_abi::command::{
-    AttachReply, BACKING_GUEST, BACKING_WINDOW, HelloReply, HelloRequest, Op, QueryGidReply,
-    QueryGidRequest, RegisterReply, RegisterRequest, ReleaseSlabRequest, ReplyHeader,
-    RequestHeader, SgEntry, SignalEventRequest, StatsReply, TokenRequest,
+    AttachReply, BACKING_GUEST, BACKING_WINDOW, HelloReply, HelloRequest, LeftRequest, Op,
+    QueryGidReply, QueryGidRequest, RegisterReply, RegisterRequest, ReleaseSlabRequest,
+    ReplyHeader, RequestHeader, SgEntry, SignalEventRequest, StatsReply, TokenRequest,
 };
 use virtio_ism_abi::event::Event;
 use virtio_ism_abi::mv::{MoveHeader, Segment, move_flags};
@@ -287,6 +287,12 @@ impl Driver {
     pub fn try_hello(&mut self) -> Result<HelloReply, Status> {
         let body = HelloRequest { abi: 1.into(), driver_max_idx: u32::MAX.into() };
         self.typed(Op::Hello, body.as_bytes())
+    }
+
+    /// LEFT, in answer to this request.
+    pub fn left(&mut self, number: u32) -> Result<(), Status> {
+        let body = LeftRequest { number: number.into(), ..Default::default() };
+        self.call(Op::Left, body.as_bytes()).map(drop)
     }
 
     pub fn query(&mut self, gid: Gid) -> Result<u32, Status> {
