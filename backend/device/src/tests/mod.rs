@@ -7,6 +7,7 @@ mod attacks;
 mod commands;
 mod events;
 mod harness;
+mod leaving;
 mod moves;
 mod session_end;
 mod window;
