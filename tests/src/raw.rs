@@ -15,7 +15,7 @@ use smc_core::handshake::{
 use smc_core::time::Tick;
 use smc_core::wire::ids::{Chid, DmbToken, Features, Gid, LinkId, PeerId, Release, SizeCode};
 use smc_rendezvous::{ClientAction, PeerDiscovery};
-use virtio_ism::transport::RunningDevice;
+use virtio_ism::transport::{RunningDevice, SetupOptions};
 use virtio_ism::{IsmDevice, IsmError, OpenOptions, Prefer};
 use virtio_ism_abi::Gid as AbiGid;
 
@@ -42,7 +42,9 @@ impl Device {
     /// As [`IsmDevice::open_on`].
     pub fn at(address: impl Into<DeviceAddress>) -> Result<Device, IsmError> {
         let options = OpenOptions { prefer: Prefer::Window, ..OpenOptions::new(address) };
-        let transport = options.address.open(options.move_queues, 16 << 20, options.timeout)?;
+        let OpenOptions { move_queues, leaves, .. } = options;
+        let wanted = SetupOptions { move_queues, guest_memory: 16 << 20, leaves };
+        let transport = options.address.open(wanted, options.timeout)?;
         let ism = IsmDevice::open_on(transport.clone(), &options)?;
         Ok(Device { ism, transport })
     }
@@ -165,7 +167,8 @@ impl Proposed {
     pub fn accepted(self) -> (TcpStream, Accepted) {
         let message = read_message(&self.tcp, self.awaiting.reader());
         // A peer that comes again knows what was agreed the first time.
-        let known = Terms { release: Release::V2_1, features: Features::EMULATED_ISM, carriers: None };
+        let known =
+            Terms { release: Release::V2_1, features: Features::EMULATED_ISM, carriers: None };
         match self.awaiting.handle(&message, |_, _| Some(known)) {
             ClientStep::Offered(accepted) => (self.tcp, accepted),
             other => panic!("{other:?}"),

@@ -11,13 +11,13 @@
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use virtio_ism_abi::command::{
-    HelloReply, HelloRequest, Op, QueryGidReply, QueryGidRequest, SignalEventRequest, StatsReply,
-    peer_flags,
+    HelloReply, HelloRequest, LeftRequest, Op, QueryGidReply, QueryGidRequest, SignalEventRequest,
+    StatsReply, peer_flags,
 };
 use virtio_ism_abi::config::{Config, Features};
 use virtio_ism_abi::event::{Event, SlabWake};
@@ -87,6 +87,8 @@ pub struct IsmDevice {
     window_rate: OnceLock<u64>,
     polling: Mutex<()>,
     unknown_events: AtomicU64,
+    // Number of the last request to leave; 0: the device has not asked.
+    leave: AtomicU32,
 }
 
 impl ForkLocks for IsmDevice {
@@ -117,8 +119,7 @@ impl IsmDevice {
     /// # Errors
     /// The device cannot be reached, is no virtio-ism device of this revision, or refuses HELLO.
     pub fn open(options: OpenOptions) -> Result<Arc<IsmDevice>, IsmError> {
-        let running =
-            options.address.open(options.move_queues, options.guest_memory, options.timeout)?;
+        let running = options.address.open(options.setup(), options.timeout)?;
         Self::open_on(running, &options)
     }
 
@@ -160,6 +161,7 @@ impl IsmDevice {
             window_rate: OnceLock::new(),
             polling: Mutex::new(()),
             unknown_events: AtomicU64::new(0),
+            leave: AtomicU32::new(0),
         }))
     }
 
@@ -309,6 +311,28 @@ impl IsmDevice {
             reserved: 0.into(),
         };
         self.command(Op::SignalEvent, request.as_bytes(), &mut [])
+    }
+
+    /// Whether the device has asked the owner to leave, and takes on no new DMB.
+    pub fn is_leaving(&self) -> bool {
+        self.leave.load(Ordering::Relaxed) != 0
+    }
+
+    /// Answers the request to leave with this number (`IsmEvent::Leave`): the owner needs the device no
+    /// more. What is mapped stays mapped. `false`: the device has asked again since, or has an answer.
+    ///
+    /// # Errors
+    /// The device is gone, or was opened without [`OpenOptions::leaves`].
+    pub fn left(&self, number: u32) -> Result<bool, IsmError> {
+        if !self.features().contains(Features::LEAVE) {
+            return Err(TransportError::Missing("LEAVE").into());
+        }
+        let request = LeftRequest { number: number.into(), reserved: 0.into() };
+        match self.command(Op::Left, request.as_bytes(), &mut []) {
+            Ok(()) => Ok(true),
+            Err(IsmError::Refused { status: Status::Enoent, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The device's counters, indexed by `virtio_ism_abi::command::stat`.
@@ -510,6 +534,8 @@ impl IsmDevice {
                 self.slabs.peer_is_gone(*gid);
                 self.attached.peer_is_gone(*gid);
             }
+            // Relaxed: nothing is ordered by it.
+            Event::Leave { number, .. } => self.leave.store(*number, Ordering::Relaxed),
             _ => {}
         }
     }

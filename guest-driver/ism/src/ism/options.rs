@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::transport::DeviceAddress;
+use crate::transport::{DeviceAddress, SetupOptions};
 
 /// Which data path to use for DMBs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,11 +31,20 @@ pub struct OpenOptions {
     pub prefer: Prefer,
     /// Most own DMBs, at most what the device allows.
     pub max_dmbs: u32,
+    /// The owner leaves when the device asks for it: it takes `IsmEvent::Leave` and answers by
+    /// [`IsmDevice::left`](super::IsmDevice::left). Otherwise the device does not ask.
+    pub leaves: bool,
     /// How long to wait for a device behind a socket that another process uses.
     pub timeout: Duration,
 }
 
 impl OpenOptions {
+    /// What the transport has to know.
+    pub(super) fn setup(&self) -> SetupOptions {
+        let OpenOptions { move_queues, guest_memory, leaves, .. } = *self;
+        SetupOptions { move_queues, guest_memory, leaves }
+    }
+
     /// The defaults (one move queue, 256 MiB of lazily used guest memory, 4,096 DMBs, ten seconds)
     /// for a device.
     pub fn new(address: impl Into<DeviceAddress>) -> OpenOptions {
@@ -45,6 +54,7 @@ impl OpenOptions {
             guest_memory: 256 << 20,
             prefer: Prefer::Auto,
             max_dmbs: 16_384,
+            leaves: false,
             timeout: Duration::from_secs(10),
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::pci::{self, PciAddress};
-use super::{RunningDevice, TransportError, vhost_user};
+use super::{RunningDevice, SetupOptions, TransportError, vhost_user};
 
 /// The address of a device, as a user writes it.
 ///
@@ -30,27 +30,22 @@ pub enum DeviceAddress {
 impl DeviceAddress {
     /// Connects to the device and sets it up: features, memory, queues, window.
     ///
-    /// `move_queues` is the number of move queues wanted, `guest_memory` the size of the memory
-    /// that the device can reach, in bytes. A device behind a socket that another process uses is
-    /// awaited for `timeout`.
+    /// A device behind a socket that another process uses is awaited for `timeout`.
     ///
     /// # Errors
     /// There is no such device, it is in use, lacks a feature the driver needs, or does not answer.
     pub fn open(
         &self,
-        move_queues: u16,
-        guest_memory: u64,
+        wanted: SetupOptions,
         timeout: Duration,
     ) -> Result<Arc<RunningDevice>, TransportError> {
         match self {
-            DeviceAddress::Socket(path) => {
-                vhost_user::connect(path, move_queues, guest_memory, timeout)
-            }
+            DeviceAddress::Socket(path) => vhost_user::connect(path, wanted, timeout),
             DeviceAddress::Pci(address) => {
                 let at = |source| TransportError::Pci { address: *address, source };
-                Ok(pci::open(*address, move_queues, guest_memory).map_err(at)?.0)
+                Ok(pci::open(*address, wanted).map_err(at)?.0)
             }
-            DeviceAddress::AnyPci => Ok(pci::open_any(move_queues, guest_memory)?),
+            DeviceAddress::AnyPci => Ok(pci::open_any(wanted)?),
         }
     }
 }

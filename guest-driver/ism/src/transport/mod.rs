@@ -20,5 +20,5 @@ pub use address::DeviceAddress;
 pub(crate) use doorbells::Doorbells;
 pub use error::TransportError;
 pub use pci::{NoPciAddress, PciAddress};
-pub use running::RunningDevice;
 pub(crate) use running::{ForkTransport, Window};
+pub use running::{RunningDevice, SetupOptions};

@@ -12,6 +12,24 @@ use super::doorbells::Doorbells;
 use crate::virtqueue::{GuestPool, Health, QueueError, Queues};
 use ism_sys::{ForkLocks, LockGuardList, SharedSlice};
 
+/// What a driver wants of a device, whichever transport carries it.
+#[derive(Clone, Copy, Debug)]
+pub struct SetupOptions {
+    /// Move queues, at most what the device has; at least 1.
+    pub move_queues: u16,
+    /// Size of the memory that the device can reach, bytes.
+    pub guest_memory: u64,
+    /// The driver's owner leaves when the device asks for it.
+    pub leaves: bool,
+}
+
+impl SetupOptions {
+    /// Features that the driver refuses for its owner.
+    pub(crate) fn refused(self) -> Features {
+        if self.leaves { Features::empty() } else { Features::LEAVE }
+    }
+}
+
 /// What differs between transports: the window, and the connection to the device.
 ///
 /// Dropping it closes the device: afterwards the device no longer uses memory of this process.

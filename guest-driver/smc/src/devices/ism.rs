@@ -6,6 +6,7 @@ use std::sync::Arc;
 use guest_driver::PciAddress;
 use serde::Serialize;
 use virtio_ism::transport::RunningDevice;
+use virtio_ism::transport::SetupOptions;
 use virtio_ism::transport::pci::{self, Binding, PciError};
 use virtio_ism::{IsmDevice, OpenOptions, SLOWEST_WINDOW};
 use virtio_ism_abi::config::{Config, Features};
@@ -52,7 +53,8 @@ fn inspect(address: PciAddress, binding: &Binding) -> DeviceReport {
         driver: driver(binding).map(Into::into),
         ..DeviceReport::default()
     };
-    match pci::open(address, 1, PROBE_MEMORY) {
+    let wanted = SetupOptions { move_queues: 1, guest_memory: PROBE_MEMORY, leaves: false };
+    match pci::open(address, wanted) {
         Ok((running, interrupts)) => {
             device.interrupts = Some(interrupts.to_string());
             measure(&mut device, running);

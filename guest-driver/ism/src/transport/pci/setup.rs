@@ -13,7 +13,7 @@ use super::function::Function;
 use super::monitor::{PciDevice, PciMonitor};
 use super::window::BarWindow;
 use super::{Interrupts, NoPciDevice, PciAddress, PciError, discover, error};
-use crate::transport::RunningDevice;
+use crate::transport::{RunningDevice, SetupOptions};
 use crate::virtqueue::{GuestPool, Health, Queues, Wiring};
 use ism_sys::{DmaMemory, EventFd, Registers};
 
@@ -38,8 +38,7 @@ const MEMORY_PER_MOVE_QUEUE: usize = 4 << 20;
 /// process uses it, or it lacks something the driver needs.
 pub fn open(
     address: PciAddress,
-    move_queues: u16,
-    guest_memory: u64,
+    wanted: SetupOptions,
 ) -> Result<(Arc<RunningDevice>, Interrupts), PciError> {
     let function = Function::open(address)?;
     let interrupts = function.interrupts();
@@ -48,7 +47,8 @@ pub fn open(
     let layout = read_layout(&space, |bar| function.bar_size(bar))?;
     let (device, notify, registers) = map(function, &layout)?;
 
-    let negotiated = negotiate(&device.common, &registers, layout.window.is_some())?;
+    let negotiated =
+        negotiate(&device.common, &registers, layout.window.is_some(), wanted.refused())?;
     let Negotiated { config, mut features, event_idx } = negotiated;
     let mut device = device;
     device.window = features
@@ -60,14 +60,15 @@ pub fn open(
         features.remove(Features::WINDOW);
     }
 
-    let move_queues = move_queues
+    let move_queues = wanted
+        .move_queues
         .max(1)
         .min(config.num_move_queues.get())
         .min(device.common.num_queues().saturating_sub(FIRST_MOVE_QUEUE));
     if move_queues == 0 {
         return Err(PciError::Missing("a move queue"));
     }
-    let (pool, huge) = memory(move_queues, guest_memory)?;
+    let (pool, huge) = memory(move_queues, wanted.guest_memory)?;
     device.pool = Some(Arc::clone(&pool));
     let health = Health::new();
     let n = FIRST_MOVE_QUEUE + move_queues;
@@ -116,11 +117,11 @@ pub fn open(
 ///
 /// # Errors
 /// There is none. The text lists the devices and the reason for each.
-pub fn open_any(move_queues: u16, guest_memory: u64) -> Result<Arc<RunningDevice>, NoPciDevice> {
+pub fn open_any(wanted: SetupOptions) -> Result<Arc<RunningDevice>, NoPciDevice> {
     let found = discover::functions().map_err(NoPciDevice::List)?;
     let mut failures = Vec::new();
     for function in found {
-        match open(function.address, move_queues, guest_memory) {
+        match open(function.address, wanted) {
             Ok((device, _)) => return Ok(device),
             Err(error) => failures.push((function.address, error)),
         }
@@ -155,6 +156,7 @@ fn negotiate<I: Io>(
     common: &Common<I>,
     config: &impl Io,
     has_window: bool,
+    refused: Features,
 ) -> Result<Negotiated, PciError> {
     if common.status() == status::NO_DEVICE {
         return Err(PciError::Absent);
@@ -168,7 +170,7 @@ fn negotiate<I: Io>(
     }
     // The device and its other users run on another kernel, which wakes no thread of this one. The
     // lines of slabs are for processes with many peers, on one kernel.
-    let mut refused = Features::PEER_FUTEX | Features::DOORBELL | Features::SLAB_LINE;
+    let mut refused = refused | Features::PEER_FUTEX | Features::DOORBELL | Features::SLAB_LINE;
     if !has_window {
         refused |= Features::WINDOW;
     }

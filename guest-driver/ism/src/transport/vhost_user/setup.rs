@@ -21,7 +21,7 @@ use zerocopy::FromBytes;
 use super::channel::{BackendChannel, StepDeadline, WindowServer};
 use super::{VhostUser, connect_error, pool};
 use crate::transport::doorbells::Doorbells;
-use crate::transport::{RunningDevice, TransportError};
+use crate::transport::{RunningDevice, SetupOptions, TransportError};
 use crate::virtqueue::{GuestPool, Health, QueueAddresses, Queues, Wiring};
 use ism_sys::{EventFd, Reservation, connect_unix, is_other_kind, out_of_the_way};
 
@@ -43,7 +43,6 @@ const FIRST_ANSWER: Duration = Duration::from_millis(500);
 /// Connects to a daemon's socket and sets the device up: features, memory, queues, window. The socket
 /// is that of one device, or that of a pool.
 ///
-/// `move_queues` is the number of move queues wanted, `guest_memory` the size of the pool in bytes.
 /// If another process uses the device, the call waits for `timeout`.
 ///
 /// # Errors
@@ -51,8 +50,7 @@ const FIRST_ANSWER: Duration = Duration::from_millis(500);
 /// not answer.
 pub fn connect(
     socket: &Path,
-    move_queues: u16,
-    guest_memory: u64,
+    wanted: SetupOptions,
     timeout: Duration,
 ) -> Result<Arc<RunningDevice>, TransportError> {
     let deadline = Instant::now() + timeout;
@@ -68,13 +66,12 @@ pub fn connect(
     let stream = UnixStream::from(out_of_the_way(stream));
     // If two processes connect at the same time, the later one may be in the queue itself.
     let left = deadline.saturating_duration_since(Instant::now());
-    set_up(stream, move_queues, guest_memory, left.max(FIRST_ANSWER))
+    set_up(stream, wanted, left.max(FIRST_ANSWER))
 }
 
 pub(super) fn set_up(
     stream: UnixStream,
-    move_queues: u16,
-    guest_memory: u64,
+    wanted: SetupOptions,
     first_answer: Duration,
 ) -> Result<Arc<RunningDevice>, TransportError> {
     let health = Health::new();
@@ -88,17 +85,9 @@ pub(super) fn set_up(
     let daemon_end = channel.daemon_end().map_err(system("backend channel"))?;
     let thread = channel.start().map_err(system("thread"))?;
 
-    let wanted = u64::from(FIRST_MOVE_QUEUE) + u64::from(move_queues.max(1));
-    let frontend = Frontend::from_stream(stream, wanted);
-    let result = negotiate(
-        frontend,
-        &server,
-        daemon_end,
-        move_queues.max(1),
-        guest_memory,
-        &health,
-        &deadline,
-    );
+    let queues = u64::from(FIRST_MOVE_QUEUE) + u64::from(wanted.move_queues.max(1));
+    let frontend = Frontend::from_stream(stream, queues);
+    let result = negotiate(frontend, &server, daemon_end, wanted, &health, &deadline);
     match result {
         Ok(Negotiated { config, features, queues, pool, window, doorbells, frontend, events }) => {
             deadline.remove();
@@ -137,8 +126,7 @@ fn negotiate(
     mut frontend: Frontend,
     server: &WindowServer,
     daemon_end: OwnedFd,
-    move_queues: u16,
-    guest_memory: u64,
+    wanted: SetupOptions,
     health: &Arc<Health>,
     deadline: &StepDeadline,
 ) -> Result<Negotiated, TransportError> {
@@ -165,11 +153,12 @@ fn negotiate(
     let event_idx = offered & EVENT_IDX != 0;
     let known = Features::from_bits_truncate(offered);
     let window = if known.contains(Features::WINDOW) { reserve(region) } else { None };
-    let refused = match window {
-        Some(_) => Features::empty(),
+    let mut refused = wanted.refused();
+    if window.is_none() {
         // Without stores into the window nobody reads the armed words in it.
-        None => Features::WINDOW | Features::PEER_FUTEX | Features::DOORBELL | Features::SLAB_LINE,
-    };
+        refused |=
+            Features::WINDOW | Features::PEER_FUTEX | Features::DOORBELL | Features::SLAB_LINE;
+    }
     let accepted = (known - refused).bits() | VERSION_1 | PROTOCOL_FEATURES | (offered & EVENT_IDX);
     frontend.set_features(accepted).map_err(step("SET_FEATURES"))?;
     let config = read_config(&mut frontend)?;
@@ -182,13 +171,13 @@ fn negotiate(
         None => features.remove(Features::WINDOW),
     }
 
-    let move_queues = u64::from(move_queues)
+    let move_queues = u64::from(wanted.move_queues.max(1))
         .min(config.num_move_queues.get().into())
         .min(queues.saturating_sub(FIRST_MOVE_QUEUE.into()));
     if move_queues == 0 {
         return Err(TransportError::Missing("a move queue"));
     }
-    let pool = GuestPool::new(guest_memory).map_err(system("guest memory"))?;
+    let pool = GuestPool::new(wanted.guest_memory).map_err(system("guest memory"))?;
     let (wirings, kicks, calls) =
         wire(usize::from(FIRST_MOVE_QUEUE) + move_queues as usize, event_idx, health)?;
     let events_call = calls.get(usize::from(EVENT_QUEUE));
