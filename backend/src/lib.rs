@@ -28,5 +28,5 @@ mod service;
 pub mod vhost;
 
 pub use config::Config;
-pub use service::{Daemon, DaemonError, args, management, run_main, sandbox};
+pub use service::{Daemon, DaemonError, LeaveInfo, args, management, run_main, sandbox};
 pub use vhost::device_slot::{GuestStatus, MemberInfo, PoolInfo};

@@ -27,6 +27,7 @@ pub struct LeaveGroup {
 
 #[derive(Debug, Default)]
 struct State {
+    asked: usize,
     staying: usize,
     is_given_up: bool,
 }
@@ -35,6 +36,11 @@ impl LeaveGroup {
     /// Nobody leaves yet.
     pub fn new() -> Arc<LeaveGroup> {
         Arc::default()
+    }
+
+    /// Drivers that were asked to leave so far.
+    pub fn asked(&self) -> usize {
+        lock(&self.state).asked
     }
 
     /// Drivers that were asked to leave and have not left.
@@ -71,7 +77,10 @@ pub(super) struct LeaveGuard(Arc<LeaveGroup>);
 
 impl LeaveGuard {
     fn new(group: &Arc<LeaveGroup>) -> LeaveGuard {
-        lock(&group.state).staying += 1;
+        let mut state = lock(&group.state);
+        state.asked += 1;
+        state.staying += 1;
+        drop(state);
         LeaveGuard(group.clone())
     }
 }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What numbers of a configuration can be, and how values are written.
 
+use std::time::Duration;
+
 use serde::de::{Deserializer, Visitor};
+use serde::{Deserialize, Serialize};
 use virtio_ism_abi::{Chid, Gid};
 
 use super::error::ConfigError;
@@ -19,6 +22,9 @@ pub const MAX_WINDOW: u64 = 1 << 44;
 pub const MAX_POOL: u32 = 4096;
 /// Default CHID of a fabric.
 pub const DEFAULT_CHID: Chid = Chid::VIRTIO_FIRST;
+
+/// Longest time to leave, seconds.
+const LONGEST: f64 = 3600.0;
 
 /// Reads a CHID: four hexadecimal digits, `ff00` to `ffff` (EISM-6, EISM-7).
 ///
@@ -48,6 +54,40 @@ pub fn parse_mode(text: &str) -> Result<u32, ConfigError> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| digits && *mode <= 0o777);
     mode.ok_or_else(|| ConfigError::SocketMode(text.into()))
+}
+
+/// Seconds as an operator writes them, such as 1 or 0.25.
+///
+/// # Errors
+/// A sentence that names the text.
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no number of seconds from 0 to {LONGEST}");
+    duration(text.parse().map_err(|_| wrong())?).ok_or_else(wrong)
+}
+
+/// The time of so many seconds; `None` if they are negative, no number, or more than an hour.
+fn duration(seconds: f64) -> Option<Duration> {
+    (0.0..=LONGEST).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
+}
+
+/// A time in seconds, within the bounds of a configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub(crate) struct LeaveTime(pub(crate) Duration);
+
+impl TryFrom<f64> for LeaveTime {
+    type Error = String;
+
+    fn try_from(seconds: f64) -> Result<LeaveTime, String> {
+        let wrong = || format!("{seconds} is no number of seconds from 0 to {LONGEST}");
+        duration(seconds).map(LeaveTime).ok_or_else(wrong)
+    }
+}
+
+impl From<LeaveTime> for f64 {
+    fn from(seconds: LeaveTime) -> f64 {
+        seconds.0.as_secs_f64()
+    }
 }
 
 /// Reads a size in bytes with an optional suffix K, M, G or T (powers of 1024).
@@ -92,6 +132,19 @@ pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use std::time::Duration;
+
+    #[test]
+    fn seconds_have_fractions_and_an_end() {
+        assert_eq!(parse_seconds("0.25"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_seconds("0"), Ok(Duration::ZERO));
+        assert_eq!(parse_seconds("3600"), Ok(Duration::from_secs(3600)));
+        for wrong in ["", "-1", "3601", "NaN", "inf", "1s"] {
+            let error = parse_seconds(wrong).unwrap_err();
+            assert!(error.contains(wrong) && error.contains("seconds"), "{error}");
+        }
+    }
 
     #[test]
     fn sizes_have_suffixes() {

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use virtio_ism_abi::Chid;
 
-use super::bounds::{parse_chid, parse_gid, parse_mode, size};
+use super::bounds::{LeaveTime, parse_chid, parse_gid, parse_mode, size};
 use super::error::ConfigError;
 use super::spec::{Caps, FabricSpec, GuestSpec, Quotas};
 use super::whole::Config;
@@ -28,6 +28,7 @@ struct File {
     window_size: Option<u64>,
     move_queues: Option<u16>,
     stopped_grace: Option<u64>,
+    leave_timeout: Option<LeaveTime>,
     socket_mode: Option<String>,
     #[serde(default)]
     fabric: Vec<Spanned<FileFabric>>,
@@ -115,6 +116,9 @@ impl Config {
         if let Some(seconds) = file.stopped_grace {
             config.stopped_grace = (seconds != 0).then(|| Duration::from_secs(seconds));
         }
+        if let Some(LeaveTime(within)) = file.leave_timeout {
+            config.leave_timeout = within;
+        }
         match file.socket_mode.as_deref().map(parse_mode) {
             Some(Ok(mode)) => config.socket_mode = mode,
             Some(Err(mistake)) => mistakes.push(mistake),
@@ -169,6 +173,7 @@ mod tests {
             management = "/run/ism/mgmt.sock"
             window-size = 1073741824
             stopped-grace = 0
+            leave-timeout = 2.5
             socket-mode = "660"
             [[fabric]]
             chid = "ff10"
@@ -185,6 +190,7 @@ mod tests {
         .unwrap();
         assert_eq!(config.socket_mode, 0o660);
         assert_eq!(config.stopped_grace, None);
+        assert_eq!(config.leave_timeout, Duration::from_millis(2500));
         assert_eq!(config.fabrics[0].quotas.max_dmbs, Some(5));
         assert_eq!(config.fabrics[0].caps.devices, Some(3));
         assert_eq!(config.guests[0].chid, Chid(0xff10));
@@ -229,6 +235,9 @@ mod tests {
         assert_eq!(config.window_size, 1 << 30);
         assert_eq!(config.fabrics[0].quotas.max_slab_bytes, Some(2 << 20));
         assert_eq!(config.fabrics[0].quotas.max_dmb_bytes, Some(4096));
+        assert_eq!(toml("leave-timeout = 3").unwrap().leave_timeout, Duration::from_secs(3));
+        let refused = toml("leave-timeout = -1").unwrap_err().to_string();
+        assert!(refused.contains("-1 is no number of seconds"), "{refused}");
         let refused = toml("window-size = \"big\"").unwrap_err().to_string();
         assert!(refused.contains("\"big\" is not a size"), "{refused}");
     }

@@ -10,11 +10,11 @@ pub(crate) mod log_output;
 mod spec;
 mod whole;
 
-pub(crate) use bounds::parse_size;
 pub use bounds::{
     DEFAULT_CHID, DEFAULT_WINDOW, MAX_MOVE_QUEUES, MAX_POOL, MAX_WINDOW, MIN_WINDOW, parse_chid,
     parse_gid, parse_mode,
 };
+pub(crate) use bounds::{LeaveTime, parse_seconds, parse_size};
 pub use error::{ConfigError, PassedDescriptor, PassedDescriptorError, SETTINGS};
 pub(crate) use file::{FileGuest, read_text};
 pub use spec::{Caps, FabricSpec, GuestSpec, Quotas, Socket};

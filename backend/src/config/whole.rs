@@ -28,6 +28,8 @@ pub struct Config {
     pub move_queues: u16,
     /// How long a device outlives the stop of all its rings; none: for ever.
     pub stopped_grace: Option<Duration>,
+    /// How long the drivers of a device that is to go may take to leave; zero: they are not asked.
+    pub leave_timeout: Duration,
     /// How long a front end may take to acknowledge a mapping before it is dropped.
     pub ack_timeout: Duration,
     /// Permission bits of sockets.
@@ -44,6 +46,7 @@ impl Default for Config {
             window_size: DEFAULT_WINDOW,
             move_queues: 2,
             stopped_grace: Some(Duration::from_secs(60)),
+            leave_timeout: Duration::from_secs(1),
             ack_timeout: Duration::from_secs(5),
             socket_mode: 0o600,
         }

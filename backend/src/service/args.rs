@@ -132,6 +132,14 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS")]
     pub stopped_grace: Option<u64>,
 
+    /// How many seconds drivers get to leave a device that is about to go; 0: none [default: 1].
+    ///
+    /// When the daemon ends or a guest is removed, drivers that know how to are told, and their
+    /// connections can go on without the device. The daemon goes on as soon as all have left. A second
+    /// SIGTERM ends it at once.
+    #[arg(long, value_name = "SECONDS", value_parser = config::parse_seconds)]
+    pub leave_timeout: Option<Duration>,
+
     /// Permission bits of the sockets, octal [default: 600].
     #[arg(long, value_name = "MODE")]
     pub socket_mode: Option<String>,
@@ -218,6 +226,7 @@ impl Args {
         if let Some(seconds) = self.stopped_grace {
             config.stopped_grace = (seconds != 0).then(|| Duration::from_secs(seconds));
         }
+        config.leave_timeout = self.leave_timeout.unwrap_or(config.leave_timeout);
         match self.socket_mode.as_deref().map(config::parse_mode) {
             Some(Ok(mode)) => config.socket_mode = mode,
             Some(Err(mistake)) => mistakes.push(mistake),
@@ -302,6 +311,13 @@ mod tests {
         let config = config(&["--chid", "ff09", "-s", "/a/1.sock"]).unwrap();
         assert_eq!(config.fabrics.len(), 1);
         assert_eq!(config.guests[0].chid.0, 0xff09);
+    }
+
+    #[test]
+    fn drivers_get_a_second_to_leave_or_what_is_said() {
+        assert_eq!(config(&[]).unwrap().leave_timeout, Duration::from_secs(1));
+        let half = config(&["--leave-timeout", "0.5"]).unwrap();
+        assert_eq!(half.leave_timeout, Duration::from_millis(500));
     }
 
     #[test]

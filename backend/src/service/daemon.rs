@@ -2,17 +2,20 @@
 //! The daemon as a value: fabrics, guests, management. A program can run one in its own process.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::config::{Config, GuestSpec};
 use crate::service::error::DaemonError;
 use crate::service::guests::Guests;
+use crate::service::leave::LeaveInfo;
 use crate::service::management::{Access, Server};
 use crate::service::reload::{ConfigSource, Reload};
 use crate::vhost::device_slot::GuestStatus;
 use crate::vhost::device_socket::STOP;
 use crate::vhost::event_loop::{EventLoop, LoopHandle};
 use crate::vhost::unix_socket::{LocalNames, SocketNames};
+use ism_device::LeaveGroup;
+use virtio_ism_abi::event::LeaveReason;
 
 /// A running daemon. Dropping it stops it.
 pub struct Daemon {
@@ -98,6 +101,27 @@ impl Daemon {
         let socket = self.guests.remove(name)?;
         socket.wait_stopped(Instant::now() + STOP);
         Ok(())
+    }
+
+    /// Tells the drivers of all devices that the daemon is about to end, and waits until those that know
+    /// how to have left, for [`Config::leave_timeout`] at most, or until `group` is given up. Nobody
+    /// can connect any more.
+    pub fn leave(&self, group: &Arc<LeaveGroup>) -> LeaveInfo {
+        self.guests.leave_all(group)
+    }
+
+    /// Asks the drivers of a guest to leave because of `reason` and waits, at most `within`. The guest
+    /// stays; its devices take on nothing new.
+    ///
+    /// # Errors
+    /// [`DaemonError::NoSuchGuest`].
+    pub fn drain(
+        &self,
+        name: &str,
+        reason: LeaveReason,
+        within: Duration,
+    ) -> Result<LeaveInfo, DaemonError> {
+        Ok(self.guests.ask_to_leave(name, reason, Some(within))?.wait())
     }
 
     /// The guests, by name.

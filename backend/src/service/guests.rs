@@ -3,12 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use virtio_ism_abi::Chid;
+use virtio_ism_abi::event::LeaveReason;
 
 use crate::config::{Caps, Config, ConfigError, FabricSpec, GuestSpec, Quotas};
 use crate::service::error::DaemonError;
+use crate::service::leave::{LeaveInfo, Leaving};
 use crate::service::metrics;
 use crate::vhost::device_pool::DevicePool;
 use crate::vhost::device_slot::GuestStatus;
@@ -16,7 +18,7 @@ use crate::vhost::device_socket::{DeviceSocket, STOP};
 use crate::vhost::event_loop::LoopHandle;
 use crate::vhost::unix_socket::SocketNames;
 use ism_device::sync::lock;
-use ism_device::{Fabric, FabricCaps, GidPool, Limits};
+use ism_device::{Fabric, FabricCaps, GidPool, LeaveGroup, Limits};
 
 /// The fabrics and guests of a daemon. The daemon and its management server share them.
 pub(crate) struct Guests {
@@ -49,6 +51,31 @@ impl GuestSocket {
         match self {
             GuestSocket::Device(socket) => vec![socket.status()],
             GuestSocket::Pool(pool) => pool.status(),
+        }
+    }
+
+    /// Asks the drivers of its devices to leave. Unless they are to stay connected, no new front end
+    /// gets a device from now on.
+    pub(super) fn ask_to_leave(
+        &self,
+        reason: LeaveReason,
+        within: Duration,
+        group: &Arc<LeaveGroup>,
+    ) {
+        let stays = matches!(reason, LeaveReason::Drain | LeaveReason::Migration);
+        match self {
+            GuestSocket::Device(socket) => {
+                if !stays {
+                    socket.stop_listening();
+                }
+                socket.ask_to_leave(reason, within, group);
+            }
+            GuestSocket::Pool(pool) => {
+                if !stays {
+                    pool.stop_listening();
+                }
+                pool.ask_to_leave(reason, within, group);
+            }
         }
     }
 
@@ -179,6 +206,47 @@ impl Guests {
         socket.request_stop();
         tracing::info!(guest = name, "removed");
         Ok(socket)
+    }
+
+    /// Asks the drivers of a guest to leave. The caller waits, and then goes on.
+    pub(crate) fn ask_to_leave(
+        &self,
+        name: &str,
+        reason: LeaveReason,
+        within: Option<Duration>,
+    ) -> Result<Leaving, DaemonError> {
+        let within = within.unwrap_or(self.config.leave_timeout);
+        let leaving = Leaving::new(LeaveGroup::new(), reason, within);
+        let sockets = lock(&self.sockets);
+        let served = sockets.get(name).ok_or_else(|| DaemonError::NoSuchGuest(name.into()))?;
+        leaving.ask(name, &served.socket);
+        Ok(leaving)
+    }
+
+    /// Asks the drivers of these guests to leave, each for its reason, and waits for all together.
+    pub(crate) fn leave_together<'a>(&self, guests: impl Iterator<Item = (&'a str, LeaveReason)>) {
+        let within = self.config.leave_timeout;
+        let leaving = Leaving::new(LeaveGroup::new(), LeaveReason::Removal, within);
+        {
+            let sockets = lock(&self.sockets);
+            for (name, reason) in guests {
+                if let Some(served) = sockets.get(name) {
+                    leaving.ask_for(name, &served.socket, reason);
+                }
+            }
+        }
+        leaving.wait();
+    }
+
+    /// Asks all drivers to leave because the daemon ends, and waits for them. `group` ends the
+    /// wait early.
+    pub(crate) fn leave_all(&self, group: &Arc<LeaveGroup>) -> LeaveInfo {
+        let within = self.config.leave_timeout;
+        let leaving = Leaving::new(group.clone(), LeaveReason::Restart, within);
+        for (name, served) in &*lock(&self.sockets) {
+            leaving.ask(name, &served.socket);
+        }
+        leaving.wait()
     }
 
     pub(crate) fn list(&self) -> Vec<GuestStatus> {

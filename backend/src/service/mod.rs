@@ -12,6 +12,7 @@ mod error;
 #[allow(unsafe_code, reason = "no crate makes a process without `unsafe`")]
 mod fork;
 mod guests;
+mod leave;
 mod logging;
 pub mod management;
 mod metrics;
@@ -25,4 +26,5 @@ mod signals;
 
 pub use daemon::Daemon;
 pub use error::DaemonError;
+pub use leave::LeaveInfo;
 pub use run::run_main;

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use virtio_ism_abi::Chid;
+use virtio_ism_abi::event::LeaveReason;
 
 use crate::config::log_output::LogOutput;
 use crate::config::{Config, ConfigError, FabricSpec, GuestSpec, Socket};
@@ -143,6 +144,7 @@ impl Reload {
             ("window-size", now.window_size != new.window_size),
             ("move-queues", now.move_queues != new.move_queues),
             ("stopped-grace", now.stopped_grace != new.stopped_grace),
+            ("leave-timeout", now.leave_timeout != new.leave_timeout),
             ("socket-mode", now.socket_mode != new.socket_mode),
         ] {
             if differs {
@@ -190,6 +192,9 @@ impl Reload {
         for name in kept {
             self.guests.set_configured(&name);
         }
+        let successors = replaced.iter().map(|spec| (spec.name.as_str(), LeaveReason::Restart));
+        let ends = removed.iter().map(|name| (name.as_str(), LeaveReason::Removal));
+        self.guests.leave_together(ends.chain(successors));
         // Their names and sockets are free at once; their threads end by themselves.
         let mut leaving = Vec::new();
         for name in removed {

@@ -27,9 +27,12 @@ use crate::vhost;
 use crate::vhost::event_loop::Registration;
 use crate::vhost::timers::Timers;
 use crate::vhost::unix_socket::{LocalNames, SocketNames, directory_of, path_of};
+use ism_device::LeaveGroup;
 
 /// What `--print-capabilities` prints: the type of device, as a VMM's tools expect it.
 const CAPABILITIES: &str = "{\n  \"type\": \"ism\"\n}";
+/// How long the daemon may take to end when drivers have left, for the service manager.
+const STOPPING: Duration = Duration::from_secs(10);
 /// How often a daemon that is to end looks whether a front end is connected.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -178,11 +181,13 @@ fn run(
             args.to_config_again(&text)
         }) as ConfigSource
     });
+    let leave_timeout = config.leave_timeout;
     let daemon = Daemon::start_with(config, names, read)?;
     sandbox::restrict_syscalls(Process::Daemon, mode)?;
     let manager = Arc::new(manager);
     let (end, ended) = mpsc::channel();
-    let on_signal = on_signal(&daemon, can_reload, &manager, end.clone());
+    let group = LeaveGroup::new();
+    let on_signal = on_signal(&daemon, can_reload, &manager, end.clone(), group.clone());
     let _signals = daemon.events().add(OnSignal(on_signal));
     let _ends = watch_helpers(&daemon, broker.as_ref(), reader.as_deref(), &manager, end)?;
     keep_alive(daemon.events().timers(), &manager, daemon.check());
@@ -190,7 +195,10 @@ fn run(
     signals::unblock()?;
     let end = ended.recv().map_err(|_| "the event loop has ended")?;
     tracing::info!("ending");
-    manager.stopping();
+    manager.stopping(leave_timeout + STOPPING);
+    if matches!(end, End::Signal) {
+        daemon.leave(&group);
+    }
     daemon.stop();
     match end {
         End::Signal => Ok(()),
@@ -256,8 +264,10 @@ fn on_signal(
     can_reload: bool,
     manager: &Arc<ServiceManager>,
     end: mpsc::Sender<End>,
+    group: Arc<LeaveGroup>,
 ) -> impl FnMut(Signal) + Send + 'static + use<> {
     let (reload, manager) = (daemon.reload().clone(), manager.clone());
+    let mut is_ending = false;
     move |signal| match signal {
         Signal::Hangup if can_reload => {
             manager.reloading();
@@ -267,6 +277,10 @@ fn on_signal(
         }
         // Without a file that could be read again, this is the end of a terminal.
         Signal::End | Signal::Hangup => {
+            // The second one: drivers have no time any more.
+            if std::mem::replace(&mut is_ending, true) {
+                group.give_up();
+            }
             let _ = end.send(End::Signal);
         }
     }

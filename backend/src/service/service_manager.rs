@@ -62,9 +62,10 @@ impl ServiceManager {
         self.say(&format!("STATUS={status}"));
     }
 
-    /// The daemon ends.
-    pub(crate) fn stopping(&self) {
-        self.say("STOPPING=1");
+    /// The daemon ends, which takes `within` at most.
+    pub(crate) fn stopping(&self, within: Duration) {
+        let usec = within.as_micros();
+        self.say(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={usec}"));
     }
 
     fn say(&self, what: &str) {

@@ -29,6 +29,7 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, sendmsg,
 };
 use vhost::vhost_user::Listener;
+use virtio_ism_abi::event::LeaveReason;
 use virtio_ism_abi::{PoolAnswer, PoolStatus};
 use zerocopy::IntoBytes;
 
@@ -44,7 +45,7 @@ use super::watched_listener::WatchedListener;
 use crate::config::id_map;
 use crate::config::{Config, GuestSpec};
 use ism_device::sync::lock;
-use ism_device::{DeviceInfo, Fabric};
+use ism_device::{DeviceInfo, Fabric, LeaveGroup};
 
 /// How long a device is kept from its grant on, if its front end goes without a command.
 const HELD: Duration = Duration::from_millis(100);
@@ -183,9 +184,26 @@ impl DevicePool {
     /// Stops listening and cuts all connections; the rest happens on their own threads.
     pub(crate) fn request_stop(&self) {
         self.inner.stopping.store(true, Ordering::SeqCst);
-        *lock(&self.socket) = (None, None);
+        self.stop_listening();
         for slot in self.slots() {
             slot.close();
+        }
+    }
+
+    /// Stops listening. The front ends that are connected stay.
+    pub(crate) fn stop_listening(&self) {
+        *lock(&self.socket) = (None, None);
+    }
+
+    /// Asks the drivers of all devices in use to leave.
+    pub(crate) fn ask_to_leave(
+        &self,
+        reason: LeaveReason,
+        within: Duration,
+        group: &Arc<LeaveGroup>,
+    ) {
+        for slot in self.slots() {
+            slot.ask_to_leave(reason, within, group);
         }
     }
 

@@ -17,7 +17,8 @@ use super::timers::Timers;
 use crate::config::{Config, GuestSpec};
 use ism_device::shm::TouchQuota;
 use ism_device::sync::lock;
-use ism_device::{DeviceConfig, DeviceInfo, Fabric};
+use ism_device::{DeviceConfig, DeviceInfo, Fabric, LeaveGroup};
+use virtio_ism_abi::event::LeaveReason;
 
 /// How long the next connection waits for the threads of the last one.
 const REAP: Duration = Duration::from_millis(500);
@@ -168,6 +169,19 @@ impl DeviceSlot {
         let connection = lock(&self.devices).connection.clone();
         if let Some(connection) = connection {
             connection.close();
+        }
+    }
+
+    /// Asks the driver of the device to leave, if there is one.
+    pub(super) fn ask_to_leave(
+        &self,
+        reason: LeaveReason,
+        within: Duration,
+        group: &Arc<LeaveGroup>,
+    ) {
+        let connection = lock(&self.devices).connection.clone();
+        if let Some(connection) = connection {
+            connection.device.ask_to_leave(reason, within, group);
         }
     }
 

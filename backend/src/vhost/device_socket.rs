@@ -32,8 +32,9 @@ use super::unix_socket::{Backlog, BoundSocket, NameId, SocketError, SocketNames,
 use super::waker::WakeOnDrop;
 use super::watched_listener::{PAUSE, WatchedListener};
 use crate::config::{Config, GuestSpec, Socket};
-use ism_device::Fabric;
 use ism_device::sync::lock;
+use ism_device::{Fabric, LeaveGroup};
+use virtio_ism_abi::event::LeaveReason;
 
 /// Threads of earlier connections that may hang before new connections are refused.
 const MAX_HANGING: usize = 4;
@@ -132,10 +133,25 @@ impl DeviceSocket {
     /// Stops listening and cuts the connection; the rest happens on other threads.
     pub(crate) fn request_stop(&self) {
         self.inner.stopping.store(true, Ordering::SeqCst);
+        self.stop_listening();
+        self.inner.slot.close();
+    }
+
+    /// Stops listening. The front end that is connected stays.
+    pub(crate) fn stop_listening(&self) {
         self.inner.empty_queue();
         lock(&self.inner.queue).socket = None;
         *lock(&self.socket) = (None, None);
-        self.inner.slot.close();
+    }
+
+    /// Asks the driver of the device to leave, if there is one.
+    pub(crate) fn ask_to_leave(
+        &self,
+        reason: LeaveReason,
+        within: Duration,
+        group: &Arc<LeaveGroup>,
+    ) {
+        self.inner.slot.ask_to_leave(reason, within, group);
     }
 
     /// Waits for the end of what [`request_stop`](Self::request_stop) began, at the latest until

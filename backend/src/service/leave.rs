@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Devices leave in order: before they go, their drivers are told, and waited for.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use virtio_ism_abi::event::LeaveReason;
+
+use super::guests::GuestSocket;
+use ism_device::LeaveGroup;
+
+/// Drivers that were asked to leave, and how many have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LeaveInfo {
+    /// Drivers with DMBs that were told. Drivers that do not know the request are not among them.
+    pub asked: usize,
+    /// Those among them that have left in time.
+    pub left: usize,
+}
+
+/// Drivers that were asked to leave and have until a deadline.
+#[derive(Debug)]
+pub(crate) struct Leaving {
+    group: Arc<LeaveGroup>,
+    reason: LeaveReason,
+    begin: Instant,
+    within: Duration,
+}
+
+impl Leaving {
+    /// Nobody was asked yet. `group` ends the wait early.
+    pub(crate) fn new(group: Arc<LeaveGroup>, reason: LeaveReason, within: Duration) -> Leaving {
+        Leaving { group, reason, begin: Instant::now(), within }
+    }
+
+    /// Asks the drivers of a guest for another reason than that of the others.
+    pub(crate) fn ask_for(&self, name: &str, socket: &GuestSocket, reason: LeaveReason) {
+        // No time: the device goes as if it had been killed.
+        if self.within.is_zero() {
+            return;
+        }
+        let before = self.group.asked();
+        socket.ask_to_leave(reason, self.within, &self.group);
+        let drivers = self.group.asked() - before;
+        if drivers > 0 {
+            tracing::info!(
+                guest = name,
+                reason = reason.name(),
+                drivers,
+                within_ms = self.within.as_millis(),
+                "drivers were asked to leave"
+            );
+        }
+    }
+
+    /// Asks the drivers of a guest.
+    pub(crate) fn ask(&self, name: &str, socket: &GuestSocket) {
+        self.ask_for(name, socket, self.reason);
+    }
+
+    /// Whether there is nobody to wait for.
+    pub(crate) fn is_over(&self) -> bool {
+        self.group.staying() == 0
+    }
+
+    /// Waits until the drivers have left, or their time is over, or the group is given up.
+    pub(crate) fn wait(self) -> LeaveInfo {
+        let left = self.within.saturating_sub(self.begin.elapsed());
+        let staying = self.group.wait(left);
+        let asked = self.group.asked();
+        let (reason, after_ms) = (self.reason.name(), self.begin.elapsed().as_millis());
+        match staying {
+            0 if asked == 0 => {}
+            0 => tracing::info!(reason, drivers = asked, after_ms, "all drivers have left"),
+            _ => tracing::warn!(
+                reason,
+                drivers = asked,
+                staying,
+                after_ms,
+                "drivers have not left in time: their connections on the device end"
+            ),
+        }
+        LeaveInfo { asked, left: asked.saturating_sub(staying) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_waited_for_if_nobody_was_asked_or_the_group_was_given_up() {
+        let group = LeaveGroup::new();
+        let hour = Duration::from_secs(3600);
+        let leaving = Leaving::new(group.clone(), LeaveReason::Restart, hour);
+        assert!(leaving.is_over());
+        assert_eq!(leaving.wait(), LeaveInfo::default());
+    }
+}
