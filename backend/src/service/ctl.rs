@@ -3,12 +3,14 @@
 
 use std::fmt::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use thiserror::Error;
 
 use crate::config::log_output::LogOutput;
-use crate::config::{ConfigError, DEFAULT_CHID, GuestSpec};
+use crate::config::{ConfigError, DEFAULT_CHID, GuestSpec, parse_seconds};
+use crate::service::leave::LeaveInfo;
 use crate::service::management::{AddGuest, Client, ClientError, Guest, ReloadInfo};
 
 /// The variable by which the `smc` command finds the management socket, too.
@@ -45,9 +47,28 @@ enum Verb {
         socket: String,
     },
     /// Remove a guest; its front end loses the device.
+    ///
+    /// Drivers that know how to leave are told before, and waited for.
     Remove {
         /// Its name.
         name: String,
+        /// How many seconds drivers get to leave; by default the daemon's --leave-timeout.
+        #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+        timeout: Option<Duration>,
+    },
+    /// Have the drivers of a guest leave its devices, which then take on nothing new.
+    ///
+    /// The guest stays, and a front end that connects again gets a device as usual. Fails if a driver
+    /// has not left in time.
+    Drain {
+        /// Its name.
+        name: String,
+        /// How many seconds drivers get to leave; by default the daemon's --leave-timeout.
+        #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+        timeout: Option<Duration>,
+        /// Tell the drivers that their machine moves to another host.
+        #[arg(long)]
+        migration: bool,
     },
     /// Have the daemon read its configuration file again, as SIGHUP does.
     Reload,
@@ -74,6 +95,9 @@ pub(crate) enum ControlError {
     /// There is no daemon to ask, and others may write where this user's would be.
     #[error(transparent)]
     NotPrivate(#[from] smc_settings::NotPrivate),
+    /// Drivers still use their devices.
+    #[error("{} of {} drivers have not left in time", .0.asked - .0.left, .0.asked)]
+    Staying(LeaveInfo),
     /// The working directory is gone.
     #[error("{0}")]
     Directory(#[from] std::io::Error),
@@ -119,9 +143,16 @@ pub(crate) fn run(args: &ControlArgs) -> Result<String, ControlError> {
             client.add(&guest(socket)?)?;
             String::new()
         }
-        Verb::Remove { name } => {
-            client.remove(name)?;
+        Verb::Remove { name, timeout } => {
+            client.remove_within(name, *timeout)?;
             String::new()
+        }
+        Verb::Drain { name, timeout, migration } => {
+            let info = client.drain(name, *timeout, *migration)?;
+            if info.left < info.asked {
+                return Err(ControlError::Staying(info));
+            }
+            format!("drivers that have left: {}\n", info.left)
         }
         Verb::Reload => {
             let ReloadInfo { added, removed, changed, failed } = client.reload()?;
@@ -176,6 +207,7 @@ fn table(guests: &[Guest]) -> String {
             },
             (None, None) => (if guest.connected { "connected" } else { "-" }).to_owned(),
         };
+        let front_end = if guest.leaving { front_end + ", leaving" } else { front_end };
         let socket = match (&guest.pool, &guest.socket) {
             (None, Some(path)) => LogOutput(path.display()).to_string(),
             _ => "-".to_owned(),

@@ -36,6 +36,7 @@ const GAUGES: &[(&str, &str, Value)] = &[
     ("attached_slab_bytes", "Bytes of peers' slabs mapped", |d| d.attached_slab_bytes),
     ("map_slots", "Mapping slots in use or reserved", |d| d.map_slots),
     ("peers", "Related peers", |d| d.peers),
+    ("leaving", "Devices whose drivers were asked to leave", |d| d.is_leaving.into()),
     ("window_bytes", "Size of the window; 0 if the front end cannot map", |d| d.window_size),
 ];
 
@@ -49,6 +50,8 @@ const COUNTERS: &[(&str, &str, Value)] = &[
     ("wakes", "Wake records posted", |d| d.wakes),
     ("sw_events", "Software events delivered", |d| d.sw_events),
     ("sw_events_lost", "Software events lost", |d| d.sw_events_lost),
+    ("leaves_asked", "Times that a driver with DMBs was asked to leave", |d| d.leaves_asked),
+    ("leaves_done", "Times that a driver has left that was asked to", |d| d.leaves_done),
 ];
 
 /// A guest with the devices of its front ends.

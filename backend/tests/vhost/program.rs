@@ -363,7 +363,7 @@ fn a_service_manager_hears_of_start_life_and_end() {
     assert_eq!(heard(), "WATCHDOG=1");
     program.end(Signal::TERM);
     let last = std::iter::repeat_with(heard).find(|what| what != "WATCHDOG=1");
-    assert_eq!(last.as_deref(), Some("STOPPING=1"));
+    assert_eq!(last.as_deref(), Some("STOPPING=1\nEXTEND_TIMEOUT_USEC=11000000"));
 }
 
 #[test]

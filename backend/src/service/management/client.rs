@@ -9,12 +9,17 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::wire::{AddGuest, Answer, Call, Guest};
+use crate::config::LeaveTime;
+use crate::service::leave::LeaveInfo;
 use crate::service::reload::ReloadInfo;
 
 /// Longest answer that is read, bytes.
 const MAX_ANSWER: u64 = 16 << 20;
 /// Longest wait for the daemon's answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longest time that a daemon gives drivers to leave.
+const LONGEST_LEAVE: Duration = Duration::from_secs(3600);
 
 /// Why a request failed.
 #[derive(Debug, Error)]
@@ -71,12 +76,52 @@ impl Client {
         self.call(&Call::Add(guest)).map(|_| ())
     }
 
-    /// Removes a guest.
+    /// Removes a guest. Its drivers get the daemon's time to leave.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn remove(&mut self, name: &str) -> Result<(), ClientError> {
-        self.call(&Call::Remove { name }).map(|_| ())
+        self.remove_within(name, None).map(drop)
+    }
+
+    /// Removes a guest. Its drivers get `within` to leave, or else the daemon's time.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn remove_within(
+        &mut self,
+        name: &str,
+        within: Option<Duration>,
+    ) -> Result<LeaveInfo, ClientError> {
+        self.call_within(&Call::Remove { name, timeout: within.map(LeaveTime) }, within)
+    }
+
+    /// Asks the drivers of a guest to leave, within `within` or else the daemon's time. The guest stays,
+    /// and its devices take on nothing new. `is_migration`: its machine moves to another host.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn drain(
+        &mut self,
+        name: &str,
+        within: Option<Duration>,
+        is_migration: bool,
+    ) -> Result<LeaveInfo, ClientError> {
+        let timeout = within.map(LeaveTime);
+        self.call_within(&Call::Drain { name, timeout, migration: is_migration }, within)
+    }
+
+    /// A call that drivers have `within` for. The daemon's own time is an hour at most.
+    fn call_within(
+        &mut self,
+        call: &Call<'_>,
+        within: Option<Duration>,
+    ) -> Result<LeaveInfo, ClientError> {
+        let limit = TIMEOUT + within.unwrap_or(LONGEST_LEAVE);
+        self.stream.get_ref().set_read_timeout(Some(limit))?;
+        let answer = self.call(call);
+        self.stream.get_ref().set_read_timeout(Some(TIMEOUT))?;
+        Ok(answer?.left.unwrap_or_default())
     }
 
     /// Metrics in OpenMetrics text format.

@@ -14,14 +14,17 @@ use std::time::{Duration, Instant};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 
 use super::wire::{Answer, Guest, Request};
+use crate::config::LeaveTime;
 use crate::service::error::DaemonError;
 use crate::service::guests::Guests;
-use crate::service::reload::{Reload, ReloadInfo};
+use crate::service::leave::LeaveInfo;
+use crate::service::reload::Reload;
 use crate::vhost::event_loop::Registration;
 use crate::vhost::unix_socket::{Backlog, BoundSocket, SocketError};
 use crate::vhost::waker::{Waker, watch};
 use crate::vhost::watched_listener::WatchedListener;
 use ism_device::sync::lock;
+use virtio_ism_abi::event::LeaveReason;
 
 /// Longest line, bytes.
 const MAX_LINE: usize = 64 << 10;
@@ -56,13 +59,20 @@ struct Clients {
     all: BTreeMap<RawFd, Client>,
     /// Connections and events so far.
     turn: u64,
-    reloaded: Arc<Reloaded>,
+    later: Arc<LaterAnswers>,
 }
 
-/// Results of reloads, for the clients that have asked for them.
-struct Reloaded {
+/// Answers that come later, for the clients that have asked for them.
+struct LaterAnswers {
     waker: Waker,
-    results: Mutex<Vec<(u64, Result<ReloadInfo, DaemonError>)>>,
+    answers: Mutex<Vec<(u64, Answer)>>,
+}
+
+impl LaterAnswers {
+    fn push(&self, client: u64, answer: Answer) {
+        lock(&self.answers).push((client, answer));
+        self.waker.wake();
+    }
 }
 
 struct Client {
@@ -75,7 +85,7 @@ struct Client {
     done: bool,
     /// Nothing more will be read: close once all that was read is answered.
     last: bool,
-    /// Waits for the end of a reload.
+    /// Waits for an answer that comes later.
     waits: bool,
     /// Turn in which it last sent or read something.
     active: u64,
@@ -101,7 +111,7 @@ impl Server {
             listener,
             all: BTreeMap::new(),
             turn: 0,
-            reloaded: Arc::new(Reloaded { waker, results: Mutex::default() }),
+            later: Arc::new(LaterAnswers { waker, answers: Mutex::default() }),
         });
         Ok(Server { guests, watched, _socket: socket })
     }
@@ -116,13 +126,13 @@ impl Server {
 impl MutEventSubscriber for Clients {
     fn init(&mut self, ops: &mut EventOps<'_>) {
         self.listener.watch(ops);
-        self.reloaded.waker.watch(ops);
+        self.later.waker.watch(ops);
     }
 
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         self.turn += 1;
-        if self.reloaded.waker.take(events) {
-            self.answer_reloads(ops);
+        if self.later.waker.take(events) {
+            self.answer_later(ops);
         } else if self.listener.is_ready(events, ops) {
             self.accept(ops);
         } else {
@@ -194,16 +204,12 @@ impl Clients {
         }
     }
 
-    /// Answers the clients whose reloads have ended.
-    fn answer_reloads(&mut self, ops: &mut EventOps<'_>) {
-        let results = std::mem::take(&mut *lock(&self.reloaded.results));
-        for (id, result) in results {
+    /// Answers the clients whose answers have come.
+    fn answer_later(&mut self, ops: &mut EventOps<'_>) {
+        let answers = std::mem::take(&mut *lock(&self.later.answers));
+        for (id, answer) in answers {
             let Some((fd, client)) = self.all.iter_mut().find(|(_, client)| client.id == id) else {
                 continue;
-            };
-            let answer = match result {
-                Ok(done) => Answer { ok: true, reloaded: Some(done), ..Answer::default() },
-                Err(error) => refusal(error.to_string()),
             };
             (client.output, client.waits) = (line(&answer), false);
             let fd = *fd;
@@ -294,16 +300,23 @@ impl Clients {
             Err(error) => refusal(error.to_string()),
         };
         Some(match request {
-            Request::Add(_) | Request::Remove { .. } | Request::Reload
+            Request::Add(_) | Request::Remove { .. } | Request::Drain { .. } | Request::Reload
                 if self.access == Access::Read =>
             {
                 refusal("this socket is for metrics: nothing can be changed here".to_owned())
             }
             Request::Reload => {
-                let reloaded = self.reloaded.clone();
+                let later = self.later.clone();
                 self.reload.request(move |result| {
-                    lock(&reloaded.results).push((client, result));
-                    reloaded.waker.wake();
+                    later.push(
+                        client,
+                        match result {
+                            Ok(done) => {
+                                Answer { ok: true, reloaded: Some(done), ..Answer::default() }
+                            }
+                            Err(error) => refusal(error.to_string()),
+                        },
+                    );
                 });
                 return None;
             }
@@ -321,9 +334,53 @@ impl Clients {
                     .map_err(DaemonError::from)
                     .and_then(|spec| self.guests.add(spec, false)),
             ),
-            // Does not wait: a front end that hangs must not hold up other clients.
-            Request::Remove { name } => done(self.guests.remove(&name).map(drop)),
+            Request::Remove { name, timeout } => {
+                return self.leave(client, name, LeaveReason::Removal, timeout);
+            }
+            Request::Drain { name, timeout, migration } => {
+                let reason = if migration { LeaveReason::Migration } else { LeaveReason::Drain };
+                return self.leave(client, name, reason, timeout);
+            }
         })
+    }
+}
+
+impl Clients {
+    /// Asks the drivers of a guest to leave, and then removes it if that is the reason. `None`: they have
+    /// not left yet, and the answer comes when they have, or when their time is over.
+    fn leave(
+        &self,
+        client: u64,
+        name: String,
+        reason: LeaveReason,
+        timeout: Option<LeaveTime>,
+    ) -> Option<Answer> {
+        let within = timeout.map(|LeaveTime(within)| within);
+        let leaving = match self.guests.ask_to_leave(&name, reason, within) {
+            Ok(leaving) => leaving,
+            Err(error) => return Some(refusal(error.to_string())),
+        };
+        let guests = self.guests.clone();
+        let finish = move |left: LeaveInfo| {
+            // Does not wait for its threads: a front end that hangs must not hold up other clients.
+            let removed = match reason {
+                LeaveReason::Removal => guests.remove(&name).map(drop),
+                _ => Ok(()),
+            };
+            match removed {
+                Ok(()) => Answer { ok: true, left: Some(left), ..Answer::default() },
+                Err(error) => refusal(error.to_string()),
+            }
+        };
+        if leaving.is_over() {
+            return Some(finish(leaving.wait()));
+        }
+        let later = self.later.clone();
+        let started = std::thread::Builder::new()
+            .name("leave".into())
+            .spawn(move || later.push(client, finish(leaving.wait())));
+        // The drivers know, and the guest is as it was.
+        started.err().map(|error| refusal(DaemonError::Thread(error).to_string()))
     }
 }
 

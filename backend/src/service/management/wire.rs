@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::FileGuest;
+use crate::config::{FileGuest, LeaveTime};
+use crate::service::leave::LeaveInfo;
 use crate::service::reload::ReloadInfo;
 use crate::vhost::FAULTS;
 use crate::vhost::device_slot::GuestStatus;
@@ -18,7 +19,16 @@ use virtio_ism_abi::Status;
 pub(super) enum Request {
     List,
     Add(FileGuest),
-    Remove { name: String },
+    Remove {
+        name: String,
+        timeout: Option<LeaveTime>,
+    },
+    Drain {
+        name: String,
+        timeout: Option<LeaveTime>,
+        #[serde(default)]
+        migration: bool,
+    },
     Metrics,
     Reload,
 }
@@ -63,7 +73,8 @@ pub struct AddGuest {
 pub(super) enum Call<'a> {
     List,
     Add(&'a AddGuest),
-    Remove { name: &'a str },
+    Remove { name: &'a str, timeout: Option<LeaveTime> },
+    Drain { name: &'a str, timeout: Option<LeaveTime>, migration: bool },
     Metrics,
     Reload,
 }
@@ -80,6 +91,8 @@ pub(super) struct Answer {
     pub(super) text: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) reloaded: Option<ReloadInfo>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) left: Option<LeaveInfo>,
 }
 
 /// A guest, as it is now. Counters are those of all its connections; the front ends of a pool have their
@@ -149,6 +162,12 @@ pub struct Guest {
     pub sw_events: u64,
     /// Software events lost.
     pub sw_events_lost: u64,
+    /// Whether a driver was asked to leave, so that its device takes on nothing new.
+    pub leaving: bool,
+    /// Times that a driver with DMBs was asked to leave.
+    pub leaves_asked: u64,
+    /// Times that it has left.
+    pub leaves_done: u64,
     /// Commands refused, by status.
     pub refusals: BTreeMap<String, u64>,
     /// Moves refused, by status.
@@ -200,6 +219,9 @@ impl From<&GuestStatus> for Guest {
             wakes: device.wakes,
             sw_events: device.sw_events,
             sw_events_lost: device.sw_events_lost,
+            leaving: device.is_leaving,
+            leaves_asked: device.leaves_asked,
+            leaves_done: device.leaves_done,
             refusals: by_status(&device.refusals),
             move_refusals: by_status(&device.move_refusals),
             faults: faults.map(|(fault, n)| (fault.name().to_owned(), n)).collect(),
@@ -209,6 +231,8 @@ impl From<&GuestStatus> for Guest {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -224,7 +248,15 @@ mod tests {
         let Request::Add(guest) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
         assert_eq!((guest.name, guest.max_maps), (Some("a".into()), Some(4)));
         assert!(guest.allow_any_file);
-        for call in [Call::List, Call::Metrics, Call::Reload, Call::Remove { name: "a" }] {
+        let second = Some(LeaveTime(Duration::from_millis(1500)));
+        for call in [
+            Call::List,
+            Call::Metrics,
+            Call::Reload,
+            Call::Remove { name: "a", timeout: None },
+            Call::Remove { name: "a", timeout: second },
+            Call::Drain { name: "a", timeout: second, migration: true },
+        ] {
             let text = serde_json::to_string(&call).unwrap();
             serde_json::from_str::<Request>(&text).unwrap();
         }
@@ -232,8 +264,14 @@ mod tests {
 
     #[test]
     fn unknown_ops_and_keys_are_refused() {
-        for bad in ["{}", "[]", "{\"op\":\"paint\"}", "{\"op\":\"add\",\"socket\":\"/a\",\"x\":1}"]
-        {
+        for bad in [
+            "{}",
+            "[]",
+            "{\"op\":\"paint\"}",
+            "{\"op\":\"add\",\"socket\":\"/a\",\"x\":1}",
+            "{\"op\":\"drain\",\"name\":\"a\",\"timeout\":-1}",
+            "{\"op\":\"drain\",\"name\":\"a\",\"timeout\":1e9}",
+        ] {
             assert!(serde_json::from_str::<Request>(bad).is_err(), "{bad}");
         }
     }
