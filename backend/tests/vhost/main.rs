@@ -13,6 +13,7 @@ mod front_end;
 mod hidden_features;
 mod host;
 mod hostile;
+mod leaving;
 mod management;
 mod memory;
 mod operations;
