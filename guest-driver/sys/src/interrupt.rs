@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 /// The words of a thread. Only the thread itself and the handlers that interrupt it use them.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub struct InterruptState {
+struct SignalState {
     /// Calls of the library that the thread is in.
     depth: AtomicU32,
     /// Not zero: the thread was told that it is cancelled.
@@ -144,8 +144,8 @@ unsafe extern "C" {
 
 /// The words of the calling thread.
 #[inline(always)]
-fn state<'a>() -> &'a InterruptState {
-    let at: *const InterruptState;
+fn state<'a>() -> &'a SignalState {
+    let at: *const SignalState;
     #[cfg(target_arch = "x86_64")]
     // SAFETY: reads the address of this thread's copy of the words.
     unsafe {
