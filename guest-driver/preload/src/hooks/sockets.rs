@@ -12,7 +12,9 @@ use crate::hooks::libc_symbols::{call_libc, symbols};
 use crate::hooks::rebinding;
 use crate::hooks::within::{restartable, within};
 use crate::io::control;
-use crate::selection::{answering_listeners, connect, establish, inherited_options, option};
+use crate::selection::{
+    answering_listeners, connect, establish, inherited_options, option, options,
+};
 use crate::socket::descriptors;
 use crate::socket::pair::AddressPair;
 use crate::socket::table::DESCRIPTORS;
@@ -274,6 +276,15 @@ unsafe fn get_option(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    // This question is a read.
+    if (level, name) == (libc::IPPROTO_TCP, options::TCP_ZEROCOPY_RECEIVE)
+        && DESCRIPTORS.has(fd)
+        && let Some(descriptor) = DESCRIPTORS.get(fd)
+        && let Some(socket) = descriptor.stream()
+        && control::refuses_option(socket, level, name)
+    {
+        return libc_result(Err(Errno(libc::EOPNOTSUPP))) as c_int;
+    }
     if DESCRIPTORS.has(fd)
         && let Some(descriptor) = DESCRIPTORS.get(fd)
         && let Some(answer) = control::get_option(&descriptor, fd, level, name)
@@ -334,6 +345,18 @@ pub(super) unsafe extern "C-unwind" fn setsockopt(
     within(|| unsafe { set_option(fd, level, name, value, len) })
 }
 
+/// Whether a value of an option asks for something. A value that is no number does.
+///
+/// # Safety
+/// `value` leads to so many bytes, or nowhere.
+unsafe fn asks_for(level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> bool {
+    if (len as usize) < size_of::<c_int>() || user_memory::is_nowhere(value, len as usize) {
+        return true;
+    }
+    // SAFETY: the caller's promise.
+    options::is_on(level, name, unsafe { value.cast::<c_int>().read_unaligned() })
+}
+
 /// # Safety
 /// As `setsockopt`.
 unsafe fn set_option(
@@ -346,7 +369,9 @@ unsafe fn set_option(
     inherited_options::note(fd, level, name);
     let known = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
     let socket = known.as_ref().and_then(|descriptor| descriptor.stream());
-    if socket.is_some_and(|socket| control::refuses_option(socket, level, name)) {
+    // SAFETY: the program's value.
+    let is_on = || unsafe { asks_for(level, name, value, len) };
+    if socket.is_some_and(|socket| is_on() && control::refuses_option(socket, level, name)) {
         return libc_result(Err(Errno(libc::EOPNOTSUPP))) as c_int;
     }
     if level != libc::SOL_SOCKET && relayed_names(fd).is_some() {

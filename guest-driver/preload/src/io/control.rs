@@ -6,6 +6,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::selection::inherited_options::send_buffer;
+use crate::selection::options::{self, OptionKind};
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, inherited_options};
 use crate::socket::stream::{SocketState, StreamSocket};
@@ -257,35 +258,14 @@ pub(crate) fn tcp_state(descriptor: &DescriptorRef) -> Option<u8> {
     })
 }
 
-/// Whether an SMC connection does not support an option. `setsockopt` then fails.
+/// Whether a connection does not support an option that is to be set. One that is not decided yet
+/// stays on TCP for it.
 pub(crate) fn refuses_option(socket: &StreamSocket, level: c_int, name: c_int) -> bool {
-    if (level, name) == (libc::SOL_SOCKET, libc::SO_ZEROCOPY) {
-        // SMC has no completions, so a connection that is not decided stays on TCP.
-        return match socket.state() {
-            SocketState::Tcp | SocketState::Failed | SocketState::Relayed => false,
-            _ => !socket.decision.forbid_proposal(),
-        };
+    if options::kind(level, name) != OptionKind::TcpOnly {
+        return false;
     }
-    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT)
-        && socket.state() == SocketState::Unconnected
-    {
-        // The first write would carry the SYN, and the server's answer to option 254 comes after it.
-        socket.decision.forbid_proposal();
+    match socket.state() {
+        SocketState::Tcp | SocketState::Failed | SocketState::Relayed => false,
+        _ => !socket.decision.forbid_proposal(),
     }
-    socket.state() == SocketState::Smc
-        && match level {
-            libc::IPPROTO_TCP => {
-                matches!(
-                    name,
-                    libc::TCP_ULP
-                        | libc::TCP_FASTOPEN
-                        | libc::TCP_FASTOPEN_CONNECT
-                        | libc::TCP_REPAIR
-                )
-            }
-            libc::SOL_SOCKET => {
-                matches!(name, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF)
-            }
-            _ => false,
-        }
 }

@@ -8,7 +8,9 @@ use guest_driver::interpose::FirstBytes;
 
 use crate::selection::first_bytes::peek;
 use crate::selection::option::AcceptAction;
-use crate::selection::{inherited_options, listening_ports, option, short_lived, worthwhile};
+use crate::selection::{
+    inherited_options, listening_ports, option, options, short_lived, worthwhile,
+};
 use crate::socket::pair;
 use crate::socket::stream::{RelayState, ServerSide, SocketRole, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor};
@@ -81,9 +83,7 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAd
             }
             let server = ServerSide::new(local, announced, timeout);
             let socket = StreamSocket::accepted(server, nonblocking);
-            if inherited_options::may_be_zerocopy()
-                && raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY) != Ok(0)
-            {
+            if options::has_inherited(fd) {
                 socket.decision.forbid_proposal();
             }
             DESCRIPTORS.install(fd, Descriptor::Stream(socket));

@@ -6,10 +6,9 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::config;
+use crate::selection::options;
 use crate::sys::raw;
 
-/// Whether any socket may have SO_ZEROCOPY.
-static ZEROCOPY: AtomicBool = AtomicBool::new(false);
 /// Whether any socket may have a time limit, SO_LINGER, SO_OOBINLINE, or a
 /// buffer whose size is set.
 static OTHERS: AtomicBool = AtomicBool::new(false);
@@ -28,11 +27,11 @@ const SOCK_RCVBUF_LOCK: c_int = 2;
 
 /// Stores that an option of a socket is set. The library's own sockets are Unix sockets.
 pub(crate) fn note(fd: c_int, level: c_int, name: c_int) {
+    options::note(level, name);
     match name {
         libc::TCP_QUICKACK if level == libc::IPPROTO_TCP => QUICKACK.store(true, Ordering::Relaxed),
         libc::TCP_SAVE_SYN if level == libc::IPPROTO_TCP => SAVE_SYN.store(true, Ordering::Relaxed),
         _ if level != libc::SOL_SOCKET => {}
-        libc::SO_ZEROCOPY => ZEROCOPY.store(true, Ordering::Relaxed),
         libc::SO_RCVTIMEO
         | libc::SO_SNDTIMEO
         | SO_RCVTIMEO_NEW
@@ -55,7 +54,7 @@ pub(crate) fn note(fd: c_int, level: c_int, name: c_int) {
 /// which options it has.
 pub(crate) fn note_foreign(fd: c_int) {
     if is_tcp(fd) {
-        ZEROCOPY.store(true, Ordering::Relaxed);
+        options::note_any();
         OTHERS.store(true, Ordering::Relaxed);
     }
 }
@@ -94,11 +93,6 @@ pub(crate) fn is_librarys(name: c_int) -> bool {
     matches!(name, libc::TCP_SAVE_SYN | libc::TCP_SAVED_SYN)
         && config::get().is_some()
         && !SAVE_SYN.load(Ordering::Relaxed)
-}
-
-/// Whether a socket may have SO_ZEROCOPY.
-pub(crate) fn may_be_zerocopy() -> bool {
-    ZEROCOPY.load(Ordering::Relaxed)
 }
 
 /// Whether a socket may have a time limit, SO_LINGER, SO_OOBINLINE, or a

@@ -22,6 +22,7 @@ pub(crate) mod inherited_options;
 mod kernel_sockets;
 mod listening_ports;
 pub(crate) mod option;
+pub(crate) mod options;
 mod outcome;
 pub(crate) mod own_calls;
 mod reconnect;
