@@ -100,3 +100,32 @@ fn threads_end_in_epoll_wait_and_in_handlers() {
 fn handlers_are_told_what_the_kernel_tells_and_calls_begin_again() {
     run("handlers", 1, "told\n");
 }
+
+/// The source files under a directory.
+fn sources(directory: &std::path::Path, all: &mut String) {
+    for entry in std::fs::read_dir(directory).unwrap().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            sources(&path, all);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            all.push_str(&std::fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn each_promise_of_the_page_has_a_test_that_exists() {
+    let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut all = String::new();
+    for directory in ["tests", "src", "../sys/src"] {
+        sources(&here.join(directory), &mut all);
+    }
+    let page = std::fs::read_to_string(here.join("../../docs/preload-contract.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| ") && !line.ends_with("| test |"));
+    let tests: Vec<_> = rows.map(|row| row.rsplit('|').nth(1).unwrap().trim()).collect();
+    assert!(tests.len() > 10);
+    for test in tests {
+        let declared = format!("fn {}(", test.trim_matches('`'));
+        assert!(all.contains(&declared), "{test}");
+    }
+}

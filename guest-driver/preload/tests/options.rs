@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Options that only TCP has: before a connection is decided they keep it on TCP, where they work;
+//! afterwards the call fails, and nothing is accepted and ignored.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+#![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
+
+#[path = "common/combinations.rs"]
+mod combinations;
+mod common;
+
+use std::ffi::c_int;
+use std::io::Error;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd};
+
+use combinations::{connect, exchange_as_client, exchange_as_server, in_each_combination};
+
+/// Options of the socket level that any program may set, a value that asks for something, and one
+/// that does not.
+const OPTIONS: [(c_int, c_int, c_int); 5] = [
+    (libc::SO_TIMESTAMP, 1, 0),
+    (libc::SO_TIMESTAMPNS, 1, 0),
+    (libc::SO_TIMESTAMPING, 16, 0),
+    (libc::SO_MAX_PACING_RATE, 100_000_000, -1),
+    (libc::SO_ZEROCOPY, 1, 0),
+];
+
+fn set(socket: &impl AsRawFd, name: c_int, value: c_int) -> Result<(), c_int> {
+    let at = (&raw const value).cast();
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, at, 4) } {
+        0 => Ok(()),
+        _ => Err(Error::last_os_error().raw_os_error().unwrap()),
+    }
+}
+
+fn get(socket: &impl AsRawFd, name: c_int) -> c_int {
+    let (mut value, mut len): (c_int, libc::socklen_t) = (0, 4);
+    let (at, room) = ((&raw mut value).cast(), &raw mut len);
+    let fd = socket.as_raw_fd();
+    assert_eq!(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, at, room) }, 0);
+    value
+}
+
+fn serve(listener: &TcpListener, n: usize) {
+    for _ in 0..n {
+        exchange_as_server(&mut listener.accept().unwrap().0);
+    }
+}
+
+/// A socket that is not connected yet.
+fn fresh() -> TcpStream {
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    assert!(fd >= 0);
+    unsafe { TcpStream::from_raw_fd(fd) }
+}
+
+fn connect_it(stream: &TcpStream, port: u16) {
+    let mut to: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+    to.sin_family = libc::AF_INET as u16;
+    to.sin_port = port.to_be();
+    to.sin_addr.s_addr = u32::from_be_bytes([127, 0, 0, 1]).to_be();
+    let (at, len) = ((&raw const to).cast(), size_of_val(&to) as u32);
+    assert_eq!(unsafe { libc::connect(stream.as_raw_fd(), at, len) }, 0);
+}
+
+#[test]
+fn an_option_that_only_tcp_has_keeps_a_connection_there() {
+    in_each_combination(
+        "an_option_that_only_tcp_has_keeps_a_connection_there",
+        |listener| serve(&listener, OPTIONS.len()),
+        |port| {
+            for (name, on, _) in OPTIONS {
+                let mut stream = fresh();
+                assert_eq!(set(&stream, name, on), Ok(()), "{name}");
+                connect_it(&stream, port);
+                exchange_as_client(&mut stream);
+                assert_eq!(get(&stream, name), on, "{name}");
+            }
+        },
+        |fabric, _| assert_eq!(fabric.decided().0, 0, "connections were on SMC"),
+    );
+}
+
+#[test]
+fn an_option_that_only_tcp_has_is_refused_on_smc_and_may_be_switched_off() {
+    in_each_combination(
+        "an_option_that_only_tcp_has_is_refused_on_smc_and_may_be_switched_off",
+        |listener| serve(&listener, 2),
+        |port| {
+            let mut stream = fresh();
+            for (name, _, off) in OPTIONS {
+                assert_eq!(set(&stream, name, off), Ok(()), "{name}");
+            }
+            connect_it(&stream, port);
+            exchange_as_client(&mut stream);
+            let mut other = connect(port);
+            exchange_as_client(&mut other);
+            let results = OPTIONS.map(|(name, on, _)| set(&other, name, on));
+            let all = |wanted| results.iter().all(|result| *result == wanted);
+            // On SMC all are refused, on TCP none.
+            assert!(all(Ok(())) || all(Err(libc::EOPNOTSUPP)), "{results:?}");
+            assert_eq!(all(Ok(())), get(&other, libc::SO_TIMESTAMPNS) == 1);
+            for (name, _, off) in OPTIONS {
+                assert_eq!(set(&other, name, off), Ok(()), "{name}");
+            }
+        },
+        |fabric, ends| {
+            let expected = if ends == (true, true) { 4 } else { 0 };
+            assert_eq!(fabric.decided().0, expected);
+        },
+    );
+}
+
+#[test]
+fn an_accepted_connection_has_the_option_of_its_listener_on_tcp() {
+    in_each_combination(
+        "an_accepted_connection_has_the_option_of_its_listener_on_tcp",
+        |listener| {
+            assert_eq!(set(&listener, libc::SO_TIMESTAMP, 1), Ok(()));
+            let (mut stream, _) = listener.accept().unwrap();
+            exchange_as_server(&mut stream);
+            assert_eq!(get(&stream, libc::SO_TIMESTAMP), 1);
+        },
+        |port| exchange_as_client(&mut connect(port)),
+        |fabric, _| assert_eq!(fabric.decided().0, 0, "the connection was on SMC"),
+    );
+}
