@@ -184,6 +184,10 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         let link = tree.join(link);
         std::os::unix::fs::symlink(to, &link).map_err(at(&link))?;
     }
+    // What containers have as /etc/ld.so.preload: the command writes it beside the library.
+    let mut list = Command::new(&smc);
+    list.args(["cdi", "--later", "--pool", "/run/vhost-device-ism/any/any.sock"]);
+    tool::output(list)?;
     kernel_driver(&root.join("guest-driver/kernel"), &tree.join("src"))?;
     write(&tree.join("lib/pkgconfig/smc.pc"), &pkg_config(root)?)?;
     for (shell, file) in [

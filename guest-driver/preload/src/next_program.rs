@@ -15,6 +15,8 @@ use crate::config;
 
 /// The variable by which the dynamic linker finds the library.
 const PRELOAD: &str = "LD_PRELOAD";
+/// The file by which it finds the library for all programs: in containers.
+const PRELOAD_LIST: &str = "/etc/ld.so.preload";
 
 /// What is about to be executed.
 pub(crate) struct TargetProgram<'a> {
@@ -40,18 +42,18 @@ impl TargetProgram<'_> {
             && config::get().is_some_and(|config| config.has_rules_of(&file))
     }
 
-    /// Whether the environment has the dynamic linker load the library.
+    /// Whether the environment, or the list for all programs, has the dynamic linker load the library.
     fn loads(&self, library: &Path) -> bool {
-        let is_ours = |entry: &[u8]| {
-            let entry = Path::new(OsStr::from_bytes(entry));
-            entry == library || is_same_file(entry, library)
+        let is_in = |list: &[u8]| {
+            let mut entries = list.split(|byte| byte.is_ascii_whitespace() || *byte == b':');
+            entries.any(|entry| is_entry_of(entry, library))
         };
         // With other rights than those of its user, the dynamic linker loads nothing.
         let (user, group) = (rustix::process::getuid(), rustix::process::getgid());
         let by_user = user == rustix::process::geteuid() && group == rustix::process::getegid();
-        let list = self.value(PRELOAD).map(OsStr::as_bytes).unwrap_or_default();
+        let is_listed = || std::fs::read(PRELOAD_LIST).is_ok_and(|list| is_in(&list));
         by_user
-            && list.split(|byte| matches!(byte, b':' | b' ')).any(is_ours)
+            && (self.value(PRELOAD).is_some_and(|list| is_in(list.as_bytes())) || is_listed())
             && library.exists()
             && config::is_same_for(|name| self.value(name))
     }
@@ -71,6 +73,18 @@ fn is_executable(file: &Path) -> bool {
     found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
+/// Whether an entry of a list of libraries is this library. The dynamic linker puts a directory in the
+/// place of `$LIB`, and has told this process the path with that.
+fn is_entry_of(entry: &[u8], library: &Path) -> bool {
+    let path = Path::new(OsStr::from_bytes(entry));
+    let ends = entry.windows(4).position(|word| word == b"$LIB").and_then(|at| {
+        let (start, end) = (entry.get(..at)?, entry.get(at + 4..)?);
+        let text = library.as_os_str().as_bytes();
+        Some(text.starts_with(start) && text.ends_with(end))
+    });
+    path == library || ends == Some(true) || is_same_file(path, library)
+}
+
 fn is_same_file(one: &Path, other: &Path) -> bool {
     let (Ok(one), Ok(other)) = (one.metadata(), other.metadata()) else { return false };
     (one.dev(), one.ino()) == (other.dev(), other.ino())
@@ -85,4 +99,24 @@ fn find(name: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&path)
         .map(|directory| directory.join(name))
         .find(|file| is_executable(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_with_a_directory_that_the_linker_chooses_is_the_library() {
+        let library = Path::new("/run/smc/preload/lib/x86_64-linux-gnu/libsmc_preload.so");
+        for (entry, is_ours) in [
+            ("/run/smc/preload/$LIB/libsmc_preload.so", true),
+            ("/run/smc/preload/lib/x86_64-linux-gnu/libsmc_preload.so", true),
+            ("/usr/$LIB/libsmc_preload.so", false),
+            ("/run/smc/preload/$LIB/libjemalloc.so.2", false),
+            ("libsmc_preload.so", false),
+            ("", false),
+        ] {
+            assert_eq!(is_entry_of(entry.as_bytes(), library), is_ours, "{entry}");
+        }
+    }
 }
