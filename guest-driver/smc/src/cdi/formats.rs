@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The edits in the words of each engine.
+
+use serde_json::{Value, json};
+
+use super::edits::{Edits, Mount};
+use crate::error::CliError;
+
+/// The vendor and the class of the devices.
+const KIND: &str = "virtio-ism/fabric";
+
+/// A CDI specification.
+///
+/// # Errors
+/// Never, unless JSON cannot be written.
+pub(super) fn specification(devices: &[Edits]) -> Result<String, CliError> {
+    let devices: Vec<_> = devices.iter().map(device).collect();
+    let specification = json!({ "cdiVersion": "0.5.0", "kind": KIND, "devices": devices });
+    let text = serde_json::to_string_pretty(&specification)
+        .map_err(|error| CliError::Output(std::io::Error::other(error)))?;
+    Ok(text + "\n")
+}
+
+fn device(edits: &Edits) -> Value {
+    let mount = |mount: &Mount| match mount {
+        Mount::Bind { host, container } => json!({
+            "hostPath": host, "containerPath": container,
+            "options": ["ro", "bind", "nosuid", "nodev"],
+        }),
+        Mount::Memory { container, size } => json!({
+            "hostPath": "tmpfs", "containerPath": container, "type": "tmpfs",
+            "options": ["nosuid", "nodev", "noexec", "mode=1777", format!("size={size}")],
+        }),
+    };
+    let variable = |(name, value): &(&str, String)| format!("{name}={value}");
+    let mut edited = json!({
+        "mounts": edits.mounts.iter().map(mount).collect::<Vec<_>>(),
+        "env": edits.environment.iter().map(variable).collect::<Vec<_>>(),
+    });
+    if let Some(program) = &edits.hook {
+        edited["hooks"] = json!([{
+            "hookName": "createRuntime", "path": program, "args": ["smc", "grant", "--hook"],
+        }]);
+    }
+    json!({ "name": edits.name, "containerEdits": edited })
+}
+
+/// The only device: a container has one in these formats.
+fn only<'a>(devices: &'a [Edits], format: &str) -> Result<&'a Edits, CliError> {
+    match devices {
+        [device] => Ok(device),
+        _ => Err(CliError::Cdi(format!(
+            "--format {format} takes one --pool, since a container does"
+        ))),
+    }
+}
+
+/// Options of `docker run`, one a line.
+///
+/// # Errors
+/// There are several pools, or a path or a rule has a character that a shell or the option would take
+/// for something else.
+pub(super) fn options(devices: &[Edits]) -> Result<String, CliError> {
+    let edits = only(devices, "options")?;
+    let mount = |mount: &Mount| -> Result<String, CliError> {
+        match mount {
+            // Docker makes missing directories of -v, and refuses those of --mount.
+            Mount::Bind { host, container } => {
+                plain(host)?;
+                Ok(format!("--mount type=bind,source={host},target={container},readonly\n"))
+            }
+            Mount::Memory { container, size } => Ok(format!(
+                "--mount type=tmpfs,target={container},tmpfs-size={size},tmpfs-mode=1777\n"
+            )),
+        }
+    };
+    let variable = |(name, value): &(&str, String)| -> Result<String, CliError> {
+        Ok(format!("--env {name}={}\n", plain_rules(value)?))
+    };
+    let mounts = edits.mounts.iter().map(mount);
+    mounts.chain(edits.environment.iter().map(variable)).collect()
+}
+
+/// The path, if neither a shell nor a list of commas takes a character of it for something else.
+fn plain(path: &str) -> Result<&str, CliError> {
+    match path.chars().find(|c| !c.is_ascii_alphanumeric() && !"/._+-@%=".contains(*c)) {
+        None => Ok(path),
+        Some(c) => Err(CliError::Cdi(format!("--format options cannot write {c:?} of {path:?}"))),
+    }
+}
+
+/// As [`plain`], of what may have commas and addresses.
+fn plain_rules(value: &str) -> Result<&str, CliError> {
+    plain(&value.replace([',', ':'], "")).map(|_| value)
+}
+
+/// The beginning of a compose file: an extension that services merge.
+///
+/// # Errors
+/// Never, unless JSON cannot be written.
+pub(super) fn compose(devices: &[Edits]) -> Result<String, CliError> {
+    let mut text = String::new();
+    for Edits { name, mounts, environment, .. } in devices {
+        // JSON is YAML.
+        let mount = |mount: &Mount| match mount {
+            Mount::Bind { host, container } => json!({
+                "type": "bind", "source": host, "target": container, "read_only": true,
+            }),
+            Mount::Memory { container, size } => {
+                json!({ "type": "tmpfs", "target": container, "tmpfs": { "size": size } })
+            }
+        };
+        text += &format!("x-smc-{name}: &smc-{name}\n  volumes:\n");
+        for value in mounts.iter().map(mount) {
+            text += &format!("    - {value}\n");
+        }
+        text += "  environment:\n";
+        for (name, value) in environment {
+            text += &format!("    {name}: {}\n", json!(value));
+        }
+    }
+    Ok(text.replace('$', "$$"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::edits::tests::{args, made_of};
+    use super::*;
+
+    fn edits(pool: &str) -> Edits {
+        made_of(&args(pool)).unwrap()
+    }
+
+    #[test]
+    fn a_specification_mounts_nothing_writable_of_the_host() {
+        let device = device(&edits("/run/ism/web/web.sock"));
+        let edits = &device["containerEdits"];
+        assert_eq!(edits["hooks"][0]["args"], json!(["smc", "grant", "--hook"]));
+        let mounts = edits["mounts"].as_array().unwrap();
+        assert_eq!(mounts.len(), 7);
+        for mount in mounts.iter().filter(|mount| mount["type"] != "tmpfs") {
+            assert!(mount["options"].as_array().unwrap().contains(&json!("ro")), "{mount}");
+        }
+        let env = edits["env"].as_array().unwrap();
+        assert!(env.contains(&json!("SMC_RUN_DEVICES=/run/smc/pool/web.sock")));
+    }
+
+    #[test]
+    fn options_are_words_of_a_shell() {
+        let text = options(&[edits("/run/ism/web/web.sock")]).unwrap();
+        assert!(text.contains("source=/run/ism/web,target=/run/smc/pool,readonly\n"), "{text}");
+        assert!(text.contains("--env SMC_RUN_CONNECT=10.0.0.0/8:80,any:90\n"), "{text}");
+        assert!(!text.contains(['$', '*', '"', '\'', '\\']), "{text}");
+        for pool in ["/run/a b/c.sock", "/run/a,b/c.sock", "/run/a$b/c.sock", "/run/a\nb/c.sock"] {
+            assert!(options(&[edits(pool)]).is_err(), "{pool}");
+        }
+        assert!(options(&[edits("/run/a.sock"), edits("/run/b.sock")]).is_err());
+    }
+
+    #[test]
+    fn the_beginning_of_a_compose_file_has_an_extension_for_each_pool() {
+        let text = compose(&[edits("/run/a$/a.sock"), edits("/run/b/b.sock")]).unwrap();
+        assert!(text.starts_with("x-smc-a: &smc-a\n  volumes:\n    - {"), "{text}");
+        assert!(text.contains("\nx-smc-b: &smc-b\n"), "{text}");
+        assert!(text.contains("\"source\":\"/run/a$$\""), "{text}");
+        assert!(text.contains("\n    SMC_RUN_ACCEPT: \"any\"\n"), "{text}");
+    }
+}

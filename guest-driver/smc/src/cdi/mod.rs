@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `smc cdi`: what container engines need to give a container a device.
+
+mod checks;
+mod edits;
+mod file;
+mod formats;
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::error::CliError;
+use crate::output;
+use crate::run::Rule;
+use edits::{Edits, HostFiles};
+
+/// Help of `smc cdi`.
+pub(crate) const LONG_ABOUT: &str = "\
+Prints a CDI specification (Container Device Interface), by which podman, Docker, containerd and CRI-O
+put the programs of a container on SMC. Images need no change, and containers no privilege:
+
+    smc cdi --pool /run/vhost-device-ism/any/any.sock --output /etc/cdi/smc.json
+    podman run --device virtio-ism/fabric=any nginx
+
+A container gets the directory of the pool's socket, libsmc_preload.so, a file /etc/ld.so.preload that
+makes the dynamic linker load that, this program as /usr/local/bin/smc, and the settings in its
+environment. LD_PRELOAD stays as the image or the user has set it. \"smc stat connections\" in the
+container shows what its connections are.
+
+Containers find out by TCP option 254 which peers speak SMC: the specification has a hook by which the
+runtime has \"smc grant\" run for each container, on the host. With --no-hook there is none. Containers
+then propose SMC to the servers that --peer names. All of them must have the device, since another
+server would take the first message for data. Programs for another libc than glibc stay on TCP.
+
+Engines without CDI get the same by other formats: \"options\" for docker run, docker service create
+and podman run, \"compose\" for docker compose and docker stack deploy. No hook runs for these: \"smc
+grant --cgroup\" lets all containers below a cgroup find their peers.";
+
+/// End of the help of `smc cdi`.
+pub(crate) const AFTER: &str = "\
+Examples:
+  smc cdi --pool /run/ism/web/web.sock --peer 10.89.0.0/24 --output /etc/cdi/smc-web.json
+  docker run $(smc cdi --pool /run/ism/web/web.sock --format options) debian nginx";
+
+/// What is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A CDI specification
+    #[default]
+    Cdi,
+    /// Options of "docker run", "docker service create", "podman run" and "nerdctl run"
+    Options,
+    /// The beginning of a compose file, whose services have a line "<<: *smc-NAME"
+    Compose,
+}
+
+/// Options of `smc cdi`.
+#[derive(Args, Debug)]
+pub(crate) struct CdiArgs {
+    /// Socket of a device pool, alone in its directory, which containers see; repeat it for more
+    /// devices. The file name without extension is the name of the device.
+    #[arg(long, value_name = "SOCKET", required = true)]
+    pool: Vec<PathBuf>,
+
+    /// The pools need not be there yet: their daemon starts later.
+    #[arg(long)]
+    later: bool,
+
+    /// Servers to which the containers' programs propose SMC without asking: ADDRESS[/BITS][:PORT[-PORT]], where * is
+    /// any address; repeat it for more. Without it, SMC_RUN_CONNECT of the container says it.
+    #[arg(long, value_name = "RULE", value_delimiter = ',')]
+    peer: Vec<Rule>,
+
+    /// Clients that may use SMC, and ports, in the same form.
+    #[arg(long, value_name = "RULE", value_delimiter = ',', default_value = "*")]
+    accept: Vec<Rule>,
+
+    /// No hook, so no TCP option 254: for runtimes that have no rights of root.
+    #[arg(long)]
+    no_hook: bool,
+
+    /// The library [default: where "smc run" finds it].
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
+
+    /// What to print.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+
+    /// Write it into this file, which others may read; its directory is made.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Prints or writes what the format asks for.
+///
+/// # Errors
+/// The library is not found, a pool is not there, a path has no name, the directory of a pool has
+/// something else, or the file cannot be written.
+pub(crate) fn run(args: &CdiArgs) -> Result<(), CliError> {
+    let files = HostFiles::find(args.library.as_deref())?;
+    let has_hook = args.format == Format::Cdi && !args.no_hook;
+    if let Some(path) = checks::open_to_others(&files.program).filter(|_| has_hook) {
+        let program = &files.program;
+        eprintln!(
+            "smc cdi: the hook runs {program:?} as root, and others than root can change {path:?}"
+        );
+    }
+    for pool in &args.pool {
+        checks::is_alone(pool)?;
+        if !args.later {
+            checks::is_pool(pool)?;
+        }
+    }
+    let devices = args.pool.iter().map(|pool| Edits::of(args, pool, &files));
+    let devices = devices.collect::<Result<Vec<_>, _>>()?;
+    let text = match args.format {
+        Format::Cdi => formats::specification(&devices)?,
+        Format::Options => formats::options(&devices)?,
+        Format::Compose => formats::compose(&devices)?,
+    };
+    match &args.output {
+        None => output::print(&text),
+        Some(file) => file::write(file, text.as_bytes())
+            .map_err(CliError::io(format!("cannot write {}", file.display()))),
+    }
+}
