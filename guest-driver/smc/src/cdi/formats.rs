@@ -61,37 +61,55 @@ fn only<'a>(devices: &'a [Edits], format: &str) -> Result<&'a Edits, CliError> {
 /// There are several pools, or a path or a rule has a character that a shell or the option would take
 /// for something else.
 pub(super) fn options(devices: &[Edits]) -> Result<String, CliError> {
-    let edits = only(devices, "options")?;
-    let mount = |mount: &Mount| -> Result<String, CliError> {
-        match mount {
-            // Docker makes missing directories of -v, and refuses those of --mount.
-            Mount::Bind { host, container } => {
-                plain(host)?;
-                Ok(format!("--mount type=bind,source={host},target={container},readonly\n"))
-            }
-            Mount::Memory { container, size } => Ok(format!(
-                "--mount type=tmpfs,target={container},tmpfs-size={size},tmpfs-mode=1777\n"
-            )),
+    // Docker makes missing directories of -v, and refuses those of --mount.
+    lines(only(devices, "options")?, |mount| match mount {
+        Mount::Bind { host, container } => {
+            format!("type=bind,source={host},target={container},readonly")
         }
-    };
-    let variable = |(name, value): &(&str, String)| -> Result<String, CliError> {
-        Ok(format!("--env {name}={}\n", plain_rules(value)?))
-    };
-    let mounts = edits.mounts.iter().map(mount);
-    mounts.chain(edits.environment.iter().map(variable)).collect()
+        Mount::Memory { container, size } => {
+            format!("type=tmpfs,target={container},tmpfs-size={size},tmpfs-mode=1777")
+        }
+    })
+}
+
+/// Options of `ctr run`, one a line.
+///
+/// # Errors
+/// As [`options`].
+pub(super) fn ctr(devices: &[Edits]) -> Result<String, CliError> {
+    lines(only(devices, "ctr")?, |mount| match mount {
+        Mount::Bind { host, container } => {
+            format!("type=bind,src={host},dst={container},options=rbind:ro:nosuid:nodev")
+        }
+        Mount::Memory { container, size } => format!(
+            "type=tmpfs,src=tmpfs,dst={container},options=nosuid:nodev:noexec:mode=1777:size={size}"
+        ),
+    })
+}
+
+/// The options of mounts and of the environment. `mount`: the value of a `--mount`.
+fn lines(edits: &Edits, mount: impl Fn(&Mount) -> String) -> Result<String, CliError> {
+    let mut text = String::new();
+    for one in &edits.mounts {
+        if let Mount::Bind { host, .. } = one {
+            plain(host)?;
+        }
+        text += &format!("--mount {}\n", mount(one));
+    }
+    for (name, value) in &edits.environment {
+        // Rules have commas and addresses.
+        plain(&value.replace([',', ':'], ""))?;
+        text += &format!("--env {name}={value}\n");
+    }
+    Ok(text)
 }
 
 /// The path, if neither a shell nor a list of commas takes a character of it for something else.
-fn plain(path: &str) -> Result<&str, CliError> {
+fn plain(path: &str) -> Result<(), CliError> {
     match path.chars().find(|c| !c.is_ascii_alphanumeric() && !"/._+-@%=".contains(*c)) {
-        None => Ok(path),
-        Some(c) => Err(CliError::Cdi(format!("--format options cannot write {c:?} of {path:?}"))),
+        None => Ok(()),
+        Some(c) => Err(CliError::Cdi(format!("this format cannot write {c:?} of {path:?}"))),
     }
-}
-
-/// As [`plain`], of what may have commas and addresses.
-fn plain_rules(value: &str) -> Result<&str, CliError> {
-    plain(&value.replace([',', ':'], "")).map(|_| value)
 }
 
 /// The beginning of a compose file: an extension that services merge.
@@ -155,6 +173,8 @@ mod tests {
             assert!(options(&[edits(pool)]).is_err(), "{pool}");
         }
         assert!(options(&[edits("/run/a.sock"), edits("/run/b.sock")]).is_err());
+        let text = ctr(&[edits("/run/ism/web/web.sock")]).unwrap();
+        assert!(text.contains("src=/run/ism/web,dst=/run/smc/pool,options=rbind:ro:"), "{text}");
     }
 
     #[test]

@@ -34,7 +34,7 @@ then propose SMC to the servers that --peer names. All of them must have the dev
 server would take the first message for data. Programs for another libc than glibc stay on TCP.
 
 Engines without CDI get the same by other formats: \"options\" for docker run, docker service create
-and podman run, \"compose\" for docker compose and docker stack deploy. No hook runs for these: \"smc
+and podman run, \"ctr\" for containerd's ctr run, \"compose\" for docker compose and docker stack deploy. No hook runs for these: \"smc
 grant --cgroup\" lets all containers below a cgroup find their peers.";
 
 /// End of the help of `smc cdi`.
@@ -51,6 +51,8 @@ enum Format {
     Cdi,
     /// Options of "docker run", "docker service create", "podman run" and "nerdctl run"
     Options,
+    /// Options of "ctr run"
+    Ctr,
     /// The beginning of a compose file, whose services have a line "<<: *smc-NAME"
     Compose,
 }
@@ -118,6 +120,7 @@ pub(crate) fn run(args: &CdiArgs) -> Result<(), CliError> {
     let text = match args.format {
         Format::Cdi => formats::specification(&devices)?,
         Format::Options => formats::options(&devices)?,
+        Format::Ctr => formats::ctr(&devices)?,
         Format::Compose => formats::compose(&devices)?,
     };
     match &args.output {
