@@ -11,42 +11,10 @@
 set -euo pipefail
 [ "${1:-}" = root ] || cd "$(dirname "$0")/../.."
 
-fail() {
-    echo "FAILED: $*" >&2
-    exit 1
-}
-
-# On the machine that tests ---------------------------------------------------------------------------
-
-missing() {
-    echo "NOT TESTED: containers: $*" >&2
-    [ "${CI:-false}" = true ] && exit 1
-    exit 0
-}
-# image NAME PACKAGES: makes an image of Debian with these packages, unless it is there.
-image() {
-    local image
-    image=$cache/$1-$(echo "$2" | sha256sum | head -c 12).tar
-    if [ ! -e "$image" ]; then
-        mkdir -p "$cache"
-        mmdebstrap --quiet --variant="$3" --include="$2" \
-            --aptopt='APT::Install-Recommends "false"' bookworm "$image.$$.tar"
-        mv "$image.$$.tar" "$image"
-    fi
-    echo "$image"
-}
 if [ "${1:-}" = "" ]; then
-    [ "$(id -u)" = 0 ] || missing "this is not root"
-    for tool in mmdebstrap dh lintian musl-gcc objdump; do
-        command -v "$tool" >/dev/null && continue
-        [ "${CI:-false}" = true ] || missing "there is no $tool"
-        apt-get update -q
-        DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q \
-            --no-install-recommends mmdebstrap debhelper lintian musl-tools binutils
-        break
-    done
+    . tests/containers/common.sh
+    need mmdebstrap:mmdebstrap dh:debhelper lintian:lintian musl-gcc:musl-tools objdump:binutils
     cargo xtask package
-    cache=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-device-ism
     library=${CARGO_TARGET_DIR:-target}/release/libsmc_preload.so
     echo "the libraries that an image needs are those that the document names"
     newest=$(objdump -T "$library" | grep -oE 'GLIBC_[0-9.]+' | sort -Vu | tail -1)
@@ -57,10 +25,9 @@ if [ "${1:-}" = "" ]; then
         *libgcc_s.so.1*) ;;
         *) fail "the library needs $others" ;;
     esac
-    host=$(image containers-host \
-        podman,podman-compose,runc,netavark,aardvark-dns,iptables,iproute2,mount,curl,systemd-standalone-sysusers,systemd-standalone-tmpfiles,passwd \
-        apt)
-    inside=$(image containers nginx-light,curl,redis-server,redis-tools essential)
+    host=$(image containers-host bookworm apt \
+        podman,podman-compose,runc,netavark,aardvark-dns,iptables,iproute2,mount,curl,systemd-standalone-sysusers,systemd-standalone-tmpfiles,passwd)
+    inside=$(image containers bookworm essential nginx-light,curl,redis-server,redis-tools)
     place=$(mktemp -d)
     printf '#include <stdio.h>\nint main(void) { puts("started"); return 0; }\n' >"$place/musl.c"
     mkdir -p "$place/alpine/lib"
@@ -87,7 +54,7 @@ if [ "$1" = host ]; then
         mount --rbind "/$directory" "$root/$directory"
     done
     mkdir -p "$root/srv/docs" "$root/srv/packaging"
-    cp "$packages"/*.deb "$0" "$root/srv"
+    cp "$packages"/*.deb "$0" "$(dirname "$0")/common.sh" "$root/srv"
     cp docs/containers.md "$root/srv/docs"
     cp packaging/compose.yaml "$root/srv/packaging"
     cp "$inside" "$root/srv/image.tar"
@@ -99,6 +66,7 @@ if [ "$1" = host ]; then
         chroot . /bin/bash -c 'umount --lazy /old; cd /srv; exec bash ./run.sh root'
 fi
 
+. ./common.sh
 place=/srv/place
 mkdir -p "$place/run" /run/containers /etc/containers
 printf '[network]\nnetwork_backend = "netavark"\n' >/etc/containers/containers.conf
@@ -129,50 +97,24 @@ end() {
     [ -z "${daemon:-}" ] || kill "$daemon" 2>/dev/null || true
 }
 trap end EXIT
-expect() {
-    grep -qE -- "$2" <<<"$said" || fail "after \`$1\` nothing fits $2 in: $said"
-    echo "    ok: $2"
-}
-
 podman import -q image.tar localhost/debian >/dev/null
 
 # The commands of the document -----------------------------------------------------------------------
 
-# What the output of a command has to fit, by a word of the command.
-declare -A wanted=(
-    ['curl']='Welcome to nginx'
-    ['exec web']='nginx [0-9]+ +[1-9]'
-    ['redis-benchmark']='GET: [0-9.]+ requests per second'
-    ['exec store']='redis-server [0-9]+ +[1-9]'
-    ['run -T --rm client']='GET: [0-9.]+ requests per second'
-    ['exec -T web']='nginx [0-9]+ +[1-9]'
-    ['stat fabric']='pool: 2 of 64 devices in use'
-)
-commands=0
-while IFS= read -r command; do
-    commands=$((commands + 1))
-    echo "\$ $command"
-    case $command in
-        *'&')
-            # Without exec the process that ends it would be a shell.
-            eval "exec ${command%&}" >"$place/daemon.log" 2>&1 &
-            daemon=$!
-            for _ in $(seq 100); do [ -S /run/ism/any/any.sock ] && break || sleep 0.1; done
-            continue
-            ;;
-    esac
-    said=$(eval "$command" </dev/null 2>&1) || fail "$command: $said"
-    for word in "${!wanted[@]}"; do
-        case $command in
-            *"$word"*)
-                expect "$command" "${wanted[$word]}"
-                unset "wanted[$word]"
-                ;;
-        esac
-    done
-done < <(sed -n 's/^\$ //p' docs/containers.md)
-[ "$commands" -ge 13 ] || fail "docs/containers.md has only $commands commands"
-[ ${#wanted[@]} = 0 ] || fail "no command for: ${!wanted[*]}"
+page=docs/containers.md
+say_block $page packages
+# In the place of systemd, which is not here.
+vhost-device-ism --config /etc/vhost-device-ism.toml >"$place/daemon.log" 2>&1 &
+daemon=$!
+pool=/run/vhost-device-ism/any/any.sock
+for _ in $(seq 100); do [ -S $pool ] && break || sleep 0.1; done
+say_block $page specification
+say_block $page podman curl 'Welcome to nginx' 'exec web' 'nginx [0-9]+ +[1-9]' \
+    redis-benchmark 'GET: [0-9.]+ requests per second' 'exec store' 'redis-server [0-9]+ +[1-9]' \
+    'stat fabric' 'pool: [2-9] of 64 devices in use'
+say_block $page host curl 'Welcome to nginx'
+say_block $page podman-compose 'run -T --rm client' 'GET: [0-9.]+ requests per second' \
+    'exec -T web' 'nginx [0-9]+ +[1-9]'
 
 # What it says beside them ---------------------------------------------------------------------------
 
@@ -189,7 +131,7 @@ expect "curl" 'Welcome to nginx'
 
 echo "a program of the host and a container find each other"
 mkdir "$place/status"
-said=$(smc run --device /run/ism/any/any.sock --status "$place/status" curl -sS http://10.88.0.10/)
+said=$(smc run --device $pool --status "$place/status" curl -sS http://10.88.0.10/)
 expect "smc run curl" 'Welcome to nginx'
 said=$(cat "$place"/status/*)
 expect "smc run curl" 'SMC-D'
@@ -199,7 +141,7 @@ said=$("${run[@]}" --cap-drop all debian smc doctor || true)
 expect "smc doctor" 'granted to this cgroup'
 
 echo "without the hook the container starts, and rules name the servers"
-smc cdi --pool /run/ism/any/any.sock --no-hook --output /etc/cdi/smc.json
+smc cdi --pool $pool --no-hook --output /etc/cdi/smc.json
 said=$("${run[@]}" debian smc doctor || true)
 expect "smc doctor" 'servers that speak SMC must be named'
 said=$("${run[@]}" -e SMC_RUN_CONNECT='*:80' debian curl -sS http://10.88.0.10/)
@@ -215,9 +157,9 @@ echo "on the host, too, where a program under smc run starts them"
 mkdir musl
 tar -C musl -xf musl.tar
 cp musl/lib/ld-musl-* /lib/
-said=$(smc run --device /run/ism/any/any.sock sh -c 'musl/program' 2>&1)
+said=$(smc run --device $pool sh -c 'musl/program' 2>&1)
 [ "$said" = started ] || fail "a program for musl that sh has started: $said"
-said=$(smc run --device /run/ism/any/any.sock musl/program 2>&1)
+said=$(smc run --device $pool musl/program 2>&1)
 expect "smc run" 'musl/program stays on TCP: it is made for another libc'
 expect "smc run" '^started$'
 
