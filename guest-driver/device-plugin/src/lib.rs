@@ -7,3 +7,8 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+mod plugin;
+mod registration;
+
+pub use plugin::{DevicePlugin, NoPool, Pool};
+pub use registration::serve;

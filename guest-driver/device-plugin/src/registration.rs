@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A plugin's socket, and the kubelet that has to know it.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Endpoint, Server};
+use tonic::{Request, client};
+use tonic_prost::ProstCodec;
+use tracing::{info, warn};
+
+use crate::api::{self, Empty, RegisterRequest};
+use crate::plugin::{DevicePlugin, Pool};
+
+/// How often the two sockets are looked at. A pod that a restarted kubelet starts before it knows the
+/// plugin is refused, so this is short.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long a kubelet may take for a registration: it connects to the plugin meanwhile, within 10 s.
+const LIMIT: Duration = Duration::from_secs(20);
+/// How long after a registration the kubelet may watch nothing.
+const UNWATCHED: Duration = Duration::from_secs(15);
+/// The first and the longest pause after a registration that failed.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+
+/// Which file a path leads to; another one at the same path is another socket.
+type FileId = (u64, u64, i64, i64);
+
+fn id(path: &Path) -> Option<FileId> {
+    let found = fs::symlink_metadata(path).ok()?;
+    Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
+}
+
+/// A socket on which a plugin answers. It is removed at the end, if it is still there.
+struct Socket {
+    path: PathBuf,
+    id: Option<FileId>,
+    server: JoinHandle<()>,
+}
+
+impl Socket {
+    fn open(path: PathBuf, plugin: DevicePlugin) -> io::Result<Socket> {
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let incoming = UnixListenerStream::new(UnixListener::bind(&path)?);
+        let server = tokio::spawn(async move {
+            if let Err(error) = Server::builder().serve_with_incoming(plugin, incoming).await {
+                warn!(%error, "the plugin's server has ended");
+            }
+        });
+        Ok(Socket { id: id(&path), path, server })
+    }
+
+    fn is_there(&self) -> bool {
+        self.id.is_some() && id(&self.path) == self.id && !self.server.is_finished()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if self.is_there() {
+            let _ = fs::remove_file(&self.path);
+        }
+        self.server.abort();
+    }
+}
+
+/// Serves a pool, and registers it with each kubelet that listens in the directory, until the future
+/// is dropped. What goes wrong is logged and tried again.
+pub async fn serve(pool: Pool, directory: &Path) {
+    let kubelet = directory.join(api::KUBELET_SOCKET);
+    let plugin = DevicePlugin::new(pool.clone());
+    let mut socket: Option<Socket> = None;
+    let mut known: Option<FileId> = None;
+    let mut since = Instant::now();
+    let mut pause = PAUSES.0;
+    loop {
+        if !socket.as_ref().is_some_and(Socket::is_there) {
+            // A kubelet that starts removes the sockets of all plugins.
+            known = None;
+            socket = None;
+            match Socket::open(directory.join(pool.socket()), plugin.clone()) {
+                Ok(open) => socket = Some(open),
+                Err(error) => {
+                    warn!(pool = pool.resource(), directory = %directory.display(), %error,
+                        "cannot make the plugin's socket");
+                    tokio::time::sleep(PAUSES.1).await;
+                    continue;
+                }
+            }
+        }
+        let listening = id(&kubelet);
+        if plugin.is_watched() {
+            since = Instant::now();
+        }
+        let is_forgotten = since.elapsed() > UNWATCHED;
+        if listening.is_some() && (listening != known || is_forgotten) {
+            since = Instant::now();
+            match register(&pool, &kubelet).await {
+                Ok(()) => {
+                    info!(resource = pool.resource(), "registered with the kubelet");
+                    (known, pause) = (listening, PAUSES.0);
+                }
+                Err(error) => {
+                    warn!(resource = pool.resource(), %error, "the kubelet did not register it");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(PAUSES.1);
+                    continue;
+                }
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Says to the kubelet where the plugin of a pool listens.
+async fn register(pool: &Pool, kubelet: &Path) -> Result<(), tonic::Status> {
+    let request = RegisterRequest {
+        version: api::VERSION.into(),
+        endpoint: pool.socket(),
+        resource_name: pool.resource(),
+    };
+    let failed = |error: tonic::transport::Error| tonic::Status::unavailable(error.to_string());
+    let call = async {
+        let endpoint = Endpoint::from_shared(format!("unix:{}", kubelet.display()));
+        let channel = endpoint.map_err(failed)?.connect().await.map_err(failed)?;
+        let mut client = client::Grpc::new(channel);
+        client.ready().await.map_err(failed)?;
+        let path = PathAndQuery::from_static(api::REGISTER);
+        let codec = ProstCodec::<RegisterRequest, Empty>::default();
+        client.unary(Request::new(request), path, codec).await.map(|_| ())
+    };
+    let late = |_| tonic::Status::deadline_exceeded("no answer");
+    tokio::time::timeout(LIMIT, call).await.map_err(late)?
+}
