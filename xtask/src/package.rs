@@ -103,12 +103,15 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     // With the features that the whole workspace has, as other builds.
     build.current_dir(root).args(["build", "--release", "--workspace", "--lib"]);
-    tool::succeed(build.args(["--bin", "smc", "--bin", "vhost-device-ism"]))?;
+    build.args(["--bin", "smc", "--bin", "vhost-device-ism", "--bin", "smc-device-plugin"]);
+    tool::succeed(&mut build)?;
 
     let packaging = root.join("packaging");
-    let files: [(PathBuf, &str, u32); 23] = [
+    let files: [(PathBuf, &str, u32); 24] = [
         (release.join("smc"), "bin/smc", 0o755),
         (release.join("vhost-device-ism"), "bin/vhost-device-ism", 0o755),
+        // For the image of packaging/kubernetes: the packages leave it out.
+        (release.join("smc-device-plugin"), "libexec/smc-device-plugin", 0o755),
         (packaging.join("smc_run"), "bin/smc_run", 0o755),
         (release.join("libsmc_preload.so"), "lib/smc/libsmc_preload.so", 0o644),
         (release.join("libsmc.so"), "lib/libsmc.so.0", 0o644),
@@ -158,9 +161,13 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         let mut install = Command::new("install");
         tool::succeed(install.arg(format!("-m{mode:o}")).arg(&from).arg(&to))?;
     }
-    for program in
-        ["bin/smc", "bin/vhost-device-ism", "lib/smc/libsmc_preload.so", "lib/libsmc.so.0"]
-    {
+    for program in [
+        "bin/smc",
+        "bin/vhost-device-ism",
+        "libexec/smc-device-plugin",
+        "lib/smc/libsmc_preload.so",
+        "lib/libsmc.so.0",
+    ] {
         tool::succeed(Command::new("strip").arg("--strip-unneeded").arg(tree.join(program)))?;
     }
     let smc = tree.join("bin/smc");
