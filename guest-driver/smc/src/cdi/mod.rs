@@ -9,9 +9,11 @@ mod formats;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use smc_settings::{Place, PlaceReport};
 
 use crate::error::CliError;
 use crate::output;
+use crate::paths;
 use crate::run::Rule;
 use edits::{Edits, HostFiles};
 
@@ -20,10 +22,10 @@ pub(crate) const LONG_ABOUT: &str = "\
 Prints a CDI specification (Container Device Interface), by which podman, Docker, containerd and CRI-O
 put the programs of a container on SMC. Images need no change, and containers no privilege:
 
-    smc cdi --pool /run/vhost-device-ism/any/any.sock --output /etc/cdi/smc.json
+    smc cdi --output /etc/cdi/smc.json
     podman run --device virtio-ism/fabric=any nginx
 
-A container gets the directory of the pool's socket, libsmc_preload.so, a file /etc/ld.so.preload that
+That is the device pool of the packaged service; --pool names another one. A container gets the directory of the pool's socket, libsmc_preload.so, a file /etc/ld.so.preload that
 makes the dynamic linker load that, this program as /usr/local/bin/smc, and the settings in its
 environment. LD_PRELOAD stays as the image or the user has set it. \"smc stat connections\" in the
 container shows what its connections are.
@@ -61,8 +63,9 @@ enum Format {
 #[derive(Args, Debug)]
 pub(crate) struct CdiArgs {
     /// Socket of a device pool, alone in its directory, which containers see; repeat it for more
-    /// devices. The file name without extension is the name of the device.
-    #[arg(long, value_name = "SOCKET", required = true)]
+    /// devices. The file name without extension is the name of the device [default: the pool of the
+    /// packaged service].
+    #[arg(long, value_name = "SOCKET")]
     pool: Vec<PathBuf>,
 
     /// The pools need not be there yet: their daemon starts later.
@@ -109,13 +112,17 @@ pub(crate) fn run(args: &CdiArgs) -> Result<(), CliError> {
             "smc cdi: the hook runs {program:?} as root, and others than root can change {path:?}"
         );
     }
-    for pool in &args.pool {
+    let pools = match args.pool.is_empty() {
+        true => vec![PlaceReport::at(Place::Service).directory.join(paths::POOL)],
+        false => args.pool.clone(),
+    };
+    for pool in &pools {
         checks::is_alone(pool)?;
         if !args.later {
             checks::is_pool(pool)?;
         }
     }
-    let devices = args.pool.iter().map(|pool| Edits::of(args, pool, &files));
+    let devices = pools.iter().map(|pool| Edits::of(args, pool, &files));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
     let text = match args.format {
         Format::Cdi => formats::specification(&devices)?,
