@@ -117,7 +117,7 @@ pub enum Violation {
         kept: u64,
     },
     /// The record comes before bytes that the peer has to repeat.
-    #[error("{} at position {at}, before the peer has repeated what it owes up to {owed}", kind.name())]
+    #[error("{} at position {at}, before the peer has repeated its bytes up to {owed}", kind.name())]
     StillOwed {
         /// The record.
         kind: Kind,

@@ -366,7 +366,7 @@ impl Record {
 
 /// The next part of a stream of records.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part<'a> {
+pub enum Parsed<'a> {
     /// A record has begun, or is all there if it has no body. The bytes of DATA follow.
     Record(Record),
     /// Bytes of the DATA record that was reported last.
@@ -407,7 +407,10 @@ impl Parser {
     ///
     /// # Errors
     /// [`RecordError`]: the stream is no stream of records from here on.
-    pub fn feed<'a>(&mut self, bytes: &'a [u8]) -> Result<(usize, Option<Part<'a>>), RecordError> {
+    pub fn feed<'a>(
+        &mut self,
+        bytes: &'a [u8],
+    ) -> Result<(usize, Option<Parsed<'a>>), RecordError> {
         if let Next::Header = self.next {
             return self.feed_header(bytes);
         }
@@ -418,9 +421,9 @@ impl Parser {
         let part = match &mut self.next {
             Next::Clc(message) => {
                 message.extend_from_slice(body);
-                ends.then(|| Part::Clc(core::mem::take(message)))
+                ends.then(|| Parsed::Clc(core::mem::take(message)))
             }
-            _ => (!body.is_empty()).then_some(Part::Bytes(body)),
+            _ => (!body.is_empty()).then_some(Parsed::Bytes(body)),
         };
         if ends {
             self.next = Next::Header;
@@ -428,7 +431,10 @@ impl Parser {
         Ok((taken, part))
     }
 
-    fn feed_header<'a>(&mut self, bytes: &[u8]) -> Result<(usize, Option<Part<'a>>), RecordError> {
+    fn feed_header<'a>(
+        &mut self,
+        bytes: &[u8],
+    ) -> Result<(usize, Option<Parsed<'a>>), RecordError> {
         let room = self.header.get_mut(self.have..).unwrap_or_default();
         let taken = bytes.len().min(room.len());
         for (place, byte) in room.iter_mut().zip(bytes) {
@@ -446,7 +452,7 @@ impl Parser {
             Record::Clc { .. } => Next::Clc(Vec::new()),
             _ => Next::Header,
         };
-        Ok((taken, Some(Part::Record(record))))
+        Ok((taken, Some(Parsed::Record(record))))
     }
 
     /// Bytes of a DATA record that are still to come. A read may put them where the program wants
