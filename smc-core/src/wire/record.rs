@@ -366,7 +366,7 @@ impl Record {
 
 /// The next part of a stream of records.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Parsed<'a> {
+pub enum Piece<'a> {
     /// A record has begun, or is all there if it has no body. The bytes of DATA follow.
     Record(Record),
     /// Bytes of the DATA record that was reported last.
@@ -410,7 +410,7 @@ impl Parser {
     pub fn feed<'a>(
         &mut self,
         bytes: &'a [u8],
-    ) -> Result<(usize, Option<Parsed<'a>>), RecordError> {
+    ) -> Result<(usize, Option<Piece<'a>>), RecordError> {
         if let Next::Header = self.next {
             return self.feed_header(bytes);
         }
@@ -421,9 +421,9 @@ impl Parser {
         let part = match &mut self.next {
             Next::Clc(message) => {
                 message.extend_from_slice(body);
-                ends.then(|| Parsed::Clc(core::mem::take(message)))
+                ends.then(|| Piece::Clc(core::mem::take(message)))
             }
-            _ => (!body.is_empty()).then_some(Parsed::Bytes(body)),
+            _ => (!body.is_empty()).then_some(Piece::Bytes(body)),
         };
         if ends {
             self.next = Next::Header;
@@ -434,7 +434,7 @@ impl Parser {
     fn feed_header<'a>(
         &mut self,
         bytes: &[u8],
-    ) -> Result<(usize, Option<Parsed<'a>>), RecordError> {
+    ) -> Result<(usize, Option<Piece<'a>>), RecordError> {
         let room = self.header.get_mut(self.have..).unwrap_or_default();
         let taken = bytes.len().min(room.len());
         for (place, byte) in room.iter_mut().zip(bytes) {
@@ -452,7 +452,7 @@ impl Parser {
             Record::Clc { .. } => Next::Clc(Vec::new()),
             _ => Next::Header,
         };
-        Ok((taken, Some(Parsed::Record(record))))
+        Ok((taken, Some(Piece::Record(record))))
     }
 
     /// Bytes of a DATA record that are still to come. A read may put them where the program wants

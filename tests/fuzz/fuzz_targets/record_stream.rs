@@ -6,7 +6,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use smc_core::carrier::{Action, End, Input, Positions, Role};
-use smc_core::wire::record::{HEADER_LEN, MAX_CLC, Parser, Parsed, Record, RecordError};
+use smc_core::wire::record::{HEADER_LEN, MAX_CLC, Parser, Piece, Record, RecordError};
 
 /// Feeds a stream in pieces of `size`: the records, the bytes of DATA, and how it ended.
 fn apart(stream: &[u8], size: usize) -> (Vec<Record>, Vec<u8>, Option<RecordError>) {
@@ -20,12 +20,12 @@ fn apart(stream: &[u8], size: usize) -> (Vec<Record>, Vec<u8>, Option<RecordErro
             assert!(taken > 0 && taken <= piece.len());
             piece = &piece[taken..];
             match part {
-                Some(Parsed::Record(record)) => {
+                Some(Piece::Record(record)) => {
                     assert_eq!(Record::parse(&record.header()), Ok(record));
                     records.push(record);
                 }
-                Some(Parsed::Bytes(body)) => bytes.extend_from_slice(body),
-                Some(Parsed::Clc(message)) => assert!(message.len() <= MAX_CLC as usize),
+                Some(Piece::Bytes(body)) => bytes.extend_from_slice(body),
+                Some(Piece::Clc(message)) => assert!(message.len() <= MAX_CLC as usize),
                 None => {}
             }
             assert!(parser.wanted() > 0);

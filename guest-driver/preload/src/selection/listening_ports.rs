@@ -53,14 +53,24 @@ pub(crate) fn add(port: u16, fd: c_int) {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
     use std::os::fd::AsRawFd;
+
+    use rustix::net::{AddressFamily, SocketType};
 
     use super::*;
 
+    /// A listener that the hooks of this program have not seen.
+    fn listener() -> TcpListener {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+        rustix::net::listen(&socket, 1).unwrap();
+        socket.into()
+    }
+
     #[test]
     fn a_port_is_listened_on_until_its_last_listener_is_closed() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = listener();
         let port = listener.local_addr().unwrap().port();
         assert!(!has_listened_on(port) && !listens_on(port));
         add(port, listener.as_raw_fd());

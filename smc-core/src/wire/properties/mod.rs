@@ -10,7 +10,7 @@ use super::WireError;
 use super::cdc::{Cdc, ConsumerWord, ProducerWord};
 use super::clc::{Kind, Message, Peek, peek_header};
 use super::llc::{Dialect, Llc};
-use super::record::{HEADER_LEN, Parsed, Parser, Record};
+use super::record::{HEADER_LEN, Piece, Parser, Record};
 use super::view::{self, View};
 
 /// A valid message with some bytes changed, some cut off or some added.
@@ -177,15 +177,15 @@ proptest! {
             prop_assert!(taken > 0);
             rest = &rest[taken..];
             match part {
-                Some(Parsed::Record(record)) => {
+                Some(Piece::Record(record)) => {
                     found.push(record);
                     passed = 0;
                 }
-                Some(Parsed::Bytes(bytes)) => {
+                Some(Piece::Bytes(bytes)) => {
                     prop_assert!(bytes.iter().enumerate().all(|(n, b)| *b == (passed + n as u32) as u8));
                     passed += bytes.len() as u32;
                 }
-                Some(Parsed::Clc(message)) => {
+                Some(Piece::Clc(message)) => {
                     prop_assert_eq!(message.len() as u32, found.last().unwrap().body_len());
                 }
                 None => {}

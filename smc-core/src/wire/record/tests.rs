@@ -82,7 +82,7 @@ fn no_first_byte_is_that_of_another_message() {
 }
 
 /// Feeds the pieces; what came out, with the bytes of each DATA in one piece.
-fn taken_apart(pieces: &[&[u8]]) -> Vec<Parsed<'static>> {
+fn taken_apart(pieces: &[&[u8]]) -> Vec<Piece<'static>> {
     let (mut parser, mut parts, mut bytes) = (Parser::new(), Vec::new(), Vec::new());
     for mut piece in pieces.iter().copied() {
         while !piece.is_empty() {
@@ -91,16 +91,16 @@ fn taken_apart(pieces: &[&[u8]]) -> Vec<Parsed<'static>> {
             assert!(taken > 0, "it goes on");
             piece = &piece[taken..];
             match part {
-                Some(Parsed::Bytes(body)) => bytes.extend_from_slice(body),
-                Some(Parsed::Record(record)) => {
-                    parts.push(Parsed::Record(record));
+                Some(Piece::Bytes(body)) => bytes.extend_from_slice(body),
+                Some(Piece::Record(record)) => {
+                    parts.push(Piece::Record(record));
                     assert_eq!(parser.data_left() > 0, matches!(record, Record::Data { .. }));
                 }
-                Some(Parsed::Clc(message)) => parts.push(Parsed::Clc(message)),
+                Some(Piece::Clc(message)) => parts.push(Piece::Clc(message)),
                 None => {}
             }
             if parser.data_left() == 0 && !bytes.is_empty() {
-                parts.push(Parsed::Clc(std::mem::take(&mut bytes)));
+                parts.push(Piece::Clc(std::mem::take(&mut bytes)));
             }
         }
     }
@@ -119,11 +119,11 @@ fn a_stream_comes_apart_wherever_it_is_cut() {
         Record::End { at: 8, flags: DONE },
     ] {
         stream.extend(record.header());
-        expected.push(Parsed::Record(record));
+        expected.push(Piece::Record(record));
         let body: Vec<u8> = (0..record.body_len() as u8).collect();
         if !body.is_empty() {
             stream.extend(&body);
-            expected.push(Parsed::Clc(body));
+            expected.push(Piece::Clc(body));
         }
     }
     for one in 0..=stream.len() {
@@ -140,10 +140,10 @@ fn a_stream_comes_apart_wherever_it_is_cut() {
 fn data_can_be_read_past_the_parser() {
     let mut parser = Parser::new();
     let data = Record::Data { at: 0, len: 10, more: false };
-    assert_eq!(parser.feed(&data.header()), Ok((HEADER_LEN, Some(Parsed::Record(data)))));
+    assert_eq!(parser.feed(&data.header()), Ok((HEADER_LEN, Some(Piece::Record(data)))));
     assert_eq!((parser.data_left(), parser.wanted()), (10, 10));
     parser.passed(4);
-    assert_eq!(parser.feed(b"abcdefgh"), Ok((6, Some(Parsed::Bytes(b"abcdef")))));
+    assert_eq!(parser.feed(b"abcdefgh"), Ok((6, Some(Piece::Bytes(b"abcdef")))));
     assert!(parser.is_between_records());
     parser.passed(1);
     assert_eq!(parser.wanted(), HEADER_LEN);
