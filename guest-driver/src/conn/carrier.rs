@@ -17,7 +17,7 @@ use crate::info::{ConnectionInfo, SmcdInfo};
 use crate::reactor::Registration;
 use crate::smcd::{self, AttachSlot, OwnBuffer, Peer, PeerBuffer, SmcdConn};
 use crate::smcr::{BufferError, SmcrConn, SmcrSendError};
-use virtio_ism::DeliverError;
+use virtio_ism::{CONSUMER_WORD, DeliverError, PRODUCER_WORD};
 
 /// Bytes of an element that the sender holds back: one for each link that may fail in a row before
 /// the peer says what it has read.
@@ -39,6 +39,8 @@ pub(crate) struct DmbPair {
     released: AtomicBool,
     peer: Arc<Peer>,
     info: SmcdInfo,
+    /// Both ends speak records on TCP.
+    agreed: bool,
     // Dropped after `theirs`, which can be detached then.
     _slot: AttachSlot,
     // Dropped last: the buffer returns to its pool when nothing refers to it any more.
@@ -225,6 +227,44 @@ impl Carrier {
         }
     }
 
+    /// Stores bytes into the own ring, at this distance from its start. What TCP brings comes there
+    /// when the peer has left the ring.
+    pub(super) fn store(&self, at: u32, bytes: &[u8]) {
+        if let Carrier::D(pair) = self {
+            let stored = pair.own.dmb().memory().copy_in((SMCD_CONTROL_LEN + at) as usize, bytes);
+            debug_assert!(stored.is_ok(), "{stored:?}");
+        }
+    }
+
+    /// Stores the words of a peer that has left the ring.
+    pub(super) fn store_words(&self, [producer, consumer]: [u64; 2]) {
+        let Carrier::D(pair) = self else { return };
+        // Release, as the peer does: whoever sees a word sees the bytes that it announces.
+        for (at, word) in [(PRODUCER_WORD, producer), (CONSUMER_WORD, consumer)] {
+            if let Ok(place) = pair.own.dmb().memory().atomic_u64(at as usize) {
+                place.store(word, Ordering::Release);
+            }
+        }
+    }
+
+    /// Whether the device of the own buffer is gone.
+    pub(super) fn is_device_gone(&self) -> bool {
+        match self {
+            Carrier::D(pair) => pair.own.dmb().is_device_gone(),
+            Carrier::R(_) => false,
+        }
+    }
+
+    /// Whether both ends have agreed to go on over TCP, and both rings stay as they are when their
+    /// device is gone: they lie in memory that both processes map.
+    pub(super) fn may_be_outlived(&self) -> bool {
+        match self {
+            Carrier::D(pair) if !pair.agreed => false,
+            Carrier::D(pair) => pair.theirs.dmb().is_window() && pair.own.dmb().slab_id().is_some(),
+            Carrier::R(_) => false,
+        }
+    }
+
     /// Whether the peer's words arrive only when a thread polls the reactor.
     #[inline]
     pub(super) fn must_be_polled(&self) -> bool {
@@ -314,7 +354,8 @@ impl DmbPair {
             window: theirs.dmb().is_window(),
             peer_host: established.peer_host.and_then(|h| h.hostname.text().map(str::to_owned)),
         };
-        DmbPair { theirs, released: AtomicBool::new(false), peer, info, _slot: slot, own }
+        let agreed = established.terms.carriers.is_some();
+        DmbPair { agreed, theirs, released: AtomicBool::new(false), peer, info, _slot: slot, own }
     }
 }
 

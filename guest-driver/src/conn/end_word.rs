@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How far a connection has ended, in one word.
+//! How far a connection has ended, and its directions have left their ring, in one word.
 //!
 //! Each transition sets bits, and none clears one. So a thread that has seen a step of the end sees
 //! it for good, whatever other threads add. The failure is the one part with a choice: the first
@@ -49,6 +49,10 @@ bitflags! {
         const WRITE_SHUT = 1 << 7;
         /// Both ends have finished with the own buffer.
         const FINISHED = 1 << 8;
+        /// This end does not write the peer's ring any more: its bytes go over TCP, or wait for it.
+        const LEFT_RING = 1 << 9;
+        /// The peer's bytes come over TCP.
+        const READS_TCP = 1 << 10;
         const FAILURE = Self::RESET.bits() | Self::ABORTED.bits() | Self::ENDED.bits();
     }
 }
@@ -162,6 +166,28 @@ impl EndWord {
         self.bits().contains(Bits::WRITE_SHUT)
     }
 
+    /// Notes that this end does not write the peer's ring any more.
+    pub(super) fn leave_ring(&self) {
+        self.set(Bits::LEFT_RING);
+    }
+
+    /// Whether this end does not write the peer's ring any more.
+    #[inline]
+    pub(super) fn has_left_ring(&self) -> bool {
+        self.bits().contains(Bits::LEFT_RING)
+    }
+
+    /// Notes that the peer's bytes come over TCP.
+    pub(super) fn read_tcp(&self) {
+        self.set(Bits::READS_TCP);
+    }
+
+    /// Whether the peer's bytes come over TCP.
+    #[inline]
+    pub(super) fn reads_tcp(&self) -> bool {
+        self.bits().contains(Bits::READS_TCP)
+    }
+
     /// Notes that both ends have finished with the own buffer, which may serve another connection.
     pub(super) fn finish(&self) {
         self.set(Bits::FINISHED);
@@ -186,9 +212,11 @@ mod tests {
         ShutRead,
         ShutWrite,
         Finish,
+        LeaveRing,
+        ReadTcp,
     }
 
-    const EVENTS: [Event; 9] = [
+    const EVENTS: [Event; 11] = [
         Event::Fail(Failure::Reset),
         Event::Fail(Failure::Aborted),
         Event::Fail(Failure::Ended),
@@ -198,6 +226,8 @@ mod tests {
         Event::ShutRead,
         Event::ShutWrite,
         Event::Finish,
+        Event::LeaveRing,
+        Event::ReadTcp,
     ];
 
     /// What the callers of a word see of it.
@@ -210,12 +240,14 @@ mod tests {
         read_shut: bool,
         write_shut: bool,
         finished: bool,
+        left_ring: bool,
+        reads_tcp: bool,
     }
 
-    /// Every state: each failure with each choice of the six flags.
+    /// Every state: each failure with each choice of the eight flags.
     fn states() -> Vec<Seen> {
         let failures = [None, Some(Failure::Reset), Some(Failure::Aborted), Some(Failure::Ended)];
-        let flags = (0..64u32).map(|flags| move |at: u32| flags & (1 << at) != 0);
+        let flags = (0..256u32).map(|flags| move |at: u32| flags & (1 << at) != 0);
         flags
             .flat_map(|flag| {
                 failures.map(|failure| Seen {
@@ -226,6 +258,8 @@ mod tests {
                     read_shut: flag(3),
                     write_shut: flag(4),
                     finished: flag(5),
+                    left_ring: flag(6),
+                    reads_tcp: flag(7),
                 })
             })
             .collect()
@@ -241,6 +275,8 @@ mod tests {
             Event::ShutRead => word.shut_read(),
             Event::ShutWrite => word.shut_write(),
             Event::Finish => word.finish(),
+            Event::LeaveRing => word.leave_ring(),
+            Event::ReadTcp => word.read_tcp(),
         }
         None
     }
@@ -258,6 +294,8 @@ mod tests {
             (state.read_shut, Event::ShutRead),
             (state.write_shut, Event::ShutWrite),
             (state.finished, Event::Finish),
+            (state.left_ring, Event::LeaveRing),
+            (state.reads_tcp, Event::ReadTcp),
         ] {
             if set {
                 carry_out(&word, event);
@@ -277,12 +315,14 @@ mod tests {
             read_shut: word.is_read_shut(),
             write_shut: word.is_write_shut(),
             finished: word.is_finished(),
+            left_ring: word.has_left_ring(),
+            reads_tcp: word.reads_tcp(),
         }
     }
 
     #[test]
     fn every_event_in_every_state_adds_what_it_says_and_takes_nothing_away() {
-        assert_eq!(states().len(), 256);
+        assert_eq!(states().len(), 1024);
         for state in states() {
             for event in EVENTS {
                 let word = word_in(state);
@@ -298,6 +338,8 @@ mod tests {
                     Event::ShutRead => expected.read_shut = true,
                     Event::ShutWrite => expected.write_shut = true,
                     Event::Finish => expected.finished = true,
+                    Event::LeaveRing => expected.left_ring = true,
+                    Event::ReadTcp => expected.reads_tcp = true,
                 }
                 let first = carry_out(&word, event);
                 assert_eq!(seen(&word), expected, "{event:?} in {state:?}");

@@ -10,9 +10,11 @@
 //! its words into memory that it can change at any time. So a thread copies them out and has
 //! `smc_core::connection` check them. Words that cannot be true abort the connection.
 
+#[allow(dead_code)]
 mod carrier;
 mod cursors;
 mod end;
+#[allow(dead_code)]
 mod end_word;
 mod inherit;
 mod keepalive;
@@ -22,6 +24,7 @@ mod ready;
 mod recv;
 mod send;
 mod send_queue;
+#[allow(dead_code)]
 mod tcp;
 mod wait;
 mod waiting;

@@ -5,18 +5,22 @@ use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
+use super::Conn;
+use crate::reactor::tcp_watch::TcpWatch;
 use ism_sys::{is_free, lock};
 
 /// The TCP connection of one SMC connection.
-#[derive(Debug)]
 pub(super) struct HandshakeTcp {
     stream: Mutex<Option<TcpStream>>,
     /// Local and peer address, kept when the TCP connection ends before the application does.
     addresses: OnceLock<(SocketAddr, SocketAddr)>,
     /// No call will ask for the addresses any more.
     addresses_discarded: AtomicBool,
+    /// The set in which the stream is watched, and its name there, if the connection may outlive its
+    /// carrier.
+    watched: OnceLock<(Arc<TcpWatch<Conn>>, u64)>,
 }
 
 impl HandshakeTcp {
@@ -25,7 +29,39 @@ impl HandshakeTcp {
             stream: Mutex::new(Some(stream)),
             addresses: OnceLock::new(),
             addresses_discarded: AtomicBool::new(false),
+            watched: OnceLock::new(),
         }
+    }
+
+    /// Has the set tell the connection what comes on the stream.
+    ///
+    /// # Errors
+    /// The kernel has no memory or no watch left.
+    pub(super) fn watch(&self, set: Arc<TcpWatch<Conn>>, conn: Weak<Conn>) -> io::Result<()> {
+        let name = self.with(|stream| set.add(stream.as_fd(), conn))?;
+        let _ = self.watched.set((set, name));
+        Ok(())
+    }
+
+    /// Whether a set tells the connection what comes on the stream.
+    #[inline]
+    pub(super) fn is_watched(&self) -> bool {
+        self.watched.get().is_some()
+    }
+
+    /// Has the set tell of room to write as well.
+    pub(super) fn watch_room(&self) {
+        if let Some((set, name)) = self.watched.get() {
+            let watched = self.with(|stream| set.watch_room(stream.as_fd(), *name));
+            if let Err(error) = watched {
+                tracing::warn!(%error, "room on a TCP connection is not watched for");
+            }
+        }
+    }
+
+    /// Whether the stream is there.
+    pub(super) fn is_open(&self) -> bool {
+        self.stream().is_some()
     }
 
     /// The stream; `None`: it has ended.
@@ -76,5 +112,13 @@ impl HandshakeTcp {
     /// The descriptor of the stream.
     pub(super) fn descriptor(&self) -> Option<RawFd> {
         self.stream().as_ref().map(|stream| stream.as_fd().as_raw_fd())
+    }
+}
+
+impl Drop for HandshakeTcp {
+    fn drop(&mut self) {
+        if let Some((set, name)) = self.watched.get() {
+            set.remove(*name);
+        }
     }
 }

@@ -26,6 +26,8 @@ pub(crate) mod poll_queue;
 pub(crate) mod readiness_fd;
 pub(crate) mod source;
 pub(crate) mod spin;
+#[allow(dead_code)]
+pub(crate) mod tcp_watch;
 #[cfg(test)]
 mod tests;
 pub(crate) mod wait;
@@ -74,6 +76,9 @@ pub(crate) trait ConnectionHandler: Send + Sync + 'static {
     /// The peer uses its buffer for another connection: as [`ConnectionHandler::on_lost`], and
     /// unread bytes count for nothing.
     fn on_taken(&self);
+    /// The TCP connection underneath has bytes, room, or an end. Only a
+    /// [`TcpWatch`](tcp_watch::TcpWatch) calls this.
+    fn on_tcp(&self) {}
 }
 
 /// What [`ConnectionHandler::on_delayed_update`] did. TCP calls this a delayed acknowledgement.

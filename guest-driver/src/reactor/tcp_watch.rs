@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The TCP connections of connections that may outlive their carrier.
+//!
+//! One thread waits for all of them in an epoll set, by edges. While they are silent, as they are
+//! as long as their carriers work, it sleeps. It is no leader of a reactor, because a reactor ends
+//! with its device, and what comes on TCP is needed then.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+use rustix::event::epoll;
+
+use super::ConnectionHandler;
+use ism_sys::{EventFd, is_free, lock, out_of_the_way, wait_in_set};
+
+/// The name of the descriptor that ends a wait.
+const WAKE: u64 = u64::MAX;
+
+/// The TCP connections of one stack.
+pub(crate) struct TcpWatch<C> {
+    set: OwnedFd,
+    wake: EventFd,
+    stopped: AtomicBool,
+    next: AtomicU64,
+    connections: Mutex<FxHashMap<u64, Weak<C>>>,
+}
+
+impl<C: ConnectionHandler> TcpWatch<C> {
+    /// An empty set. The caller starts [`TcpWatch::run`] on a thread of its own.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(crate) fn new() -> io::Result<Arc<TcpWatch<C>>> {
+        let set = out_of_the_way(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let wake = EventFd::new()?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&set, &wake, epoll::EventData::new_u64(WAKE), flags)?;
+        let (stopped, next, connections) =
+            (AtomicBool::new(false), AtomicU64::new(0), Mutex::default());
+        Ok(Arc::new(TcpWatch { set, wake, stopped, next, connections }))
+    }
+
+    /// Watches the TCP connection of a connection, for bytes and its end. Returns the name of it.
+    ///
+    /// # Errors
+    /// The kernel has no memory or no watch left.
+    pub(crate) fn add(&self, tcp: BorrowedFd<'_>, connection: Weak<C>) -> io::Result<u64> {
+        let name = self.next.fetch_add(1, Ordering::Relaxed);
+        lock(&self.connections).insert(name, connection);
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        match epoll::add(&self.set, tcp, epoll::EventData::new_u64(name), flags) {
+            Ok(()) => Ok(name),
+            Err(error) => {
+                self.remove(name);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Watches for room to write as well. If there is some already, that is an event.
+    pub(crate) fn watch_room(&self, tcp: BorrowedFd<'_>, name: u64) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN
+            | epoll::EventFlags::OUT
+            | epoll::EventFlags::RDHUP
+            | epoll::EventFlags::ET;
+        epoll::modify(&self.set, tcp, epoll::EventData::new_u64(name), flags)?;
+        Ok(())
+    }
+
+    /// Forgets a connection. Its descriptor leaves the set when it is closed.
+    pub(crate) fn remove(&self, name: u64) {
+        lock(&self.connections).remove(&name);
+    }
+
+    /// Ends [`TcpWatch::run`].
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Has the thread do its upkeep now.
+    pub(crate) fn wake(&self) {
+        self.wake.signal();
+    }
+
+    /// Whether no thread holds the lock.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        is_free(&self.connections)
+    }
+
+    /// The thread of the set: calls connections whose TCP connection has an event, and `upkeep`
+    /// after each wait, which returns how long the next may be; `None`: without end.
+    pub(crate) fn run(&self, mut upkeep: impl FnMut() -> Option<Duration>) {
+        let mut pause = None;
+        loop {
+            let names: Vec<u64> = match wait_in_set(self.set.as_fd(), pause, None) {
+                Ok(names) => names.collect(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    tracing::error!(%error, "TCP connections are not watched any more");
+                    return;
+                }
+            };
+            if self.stopped.load(Ordering::SeqCst) {
+                return;
+            }
+            for name in names {
+                let connection = lock(&self.connections).get(&name).and_then(Weak::upgrade);
+                if let Some(connection) = connection {
+                    connection.on_tcp();
+                }
+            }
+            pause = upkeep();
+        }
+    }
+}
