@@ -129,7 +129,7 @@ impl Conn {
 
     /// The connection ends by no word of the peer. What has arrived can still be read, and behind it
     /// the end of data if the peer has ended its direction; else an error, as on TCP.
-    fn cut(&self, tx: &mut Tx) {
+    pub(super) fn cut(&self, tx: &mut Tx) {
         if tx.close.peer_done() {
             self.end.fail(Failure::Ended);
         }
@@ -181,6 +181,13 @@ impl Conn {
             }
         }
         self.wake_all();
+    }
+
+    /// Writes wait until it is known how the connection goes on.
+    pub(super) fn hold_writes(&self) {
+        if self.may_outlive() {
+            self.end.leave_ring();
+        }
     }
 
     /// The peer uses its buffer for another connection, so this one is over. Unread bytes count for
@@ -321,7 +328,7 @@ impl Conn {
             Actions::SEND_CLOSED | Actions::SEND_ABORT => self.publish_last(tx),
             // Woken under the lock, which they take when this thread has released it.
             Actions::WAKE_READERS | Actions::WAKE_WRITERS => self.wake_all(),
-            Actions::CLOSE_TCP => drop(self.tcp.take()),
+            Actions::CLOSE_TCP => self.close_tcp(tx),
             Actions::STOP_TIMER => tx.timer = None,
             Actions::START_CLOSE_TIMER => {
                 tx.timer = Some(Instant::now() + self.options.close_timeout)

@@ -11,7 +11,11 @@
 //! `smc_core::connection` check them. Words that cannot be true abort the connection.
 
 #[allow(dead_code)]
+mod by_tcp;
+#[allow(dead_code)]
 mod carrier;
+#[allow(dead_code)]
+mod change;
 mod cursors;
 mod end;
 #[allow(dead_code)]
@@ -39,6 +43,7 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 
 pub(crate) use carrier::Carrier;
 use carrier::no_ring;
+use change::Change;
 use cursors::ConsumerCursors;
 use end_word::{EndWord, Failure};
 use options::Options;
@@ -80,6 +85,8 @@ pub(super) struct Tx {
     deliveries: u64,
     /// Bytes for which the ring has no room.
     queue: SendQueue,
+    /// What the connection needs to outlive its carrier; `None`: it ends with it.
+    change: Option<Box<Change>>,
 }
 
 /// The receive side.
@@ -149,6 +156,7 @@ impl Conn {
             total: 0,
             deliveries: 0,
             queue: SendQueue::default(),
+            change: None,
         };
         let rx = Rx {
             receiver,

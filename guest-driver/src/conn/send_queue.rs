@@ -76,11 +76,13 @@ pub(super) struct SendQueue {
     limit: usize,
     /// The last time that a write found no room.
     full: Option<FullRing>,
+    /// Bytes that a thread has taken out to send them, and that are neither sent nor put back.
+    taken: usize,
 }
 
 impl Default for SendQueue {
     fn default() -> SendQueue {
-        SendQueue { bytes: ByteQueue::default(), limit: LIMIT, full: None }
+        SendQueue { bytes: ByteQueue::default(), limit: LIMIT, full: None, taken: 0 }
     }
 }
 
@@ -96,6 +98,11 @@ impl SendQueue {
 
     pub(super) fn len(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// Whether bytes are unsent, in the queue or with a thread that sends them now.
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.is_empty() || self.taken > 0
     }
 
     /// Whether it can take a byte.

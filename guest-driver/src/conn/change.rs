@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! How a connection goes on over its TCP connection when its ring is gone.
+//!
+//! `smc_core::carrier` decides; this carries out. What comes over TCP is stored into the own ring,
+//! as the peer would have stored it, and the words in it say so. So reads, readiness and the end of
+//! the peer's direction are those of a ring, and the hot path asks nothing. The own direction
+//! does not use the peer's ring any more: its path has failed, which each delivery checks anyway.
+//!
+//! All of it is under the lock of the send side, under which records are written.
+
+use std::collections::VecDeque;
+
+use smc_core::carrier::{Action, End, Input, Outgoing, Positions, Role, Violation};
+use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
+use smc_core::wire::cursor::Cursor;
+use smc_core::wire::record::Reason;
+
+use super::{Conn, Failure, Tx};
+
+/// State flags that a record can say.
+const SAID: StateFlags = StateFlags::SENDING_DONE.union(StateFlags::CLOSED);
+
+/// The part of a connection that may outlive its carrier.
+pub(super) struct Change {
+    pub(super) end: End,
+    /// What TCP has not taken: the rest of one DATA record at most, and records without a body.
+    pub(super) out: VecDeque<u8>,
+    /// TCP has no room. The watch tells when it has some.
+    pub(super) blocked: bool,
+    /// The TCP connection is closed when `out` is empty.
+    pub(super) closing: bool,
+    /// Bytes from TCP whose turn has not come.
+    pub(super) input: VecDeque<u8>,
+    /// Bytes of the last DATA record that are not stored.
+    pub(super) body: u32,
+    /// Position in the peer's direction up to which the own ring has the bytes.
+    pub(super) stored: u64,
+    /// Position behind the last urgent byte of the peer.
+    pub(super) mark: Option<u64>,
+    /// The peer's second word, as this end stores it.
+    pub(super) word: ConsumerWord,
+    /// What the machine knows that the own direction has said.
+    pub(super) told: StateFlags,
+    /// TCP has delivered the peer's FIN, and the machine knows.
+    pub(super) ended: bool,
+}
+
+impl Change {
+    pub(super) fn new() -> Change {
+        Change {
+            // Neither end comes back to a ring, so it does not matter which this is.
+            end: End::on_ring(Role::Server, false),
+            out: VecDeque::new(),
+            blocked: false,
+            closing: false,
+            input: VecDeque::new(),
+            body: 0,
+            stored: 0,
+            mark: None,
+            word: ConsumerWord::default(),
+            told: StateFlags::empty(),
+            ended: false,
+        }
+    }
+
+    /// Whether a record of data may be begun.
+    pub(super) fn may_send(&self) -> bool {
+        self.end.outgoing() == Outgoing::Tcp && self.out.is_empty() && !self.blocked
+    }
+}
+
+/// The cursor of a position in a ring of SMC-D.
+pub(super) fn cursor_at(position: u64, ring: u32) -> Cursor {
+    let (ring, wraps) = (u64::from(ring), position / u64::from(ring));
+    Cursor { wrap: wraps as u16, count: (position % ring) as u32 }
+}
+
+/// The bytes from one cursor of a ring of SMC-D to another; `None`: the second lies before it, or
+/// further away than the ring is long.
+pub(super) fn distance(from: Cursor, to: Cursor, ring: u32) -> Option<u32> {
+    let wraps = u64::from(to.wrap.wrapping_sub(from.wrap)) * u64::from(ring);
+    let bytes = (wraps + u64::from(to.count)).checked_sub(u64::from(from.count))?;
+    u32::try_from(bytes).ok().filter(|bytes| *bytes <= ring)
+}
+
+impl Tx {
+    /// Whether bytes of the program can go as a record now: the ring was left, and TCP has room.
+    pub(super) fn has_room_on_tcp(&self) -> bool {
+        self.queue.is_empty() && self.change.as_ref().is_some_and(|change| change.may_send())
+    }
+
+    /// Whether the end of the connection waits for TCP to take the last records.
+    pub(super) fn is_flushing(&self) -> bool {
+        self.change.as_ref().is_some_and(|change| change.closing)
+    }
+
+    /// Whether the carrier's machine has left the ring.
+    pub(super) fn has_left(&self) -> bool {
+        self.change.as_ref().is_some_and(|change| change.end.outgoing() != Outgoing::Ring)
+    }
+}
+
+impl Conn {
+    /// Whether the connection may go on when its carrier is gone.
+    pub(super) fn may_outlive(&self) -> bool {
+        self.tcp.is_watched()
+    }
+
+    /// Leaves the ring, which is lost, if the connection may go on without it. `true`: it goes on.
+    pub(super) fn leave(&self, tx: &mut Tx) -> bool {
+        if tx.change.is_none() || !self.carrier().has_memory() || !self.tcp.is_open() {
+            return false;
+        }
+        if !tx.has_left() {
+            let reason = match self.carrier().is_device_gone() {
+                true => Reason::DeviceGone,
+                false => Reason::PeerGone,
+            };
+            tracing::debug!(peer = %self.carrier(), ?reason, "connection goes on over TCP");
+            self.change(tx, Input::Leave(reason), 0);
+        }
+        true
+    }
+
+    /// Tells the machine what has happened, and does what it says, but for the end of the ring for
+    /// reads: `Some` is the position at which the caller begins that.
+    pub(super) fn change(&self, tx: &mut Tx, input: Input, arrived: u64) -> Option<u64> {
+        let positions = Positions {
+            sent: tx.total,
+            // What was stored into a ring in memory of both processes is there.
+            kept: tx.total,
+            unsent: tx.queue.has_unsent(),
+            urgent: None,
+            said: tx.close.flags() & SAID,
+            arrived,
+        };
+        let Some(change) = &mut tx.change else { return None };
+        let actions = change.end.on(input, &positions);
+        let mut reads_from = None;
+        for action in actions {
+            match action {
+                Action::ReadTcp { from } => reads_from = Some(from),
+                action => self.carry_change_out(tx, action),
+            }
+        }
+        reads_from
+    }
+
+    fn carry_change_out(&self, tx: &mut Tx, action: Action) {
+        let Some(change) = &mut tx.change else { return };
+        match action {
+            Action::StopRing => {
+                self.hold_writes();
+                self.carrier().fail();
+                self.tcp.watch_room();
+            }
+            Action::Write(record) => {
+                change.out.extend(record.header());
+                self.pump_out(tx);
+            }
+            Action::SendTcp => {
+                // The peer has all that was written to its ring, or reads it from there.
+                change.word.cursor = tx.sender.producer_word().cursor;
+                self.store_words(tx);
+                self.refresh_tx(tx);
+                self.flush_held(tx);
+                self.wake_all();
+            }
+            // The next turn sees what has arrived. A ring in memory of this process has all that was
+            // written before LEAVE, and stays as long as the connection.
+            Action::Await { .. } | Action::ReleaseRing => {}
+            Action::PeerSaid(flags) => {
+                change.word.state_flags |= flags;
+                self.store_words(tx);
+                self.refresh_tx(tx);
+            }
+            Action::PeerEnded => {
+                self.on_peer_flags(tx, StateFlags::CLOSED);
+                self.end.fail(Failure::Ended);
+            }
+            Action::Mark(at) => {
+                change.mark = Some(at);
+                change.word.producer_flags |= ProducerFlags::URGENT_PENDING;
+                self.store_words(tx);
+            }
+            Action::Reset(violation) => self.cut_by_change(tx, violation),
+            other => {
+                tracing::error!(?other, "an action that this end does not take part in");
+                self.cut_by_change(tx, Violation::Protocol);
+            }
+        }
+    }
+
+    /// The stream of records is over. That is a reset, unless the peer had ended its direction before
+    /// and all of it is here, or it had closed.
+    fn cut_by_change(&self, tx: &mut Tx, violation: Violation) {
+        self.refresh_tx(tx);
+        if tx.close.peer_flags().contains(StateFlags::CLOSED) {
+            return;
+        }
+        tracing::warn!(peer = %self.carrier(), %violation, "connection is reset");
+        self.reset_tcp();
+        self.cut(tx);
+        self.wake_all();
+    }
+
+    /// Stores the peer's words into the own ring, as the peer would.
+    pub(super) fn store_words(&self, tx: &Tx) {
+        let Some(change) = &tx.change else { return };
+        if !self.end.reads_tcp() {
+            return;
+        }
+        let cursor = cursor_at(change.stored, self.own_ring());
+        let producer = ProducerWord { cursor }.to_u64();
+        self.carrier().store_words([producer, change.word.to_u64()]);
+    }
+
+    /// Bytes of the own ring.
+    pub(super) fn own_ring(&self) -> u32 {
+        self.carrier().local_ring().map_or(1, |ring| ring.len())
+    }
+
+    /// What has to be said of the own end goes by a record, once the ring was left. An abort is a
+    /// reset of TCP.
+    pub(super) fn tell_by_tcp(&self, tx: &mut Tx) {
+        match tx.close.flags().contains(StateFlags::ABORT) {
+            true => self.reset_tcp(),
+            false => {
+                let said = tx.close.flags() & SAID;
+                let Some(change) = &mut tx.change else { return };
+                if std::mem::replace(&mut change.told, said) != said {
+                    self.change(tx, Input::Said, 0);
+                }
+            }
+        }
+    }
+
+    /// Closes TCP, when it has taken the last record.
+    pub(super) fn close_tcp(&self, tx: &mut Tx) {
+        match &mut tx.change {
+            Some(change) if !change.out.is_empty() && self.tcp.is_open() => change.closing = true,
+            _ => drop(self.tcp.take()),
+        }
+    }
+}
