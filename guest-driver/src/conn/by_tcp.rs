@@ -1,14 +1,183 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The send side after the ring was left: records on TCP.
+//!
+//! A program is told that bytes were sent only if TCP has taken a part of their record, or an
+//! earlier record has said that more follow. Otherwise the end of this process would look like the
+//! end of its stream, although bytes of it were lost.
 
 use std::io::{self, IoSlice};
+use std::sync::MutexGuard;
 
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use smc_core::carrier::Input;
+use smc_core::wire::record::{HEADER_LEN, MAX_DATA, Record};
 
-use super::{Conn, Tx};
+use super::{Conn, Deadline, Tx};
+
+/// Slices of one record at most, with its header.
+const SLICES: usize = 64;
 
 impl Conn {
+    /// Goes on with a write that has sent `done` bytes, after the ring was left.
+    #[cold]
+    pub(super) fn send_left<'a>(
+        &'a self,
+        mut tx: MutexGuard<'a, Tx>,
+        bufs: &[IoSlice<'_>],
+        mut done: usize,
+        deadline: &Deadline,
+    ) -> io::Result<usize> {
+        let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
+        loop {
+            match self.may_write(&tx) {
+                Ok(()) if done < wanted => {}
+                Err(error) if done == 0 => return Err(error),
+                _ => return Ok(done),
+            }
+            self.flush_held(&mut tx);
+            let n = match tx.queue.is_empty() {
+                true => self.put_on_tcp(&mut tx, bufs, done, 0),
+                false => 0,
+            };
+            if n > 0 {
+                done += n;
+                continue;
+            }
+            // The attempt may have found that the connection is over.
+            if let Err(error) = self.may_write(&tx) {
+                return if done > 0 { Ok(done) } else { Err(error) };
+            }
+            if self.options.is_nonblocking() {
+                self.waiting.set_write_blocked(true);
+                drop(tx);
+                self.sync_readiness();
+                return if done > 0 { Ok(done) } else { Err(io::ErrorKind::WouldBlock.into()) };
+            }
+            drop(tx);
+            let waited = self.await_room_on_tcp(deadline);
+            tx = self.tx();
+            if let Err(error) = waited {
+                return if done > 0 { Ok(done) } else { Err(error) };
+            }
+        }
+    }
+
+    /// Goes on with an urgent byte, after the ring was left.
+    #[cold]
+    pub(super) fn send_urgent_left<'a>(
+        &'a self,
+        mut tx: MutexGuard<'a, Tx>,
+        byte: u8,
+        deadline: &Deadline,
+    ) -> io::Result<()> {
+        loop {
+            self.may_write(&tx)?;
+            self.flush_held(&mut tx);
+            if tx.queue.is_empty() && self.put_urgent_on_tcp(&mut tx, byte) {
+                return Ok(());
+            }
+            self.may_write(&tx)?;
+            drop(tx);
+            if self.options.is_nonblocking() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            self.await_room_on_tcp(deadline)?;
+            tx = self.tx();
+        }
+    }
+
+    /// Waits until a record may be sent, or this end writes no more.
+    pub(super) fn await_room_on_tcp(&self, deadline: &Deadline) -> io::Result<()> {
+        self.wait_as(deadline, true, || self.end.is_write_shut() || self.tx().has_room_on_tcp())
+    }
+
+    /// Sends bytes of the slices from byte `skip` on as one record. The program has been told that
+    /// `promised` bytes from there on are sent. Returns how many were; 0: there is no room.
+    pub(super) fn put_on_tcp(
+        &self,
+        tx: &mut Tx,
+        bufs: &[IoSlice<'_>],
+        mut skip: usize,
+        promised: usize,
+    ) -> usize {
+        if !tx.change.as_ref().is_some_and(|change| change.may_send()) {
+            return 0;
+        }
+        let mut slices: Vec<&[u8]> = Vec::with_capacity(bufs.len().min(SLICES));
+        let mut len = 0usize;
+        for buf in bufs {
+            let bytes = buf.get(skip.min(buf.len())..).unwrap_or_default();
+            skip -= skip.min(buf.len());
+            let room = MAX_DATA as usize - len;
+            let bytes = bytes.get(..room.min(bytes.len())).unwrap_or_default();
+            if slices.len() + 1 == SLICES || room == 0 {
+                break;
+            }
+            if !bytes.is_empty() {
+                slices.push(bytes);
+                len += bytes.len();
+            }
+        }
+        let more = promised > len;
+        let header = Record::Data { at: tx.total, len: len as u32, more }.header();
+        let mut out: Vec<IoSlice<'_>> = vec![IoSlice::new(&header)];
+        out.extend(slices.iter().map(|bytes| IoSlice::new(bytes)));
+        let taken = self.write_tcp(&out);
+        let Some(change) = &mut tx.change else { return 0 };
+        match taken {
+            Ok(0) => {
+                change.blocked = true;
+                0
+            }
+            Ok(mut taken) => {
+                for slice in &out {
+                    let rest = slice.get(taken.min(slice.len())..).unwrap_or_default();
+                    taken -= taken.min(slice.len());
+                    change.out.extend(rest);
+                }
+                tx.total += len as u64;
+                tx.deliveries += 1;
+                len
+            }
+            Err(_) => {
+                self.change(tx, Input::TcpReset, 0);
+                0
+            }
+        }
+    }
+
+    /// Sends an urgent byte: the mark, and a record with the byte. `false`: there is no room.
+    pub(super) fn put_urgent_on_tcp(&self, tx: &mut Tx, byte: u8) -> bool {
+        if !tx.change.as_ref().is_some_and(|change| change.may_send()) {
+            return false;
+        }
+        let mark = Record::Urgent { at: tx.total + 1 }.header();
+        let data = Record::Data { at: tx.total, len: 1, more: false }.header();
+        let mut bytes = [0; 2 * HEADER_LEN + 1];
+        for (to, from) in bytes.iter_mut().zip(mark.into_iter().chain(data).chain([byte])) {
+            *to = from;
+        }
+        let taken = self.write_tcp(&[IoSlice::new(&bytes)]);
+        let Some(change) = &mut tx.change else { return false };
+        match taken {
+            // A mark alone says nothing of a byte that follows it.
+            Ok(0) => {
+                change.blocked = true;
+                false
+            }
+            Ok(taken) => {
+                change.out.extend(bytes.get(taken..).unwrap_or_default());
+                tx.total += 1;
+                tx.deliveries += 1;
+                true
+            }
+            Err(_) => {
+                self.change(tx, Input::TcpReset, 0);
+                false
+            }
+        }
+    }
+
     /// Has TCP take what it has not taken.
     pub(super) fn pump_out(&self, tx: &mut Tx) {
         loop {

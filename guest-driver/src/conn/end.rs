@@ -84,7 +84,7 @@ impl Conn {
                 tx.timer = Some(Instant::now() + self.options.close_timeout);
             }
         }
-        tx.close.state() == State::Closed
+        tx.close.state() == State::Closed && !tx.is_flushing()
     }
 
     /// Whether the peer has said that it sends no more, whatever came after that.
@@ -147,7 +147,7 @@ impl Conn {
 
     /// Ends the connection if its carrier has failed and no event has said more since.
     pub(super) fn check_carrier(&self) {
-        if self.carrier().has_failed() && !self.has_failed() {
+        if self.carrier().has_failed() && !self.has_failed() && !self.tx().has_left() {
             self.carrier().ask_for_peer();
             self.lost();
         }
@@ -160,6 +160,10 @@ impl Conn {
     }
 
     pub(super) fn lost_locked(&self, tx: &mut Tx) {
+        if tx.has_left() {
+            return;
+        }
+        self.hold_writes();
         if !self.is_over_by_loss(tx) {
             match self.is_end_of_process(tx) {
                 Some(true) => {
@@ -171,6 +175,7 @@ impl Conn {
                 None if tx.lost.get_or_insert_with(Instant::now).elapsed() < FIN_TIME => {
                     return self.schedule_update();
                 }
+                _ if self.leave(tx) => {}
                 _ => {
                     self.reset_tcp();
                     self.cut(tx);
@@ -361,7 +366,8 @@ impl Conn {
                 }
                 tx.seen
             };
-            if self.wait(&deadline, || self.words()[1] != seen).is_err() {
+            let flushed = || self.end.has_left_ring() && self.tx().has_room_on_tcp();
+            if self.wait(&deadline, || self.words()[1] != seen || flushed()).is_err() {
                 return;
             }
         }

@@ -10,7 +10,7 @@ use ism_sys::is_free;
 impl Conn {
     /// Whether the connection needs nothing but memory and descriptors, which a child has, too.
     pub(crate) fn can_be_inherited(&self) -> bool {
-        !self.carrier().must_be_polled() && !self.has_failed()
+        !self.carrier().must_be_polled() && !self.has_failed() && !self.may_outlive()
     }
 
     /// Whether no thread holds a lock of the connection.

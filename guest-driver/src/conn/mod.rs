@@ -10,7 +10,6 @@
 //! its words into memory that it can change at any time. So a thread copies them out and has
 //! `smc_core::connection` check them. Words that cannot be true abort the connection.
 
-#[allow(dead_code)]
 mod by_tcp;
 #[allow(dead_code)]
 mod carrier;
@@ -349,6 +348,7 @@ impl ConnectionHandler for Conn {
     fn on_lost(&self) {
         // The device reports the buffers of a peer that leaves ahead of the peer itself.
         if self.carrier().may_hear_of_peer() {
+            self.hold_writes();
             self.carrier().fail();
         } else {
             self.lost();

@@ -9,7 +9,7 @@ use smc_core::connection::Sender;
 use smc_core::wire::cdc::StateFlags;
 use virtio_ism_abi::signal::Sleepers;
 
-use super::{Conn, Rx, reader_view};
+use super::{Conn, Rx, Tx, reader_view};
 use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::{ReadinessFd, Ready};
 
@@ -49,11 +49,18 @@ impl Conn {
         let own_end = said.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED);
         Ready {
             readable: rx.receiver.readable() > 0 || ended || shut || failed,
-            writable: failed || !tx.close.can_write() || has_room(&tx.sender) || tx.shows_room(),
+            writable: failed || !tx.close.can_write() || self.shows_room(&tx),
             read_closed: ended || shut || failed,
             hang_up: failed || closed || (own_end && (ended || shut)),
             both_ended: failed || (own_end && (ended || shut)),
             failed,
+        }
+    }
+
+    fn shows_room(&self, tx: &Tx) -> bool {
+        match self.end.has_left_ring() {
+            true => tx.has_room_on_tcp(),
+            false => has_room(&tx.sender) || tx.shows_room(),
         }
     }
 

@@ -43,6 +43,9 @@ impl Conn {
             if done == wanted {
                 return Ok(done);
             }
+            if self.end.has_left_ring() {
+                return self.send_left(tx, bufs, done, deadline);
+            }
             let left = wanted - done;
             let chunk = u32::try_from(left).unwrap_or(u32::MAX).min(CHUNK);
             if tx.sender.space() < chunk {
@@ -153,8 +156,7 @@ impl Conn {
         let taken = tx.sender.advance(taken, more);
         tx.total += u64::from(taken);
         tx.deliveries += 1;
-        self.deliver(tx, pieces.as_slice())?;
-        Ok(taken)
+        Ok(if self.deliver(tx, pieces.as_slice())? { taken } else { 0 })
     }
 
     /// Sends a byte as urgent data (MSG_OOB).
@@ -167,11 +169,17 @@ impl Conn {
         loop {
             self.refresh_tx(&mut tx);
             self.may_write(&tx)?;
+            if self.end.has_left_ring() {
+                return self.send_urgent_left(tx, byte, deadline);
+            }
             if tx.sender.space() > 0 {
                 let [span, _] = tx.sender.spans(1);
                 tx.sender.advance_urgent(1);
                 tx.total += 1;
-                return self.deliver(&mut tx, &[(span.offset, &[byte])]);
+                if self.deliver(&mut tx, &[(span.offset, &[byte])])? {
+                    return Ok(());
+                }
+                continue;
             }
             if self.hold(&mut tx, &[IoSlice::new(&[byte])], 0, true) > 0 {
                 return Ok(());
@@ -206,7 +214,8 @@ impl Conn {
         self.reactor.poll();
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
-        tx.sender.in_flight() as usize + tx.queue.len()
+        let on_tcp = tx.change.as_ref().map_or(0, |change| change.out.len());
+        tx.sender.in_flight() as usize + tx.queue.len() + on_tcp
     }
 
     /// The control words to send now.
@@ -217,10 +226,11 @@ impl Conn {
         [tx.sender.producer_word().to_u64(), consumer.to_u64()]
     }
 
-    /// Delivers bytes and control words to the peer and signals it.
-    pub(super) fn deliver(&self, tx: &mut Tx, pieces: &[(u32, &[u8])]) -> io::Result<()> {
+    /// Delivers bytes and control words to the peer and signals it. `false`: the ring was left, and
+    /// the bytes were not sent.
+    pub(super) fn deliver(&self, tx: &mut Tx, pieces: &[(u32, &[u8])]) -> io::Result<bool> {
         if !tx.close.may_publish() {
-            return Ok(());
+            return Ok(true);
         }
         let sent = match tx.sender.flags_ahead() {
             None => {
@@ -232,9 +242,9 @@ impl Conn {
         match sent {
             Ok(words) => {
                 self.sent(tx, words);
-                Ok(())
+                Ok(true)
             }
-            Err(error) => self.undeliverable(tx, error),
+            Err(error) => self.undeliverable(tx, pieces, error),
         }
     }
 
@@ -274,20 +284,59 @@ impl Conn {
         self.carrier().release();
         match self.carrier().deliver(&[], words, true) {
             Ok(()) => self.sent(tx, words),
+            Err(_) if tx.has_left() || self.leave(tx) => self.tell_by_tcp(tx),
             // The peer must not take the FIN of a process that exits now for an end.
             Err(_) => self.reset_tcp(),
         }
     }
 
-    fn undeliverable(&self, tx: &mut Tx, error: DeliverError) -> io::Result<()> {
+    /// A delivery of a connection has failed that may outlive its carrier. Bytes that are not in the
+    /// ring were not sent: the caller sends them again, over TCP.
+    #[cold]
+    fn deliver_no_more(
+        &self,
+        tx: &mut Tx,
+        pieces: &[(u32, &[u8])],
+        error: &DeliverError,
+    ) -> io::Result<bool> {
+        // Any other error comes after the stores.
+        let stored = !matches!(error, DeliverError::Failed | DeliverError::Range { .. });
+        let bytes = pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
+        match stored {
+            true => tx.queue.note_sent(bytes),
+            false => tx.total -= bytes,
+        }
+        if tx.has_left() {
+            let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
+            self.sent(tx, words);
+            self.tell_by_tcp(tx);
+        } else if self.carrier().may_hear_of_peer() {
+            self.hold_writes();
+            self.carrier().fail();
+        } else {
+            self.lost_locked(tx);
+        }
+        self.check().map(|()| stored)
+    }
+
+    #[cold]
+    fn undeliverable(
+        &self,
+        tx: &mut Tx,
+        pieces: &[(u32, &[u8])],
+        error: DeliverError,
+    ) -> io::Result<bool> {
+        if self.may_outlive() {
+            return self.deliver_no_more(tx, pieces, &error);
+        }
         tracing::debug!(peer = %self.carrier(), %error, "the peer's buffer is gone");
         if self.carrier().may_hear_of_peer() {
             // The bytes count as written, as those that TCP sends to a peer that has ended just now.
             self.carrier().fail();
-            return Ok(());
+            return Ok(true);
         }
         self.lost_locked(tx);
-        self.check()
+        self.check().map(|()| true)
     }
 }
 

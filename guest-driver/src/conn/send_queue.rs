@@ -105,6 +105,12 @@ impl SendQueue {
         !self.is_empty() || self.taken > 0
     }
 
+    /// Of the bytes that were taken out, these are sent.
+    pub(super) fn note_sent(&mut self, bytes: u64) {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        self.taken = self.taken.saturating_sub(bytes);
+    }
+
     /// Whether it can take a byte.
     fn has_room(&self) -> bool {
         self.len() < self.limit && self.bytes.may_grow()
@@ -174,6 +180,9 @@ impl Conn {
         mut skip: usize,
         urgent: bool,
     ) -> usize {
+        if self.end.has_left_ring() {
+            return 0;
+        }
         tx.note_full();
         if !tx.may_queue() {
             return 0;
@@ -287,13 +296,28 @@ impl Conn {
     /// Sends as much of what waits as there is room for.
     #[cold]
     pub(super) fn flush_held(&self, tx: &mut Tx) {
-        while !tx.queue.is_empty() && tx.sender.space() > 0 {
-            if !tx.close.may_publish() || self.carrier().has_failed() {
+        while !tx.queue.is_empty() {
+            // A delivery may have found that the ring is gone.
+            let left = self.end.has_left_ring();
+            if !left && tx.sender.space() == 0 {
+                break;
+            }
+            // The device may say at any time that the ring is gone, before this thread knows how the
+            // connection goes on. The next delivery finds out.
+            let ends = self.carrier().has_failed() && !self.may_outlive();
+            if !tx.close.may_publish() || ends {
                 return self.discard_held(tx);
             }
             // Not in its place meanwhile: a delivery that fails comes back here.
             let mut held = std::mem::take(&mut tx.queue.bytes);
-            match self.send_next(tx, &held) {
+            tx.queue.taken = held.len();
+            let sent = self.send_next(tx, &held);
+            tx.queue.taken = 0;
+            match sent {
+                Ok(0) => {
+                    tx.queue.bytes = held;
+                    break;
+                }
                 Ok(n) => held.remove(n as usize),
                 Err(_) => held = ByteQueue::default(),
             }
@@ -310,6 +334,12 @@ impl Conn {
 
     fn send_next(&self, tx: &mut Tx, held: &ByteQueue) -> io::Result<u32> {
         match held.next() {
+            BytePiece::Ordinary(bytes) if self.end.has_left_ring() => {
+                Ok(self.put_on_tcp(tx, &[IoSlice::new(bytes)], 0, held.len()) as u32)
+            }
+            BytePiece::Urgent(byte) if self.end.has_left_ring() => {
+                Ok(u32::from(self.put_urgent_on_tcp(tx, byte)))
+            }
             BytePiece::Ordinary(bytes) => {
                 let most = u32::try_from(bytes.len()).unwrap_or(u32::MAX).min(CHUNK);
                 let n = tx.sender.space().min(most);
@@ -323,7 +353,7 @@ impl Conn {
                 let [span, _] = tx.sender.spans(1);
                 tx.sender.advance_urgent(1);
                 tx.total += 1;
-                self.deliver(tx, &[(span.offset, &[byte])]).map(|()| 1)
+                self.deliver(tx, &[(span.offset, &[byte])]).map(u32::from)
             }
             BytePiece::None => Ok(0),
         }
@@ -364,7 +394,13 @@ impl Conn {
         mut or: impl FnMut() -> bool,
     ) -> io::Result<()> {
         let write_shut = || self.end.is_write_shut();
-        let changed = || self.words()[1] != seen || write_shut() || or();
+        if self.end.has_left_ring() {
+            return self.wait_as(deadline, on_word, || {
+                write_shut() || or() || self.tx().has_room_on_tcp()
+            });
+        }
+        let left = || self.end.has_left_ring();
+        let changed = || self.words()[1] != seen || write_shut() || left() || or();
         let queues_at = self.tx().queues_at();
         let ends_before = |at: Instant| deadline.left().is_some_and(|(now, left)| now + left < at);
         match queues_at.filter(|at| !ends_before(*at)) {
@@ -381,6 +417,9 @@ impl Conn {
     pub(crate) fn look_for_room(&self) -> bool {
         let seen = {
             let tx = self.tx();
+            if self.end.has_left_ring() {
+                return tx.has_room_on_tcp();
+            }
             match tx.full() {
                 Some(_) if !tx.queue.has_room() => return false,
                 Some(_) if !tx.has_stalled() => tx.seen,
