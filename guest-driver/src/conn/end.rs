@@ -16,6 +16,7 @@ use smc_core::wire::cdc::{ConsumerWord, StateFlags};
 
 use super::send_queue::UNSENT;
 use super::{Conn, Deadline, Failure, Tx};
+use crate::reactor::ConnectionHandler;
 use ism_sys::{poll_readable, reset_tcp, tcp_counts};
 
 impl Conn {
@@ -101,6 +102,9 @@ impl Conn {
 
     /// Checks the TCP connection for a reset or a late Decline. A FIN means nothing (CLOSE-44).
     pub(crate) fn check_tcp(&self) {
+        if self.may_outlive() {
+            return self.on_tcp();
+        }
         let mut byte = [0u8; 1];
         let peeked = match &*self.tcp.stream() {
             Some(tcp) => peek(tcp, &mut byte),
@@ -375,7 +379,7 @@ impl Conn {
 }
 
 /// State of a TCP connection whose peer has sent a FIN, as in `include/net/tcp_states.h`.
-const CLOSE_WAIT: u8 = 8;
+pub(super) const CLOSE_WAIT: u8 = 8;
 
 /// How long a connection waits for the FIN of a process that is gone, at least.
 const FIN_TIME: Duration = Duration::from_millis(500);

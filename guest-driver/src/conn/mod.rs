@@ -6,19 +6,19 @@
 //! of the send side. Atomics hold what one side must know of the other: the consumer cursor, which
 //! every control word carries, and how the connection has ended.
 //!
+//! If both ends can, a connection whose ring is lost goes on over its TCP connection (`change`).
+//!
 //! [`Carrier`] brings bytes and words to the peer, by a pair of DMBs or by RDMA. The peer stores
 //! its words into memory that it can change at any time. So a thread copies them out and has
 //! `smc_core::connection` check them. Words that cannot be true abort the connection.
 
 mod by_tcp;
-#[allow(dead_code)]
 mod carrier;
-#[allow(dead_code)]
 mod change;
 mod cursors;
 mod end;
-#[allow(dead_code)]
 mod end_word;
+mod from_tcp;
 mod inherit;
 mod keepalive;
 mod options;
@@ -27,7 +27,6 @@ mod ready;
 mod recv;
 mod send;
 mod send_queue;
-#[allow(dead_code)]
 mod tcp;
 mod wait;
 mod waiting;
@@ -56,6 +55,7 @@ pub(crate) use ready::LocalEnd;
 use crate::info::ConnectionInfo;
 use crate::reactor::readiness_fd::ReadinessFd;
 use crate::reactor::spin::Spin;
+use crate::reactor::tcp_watch::TcpWatch;
 use crate::reactor::wait::Deadline;
 use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
 use ism_sys::lock;
@@ -127,6 +127,8 @@ pub(super) fn reader_view([producer, consumer]: [u64; 2]) -> [u64; 2] {
 impl Conn {
     /// Makes a connection on its carrier, and registers it with the reactor.
     ///
+    /// `watch`: connections may go on over TCP when their device is gone, if the peer has agreed.
+    ///
     /// # Errors
     /// One of the buffers is too small for a ring.
     pub(crate) fn new(
@@ -135,7 +137,9 @@ impl Conn {
         reactor: Arc<Reactor<Conn>>,
         spin: &Arc<Spin>,
         close_timeout: Duration,
+        watch: Option<Arc<TcpWatch<Conn>>>,
     ) -> io::Result<Arc<Conn>> {
+        let watch = watch.filter(|_| carrier.may_be_outlived());
         let sender = carrier.sender().map_err(no_ring)?;
         let receiver = Receiver::new(carrier.local_ring().map_err(no_ring)?);
         // The words of both ends before they have sent any: cursors at the start of the rings.
@@ -155,7 +159,7 @@ impl Conn {
             total: 0,
             deliveries: 0,
             queue: SendQueue::default(),
-            change: None,
+            change: watch.as_ref().map(|_| Box::new(Change::new())),
         };
         let rx = Rx {
             receiver,
@@ -178,6 +182,11 @@ impl Conn {
             carrier,
         });
         reactor.register(conn.carrier().registration(), Arc::downgrade(&conn));
+        if let Some(watch) = watch
+            && let Err(error) = conn.tcp.watch(watch, Arc::downgrade(&conn))
+        {
+            tracing::warn!(%error, "a connection ends with its device");
+        }
         if conn.carrier().has_failed() {
             // The peer was lost before the reactor knew this connection.
             conn.check_carrier();
@@ -357,6 +366,11 @@ impl ConnectionHandler for Conn {
 
     fn on_taken(&self) {
         self.taken();
+    }
+
+    fn on_tcp(&self) {
+        self.serve_tcp(&mut self.rx());
+        self.sync_readiness();
     }
 }
 

@@ -43,6 +43,9 @@ impl Conn {
                 self.check()?;
             }
             if (rx.receiver.readable() as usize) < wanted {
+                if self.end.reads_tcp() {
+                    self.serve_tcp(&mut rx);
+                }
                 let ended = self.refresh_rx(&mut rx);
                 if self.end.is_purged() {
                     self.check()?;
@@ -60,6 +63,9 @@ impl Conn {
                 let n = self.copy_out(&rx, bufs)?;
                 if !peek {
                     self.consume(&mut rx, n)?;
+                    if self.end.reads_tcp() {
+                        self.serve_tcp(&mut rx);
+                    }
                     if rx.receiver.readable() == 0 {
                         self.note_empty(&mut rx);
                     }

@@ -26,7 +26,6 @@ pub(crate) mod poll_queue;
 pub(crate) mod readiness_fd;
 pub(crate) mod source;
 pub(crate) mod spin;
-#[allow(dead_code)]
 pub(crate) mod tcp_watch;
 #[cfg(test)]
 mod tests;

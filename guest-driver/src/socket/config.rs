@@ -38,6 +38,10 @@ pub struct Config {
     /// Bytes of guest memory of a device, for rings and for buffers of the move path. Pages take no
     /// memory before the driver uses them.
     pub guest_memory: usize,
+    /// Whether connections through the window between processes go on over TCP when their device or
+    /// that of their peer is gone, if the peer can do that, too. They do not come back to a device,
+    /// and the child of a fork cannot take them over. A stack with this has one more thread.
+    pub outlive_device: bool,
     /// How long to wait for a device behind a socket that another process uses; zero: not at all.
     pub device_timeout: Duration,
     /// How long one CLC message of the peer may take.
@@ -133,6 +137,7 @@ impl Default for Config {
             spin: Duration::from_micros(50),
             path: DataPath::Auto,
             guest_memory: 64 << 20,
+            outlive_device: false,
             device_timeout: Duration::from_secs(10),
             clc_timeout: Duration::from_secs(6),
             detect_timeout: Duration::from_millis(200),

@@ -119,6 +119,7 @@ impl ForkLocks for Stack {
             && is_free(&self.deferred_drops)
             && self.tcp_connections.is_unlocked()
             && self.offers.is_unlocked()
+            && self.tcp_watch.get().is_none_or(|watch| watch.is_unlocked())
             && self.live_devices().iter().all(|live| {
                 live.reactor.is_unlocked()
                     && live.fabric.is_unlocked()

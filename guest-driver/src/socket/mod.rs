@@ -9,6 +9,7 @@ mod listener;
 mod offers;
 mod options;
 pub(crate) mod outgoing;
+mod outlive;
 mod poller;
 mod stack;
 pub mod statistics;

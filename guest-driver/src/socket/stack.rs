@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use smc_core::handshake::{self, IsmDevice as Offered, Kinds, Tolerance};
-use smc_core::wire::clc::Limits;
+use smc_core::wire::clc::{CarrierFeatures, CarrierOptions, Limits};
 use smc_core::wire::ids::{Chid, Gid as WireGid, Hostname, LinkLimits, PeerId, Release};
 use virtio_ism_abi::Gid;
 
@@ -23,6 +23,7 @@ use crate::handshake::{ByRdma, EstablishedConn};
 use crate::info::Fallback;
 use crate::reactor::Reactor;
 use crate::reactor::spin::Spin;
+use crate::reactor::tcp_watch::TcpWatch;
 use crate::smcd::{DeferredDrop, DeferredDropQueue, Fabric, Fabrics, SmcdSource};
 use crate::smcr::{NoRdma, RdmaHost};
 use crate::traffic::{CostModel, TrafficTable};
@@ -36,10 +37,11 @@ const REOPEN_PAUSE: Duration = Duration::from_millis(100);
 /// Shortest pause between two rounds of maintenance, whatever is configured.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 /// Pause between two rounds of maintenance while connections are closing.
-const SWEEP_PAUSE: Duration = Duration::from_millis(500);
+pub(super) const SWEEP_PAUSE: Duration = Duration::from_millis(500);
 
 /// The SMC stack of a process: its devices, RNICs, peers and configuration. Each socket belongs to a
-/// stack and keeps it alive.
+/// stack and keeps it alive. A closed connection does not: what it has not sent by the time the stack
+/// is dropped is lost, and the peer is told of a reset. [`Totals::closing`] says how many there are.
 pub struct Stack {
     config: Config,
     peer_id: PeerId,
@@ -59,6 +61,8 @@ pub struct Stack {
     /// Clients that were accepted and have not confirmed.
     pub(super) offers: Arc<Offers>,
     statistics: OnceLock<Server>,
+    /// The TCP connections of connections that may outlive their carrier.
+    pub(super) tcp_watch: OnceLock<Arc<TcpWatch<Conn>>>,
 }
 
 #[derive(Default)]
@@ -191,6 +195,7 @@ impl Stack {
             tcp_connections: TcpConnections::default(),
             offers: Arc::default(),
             statistics: OnceLock::new(),
+            tcp_watch: OnceLock::new(),
         });
         let rdma = stack.start_rdma();
         match (&rdma, &stack.config.rnics) {
@@ -417,6 +422,8 @@ impl Stack {
         config.seid = self.config.testing.seid;
         config.wait = self.config.clc_timeout;
         config.tolerance = Tolerance { sizes: Limits::LINUX, ..Tolerance::STRICT };
+        config.carriers =
+            (self.config.outlive_device).then(|| CarrierOptions::new(CarrierFeatures::empty()));
         if self.config.testing.release_2_0 {
             config.release = Release::V2_0;
         }
@@ -547,6 +554,9 @@ impl Stack {
         }
         lock(&self.closing).push(conn);
         self.adopted.store(true, Ordering::SeqCst);
+        if let Some(watch) = self.tcp_watch.get() {
+            watch.wake();
+        }
         // Background threads that tick find the connection without a wake-up.
         if !self.ticking.swap(true, Ordering::SeqCst) {
             self.wake_backgrounds();
@@ -624,6 +634,9 @@ impl DeferredDropQueue for Stack {
 
 impl Drop for Stack {
     fn drop(&mut self) {
+        if let Some(watch) = self.tcp_watch.get() {
+            watch.stop();
+        }
         let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
         for slot in &slots.list {
             if let Some(live) = &slot.live {

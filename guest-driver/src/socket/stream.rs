@@ -99,8 +99,14 @@ impl SmcStream {
             EstablishedConn::D(parts) => Carrier::smcd(*parts),
             EstablishedConn::R(parts) => Carrier::smcr(*parts),
         };
-        let conn =
-            Conn::new(carrier, tcp, reactor.clone(), stack.spin(), config.testing.close_timeout)?;
+        let conn = Conn::new(
+            carrier,
+            tcp,
+            reactor.clone(),
+            stack.spin(),
+            config.testing.close_timeout,
+            stack.tcp_watch(),
+        )?;
         Ok(Self::new(stack, Kind::Smc(conn)))
     }
 

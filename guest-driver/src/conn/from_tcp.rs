@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The receive side of records: what TCP brings is stored into the own ring.
+
+use std::io;
+
+use rustix::net::{RecvFlags, recv};
+use smc_core::carrier::{Input, Outgoing, Reading};
+use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
+use smc_core::wire::record::{HEADER_LEN, Record};
+
+use super::change::{cursor_at, distance};
+use super::end::CLOSE_WAIT;
+use super::{Conn, Rx, Tx};
+use ism_sys::tcp_counts;
+
+/// Bytes that one call takes from TCP.
+const TAKEN_AT_ONCE: usize = 16 << 10;
+/// How often a thread goes on at once when the peer sends without end.
+const MAX_ROUNDS: u32 = 1024;
+
+/// Why a round has ended.
+enum Round {
+    /// TCP has nothing more for now, or the ring has no room.
+    Done,
+    /// A record was handled.
+    Again,
+    /// The peer has left the ring: the last words in it come first, then reads go on at this
+    /// position.
+    Reads(u64),
+}
+
+/// What TCP has brought.
+enum Brought {
+    Bytes,
+    Nothing,
+    End,
+    Reset,
+}
+
+impl Conn {
+    /// Takes what TCP has brought, sends what it has room for, and wakes whom that concerns.
+    pub(super) fn serve_tcp(&self, rx: &mut Rx) {
+        {
+            let mut tx = self.tx();
+            let Some(change) = &mut tx.change else { return };
+            change.blocked = false;
+            self.pump_out(&mut tx);
+            if tx.has_left() {
+                self.flush_held(&mut tx);
+            }
+        }
+        let mut rounds = 0..MAX_ROUNDS;
+        loop {
+            if rounds.next().is_none() {
+                // An event of its own goes on, so that this caller has its turn.
+                self.tcp.watch_room();
+                break;
+            }
+            let mut tx = self.tx();
+            match self.serve_round(rx, &mut tx) {
+                Round::Done => break,
+                Round::Again => {}
+                Round::Reads(from) => {
+                    drop(tx);
+                    // A failure shows in the connection's state.
+                    let _ = self.refresh_rx(rx);
+                    self.begin_reading(&mut self.tx(), from);
+                }
+            }
+        }
+        self.wake_all();
+    }
+
+    fn serve_round(&self, rx: &Rx, tx: &mut Tx) -> Round {
+        let arrived = self.arrived(rx, tx);
+        if matches!(tx.change.as_ref().map(|c| c.end.incoming().reading()), Some(Reading::Until(_)))
+        {
+            let (input, arrived) = match arrived {
+                Some(arrived) => (Input::Arrived, arrived),
+                None => (Input::Violated, 0),
+            };
+            if let Some(from) = self.change(tx, input, arrived) {
+                return Round::Reads(from);
+            }
+        }
+        let Some(change) = &mut tx.change else { return Round::Done };
+        if change.end.is_over() {
+            return Round::Done;
+        }
+        if change.body > 0 {
+            return self.store_body(tx);
+        }
+        if let Some(header) = first_chunk(&change.input) {
+            change.input.drain(..HEADER_LEN);
+            let input = match Record::parse(&header) {
+                Ok(record) => {
+                    if let Record::Data { len, .. } = record {
+                        change.body = len;
+                    }
+                    Input::Record(record)
+                }
+                Err(error) => {
+                    tracing::warn!(peer = %self.carrier(), %error, "no record");
+                    Input::Violated
+                }
+            };
+            return match self.change(tx, input, arrived.unwrap_or(0)) {
+                Some(from) => Round::Reads(from),
+                None => Round::Again,
+            };
+        }
+        self.fill(tx)
+    }
+
+    /// Reads go on at this position, which TCP brings.
+    fn begin_reading(&self, tx: &mut Tx, from: u64) {
+        let last = ConsumerWord::from_u64(self.words()[1]);
+        let sent = tx.sender.producer_word().cursor;
+        let Some(change) = &mut tx.change else { return };
+        let has_sent = change.end.outgoing() == Outgoing::Tcp;
+        change.stored = from;
+        let urgent = ProducerFlags::URGENT_PENDING | ProducerFlags::URGENT_PRESENT;
+        change.word = ConsumerWord {
+            cursor: if has_sent { sent } else { last.cursor },
+            producer_flags: last.producer_flags & urgent,
+            state_flags: last.state_flags | change.word.state_flags,
+        };
+        // Nothing follows an urgent byte before it is read, as in a ring.
+        if last.producer_flags.contains(ProducerFlags::URGENT_PRESENT) {
+            change.mark = Some(from);
+        }
+        self.end.read_tcp();
+        self.store_words(tx);
+    }
+
+    /// Bytes that the own ring has received, if its words can be true.
+    fn arrived(&self, rx: &Rx, tx: &Tx) -> Option<u64> {
+        if self.end.reads_tcp() {
+            return tx.change.as_ref().map(|change| change.stored);
+        }
+        let from = ProducerWord::from_u64(rx.seen[0]).cursor;
+        let to = ProducerWord::from_u64(self.words()[0]).cursor;
+        Some(rx.total + u64::from(distance(from, to, self.own_ring())?))
+    }
+
+    /// Stores bytes of a DATA record into the own ring, as far as there is room.
+    fn store_body(&self, tx: &mut Tx) -> Round {
+        let ring = self.own_ring();
+        let Some(change) = &mut tx.change else { return Round::Done };
+        if change.input.is_empty() {
+            return self.fill(tx);
+        }
+        let consumed = ConsumerWord::from_u64(self.cursors.consumed()).cursor;
+        let unread = distance(consumed, cursor_at(change.stored, ring), ring).unwrap_or(ring);
+        let to_mark = match change.mark {
+            Some(mark) if mark > change.stored => mark - change.stored,
+            // The urgent byte is read first.
+            Some(_) if unread > 0 => 0,
+            Some(_) => {
+                change.mark = None;
+                let urgent = ProducerFlags::URGENT_PENDING | ProducerFlags::URGENT_PRESENT;
+                change.word.producer_flags -= urgent;
+                u64::MAX
+            }
+            None => {
+                change.word.producer_flags = ProducerFlags::empty();
+                u64::MAX
+            }
+        };
+        let room = u64::from(ring - unread).min(to_mark).min(u64::from(change.body));
+        let (first, _) = change.input.as_slices();
+        let to_end = ring - cursor_at(change.stored, ring).count;
+        let n = first.len().min(room as usize).min(to_end as usize);
+        if n == 0 {
+            return Round::Done;
+        }
+        let at = cursor_at(change.stored, ring).count;
+        self.carrier().store(at, first.get(..n).unwrap_or_default());
+        change.input.drain(..n);
+        change.stored += n as u64;
+        change.body -= n as u32;
+        if change.mark == Some(change.stored) {
+            let urgent = ProducerFlags::URGENT_PENDING | ProducerFlags::URGENT_PRESENT;
+            change.word.producer_flags |= urgent;
+        }
+        self.store_words(tx);
+        Round::Again
+    }
+
+    /// Takes bytes from TCP.
+    fn fill(&self, tx: &mut Tx) -> Round {
+        let Some(change) = &mut tx.change else { return Round::Done };
+        if change.ended {
+            return Round::Done;
+        }
+        let mut bytes = [0; TAKEN_AT_ONCE];
+        let input = match self.read_tcp(&mut bytes) {
+            (Brought::Bytes, n) => {
+                change.input.extend(bytes.get(..n).unwrap_or_default());
+                return Round::Again;
+            }
+            (Brought::Nothing, _) => return Round::Done,
+            (Brought::End, _) => {
+                change.ended = true;
+                Input::TcpEnded { whole: change.body == 0 && change.input.is_empty() }
+            }
+            (Brought::Reset, _) => {
+                change.ended = true;
+                Input::TcpReset
+            }
+        };
+        if change.end.is_on_ring() && !matches!(input, Input::TcpReset) {
+            // It means nothing as long as the ring is there (CLOSE-44), but is known afterwards.
+        } else if change.end.is_on_ring() {
+            self.refresh_tx(tx);
+            if tx.close.peer_flags().contains(StateFlags::CLOSED) {
+                return Round::Done;
+            }
+        }
+        self.change(tx, input, 0);
+        Round::Done
+    }
+
+    fn read_tcp(&self, bytes: &mut [u8]) -> (Brought, usize) {
+        let guard = self.tcp.stream();
+        let Some(tcp) = &*guard else { return (Brought::Nothing, 0) };
+        loop {
+            return match recv(tcp, &mut *bytes, RecvFlags::DONTWAIT) {
+                // The kernel says so of a connection that was reset, too, once the error was taken.
+                Ok((0, _)) => {
+                    match tcp_counts(tcp).is_ok_and(|counts| counts.state == CLOSE_WAIT) {
+                        true => (Brought::End, 0),
+                        false => (Brought::Reset, 0),
+                    }
+                }
+                Ok((n, _)) => (Brought::Bytes, n),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => (Brought::Nothing, 0),
+                Err(_) => (Brought::Reset, 0),
+            };
+        }
+    }
+}
+
+fn first_chunk(input: &std::collections::VecDeque<u8>) -> Option<[u8; HEADER_LEN]> {
+    let mut header = [0; HEADER_LEN];
+    if input.len() < HEADER_LEN {
+        return None;
+    }
+    for (to, from) in header.iter_mut().zip(input) {
+        *to = *from;
+    }
+    Some(header)
+}
