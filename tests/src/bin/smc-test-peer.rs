@@ -104,6 +104,42 @@ fn pour(fabric: &str, device: &str, address: &str, [seed, limit]: [u64; 2]) {
     std::process::exit(0);
 }
 
+/// Sends back what comes, on this many connections that outlive their device.
+fn repeat(device: &str, address: &str, streams: usize) {
+    let mut config = Config::new(device);
+    config.outlive_device = true;
+    let stack = Stack::open(config).unwrap();
+    let threads: Vec<_> = (0..streams)
+        .map(|_| {
+            let mut stream = SmcStream::connect(&stack, address).unwrap();
+            assert!(stream.is_smc());
+            std::thread::spawn(move || {
+                let (mut buf, mut done) = (vec![0; 20_000], 0);
+                loop {
+                    match stream.read(&mut buf)? {
+                        0 => break,
+                        n => stream.write_all(&buf[..n])?,
+                    }
+                    done += 1;
+                }
+                stream.shutdown(std::net::Shutdown::Write)?;
+                Ok::<u32, std::io::Error>(done)
+            })
+        })
+        .collect();
+    say("connected");
+    for thread in threads {
+        match thread.join().unwrap() {
+            Ok(_) => say("whole"),
+            Err(error) => say(&format!("failed {error}")),
+        }
+    }
+    // Closed connections still send what their send queues have, as long as there is a stack.
+    while stack.totals().closing > 0 {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
 fn work(args: &[&str]) {
     match *args {
         ["daemon", ref sockets @ ..] => {
@@ -137,6 +173,7 @@ fn work(args: &[&str]) {
                 stream.write_all(&buf[..n]).unwrap();
             }
         }
+        ["repeat", device, address, streams] => repeat(device, address, streams.parse().unwrap()),
         ["idle", device, address] => {
             let _stream = connect(device, address);
             std::thread::park();
