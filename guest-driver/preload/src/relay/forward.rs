@@ -183,8 +183,8 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
     let mut room = vec![0u8; CHUNK];
     loop {
         let mut pause = upkeep.as_mut().map_or(LONGEST, StackUpkeep::turn).min(LONGEST);
-        let is_sending = upkeep.is_some() && has_unsent_bytes();
-        if is_sending {
+        let is_sending = || upkeep.is_some() && has_unsent_bytes();
+        if is_sending() {
             // Only relays' connections wake this thread at once.
             pause = pause.min(SEND_PAUSE);
         }
@@ -206,7 +206,8 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
         let over: Vec<Relay> = over;
         // The peers learn of the end before the relays are off the list.
         over.iter().for_each(|relay| unwatch(relay, sleeper));
-        let is_last = relays.list.is_empty() && !is_sending;
+        // This turn may have put the last bytes into a send queue.
+        let is_last = relays.list.is_empty() && !is_sending();
         if is_last {
             relays.runs = None;
         }
