@@ -407,10 +407,7 @@ impl Parser {
     ///
     /// # Errors
     /// [`RecordError`]: the stream is no stream of records from here on.
-    pub fn feed<'a>(
-        &mut self,
-        bytes: &'a [u8],
-    ) -> Result<(usize, Option<Piece<'a>>), RecordError> {
+    pub fn feed<'a>(&mut self, bytes: &'a [u8]) -> Result<(usize, Option<Piece<'a>>), RecordError> {
         if let Next::Header = self.next {
             return self.feed_header(bytes);
         }
@@ -431,10 +428,7 @@ impl Parser {
         Ok((taken, part))
     }
 
-    fn feed_header<'a>(
-        &mut self,
-        bytes: &[u8],
-    ) -> Result<(usize, Option<Piece<'a>>), RecordError> {
+    fn feed_header<'a>(&mut self, bytes: &[u8]) -> Result<(usize, Option<Piece<'a>>), RecordError> {
         let room = self.header.get_mut(self.have..).unwrap_or_default();
         let taken = bytes.len().min(room.len());
         for (place, byte) in room.iter_mut().zip(bytes) {

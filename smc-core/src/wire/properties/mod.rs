@@ -10,7 +10,7 @@ use super::WireError;
 use super::cdc::{Cdc, ConsumerWord, ProducerWord};
 use super::clc::{Kind, Message, Peek, peek_header};
 use super::llc::{Dialect, Llc};
-use super::record::{HEADER_LEN, Piece, Parser, Record};
+use super::record::{HEADER_LEN, Parser, Piece, Record};
 use super::view::{self, View};
 
 /// A valid message with some bytes changed, some cut off or some added.
