@@ -124,7 +124,7 @@ fn table() -> String {
             }
         }
         let _ = write!(out, "\nWithout effect: {}.\n", nothing.join(", "));
-        let _ = write!(out, "Reset: {}.\n", resets.join(", "));
+        let _ = writeln!(out, "Reset: {}.", resets.join(", "));
     }
     wrapped(&out)
 }
