@@ -207,7 +207,7 @@ fuzz_target!(|input: Input| {
                 let _ = end.connection.receiver.take_urgent(peek);
             }
             Operation::Inline(inline) => {
-                end.connection.receiver.set_oob_inline(inline);
+                let _ = end.connection.receiver.set_oob_inline(inline);
             }
             Operation::ShutdownWrite => event(end, peer, Event::ShutdownWrite { unsent: false }),
             Operation::Close => {
