@@ -429,6 +429,12 @@ impl<'a> Load<'a> {
         let Answers { right, lost, broken, .. } = self.answers;
         println!("  {left:?} {right} right {lost} lost {broken} broken");
         let Some(record) = record else { return };
+        // A process opens a device when it first needs one, which is late on a busy machine. What was
+        // counted before says nothing of growth. It happens once per process.
+        let opens = |(before, now): (&Held, &Held)| before.mappings == 0 && now.mappings > 0;
+        if record.held.last().is_some_and(|before| before.iter().zip(&held).any(opens)) {
+            *record = Record { servers: servers.clone(), ..Record::default() };
+        }
         record.moments.push(seconds);
         record.held.push(held);
         record.dmbs.push(dmbs as f64);
