@@ -67,7 +67,8 @@ fn the_suite_knows_linux_as_a_server() {
 fn the_suite_knows_linux_as_a_client() {
     let bed = Bed::new();
     let guest = one(&bed);
-    let address = format!("{}:{PORT}", guest.host_ip());
+    // Another test listens on PORT of this host meanwhile.
+    let address = format!("{}:{}", guest.host_ip(), PORT + 1);
     let run = ["smc-test-peer", "interop", "call", "linux", &address];
     let _client = guest.spawn(run);
     check(suite(&bed, "client", &["--wait", "20", "--listen", &address]), 150);
