@@ -248,10 +248,10 @@ library() {
         pkg-config --cflags --libs smc)
     # shellcheck disable=SC2086
     cc -o "$place/tmp/echo" "$place$example" $options -pthread || fail "libsmc-dev"
-    exec_in_root 'exec /tmp/echo server 127.0.0.1 5001' >"$place/tmp/echo.log" 2>&1 &
+    exec_in_root 'exec env SMC_DEVICE=/run/vhost-device-ism/any/any.sock /tmp/echo server 127.0.0.1 5001' >"$place/tmp/echo.log" 2>&1 &
     server=$!
     until_true 'grep -q listening "$place/tmp/echo.log"'
-    said=$(in_root '/tmp/echo client 127.0.0.1 5001' 2>&1) || fail "the example in C: $said"
+    said=$(in_root 'SMC_DEVICE=/run/vhost-device-ism/any/any.sock /tmp/echo client 127.0.0.1 5001' 2>&1) || fail "the example in C: $said"
     grep -q '^SMC-D' <<<"$said" || fail "the example in C: $said"
     kill "$server"
     (user='' && in_root 'dpkg --purge libsmc-dev libsmc0') >/dev/null || fail "libsmc stays"
