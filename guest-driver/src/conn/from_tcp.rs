@@ -209,9 +209,8 @@ impl Conn {
                 Input::TcpReset
             }
         };
-        if change.end.is_on_ring() && !matches!(input, Input::TcpReset) {
-            // It means nothing as long as the ring is there (CLOSE-44), but is known afterwards.
-        } else if change.end.is_on_ring() {
+        // A FIN means nothing as long as the ring is there (CLOSE-44), but is known afterwards.
+        if change.end.is_on_ring() && matches!(input, Input::TcpReset) {
             self.refresh_tx(tx);
             if tx.close.peer_flags().contains(StateFlags::CLOSED) {
                 return Round::Done;

@@ -16,9 +16,9 @@
 //! Several threads may use any object at once; the library takes the locks that this needs.
 //!
 //! ```no_run
-//! use smc_verbs::{Context, Cq, Payload, Pd, Qp, QpCaps, RemoteEnd, Work, devices};
-//! # fn exchange(own: smc_verbs::QpNumber) -> RemoteEnd { unimplemented!() }
+//! use smc_verbs::{Context, Cq, Payload, Pd, Qp, QpCaps, QpNumber, RemoteEnd, Work, devices};
 //! # use smc_core::wire::ids::Psn;
+//! # fn example(exchange: impl Fn(QpNumber) -> RemoteEnd) -> Result<(), Box<dyn std::error::Error>> {
 //!
 //! let context = Context::open(&devices()?[0])?;
 //! let (pd, cq) = (Pd::new(&context)?, Cq::new(&context, 64, None)?);
@@ -27,7 +27,8 @@
 //! let remote = exchange(qp.qp_num());
 //! let qp = qp.ready_to_receive(&remote)?.ready_to_send(Psn::new(7))?;
 //! qp.post_send(&[Work::send(1, Payload::Inline(b"hello")).signaled()])?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! After a fork, the child must not use any of these objects. It must not access registered memory,
