@@ -16,6 +16,7 @@ pub mod statistics;
 mod stream;
 #[cfg(feature = "tokio")]
 pub mod tokio;
+mod upkeep;
 pub(crate) mod watch;
 
 pub use crate::info::{

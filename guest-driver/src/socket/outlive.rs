@@ -4,7 +4,8 @@
 use std::io;
 use std::sync::Arc;
 
-use super::stack::{SWEEP_PAUSE, Stack};
+use super::stack::Stack;
+use super::upkeep::SWEEP_PAUSE;
 use crate::conn::Conn;
 use crate::reactor::tcp_watch::TcpWatch;
 use ism_sys::lock;

@@ -24,7 +24,7 @@ use crate::info::Fallback;
 use crate::reactor::Reactor;
 use crate::reactor::spin::Spin;
 use crate::reactor::tcp_watch::TcpWatch;
-use crate::smcd::{DeferredDrop, DeferredDropQueue, Fabric, Fabrics, SmcdSource};
+use crate::smcd::{DeferredDrop, Fabric, Fabrics, SmcdSource};
 use crate::smcr::{NoRdma, RdmaHost};
 use crate::traffic::{CostModel, TrafficTable};
 use ism_sys::lock;
@@ -34,10 +34,6 @@ use virtio_ism::{IsmDevice, OpenOptions, Prefer};
 
 /// Pause before a stack tries again to open a device.
 const REOPEN_PAUSE: Duration = Duration::from_millis(100);
-/// Shortest pause between two rounds of maintenance, whatever is configured.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-/// Pause between two rounds of maintenance while connections are closing.
-pub(super) const SWEEP_PAUSE: Duration = Duration::from_millis(500);
 
 /// The SMC stack of a process: its devices, RNICs, peers and configuration. Each socket belongs to a
 /// stack and keeps it alive. A closed connection does not: what it has not sent by the time the stack
@@ -50,9 +46,9 @@ pub struct Stack {
     rdma: OnceLock<Result<Rdma, NoRdma>>,
     pub(super) closing: Mutex<Vec<Arc<Conn>>>,
     /// The stack adopted a connection since the last round of maintenance.
-    adopted: AtomicBool,
+    pub(super) adopted: AtomicBool,
     /// The background threads do maintenance every [`SWEEP_PAUSE`].
-    ticking: AtomicBool,
+    pub(super) ticking: AtomicBool,
     spin: Arc<Spin>,
     /// What the background threads drop, because dropping it takes device commands.
     pub(super) deferred_drops: Mutex<Vec<DeferredDrop>>,
@@ -547,40 +543,7 @@ impl Stack {
         &self.closing
     }
 
-    /// Takes over a connection that the application has closed and the peer has not.
-    pub(crate) fn adopt(&self, conn: Arc<Conn>) {
-        if conn.is_over() {
-            return;
-        }
-        lock(&self.closing).push(conn);
-        self.adopted.store(true, Ordering::SeqCst);
-        if let Some(watch) = self.tcp_watch.get() {
-            watch.wake();
-        }
-        // Background threads that tick find the connection without a wake-up.
-        if !self.ticking.swap(true, Ordering::SeqCst) {
-            self.wake_backgrounds();
-        }
-    }
-
-    /// Drops closed connections that the peer has closed, too, which frees their buffers.
-    pub(crate) fn sweep(&self) {
-        let mut over = Vec::new();
-        let mut closing = lock(&self.closing);
-        let mut at = 0;
-        while let Some(conn) = closing.get(at) {
-            if conn.is_over() {
-                over.push(closing.swap_remove(at));
-            } else {
-                at += 1;
-            }
-        }
-        // Outside the lock, because dropping a connection may take a device command.
-        drop(closing);
-        drop(over);
-    }
-
-    fn wake_backgrounds(&self) {
+    pub(super) fn wake_backgrounds(&self) {
         for reactor in self.reactors() {
             reactor.wake_background();
         }
@@ -594,42 +557,11 @@ impl Stack {
             .cloned()
             .collect()
     }
-
-    /// One round of maintenance, on a background thread: drops what is to be dropped, and checks
-    /// closing connections and idle peers. Returns the pause before the next round.
-    pub(super) fn maintain(&self, fabric: Option<&Fabric>) -> Option<Duration> {
-        drop(std::mem::take(&mut *lock(&self.deferred_drops)));
-        self.sweep();
-        let closing: Vec<_> = lock(&self.closing).clone();
-        for conn in &closing {
-            conn.check_tcp();
-        }
-        // No event says that a peer has become idle, so each round checks all peers.
-        let timeout = self.config.testing.idle_peer_timeout.max(SHORTEST_PAUSE);
-        let idle = fabric.and_then(|fabric| fabric.remove_idle_peers(timeout));
-        let idle = idle.map_or(timeout, |idle| idle.max(SHORTEST_PAUSE));
-        let mut quiet = !self.adopted.swap(false, Ordering::SeqCst) && closing.is_empty();
-        if quiet {
-            self.ticking.store(false, Ordering::SeqCst);
-            // `adopt` may have seen `ticking` and not woken this thread between the two lines above.
-            quiet = !self.adopted.load(Ordering::SeqCst);
-            self.ticking.store(!quiet, Ordering::SeqCst);
-        }
-        let pause = if quiet { timeout } else { SWEEP_PAUSE };
-        Some(pause.min(idle))
-    }
 }
 
 /// The smallest DMB that has so many bytes, if there are such.
 pub(super) fn buffer_of(bytes: usize) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX).clamp(16 << 10, 1 << 20).next_power_of_two()
-}
-
-impl DeferredDropQueue for Stack {
-    fn defer_drop(&self, object: DeferredDrop) {
-        lock(&self.deferred_drops).push(object);
-        self.wake_backgrounds();
-    }
 }
 
 impl Drop for Stack {

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the background threads of a stack do beside events: closed connections, idle peers, and
+//! objects whose drop may block.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::stack::Stack;
+use crate::conn::Conn;
+use crate::smcd::{DeferredDrop, DeferredDropQueue, Fabric};
+use ism_sys::lock;
+
+/// Shortest pause between two rounds of maintenance, whatever is configured.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+/// Pause between two rounds of maintenance while connections are closing.
+pub(super) const SWEEP_PAUSE: Duration = Duration::from_millis(500);
+
+impl Stack {
+    /// Takes over a connection that the application has closed and the peer has not.
+    pub(crate) fn adopt(&self, conn: Arc<Conn>) {
+        if conn.is_over() {
+            return;
+        }
+        lock(&self.closing).push(conn);
+        self.adopted.store(true, Ordering::SeqCst);
+        if let Some(watch) = self.tcp_watch.get() {
+            watch.wake();
+        }
+        // Background threads that tick find the connection without a wake-up.
+        if !self.ticking.swap(true, Ordering::SeqCst) {
+            self.wake_backgrounds();
+        }
+    }
+
+    /// Drops closed connections that the peer has closed, too, which frees their buffers.
+    pub(crate) fn sweep(&self) {
+        let mut over = Vec::new();
+        let mut closing = lock(&self.closing);
+        let mut at = 0;
+        while let Some(conn) = closing.get(at) {
+            if conn.is_over() {
+                over.push(closing.swap_remove(at));
+            } else {
+                at += 1;
+            }
+        }
+        // Outside the lock, because dropping a connection may take a device command.
+        drop(closing);
+        drop(over);
+    }
+
+    /// One round of maintenance, on a background thread: drops what is to be dropped, and checks
+    /// closing connections and idle peers. Returns the pause before the next round.
+    pub(super) fn maintain(&self, fabric: Option<&Fabric>) -> Option<Duration> {
+        drop(std::mem::take(&mut *lock(&self.deferred_drops)));
+        self.sweep();
+        let closing: Vec<_> = lock(&self.closing).clone();
+        for conn in &closing {
+            conn.check_tcp();
+        }
+        // No event says that a peer has become idle, so each round checks all peers.
+        let timeout = self.config().testing.idle_peer_timeout.max(SHORTEST_PAUSE);
+        let idle = fabric.and_then(|fabric| fabric.remove_idle_peers(timeout));
+        let idle = idle.map_or(timeout, |idle| idle.max(SHORTEST_PAUSE));
+        let mut quiet = !self.adopted.swap(false, Ordering::SeqCst) && closing.is_empty();
+        if quiet {
+            self.ticking.store(false, Ordering::SeqCst);
+            // `adopt` may have seen `ticking` and not woken this thread between the two lines above.
+            quiet = !self.adopted.load(Ordering::SeqCst);
+            self.ticking.store(!quiet, Ordering::SeqCst);
+        }
+        let pause = if quiet { timeout } else { SWEEP_PAUSE };
+        Some(pause.min(idle))
+    }
+}
+
+impl DeferredDropQueue for Stack {
+    fn defer_drop(&self, object: DeferredDrop) {
+        lock(&self.deferred_drops).push(object);
+        self.wake_backgrounds();
+    }
+}
