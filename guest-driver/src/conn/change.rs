@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 
 use smc_core::carrier::{Action, End, Input, Outgoing, Positions, Role, Violation};
+use smc_core::connection::State;
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_core::wire::cursor::Cursor;
 use smc_core::wire::record::Reason;
@@ -106,6 +107,29 @@ impl Conn {
         self.tcp.is_watched()
     }
 
+    /// Leaves the ring, whose device works and is about to go, if the connection may go on without it.
+    pub(super) fn leave_in_order(&self) {
+        let mut tx = self.tx();
+        self.refresh_tx(&mut tx);
+        if !tx.has_left() && self.must_leave(&tx) {
+            tracing::debug!(peer = %self.carrier(), "connection leaves its device");
+            self.change(&mut tx, Input::Leave(Reason::DeviceLeaves), 0);
+        }
+    }
+
+    /// Whether the connection goes on over TCP when its device goes, and does not yet.
+    pub(crate) fn must_leave_device(&self) -> bool {
+        self.must_leave(&self.tx())
+    }
+
+    fn must_leave(&self, tx: &Tx) -> bool {
+        let stays = tx.change.as_ref().is_some_and(|c| !c.end.is_on_tcp() && !c.end.is_over());
+        let is_over = tx.close.state() == State::Closed
+            || tx.close.peer_flags().contains(StateFlags::CLOSED)
+            || self.has_failed();
+        stays && !is_over && self.may_outlive() && self.tcp.is_open()
+    }
+
     /// Leaves the ring, which is lost, if the connection may go on without it. `true`: it goes on.
     pub(super) fn leave(&self, tx: &mut Tx) -> bool {
         if tx.change.is_none() || !self.carrier().has_memory() || !self.tcp.is_open() {
@@ -168,7 +192,10 @@ impl Conn {
             }
             // The next turn sees what has arrived. A ring in memory of this process has all that was
             // written before LEAVE, and stays as long as the connection.
-            Action::Await { .. } | Action::ReleaseRing => {}
+            Action::Await { .. } => {}
+            // The device may go.
+            Action::ReleaseRing if self.reactor.is_leaving() => self.reactor.wake_background(),
+            Action::ReleaseRing => {}
             Action::PeerSaid(flags) => {
                 change.word.state_flags |= flags;
                 self.store_words(tx);

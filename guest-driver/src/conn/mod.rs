@@ -187,6 +187,9 @@ impl Conn {
         {
             tracing::warn!(%error, "a connection ends with its device");
         }
+        if conn.reactor.is_leaving() {
+            conn.on_leave();
+        }
         if conn.carrier().has_failed() {
             // The peer was lost before the reactor knew this connection.
             conn.check_carrier();
@@ -362,6 +365,11 @@ impl ConnectionHandler for Conn {
         } else {
             self.lost();
         }
+    }
+
+    fn on_leave(&self) {
+        self.leave_in_order();
+        self.sync_readiness();
     }
 
     fn on_taken(&self) {

@@ -72,6 +72,9 @@ pub(crate) trait ConnectionHandler: Send + Sync + 'static {
     /// The peer, its buffer, the way to it or the source is gone: the connection can neither send
     /// nor receive any more.
     fn on_lost(&self);
+    /// The source works and is about to go: a connection that can go on without it leaves it. When it
+    /// has, it calls [`Reactor::wake_background`].
+    fn on_leave(&self) {}
     /// The peer uses its buffer for another connection: as [`ConnectionHandler::on_lost`], and
     /// unread bytes count for nothing.
     fn on_taken(&self);
@@ -168,6 +171,8 @@ pub(crate) struct Reactor<C> {
     /// Connections with threads that sleep where the source does not wake them.
     unwatched: AtomicUsize,
     lost: AtomicBool,
+    /// The source has asked its connections to leave it.
+    leaving: AtomicBool,
     background: Arc<Waiter>,
     epoch: Instant,
     /// When [`Reactor::try_poll`] polled last, microseconds since `epoch`.
@@ -230,6 +235,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             pollers: AtomicUsize::new(0),
             unwatched: AtomicUsize::new(0),
             lost: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             background: Arc::default(),
             epoch: Instant::now(),
             last_try_us: AtomicU32::new(0),
@@ -244,6 +250,11 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// Whether the source is gone. All connections have learnt of it, or are about to.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
+    }
+
+    /// Whether the source is about to go. All connections have learnt of it, or are about to.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
     }
 
     /// Adds a connection.
@@ -479,6 +490,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             }
             ReactorEvent::PeerLost(peer) => self.fail_tagged(|tags| tags.peer == peer),
             ReactorEvent::BufferLost(buffer) => self.fail_tagged(|tags| tags.buffer == buffer),
+            ReactorEvent::Leave => self.leave(),
             ReactorEvent::Timers => self.post(Work::TIMERS),
         }
     }
@@ -530,6 +542,14 @@ impl<C: ConnectionHandler> Reactor<C> {
             .filter_map(|entry| entry.connection.upgrade())
             .collect();
         connections.iter().for_each(|connection| connection.on_lost());
+    }
+
+    /// The source is about to go: has all connections leave it, and then the background thread do its
+    /// maintenance.
+    fn leave(&self) {
+        self.leaving.store(true, Ordering::Release);
+        self.each(|connection| connection.on_leave());
+        self.post(Work::MAINTENANCE);
     }
 
     /// The source is gone: fails all connections and wakes all followers.

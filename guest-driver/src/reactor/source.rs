@@ -27,6 +27,8 @@ pub(crate) enum ReactorEvent {
     PeerLost(u128),
     /// The connections with this [buffer tag](Tags::buffer) cannot go on.
     BufferLost(u64),
+    /// The source is about to go, and connections that can go on without it leave it now.
+    Leave,
     /// [`Source::on_timer`] may want to be called sooner than it said.
     Timers,
 }

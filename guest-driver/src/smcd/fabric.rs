@@ -28,6 +28,16 @@ pub(crate) struct Fabric {
     attachments: Attachments,
     peers: Mutex<FxHashMap<Gid, Arc<Peer>>>,
     next_link: AtomicU32,
+    /// What the device asks for, if it is about to go and has no answer.
+    leaving: Mutex<Option<LeaveRequest>>,
+}
+
+/// A request of the device to leave it.
+#[derive(Clone, Copy, Debug)]
+struct LeaveRequest {
+    number: u32,
+    since: Instant,
+    within: Duration,
 }
 
 /// Objects whose `drop` sends device commands, and so may block.
@@ -35,7 +45,8 @@ pub(crate) type DeferredDrop = Box<dyn Send>;
 
 impl ForkLocks for Fabric {
     fn is_unlocked(&self) -> bool {
-        is_free(&self.peers) && self.all().iter().all(|peer| peer.is_unlocked())
+        let locks = is_free(&self.peers) && is_free(&self.leaving);
+        locks && self.all().iter().all(|peer| peer.is_unlocked())
     }
 }
 
@@ -44,7 +55,8 @@ impl Fabric {
     pub(crate) fn new(device: Arc<IsmDevice>) -> Arc<Fabric> {
         let (peers, next_link) = (Mutex::default(), AtomicU32::new(1));
         let attachments = Attachments::new(device.config().max_attach.get());
-        Arc::new(Fabric { device, in_use: DmbBytes::default(), attachments, peers, next_link })
+        let (in_use, leaving) = (DmbBytes::default(), Mutex::default());
+        Arc::new(Fabric { device, in_use, attachments, peers, next_link, leaving })
     }
 
     fn peers(&self) -> MutexGuard<'_, FxHashMap<Gid, Arc<Peer>>> {
@@ -54,6 +66,34 @@ impl Fabric {
     /// The device.
     pub(crate) fn device(&self) -> &Arc<IsmDevice> {
         &self.device
+    }
+
+    /// Notes that the device asks its driver to leave within this time.
+    pub(crate) fn leave_within(&self, number: u32, within: Duration) {
+        *lock(&self.leaving) = Some(LeaveRequest { number, since: Instant::now(), within });
+    }
+
+    /// Answers the device's request to leave, if there is one, when no connection stays or the time
+    /// is over, `longest` at most. Returns what is left of it otherwise. `stays` says whether a
+    /// connection stays.
+    pub(crate) fn answer_leave(
+        &self,
+        longest: Duration,
+        stays: impl FnOnce() -> bool,
+    ) -> Option<Duration> {
+        let LeaveRequest { number, since, within } = (*lock(&self.leaving))?;
+        let left = within.min(longest).saturating_sub(since.elapsed());
+        let stays = stays();
+        if stays && !left.is_zero() {
+            return Some(left);
+        }
+        // Another request may have come since. The device knows which one this answers.
+        lock(&self.leaving).take_if(|request| request.number == number);
+        match self.device.left(number) {
+            Ok(_) => tracing::debug!(in_time = !stays, "connections have left the device"),
+            Err(error) => tracing::debug!(%error, "the device has no answer to its request"),
+        }
+        None
     }
 
     /// The fabric's CHID.

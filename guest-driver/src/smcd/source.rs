@@ -77,8 +77,12 @@ impl SmcdSource {
                     fabric.sw_event(gid, code, info);
                 }
             }
-            Event::Leave { reason, within, .. } => {
+            Event::Leave { number, reason, within } => {
                 tracing::debug!(reason = reason.name(), ?within, "the device is about to go");
+                if let Some(fabric) = self.fabric.upgrade() {
+                    fabric.leave_within(number, within);
+                }
+                handle(ReactorEvent::Leave);
             }
             Event::Lost { n } => tracing::warn!(n, "software events were lost"),
         }

@@ -72,6 +72,8 @@ pub struct TestOptions {
     pub close_timeout: Duration,
     /// How long the stack keeps a peer without connections, with its buffers.
     pub idle_peer_timeout: Duration,
+    /// How long connections have at most to leave a device that is about to go.
+    pub leave_time: Duration,
     /// Offer SMCv2 release 2.0 only, as old peers do. Emulated devices then never match.
     pub release_2_0: bool,
 }
@@ -82,6 +84,7 @@ impl Default for TestOptions {
             seid: None,
             close_timeout: Duration::from_secs(60),
             idle_peer_timeout: Duration::from_secs(600),
+            leave_time: Duration::from_secs(1),
             release_2_0: false,
         }
     }

@@ -3,11 +3,13 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::stack::Stack;
 use super::upkeep::SWEEP_PAUSE;
 use crate::conn::Conn;
 use crate::reactor::tcp_watch::TcpWatch;
+use crate::smcd::Fabric;
 use ism_sys::lock;
 
 impl Stack {
@@ -23,6 +25,18 @@ impl Stack {
         self.start_watch()
             .inspect_err(|error| tracing::warn!(%error, "connections end with their device"))
             .ok()
+    }
+
+    /// Tells a device that its driver needs it no more, if the device asks for that and no connection
+    /// is about to leave it. Returns when to look again at the latest.
+    pub(super) fn answer_leave(&self, fabric: &Fabric) -> Option<Duration> {
+        fabric.answer_leave(self.config().testing.leave_time, || {
+            let live = self.live_devices();
+            let device = live.iter().find(|live| std::ptr::eq(&*live.fabric, fabric));
+            device.is_some_and(|live| {
+                live.reactor.connections().iter().any(|c| c.must_leave_device())
+            })
+        })
     }
 
     fn start_watch(self: &Arc<Self>) -> io::Result<Arc<TcpWatch<Conn>>> {

@@ -105,6 +105,18 @@ struct Slot {
     in_use: bool,
 }
 
+impl Slot {
+    /// The device, if it is open and is not about to go.
+    fn offered(&self) -> Option<&OpenDevice> {
+        self.live.as_ref().filter(|live| !live.fabric.device().is_leaving())
+    }
+
+    /// Why there is no device for new connections.
+    fn problem(&self) -> &str {
+        if self.live.is_some() { "the device is about to go" } else { &self.error }
+    }
+}
+
 /// An open device, with the reactor of its events.
 #[derive(Clone)]
 pub(super) struct OpenDevice {
@@ -123,8 +135,8 @@ pub(crate) struct Current {
     pub(crate) fabrics: Fabrics,
     pub(crate) config: Arc<handshake::Config>,
     rdma: Option<(Arc<RdmaHost>, Arc<Reactor<Conn>>)>,
-    /// The reactors of the fabrics, in the same order.
-    reactors: Vec<Arc<Reactor<Conn>>>,
+    /// The devices of the fabrics, and those that are about to go.
+    open: Vec<OpenDevice>,
     missing: String,
 }
 
@@ -133,8 +145,8 @@ impl Current {
     pub(crate) fn reactor(&self, established: &EstablishedConn) -> Option<&Arc<Reactor<Conn>>> {
         match established {
             EstablishedConn::D(conn) => {
-                let at = self.fabrics.0.iter().position(|f| Arc::ptr_eq(f, &conn.fabric))?;
-                self.reactors.get(at)
+                let open = self.open.iter().find(|o| Arc::ptr_eq(&o.fabric, &conn.fabric))?;
+                Some(&open.reactor)
             }
             EstablishedConn::R(_) => self.rdma.as_ref().map(|(_, reactor)| reactor),
         }
@@ -378,7 +390,7 @@ impl Stack {
     /// The devices that are open now. Tries again to open those that are not.
     pub(crate) fn current(self: &Arc<Self>) -> Arc<Current> {
         let mut slots = lock(&self.slots);
-        let mut changed = slots.current.is_none();
+        let mut changed = false;
         for slot in &mut slots.list {
             if slot
                 .live
@@ -401,6 +413,8 @@ impl Stack {
                 changed = true;
             }
         }
+        let offered = slots.list.iter().filter(|slot| slot.offered().is_some()).count();
+        changed |= slots.current.as_ref().is_none_or(|c| c.fabrics.0.len() != offered);
         if changed {
             slots.current = Some(Arc::new(self.describe(&slots.list)));
         }
@@ -411,7 +425,7 @@ impl Stack {
     }
 
     fn describe(&self, slots: &[Slot]) -> Current {
-        let live: Vec<_> = slots.iter().filter_map(|slot| slot.live.as_ref()).collect();
+        let live: Vec<_> = slots.iter().filter_map(Slot::offered).collect();
         let mut config = handshake::Config::new(self.peer_id);
         config.hostname = hostname();
         config.ueids = self.config.eids.clone();
@@ -442,8 +456,8 @@ impl Stack {
             .collect();
         let mut missing: Vec<_> = slots
             .iter()
-            .filter(|slot| slot.live.is_none())
-            .map(|slot| format!("{}: {}", slot.address, slot.error))
+            .filter(|slot| slot.offered().is_none())
+            .map(|slot| format!("{}: {}", slot.address, slot.problem()))
             .collect();
         if slots.is_empty() {
             missing.push("none configured".into());
@@ -457,7 +471,7 @@ impl Stack {
             fabrics: Fabrics(live.iter().map(|live| live.fabric.clone()).collect()),
             config: Arc::new(config),
             rdma: self.rdma().map(|rdma| (rdma.host.clone(), rdma.reactor.clone())),
-            reactors: live.iter().map(|live| live.reactor.clone()).collect(),
+            open: slots.iter().filter_map(|slot| slot.live.clone()).collect(),
             missing: missing.join("; "),
         }
     }
@@ -466,6 +480,7 @@ impl Stack {
         let mut options = OpenOptions::new(address.clone());
         options.guest_memory = self.config.guest_memory as u64;
         options.timeout = self.config.device_timeout;
+        options.leaves = self.config.outlive_device;
         options.prefer = match self.config.path {
             DataPath::Auto => Prefer::Auto,
             DataPath::Window => Prefer::Window,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the background threads of a stack do beside events: closed connections, idle peers, and
-//! objects whose drop may block.
+//! What the background threads of a stack do beside events: closed connections, idle peers, requests
+//! of devices to leave them, and objects whose drop may block.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,6 +55,7 @@ impl Stack {
     pub(super) fn maintain(&self, fabric: Option<&Fabric>) -> Option<Duration> {
         drop(std::mem::take(&mut *lock(&self.deferred_drops)));
         self.sweep();
+        let leave = fabric.and_then(|fabric| self.answer_leave(fabric));
         let closing: Vec<_> = lock(&self.closing).clone();
         for conn in &closing {
             conn.check_tcp();
@@ -71,7 +72,7 @@ impl Stack {
             self.ticking.store(!quiet, Ordering::SeqCst);
         }
         let pause = if quiet { timeout } else { SWEEP_PAUSE };
-        Some(pause.min(idle))
+        Some(pause.min(idle).min(leave.unwrap_or(idle)))
     }
 }
 

@@ -258,6 +258,7 @@ impl Settings {
                 close_timeout: self.close_timeout,
                 idle_peer_timeout: self.idle_peer_timeout,
                 release_2_0: self.release_2_0,
+                ..TestOptions::default()
             },
             // No TCP option: each end is configured to expect SMC.
             ..Config::default()

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! smc-test-peer daemon SOCKET...        says "ready"; does what its standard input says: "remove
-//!                                       GUEST", "stop"
+//!                                       GUEST", "drain GUEST" and "leave" (each says "left N of M"),
+//!                                       "stop"
 //! smc-test-peer pour FABRIC DEVICE ADDRESS SEED LIMIT
 //!                                       writes a pattern; at the first error drops the socket, says
 //!                                       "failed" and how many bytes it wrote, and ends; kills itself
@@ -37,7 +38,8 @@ use std::time::Duration;
 
 use guest_driver::{Config, SmcListener, SmcStream, Stack};
 use smc_tests::Fabric;
-use vhost_device_ism::{Config as DaemonConfig, Daemon, config::GuestSpec};
+use vhost_device_ism::{Config as DaemonConfig, Daemon, LeaveInfo, config::GuestSpec};
+use virtio_ism_abi::event::LeaveReason;
 
 fn say(line: &str) {
     let mut out = std::io::stdout();
@@ -108,6 +110,7 @@ fn pour(fabric: &str, device: &str, address: &str, [seed, limit]: [u64; 2]) {
 fn repeat(device: &str, address: &str, streams: usize) {
     let mut config = Config::new(device);
     config.outlive_device = true;
+    config.testing.leave_time = Duration::from_secs(3600);
     let stack = Stack::open(config).unwrap();
     let threads: Vec<_> = (0..streams)
         .map(|_| {
@@ -144,11 +147,18 @@ fn work(args: &[&str]) {
     match *args {
         ["daemon", ref sockets @ ..] => {
             let guests = sockets.iter().map(GuestSpec::new).collect();
-            let daemon = Daemon::start(DaemonConfig { guests, ..DaemonConfig::default() }).unwrap();
+            let leave_timeout = Duration::from_secs(3600);
+            let config = DaemonConfig { guests, leave_timeout, ..DaemonConfig::default() };
+            let daemon = Daemon::start(config).unwrap();
+            let left = |info: LeaveInfo| say(&format!("left {} of {}", info.left, info.asked));
             say("ready");
             for line in std::io::stdin().lines().map_while(Result::ok) {
                 match line.split_once(' ') {
                     Some(("remove", guest)) => daemon.remove_guest(guest).unwrap(),
+                    Some(("drain", guest)) => {
+                        left(daemon.drain(guest, LeaveReason::Drain, leave_timeout).unwrap());
+                    }
+                    None if line == "leave" => left(daemon.leave(&Default::default())),
                     _ => break,
                 }
             }

@@ -11,6 +11,7 @@ mod half_open;
 mod handshake;
 mod hostile;
 mod killed;
+mod leave;
 mod outlive;
 mod settled;
 mod support;

@@ -10,8 +10,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
-use guest_driver::{SmcListener, SmcStream, Stack};
+use guest_driver::{Config, SmcListener, SmcStream, Stack};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smc_tests::bytes::{check, fill};
 use smc_tests::helper::Helper;
@@ -22,7 +23,7 @@ use crate::support::PEER;
 
 const STREAMS: usize = 16;
 /// Bytes of each stream.
-const BYTES: usize = 2 << 20;
+pub(crate) const BYTES: usize = 2 << 20;
 
 fn runs() -> u32 {
     std::env::var("SMC_OUTLIVE").map_or(1, |text| text.parse().expect("SMC_OUTLIVE is a number"))
@@ -30,40 +31,51 @@ fn runs() -> u32 {
 
 /// What becomes of the devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Loss {
+pub(crate) enum Loss {
     /// kill -9 of the daemon.
     Killed,
-    /// The daemon ends in order, as at SIGTERM.
+    /// The daemon ends in order, but nobody is asked to leave.
     Stopped,
+    /// The daemon asks all to leave before it ends, as at SIGTERM.
+    Left,
     /// The daemon gives up the guest of the end that has connected.
     ClientRemoved,
     /// The daemon gives up the guest of the end that has accepted.
     ServerRemoved,
 }
 
-const LOSSES: [Loss; 4] = [Loss::Killed, Loss::Stopped, Loss::ClientRemoved, Loss::ServerRemoved];
+const LOSSES: [Loss; 5] =
+    [Loss::Killed, Loss::Stopped, Loss::Left, Loss::ClientRemoved, Loss::ServerRemoved];
 
 /// A daemon in a process of its own, and the stack of the end that accepts.
-struct Scene {
-    daemon: Option<Helper>,
+pub(crate) struct Scene {
+    pub(crate) daemon: Option<Helper>,
     dir: Dir,
     listener: SmcListener,
-    stack: Arc<Stack>,
+    pub(crate) stack: Arc<Stack>,
 }
 
 impl Scene {
-    fn new() -> Scene {
+    pub(crate) fn new() -> Scene {
+        Scene::with_leave_time(3600)
+    }
+
+    /// A scene whose connections have so many seconds to leave. More than the test may take show
+    /// a connection that leaves too late.
+    pub(crate) fn with_leave_time(seconds: u64) -> Scene {
         let dir = Dir::new();
         let sockets = [0, 1].map(|n| dir.socket(n).display().to_string());
         let (daemon, ready) = Helper::start(PEER, &["daemon", &sockets[0], &sockets[1]]);
         assert_eq!(ready, "ready");
-        let stack = stack(0, &dir, true);
+        let mut config = config(0, &dir, true);
+        config.testing.leave_time = Duration::from_secs(seconds);
+        let stack = Stack::open(config).unwrap();
         let listener = SmcListener::bind(&stack, "127.0.0.1:0").unwrap();
         Scene { daemon: Some(daemon), dir, listener, stack }
     }
 
     /// A process that sends back what comes on so many connections, and their other ends.
-    fn repeat(&self, streams: usize) -> (Helper, Vec<SmcStream>) {
+    pub(crate) fn repeat(&self, streams: usize) -> (Helper, Vec<SmcStream>) {
         let device = self.dir.socket(1).display().to_string();
         let address = self.listener.local_addr().unwrap().to_string();
         let mut peer = Helper::spawn(PEER, &["repeat", &device, &address, &streams.to_string()]);
@@ -73,14 +85,9 @@ impl Scene {
     }
 
     /// Both ends of a connection, and the stack of the client.
-    fn pair(&self, outlives: bool) -> (Arc<Stack>, SmcStream, SmcStream) {
-        let stack = stack(1, &self.dir, outlives);
-        let address = self.listener.local_addr().unwrap();
-        let (client, server) = thread::scope(|scope| {
-            let client = scope.spawn(|| SmcStream::connect(&stack, address).unwrap());
-            let (server, _) = self.listener.accept().unwrap();
-            (client.join().unwrap(), server)
-        });
+    pub(crate) fn pair(&self, outlives: bool) -> (Arc<Stack>, SmcStream, SmcStream) {
+        let stack = Stack::open(config(1, &self.dir, outlives)).unwrap();
+        let [client, server] = self.connect(&stack);
         for end in [&client, &server] {
             assert!(end.is_smc(), "{}", end.info());
             end.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -89,11 +96,32 @@ impl Scene {
         (stack, client, server)
     }
 
-    fn lose(&mut self, loss: Loss) {
+    /// Both ends of one more connection of this client.
+    pub(crate) fn connect(&self, client: &Arc<Stack>) -> [SmcStream; 2] {
+        let address = self.listener.local_addr().unwrap();
+        thread::scope(|scope| {
+            let client = scope.spawn(|| SmcStream::connect(client, address).unwrap());
+            let (server, _) = self.listener.accept().unwrap();
+            [client.join().unwrap(), server]
+        })
+    }
+
+    /// Has the daemon ask for what the line says; returns what it says when that is done.
+    pub(crate) fn ask(&mut self, line: &str) -> String {
+        let daemon = self.daemon.as_mut().unwrap();
+        daemon.feed(line);
+        daemon.line()
+    }
+
+    pub(crate) fn lose(&mut self, loss: Loss) {
         note(format!("{loss:?}"));
         let line = match loss {
             Loss::Killed => return self.daemon.take().unwrap().kill(),
             Loss::Stopped => "stop\n",
+            Loss::Left => {
+                assert_eq!(self.ask("leave\n"), "left 2 of 2");
+                "stop\n"
+            }
             Loss::ClientRemoved => "remove port1\n",
             Loss::ServerRemoved => "remove port0\n",
         };
@@ -101,14 +129,15 @@ impl Scene {
     }
 }
 
-fn stack(n: usize, dir: &Dir, outlives: bool) -> Arc<Stack> {
+fn config(n: usize, dir: &Dir, outlives: bool) -> Config {
     let mut config = Fabric::Window.config(n as _, dir.socket(n as _));
     config.outlive_device = outlives;
-    Stack::open(config).unwrap()
+    config.testing.leave_time = Duration::from_secs(3600);
+    config
 }
 
 /// Sends `BYTES` bytes and reads them back to the end; returns how many came back.
-fn bounce(stream: &SmcStream, seed: u64, sent: &AtomicUsize) -> usize {
+pub(crate) fn bounce(stream: &SmcStream, seed: u64, sent: &AtomicUsize) -> usize {
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     thread::scope(|scope| {
@@ -173,6 +202,11 @@ fn no_byte_is_lost_when_the_daemon_is_killed_under_streams() {
 #[test]
 fn no_byte_is_lost_when_the_daemon_stops_under_streams() {
     lose_under_streams_often(Loss::Stopped);
+}
+
+#[test]
+fn no_byte_is_lost_when_the_daemon_has_all_leave_under_streams() {
+    lose_under_streams_often(Loss::Left);
 }
 
 #[test]

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Connections that leave a device that works and is about to go.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use guest_driver::ConnectionInfo;
+use smc_tests::watch::LIMIT;
+use smc_tests::{eventually, read_exactly, send_all, watched};
+
+use crate::outlive::{BYTES, Scene, bounce};
+
+// The device of one end stays with this driver, so the test sees that connections have left it.
+#[test]
+fn connections_leave_a_device_that_drains_and_new_ones_are_tcp() {
+    for ends in [&["port0", "port1"][..], &["port0"], &["port1"]] {
+        watched(LIMIT, || {
+            let mut scene = Scene::new();
+            let (stack, client, server) = scene.pair(true);
+            send_all(&client, b"in the ring");
+            for guest in ends {
+                // With nothing to leave a driver is not waited for.
+                let left = scene.ask(&format!("drain {guest}\n"));
+                assert_eq!(left, "left 1 of 1", "{guest}");
+            }
+            send_all(&server, b"by TCP");
+            assert_eq!(read_exactly(&client, 6), b"by TCP");
+            send_all(&client, b" and by TCP");
+            assert_eq!(read_exactly(&server, 22), b"in the ring and by TCP");
+            for end in scene.connect(&stack) {
+                let ConnectionInfo::Tcp(_) = end.info() else { panic!("{}", end.info()) };
+            }
+            drop((client, server));
+            eventually("nothing is left", || {
+                stack.totals().closing + scene.stack.totals().closing == 0
+            });
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_answer_keeps_a_device_no_longer_than_its_time() {
+    watched(LIMIT, || {
+        let mut scene = Scene::with_leave_time(1);
+        let (mut peer, streams) = scene.repeat(1);
+        let sent = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            let bounced = scope.spawn(|| bounce(&streams[0], 0, &sent));
+            eventually("the stream flows", || sent.load(Ordering::Relaxed) > BYTES / 8);
+            peer.stop();
+            assert_eq!(scene.ask("drain port0\n"), "left 1 of 1");
+            peer.resume();
+            assert_eq!(bounced.join().unwrap(), BYTES);
+        });
+        assert_eq!(peer.line(), "whole");
+    });
+}
