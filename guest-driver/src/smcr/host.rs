@@ -217,9 +217,9 @@ impl RdmaHost {
         }
     }
 
-    /// The device of a name in the set.
+    /// The device of a name in the set; `None`: the name is [`SIGNAL`].
     fn device(&self, name: u64) -> Option<&Arc<Device>> {
-        self.shared.devices().get(((name - 1) / 2) as usize)
+        self.shared.devices().get((name.checked_sub(1)? / 2) as usize)
     }
 
     fn on_async(&self, device: &Arc<Device>) {
