@@ -72,6 +72,8 @@ impl List {
             }
             let name = text(&entry.name)?;
             let node = Path::new("/dev/infiniband").join(text(&entry.dev_name)?);
+            #[cfg(feature = "double")]
+            let node = super::double::node().unwrap_or(node);
             Some((device, DeviceInfo { name, node }))
         })
     }
@@ -98,6 +100,10 @@ fn text(chars: &[c_char]) -> Option<String> {
 pub fn devices() -> Result<Vec<DeviceInfo>, VerbsUnavailable> {
     let list = List::new()?;
     usable(list.entries().map(|(_, info)| info), |node| {
+        #[cfg(feature = "double")]
+        if super::double::is_node(node) {
+            return true;
+        }
         access(node, Access::READ_OK | Access::WRITE_OK).is_ok()
     })
 }

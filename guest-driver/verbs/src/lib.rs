@@ -41,6 +41,8 @@ mod completion;
 mod context;
 mod cq_id;
 mod device;
+#[cfg(feature = "double")]
+pub mod double;
 mod ffi;
 mod gid;
 mod library;

@@ -140,6 +140,10 @@ fn load(name: &CStr) -> Result<Functions, VerbsUnavailable> {
 
 /// The functions of the library, which the first call loads.
 pub(super) fn functions() -> Result<&'static Functions, VerbsUnavailable> {
+    #[cfg(feature = "double")]
+    if let Some(double) = super::double::calls::functions() {
+        return Ok(double);
+    }
     static LOADED: OnceLock<Result<Functions, VerbsUnavailable>> = OnceLock::new();
     LOADED.get_or_init(|| load(c"libibverbs.so.1")).as_ref().map_err(Clone::clone)
 }
