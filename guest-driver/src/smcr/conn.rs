@@ -13,6 +13,7 @@ use super::buffers::{BufferError, Rmb};
 use super::endpoint::{Endpoint, SmcrSendError};
 use super::group::Group;
 use super::groups::LinkGroups;
+use super::inbox::Input;
 use super::info;
 use super::options::ring;
 use crate::info::SmcrInfo;
@@ -140,6 +141,39 @@ impl SmcrConn {
         if let Some(congestion) = self.endpoint.probe_peer() {
             self.group.shared().make_room(&self.endpoint, &congestion);
         }
+    }
+
+    /// Whether both ends have agreed to go on over TCP when no link is left.
+    pub(crate) fn may_be_outlived(&self) -> bool {
+        self.group.terms().is_some_and(|terms| terms.carriers.is_some())
+    }
+
+    /// Whether no link is left.
+    pub(crate) fn has_lost_links(&self) -> bool {
+        self.endpoint.has_lost_links()
+    }
+
+    /// Gives up the links of the group, because the peer has: what has not arrived by now never will.
+    /// That is an event of each of its connections, later.
+    pub(crate) fn give_up_links(&self) {
+        self.group.put(Input::PeerGaveUp);
+    }
+
+    /// Copies what was sent out of the send buffer, from an offset in the peer's element on. `false`:
+    /// it is not there.
+    pub(crate) fn copy_sent(&self, offset: u32, into: &mut [u8]) -> bool {
+        self.endpoint.copy_sent(offset, into)
+    }
+
+    /// Stores bytes that came over TCP into the own element, as the peer would.
+    pub(crate) fn store(&self, offset: u32, bytes: &[u8]) {
+        let stored = self.rmb.buffer().memory().copy_in(offset as usize, bytes);
+        debug_assert!(stored.is_ok(), "{stored:?}");
+    }
+
+    /// Stores the words of a peer that goes on over TCP.
+    pub(crate) fn store_words(&self, words: [u64; 2]) {
+        self.endpoint.words().put(words);
     }
 
     /// Deliveries fail from now on.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use smc_core::link_group::{
-    Cause, Ending, LinkKey, Output, PeerRmbId, Prepared, RemoteEnd, RnicId,
+    Cause, Ending, LinkKey, Output, PeerRmbId, Prepared, Reason, RemoteEnd, RnicId,
 };
 
 use super::group::{Core, Group, Status};
@@ -155,7 +155,14 @@ impl Group {
             Ending::Quiet => Vec::new(),
             _ => core.connections.values().map(|(endpoint, _)| endpoint.clone()).collect(),
         };
-        self.shared().defer_close(DeferredClose { links, lost });
+        // Any other end is a fault of one of both ends, whose words are not worth much.
+        let may_go_on = match self.ending() {
+            Some((Reason::LastLinkLost(_) | Reason::PeerDeletedAll(_), _)) => {
+                self.terms().is_some_and(|terms| terms.carriers.is_some())
+            }
+            _ => false,
+        };
+        self.shared().defer_close(DeferredClose { links, lost, may_go_on });
         self.set_status(Status::Over);
         // The next work removes the group from the list.
         self.shared().signal().post();
@@ -163,7 +170,7 @@ impl Group {
 
     fn destroy(&self, core: &mut Core, key: LinkKey) {
         let links = take_link(core, key).into_iter().collect();
-        self.shared().defer_close(DeferredClose { links, lost: Vec::new() });
+        self.shared().defer_close(DeferredClose { links, lost: Vec::new(), may_go_on: false });
     }
 }
 

@@ -4,7 +4,7 @@
 //! Rules kept here: LG-29, RMB-23, CDC-24.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use smc_core::connection::{Outbound, Ring};
 use smc_core::link_group::{LinkKey, PeerRmbId};
@@ -66,6 +66,15 @@ struct Out {
     probe: ProbeBackoff,
 }
 
+/// Why a connection has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// No link is left.
+    NoLink,
+    /// Its bytes or its element are not what they should be.
+    Broken,
+}
+
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
@@ -76,6 +85,8 @@ pub(crate) struct Endpoint {
     words: Words,
     out: Mutex<Option<Out>>,
     failed: AtomicBool,
+    /// Why it has failed, if it matters.
+    fate: OnceLock<Fate>,
     /// The last words were sent, or are about to be.
     released: AtomicBool,
     failovers: AtomicU32,
@@ -90,6 +101,7 @@ impl Endpoint {
             words: Words::starting_at(start),
             out: Mutex::new(None),
             failed: AtomicBool::new(false),
+            fate: OnceLock::new(),
             released: AtomicBool::new(false),
             failovers: AtomicU32::new(0),
         })
@@ -132,6 +144,33 @@ impl Endpoint {
     /// Fails the connection: it sends nothing any more.
     pub(crate) fn fail(&self) {
         self.failed.store(true, Ordering::Release);
+    }
+
+    /// Fails the connection because no link is left. Its queue pairs are stopped, so neither bytes nor
+    /// words of the peer arrive any more.
+    pub(crate) fn lose_links(&self) {
+        self.words.close();
+        let _ = self.fate.set(Fate::NoLink);
+        self.fail();
+    }
+
+    /// Fails the connection for good: what it goes on by makes no difference.
+    pub(crate) fn break_off(&self) {
+        let _ = self.fate.set(Fate::Broken);
+        self.fail();
+    }
+
+    /// Whether it has failed because no link is left. What was sent may be lost then, but the send
+    /// buffer has it.
+    pub(crate) fn has_lost_links(&self) -> bool {
+        self.fate.get() == Some(&Fate::NoLink)
+    }
+
+    /// Copies what was sent out of the send buffer, from an offset in the peer's element on. `false`:
+    /// it is not there.
+    pub(crate) fn copy_sent(&self, offset: u32, into: &mut [u8]) -> bool {
+        let copied = |out: &Out| out.send_buffer.memory().copy_out(offset as usize, into).is_ok();
+        self.out().as_ref().is_some_and(copied)
     }
 
     /// This end sends its last words now: afterwards the peer may give its element to another
@@ -387,6 +426,7 @@ mod tests {
             words: Words::default(),
             out: Mutex::new(Some(out)),
             failed: AtomicBool::new(false),
+            fate: OnceLock::new(),
             released: AtomicBool::new(false),
             failovers: AtomicU32::new(0),
         })

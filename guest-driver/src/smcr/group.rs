@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use smc_core::handshake::{PeerRnic, TermsR};
 use smc_core::link_group::{
-    Ending, FirstLink, LinkGroup, LinkKey, LinkState, Params, PeerRmbId, Reason, Region, RemoteEnd,
-    RmbId, Role, UseError,
+    Cause, Ending, FirstLink, LinkGroup, LinkKey, LinkState, Params, PeerRmbId, Reason, Region,
+    RemoteEnd, RmbId, Role, UseError,
 };
 use smc_core::time::Tick;
 use smc_core::wire::clc::Version;
@@ -272,6 +272,12 @@ impl Group {
             Input::Sent(receipt) => machine.handle_sent(receipt, now),
             Input::PortUp(rnic) => machine.handle_rnic_up(rnic, now),
             Input::PortDown(rnic) => machine.handle_rnic_down(rnic, now),
+            Input::PeerGaveUp => {
+                let all: Vec<_> = machine.links().iter().map(|link| link.key).collect();
+                for key in all {
+                    machine.handle_link_failed(key, Cause::QueuePair, now);
+                }
+            }
             Input::Missing(token, number) => {
                 let endpoint = self.shared.tokens.get(token);
                 // The message may have come over another RNIC, whose queue was polled since.
@@ -285,7 +291,7 @@ impl Group {
 
     /// Fails a connection and posts that event.
     pub(super) fn fail_connection(&self, endpoint: &Endpoint) {
-        endpoint.fail();
+        endpoint.break_off();
         self.shared.post_lost(endpoint.token());
     }
 

@@ -25,6 +25,8 @@ pub(crate) enum Input {
     PortUp(Rnic),
     /// A port can no longer be used.
     PortDown(RnicId),
+    /// The peer goes on without links.
+    PeerGaveUp,
 }
 
 /// Wakes the thread that listens to the RNICs, for work that this process made itself.

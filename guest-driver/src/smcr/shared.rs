@@ -65,6 +65,8 @@ pub(crate) struct Shared {
 pub(super) struct DeferredClose {
     pub(super) links: Vec<Arc<Link>>,
     pub(super) lost: Vec<Arc<Endpoint>>,
+    /// The connections may go on over TCP.
+    pub(super) may_go_on: bool,
 }
 
 impl Shared {
@@ -360,13 +362,16 @@ impl Shared {
     /// Closes the links and fails the connections that were deferred until now. Called without locks.
     pub(super) fn close_deferred(&self) {
         let deferred = std::mem::take(&mut *lock(&self.deferred));
-        for DeferredClose { links, lost } in deferred {
+        for DeferredClose { links, lost, may_go_on } in deferred {
             for link in links {
                 self.take_receives(link.port().device());
                 self.close_link(&link);
             }
             for endpoint in lost {
-                endpoint.fail();
+                match may_go_on {
+                    true => endpoint.lose_links(),
+                    false => endpoint.fail(),
+                }
                 self.post_lost(endpoint.token());
             }
         }

@@ -52,6 +52,8 @@ struct Taken {
     moved: bool,
     /// The peer has moved at any time.
     has_moved: bool,
+    /// No message counts any more.
+    closed: bool,
 }
 
 impl Words {
@@ -84,6 +86,9 @@ impl Words {
     /// links: their sequence numbers decide.
     pub(crate) fn take(&self, cdc: &Cdc) -> Received {
         let mut taken = self.taken();
+        if taken.closed {
+            return Received::Overtaken;
+        }
         if cdc.producer_flags.contains(ProducerFlags::FAILOVER) {
             (taken.moved, taken.has_moved) = (true, true);
             self.store(self.load(), true);
@@ -107,6 +112,17 @@ impl Words {
         let moved = std::mem::take(&mut taken.moved);
         self.store(self.load(), false);
         moved
+    }
+
+    /// Ends the words of messages: from now on only [`Words::put`] changes them.
+    pub(crate) fn close(&self) {
+        self.taken().closed = true;
+    }
+
+    /// Stores words that came on another way.
+    pub(crate) fn put(&self, words: [u64; 2]) {
+        let _taken = self.taken();
+        self.store(words, false);
     }
 
     /// Whether the peer has gone over to another link at any time.
@@ -217,6 +233,19 @@ mod tests {
         assert!(!mark(&words) && !words.take_move());
         assert!(words.has_moved());
         assert_eq!(Cdc::from_words(words.load(), 2, 1), message(2, 8));
+    }
+
+    #[test]
+    fn no_message_changes_the_words_of_a_peer_that_has_left() {
+        let words = Words::default();
+        assert_eq!(words.take(&message(5, 50)), Received::Stored);
+        words.close();
+        assert_eq!(words.take(&message(6, 60)), Received::Overtaken);
+        let failover = Cdc { producer_flags: ProducerFlags::FAILOVER, ..message(6, 60) };
+        assert_eq!(words.take(&failover), Received::Overtaken);
+        assert_eq!(Cdc::from_words(words.load(), 5, 1), message(5, 50));
+        words.put([7, 8]);
+        assert_eq!(words.load(), [7, 8]);
     }
 
     // Shows: RMB-29.
