@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use smc_core::connection::{EYE_CATCHER_LEN, Ring, RingError, SMCD_CONTROL_LEN, Sender};
+use smc_core::wire::record::Reason;
 use virtio_ism_abi::signal::Line;
 
 use crate::info::{ConnectionInfo, SmcdInfo};
@@ -227,18 +228,24 @@ impl Carrier {
         }
     }
 
-    /// Stores bytes into the own ring, at this distance from its start. What TCP brings comes there
+    /// Stores bytes into the own ring, at this offset of its element. What TCP brings comes there
     /// when the peer has left the ring.
-    pub(super) fn store(&self, at: u32, bytes: &[u8]) {
-        if let Carrier::D(pair) = self {
-            let stored = pair.own.dmb().memory().copy_in((SMCD_CONTROL_LEN + at) as usize, bytes);
-            debug_assert!(stored.is_ok(), "{stored:?}");
+    pub(super) fn store(&self, offset: u32, bytes: &[u8]) {
+        match self {
+            Carrier::D(pair) => {
+                let stored = pair.own.dmb().memory().copy_in(offset as usize, bytes);
+                debug_assert!(stored.is_ok(), "{stored:?}");
+            }
+            Carrier::R(element) => element.store(offset, bytes),
         }
     }
 
     /// Stores the words of a peer that has left the ring.
     pub(super) fn store_words(&self, [producer, consumer]: [u64; 2]) {
-        let Carrier::D(pair) = self else { return };
+        let pair = match self {
+            Carrier::D(pair) => pair,
+            Carrier::R(element) => return element.store_words([producer, consumer]),
+        };
         // Release, as the peer does: whoever sees a word sees the bytes that it announces.
         for (at, word) in [(PRODUCER_WORD, producer), (CONSUMER_WORD, consumer)] {
             if let Ok(place) = pair.own.dmb().memory().atomic_u64(at as usize) {
@@ -247,21 +254,60 @@ impl Carrier {
         }
     }
 
-    /// Whether the device of the own buffer is gone.
-    pub(super) fn is_device_gone(&self) -> bool {
-        match self {
-            Carrier::D(pair) => pair.own.dmb().is_device_gone(),
-            Carrier::R(_) => false,
-        }
-    }
-
-    /// Whether both ends have agreed to go on over TCP, and both rings stay as they are when their
-    /// device is gone: they lie in memory that both processes map.
+    /// Whether both ends have agreed to go on over TCP, and it can be known what was received when the
+    /// device or the links are gone: both rings lie in memory that both processes map, or the sender
+    /// has what may be lost.
     pub(super) fn may_be_outlived(&self) -> bool {
         match self {
             Carrier::D(pair) if !pair.agreed => false,
             Carrier::D(pair) => pair.theirs.dmb().is_window() && pair.own.dmb().slab_id().is_some(),
-            Carrier::R(_) => false,
+            Carrier::R(element) => element.may_be_outlived(),
+        }
+    }
+
+    /// Whether a connection that has lost its carrier can go on from what is here.
+    pub(super) fn can_be_left(&self) -> bool {
+        match self {
+            Carrier::D(_) => self.has_memory(),
+            Carrier::R(element) => element.has_lost_links(),
+        }
+    }
+
+    /// Why the carrier is lost, for people.
+    pub(super) fn reason(&self) -> Reason {
+        match self {
+            Carrier::D(pair) if pair.own.dmb().is_device_gone() => Reason::DeviceGone,
+            Carrier::D(_) => Reason::PeerGone,
+            Carrier::R(_) => Reason::LinksGone,
+        }
+    }
+
+    /// Has the loss of the carrier reported, if the peer has lost it: bytes that have not arrived by
+    /// now never will. A device says by itself that a peer is gone.
+    pub(super) fn give_up(&self) {
+        if let Carrier::R(element) = self {
+            element.give_up_links();
+        }
+    }
+
+    /// Whether words and bytes that were delivered may never arrive, but copies of the bytes are here.
+    pub(super) fn keeps_copies(&self) -> bool {
+        matches!(self, Carrier::R(_))
+    }
+
+    /// How many of the last `most` bytes that were delivered are here still.
+    pub(super) fn copies(&self, most: u32) -> u32 {
+        match self {
+            Carrier::D(_) => 0,
+            Carrier::R(_) => most,
+        }
+    }
+
+    /// Copies what was delivered to this offset of the peer's element. `false`: it is not here.
+    pub(super) fn copy_sent(&self, offset: u32, into: &mut [u8]) -> bool {
+        match self {
+            Carrier::D(_) => false,
+            Carrier::R(element) => element.copy_sent(offset, into),
         }
     }
 

@@ -11,12 +11,18 @@
 use std::collections::VecDeque;
 
 use smc_core::carrier::{Action, End, Input, Outgoing, Positions, Role, Violation};
-use smc_core::connection::State;
+use smc_core::connection::{Event, Ring, SMCD_CONTROL_LEN, State};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
-use smc_core::wire::cursor::Cursor;
 use smc_core::wire::record::Reason;
 
+use super::copies::cursor_at;
 use super::{Conn, Failure, Tx};
+
+/// What a connection without a ring would have; there is none.
+const SMALLEST: Ring = match Ring::smcd(SMCD_CONTROL_LEN + 1) {
+    Ok(ring) => ring,
+    Err(_) => panic!("one byte is a ring"),
+};
 
 /// State flags that a record can say.
 const SAID: StateFlags = StateFlags::SENDING_DONE.union(StateFlags::CLOSED);
@@ -44,6 +50,9 @@ pub(super) struct Change {
     pub(super) told: StateFlags,
     /// TCP has delivered the peer's FIN, and the machine knows.
     pub(super) ended: bool,
+    /// The carrier is lost: what the own ring does not have when the peer says that it has left it,
+    /// never comes.
+    pub(super) gone: bool,
 }
 
 impl Change {
@@ -61,6 +70,7 @@ impl Change {
             word: ConsumerWord::default(),
             told: StateFlags::empty(),
             ended: false,
+            gone: false,
         }
     }
 
@@ -68,20 +78,6 @@ impl Change {
     pub(super) fn may_send(&self) -> bool {
         self.end.outgoing() == Outgoing::Tcp && self.out.is_empty() && !self.blocked
     }
-}
-
-/// The cursor of a position in a ring of SMC-D.
-pub(super) fn cursor_at(position: u64, ring: u32) -> Cursor {
-    let (ring, wraps) = (u64::from(ring), position / u64::from(ring));
-    Cursor { wrap: wraps as u16, count: (position % ring) as u32 }
-}
-
-/// The bytes from one cursor of a ring of SMC-D to another; `None`: the second lies before it, or
-/// further away than the ring is long.
-pub(super) fn distance(from: Cursor, to: Cursor, ring: u32) -> Option<u32> {
-    let wraps = u64::from(to.wrap.wrapping_sub(from.wrap)) * u64::from(ring);
-    let bytes = (wraps + u64::from(to.count)).checked_sub(u64::from(from.count))?;
-    u32::try_from(bytes).ok().filter(|bytes| *bytes <= ring)
 }
 
 impl Tx {
@@ -132,14 +128,11 @@ impl Conn {
 
     /// Leaves the ring, which is lost, if the connection may go on without it. `true`: it goes on.
     pub(super) fn leave(&self, tx: &mut Tx) -> bool {
-        if tx.change.is_none() || !self.carrier().has_memory() || !self.tcp.is_open() {
+        if tx.change.is_none() || !self.carrier().can_be_left() || !self.tcp.is_open() {
             return false;
         }
         if !tx.has_left() {
-            let reason = match self.carrier().is_device_gone() {
-                true => Reason::DeviceGone,
-                false => Reason::PeerGone,
-            };
+            let reason = self.carrier().reason();
             tracing::debug!(peer = %self.carrier(), ?reason, "connection goes on over TCP");
             self.change(tx, Input::Leave(reason), 0);
         }
@@ -151,10 +144,9 @@ impl Conn {
     pub(super) fn change(&self, tx: &mut Tx, input: Input, arrived: u64) -> Option<u64> {
         let positions = Positions {
             sent: tx.total,
-            // What was stored into a ring in memory of both processes is there.
-            kept: tx.total,
+            kept: self.kept(tx),
             unsent: tx.queue.has_unsent(),
-            urgent: None,
+            urgent: self.lost_mark(tx),
             said: tx.close.flags() & SAID,
             arrived,
         };
@@ -190,11 +182,13 @@ impl Conn {
                 self.flush_held(tx);
                 self.wake_all();
             }
-            // The next turn sees what has arrived. A ring in memory of this process has all that was
-            // written before LEAVE, and stays as long as the connection.
-            Action::Await { .. } => {}
+            Action::Repeat { from, to } => self.repeat(tx, from, to),
+            // The next turn sees what has arrived. A ring in memory of both processes has all that was
+            // written before LEAVE.
+            Action::Await { .. } => self.carrier().give_up(),
             // The device may go.
             Action::ReleaseRing if self.reactor.is_leaving() => self.reactor.wake_background(),
+            // The ring is in memory that stays as long as the connection.
             Action::ReleaseRing => {}
             Action::PeerSaid(flags) => {
                 change.word.state_flags |= flags;
@@ -207,6 +201,10 @@ impl Conn {
             }
             Action::Mark(at) => {
                 change.mark = Some(at);
+                // The cursor leaves an earlier mark behind.
+                if at > change.stored {
+                    change.word.producer_flags -= ProducerFlags::URGENT_PRESENT;
+                }
                 change.word.producer_flags |= ProducerFlags::URGENT_PENDING;
                 self.store_words(tx);
             }
@@ -220,7 +218,7 @@ impl Conn {
 
     /// The stream of records is over. That is a reset, unless the peer had ended its direction before
     /// and all of it is here, or it had closed.
-    fn cut_by_change(&self, tx: &mut Tx, violation: Violation) {
+    pub(super) fn cut_by_change(&self, tx: &mut Tx, violation: Violation) {
         self.refresh_tx(tx);
         if tx.close.peer_flags().contains(StateFlags::CLOSED) {
             return;
@@ -228,6 +226,8 @@ impl Conn {
         tracing::warn!(peer = %self.carrier(), %violation, "connection is reset");
         self.reset_tcp();
         self.cut(tx);
+        // No answer can come.
+        self.step(tx, Event::Timeout);
         self.wake_all();
     }
 
@@ -237,14 +237,14 @@ impl Conn {
         if !self.end.reads_tcp() {
             return;
         }
-        let cursor = cursor_at(change.stored, self.own_ring());
+        let cursor = cursor_at(change.stored, &self.own_ring());
         let producer = ProducerWord { cursor }.to_u64();
         self.carrier().store_words([producer, change.word.to_u64()]);
     }
 
-    /// Bytes of the own ring.
-    pub(super) fn own_ring(&self) -> u32 {
-        self.carrier().local_ring().map_or(1, |ring| ring.len())
+    /// The own ring.
+    pub(super) fn own_ring(&self) -> Ring {
+        self.carrier().local_ring().unwrap_or(SMALLEST)
     }
 
     /// What has to be said of the own end goes by a record, once the ring was left. An abort is a

@@ -165,7 +165,7 @@ impl Conn {
 
     pub(super) fn lost_locked(&self, tx: &mut Tx) {
         if tx.has_left() {
-            return;
+            return self.note_ring_gone(tx);
         }
         self.hold_writes();
         if !self.is_over_by_loss(tx) {
@@ -179,7 +179,7 @@ impl Conn {
                 None if tx.lost.get_or_insert_with(Instant::now).elapsed() < FIN_TIME => {
                     return self.schedule_update();
                 }
-                _ if self.leave(tx) => {}
+                _ if self.leave(tx) => self.note_ring_gone(tx),
                 _ => {
                     self.reset_tcp();
                     self.cut(tx);

@@ -8,7 +8,7 @@ use smc_core::carrier::{Input, Outgoing, Reading};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_core::wire::record::{HEADER_LEN, Record};
 
-use super::change::{cursor_at, distance};
+use super::copies::{cursor_at, distance, offset_of};
 use super::end::CLOSE_WAIT;
 use super::{Conn, Rx, Tx};
 use ism_sys::tcp_counts;
@@ -75,7 +75,9 @@ impl Conn {
         let arrived = self.arrived(rx, tx);
         if matches!(tx.change.as_ref().map(|c| c.end.incoming().reading()), Some(Reading::Until(_)))
         {
+            let gone = tx.change.as_ref().is_some_and(|change| change.gone);
             let (input, arrived) = match arrived {
+                Some(arrived) if gone => (Input::RingGone(self.carrier().reason()), arrived),
                 Some(arrived) => (Input::Arrived, arrived),
                 None => (Input::Violated, 0),
             };
@@ -125,8 +127,11 @@ impl Conn {
             producer_flags: last.producer_flags & urgent,
             state_flags: last.state_flags | change.word.state_flags,
         };
-        // Nothing follows an urgent byte before it is read, as in a ring.
-        if last.producer_flags.contains(ProducerFlags::URGENT_PRESENT) {
+        if change.mark.is_some_and(|mark| mark > from) {
+            // The byte of an earlier mark was read.
+            change.word.producer_flags = ProducerFlags::URGENT_PENDING;
+        } else if last.producer_flags.contains(ProducerFlags::URGENT_PRESENT) {
+            // Nothing follows an urgent byte before it is read, as in a ring.
             change.mark = Some(from);
         }
         self.end.read_tcp();
@@ -140,7 +145,7 @@ impl Conn {
         }
         let from = ProducerWord::from_u64(rx.seen[0]).cursor;
         let to = ProducerWord::from_u64(self.words()[0]).cursor;
-        Some(rx.total + u64::from(distance(from, to, self.own_ring())?))
+        Some(rx.total + u64::from(distance(from, to, &self.own_ring())?))
     }
 
     /// Stores bytes of a DATA record into the own ring, as far as there is room.
@@ -151,7 +156,8 @@ impl Conn {
             return self.fill(tx);
         }
         let consumed = ConsumerWord::from_u64(self.cursors.consumed()).cursor;
-        let unread = distance(consumed, cursor_at(change.stored, ring), ring).unwrap_or(ring);
+        let end = cursor_at(change.stored, &ring);
+        let unread = distance(consumed, end, &ring).unwrap_or(ring.len());
         let to_mark = match change.mark {
             Some(mark) if mark > change.stored => mark - change.stored,
             // The urgent byte is read first.
@@ -167,14 +173,14 @@ impl Conn {
                 u64::MAX
             }
         };
-        let room = u64::from(ring - unread).min(to_mark).min(u64::from(change.body));
+        let room = u64::from(ring.len() - unread).min(to_mark).min(u64::from(change.body));
         let (first, _) = change.input.as_slices();
-        let to_end = ring - cursor_at(change.stored, ring).count;
+        let at = offset_of(end, &ring);
+        let to_end = ring.element_len() - at;
         let n = first.len().min(room as usize).min(to_end as usize);
         if n == 0 {
             return Round::Done;
         }
-        let at = cursor_at(change.stored, ring).count;
         self.carrier().store(at, first.get(..n).unwrap_or_default());
         change.input.drain(..n);
         change.stored += n as u64;

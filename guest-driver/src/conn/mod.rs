@@ -15,6 +15,7 @@
 mod by_tcp;
 mod carrier;
 mod change;
+mod copies;
 mod cursors;
 mod end;
 mod end_word;

@@ -38,9 +38,10 @@ pub struct Config {
     /// Bytes of guest memory of a device, for rings and for buffers of the move path. Pages take no
     /// memory before the driver uses them.
     pub guest_memory: usize,
-    /// Whether connections through the window between processes go on over TCP when their device or
-    /// that of their peer is gone, if the peer can do that, too. They do not come back to a device,
-    /// and the child of a fork cannot take them over. A stack with this has one more thread.
+    /// Whether connections go on over TCP when their device or that of their peer is gone, or the last
+    /// link of SMC-R, if the peer can do that, too. This holds for the window between processes and
+    /// for SMC-R of release 2.1. They do not come back, and the child of a fork cannot take them
+    /// over. A stack with this has one more thread.
     pub outlive_device: bool,
     /// How long to wait for a device behind a socket that another process uses; zero: not at all.
     pub device_timeout: Duration,
