@@ -11,8 +11,8 @@
 //! It does not trust the daemon: see [`BrokerLimits`]. A path outside of its directories gets one answer,
 //! whatever is there, before the broker looks at it.
 //!
-//! A request is one message of a socket of packets, its answer another, with the new sockets beside
-//! it. The broker ends when the daemon does, and removes the sockets that are left.
+//! New sockets come beside the answer to a request. The broker ends when the daemon does, and removes
+//! the sockets that are left.
 //!
 //! The broker is the child of a process that does nothing but wait for its end. If the broker is
 //! killed, that process makes another one, which knows the names of the one before, and tells the
@@ -25,29 +25,20 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, Mode, memfd_create};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 
 use crate::service::fork;
-use crate::service::packets::{receive, send};
+use crate::service::helper::{Helper, Service};
 use crate::vhost::event_loop::{LoopHandle, Registration};
-use crate::vhost::on_close::OnClose;
 use crate::vhost::unix_socket::{
     Backlog, LocalNames, NameId, SocketError, SocketKind, SocketNames, StaleMode, directory_of,
 };
-use ism_device::sync::lock;
 
 /// Names beside those of the configuration: guests that are added, at most.
 const MAX_ADDED: usize = 4096;
-/// How long an answer is waited for when a broker has been killed.
-const LOST: Duration = Duration::from_secs(2);
 
 /// What the daemon asks for. Paths are bytes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -66,28 +57,13 @@ enum Request {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    Done {
-        name: NameId,
-    },
+    Done { name: NameId },
     InUse,
     NotASocket,
     Outside,
     Exists,
-    TooMany {
-        limit: usize,
-    },
-    Failed {
-        errno: i32,
-    },
-    /// The broker was killed. What it was asked before has no answer.
-    Lost,
-}
-
-/// A message with the number of a request.
-#[derive(Debug, Serialize, Deserialize)]
-struct Numbered<T> {
-    number: u64,
-    what: T,
+    TooMany { limit: usize },
+    Failed { errno: i32 },
 }
 
 /// What a broker does for the daemon.
@@ -102,14 +78,9 @@ pub(crate) struct BrokerLimits {
     pub(crate) inherited: BTreeSet<PathBuf>,
 }
 
-/// The daemon's end.
+/// The daemon's end. The broker waits for nobody, so no thread waits long for an answer.
 #[derive(Debug)]
-pub(crate) struct Broker {
-    /// With the number of the last request. Locked over a request and its answer. The broker waits for
-    /// nobody, so no thread does.
-    channel: Mutex<(OwnedFd, u64)>,
-    has_ended: AtomicBool,
-}
+pub(crate) struct Broker(Helper<Request, Answer>);
 
 impl Broker {
     /// Starts the broker and the process that keeps it. That calls `confine`, and the broker
@@ -122,53 +93,24 @@ impl Broker {
         confine: impl FnOnce() -> bool,
         confine_further: impl Fn() -> bool,
     ) -> io::Result<Broker> {
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let notes = File::from(memfd_create("names", MemfdFlags::CLOEXEC)?);
-        let mut ours = Some(ours);
-        fork::in_child(|| {
-            // Else the end of the daemon would not be seen.
-            drop(ours.take());
-            let _ = rustix::thread::set_name(c"broker");
+        let helper = Helper::start(c"broker", None, |service| {
             // Sockets get the modes that are asked for, without a change of mode by path.
             let _ = rustix::process::umask(Mode::empty());
             if !confine() {
                 return;
             }
             let work = || match notes.try_clone() {
-                Ok(notes) if confine_further() => serve(&theirs, &rules, notes),
+                Ok(notes) if confine_further() => serve(service, &rules, notes),
                 Ok(_) => {}
                 Err(error) => tracing::error!(%error, "no broker"),
             };
             fork::until_it_returns(work, |how| {
                 tracing::error!("the broker {how}; another one is made");
-                let _ = send(&theirs, &Numbered { number: 0, what: Answer::Lost }, &[]);
+                service.say_lost();
             });
         })?;
-        let channel = Mutex::new((ours.ok_or(Errno::BADF)?, 0));
-        Ok(Broker { channel, has_ended: AtomicBool::new(false) })
-    }
-
-    fn ask(&self, request: Request) -> io::Result<(Answer, Vec<OwnedFd>)> {
-        let (channel, number) = &mut *lock(&self.channel);
-        *number += 1;
-        send(channel, &Numbered { number: *number, what: request }, &[])?;
-        let mut is_lost = false;
-        loop {
-            // Who was killed may have had this request.
-            if is_lost && !is_readable_within(channel, LOST) {
-                return Err(io::Error::other("the broker was killed meanwhile"));
-            }
-            let (answer, fds) = receive::<Numbered<Answer>>(channel)?;
-            match answer.ok_or_else(|| io::Error::other("the broker has ended"))? {
-                Numbered { what: Answer::Lost, .. } => is_lost = true,
-                Numbered { number: answered, what } if answered == *number => {
-                    return Ok((what, fds));
-                }
-                // Of a request that was given up.
-                Numbered { .. } => {}
-            }
-        }
+        Ok(Broker(helper))
     }
 
     fn ask_about(
@@ -177,7 +119,7 @@ impl Broker {
         request: Request,
     ) -> Result<(NameId, Vec<OwnedFd>), SocketError> {
         let failed = |source| SocketError::Io { action: "make", path: path.into(), source };
-        match self.ask(request).map_err(failed)? {
+        match self.0.ask(request).map_err(failed)? {
             (Answer::Done { name }, fds) => Ok((name, fds)),
             (Answer::InUse, _) => Err(SocketError::InUse(path.into())),
             (Answer::NotASocket, _) => Err(SocketError::NotASocket(path.into())),
@@ -187,28 +129,20 @@ impl Broker {
                 Err(SocketError::TooMany { path: path.into(), limit })
             }
             (Answer::Failed { errno }, _) => Err(failed(io::Error::from_raw_os_error(errno))),
-            (Answer::Lost, _) => Err(failed(Errno::IO.into())),
         }
     }
 
     /// Has the loop call `on_end` when the broker and what keeps it are gone.
+    ///
+    /// # Errors
+    /// No descriptor is left.
     pub(crate) fn on_end(
-        self: &Arc<Self>,
+        &self,
         events: &LoopHandle,
         on_end: impl FnOnce() + Send + 'static,
     ) -> io::Result<Registration> {
-        let broker = self.clone();
-        let channel = lock(&self.channel).0.try_clone()?;
-        Ok(events.add(OnClose::new(channel, move || {
-            broker.has_ended.store(true, Ordering::Relaxed);
-            on_end();
-        })))
+        self.0.on_end(events, on_end)
     }
-}
-
-fn is_readable_within(channel: &OwnedFd, limit: Duration) -> bool {
-    let limit = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: 0 };
-    poll(&mut [PollFd::new(channel, PollFlags::IN)], Some(&limit)) == Ok(1)
 }
 
 impl SocketNames for Broker {
@@ -229,7 +163,7 @@ impl SocketNames for Broker {
     }
 
     fn pair(&self) -> io::Result<(UnixListener, OwnedFd)> {
-        let (answer, fds) = self.ask(Request::Pair)?;
+        let (answer, fds) = self.0.ask(Request::Pair)?;
         match (answer, <[OwnedFd; 2]>::try_from(fds)) {
             (Answer::Done { .. }, Ok([listener, connected])) => Ok((listener.into(), connected)),
             (Answer::Failed { errno }, _) => Err(io::Error::from_raw_os_error(errno)),
@@ -243,7 +177,7 @@ impl SocketNames for Broker {
     }
 
     fn fill(&self, name: NameId) -> io::Result<()> {
-        match self.ask(Request::Fill { name })?.0 {
+        match self.0.ask(Request::Fill { name })?.0 {
             Answer::Done { .. } => Ok(()),
             Answer::Failed { errno } => Err(io::Error::from_raw_os_error(errno)),
             _ => Err(Errno::INVAL.into()),
@@ -251,11 +185,11 @@ impl SocketNames for Broker {
     }
 
     fn is_up(&self) -> Option<bool> {
-        Some(!self.has_ended.load(Ordering::Relaxed))
+        Some(self.0.is_up())
     }
 
     fn remove(&self, name: NameId) {
-        if let Err(error) = self.ask(Request::Remove { name }) {
+        if let Err(error) = self.0.ask(Request::Remove { name }) {
             tracing::warn!(%error, "a socket's name is left");
         }
     }
@@ -266,15 +200,11 @@ fn no_socket() -> io::Error {
 }
 
 /// Serves the daemon until it ends.
-fn serve(channel: &OwnedFd, rules: &BrokerLimits, notes: File) {
+fn serve(service: &Service<Request, Answer>, rules: &BrokerLimits, notes: File) {
     let names = LocalNames::noted_in(notes);
-    while let Ok((Some(Numbered { number, what }), _)) = receive(channel) {
-        let (what, fds) =
-            carry_out(&names, rules, what).unwrap_or_else(|error| (answer_of(&error), Vec::new()));
-        if send(channel, &Numbered { number, what }, &fds).is_err() {
-            break;
-        }
-    }
+    service.serve(|request| {
+        carry_out(&names, rules, request).unwrap_or_else(|error| (answer_of(&error), Vec::new()))
+    });
     names.remove_all();
 }
 
@@ -349,6 +279,7 @@ fn carry_out(
 mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
+    use std::time::Duration;
 
     struct Place(PathBuf);
 

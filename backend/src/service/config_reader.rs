@@ -9,44 +9,32 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::Duration;
 
-use ism_device::sync::lock;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, read_text};
-use crate::service::fork;
-use crate::service::packets::{receive, send};
+use crate::service::helper::{Helper, Service};
 use crate::vhost::event_loop::{LoopHandle, Registration};
-use crate::vhost::on_close::OnClose;
 
 /// Longest wait for the process: the file may be on another host.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Open the file. The answer has the same number.
+/// Open the file.
 #[derive(Debug, Serialize, Deserialize)]
-struct Request {
-    number: u64,
-}
+struct Request;
 
-#[derive(Debug, Serialize, Deserialize)]
-struct Answer {
-    number: u64,
-    /// Why there is no descriptor.
-    errno: Option<i32>,
-}
+/// The descriptor is beside it; else the errno says why there is none.
+type Answer = Result<(), i32>;
 
 /// What reads the file.
 #[derive(Debug)]
 pub(crate) struct ConfigReader {
     path: PathBuf,
-    /// The process, if this one may not open files. With the number of the last request.
-    process: Option<Mutex<(OwnedFd, u64)>>,
+    /// The process, if this one may not open files.
+    process: Option<Helper<Request, Answer>>,
 }
 
 impl ConfigReader {
@@ -60,20 +48,12 @@ impl ConfigReader {
     /// # Errors
     /// The kernel makes no socket or no process.
     pub(crate) fn start(path: &Path, confine: impl FnOnce() -> bool) -> io::Result<ConfigReader> {
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        set_socket_timeout(&ours, Timeout::Recv, Some(TIMEOUT))?;
-        let mut ours = Some(ours);
-        fork::in_child(|| {
-            // Else the end of the daemon would not be seen.
-            drop(ours.take());
-            let _ = rustix::thread::set_name(c"config-reader");
+        let process = Helper::start(c"config-reader", Some(TIMEOUT), |service| {
             if confine() {
-                serve(&theirs, path);
+                serve(service, path);
             }
         })?;
-        let process = Some(Mutex::new((ours.ok_or(Errno::BADF)?, 0)));
-        Ok(ConfigReader { path: path.into(), process })
+        Ok(ConfigReader { path: path.into(), process: Some(process) })
     }
 
     /// Has the loop call `on_end` when the process is gone. `None`: there is none.
@@ -85,8 +65,7 @@ impl ConfigReader {
         events: &LoopHandle,
         on_end: impl FnOnce() + Send + 'static,
     ) -> io::Result<Option<Registration>> {
-        let channel = self.process.as_ref().map(|process| lock(process).0.try_clone());
-        Ok(channel.transpose()?.map(|channel| events.add(OnClose::new(channel, on_end))))
+        self.process.as_ref().map(|process| process.on_end(events, on_end)).transpose()
     }
 
     /// The text of the file as it is now.
@@ -96,7 +75,7 @@ impl ConfigReader {
     pub(crate) fn text(&self) -> Result<String, ConfigError> {
         let opened = match &self.process {
             None => open(&self.path),
-            Some(process) => ask(&mut lock(process)),
+            Some(process) => ask(process),
         };
         let file =
             opened.map_err(|source| ConfigError::Read { path: self.path.clone(), source })?;
@@ -104,40 +83,18 @@ impl ConfigReader {
     }
 }
 
-fn ask((channel, number): &mut (OwnedFd, u64)) -> io::Result<OwnedFd> {
-    *number += 1;
-    send(channel, &Request { number: *number }, &[])?;
-    loop {
-        let (answer, fds) = receive::<Answer>(channel)?;
-        match answer {
-            None => return Err(io::Error::other("the process that reads it has ended")),
-            // Of a request that was given up.
-            Some(answer) if answer.number != *number => {}
-            Some(Answer { errno: Some(errno), .. }) => {
-                return Err(io::Error::from_raw_os_error(errno));
-            }
-            Some(_) => {
-                let file = fds.into_iter().next();
-                return file.ok_or_else(|| io::Error::other("it was not opened"));
-            }
-        }
-    }
+fn ask(process: &Helper<Request, Answer>) -> io::Result<OwnedFd> {
+    let (answer, fds) = process.ask(Request)?;
+    answer.map_err(io::Error::from_raw_os_error)?;
+    fds.into_iter().next().ok_or_else(|| io::Error::other("it was not opened"))
 }
 
 /// Serves the daemon until it ends.
-fn serve(channel: &OwnedFd, path: &Path) {
-    while let Ok((Some(Request { number }), _)) = receive(channel) {
-        let sent = match open(path) {
-            Ok(file) => send(channel, &Answer { number, errno: None }, &[file]),
-            Err(error) => {
-                let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                send(channel, &Answer { number, errno: Some(errno) }, &[])
-            }
-        };
-        if sent.is_err() {
-            break;
-        }
-    }
+fn serve(service: &Service<Request, Answer>, path: &Path) {
+    service.serve(|Request| match open(path) {
+        Ok(file) => (Ok(()), vec![file]),
+        Err(error) => (Err(error.raw_os_error().unwrap_or(libc::EIO)), Vec::new()),
+    });
 }
 
 /// Opens a regular file: of another one, reading might never end.

@@ -12,6 +12,7 @@ mod error;
 #[allow(unsafe_code, reason = "no crate makes a process without `unsafe`")]
 mod fork;
 mod guests;
+mod helper;
 mod leave;
 mod logging;
 pub mod management;
