@@ -63,7 +63,7 @@ impl Devices {
                 dmbs: sum.dmbs + device.dmbs,
                 attached: sum.attached + device.attached,
                 slabs: sum.slabs + device.slabs,
-                commands: sum.commands + device.commands,
+                commands: sum.commands + device.counts.commands,
             },
         )
     }

@@ -3,24 +3,77 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
 use virtio_ism_abi::Status;
 
-/// Events of a device since its front end joined. Relaxed: nothing is ordered by a count.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) commands: Count,
-    pub(super) refusals: ByStatus,
-    pub(super) moves: Count,
-    pub(super) move_bytes: Count,
-    pub(super) move_refusals: ByStatus,
-    pub(super) signals: Count,
-    pub(super) kicks_saved: Count,
-    pub(super) coalesced: Count,
-    pub(super) wakes: Count,
-    pub(super) sw_events: Count,
-    pub(super) sw_events_lost: Count,
-    pub(super) leaves_asked: Count,
-    pub(super) leaves_done: Count,
+/// The one list of counters. A row makes the counter of the device, its field of [`Counts`] and its row
+/// of [`Counts::ALL`], from which the daemon's JSON, its metrics and `smc stat` come.
+macro_rules! counters {
+    ($($name:ident, $metric:literal, $help:literal;)*) => {
+        /// Events of a device since its front end joined. Relaxed: nothing is ordered by a count.
+        #[derive(Debug, Default)]
+        pub(super) struct Counters {
+            $(pub(super) $name: Count,)*
+            pub(super) refusals: ByStatus,
+            pub(super) move_refusals: ByStatus,
+        }
+
+        impl Counters {
+            /// All but the refusals, as counted now.
+            pub(super) fn get(&self) -> Counts {
+                Counts { $($name: self.$name.get(),)* }
+            }
+        }
+
+        /// Events that a device has counted.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct Counts {
+            $(#[doc = concat!($help, ".")] pub $name: u64,)*
+        }
+
+        impl Counts {
+            /// The counters in the order in which they are shown.
+            pub const ALL: &[Counter] = &[$(Counter {
+                name: stringify!($name),
+                metric: $metric,
+                help: $help,
+                get: |counts| counts.$name,
+            },)*];
+
+            /// Adds what another device has counted.
+            pub fn add(&mut self, other: &Counts) {
+                $(self.$name = self.$name.saturating_add(other.$name);)*
+            }
+        }
+    };
+}
+
+counters! {
+    commands, "commands", "Control commands done";
+    moves, "moves", "Moves done";
+    move_bytes, "move_bytes", "Payload bytes moved";
+    signals, "signals", "Signals asked for";
+    kicks_saved, "kicks_saved", "Signals that needed no kick because the owner was awake";
+    coalesced, "signals_coalesced", "Signals that needed no record because one was pending";
+    wakes, "wakes", "Wake records posted to this device";
+    sw_events, "sw_events", "Software events delivered to this device";
+    sw_events_lost, "sw_events_lost", "Software events lost by this device";
+    leaves_asked, "leaves_asked", "Times that a driver with DMBs was asked to leave";
+    leaves_done, "leaves_done", "Times that a driver has left that was asked to";
+}
+
+/// A row of [`Counts::ALL`].
+#[derive(Clone, Copy, Debug)]
+pub struct Counter {
+    /// Name of the field, and of the key in JSON.
+    pub name: &'static str,
+    /// Name of the metric, without prefix and suffix.
+    pub metric: &'static str,
+    /// Events that are counted, in words.
+    pub help: &'static str,
+    /// The count.
+    pub get: fn(&Counts) -> u64,
 }
 
 #[derive(Debug, Default)]

@@ -303,19 +303,9 @@ impl Device {
         let mut info = DeviceInfo {
             name: self.name.clone(),
             window_size: self.handle.window(),
-            commands: counters.commands.get(),
+            counts: counters.get(),
             refusals: counters.refusals.get(),
-            moves: counters.moves.get(),
-            move_bytes: counters.move_bytes.get(),
             move_refusals: counters.move_refusals.get(),
-            signals: counters.signals.get(),
-            kicks_saved: counters.kicks_saved.get(),
-            coalesced: counters.coalesced.get(),
-            wakes: counters.wakes.get(),
-            sw_events: counters.sw_events.get(),
-            sw_events_lost: counters.sw_events_lost.get(),
-            leaves_asked: counters.leaves_asked.get(),
-            leaves_done: counters.leaves_done.get(),
             ..DeviceInfo::default()
         };
         let state = lock(&self.state);

@@ -87,6 +87,7 @@ mod transfer;
 mod wake_slot;
 mod window;
 
+pub use counters::{Counter, Counts};
 pub use device::{CloseReason, Device};
 pub use doorbell::DoorbellFd;
 pub use fabric::{DeviceConfig, Fabric, FabricConfig, FabricError, JoinError};

@@ -218,7 +218,7 @@ fn table(guests: &[Guest]) -> String {
             front_end,
             guest.dmbs.to_string(),
             guest.peers.to_string(),
-            guest.move_bytes.to_string(),
+            guest.counts.move_bytes.to_string(),
             (sum(&guest.refusals) + sum(&guest.move_refusals)).to_string(),
             sum(&guest.faults).to_string(),
             socket,

@@ -9,7 +9,7 @@ use prometheus_client::registry::Registry;
 
 use crate::vhost::FAULTS;
 use crate::vhost::device_slot::GuestStatus;
-use ism_device::DeviceInfo;
+use ism_device::{Counts, DeviceInfo};
 use virtio_ism_abi::Status;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -38,20 +38,6 @@ const GAUGES: &[(&str, &str, Value)] = &[
     ("peers", "Related peers", |d| d.peers),
     ("leaving", "Devices whose drivers were asked to leave", |d| d.is_leaving.into()),
     ("window_bytes", "Size of the window; 0 if the front end cannot map", |d| d.window_size),
-];
-
-const COUNTERS: &[(&str, &str, Value)] = &[
-    ("commands", "Control commands done", |d| d.commands),
-    ("moves", "Moves done", |d| d.moves),
-    ("move_bytes", "Payload bytes moved", |d| d.move_bytes),
-    ("signals", "Signals asked for", |d| d.signals),
-    ("kicks_saved", "Signals that needed no kick", |d| d.kicks_saved),
-    ("signals_coalesced", "Signals for which a record was pending", |d| d.coalesced),
-    ("wakes", "Wake records posted", |d| d.wakes),
-    ("sw_events", "Software events delivered", |d| d.sw_events),
-    ("sw_events_lost", "Software events lost", |d| d.sw_events_lost),
-    ("leaves_asked", "Times that a driver with DMBs was asked to leave", |d| d.leaves_asked),
-    ("leaves_done", "Times that a driver has left that was asked to", |d| d.leaves_done),
 ];
 
 /// A guest with the devices of its front ends.
@@ -147,8 +133,10 @@ pub(crate) fn render(statuses: &[GuestStatus], is_broker_up: Option<bool>) -> St
     counter(&mut registry, "refused_connections", refused, &|devices| {
         devices.guest.pool.as_ref().map_or(0, |pool| pool.refused)
     });
-    for (name, help, value) in COUNTERS {
-        counter(&mut registry, name, help, &|devices| value(&devices.counted()));
+    for row in Counts::ALL {
+        counter(&mut registry, row.metric, row.help, &|devices| {
+            (row.get)(&devices.counted().counts)
+        });
     }
 
     let reasons = |registry: &mut Registry, name, help, list: &dyn Fn(&Devices<'_>) -> Reasons| {
@@ -188,15 +176,20 @@ mod tests {
     use super::*;
     use crate::config::GuestSpec;
     use crate::vhost::device_slot::{MemberInfo, PoolInfo};
+    use ism_device::Counter;
+
+    fn moves(moves: u64) -> Counts {
+        Counts { moves, ..Counts::default() }
+    }
 
     #[test]
     fn every_counter_has_a_line_per_guest() {
-        let mut device = DeviceInfo { moves: 7, ..DeviceInfo::default() };
+        let mut device = DeviceInfo { counts: moves(7), ..DeviceInfo::default() };
         device.refusals[usize::from(Status::Enoent.code())] = 3;
         let guest = GuestStatus {
             spec: GuestSpec::new("/run/vm1.sock"),
             device: Some(device),
-            ended: DeviceInfo { moves: 3, peers: 9, ..DeviceInfo::default() },
+            ended: DeviceInfo { counts: moves(3), peers: 9, ..DeviceInfo::default() },
             connections: 2,
             hanging: 0,
             touched_bytes: 0,
@@ -217,12 +210,16 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }
+        for Counter { metric, .. } in Counts::ALL {
+            let line = format!("ism_{metric}_total{{guest=\"vm1\",chid=\"ff00\"}} ");
+            assert!(text.contains(&line), "{line} is missing in\n{text}");
+        }
         assert!(!text.contains("einval"), "zero counts of reasons are left out");
     }
 
     #[test]
     fn a_pool_counts_for_the_front_ends_that_it_has_and_had() {
-        let with_moves = |moves| DeviceInfo { moves, peers: 1, ..DeviceInfo::default() };
+        let with_moves = |n| DeviceInfo { counts: moves(n), peers: 1, ..DeviceInfo::default() };
         let spec = GuestSpec { devices: Some(8), ..GuestSpec::new("/run/any.sock") };
         let status = |name: &str, device| GuestStatus {
             spec: GuestSpec { name: name.into(), ..spec.clone() },

@@ -376,7 +376,7 @@ impl Drop for Leave<'_> {
         let mut members = lock(&self.inner.members);
         members.ended.add_counters(&ended);
         if let Some(member) = members.all.get_mut(&self.number) {
-            let held = if ended.commands == 0 { HELD } else { Duration::ZERO };
+            let held = if ended.counts.commands == 0 { HELD } else { Duration::ZERO };
             member.gone = Some(member.granted + held);
         }
         members.forget_ended();

@@ -202,7 +202,8 @@ fn ctl_drain_has_the_drivers_of_one_guest_leave_and_keeps_it() {
     assert_eq!(pair.b.transfer(pair.token, &[(0, b"moved")], false), Status::Ok);
     let mut client = Client::connect(place.path("m")).unwrap();
     let guests = client.list().unwrap();
-    let counts = |n: usize| (guests[n].leaving, guests[n].leaves_asked, guests[n].leaves_done);
+    let counts =
+        |n: usize| (guests[n].leaving, guests[n].counts.leaves_asked, guests[n].counts.leaves_done);
     assert_eq!((counts(0), counts(1)), ((false, 0, 0), (true, 1, 1)));
     let metrics = client.metrics().unwrap();
     assert!(metrics.contains("ism_leaves_done_total{guest=\"b\",chid=\"ff00\"} 1"), "{metrics}");

@@ -34,7 +34,7 @@ fn guests_are_added_listed_and_removed() {
     let guests = client.list().unwrap();
     assert!(guests.iter().all(|guest| guest.connected));
     assert_eq!(guests[0].gid.as_deref(), Some(gid_a.to_string().as_str()));
-    assert_eq!((guests[0].moves, guests[0].move_bytes), (1, 5));
+    assert_eq!((guests[0].counts.moves, guests[0].counts.move_bytes), (1, 5));
     assert_eq!(guests[0].move_refusals.get("enoent"), Some(&1));
     assert_eq!((guests[1].dmbs, guests[1].dmb_bytes), (1, 65536));
     assert_eq!(guests[1].gid.as_deref(), Some(gid_b.to_string().as_str()));

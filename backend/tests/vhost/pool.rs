@@ -112,14 +112,14 @@ fn each_connection_of_a_pool_is_a_device_of_its_own() {
     assert_eq!((guests[0].devices, guests[0].devices_in_use), (Some(8), Some(2)));
     assert_eq!((guests[0].connected, guests[0].connections), (true, 2));
     assert_eq!(guests[1].gid.as_deref(), Some(gid_a.to_string().as_str()));
-    assert_eq!((guests[1].moves, guests[2].dmbs), (1, 1));
+    assert_eq!((guests[1].counts.moves, guests[2].dmbs), (1, 1));
     let own = Some(std::process::id().cast_signed());
     assert_eq!((guests[2].pid, guests[2].pool.as_deref()), (own, Some("any")));
 
     // The end of one is seen by the other, and its device is free.
     drop(a);
     eventually("the end of a device", || daemon.list().len() == 2);
-    assert_eq!(daemon.list()[0].ended.moves, 1);
+    assert_eq!(daemon.list()[0].ended.counts.moves, 1);
     assert!(daemon.metrics().contains("ism_moves_total{guest=\"any\",chid=\"ff00\"} 1"));
     daemon.remove_guest("any").unwrap();
     b.wait_cut();

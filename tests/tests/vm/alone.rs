@@ -71,9 +71,9 @@ fn a_guest_that_registers_and_drops_at_full_speed_leaves_others_their_throughput
     busy.kill();
     let mut churn = rogue(&c, &["churn", "pci", "own", "3600"]);
     println!("{}", churn.line());
-    let before = bed.counters("c").commands;
+    let before = bed.counters("c").counts.commands;
     let disturbed = throughput(&b, &a);
-    let commands = bed.counters("c").commands - before;
+    let commands = bed.counters("c").counts.commands - before;
     let again = c.spawn("true");
     drop((churn, again));
     println!(

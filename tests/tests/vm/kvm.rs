@@ -128,8 +128,8 @@ impl Counts {
     fn now(bed: &Bed, guests: &[Guest; 2]) -> Counts {
         let ports = bed.list();
         Counts {
-            kicks: ports.iter().map(|port| port.signals - port.kicks_saved).sum(),
-            wakes: ports.iter().map(|port| port.wakes).sum(),
+            kicks: ports.iter().map(|port| port.counts.signals - port.counts.kicks_saved).sum(),
+            wakes: ports.iter().map(|port| port.counts.wakes).sum(),
             qemu_exits: guests.iter().map(|guest| statistic(guest, "mmio_exits")).sum(),
         }
     }

@@ -283,5 +283,5 @@ fn stats_have_the_order_of_the_contract_and_count_since_hello() {
     assert_eq!(b.stats(), [0, 0, 1, 1, 0, 1, 3, 1, 3, 100, 1, 3, 0, 0, 0, 0], "user");
     b.hello();
     assert_eq!(b.stats()[stat::COMMANDS], 1, "HELLO itself");
-    assert_eq!(b.device.info().moves, 3, "the operator's counters go on");
+    assert_eq!(b.device.info().counts.moves, 3, "the operator's counters go on");
 }

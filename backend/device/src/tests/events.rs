@@ -101,7 +101,7 @@ fn peer_down_is_the_last_word_of_a_peer() {
     assert!(matches!(events[3], Event::SwEvent { code: 3, .. }));
     let Event::SlabWake(wake) = events[4] else { panic!() };
     assert_eq!((wake.n.get(), wake.slabs[0]), (1, other.slab_id));
-    assert_eq!(a.device.info().sw_events_lost, 2);
+    assert_eq!(a.device.info().counts.sw_events_lost, 2);
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_kick_storm_is_one_record() {
     }
     assert_eq!(a.notifier.count(), 1);
     assert_eq!(a.events().len(), 1);
-    assert_eq!(a.device.info().coalesced, 999);
+    assert_eq!(a.device.info().counts.coalesced, 999);
 }
 
 #[test]

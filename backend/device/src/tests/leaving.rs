@@ -74,7 +74,7 @@ fn a_driver_has_left_when_it_says_so_and_its_dmbs_stay() {
     a.left(1).unwrap();
     assert_eq!((group.staying(), group.wait(SECOND)), (0, 0));
     let info = a.device.info();
-    assert_eq!((info.dmbs, info.leaves_asked, info.leaves_done), (1, 1, 1));
+    assert_eq!((info.dmbs, info.counts.leaves_asked, info.counts.leaves_done), (1, 1, 1));
     b.kick(token);
     assert!(matches!(a.events()[..], [Event::Leave { .. }, Event::SlabWake(_)]));
 }
@@ -98,7 +98,7 @@ fn a_driver_has_left_when_its_last_dmb_is_gone_or_its_session_is() {
             _ => a.device.leave(),
         }
         assert_eq!(group.staying(), 0, "{how}");
-        assert_eq!(a.device.info().leaves_done, 1, "{how}");
+        assert_eq!(a.device.info().counts.leaves_done, 1, "{how}");
     }
 }
 
@@ -113,7 +113,7 @@ fn drivers_without_dmbs_or_without_the_feature_are_not_waited_for() {
     }
     assert!(old.events().is_empty(), "it does not know the record");
     assert_eq!(old.left(1), Err(Status::Einval), "nor the command");
-    assert_eq!(old.device.info().leaves_asked, 0);
+    assert_eq!(old.device.info().counts.leaves_asked, 0);
 }
 
 #[test]
@@ -311,7 +311,7 @@ proptest! {
                 prop_assert_eq!(group.staying(), usize::from(*counts), "{:?}", step);
             }
             let (info, staying) = (a.device.info(), groups.iter().filter(|d| d.1).count());
-            prop_assert_eq!(info.leaves_asked - info.leaves_done, staying as u64);
+            prop_assert_eq!(info.counts.leaves_asked - info.counts.leaves_done, staying as u64);
             prop_assert_eq!(info.is_leaving, last > 0);
         }
     }

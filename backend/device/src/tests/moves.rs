@@ -125,7 +125,7 @@ fn a_signal_on_guest_memory_reports_idx_and_all_masks_once() {
     let [Event::DmbSignal(signal)] = owner.events()[..] else { panic!() };
     assert_eq!(signal.n.get(), 1);
     assert_eq!((signal.entries[0].idx.get(), signal.entries[0].mask.get()), (7, 0x1001));
-    assert_eq!(owner.device.info().coalesced, 2);
+    assert_eq!(owner.device.info().counts.coalesced, 2);
     assert_eq!(user.kick(token), Status::Ok);
     assert_eq!(owner.events().len(), 1, "reported again after it was taken");
 }
@@ -153,7 +153,7 @@ fn a_move_into_the_window_does_what_a_user_does() {
     assert_eq!(owner.front.read(dmb.dmb_off.get() + 64, 4), b"data");
     assert_eq!(line().take(), 1 << dmb.bit);
     assert!(owner.event().is_none(), "awake: no wake");
-    assert_eq!(user.device.info().kicks_saved, 1);
+    assert_eq!(user.device.info().counts.kicks_saved, 1);
     assert!(line().arm());
     assert_eq!(user.mv(token, &[(0, &[2; 32])], true), Status::Ok);
     let [Event::SlabWake(wake)] = owner.events()[..] else { panic!() };

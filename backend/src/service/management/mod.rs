@@ -25,5 +25,6 @@ mod wire;
 
 pub use crate::service::reload::ReloadInfo;
 pub use client::{Client, ClientError};
+pub use ism_device::{Counter, Counts};
 pub(crate) use server::{Access, Server};
 pub use wire::{AddGuest, Guest};

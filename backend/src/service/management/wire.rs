@@ -11,6 +11,7 @@ use crate::service::leave::LeaveInfo;
 use crate::service::reload::ReloadInfo;
 use crate::vhost::FAULTS;
 use crate::vhost::device_slot::GuestStatus;
+use ism_device::Counts;
 use virtio_ism_abi::Status;
 
 /// A request as the server reads it.
@@ -144,30 +145,11 @@ pub struct Guest {
     pub attached_slab_bytes: u64,
     /// Related peers.
     pub peers: u64,
-    /// Commands done.
-    pub commands: u64,
-    /// Moves done.
-    pub moves: u64,
-    /// Payload bytes moved.
-    pub move_bytes: u64,
-    /// Signals asked for.
-    pub signals: u64,
-    /// Signals that needed no kick because the owner was awake.
-    pub kicks_saved: u64,
-    /// Signals that needed no record because one was pending.
-    pub coalesced: u64,
-    /// Wake records posted.
-    pub wakes: u64,
-    /// Software events delivered.
-    pub sw_events: u64,
-    /// Software events lost.
-    pub sw_events_lost: u64,
+    /// Events that its devices have counted.
+    #[serde(flatten)]
+    pub counts: Counts,
     /// Whether a driver was asked to leave, so that its device takes on nothing new.
     pub leaving: bool,
-    /// Times that a driver with DMBs was asked to leave.
-    pub leaves_asked: u64,
-    /// Times that it has left.
-    pub leaves_done: u64,
     /// Commands refused, by status.
     pub refusals: BTreeMap<String, u64>,
     /// Moves refused, by status.
@@ -210,18 +192,8 @@ impl From<&GuestStatus> for Guest {
             slab_bytes: device.slab_bytes,
             attached_slab_bytes: device.attached_slab_bytes,
             peers: device.peers,
-            commands: device.commands,
-            moves: device.moves,
-            move_bytes: device.move_bytes,
-            signals: device.signals,
-            kicks_saved: device.kicks_saved,
-            coalesced: device.coalesced,
-            wakes: device.wakes,
-            sw_events: device.sw_events,
-            sw_events_lost: device.sw_events_lost,
+            counts: device.counts,
             leaving: device.is_leaving,
-            leaves_asked: device.leaves_asked,
-            leaves_done: device.leaves_done,
             refusals: by_status(&device.refusals),
             move_refusals: by_status(&device.move_refusals),
             faults: faults.map(|(fault, n)| (fault.name().to_owned(), n)).collect(),
@@ -260,6 +232,20 @@ mod tests {
             let text = serde_json::to_string(&call).unwrap();
             serde_json::from_str::<Request>(&text).unwrap();
         }
+    }
+
+    #[test]
+    fn each_counter_of_a_device_is_a_key_of_its_guest() {
+        let keys = Counts::ALL.iter().zip(1_u64..).map(|(counter, n)| (counter.name, n));
+        let json = serde_json::to_string(&keys.collect::<BTreeMap<_, _>>()).unwrap();
+        let guest: Guest = serde_json::from_str(&json).unwrap();
+        let written = serde_json::to_value(&guest).unwrap();
+        for (counter, n) in Counts::ALL.iter().zip(1_u64..) {
+            assert_eq!((counter.get)(&guest.counts), n, "{counter:?}");
+            assert_eq!(written[counter.name], n, "{counter:?}");
+        }
+        // An older daemon may count less.
+        assert_eq!(serde_json::from_str::<Guest>("{\"moves\":2}").unwrap().counts.moves, 2);
     }
 
     #[test]

@@ -162,8 +162,8 @@ fn counters(fabric: &TemporaryFabric, tap: &Tap) -> Result<String, CliError> {
         "   The TCP connection below SMC carried {} bytes: the handshake, and nothing since.\n   The \
          daemon copied {} bytes, and was asked {} times to wake a sleeping peer.\n",
         tap.total(),
-        sum(|guest| guest.move_bytes),
-        sum(|guest| guest.signals.saturating_sub(guest.kicks_saved)),
+        sum(|guest| guest.counts.move_bytes),
+        sum(|guest| guest.counts.signals.saturating_sub(guest.counts.kicks_saved)),
     ))
 }
 

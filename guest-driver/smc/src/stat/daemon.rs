@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::iter;
 use std::time::Duration;
 
 use serde::Serialize;
-use vhost_device_ism::management::Guest;
+use vhost_device_ism::management::{Counter, Counts, Guest};
 
 use super::table::{row, size, table};
 
@@ -45,8 +46,10 @@ pub(super) fn render(guests: &[Guest], rates: Option<(Duration, &[Guest])>) -> S
 
 fn render_fabric(fabric: &Fabric<'_>, rates: Option<(Duration, &[Guest])>) -> String {
     let mut what = table(&["guest", "GID", "peers", "DMBs", "bytes", "attached", "slabs", "bytes"]);
-    let headings = ["guest", "commands", "moves", "bytes", "signals", "saved", "wakes", "lost"];
-    let mut how = table(&headings);
+    let columns = counted(&fabric.guests);
+    let headings: Vec<String> = columns.iter().map(|row| row.name.replace('_', " ")).collect();
+    let mut how =
+        table(&iter::once("guest").chain(headings.iter().map(String::as_str)).collect::<Vec<_>>());
     let mut trouble = String::new();
     for guest in &fabric.guests {
         let gid = match (&guest.gid, guest.connected) {
@@ -69,16 +72,8 @@ fn render_fabric(fabric: &Fabric<'_>, rates: Option<(Duration, &[Guest])>) -> St
                 size(guest.slab_bytes),
             ],
         );
-        let counters = counters(guest);
-        let shown = match rates.and_then(|(time, old)| Some((time, same_session(old, guest)?))) {
-            Some((time, old)) => per_second(counters, self::counters(old), time),
-            None => counters.map(|n| n as f64),
-        };
-        let [commands, moves, bytes, signals, saved, wakes, lost] = shown;
-        let n = |n: f64| format!("{n:.0}");
-        let cells =
-            [n(commands), n(moves), size(bytes as u64), n(signals), n(saved), n(wakes), n(lost)];
-        row(&mut how, &guest.name, cells);
+        let before = rates.and_then(|(time, old)| Some((time, same_session(old, guest)?)));
+        row(&mut how, &guest.name, columns.iter().map(|row| count(row, guest, before)));
         let reasons =
             [("commands refused", &guest.refusals), ("moves refused", &guest.move_refusals)];
         for (kind, counts) in reasons.into_iter().chain([("faults", &guest.faults)]) {
@@ -86,6 +81,9 @@ fn render_fabric(fabric: &Fabric<'_>, rates: Option<(Duration, &[Guest])>) -> St
                 let _ = writeln!(trouble, "  {}: {kind}, {reason}: {count}", guest.name);
             }
         }
+    }
+    if columns.is_empty() {
+        return format!("{what}\n{trouble}");
     }
     let counted = if rates.is_some() { "per second" } else { "of all connections so far" };
     format!("{what}\n{counted}:\n{how}\n{trouble}")
@@ -101,16 +99,20 @@ fn pool(guest: &Guest) -> String {
     }
 }
 
-fn counters(guest: &Guest) -> [u64; 7] {
-    [
-        guest.commands,
-        guest.moves,
-        guest.move_bytes,
-        guest.signals,
-        guest.kicks_saved,
-        guest.wakes,
-        guest.sw_events_lost,
-    ]
+/// Counters that have counted something at some guest.
+fn counted(guests: &[&Guest]) -> Vec<&'static Counter> {
+    let is_zero = |row: &Counter| guests.iter().all(|guest| (row.get)(&guest.counts) == 0);
+    Counts::ALL.iter().filter(|row| !is_zero(row)).collect()
+}
+
+/// A counter as text; with what there was some time ago, its rate.
+fn count(row: &Counter, guest: &Guest, before: Option<(Duration, &Guest)>) -> String {
+    let now = (row.get)(&guest.counts);
+    let shown = match before {
+        Some((time, old)) => per_second(now, (row.get)(&old.counts), time),
+        None => now as f64,
+    };
+    if row.name.ends_with("_bytes") { size(shown as u64) } else { format!("{shown:.0}") }
 }
 
 /// The earlier counters of a guest, unless its device has begun another session since.
@@ -118,12 +120,8 @@ fn same_session<'a>(old: &'a [Guest], guest: &Guest) -> Option<&'a Guest> {
     old.iter().find(|old| old.name == guest.name && old.gid == guest.gid)
 }
 
-fn per_second(now: [u64; 7], before: [u64; 7], time: Duration) -> [f64; 7] {
-    let mut rates = [0.0; 7];
-    for ((rate, now), before) in rates.iter_mut().zip(now).zip(before) {
-        *rate = now.saturating_sub(before) as f64 / time.as_secs_f64().max(0.001);
-    }
-    rates
+fn per_second(now: u64, before: u64, time: Duration) -> f64 {
+    now.saturating_sub(before) as f64 / time.as_secs_f64().max(0.001)
 }
 
 #[cfg(test)]
@@ -145,6 +143,17 @@ mod tests {
     }
 
     #[test]
+    fn each_counter_has_a_column_once_it_has_counted() {
+        for row in Counts::ALL {
+            let heading = row.name.replace('_', " ");
+            let counts = serde_json::from_str(&format!("{{\"{}\":77}}", row.name)).unwrap();
+            let text = render(&[Guest { counts, ..guest("vm1", "ff00") }], None);
+            assert!(text.contains(&heading) && text.contains("77"), "{heading}: {text}");
+        }
+        assert!(!render(&[guest("vm1", "ff00")], None).contains("connections so far"));
+    }
+
+    #[test]
     fn a_pool_is_shown_with_its_front_ends() {
         let any = Guest { devices: Some(8), devices_in_use: Some(1), ..guest("any", "ff00") };
         let busy = Guest { refused_connections: Some(3), ..any.clone() };
@@ -163,10 +172,12 @@ mod tests {
 
     #[test]
     fn rates_are_of_one_session_of_a_device() {
-        let old = Guest { gid: Some("1".into()), moves: 10, ..guest("a", "ff00") };
-        let now = Guest { moves: 30, ..old.clone() };
-        let rates = per_second(counters(&now), counters(&old), Duration::from_secs(2));
-        assert_eq!(rates[1], 10.0);
+        let moves = |moves| Counts { moves, ..Counts::default() };
+        let old = Guest { gid: Some("1".into()), counts: moves(10), ..guest("a", "ff00") };
+        let now = Guest { counts: moves(30), ..old.clone() };
+        let before = Some((Duration::from_secs(2), std::slice::from_ref(&old)));
+        let text = render(std::slice::from_ref(&now), before);
+        assert!(text.contains("per second") && text.contains(" 10 "), "{text}");
         let later = Guest { gid: Some("2".into()), ..now };
         assert!(same_session(&[old], &later).is_none());
     }
