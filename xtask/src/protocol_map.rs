@@ -2,7 +2,7 @@
 //! `docs/protocol-map.md`: which rule of the specifications is where, and which test shows it.
 //!
 //! The map is made of `docs/requirements.tsv`, which lists the rules, and of citations in the sources.
-//! An id in a comment of code that is no test says where a rule is kept. A comment
+//! An id in a comment of code that is no test stands at the line that keeps the rule. A comment
 //! `// Shows: CLC-54, CLC-55.` above a test says that the test shows these rules.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +17,7 @@ pub(crate) const MAP: &str = "docs/protocol-map.md";
 const RULES: &str = "docs/requirements.tsv";
 const SOURCES: [&str; 4] = ["backend", "guest-driver", "smc-core", "tests"];
 const SHOWS: &str = "// Shows: ";
+const HEAD: &str = "//! Rules kept here";
 
 /// Areas of ids, in the order of the map.
 const AREAS: [(&str, &str); 14] = [
@@ -82,9 +83,12 @@ pub(crate) enum MapError {
     /// A comment `// Shows:` has no function behind it.
     #[error("{place}: no function follows this comment")]
     NoTest { place: String },
-    /// Nothing keeps or shows a mandatory rule, and no note says why.
-    #[error("{id} is mandatory, but no code cites it, no test shows it, and it has no note")]
+    /// No line keeps a mandatory rule, and no note says why.
+    #[error("{id} is mandatory, but no line of code cites it, and it has no note")]
     Nowhere { id: String },
+    /// The head of a file lists rules, which says nothing of any line.
+    #[error("{place}: rules are cited at the lines that keep them, not in the head of a file")]
+    Head { place: String },
 }
 
 /// Area and number of a rule; areas are ordered as in [`AREAS`].
@@ -214,7 +218,9 @@ impl Citations {
                 in_tests = true;
             }
             is_for_tests = trimmed == "#[cfg(test)]" || is_for_tests && trimmed.starts_with("#[");
-            if let Some(list) = trimmed.strip_prefix(SHOWS) {
+            if trimmed.starts_with(HEAD) {
+                return Err(MapError::Head { place: format!("{name}:{}", at + 1) });
+            } else if let Some(list) = trimmed.strip_prefix(SHOWS) {
                 shown.extend(ids(list));
             } else if let Some(function) = function(line) {
                 for id in shown.drain(..) {
@@ -273,9 +279,8 @@ pub(crate) fn generate(root: &Path) -> Result<String, MapError> {
         }
     }
     for rule in &rules {
-        let cited =
-            citations.files.contains_key(&rule.id) || citations.tests.contains_key(&rule.id);
-        if rule.level == "M" && !cited && rule.note.is_empty() {
+        let is_kept = citations.files.contains_key(&rule.id);
+        if rule.level == "M" && !is_kept && rule.note.is_empty() {
             return Err(MapError::Nowhere { id: rule.id.to_string() });
         }
     }
@@ -353,6 +358,13 @@ mod tests {
     #[test]
     fn a_word_that_looks_like_an_id_is_none() {
         assert_eq!(ids("XCLC-3, A-CLC-4, CLC-x, CLC-7."), [Id { area: 1, number: 7 }]);
+    }
+
+    #[test]
+    fn a_list_of_rules_in_a_head_is_an_error() {
+        let text = "//! A file.\n//!\n//! Rules kept here: CLC-1.\n";
+        let refused = Citations::default().read("a.rs", text);
+        assert!(matches!(refused, Err(MapError::Head { place }) if place == "a.rs:3"));
     }
 
     #[test]

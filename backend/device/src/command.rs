@@ -40,6 +40,7 @@ impl Device {
         CheckedRequest::parse(request, reply_room, self.handle.features(), &self.limits)
     }
 
+    /// Does what the request says: the operations of an ISM device (EISM-31), and those of virtio-ism.
     fn execute(&self, tag: u32, request: CheckedRequest) -> Result<Outcome, Status> {
         match request {
             CheckedRequest::Hello { driver_max_idx } => self.hello(tag, driver_max_idx),

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A device as its front end sees it: sessions come and go, the window stays.
-//!
-//! Rules kept here: CLOSE-38.
 
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
@@ -237,8 +235,8 @@ impl Device {
         Ok(session)
     }
 
-    /// Ends the session. The caller holds `lifecycle`. The order is that of docs/virtio-ism.md,
-    /// "Reset, pause, departure".
+    /// Ends the session, and leaves nothing of it behind (CLOSE-38). The caller holds `lifecycle`.
+    /// The order is that of docs/virtio-ism.md, "Reset, pause, departure".
     fn end_session(&self, how: CloseReason) {
         let mut state = lock(&self.state);
         let Some(mut account) = state.account.take() else { return };

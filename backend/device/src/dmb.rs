@@ -159,7 +159,7 @@ impl Tokens {
         write(self.shard(token)).remove(&token.0);
     }
 
-    /// The DMB that `caller` may use by this number, as its only user (RMB-33, SEC-7).
+    /// The DMB that `caller` may use by this number, as its only user (RMB-33, EISM-28, SEC-7).
     ///
     /// A number that names nothing and one that names a DMB of another user take the same way:
     /// a probe, then a comparison of all bits of number and GID with something.

@@ -49,8 +49,6 @@
 //! grant has maps of its own, so the processes of one cgroup cannot fill up those of another one. A
 //! process that has a listener can pause its port, for the other processes of the cgroup as well:
 //! their connections to this port are then TCP.
-//!
-//! Rules kept here: OPT-10, OPT-11.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

@@ -39,8 +39,6 @@
 //! option to all processes of another cgroup ([`grant`]), which is how containers get it.
 //! [`Unavailable`] says what is missing and which command grants it. [`Rendezvous::listen`] on a
 //! socket that listens already needs Linux 6.12: call it earlier, or use [`Rendezvous::bind`].
-//!
-//! Rules kept here: OPT-10, OPT-11, SOCK-7.
 
 #![deny(unsafe_code)]
 
@@ -347,7 +345,8 @@ impl Rendezvous {
         self.attached().map(|attached| &*attached.path)
     }
 
-    /// Has a socket send the option when it connects to `peer`. Call this before connect(2).
+    /// Has a socket send the option when it connects to `peer`. Call this before connect(2)
+    /// (SOCK-7).
     /// `false`: the policy forbids it, and the socket connects as any other.
     ///
     /// # Errors
@@ -447,7 +446,8 @@ impl Rendezvous {
         named.map(|_| listener)
     }
 
-    /// Whether both ends of a connection have sent the option, as this end knows.
+    /// Whether both ends of a connection have sent the option, as this end knows once TCP has
+    /// connected (OPT-10). Each connection has an answer of its own (OPT-11).
     ///
     /// `None`: not known. The connection is not established, its socket was not marked, or the
     /// kernel did not save the SYN of an accepted socket. A client must take `None` for "no",

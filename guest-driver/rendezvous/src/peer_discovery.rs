@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a socket does with the answer of the TCP option: propose SMC, wait for a Proposal, or use
 //! TCP.
-//!
-//! Rules kept here: OPT-6, OPT-8, OPT-9, OPT-13, OPT-16, SOCK-7.
 
 use std::fmt;
 use std::io;
@@ -55,7 +53,7 @@ pub enum ClientAction {
         /// to propose sends a Decline.
         awaited: bool,
     },
-    /// The client sends no byte of SMC.
+    /// The client sends no byte of SMC (OPT-9), and takes nothing for it (OPT-13).
     UseTcp(TcpReason),
 }
 

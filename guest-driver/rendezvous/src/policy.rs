@@ -19,8 +19,6 @@
 //!
 //! With "smc", a program under `smc run` leaves connections to TCP that TCP is faster for. With
 //! "always-smc" it does not.
-//!
-//! Rules kept here: SEC-4.
 
 use std::fmt;
 use std::io;
@@ -49,7 +47,8 @@ pub enum AllowedProtocol {
     Smc,
     /// The same, even where TCP has been faster.
     AlwaysSmc,
-    /// TCP only: option 254 is not sent (OPT-15).
+    /// TCP only: option 254 is not sent (OPT-15). For connections that need IPsec, for example
+    /// (SEC-4).
     Tcp,
 }
 

@@ -99,8 +99,6 @@
 //! // Stores the mark and clears WRITE_HDR_OPT_CB_FLAG if this program has set it.
 //! void set_mark(s, mark, value);
 //! ```
-//!
-//! Rules kept here: OPT-6, SEC-3.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -331,6 +329,8 @@ impl<'a> Program<'a> {
         a.jump(out);
     }
 
+    /// Adds the option to a segment that has room. All else about the handshake stays the kernel's
+    /// (SEC-3).
     fn write_options(&mut self, length: Label, write: Label, out: Label) {
         let (synack_length, synack_write) = (self.a.label(), self.a.label());
         let (answered, refuse) = (self.a.label(), self.a.label());
@@ -396,6 +396,7 @@ impl<'a> Program<'a> {
         self.client(no);
     }
 
+    /// A client's connection is established. A socket that has not asked takes no answer (OPT-6).
     fn active(&mut self, here: Label, set_mark: Label, out: Label) {
         self.a.here(here);
         self.require(mark::WANT, out);

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How a connection ends.
-//!
-//! Rules kept here: OPT-17, CDC-24, CLOSE-33.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -100,7 +98,8 @@ impl Conn {
         self.tx().close.state()
     }
 
-    /// Checks the TCP connection for a reset or a late Decline. A FIN means nothing (CLOSE-44).
+    /// Checks the TCP connection for a reset or a late Decline. A FIN means nothing (CLOSE-44): TCP
+    /// stays open and idle (OPT-17).
     pub(crate) fn check_tcp(&self) {
         if self.may_outlive() {
             return self.on_tcp();
@@ -119,8 +118,8 @@ impl Conn {
         }
     }
 
-    /// TCP was reset. A peer that has closed before, of which this end has not heard yet, resets
-    /// TCP when its process ends, and nothing was lost.
+    /// TCP was reset, so the connection ends (CLOSE-33). A peer that has closed before, of which
+    /// this end has not heard yet, resets TCP when its process ends, and nothing was lost.
     fn on_tcp_reset(&self) {
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
@@ -363,7 +362,8 @@ impl Conn {
                 if tx.sender.in_flight() == 0 && tx.queue.is_empty() || self.has_failed() {
                     return;
                 }
-                // The peer need not report its last reads by itself (CDC-21), so ask it (CDC-23).
+                // The peer need not report its last reads by itself (CDC-21), so ask it (CDC-23,
+                // CDC-24).
                 tx.sender.request_update();
                 if tx.sender.publish_due() {
                     self.publish(&mut tx);

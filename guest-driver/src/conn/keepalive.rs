@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! SMC's own keepalive, and snapshots of a connection.
-//!
-//! Rules kept here: SOCK-10, SOCK-11.
 
 use std::time::{Duration, Instant};
 
@@ -29,8 +27,8 @@ impl Conn {
         *lock(&self.options.keepalive) = limit.map(|limit| Silence { limit, words, since });
     }
 
-    /// Tests the way to the peer if the connection has been silent for too long (RFC 7609 section
-    /// 4.5.3). The link group knows whether the link was silent, too.
+    /// Tests the way to the peer if the connection has been silent for too long (SOCK-10).
+    /// The link group knows whether the link was silent, too (SOCK-11).
     pub(super) fn check_keepalive(&self) {
         let mut keepalive = lock(&self.options.keepalive);
         let Some(silence) = &mut *keepalive else { return };

@@ -277,7 +277,7 @@ impl Conn {
     /// Fails if the connection has ended abnormally.
     ///
     /// # Errors
-    /// `ConnectionReset` or `ConnectionAborted`.
+    /// `ConnectionReset` or `ConnectionAborted` (SOCK-20).
     fn check(&self) -> io::Result<()> {
         match self.end.failure() {
             None | Some(Failure::Ended) => Ok(()),

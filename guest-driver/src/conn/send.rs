@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The send side: into the peer's ring.
-//!
-//! Rules kept here: CDC-27.
 
 use std::io::{self, IoSlice};
 
@@ -17,8 +15,8 @@ const PIECES_PER_DELIVERY: usize = 8;
 
 impl Conn {
     /// Writes the slices and returns the number of bytes. A blocking call returns when all bytes
-    /// are in the peer's ring or in the send queue, as TCP's does when they are in its send buffer, or
-    /// with fewer if it ends early.
+    /// are in the peer's ring or in the send queue (CDC-27), as TCP's does when they are in its send
+    /// buffer, or with fewer if it ends early.
     ///
     /// # Errors
     /// No byte was written: the connection has failed, this end writes no more, there is no room
@@ -140,7 +138,8 @@ impl Conn {
         }
     }
 
-    /// Writes `n` bytes of the slices from byte `skip` on, and sends the words.
+    /// Writes `n` bytes of the slices from byte `skip` on, at which it does not look (SEC-5), and
+    /// sends the words at once (CDC-25).
     pub(super) fn put(
         &self,
         tx: &mut Tx,

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The client's handshake on a connected TCP stream, one step at a time and never waiting.
-//!
-//! Rules kept here: CLC-41, CLC-42.
 
 use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
@@ -236,7 +234,8 @@ fn connect(params: &ClientParams<'_>, accepted: AcceptedR) -> Result<Connecting,
 }
 
 /// Takes an own buffer, attaches the server's and sends Confirm. If one of them fails, sends a
-/// Decline: this is the last moment at which a client may (CLC-52).
+/// Decline: this is the last moment at which a client may (CLC-52). Behind Confirm data may flow at
+/// once (CLC-41, CLC-42).
 fn confirm(
     tcp: &TcpStream,
     params: &ClientParams<'_>,

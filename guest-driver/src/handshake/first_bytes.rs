@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The first bytes of a client, which show whether it proposes SMC.
-//!
-//! Rules kept here: CLC-54, CLC-55.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -10,7 +8,8 @@ use smc_core::wire::clc::{Guess, looks_like_clc};
 
 use super::tcp::peek;
 
-/// Bytes that a server looks at: a CLC header. Half of it is an eye catcher, which decides; the rest
+/// Bytes that a server looks at: a CLC header. Half of it is an eye catcher, which decides (CLC-54,
+/// CLC-55); the rest
 /// says how long the message is.
 const OPENING_LEN: usize = 8;
 

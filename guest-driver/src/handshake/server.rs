@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The server's handshake on an accepted TCP stream, one step at a time and never waiting.
-//!
-//! Rules kept here: OPT-8, CLC-32, CLC-43, CLC-44, ERR-8, ERR-9.
 
 use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
@@ -86,7 +84,7 @@ impl ServerHandshake {
     }
 
     /// Begins with a client that has announced a Proposal, which has to come within `timeout`. Other
-    /// bytes break the connection.
+    /// bytes break the connection, and so does silence (OPT-8, ERR-8, ERR-9).
     pub(crate) fn required(timeout: Duration) -> ServerHandshake {
         ServerHandshake { stage: Stage::Announced, ..ServerHandshake::announced(timeout) }
     }
@@ -319,7 +317,8 @@ fn offer(params: &ServerParams<'_>, candidate: Candidate) -> Result<Offered, Dec
     Ok(Offered { fabric: fabric.clone(), peer, own, slot })
 }
 
-/// Handles the answer to Accept. After a Confirm, attaches the client's buffer.
+/// Handles the answer to Accept. After a Confirm, attaches the client's buffer. Only then there is a
+/// stream: early data waits (CLC-43), and then the server may speak first (CLC-44).
 fn complete(tcp: &TcpStream, accepted: Accepted) -> Result<Outcome, Broken> {
     let Accepted { awaiting, reader, fabric, peer, mut own, slot } = accepted;
     let dirty = own.dmb().memory().len();

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! TCP as the handshake uses it.
-//!
-//! Rules kept here: OPT-14, CLC-1.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -50,8 +48,8 @@ pub(super) fn has_ended(tcp: &TcpStream) -> bool {
     found.is_ok() && fds[0].revents().contains(PollFlags::RDHUP)
 }
 
-/// Sends a whole CLC message. A message is small and the send buffer of a new connection is empty,
-/// so this seldom waits.
+/// Sends a whole CLC message, which is the payload of TCP (CLC-1, OPT-14). A message is small and
+/// the send buffer of a new connection is empty, so this seldom waits.
 pub(super) fn send(tcp: &TcpStream, message: &[u8]) -> io::Result<()> {
     let mut rest = message;
     while !rest.is_empty() {

@@ -4,8 +4,6 @@
 //! A connection takes an own DMB from its peer's pool, and returns it when both sides have closed.
 //! Token, registration and attachment outlive the connection, so the next connection to the same
 //! peer needs no device command.
-//!
-//! Rules kept here: RMB-33.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -204,8 +202,8 @@ impl Peer {
         state.last_used = Instant::now();
     }
 
-    /// An own DMB of `wanted` bytes that this peer may write, from the pool if that has one. It is
-    /// shorter if many are in use.
+    /// An own DMB of `wanted` bytes that only this peer may write (RMB-33), from the pool if that
+    /// has one. It is shorter if many are in use.
     ///
     /// # Errors
     /// The device refuses to register another one, or is gone.

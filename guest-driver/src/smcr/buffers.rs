@@ -10,8 +10,6 @@
 //! A send buffer is as long as the peer's receive element, and each byte lies at the offset that
 //! it has there. It may be overwritten exactly when the peer's consumer cursor has passed it, so
 //! whatever the peer has not confirmed can be written once more.
-//!
-//! Rules kept here: RMB-1, RMB-3.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -101,7 +99,7 @@ pub(crate) enum BufferError {
     Overlaid,
 }
 
-/// An RMB.
+/// An RMB: registered memory of one element (RMB-1).
 #[derive(Debug)]
 pub(crate) struct Rmb {
     id: RmbId,
@@ -198,7 +196,8 @@ impl Buffers {
         self.rmbs.push(rmb);
     }
 
-    /// A pooled RMB of `len` bytes. The one put back last: it is the most likely to be in a cache.
+    /// A pooled RMB of `len` bytes; others may have other lengths (RMB-3). The one put back last: it
+    /// is the most likely to be in a cache.
     pub(crate) fn take(&mut self, len: u32) -> Option<Arc<Rmb>> {
         let fits = |id: &RmbId| self.get(*id).is_some_and(|rmb| rmb.buffer.len() == len);
         let at = self.free.iter().rposition(fits)?;

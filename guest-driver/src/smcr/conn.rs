@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Both ends' elements of one connection.
-//!
-//! Rules kept here: RMB-7, RMB-8, RMB-11.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +62,8 @@ impl SmcrConn {
         self.endpoint.words().take_move()
     }
 
-    /// Copies out of the own element; offsets are those of [`SmcrConn::local_ring`]'s spans.
+    /// Copies out of the own element, which this end only reads (RMB-11); offsets are those of
+    /// [`SmcrConn::local_ring`]'s spans.
     ///
     /// # Errors
     /// The piece does not lie in the element, or the peer has written over the eye catcher.

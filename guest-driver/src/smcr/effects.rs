@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Executes the outputs of a link group's state machine.
-//!
-//! Rules kept here: LLC-13, LLC-44, LG-19, LG-24, LG-27, LG-56, CLOSE-34, CLOSE-37.
 
 use std::sync::Arc;
 
@@ -46,7 +44,7 @@ impl Group {
             Output::ConnectLink { link, remote, mtu } => {
                 self.connect(core, link, RemoteEnd { mtu, ..remote });
             }
-            // A queue pair is brought to RTS as soon as it knows its peer.
+            // A queue pair is brought to RTS as soon as it knows its peer (LLC-13).
             Output::ActivateLink { .. } => {}
             Output::LinkUsable { link } => {
                 tracing::debug!(group = self.number(), link = link.get(), "link usable");
@@ -106,6 +104,7 @@ impl Group {
         let link = Link::new(key, group, &port, (source.index, source.gid), self.version())?;
         self.shared().add_link(&link)?;
         let mut regions = Vec::new();
+        // Every link has all RMBs (LG-2), each with a key of its own there (LG-19).
         for rmb in core.buffers.all() {
             rmb.buffer().register(key, link.pd())?;
             regions.extend(rmb.buffer().region(key).map(|region| (rmb.id(), region)));
@@ -117,7 +116,8 @@ impl Group {
     }
 
     /// Connects a link on a thread of its own, because address resolution may take about a second if
-    /// the peer's port does not answer. LLC messages for the link wait until it is connected.
+    /// the peer's port does not answer. LLC messages for the link wait until it is connected;
+    /// connections go on over the other links (LG-27).
     fn connect(self: &Arc<Self>, core: &Core, key: LinkKey, remote: RemoteEnd) {
         let machine = core.machine.as_ref();
         let direct = machine.and_then(|machine| machine.link(key)).is_none_or(|l| l.rnic.direct);
@@ -146,6 +146,7 @@ impl Group {
         }
     }
 
+    /// Ends the links, and with them all connections (LG-56, LLC-44, CLOSE-34, CLOSE-37).
     fn end(self: &Arc<Self>, core: &mut Core, ending: Ending) {
         let mut links = Vec::new();
         while let Some(key) = core.links.last().map(|link| link.key()) {
@@ -168,6 +169,7 @@ impl Group {
         self.shared().signal().post();
     }
 
+    /// Frees a link that has ended, or that the peer did not take (LG-24).
     fn destroy(&self, core: &mut Core, key: LinkKey) {
         let links = take_link(core, key).into_iter().collect();
         self.shared().defer_close(DeferredClose { links, lost: Vec::new(), may_go_on: false });

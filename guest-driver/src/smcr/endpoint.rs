@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One connection as links see it: where its messages go, and the words of its peer.
-//!
-//! Rules kept here: LG-29, RMB-23, CDC-24.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -180,7 +178,7 @@ impl Endpoint {
     }
 
     /// Fails the connection, and returns `true`, if it still writes into the element `target`, which
-    /// the peer has given to another connection.
+    /// the peer has given to another connection (RMB-23).
     pub(crate) fn fail_if_reused(&self, target: &Target) -> bool {
         let same = |out: &Out| out.target.rmb == target.rmb && out.target.offset == target.offset;
         // Under this lock, nothing is posted meanwhile.

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connections go over to another link.
-//!
-//! Rules kept here: LG-30.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,7 +31,7 @@ enum Attached {
 }
 
 impl Group {
-    /// Moves all connections of a link to another one.
+    /// Moves all connections of a link to another one (LG-30).
     pub(super) fn move_connections(
         self: &Arc<Self>,
         core: &mut Core,

@@ -3,9 +3,6 @@
 //!
 //! [`LinkGroup`] decides. Its inputs wait in an inbox, so that the thread that dispatches completions
 //! need not wait, and [`Group::work`] hands them over in order.
-//!
-//! Rules kept here: CLC-19, CLC-36, CLC-37, CLC-45, CLC-58, LLC-57, LG-2, LG-6, LG-37, LG-47,
-//! LG-49, LG-60, LG-63, RMB-9, RMB-15, RMB-24, RMB-25.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -142,7 +139,8 @@ impl Group {
         self.peer.version() == peer.version() && self.peer.peer_id() == peer.peer_id()
     }
 
-    /// Whether one of its links ends at this adapter of the peer, as Linux looks for it.
+    /// Whether one of its links ends at this adapter of the peer, as Linux looks for it
+    /// (CLC-19, LG-60).
     pub(crate) fn is_with(&self, peer: &PeerRnic) -> bool {
         if self.peer == *peer {
             return true;
@@ -282,7 +280,7 @@ impl Group {
                 let endpoint = self.shared.tokens.get(token);
                 // The message may have come over another RNIC, whose queue was polled since.
                 if let Some(endpoint) = endpoint.filter(|known| !known.words().has_seen(number)) {
-                    // The stream has a hole: nothing but a reset is right (RFC 7609 section 4.6.1).
+                    // The stream has a hole: nothing but a reset is right (LG-37).
                     self.fail_connection(&endpoint);
                 }
             }
@@ -335,7 +333,7 @@ impl Group {
         Ok(link)
     }
 
-    /// CLC is through: LLC begins.
+    /// CLC is through: LLC begins (LG-6).
     pub(crate) fn start(self: &Arc<Self>, terms: TermsR, params: Params, first: FirstLink) {
         let _ = self.terms.set(terms);
         let mut core = self.core();
@@ -354,7 +352,7 @@ impl Group {
     }
 
     /// An RMB of `len` bytes for a new connection over `link`, and whether the peer knows it on all
-    /// links. If it does not, [`Group::is_confirmed`] will say when.
+    /// links. If it does not, [`Group::is_confirmed`] will say when. RMBs come with need (RMB-15).
     ///
     /// # Errors
     /// See [`JoinError`].
@@ -395,7 +393,7 @@ impl Group {
     }
 
     /// Returns an RMB of a connection to the pool. The peer has written at most its first `dirty`
-    /// bytes; without that number the RMB is removed.
+    /// bytes; without that number the RMB is removed (LLC-57).
     pub(crate) fn release_rmb(self: &Arc<Self>, rmb: &Rmb, dirty: Option<usize>) {
         // No byte of this connection is shown to the next one (SEC-8).
         let clean = dirty.is_some_and(|dirty| rmb.clear(dirty));
@@ -455,7 +453,8 @@ impl Group {
         let target = target(machine.bind_peer_rmb(on, region)?);
         for (other, _) in core.connections.values() {
             // The peer has not received the end of the old connection, or no longer waited for it.
-            // The old connection is over, and the new one goes on (RFC 7609 section 4.4.2).
+            // The old connection is over, and the new one goes on (RMB-24). Both ends check: the
+            // client at Accept, the server at Confirm (CLC-37, CLC-45, RMB-25).
             if other.fail_if_reused(&target) {
                 tracing::debug!(token = other.token(), "the peer reuses the element: reset");
                 self.shared.post_taken(other.token());
@@ -505,7 +504,7 @@ impl Group {
         }
     }
 
-    /// Ends the group of a first contact that failed before LLC began.
+    /// Ends the group of a first contact that failed before LLC began (CLC-58).
     pub(crate) fn fail_first_contact(self: &Arc<Self>) {
         let mut core = self.core();
         if core.machine.is_some() {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The link groups of a process: how handshakes find them, and the thread that does their work.
-//!
-//! Rules kept here: LG-3, LG-4, LG-47, LG-48, LG-60, LG-61.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -83,8 +81,8 @@ impl LinkGroups {
         }
     }
 
-    /// The group for a client's Proposal (CLC-19): one with room, or one whose first contact is under
-    /// way, for which the handshake waits.
+    /// The group for a client's Proposal (CLC-19): one with room (LG-47), or one whose first contact
+    /// is under way, for which the handshake waits.
     pub(crate) fn for_client(&self, peer: &PeerRnic) -> Option<Arc<Group>> {
         let groups = self.groups();
         let mine = |group: &&Arc<Group>| group.role() == Role::Server && group.is_with(peer);
@@ -99,7 +97,8 @@ impl LinkGroups {
     }
 
     /// The group and the link that a server named to this client (CLC-33); without the link if
-    /// there is a group with this server, but not that link.
+    /// there is a group with this server, but not that link. A group in which this host is the
+    /// server is another one (LG-3).
     pub(crate) fn to_server(&self, peer: &PeerLink) -> Option<(Arc<Group>, Option<LinkKey>)> {
         let mut known = None;
         for group in self.groups() {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The RNICs of a process as one event source of a reactor.
-//!
-//! Rules kept here: LG-57, CLOSE-36.
 
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
@@ -184,7 +182,8 @@ impl RdmaHost {
         self.groups.groups().iter().map(info::group).collect()
     }
 
-    /// Closes the link groups in order. The stack is dropped, so nothing is answered afterwards.
+    /// Closes the link groups in order (LG-57, CLOSE-36). The stack is dropped, so nothing is
+    /// answered afterwards.
     pub(crate) fn shut_down(&self) {
         let end = Instant::now() + Duration::from_millis(200);
         for group in self.groups.groups() {

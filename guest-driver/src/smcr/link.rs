@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One link: a queue pair, its receive buffers, and its queue of LLC messages.
-//!
-//! Rules kept here: CLC-21, CLC-31, LLC-2, LLC-9, LLCV2-7, LG-39, LG-51, LG-58, LG-63, RMB-28,
-//! RMB-29, CDC-1, CDC-2, CDC-3, CDC-4, ERR-13, SEC-6, SEC-16.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -109,7 +106,7 @@ impl Link {
     ) -> Result<Arc<Link>, VerbsError> {
         let device = port.device();
         let pd = Pd::new(device.context())?;
-        // A message of version 2 may be long, and may come into any of the buffers.
+        // A message of version 2 may be long, and may come into any of the buffers (LLCV2-7).
         let stride = if version == Version::V2 { LLC_MAX_LEN } else { STRIDE };
         let memory = |len| Mr::register(&pd, &Memory::new(len)?, Access::Local).map(Arc::new);
         let inbox = memory(stride * RECEIVES as usize)?;
@@ -224,12 +221,12 @@ impl Link {
         self.qpn
     }
 
-    /// The first packet number that this end sends.
+    /// The first packet number that this end sends (CLC-31).
     pub(crate) fn psn(&self) -> Psn {
         self.psn
     }
 
-    /// The domain in which buffers are registered for it.
+    /// Its own domain: only its peer reaches what is registered there (LG-51, SEC-6).
     pub(crate) fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
@@ -263,7 +260,7 @@ impl Link {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Fails the link, and puts that into the inbox of its group once.
+    /// Fails the link, and puts that into the inbox of its group once (LG-58).
     #[cold]
     pub(crate) fn fail(&self) {
         if !self.dead.swap(true, Ordering::AcqRel) {
@@ -319,7 +316,8 @@ impl Link {
         self.slots.used_by_cdc() != 0
     }
 
-    /// Posts what a connection has to send.
+    /// Posts what a connection has to send: the writes, and behind them the message that tells of
+    /// them (CDC-1, CDC-2).
     #[inline]
     pub(crate) fn post(&self, path: &Path, token: u32, post: &Post) -> Result<(), NotPosted> {
         let Some(qp) = self.ready.get().filter(|_| !self.is_dead()) else {
@@ -390,7 +388,7 @@ impl Link {
         self.outbox.sge(offset, bytes.len()).ok().map(Payload::Registered)
     }
 
-    /// Sends an LLC message as soon as there is room.
+    /// Sends an LLC message over this link (LLC-2) as soon as there is room.
     pub(crate) fn post_llc(&self, bytes: Vec<u8>, receipt: Option<smc_core::link_group::Receipt>) {
         let has_room = lock(&self.llc).push(bytes, receipt);
         if !has_room {
@@ -426,7 +424,7 @@ impl Link {
             if !self.is_dead() {
                 tracing::debug!(link = self.key.get(), qp = self.qpn.get(), %status, "link failed");
             }
-            // The slot stays in use: its message may not have arrived.
+            // The slot stays in use: its message may not have arrived (LG-39, ERR-13).
             return self.fail();
         }
         let Ok(slot) = u32::try_from(completion.id()) else { return };
@@ -487,7 +485,7 @@ impl Link {
     }
 
     /// Takes a received message at `now`, or notes that a receive failed. An LLC message goes to the
-    /// inputs of the group. A CDC message is returned: its connection is not known here.
+    /// inputs of the group. A CDC message (LLC-9) is returned: its connection is not known here.
     #[inline]
     pub(crate) fn on_receive(&self, completion: &Completion, now: Tick) -> Option<Cdc> {
         let len = match completion.result() {
@@ -519,6 +517,7 @@ impl Link {
         cdc
     }
 
+    /// Counts a message that is none (SEC-16).
     #[cold]
     fn count_malformed(&self) {
         self.port.device().counters().malformed.fetch_add(1, Ordering::Relaxed);

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! LLC messages on their way out of one link.
-//!
-//! Rules kept here: LLCV2-7.
 
 use std::collections::VecDeque;
 
@@ -46,7 +44,7 @@ impl LlcQueue {
     }
 
     /// Puts the next message into a slot. Long ones go one at a time: a Linux peer has one buffer
-    /// for the tails of all of them.
+    /// for the tails of all of them (LLCV2-7).
     pub(crate) fn next(&mut self, take: impl FnOnce() -> Option<u32>) -> Option<u32> {
         let long = |sent: &Sent| sent.bytes.len() > LLC_LEN;
         if long(self.waiting.front()?) && self.slots.iter().flatten().any(long) {

@@ -4,8 +4,6 @@
 //! Without a map the RNIC of a connection is the one whose interface the connection uses. A map
 //! says which interfaces and RNICs are on the same network (RFC 7609 section 3.2 leaves it to the
 //! operator how that is known; Linux calls the ids PNET ids).
-//!
-//! Rules kept here: CLC-22, CLCV2-35, SEC-1.
 
 use super::port::Port;
 

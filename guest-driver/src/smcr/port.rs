@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Ports of RNICs: which one a connection uses, and under which address.
-//!
-//! Rules kept here: CLC-22, CLCV2-20, CLCV2-73, LLCV2-24, LG-4, LG-55, SEC-1.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -128,11 +126,11 @@ impl Port {
     }
 
     /// It as a place for further links of a group whose first link has the GID `like`: an address
-    /// of the same kind. `direct`: no router is in between.
+    /// of the same kind. `direct`: no router is in between, as on the first link (LLCV2-24).
     pub(crate) fn alternate(&self, like: Gid, v1: bool, direct: bool) -> Option<Rnic> {
         let mac = self.mac()?;
         let view = lock(&self.view);
-        // The port of an RNIC that was removed may still claim to be active.
+        // The port of an RNIC that was removed may still claim to be active (CLCV2-73).
         if !view.active || self.device.is_dead() {
             return None;
         }
@@ -147,7 +145,7 @@ fn query(device: &Arc<Device>, number: u8) -> Result<View, VerbsError> {
     Ok(View { active: port.is_active() && port.ethernet, mtu: port.active_mtu, gids })
 }
 
-/// An IP address as RoCE version 2 has it.
+/// An IP address as RoCE version 2 has it (LG-55).
 pub(crate) fn gid_of(address: IpAddr) -> Gid {
     match address.to_canonical() {
         IpAddr::V4(v4) => Gid::from_ipv4(v4.octets()),
@@ -156,15 +154,16 @@ pub(crate) fn gid_of(address: IpAddr) -> Gid {
 }
 
 /// The entry that is the address of the TCP connection: the connection's own path is the one that
-/// is known to work.
+/// is known to work (CLCV2-20).
 fn source_v2(gids: &[GidEntry], local: IpAddr) -> Option<Source> {
     let wanted = gid_of(local);
     let is = |e: &&GidEntry| e.kind == GidKind::RoceV2 && e.gid.same_address(wanted);
     gids.iter().find(is).map(|e| Source { index: e.index, gid: e.gid })
 }
 
-/// An entry of RoCE version 1 on the interface of the TCP connection; a device that has none (a
-/// software one) uses its RoCE version 2 address, which only works if the peer does so, too.
+/// An entry of RoCE version 1 on the interface of the TCP connection, so on its VLAN (LG-4, SEC-1);
+/// a device that has none (a software one) uses its RoCE version 2 address, which only works if the
+/// peer does so, too.
 fn source_v1(gids: &[GidEntry], local: IpAddr) -> Option<Source> {
     let wanted = gid_of(local);
     let mine = gids.iter().find(|e| e.gid.same_address(wanted))?;

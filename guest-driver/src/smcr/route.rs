@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What this host has for one TCP connection, as far as RDMA is concerned.
-//!
-//! Rules kept here: CLC-22, CLCV2-35, SEC-1.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,7 +18,8 @@ struct PortChoice {
 }
 
 impl RdmaHost {
-    /// The port for a connection with this local address.
+    /// The port for a connection with this local address: that of its interface, or one that the
+    /// operator says is on its network (CLC-22, CLCV2-35, SEC-1).
     fn choose_port(&self, local: IpAddr) -> Option<PortChoice> {
         let map = &self.shared().options.pnet;
         let interface = match map.is_empty() {

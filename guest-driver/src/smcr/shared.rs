@@ -6,8 +6,6 @@
 //! from an RNIC, which knows no link. [`Shared`] finds the link of each completion, and the
 //! connection of each CDC message, stores the message's words, and only then, without any lock, has
 //! the caller handle the tokens of the connections.
-//!
-//! Rules kept here: CDC-4.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -258,7 +256,9 @@ impl Shared {
         full
     }
 
-    /// Stores the words of a CDC message. `true`: its connection has an event.
+    /// Stores the words of a CDC message, of the connection that its token names (CDC-4) in the
+    /// group of the link, whichever of its links that is (LG-63). `true`: its connection has an
+    /// event.
     #[inline]
     fn store_words(&self, link: &Link, cdc: &Cdc) -> bool {
         let count = |counter: fn(&Counters) -> &AtomicU64| {

@@ -6,14 +6,13 @@
 //! runs ahead of the peer's receive queue. SMC has no credits, so a peer that posts 48 receives
 //! (Linux does) must never see more than 48 messages at a time; what the two directions then still
 //! lack is left to the adapters' own retries.
-//!
-//! Rules kept here: LG-33, CDC-3.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Slots for CDC messages.
 pub(crate) const CDC_SLOTS: u32 = 44;
-/// Slots for LLC messages, which must get through whatever connections do.
+/// Slots for LLC messages, which must get through whatever connections do, and the other way round
+/// (CDC-3).
 pub(crate) const LLC_SLOTS: u32 = 4;
 /// All slots.
 pub(crate) const SLOTS: u32 = CDC_SLOTS + LLC_SLOTS;
@@ -55,7 +54,7 @@ impl Slots {
     }
 
     /// Numbers of the messages to the connection with this alert token that are not acknowledged, in
-    /// any order. No other thread may be posting for the connection.
+    /// any order (LG-39). No other thread may be posting for the connection.
     pub(crate) fn unacknowledged(&self, token: u32) -> impl Iterator<Item = u16> + '_ {
         let free = self.free();
         let in_use = (0..CDC_SLOTS).filter(move |slot| free & 1 << slot == 0);

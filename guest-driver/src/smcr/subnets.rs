@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The subnets of this host's addresses.
-//!
-//! Rules kept here: CLC-10, CLCV2-54.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -45,13 +43,13 @@ impl Subnets {
         net::netdevice::index_to_name(&socket, number).ok()
     }
 
-    /// The subnets of the interface that has this address.
+    /// The subnets of the interface that has this address (CLC-10).
     pub(crate) fn around(&self, local: IpAddr) -> Vec<IpSubnet> {
         around(&self.all(), local)
     }
 
-    /// Whether no router is between the interface that has this address and a peer. What is not
-    /// known is taken to be near.
+    /// Whether no router is between the interface that has this address and a peer (CLCV2-54). What
+    /// is not known is taken to be near.
     pub(crate) fn is_direct(&self, local: IpAddr, peer: Gid) -> bool {
         let peer = match peer.to_ipv4() {
             Some(v4) => IpAddr::from(v4),

@@ -8,8 +8,6 @@
 //!
 //! A failover validation is no message with words of its own. It leaves a mark in them (F), which
 //! stays until the sender has [seen](Words::take_move) that the peer went over to another link.
-//!
-//! Rules kept here: LG-37, RMB-29, SEC-15.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -31,7 +29,7 @@ pub(crate) enum Received {
     /// arrived, and it has.
     Validated,
     /// As `Validated`, but the message with this number has not: unless it lies unseen in the queue of
-    /// another adapter, data was lost, and the connection must be reset.
+    /// another adapter, data was lost (LG-37, SEC-15), and the connection must be reset.
     Missing(u16),
 }
 
@@ -72,7 +70,7 @@ impl Words {
         loop {
             let before = self.version.load(Ordering::Acquire);
             // Acquire: partners of the Release stores in `store`. A thread that sees a word sees the
-            // bytes that it announces, which the adapter wrote before the completion.
+            // bytes that it announces, which the adapter wrote before the completion (RMB-29).
             let words =
                 [self.words[0].load(Ordering::Acquire), self.words[1].load(Ordering::Acquire)];
             if before & 1 == 0 && self.version.load(Ordering::Relaxed) == before {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The configuration of a stack.
-//!
-//! Rules kept here: EID-11, EID-17, RMB-13, SOCK-4.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,9 +25,10 @@ pub struct Config {
     pub smcr: SmcrOptions,
     /// User EIDs: peers need one in common.
     pub eids: Vec<Eid>,
-    /// Receive buffer of new connections, bytes; rounded up to 16 KiB times a power of two, at
-    /// most 1 MiB. An element of SMC-R is twice as long. A DMB of SMC-D is half as long for each
-    /// 8 MiB of DMBs that connections of the fabric already use, but not shorter than 16 KiB.
+    /// Receive buffer of new connections, bytes (SOCK-4, RMB-13); rounded up to 16 KiB times a power
+    /// of two, at most 1 MiB. An element of SMC-R is twice as long. A DMB of SMC-D is half as long
+    /// for each 8 MiB of DMBs that connections of the fabric already use, but not shorter than 16
+    /// KiB.
     pub recv_buffer: usize,
     /// How long a blocked call spins before it sleeps; zero: never.
     pub spin: Duration,
@@ -67,7 +66,7 @@ pub struct Config {
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct TestOptions {
-    /// System EID.
+    /// System EID (EID-11).
     pub seid: Option<Eid>,
     /// How long a closed connection waits for its peer to close, too.
     pub close_timeout: Duration,
@@ -116,7 +115,7 @@ impl Config {
     }
 
     /// Adds a user EID (32 characters of `A-Z 0-9 - .` at most). The first one replaces the
-    /// default.
+    /// default (EID-17).
     pub fn eid(mut self, eid: Eid) -> Config {
         if self.eids == default_eids() {
             self.eids.clear();

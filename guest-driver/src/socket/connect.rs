@@ -14,6 +14,7 @@ use smc_rendezvous::{ClientAction, OptionRequest, PeerDiscovery};
 
 impl SmcStream {
     /// Connects to a server that speaks SMC; if SMC does not work out, the connection is TCP.
+    /// Returns when that is known (SOCK-19).
     ///
     /// Without [`Config::rendezvous`](super::Config::rendezvous) the server must expect SMC: an
     /// ordinary TCP server would take the handshake for data. Use [`SmcStream::connect_tcp`] for those.

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `SmcListener`: accepts SMC clients and ordinary TCP clients on one port.
-//!
-//! Rules kept here: OPT-8.
 
 use std::collections::VecDeque;
 use std::io;
@@ -182,7 +180,8 @@ impl SmcListener {
         self.epoll.as_fd()
     }
 
-    /// Takes the next connection: SMC or TCP, see [`SmcStream::info`].
+    /// Takes the next connection: SMC or TCP, see [`SmcStream::info`]. Its handshake is over
+    /// (OPT-8, SOCK-19).
     ///
     /// The listener counts handshakes that fail, and goes on with the next client.
     ///

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The stack of a process: its devices and RNICs, and what outlives a single socket.
-//!
-//! Rules kept here: OPT-13, CLC-8, RMB-34.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -241,7 +239,7 @@ impl Stack {
         &self.config
     }
 
-    /// The id of this host in handshakes.
+    /// The id of this host in handshakes, another one in each stack (CLC-8).
     pub(super) fn peer_id(&self) -> PeerId {
         self.peer_id
     }
@@ -574,7 +572,7 @@ impl Stack {
     }
 }
 
-/// The smallest DMB that has so many bytes, if there are such.
+/// The smallest DMB that has so many bytes, else the largest (RMB-34).
 pub(super) fn buffer_of(bytes: usize) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX).clamp(16 << 10, 1 << 20).next_power_of_two()
 }

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `SmcStream`: a connection, over SMC-D, SMC-R or TCP.
-//!
-//! Rules kept here: CDC-25, SOCK-1, SOCK-2, SOCK-3, SOCK-5, SOCK-6, SOCK-8, SOCK-9, SEC-5.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -22,7 +20,8 @@ use crate::info::Fallback;
 use crate::reactor::wait::Deadline;
 use crate::traffic::ConnectionObserver;
 
-/// A connection between two programs, with the behaviour of [`std::net::TcpStream`].
+/// A connection between two programs, with the behaviour of [`std::net::TcpStream`] (SOCK-1,
+/// SOCK-3).
 ///
 /// It starts as a TCP connection. If both ends speak SMC and share a virtio-ism fabric or a RoCE
 /// network, bytes travel through shared memory or RDMA from then on. [`SmcStream::info`] says what
@@ -162,7 +161,7 @@ impl SmcStream {
         let _ = self.shared.observer.set(observer);
     }
 
-    /// The local address of the TCP connection.
+    /// The local address of the TCP connection (SOCK-2).
     ///
     /// # Errors
     /// Those of the system call.
@@ -173,7 +172,7 @@ impl SmcStream {
         }
     }
 
-    /// The peer's address of the TCP connection.
+    /// The peer's address of the TCP connection (SOCK-2).
     ///
     /// # Errors
     /// Those of the system call.
@@ -251,8 +250,8 @@ impl SmcStream {
         }
     }
 
-    /// Sends one byte of urgent data (MSG_OOB). What is sent later goes out when the peer's reader has
-    /// reached it.
+    /// Sends one byte of urgent data (MSG_OOB; SOCK-8). What is sent later goes out when the peer's
+    /// reader has reached it.
     ///
     /// # Errors
     /// As [`SmcStream::send`].
@@ -480,6 +479,8 @@ impl SmcStream {
         }
     }
 
+    /// Calls `f` with the TCP connection, of which options of TCP and IP are also while SMC carries
+    /// the bytes (SOCK-6, SOCK-9).
     pub(super) fn with_tcp<T>(&self, f: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
         match &self.shared.kind {
             Kind::Smc(conn) => conn.with_tcp(f),

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory that devices read and peers write, and its registration.
-//!
-//! Rules kept here: LG-51, RMB-1.
 
 use std::fmt;
 use std::io;
@@ -16,7 +14,8 @@ use smc_core::wire::ids::Rkey;
 use super::{Context, VerbsError, ffi};
 use ism_sys::{OutOfBounds, SharedMem, SharedSlice, sealed_memfd};
 
-/// A protection domain. A queue pair can only use memory that is registered in its own domain.
+/// A protection domain. A queue pair can only use memory that is registered in its own domain
+/// (LG-51).
 pub struct Pd {
     raw: NonNull<ffi::Pd>,
     context: Arc<Context>,
@@ -193,7 +192,7 @@ impl Sge {
 }
 
 impl Mr {
-    /// Registers all of a memory. The kernel pins the pages.
+    /// Registers all of a memory. The kernel pins the pages (RMB-1).
     ///
     /// # Errors
     /// [`VerbsError::Pin`] if the pages cannot be pinned; else [`VerbsError::Call`].

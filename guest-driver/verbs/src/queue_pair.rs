@@ -26,8 +26,6 @@
 //!     let second = qp.init(1);
 //! }
 //! ```
-//!
-//! Rules kept here: CLC-31, CLCV2-55, LLCV2-23, LG-55.
 
 use std::fmt;
 use std::io;
@@ -129,12 +127,13 @@ impl Hops {
 /// The parameters of the peer that a queue pair needs to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteEnd {
-    /// GID of the peer. The kernel resolves it to an Ethernet address, which takes up to about a
-    /// second.
+    /// GID of the peer, an IP address in version 2 (LG-55). The kernel resolves it to an Ethernet
+    /// address, which takes up to about a second. It takes none from a process, so the MAC of the
+    /// peer's messages is compared and not used (CLCV2-55, LLCV2-23).
     pub gid: Gid,
     /// Queue pair of the peer.
     pub qp_num: Qpn,
-    /// First packet sequence number of the peer.
+    /// First packet sequence number of the peer (CLC-31).
     pub psn: Psn,
     /// The smaller of both ends' MTUs.
     pub mtu: Mtu,

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Work requests, and the chain that the library needs for a batch of them.
-//!
-//! Rules kept here: RMB-28.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -51,7 +49,8 @@ pub struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// RDMA WRITE to `address` of the peer's memory with the key `rkey`.
+    /// RDMA WRITE to `address` of the peer's memory with the key `rkey`. The peer has no notice of
+    /// it (RMB-28).
     #[inline]
     pub fn write(id: u64, payload: Payload<'a>, address: u64, rkey: Rkey) -> Work<'a> {
         Work { id, kind: Kind::Write { address, rkey }, payload, signaled: false }

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Both words of a control block: how to read them, and a connection for callers with one thread.
-//!
-//! Rules kept here: CDC-8, SEC-11.
 
 use super::close::{Actions, Close, Event};
 use super::receiver::{ProducerUpdate, Receiver};
@@ -102,7 +100,8 @@ impl Connection {
         Ok(Delivery { received, freed, actions })
     }
 
-    /// The words to publish now, after the bytes.
+    /// The words to publish now, after the bytes. They say all there is to say, so words that got
+    /// lost before do no harm (CDC-8).
     pub fn words(&self) -> (ProducerWord, ConsumerWord) {
         (self.sender.producer_word(), self.consumer_word(self.sender.flags(), self.close.flags()))
     }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Failover as both ends judge it: which message the sender names, and what the receiver concludes
 //! (RFC 7609 section 4.6). [`Outbound`](super::Outbound) has the rest of the sender's part.
-//!
-//! Rules kept here: LG-33, LG-39.
 
 use super::Sequence;
 
@@ -31,7 +29,7 @@ pub const fn judge(seen: &Sequence, validation: u16) -> Validation {
 }
 
 /// The oldest of the messages that were not acknowledged, of a connection whose last message has
-/// the number `last`. The one before it is the last that the peer is known to have (LG-33): a
+/// the number `last`. The one before it is the last that the peer is known to have (LG-33, LG-39): a
 /// reliable queue pair delivers in order.
 pub fn oldest_unacknowledged(numbers: impl IntoIterator<Item = u16>, last: u16) -> Option<u16> {
     numbers.into_iter().max_by_key(|number| last.wrapping_sub(*number))

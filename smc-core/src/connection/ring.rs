@@ -11,8 +11,6 @@
 //! base are the 4 bytes of the eye catcher; SMC-D counts from the ring, behind the 32 bytes of
 //! the control block; a peer without eye catcher has neither head nor base. Everything above this
 //! file works on [`Position`]s, which start at 0 in all three.
-//!
-//! Rules kept here: RMB-27, CDC-15.
 
 use thiserror::Error;
 
@@ -191,7 +189,8 @@ impl Ring {
     /// The place that a cursor names, if it names one.
     #[inline]
     pub(super) const fn position(&self, cursor: Cursor) -> Option<Position> {
-        // A count below the base wraps round to a huge offset, so that one compare judges both.
+        // A count below the base wraps round to a huge offset, so that one compare judges both
+        // (RMB-27).
         let at = cursor.count.wrapping_sub(self.base);
         if at < self.len { Some(Position { at, wrap: cursor.wrap }) } else { None }
     }

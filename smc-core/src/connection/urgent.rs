@@ -5,8 +5,6 @@
 //! copied away when it arrives and skipped when the reader gets there, so that a peer which waits
 //! for it to be processed goes on even if the application never asks for it ("processed or
 //! remembered", section 4.7.5). In line it is an ordinary byte at which reads stop once.
-//!
-//! Rules kept here: CDC-28.
 
 use thiserror::Error;
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The client's side of the handshake: Proposal out, Accept in, Confirm out.
-//!
-//! Rules kept here: CLC-11.
 
 use std::sync::Arc;
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The client's answer to an Accept of SMC-R.
-//!
-//! Rules kept here: CLCV2-17, EISM-23.
 
 use std::sync::Arc;
 
@@ -102,8 +100,9 @@ impl AcceptedR {
     /// At first contact Confirm repeats first-contact flag, release, limits and vendor options of
     /// Accept, says the common features and the smaller MTU, and lists the own addresses: the one
     /// in use, then up to seven of `alternates` in order of preference (CLCV2-44, CLCV2-57,
-    /// CLCV2-58, CLCV2-61, CLCV2-70 to CLCV2-73, CLCV2-86, CLCV2-90). At a subsequent contact `own`
-    /// is the end of the link that carries the connection, any active one of the group (CLC-46).
+    /// CLCV2-58, CLCV2-61, EISM-23, CLCV2-70 to CLCV2-73, CLCV2-86, CLCV2-90). At a subsequent
+    /// contact `own` is the end of the link that carries the connection, any active one of the group
+    /// (CLC-46).
     pub fn confirm(self, own: LinkEnd, alternates: &[Gid]) -> (EstablishedR, Vec<u8>) {
         let AcceptedR { config, proposed, accept, terms, .. } = self;
         let first_contact = accept.first_contact;

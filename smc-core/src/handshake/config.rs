@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What this host brings to a handshake: names, devices, release, and how strict it is.
-//!
-//! Rules kept here: CLCV2-43, CLCV2-91.
 
 use core::time::Duration;
 
@@ -151,7 +149,8 @@ impl Config {
         self.release.min(Release::V2_1)
     }
 
-    /// The feature mask stated on the wire: none before v2.1 (CLCV2-24, CLCV2-37, CLCV2-62).
+    /// The feature mask stated on the wire: none before v2.1 (CLCV2-24, CLCV2-37, CLCV2-43,
+    /// CLCV2-62).
     pub(super) fn stated_features(&self) -> Features {
         if self.stated_release().has_v2_1_fields() { self.features } else { Features::empty() }
     }

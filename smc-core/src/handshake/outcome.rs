@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a handshake ends in, and the parts both roles share.
-//!
-//! Rules kept here: RMB-32.
 
 use super::config::Config;
 use super::decline::{DeclineReason, PeerDecline, SmcKind};
@@ -17,8 +15,8 @@ use crate::wire::ids::{Chid, DmbToken, Eid, Gid, GidV1, LinkId, SizeCode};
 pub struct Dmbe {
     /// Right to write the DMB, bound to the peer's GID (EISM-27).
     pub token: DmbToken,
-    /// Element of the DMB, from 0 (CLCV2-66). The writer adds `index * size`: it is 0 unless the
-    /// DMB is really divided, and a peer's value has to be checked against the size of its DMB.
+    /// Element of the DMB, from 0 (CLCV2-66, RMB-32). The writer adds `index * size`: it is 0 unless
+    /// the DMB is really divided, and a peer's value has to be checked against the size of its DMB.
     pub index: u8,
     /// Size of an element, control block included.
     pub size: SizeCode,

@@ -8,8 +8,6 @@
 //!
 //! A listener that does not know whether its client speaks SMC peeks first; see
 //! [`looks_like_clc`](crate::wire::clc::looks_like_clc).
-//!
-//! Rules kept here: SEC-9.
 
 use super::error::{Awaited, HandshakeError};
 use crate::wire::clc::{HEADER_LEN, Kind, Peek, peek_header};
@@ -96,7 +94,7 @@ impl ClcReader {
     /// # Errors
     ///
     /// Bytes that cannot become the awaited message, a length out of bounds, or an ended stream: a
-    /// protocol error, after which the TCP connection is broken (CLC-54, CLC-55).
+    /// protocol error, after which the TCP connection is broken (CLC-54, CLC-55, SEC-9).
     pub fn filled(&mut self, n: usize) -> Result<(), HandshakeError> {
         if n == 0 && self.message().is_none() {
             return Err(HandshakeError::Closed { awaited: self.awaited, received: self.filled });

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What depends on the TCP connection: the interface it uses, and the devices that go with it.
-//!
-//! Rules kept here: EISM-4.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -105,7 +103,7 @@ impl Route {
         Some((rnic, gid))
     }
 
-    /// The ISM device for SMC-Dv1.
+    /// The ISM device for SMC-Dv1, which no emulated one is (EISM-4).
     pub(super) fn ism_v1(&self) -> Option<IsmDevice> {
         self.ism.filter(|ism| !ism.chid.is_emulated() && !ism.gid.part1().is_none())
     }

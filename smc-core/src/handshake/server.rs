@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The server's side of the handshake: Proposal in, Accept out, Confirm in.
-//!
-//! Rules kept here: CLC-51, CLCV2-4.
 
 use std::sync::Arc;
 

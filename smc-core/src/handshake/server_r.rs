@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The server's wait for a Confirm of SMC-R.
-//!
-//! Rules kept here: CLC-26, CLCV2-56, EISM-23, LG-50.
 
 use std::sync::Arc;
 
@@ -50,7 +48,7 @@ pub enum ConfirmStepR {
 /// Accepts: the bytes to send, and what waits for Confirm.
 ///
 /// The extension of a first contact states the server's own features, not only the common ones
-/// (CLCV2-61), and the final limits (CLCV2-42, CLCV2-57 to CLCV2-59).
+/// (CLCV2-61, EISM-23), and the final limits (CLCV2-42, CLCV2-57 to CLCV2-59).
 pub(super) fn accept(
     config: Arc<Config>,
     mut found: SmcrMatch,

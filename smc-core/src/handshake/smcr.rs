@@ -5,8 +5,6 @@
 //! Whether contact is the first is the caller's knowledge, because it keeps the link groups: a
 //! server looks for the client's [`PeerRnic`] before it accepts, a client for the server's
 //! [`PeerLink`] when the server says that the contact is a subsequent one (CLC-20, CLC-33).
-//!
-//! Rules kept here: LG-5, LG-60, LG-62, RMB-2, RMB-12.
 
 use super::config::Config;
 use super::decline::DeclineReason;
@@ -31,8 +29,10 @@ pub enum Role {
 /// groups, with the role and, in version 1, the VLAN (CLC-19; Linux looks for the same).
 ///
 /// The values compare by what identifies the adapter: the MAC counts in version 1 only, and an IPv4
-/// address is the same in both of its forms (CLCV2-21). A peer id of zero, as in the Proposals of a
-/// Linux that does not offer SMC-Rv1, only equals itself, so that the GID decides (CLCV2-96).
+/// address is the same in both of its forms (CLCV2-21). No address of TCP counts (LG-60). A
+/// restarted peer has another peer id, so it is another one (LG-62). A peer id of zero, as in the
+/// Proposals of a Linux that does not offer SMC-Rv1, only equals itself, so that the GID decides
+/// (CLCV2-96).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerRnic {
     version: Version,
@@ -135,11 +135,11 @@ pub struct LinkEnd {
     pub rkey: Rkey,
     /// Virtual address of the start of the RMB.
     pub address: u64,
-    /// Element of the RMB, from 1.
+    /// Element of the RMB, from 1 (RMB-2).
     pub index: u8,
     /// Alert token: what the peer puts into CDC messages for this connection.
     pub token: u32,
-    /// Size of an element.
+    /// Size of an element; that of the peer may be another (RMB-12).
     pub size: SizeCode,
     /// No router is on the way to the peer; of meaning in version 2 at first contact (CLCV2-54).
     pub direct: bool,

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Add Link as the server drives it, and what both ends have in common (RFC 7609 sections 3.5.1.6,
 //! 3.5.5.1).
-//!
-//! Rules kept here: LLCV2-19, LLCV2-23, LG-27.
 
 use super::exchange::Keys;
 use super::link::DeleteRequest;
@@ -43,7 +41,7 @@ impl LinkGroup {
         self.post_add(over, AddLink { mtu: Mtu::from_code(0), ..message });
     }
 
-    /// Makes the caller make a queue pair.
+    /// Makes the caller make a queue pair. Connections go on over the other links (LG-27).
     pub(super) fn prepare(&mut self, over: LinkKey, new: LinkKey, number: u8, now: Tick) {
         let Some(link) = self.link(new) else { return };
         let (rnic, remote) = (link.rnic.id, link.remote);
@@ -153,6 +151,7 @@ impl LinkGroup {
         }
         let (over, number) = (add.over, add.number);
         let without = |rmb: &super::Rmb| !prepared.regions.iter().any(|(id, _)| *id == rmb.id);
+        // All links have all RMBs (LG-2).
         if self.rmbs.iter().any(|rmb| rmb.reported && without(rmb)) {
             self.abort_add(Cause::Setup, now);
             return;

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Links that fail, links that go, and the end of a group (RFC 7609 appendix C.7.1).
-//!
-//! Rules kept here: LG-16, ERR-13.
 
 use super::link::DeleteRequest;
 use super::{
@@ -11,7 +9,8 @@ use super::{
 use crate::time::Tick;
 
 impl LinkGroup {
-    /// A link is dead. Exchanges on it are aborted and repeated on another link (LLC-75).
+    /// A link is dead: silent, or a send has failed (ERR-13). Exchanges on it are aborted and
+    /// repeated on another link (LLC-75).
     pub(super) fn fail_link(&mut self, key: LinkKey, cause: Cause, now: Tick) {
         if matches!(self.phase, Phase::Over) {
             return;
@@ -45,6 +44,7 @@ impl LinkGroup {
             self.end(Reason::LastLinkLost(cause), now);
             return;
         }
+        // Neither end waits for the other's Delete Link (LG-16).
         self.move_connections(key, true);
         if let Some(link) = self.link_mut(key) {
             // Its end is announced over another link (LLC-36), behind the moves (LG-31).

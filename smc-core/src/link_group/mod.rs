@@ -103,8 +103,6 @@
 //!
 //! What a hostile peer can do is bounded: each odd message is an [`Anomaly`] with a counter, lists
 //! have limits, and the worst that follows is the end of this group.
-//!
-//! Rules kept here: LG-2.
 
 mod add_client;
 mod add_keys;

@@ -4,8 +4,6 @@
 //! Nothing is queued. What is wanted lies in the state itself (a link has a wish, an RMB is not
 //! confirmed, a flag says that a link is wanted), and when nothing is under way the most urgent of
 //! it begins. So a peer cannot make the group remember more than its own state.
-//!
-//! Rules kept here: LG-43.
 
 use super::{LinkGroup, LinkKey, LinkState, Output, Phase, Reason};
 use crate::time::Tick;
@@ -118,7 +116,8 @@ impl LinkGroup {
         }
     }
 
-    /// A group without connections has an idle time (CLOSE-35).
+    /// A group without connections has an idle time (CLOSE-35). Its links have none: an idle link
+    /// stays (LG-43).
     fn watch_idle(&mut self, now: Tick) {
         if self.phase != Phase::Usable || self.connections() > 0 {
             self.idle_at = None;

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the caller can ask the group, and how messages leave it.
-//!
-//! Rules kept here: LG-5, ERR-2.
 
 use super::exchange::{LinkExchange, RkeyExchange, Stage};
 use super::{
@@ -74,7 +72,7 @@ impl LinkGroup {
         }
     }
 
-    /// Whether a failure now would still leave the first connection to TCP (ERR-3).
+    /// Whether a failure now would still leave the first connection to TCP (ERR-2, ERR-3).
     pub fn may_fall_back(&self) -> bool {
         !self.committed && !self.is_over()
     }
@@ -100,7 +98,7 @@ impl LinkGroup {
     }
 
     /// The active link with this end at the peer, to which an SMC Accept at subsequent contact
-    /// refers by the server's queue pair and GID. If there is none, the client is out of sync
+    /// refers by the server's queue pair and GID (LG-5). If there is none, the client is out of sync
     /// (ERR-6).
     pub fn link_to(&self, peer_qpn: Qpn, peer_gid: Gid) -> Option<LinkKey> {
         let is = |link: &&LinkRecord| {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Which links a group has, and which it could have (RFC 7609 section 2.2).
-//!
-//! Rules kept here: LG-8.
 
 use super::{Add, LinkExchange, LinkGroup, LinkKey, LinkRecord, LinkState, Rnic, RnicId, Topology};
 use crate::wire::ids::Gid;
@@ -57,7 +55,7 @@ impl LinkGroup {
         self.active().any(|link| link.asymmetric)
     }
 
-    /// Whether one more link may be wanted at all (LG-13, LLCV2-39).
+    /// Whether one more link may be wanted at all (LG-13, LLCV2-39); one will do (LG-8).
     pub(super) fn below_maximum(&self) -> bool {
         self.max_links > 1 && self.full_links() < usize::from(self.max_links)
     }

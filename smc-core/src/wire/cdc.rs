@@ -16,8 +16,6 @@
 //!  0 FE | 1 reserved |  8 producer word: wrap u16, count u32, 2 reserved
 //!                    | 16 consumer word: wrap u16, count u32, producer flags, state flags | 24 res
 //! ```
-//!
-//! Rules kept here: CDC-46.
 
 use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -28,7 +26,7 @@ use super::{Cursor, WireError};
 pub const CDC_TYPE: u8 = 0xfe;
 /// Bytes of an SMC-R CDC message (CDC-1).
 pub const CDC_LEN: usize = 44;
-/// Bytes of an SMC-D control block; the ring follows.
+/// Bytes of an SMC-D control block; the ring follows (CDC-46).
 pub const CONTROL_BLOCK_LEN: usize = 32;
 /// Offset of the producer word in a control block, bytes.
 pub const PRODUCER_WORD_OFFSET: usize = 8;

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A short list with its limit in the type, so that an encoder can never exceed a count field.
-//!
-//! Rules kept here: SEC-10.
 
 use core::fmt;
 use core::ops::Deref;
@@ -23,7 +21,7 @@ impl<T: Copy + Default, const N: usize> List<T, N> {
         List { items: [T::default(); N], len: 0 }
     }
 
-    /// Adds `item` at the end.
+    /// Adds `item` at the end; more than fit are an error (SEC-10).
     ///
     /// # Errors
     /// [`Full`] when the list already holds `N` items.

@@ -6,14 +6,12 @@
 //! a Unix socket in the place of the TCP socket, and a thread of the owner forwards the bytes
 //! between the other end of the pair and the connection.
 //!
-//! - [`fork`]: connections that a child of a fork inherits;
+//! - [`fork`]: connections that a child of a fork inherits (SOCK-21);
 //! - [`hand_over`]: connections that go to the kernel for good;
 //! - [`keeper`]: the process that goes on with the relays when their owner ends.
 //!
 //! A relay ends when no process has the program's end any more and the peer has taken the last
 //! byte. When the owner ends before, a keeper goes on with it.
-//!
-//! Rules kept here: SOCK-21.
 
 mod flow;
 pub(crate) mod fork;

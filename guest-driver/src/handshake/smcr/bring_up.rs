@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A first contact while LLC brings its link up.
-//!
-//! Rules kept here: CLC-63, ERR-2, ERR-5, ERR-15, ERR-16, SEC-12.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -58,7 +56,7 @@ impl LinkBringUp {
         let on = pending.link.key();
         match pending.join(&self.established.peer, on) {
             Ok(()) => finish_established(pending, self.established).map(Some),
-            // For the peer the connection is on SMC already.
+            // For the peer the connection is on SMC already (CLC-63, ERR-5).
             Err(error) => Err(Broken::Late(reason_of(&error))),
         }
     }
@@ -75,6 +73,8 @@ impl LinkBringUp {
             (Ending::Fallback, Some(peer)) => {
                 Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(peer).into()))
             }
+            // This end has not confirmed the link: LLC could not be sent, or brought no answer, as
+            // where UDP port 4791 is closed (ERR-2, ERR-15, ERR-16, SEC-12).
             (Ending::Fallback, None) => match self.established.decline(&self.config, reason) {
                 Some(decline) => send_decline(tcp, decline),
                 None => Err(Broken::Late(reason)),

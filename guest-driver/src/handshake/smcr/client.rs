@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The client's handshake from a server's Accept of SMC-R on.
-//!
-//! Rules kept here: CLC-38, CLC-40, CLC-41, CLC-42, CLC-48, LLC-51.
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -41,7 +39,7 @@ pub(crate) struct Connecting {
 enum Stage {
     /// The group's first contact is not over at this end.
     Group(Box<AcceptedR>, Arc<Group>),
-    /// The peer has to confirm the own RMB.
+    /// The peer has to confirm the own RMB (CLC-48, LLC-51).
     Rmb(Box<AcceptedR>, PendingConn),
     /// The server offers a first contact.
     Offered(Box<AcceptedR>),
@@ -176,7 +174,8 @@ impl Connecting {
             .map_err(|error| reason_of(&error))
     }
 
-    /// A subsequent contact: the connection is ready before the server knows.
+    /// A subsequent contact, for which LLC has nothing to do (CLC-40): the connection is ready
+    /// before the server knows (CLC-42).
     fn confirm(
         &self,
         tcp: &TcpStream,
@@ -195,7 +194,7 @@ impl Connecting {
         finish_established(pending, established)
     }
 
-    /// A first contact: the queue pair can receive before the server knows of it.
+    /// A first contact: the queue pair can receive before the server knows of it (CLC-38).
     fn start_first_contact(
         &self,
         accepted: AcceptedR,

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A connection under construction, and what both ends of a handshake share.
-//!
-//! Rules kept here: CLCV2-72, CLCV2-73, CLCV2-84, LG-28, RMB-4, RMB-10, RMB-12, RMB-25, ERR-1.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +25,9 @@ use crate::smcr::shared::link_end;
 use smc_verbs::VerbsError;
 
 /// Length of an element for a receive buffer of `buffer` bytes that was asked for: twice as much, as
-/// far as there is a size code for it (CLC-30). There is no send buffer beside it: what other stacks
-/// have on the way in both has to lie in the one. Half of it is filled while the other half is read.
+/// far as there is a size code for it (CLC-30, RMB-34). There is no send buffer beside it: what
+/// other stacks have on the way in both has to lie in the one. Half of it is filled while the other
+/// half is read.
 fn element_len(buffer: u32) -> u32 {
     buffer.max(buffer.saturating_mul(2).min(SizeCode::RFC_MAX.bytes()))
 }
@@ -70,7 +69,7 @@ impl PendingConn {
         self.group.is_confirmed(self.rmb.as_ref()?)
     }
 
-    /// The next message announces the RMB to the peer.
+    /// The next message announces the RMB to the peer. It was zeroed before (RMB-10).
     pub(super) fn mark_announced(&mut self) {
         self.announced = true;
     }
@@ -108,6 +107,7 @@ impl PendingConn {
     pub(super) fn join(&self, peer: &SmcrLink, on: LinkKey) -> Result<(), JoinError> {
         let size = peer.size.bytes();
         let ring = self.group.shared().options.ring(size);
+        // RMB-4.
         let offset = u64::from(peer.index.saturating_sub(1)) * u64::from(size);
         let token = peer.token;
         let target = |rmb| Target { rmb, offset, ring, token };
@@ -194,7 +194,7 @@ fn params(group: &Group, role: Role, link: &Link, established: &EstablishedR) ->
     params
 }
 
-/// The reason that a Decline gives for an error.
+/// The reason that a Decline gives for an error (ERR-1).
 pub(super) fn reason_of(error: &JoinError) -> DeclineReason {
     tracing::debug!(%error, "no link for a connection");
     match error {

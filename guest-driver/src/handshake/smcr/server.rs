@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The server's handshake from its choice of SMC-R on.
-//!
-//! Rules kept here: CLC-20, CLC-21, CLC-22, CLC-32, CLC-39, CLC-40, CLC-43, CLC-44, CLC-46,
-//! CLC-47, CLC-48, CLC-50, CLC-58, CLC-64, LLC-51, LG-50, ERR-4.
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -52,7 +49,7 @@ pub(crate) struct Accepting {
 enum Stage {
     /// Another handshake with this peer makes the group.
     Group(Box<Selection>),
-    /// The peer has to confirm the own RMB.
+    /// The peer has to confirm the own RMB (CLC-48, LLC-51).
     Rmb(Box<Selection>, PendingConn),
     Confirm(Box<Accepted>),
     Llc(Box<LinkBringUp>),
@@ -196,8 +193,8 @@ impl Accepting {
         }
     }
 
-    /// A pending connection on a link of an existing group, or of a new one. `None`: another handshake
-    /// is making the group.
+    /// A pending connection on a link of an existing group, or of a new one (CLC-20). `None`:
+    /// another handshake is making the group.
     fn find(&self, late: bool) -> Option<Result<PendingConn, DeclineReason>> {
         if let Some(group) = self.host.link_groups().for_client(&self.peer) {
             if group.status() == Status::Usable {
@@ -215,6 +212,7 @@ impl Accepting {
         Some(self.start_first_contact())
     }
 
+    /// Takes the link that the group picks, whichever the client would like (CLC-47).
     fn join(&self, group: &Arc<Group>) -> Result<PendingConn, DeclineReason> {
         let key = group.with(|machine, _| machine.pick_link()).flatten();
         let link = key.and_then(|key| group.link(key)).ok_or(DeclineReason::NoActiveLink)?;
@@ -223,6 +221,8 @@ impl Accepting {
             .map_err(|error| reason_of(&error))
     }
 
+    /// Makes a group with its queue pair and RMB, before Accept (CLC-21). It has a first contact of
+    /// its own also if another group with the client is full (LG-50).
     fn start_first_contact(&self) -> Result<PendingConn, DeclineReason> {
         let shared = self.host.shared();
         let group = Group::new(shared.next_number(), Role::Server, self.peer, shared);
@@ -264,7 +264,7 @@ impl Accepting {
         Ok(())
     }
 
-    /// Ends the group of a first contact that failed.
+    /// Ends the group of a first contact that failed (CLC-58).
     fn drop_first(&self, accepted: &Accepted) {
         if accepted.first {
             accepted.pending.group.fail_first_contact();
@@ -293,6 +293,7 @@ impl Accepting {
             }
             ConfirmStepR::PeerDeclined(declined) => {
                 fail_first_contact();
+                // CLC-50.
                 if declined.out_of_sync && !first {
                     let reason = smc_core::wire::llc::DeleteReason::LOST_PATH;
                     group.with(|machine, now| machine.terminate(reason, now));
@@ -305,19 +306,22 @@ impl Accepting {
             }
         };
         if !first {
-            // The address in Confirm, not the proposed one: the client may prefer another link, and
-            // queue pairs of two RNICs may have the same number.
+            // A link is there, and needs no LLC (CLC-40). It has the address in Confirm, not the
+            // proposed one: the client may prefer another link (CLC-46), and queue pairs of two
+            // RNICs may have the same number.
             let peer = &established.peer;
             let find = |machine: &mut LinkGroup, _| machine.link_to(peer.qpn, peer.gid);
             let on = group.with(find).flatten();
             let joined = on.map(|on| pending.join(&established.peer, on));
             return match joined {
                 Some(Ok(())) => finish_established(pending, established).map(Some),
-                // Too late for TCP: the client may have written already (CLC-53).
+                // Too late for TCP: the client may have written already (CLC-53, ERR-4).
                 Some(Err(error)) => Err(Broken::Late(reason_of(&error))),
+                // CLC-64.
                 None => Err(Broken::Late(DeclineReason::NoActiveLink)),
             };
         }
+        // From here on the queue pair can send (CLC-39).
         let remote = remote_of(&established.peer, established.mtu);
         if let Err(error) = pending.link.connect(remote, self.direct) {
             tracing::debug!(%error, "no first link");

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What each side of SMC-R checks of the other's answer.
-//!
-//! Rules kept here: CLC-36, CLCV2-87, LG-61.
 
 use super::limits::final_limits;
 use super::matches::SmcrMatch;
@@ -38,8 +36,9 @@ pub struct MessageR {
 /// - The address is one, and of the connection's IP family (CLCV2-68).
 /// - At first contact, the release is not above the proposed one and the limits are in the range
 ///   (CLCV2-36, CLCV2-57, CLCV2-58, CLCV2-85); they are final, so a server may raise what was
-///   proposed (CLCV2-59). Features are the common ones (CLCV2-61).
-/// - Otherwise the link has to be `known` (CLC-33, CLC-35, ERR-6).
+///   proposed (CLCV2-41, CLCV2-59). Features are the common ones (CLCV2-61).
+/// - Otherwise the link has to be `known` (CLC-33, CLC-35, ERR-6); the RMB may be new (CLC-36). A
+///   server that has lost its group names a link that is not (LG-61).
 ///
 /// # Errors
 ///

@@ -8,8 +8,6 @@
 //!
 //! The structs that await a message, such as [`AwaitAccept`](super::AwaitAccept), put these in
 //! order.
-//!
-//! Rules kept here: CLCV2-50, CLCV2-62.
 
 mod agree;
 mod agree_r;

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The client's side: what goes into the Proposal.
-//!
-//! Rules kept here: CLC-59, EID-14.
 
 use crate::handshake::config::{Config, Kinds};
 use crate::handshake::decline::{DeclineReason, SmcKind};
@@ -72,10 +70,11 @@ pub fn offer(config: &Config, route: &Route) -> Result<Offer, DeclineReason> {
         proposal: empty(config),
         devices: devices.clone(),
         ism_v1,
-        // SMC-R has no use for a system EID (CLCV2-26).
+        // SMC-R has no use for a system EID (CLCV2-26), and needs one of a user (EID-14).
         smcr_v2: rnic_v2.filter(|_| !nameless).map(|(_, gid)| gid),
         smcr_v1: smcr_v1(config, route, subnet.as_ref()),
     };
+    // SMC-Dv2 needs an EID of either kind (CLCV2-27).
     if nameless && config.system_eid().is_none() {
         offer.devices.clear();
     }

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The server's side: which of the offered types can be used, and how.
-//!
-//! Rules kept here: CLCV2-4.
 
 use super::matches::{Candidate, SmcdMatch, SmcrMatch};
 use super::select_route::{common_ueid, match_smcd_v1, match_smcr_v1, match_smcr_v2};
@@ -48,7 +46,8 @@ impl Evaluation {
 /// One that is not possible stands in the way of no other (CLCV2-33). A GID or subnet of a type
 /// that is not offered is not looked at (CLCV2-5, CLCV2-9), nor are subnets for version 2
 /// (CLCV2-34), vendor options (CLCV2-15) and, without SMC-Rv2, link limits (CLCV2-25). Nothing is
-/// refused for carrying a v2.1 feature (CLCV2-39).
+/// refused for carrying a v2.1 feature (CLCV2-39), nor the part of version 1 for another of version
+/// 2 (CLCV2-4).
 pub fn evaluate(config: &Config, route: &Route, proposal: &Proposal) -> Evaluation {
     let mut rejected = RejectedTypes::default();
     let (v1, v2) = (proposal.v1.as_ref(), proposal.v2.as_ref());
@@ -107,7 +106,8 @@ fn match_smcd_v2(
 /// the client's order (D-11). Without a common one there is no version 2 (SEC-13).
 ///
 /// An SEID counts only if its bit was set, which the parser has seen to (EID-13); it never matches
-/// a user EID. One common EID is enough (EID-7, EID-8).
+/// a user EID. One common EID is enough (EID-7, EID-8). Emulated devices change nothing
+/// (EID-18).
 fn common_eid(config: &Config, v2: &OfferV2) -> Result<Eid, DeclineReason> {
     let own = config.system_eid();
     if config.ueids.is_empty() && own.is_none() {
@@ -124,7 +124,7 @@ fn common_eid(config: &Config, v2: &OfferV2) -> Result<Eid, DeclineReason> {
 /// The associated device comes first, if it is offered for version 2 (CLCV2-11, CLCV2-28); a CHID
 /// of the emulated range has no place there and is passed over (EISM-5). A lone entry of that range
 /// is a violation only to a server with the feature in a v2.1 exchange; to others such CHIDs mean
-/// nothing (EISM-14, EISM-15, EISM-22).
+/// nothing (EISM-14, EISM-15, EISM-16, EISM-22).
 fn match_devices(
     config: &Config,
     proposal: &Proposal,

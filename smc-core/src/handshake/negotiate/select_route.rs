@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The server's side of the types that depend on the TCP connection's route: SMC-Dv1, SMC-Rv2 and
 //! SMC-Rv1.
-//!
-//! Rules kept here: CLC-61, EID-14, SEC-13.
 
 use super::limits::negotiate_limits;
 use super::matches::{Candidate, SmcrMatch};
@@ -14,7 +12,7 @@ use crate::handshake::smcr::{PeerRnic, TermsR};
 use crate::wire::clc::{OfferV1, OfferV2, Proposal, Version};
 use crate::wire::ids::{Chid, Eid, Features, Gid, GidV1, PeerId, Release};
 
-/// Judges an offer of SMC-D version 1: one fabric, one subnet (CLC-60, SEC-2).
+/// Judges an offer of SMC-D version 1: one fabric, one subnet (CLC-60, CLC-61, SEC-2).
 pub(super) fn match_smcd_v1(
     config: &Config,
     route: &Route,
@@ -37,8 +35,8 @@ pub(super) fn match_smcd_v1(
     Ok(Candidate { chid: local.chid, local: local.gid, peer })
 }
 
-/// Judges an offer of SMC-R version 2: a common user EID and an address of the connection's IP
-/// family; subnets do not matter (CLCV2-20, CLCV2-26, CLCV2-34).
+/// Judges an offer of SMC-R version 2: a common user EID (EID-14) and an address of the connection's
+/// IP family; subnets do not matter (CLCV2-20, CLCV2-26, CLCV2-34).
 ///
 /// Whether there is a route to the client's address, the caller finds out (CLCV2-35).
 pub(super) fn match_smcr_v2(

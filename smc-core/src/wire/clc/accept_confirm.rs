@@ -34,6 +34,7 @@ pub(super) fn size_code(
 /// ```
 ///
 /// SMC-D sends the second line from v2.1 on, SMC-R always (CLCV2-65, wire errata A-11).
+/// The limits of a link group are in that of SMC-R only (EISM-24).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fce {
     /// Sender's operating system.

@@ -5,8 +5,6 @@
 //! 0 header | 8 peer id | 16 diagnosis | 20 OS (high nibble), reserved | 24 trailer
 //! 44 bytes:                                     24 reasons Dv2, Dv1, Rv2, Rv1 | 40 trailer
 //! ```
-//!
-//! Rules kept here: CLCV2-77, CLCV2-78.
 
 use core::fmt;
 
@@ -18,7 +16,7 @@ use crate::wire::ids::{OsType, PeerId};
 
 /// Total length without the fields of version 2.
 const SHORT_LEN: usize = 28;
-/// Total length with them.
+/// Total length with them (CLCV2-77).
 const LONG_LEN: usize = 44;
 
 /// Why an SMC type was declined; the meaning of the number is the sender's affair (CLC-49).
@@ -58,8 +56,8 @@ pub struct TypeReasons {
 /// A Decline message.
 ///
 /// Version 1 is sent as 28 bytes and version 2 as 44, as Linux breaks the connection otherwise;
-/// either length is taken with either version (CLCV2-82). The short form has no operating system
-/// and no type reasons: they read as zero and are not sent.
+/// either length is taken with either version (CLCV2-82), and either eye catcher (CLCV2-78). The
+/// short form has no operating system and no type reasons: they read as zero and are not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decline {
     /// Version, which decides the form that is sent.

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The GID-CHID array of the SMC-Dv2 extension, raw and as devices (EISM-11 to EISM-14).
-//!
-//! Rules kept here: CLCV2-31.
 
 use crate::wire::WireError;
 use crate::wire::ids::{Chid, Gid, GidV1};
 
-/// One entry of the array: a platform ISM device, or one half of an emulated one.
+/// One entry of the array, 10 bytes (CLCV2-31): a platform ISM device, or one half of an emulated
+/// one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GidChid {
     /// GID, or half of an extended GID.

@@ -14,8 +14,6 @@
 //!  0 header SMCD | 8 GID | 16 DMB token | 24 DMBE index | 25 size (high nibble) | 26 reserved
 //! 28 link id | 32 CHID | 34 EID | 66 extended GID part 2 | 74 FCE of 36 or 52 bytes, or trailer
 //! ```
-//!
-//! Rules kept here: RMB-31, RMB-32.
 
 use super::accept_confirm::{FCE_V2_0_LEN, FCE_V2_1_LEN, TYPE_D, size_code};
 use super::header::{self, FLAG_BIT4, Header, TRAILER_LEN};
@@ -30,7 +28,7 @@ const V2_FIXED: usize = 74;
 /// Total length of version 2 without extension (CLCV2-63).
 const V2_LEN: usize = V2_FIXED + TRAILER_LEN;
 
-/// SMC-Dv1 Accept or Confirm.
+/// SMC-Dv1 Accept or Confirm. A DMB is announced as an RMB is, with the same size codes (RMB-31).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmcdV1 {
     /// The server thinks that this is a new peer; Confirm repeats it.

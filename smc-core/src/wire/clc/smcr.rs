@@ -15,8 +15,6 @@
 //! ```text
 //! 64 EID | 96 reserved | 104 FCE of 52 bytes | 156 Confirm: n, 3 reserved, n GIDs | trailer
 //! ```
-//!
-//! Rules kept here: ERR-45.
 
 use super::accept_confirm::{FCE_V2_1_LEN, TYPE_R, size_code};
 use super::header::{self, FLAG_BIT4, FLAG_BIT5, Header, TRAILER_LEN};
@@ -283,7 +281,8 @@ impl GidList {
         core::iter::once(self.active).chain(self.alternates.iter().copied())
     }
 
-    /// Reads count, reserved bytes and entries (SMCv2 "Client RoCEv2 GID list").
+    /// Reads count, reserved bytes and entries (SMCv2 "Client RoCEv2 GID list"). A wrong count
+    /// spoils the message (ERR-45).
     pub(in crate::wire) fn parse(reader: &mut Reader<'_>) -> Result<GidList, WireError> {
         let count = reader.u8("GID count")?;
         if !(1..=MAX_ENTRIES).contains(&usize::from(count)) {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Who and where: GIDs, CHIDs, peers, MACs, tokens.
-//!
-//! Rules kept here: LLCV2-16.
 
 use core::fmt;
 
@@ -105,7 +103,8 @@ impl Gid {
         Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d])
     }
 
-    /// The IPv4 address of a RoCEv2 GID: twelve zero bytes or `::ffff:` before it (CLCV2-21).
+    /// The IPv4 address of a RoCEv2 GID: twelve zero bytes or `::ffff:` before it (CLCV2-21,
+    /// LLCV2-16).
     pub const fn to_ipv4(self) -> Option<[u8; 4]> {
         match self.0 {
             [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, x, y, a, b, c, d]

@@ -5,8 +5,6 @@
 //! 4 MAC | 10 GID | 26 QPN (3) | 29 link number | 30 link user id | 34 max links
 //! 35 v2: max connections | reserved to 44
 //! ```
-//!
-//! Rules kept here: LLC-12.
 
 use super::header::{self, Header, REPLY, flag};
 use super::{Dialect, Kind};
@@ -14,7 +12,7 @@ use crate::wire::WireError;
 use crate::wire::clc::Version;
 use crate::wire::ids::{Gid, Mac, Qpn};
 
-/// Confirm Link, request or reply.
+/// Confirm Link, request or reply: the sender's end of the link (LLC-12).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConfirmLink {
     /// Whether this is the reply.

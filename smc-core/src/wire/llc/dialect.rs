@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Where Linux and the specifications differ on LLC bytes (wire errata A-2, D-4, D-15).
-//!
-//! Rules kept here: LLCV2-3.
 
 /// Byte order of the length field of version 2, and of the RKey count of its Add Link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +41,7 @@ pub enum AddLinkLayout {
 /// How LLC bytes are written and what is taken of a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dialect {
-    /// Byte order of lengths in version 2.
+    /// Byte order of lengths in version 2 (LLCV2-3).
     pub length: ByteOrder,
     /// Byte order of the RKey count in the version 2 Add Link.
     pub count: ByteOrder,

@@ -4,15 +4,13 @@
 //! ```text
 //! 4 user data (16) | 20 reserved
 //! ```
-//!
-//! Rules kept here: LLCV2-38.
 
 use super::header::{self, Header, REPLY, flag};
 use super::{Dialect, Kind};
 use crate::wire::WireError;
 use crate::wire::clc::Version;
 
-/// Test Link, request or reply.
+/// Test Link, request or reply (LLCV2-38).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TestLink {
     /// Whether this is the reply.

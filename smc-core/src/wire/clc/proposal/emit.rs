@@ -39,7 +39,9 @@ impl Proposal {
             let gid = if any_d { self.ism.gid } else { GidV1::NONE };
             writer.bytes(&gid.0);
             writer.u16(if v2_has_d { self.ism.chid.0 } else { 0 });
+            // The subnet extension of version 1 is in front (CLCV2-8).
             let skip_subnet = BASE_V2 - AFTER_V2_OFFSET + subnet_len;
+            // A Proposal of version 2 always has its extension (CLCV2-10).
             put_offset(&mut writer, if v2.is_some() { skip_subnet } else { 0 });
             match v2.filter(|offer| offer.release.has_v2_1_fields()).and_then(|v2| v2.vendor) {
                 Some(vendor) => {

@@ -24,8 +24,6 @@
 //!
 //! Parsing takes any offsets that lead to areas in this order without overlap (CLC-14, CLCV2-7);
 //! emitting puts every area directly behind the one before.
-//!
-//! Rules kept here: CLC-12, CLC-13, CLC-59, CLCV2-8, CLCV2-96.
 
 mod emit;
 mod parse;
@@ -192,12 +190,13 @@ pub struct OfferV2 {
 /// A Proposal message.
 ///
 /// Version 1 is sent in the form of RFC 7609 (52 bytes for IPv4), with the SMC-D area in the middle
-/// if SMC-Dv1 is offered (92 bytes); version 2 always has the base of 80 bytes.
+/// if SMC-Dv1 is offered (92 bytes); version 2 always has the base of 80 bytes, in which
+/// the fields of version 1 are where its servers look for them (CLCV2-3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proposal {
     /// Highest version of the client.
     pub version: Version,
-    /// SMC-R stack instance; zero in Linux without SMC-Rv1 (wire errata D-14).
+    /// SMC-R stack instance; zero in Linux without SMC-Rv1 (wire errata D-14, CLCV2-96).
     pub peer_id: PeerId,
     /// Preferred RoCE GID of SMC-Rv1.
     pub gid: Gid,
@@ -211,10 +210,14 @@ pub struct Proposal {
     pub v2: Option<OfferV2>,
 }
 
+/// Bytes in front of the IP subnet extension in the form of RFC 7609. With that and the trailer a
+/// Proposal over IPv4 has 52 bytes (CLC-12).
 const BASE_V1: usize = 40;
+/// The same in the longer form, which version 2 and SMC-Dv1 have (CLC-59, CLCV2-6).
 const BASE_V2: usize = 80;
 /// Bytes of the IP subnet extension without prefixes.
 const SUBNET_LEN: usize = 8;
+/// Bytes of an IPv6 prefix (CLC-13).
 const PREFIX_LEN: usize = 17;
 /// Bytes of the V2 extension without EIDs.
 const V2_EXT_LEN: usize = 40;
