@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vhost-user backend that is a small virtio-ism device for one guest, and breaks rules of
+//! A vhost-user backend for one guest: a device of `ism_device`, whose answers break rules of
 //! docs/virtio-ism.md when a test says so.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -10,26 +10,24 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use ism_device::{Delivery, Device, DeviceConfig, Fabric, FabricConfig, Limits, Outcome};
 use ism_sys::lock;
 use vhost::vhost_user::Listener;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost_user_backend::{VhostUserBackend, VhostUserDaemon, VringRwLock, VringT};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
-use virtio_ism_abi::command::{
-    HelloReply, Op, QueryGidReply, RegisterReply, RegisterRequest, ReplyHeader, RequestHeader,
-    SgEntry, StatsReply, TokenRequest, peer_flags,
-};
-use virtio_ism_abi::config::{Config, DMB_MAX, DMB_MIN, Features, MAX_MOVE};
-use virtio_ism_abi::event::{DmbSignal, DmbSignalEntry, EVENT_LEN, EventType};
-use virtio_ism_abi::mv::{MoveHeader, Segment, move_flags};
-use virtio_ism_abi::{Chid, Gid, REVISION, Status};
+use virtio_ism_abi::command::{Op, RequestHeader};
+use virtio_ism_abi::config::{Config, Features};
+use virtio_ism_abi::event::{EVENT_LEN, EventType};
+use virtio_ism_abi::mv::{MoveHeader, Segment};
+use virtio_ism_abi::{Chid, Gid};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{
     EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier,
 };
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 
@@ -71,12 +69,6 @@ type Rule = Box<dyn FnMut(Asked, &mut Answer) + Send>;
 /// A record, and what changes its answer.
 type Record = ([u8; EVENT_LEN], fn(&mut Answer));
 
-struct Dmb {
-    gpa: u64,
-    len: u32,
-    idx: u32,
-}
-
 struct Chain {
     head: u16,
     readable: Vec<u8>,
@@ -85,15 +77,20 @@ struct Chain {
 }
 
 struct State {
+    device: Arc<Device>,
     config: Config,
     rule: Option<Rule>,
-    gid: Gid,
-    sessions: u32,
-    tokens: u64,
-    dmbs: HashMap<u64, Dmb>,
+    /// Records for which the driver has given no buffer yet.
     records: VecDeque<Record>,
     rings: Vec<VringRwLock>,
     memory: Option<Memory>,
+}
+
+/// The device gives its records when the queue that caused them is served.
+struct ServedByKicks;
+
+impl ism_device::EventNotifier for ServedByKicks {
+    fn notify(&self, _: Delivery) {}
 }
 
 /// The device, listening for one front end.
@@ -103,13 +100,16 @@ impl Backend {
     /// Listens at a socket, as a device that breaks no rule yet.
     #[track_caller]
     pub(super) fn listen(socket: &Path) -> Backend {
+        let fabric = Fabric::new(FabricConfig::new(Chid::VIRTIO_FIRST)).unwrap();
+        // No wake is delayed: nobody would serve the queue then.
+        let limits = Limits { wakes_per_second: u32::MAX, ..Limits::default() };
+        let config = DeviceConfig { limits: Some(limits), ..DeviceConfig::default() };
+        let device = fabric.join(config, Arc::new(ServedByKicks)).unwrap();
+        device.set_features(offered());
         let state = Arc::new(Mutex::new(State {
-            config: config(),
+            config: config_of(&device),
+            device,
             rule: None,
-            gid: Gid::NONE,
-            sessions: 0,
-            tokens: 0,
-            dmbs: HashMap::new(),
             records: VecDeque::new(),
             rings: Vec::new(),
             memory: None,
@@ -128,9 +128,9 @@ impl Backend {
 
     /// From now on the configuration is the usual one with this change.
     pub(super) fn configure(&self, change: impl FnOnce(&mut Config)) {
-        let mut config = config();
-        change(&mut config);
-        lock(&self.0).config = config;
+        let mut state = lock(&self.0);
+        state.config = config_of(&state.device);
+        change(&mut state.config);
     }
 
     /// From now on answers are changed.
@@ -145,7 +145,7 @@ impl Backend {
 
     /// The GID of the driver's session.
     pub(super) fn gid(&self) -> Gid {
-        lock(&self.0).gid
+        lock(&self.0).device.info().gid.unwrap_or(Gid::NONE)
     }
 
     /// Sends a record to the driver, with a change of what the used ring says of it.
@@ -161,91 +161,36 @@ pub(super) fn record_bytes(record: &(impl IntoBytes + Immutable)) -> [u8; EVENT_
     record.as_bytes().try_into().expect("a record has 64 bytes")
 }
 
-fn features() -> u64 {
-    (Features::MOVE | Features::SW_EVENT | Features::STATS).bits()
+fn offered() -> Features {
+    Features::MOVE | Features::SW_EVENT | Features::STATS
 }
 
-fn config() -> Config {
-    let mut config = Config::new_zeroed();
-    config.revision.set(REVISION);
-    config.features.set(features() as u32);
-    config.gid = Gid([1; 16]);
-    config.chid.set(Chid::VIRTIO_FIRST.0);
-    config.num_move_queues.set(1);
-    config.max_dmbs.set(1024);
-    config.dmb_min.set(DMB_MIN);
-    config.dmb_max.set(DMB_MAX);
-    config.dmb_align.set(4096);
-    config.max_sg.set(16);
-    config.max_segs.set(16);
-    config.max_move.set(MAX_MOVE);
-    config.max_peers.set(16);
+/// The configuration space of the device, with the features that it has here.
+fn config_of(device: &Device) -> Config {
+    let mut config = device.config();
+    config.features.set(offered().bits() as u32);
     config
 }
 
-impl State {
-    /// Carries out a command: its reply.
-    fn command(&mut self, op: Op, request: &[u8]) -> (Status, Vec<u8>) {
-        let done = |body: &[u8]| (Status::Ok, body.to_vec());
-        match op {
-            Op::Hello => {
-                self.sessions += 1;
-                self.dmbs.clear();
-                self.gid = Gid([self.sessions as u8; 16]);
-                let session = self.sessions.into();
-                done(HelloReply { gid: self.gid, session, ..Default::default() }.as_bytes())
-            }
-            Op::QueryGid => {
-                let flags = peer_flags::REACHABLE.into();
-                done(QueryGidReply { flags, ..Default::default() }.as_bytes())
-            }
-            Op::Register => {
-                let (head, rest) = RegisterRequest::read_from_prefix(request).unwrap();
-                let (piece, _) = SgEntry::read_from_prefix(rest).unwrap();
-                self.tokens += 1;
-                let (len, idx) = (head.len.get(), head.idx.get());
-                self.dmbs.insert(self.tokens, Dmb { gpa: piece.gpa.get(), len, idx });
-                let token = self.tokens.into();
-                done(RegisterReply { token, ..Default::default() }.as_bytes())
-            }
-            Op::Unregister => {
-                let (named, _) = TokenRequest::read_from_prefix(request).unwrap();
-                match self.dmbs.remove(&named.token.get()) {
-                    Some(_) => done(&[]),
-                    None => (Status::Enoent, Vec::new()),
-                }
-            }
-            Op::SignalEvent => done(&[]),
-            Op::Stats => done(StatsReply::default().as_bytes()),
-            _ => (Status::Einval, Vec::new()),
-        }
+/// Carries out a command: its reply.
+fn command(device: &Device, request: &[u8]) -> Vec<u8> {
+    match device.command(request, usize::MAX) {
+        Outcome::Reply(reply) => reply.to_vec(),
+        Outcome::Map(_) | Outcome::Unmap(_) => panic!("this device has no window"),
     }
+}
 
-    /// Carries out a move: its status.
-    fn carry(&mut self, request: &[u8]) -> Status {
-        let (head, mut rest) = MoveHeader::read_from_prefix(request).unwrap();
-        let Some(dmb) = self.dmbs.get(&head.token.get()) else { return Status::Enoent };
-        if head.nseg.get() > 0 {
-            let (segment, payload) = Segment::read_from_prefix(rest).unwrap();
-            rest = payload;
-            let (offset, len) = (segment.offset.get(), segment.len.get() as usize);
-            if u64::from(offset) + len as u64 > u64::from(dmb.len) || rest.len() != len {
-                return Status::Einval;
-            }
-            let at = GuestAddress(dmb.gpa + u64::from(offset));
-            let memory = self.memory.as_ref().unwrap().memory();
-            memory.write_slice(rest, at).unwrap();
-        }
-        if head.flags.get() & move_flags::SIGNAL != 0 {
-            let mut record = DmbSignal::default();
-            record.kind.set(EventType::DmbSignal as u16);
-            record.n.set(1);
-            record.entries[0] =
-                DmbSignalEntry { idx: dmb.idx.into(), mask: head.mask, ..Default::default() };
-            self.records.push_back((record_bytes(&record), |_| {}));
-        }
-        Status::Ok
+/// Carries out a move: its status.
+fn carry(device: &Device, request: &[u8]) -> Vec<u8> {
+    let (header, _) = MoveHeader::read_from_prefix(request).unwrap();
+    let head = size_of::<MoveHeader>() + usize::from(header.nseg.get()) * size_of::<Segment>();
+    let (head, mut payload) = request.split_at_checked(head).unwrap_or((request, &[]));
+    let len = payload.len() as u64;
+    let moved = device.transfer(head, &mut payload, len);
+    if let Some(wake) = moved.wake {
+        wake.deliver(Delivery::Inline);
     }
+    u32::from(moved.status.code()).to_le_bytes().to_vec()
 }
 
 /// Takes the next chain of a queue.
@@ -326,9 +271,14 @@ fn finish(state: &mut State, queue: usize, asked: Asked, chain: Chain, bytes: Ve
     }
 }
 
-/// Writes as many records as there are buffers for.
+/// Writes as many records as there are buffers for. The guest is its own peer, and AF_SMC ends all
+/// connections with a peer when it says by a software event that it has no more: these get lost here.
 fn flush(state: &mut State) {
     let (Some(ring), Some(memory)) = (state.rings.get(EVENT), &state.memory) else { return };
+    let of_device = std::iter::from_fn(|| state.device.next_event())
+        .filter(|record| !record.starts_with(&(EventType::SwEvent as u16).to_le_bytes()))
+        .map(|record| (record, (|_| {}) as fn(&mut Answer)));
+    state.records.extend(of_device);
     while !state.records.is_empty() {
         let Some(chain) = next_chain(ring, memory) else { return };
         let Some((record, change)) = state.records.pop_front() else { return };
@@ -353,7 +303,9 @@ impl VhostUserBackend for Served {
     }
 
     fn features(&self) -> u64 {
-        1 << VIRTIO_F_VERSION_1 | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() | features()
+        1 << VIRTIO_F_VERSION_1
+            | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+            | offered().bits()
     }
 
     fn protocol_features(&self) -> VhostUserProtocolFeatures {
@@ -371,7 +323,9 @@ impl VhostUserBackend for Served {
     }
 
     fn update_memory(&self, memory: Memory) -> io::Result<()> {
-        lock(&self.0).memory = Some(memory);
+        let mut state = lock(&self.0);
+        state.device.set_memory(memory.clone());
+        state.memory = Some(memory);
         Ok(())
     }
 
@@ -394,17 +348,13 @@ impl VhostUserBackend for Served {
             && let Some(chain) = next_chain(&rings[queue], &memory)
         {
             if queue == MOVE {
-                let status = state.carry(&chain.readable);
-                let bytes = u32::from(status.code()).to_le_bytes().to_vec();
+                let bytes = carry(&state.device, &chain.readable);
                 finish(&mut state, queue, Asked::Move, chain, bytes);
                 continue;
             }
-            let (head, body) = RequestHeader::read_from_prefix(&chain.readable).unwrap();
-            let op = Op::ALL.into_iter().find(|op| *op as u16 == head.op.get()).unwrap();
-            let (status, body) = state.command(op, body);
-            let reply =
-                ReplyHeader { status: status.code().into(), tag: head.tag, ..Default::default() };
-            let bytes = [reply.as_bytes(), &body].concat();
+            let (head, _) = RequestHeader::read_from_prefix(&chain.readable).unwrap();
+            let op = Op::from_code(head.op.get()).unwrap();
+            let bytes = command(&state.device, &chain.readable);
             finish(&mut state, queue, Asked::Command(op), chain, bytes);
         }
         flush(&mut state);
