@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ use super::chain::{MAX_DESCRIPTORS, PendingReply, Scratch};
 use super::counted_threads::CountedThreads;
 use super::faults::{Fault, Faults};
 use super::guest_memory;
-use super::mapper::{Answer, Job, MapObserver, Mapper, Overdue};
+use super::mapper::{Job, MapObserver, Mapper, Overdue};
 use super::notifier::Notifier;
 use super::pending_moves::PendingMoves;
 use super::processor_account::{IDLE_KICK, ProcessorAccount};
@@ -38,6 +38,8 @@ use super::wake_cost::WakeCost;
 use ism_device::shm::{BusErrorGuard, FaultCause, TouchQuota};
 use ism_device::sync::lock;
 use ism_device::{CloseReason, Device, Reply};
+
+mod observers;
 
 /// Workers of a connection: one for control and events, one for moves.
 pub(super) const WORKERS: usize = 2;
@@ -601,101 +603,5 @@ impl VhostUserBackend for Connection {
             self.on_kick(worker, event as u16 + FIRST_MOVE_QUEUE);
         }
         Ok(())
-    }
-}
-
-impl RingObserver for Connection {
-    fn bad_descriptor(&self, queue: usize, what: &'static str) {
-        self.fault(
-            Fault::NotEventfd,
-            format_args!(
-                "the {what} descriptor of queue {queue} is neither an eventfd that counts up \
-                 nor, for calls, a socket of a pair; closing"
-            ),
-        );
-        self.close();
-    }
-
-    fn kick_closing(&self, fd: RawFd) {
-        for worker in &*lock(&self.workers) {
-            // The data does not matter for removal. Not being there is fine.
-            let _ = worker.unregister_listener(fd, EventSet::IN, self.notifier_event());
-        }
-    }
-
-    fn message(&self) {
-        self.settle();
-    }
-
-    fn ring_changed(&self, queue: usize, running: bool) {
-        if queue == usize::from(CONTROL_QUEUE) {
-            self.mapper.set_running(running);
-        }
-        let mut stopped = lock(&self.stopped);
-        let before = stopped.running;
-        let bit = 1 << queue;
-        stopped.running = if running { before | bit } else { before & !bit };
-        if stopped.running != 0 {
-            stopped.since = None;
-        } else if before != 0 {
-            let now = Instant::now();
-            stopped.since = Some(now);
-            drop(stopped);
-            if let Some(grace) = self.options.stopped_grace {
-                self.arm(now + grace);
-            }
-        }
-    }
-}
-
-impl MapObserver for Connection {
-    fn generation(&self) -> u32 {
-        self.ring(CONTROL_QUEUE).map_or(0, Ring::generation)
-    }
-
-    fn request_sent(&self) {
-        self.arm(Instant::now() + self.options.ack_timeout);
-    }
-
-    fn job_done(&self, job: Job, answer: Answer) {
-        self.account.charge_thread(Instant::now());
-        let ok = match &answer {
-            Answer::Done => true,
-            // The rule after a reset: the front end has emptied the window itself.
-            Answer::Refused if matches!(job, Job::Stale(_)) => false,
-            Answer::Refused => {
-                self.fault(Fault::MapRefused, format_args!("the front end refused a mapping"));
-                false
-            }
-            Answer::NotAsked(why) => {
-                tracing::debug!(guest = self.options.name, why, "a mapping was not asked for");
-                false
-            }
-            Answer::Unknown(error) => {
-                self.fault(Fault::BadMessage, format_args!("channel: {error}; closing"));
-                // The job ends without an outcome, which the device understands. So does the
-                // connection: what the front end has mapped is unknown.
-                return self.close();
-            }
-            // The same, but nothing was wrong with what it sent: it may have been killed.
-            Answer::Gone => return self.close(),
-        };
-        let reply = match job {
-            Job::Map(job, pending) => Some((pending, self.device.mapped(job, ok))),
-            Job::Unmap(job, pending) => Some((pending, self.device.unmapped(job, ok))),
-            // Not asked: dropped, and offered again after the next HELLO.
-            Job::Stale(_) if matches!(answer, Answer::NotAsked(_)) => return,
-            Job::Stale(stale) => {
-                self.device.stale_unmapped(stale);
-                None
-            }
-        };
-        if let Some(reply) = reply {
-            lock(&self.replies).push_back(reply);
-            self.has_replies.store(true, Ordering::Release);
-            self.reschedule(0, CONTROL_QUEUE);
-        }
-        // The job may have left something mapped of which no driver knows.
-        self.unmap_stale();
     }
 }
