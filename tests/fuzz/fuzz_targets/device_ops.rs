@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
+use ism_device::{CloseReason, Delivery};
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use smc_fuzz::front::{Answer, Completion, Front, WINDOW, fabric, guest_memory, small_limits};
-use ism_device::{CloseReason, Delivery};
 use virtio_ism_abi::command::{
     AttachReply, BACKING_GUEST, BACKING_WINDOW, HelloReply, HelloRequest, Op, QueryGidRequest,
     RegisterReply, RegisterRequest, ReleaseSlabRequest, SgEntry, SignalEventRequest, TokenRequest,
@@ -185,34 +185,9 @@ impl World {
                 self.call(id, Op::QueryGid, body.as_bytes(), Waiting::Other);
             }
             Operation::Register { user, idx, size, guest, group } => {
-                let (user, len) = (self.gid(user), (16u32 << 10) << (size % 10));
-                let body = RegisterRequest {
-                    user_gid: user,
-                    idx: u32::from(idx % 8).into(),
-                    len: len.into(),
-                    backing: if guest { BACKING_GUEST } else { BACKING_WINDOW }.into(),
-                    wait_group: u16::from(group).into(),
-                    nsg: u32::from(guest).into(),
-                    ..Default::default()
-                };
-                let piece =
-                    SgEntry { gpa: (1 << 20).into(), len: len.into(), ..Default::default() };
-                let piece = if guest { piece.as_bytes() } else { &[] };
-                let bytes = [body.as_bytes(), piece].concat();
-                self.call(id, Op::Register, &bytes, Waiting::Register { user, guest, len });
+                self.register(id, user, idx, 16 << 10 << (size % 10), guest, group);
             }
-            Operation::Unregister { dmb } => {
-                let (dmb, token) = self.token(dmb);
-                let answer = self.token_op(id, Op::Unregister, token);
-                let ours = dmb.is_some_and(|d| self.dmbs[d].owner == id && !self.dmbs[d].over);
-                // Guest memory may have vanished, which leaves the DMB to be unregistered.
-                assert!(answer.status != Status::Ok || ours);
-                if answer.status == Status::Ok
-                    && let Some(dmb) = dmb
-                {
-                    self.dmbs[dmb].over = true;
-                }
-            }
+            Operation::Unregister { dmb } => self.unregister(id, dmb),
             Operation::Attach { dmb } => {
                 let (dmb, token) = self.token(dmb);
                 let waiting = dmb.map_or(Waiting::Other, |dmb| Waiting::Attach { dmb });
@@ -245,18 +220,7 @@ impl World {
                 self.transfer(id, dmb, Some((offset.into(), len)), signal, hold);
             }
             Operation::Kick { dmb } => self.transfer(id, dmb, None, true, false),
-            Operation::Completion(how) => {
-                if !self.waiting[id].is_empty() {
-                    let waiting = self.waiting[id].remove(0);
-                    let answer = self.fronts[id].complete(how);
-                    self.learn(id, waiting, answer);
-                    if matches!(how, Completion::Lost { .. }) {
-                        // The daemon drops a front end that does not answer.
-                        self.fronts[id].device.close_session(CloseReason::Failed);
-                        self.end(id);
-                    }
-                }
-            }
+            Operation::Completion(how) => self.complete(id, how),
             Operation::SettleStale => self.fronts[id].settle_stale(),
             Operation::Event => {
                 if let Some(record) = self.fronts[id].device.next_event() {
@@ -285,6 +249,49 @@ impl World {
                         self.waiting[id].push(Waiting::Other);
                     }
                 }
+            }
+        }
+    }
+
+    fn register(&mut self, id: usize, user: u8, idx: u8, len: u32, guest: bool, group: u8) {
+        let user = self.gid(user);
+        let body = RegisterRequest {
+            user_gid: user,
+            idx: u32::from(idx % 8).into(),
+            len: len.into(),
+            backing: if guest { BACKING_GUEST } else { BACKING_WINDOW }.into(),
+            wait_group: u16::from(group).into(),
+            nsg: u32::from(guest).into(),
+            ..Default::default()
+        };
+        let piece = SgEntry { gpa: (1 << 20).into(), len: len.into(), ..Default::default() };
+        let piece = if guest { piece.as_bytes() } else { &[] };
+        let bytes = [body.as_bytes(), piece].concat();
+        self.call(id, Op::Register, &bytes, Waiting::Register { user, guest, len });
+    }
+
+    fn unregister(&mut self, id: usize, dmb: u8) {
+        let (dmb, token) = self.token(dmb);
+        let answer = self.token_op(id, Op::Unregister, token);
+        let ours = dmb.is_some_and(|d| self.dmbs[d].owner == id && !self.dmbs[d].over);
+        // Guest memory may have vanished, which leaves the DMB to be unregistered.
+        assert!(answer.status != Status::Ok || ours);
+        if answer.status == Status::Ok
+            && let Some(dmb) = dmb
+        {
+            self.dmbs[dmb].over = true;
+        }
+    }
+
+    fn complete(&mut self, id: usize, how: Completion) {
+        if !self.waiting[id].is_empty() {
+            let waiting = self.waiting[id].remove(0);
+            let answer = self.fronts[id].complete(how);
+            self.learn(id, waiting, answer);
+            if matches!(how, Completion::Lost { .. }) {
+                // The daemon drops a front end that does not answer.
+                self.fronts[id].device.close_session(CloseReason::Failed);
+                self.end(id);
             }
         }
     }

@@ -382,50 +382,16 @@ impl<'a> Life<'a> {
         let wrong = self.is_wrong();
         let queue = self.rng.below(QUEUES as u32) as usize;
         match operation {
-            Operation::Hello => {
-                if self.rng.one_in(4) {
-                    self.hello();
-                }
-            }
-            Operation::Query => {
-                let gid = self.target();
-                self.driver.query(gid, &mut self.rng, wrong);
-            }
-            Operation::Register => {
-                let gid = self.target();
-                self.driver.take_used(CONTROL);
-                self.driver.register(gid, &mut self.rng, wrong);
-                if let Some(body) = self.reply() {
-                    let token = token_of(&body);
-                    self.own.push(token);
-                    self.shared.tell(self.gid, token);
-                }
-            }
-            Operation::Unregister => {
-                let token = self.token();
-                self.own.retain(|own| *own != token);
-                self.driver.by_token(Op::Unregister, token, &mut self.rng, wrong);
-            }
-            Operation::Attach => {
-                let token = self.token();
-                self.driver.by_token(Op::Attach, token, &mut self.rng, wrong);
-            }
-            Operation::Detach => {
-                let token = self.token();
-                self.driver.by_token(Op::Detach, token, &mut self.rng, wrong);
-            }
-            Operation::ReleaseSlab => self.driver.release_slab(&mut self.rng, wrong),
-            Operation::SignalEvent => {
-                let gid = self.target();
-                self.driver.signal_event(gid, &mut self.rng, wrong);
-            }
-            Operation::Stats => self.driver.command(Op::Stats as u16, &[], &mut self.rng, wrong),
-            Operation::Unknown => {
-                let bytes: Vec<u8> =
-                    (0..self.rng.below(128)).map(|_| self.rng.bits() as u8).collect();
-                let op = self.rng.bits() as u16 & if self.rng.one_in(2) { 0x7f } else { 0xffff };
-                self.driver.command(op, &bytes, &mut self.rng, wrong);
-            }
+            Operation::Hello
+            | Operation::Query
+            | Operation::Register
+            | Operation::Unregister
+            | Operation::Attach
+            | Operation::Detach
+            | Operation::ReleaseSlab
+            | Operation::SignalEvent
+            | Operation::Stats
+            | Operation::Unknown => self.command(operation, wrong),
             Operation::Transfer => self.transfers(1, wrong),
             Operation::Transfers => {
                 let count = 1 + self.rng.below(20);
@@ -472,16 +438,7 @@ impl<'a> Life<'a> {
                 self.ask(m::RESET_DEVICE, &[])?;
                 self.restart()?;
             }
-            Operation::Config => {
-                let mut body = vec![0; 12];
-                let (at, len) = (self.rng.below(300), self.rng.below(300));
-                for (word, value) in body.chunks_exact_mut(4).zip([at, len, self.rng.below(4)]) {
-                    word.copy_from_slice(&value.to_le_bytes());
-                }
-                let request = if self.rng.one_in(4) { m::SET_CONFIG } else { m::GET_CONFIG };
-                body.resize(12 + if wrong { self.rng.below(300) } else { len } as usize, 7);
-                self.channel.ask(request, &body, &[], true)?;
-            }
+            Operation::Config => self.configuration(wrong)?,
             Operation::Table => self.table()?,
             Operation::Message => self.message()?,
             Operation::Garbage => {
@@ -498,6 +455,65 @@ impl<'a> Life<'a> {
             }
         }
         Ok(())
+    }
+
+    /// A command of the driver.
+    fn command(&mut self, operation: Operation, wrong: bool) {
+        match operation {
+            Operation::Hello if self.rng.one_in(4) => self.hello(),
+            Operation::Query => {
+                let gid = self.target();
+                self.driver.query(gid, &mut self.rng, wrong);
+            }
+            Operation::Register => {
+                let gid = self.target();
+                self.driver.take_used(CONTROL);
+                self.driver.register(gid, &mut self.rng, wrong);
+                if let Some(body) = self.reply() {
+                    let token = token_of(&body);
+                    self.own.push(token);
+                    self.shared.tell(self.gid, token);
+                }
+            }
+            Operation::Unregister => {
+                let token = self.token();
+                self.own.retain(|own| *own != token);
+                self.driver.by_token(Op::Unregister, token, &mut self.rng, wrong);
+            }
+            Operation::Attach => {
+                let token = self.token();
+                self.driver.by_token(Op::Attach, token, &mut self.rng, wrong);
+            }
+            Operation::Detach => {
+                let token = self.token();
+                self.driver.by_token(Op::Detach, token, &mut self.rng, wrong);
+            }
+            Operation::ReleaseSlab => self.driver.release_slab(&mut self.rng, wrong),
+            Operation::SignalEvent => {
+                let gid = self.target();
+                self.driver.signal_event(gid, &mut self.rng, wrong);
+            }
+            Operation::Stats => self.driver.command(Op::Stats as u16, &[], &mut self.rng, wrong),
+            Operation::Unknown => {
+                let bytes: Vec<u8> =
+                    (0..self.rng.below(128)).map(|_| self.rng.bits() as u8).collect();
+                let op = self.rng.bits() as u16 & if self.rng.one_in(2) { 0x7f } else { 0xffff };
+                self.driver.command(op, &bytes, &mut self.rng, wrong);
+            }
+            _ => {}
+        }
+    }
+
+    /// Reads or writes configuration space.
+    fn configuration(&mut self, wrong: bool) -> io::Result<()> {
+        let mut body = vec![0; 12];
+        let (at, len) = (self.rng.below(300), self.rng.below(300));
+        for (word, value) in body.chunks_exact_mut(4).zip([at, len, self.rng.below(4)]) {
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+        let request = if self.rng.one_in(4) { m::SET_CONFIG } else { m::GET_CONFIG };
+        body.resize(12 + if wrong { self.rng.below(300) } else { len } as usize, 7);
+        self.channel.ask(request, &body, &[], true).map(drop)
     }
 
     fn transfers(&mut self, count: u32, wrong: bool) {
