@@ -184,10 +184,6 @@ impl PendingHandshake for AwaitConnected {
         descriptor.handles() == 0 && !descriptor.stream().is_some_and(StreamSocket::must_finish)
     }
 
-    fn is_untouched(&self) -> bool {
-        false
-    }
-
     fn is_ready(&mut self, descriptor: &DescriptorRef) -> bool {
         let found = poll(&self.0);
         found.is_none_or(|found| !found.is_empty()) || self.is_over(descriptor)
@@ -228,14 +224,6 @@ impl PendingHandshake for AwaitAnswer {
 
     fn is_over(&self, _: &DescriptorRef) -> bool {
         self.0.deadline().is_none_or(|end| Instant::now() >= end)
-    }
-
-    fn is_untouched(&self) -> bool {
-        false
-    }
-
-    fn is_ready(&mut self, _: &DescriptorRef) -> bool {
-        true
     }
 
     fn advance(

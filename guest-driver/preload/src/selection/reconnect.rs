@@ -134,10 +134,6 @@ impl PendingHandshake for Reconnecting {
         descriptor.handles() == 0 && !descriptor.stream().is_some_and(StreamSocket::must_finish)
     }
 
-    fn is_untouched(&self) -> bool {
-        false
-    }
-
     fn is_ready(&mut self, descriptor: &DescriptorRef) -> bool {
         !self.poll().is_empty() || self.is_over(descriptor)
     }

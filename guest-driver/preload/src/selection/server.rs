@@ -123,14 +123,6 @@ impl PendingHandshake for AwaitMessage {
         self.0.deadline().is_none_or(|end| Instant::now() >= end)
     }
 
-    fn is_untouched(&self) -> bool {
-        false
-    }
-
-    fn is_ready(&mut self, _: &DescriptorRef) -> bool {
-        true
-    }
-
     fn advance(
         mut self: Box<Self>,
         descriptor: &DescriptorRef,

@@ -32,9 +32,14 @@ pub(super) trait PendingHandshake: Send {
     /// Whether the wait is over, whether the peer has sent anything or not.
     fn is_over(&self, descriptor: &DescriptorRef) -> bool;
     /// Whether it has taken nothing from the stream.
-    fn is_untouched(&self) -> bool;
+    fn is_untouched(&self) -> bool {
+        false
+    }
     /// Whether [`PendingHandshake::advance`] can go on.
-    fn is_ready(&mut self, descriptor: &DescriptorRef) -> bool;
+    fn is_ready(&mut self, descriptor: &DescriptorRef) -> bool {
+        let _ = descriptor;
+        true
+    }
     /// Goes on as far as the peer's bytes allow. `None`: the handshake is complete.
     fn advance(
         self: Box<Self>,
