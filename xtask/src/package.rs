@@ -98,16 +98,10 @@ fn tools(needed: &[(&str, &str)], install: bool) -> Result<(), ToolError> {
     }
 }
 
-/// Builds the programs, and lays out the files as they are installed below a prefix.
-fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> {
-    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-    // With the features that the whole workspace has, as other builds.
-    build.current_dir(root).args(["build", "--release", "--workspace", "--lib"]);
-    build.args(["--bin", "smc", "--bin", "vhost-device-ism", "--bin", "smc-device-plugin"]);
-    tool::succeed(&mut build)?;
-
+/// Files that are installed: from where, to where below a prefix, and with which mode.
+fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 24] {
     let packaging = root.join("packaging");
-    let files: [(PathBuf, &str, u32); 24] = [
+    [
         (release.join("smc"), "bin/smc", 0o755),
         (release.join("vhost-device-ism"), "bin/vhost-device-ism", 0o755),
         // For the image of packaging/kubernetes: the packages leave it out.
@@ -153,8 +147,18 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         (root.join("docs/operating.md"), "doc/operating.md", 0o644),
         (root.join("LICENSE-APACHE"), "doc/LICENSE-APACHE", 0o644),
         (root.join("LICENSE-BSD-3-Clause"), "doc/LICENSE-BSD-3-Clause", 0o644),
-    ];
-    for (from, to, mode) in files {
+    ]
+}
+
+/// Builds the programs, and lays out the files as they are installed below a prefix.
+fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> {
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    // With the features that the whole workspace has, as other builds.
+    build.current_dir(root).args(["build", "--release", "--workspace", "--lib"]);
+    build.args(["--bin", "smc", "--bin", "vhost-device-ism", "--bin", "smc-device-plugin"]);
+    tool::succeed(&mut build)?;
+
+    for (from, to, mode) in files(root, release) {
         let to = tree.join(to);
         let directory = to.parent().unwrap_or(tree);
         fs::create_dir_all(directory).map_err(at(directory))?;
