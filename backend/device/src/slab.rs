@@ -45,7 +45,7 @@ pub(super) struct Slab {
     pub(super) wake: Arc<SlabWakeSlot>,
     /// Made for a single large DMB.
     pub(super) dedicated: bool,
-    /// By which the user wakes the owner without the device, if both can.
+    /// The user rings it to wake the owner without the device. `None`: one of them cannot.
     pub(super) doorbell: Option<Doorbell>,
     memory: SlabMemory,
     room: Mutex<Room>,

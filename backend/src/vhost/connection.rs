@@ -432,9 +432,9 @@ impl Connection {
 
     /// Waits while the front end has used more than one processor. Only threads that work for it
     /// call this, and without a lock that another device's thread may want.
-    fn settle(&self) {
+    fn charge_and_wait(&self) {
         let ended = || self.closing.load(Ordering::SeqCst) || self.exiting.load(Ordering::SeqCst);
-        self.account.settle(ended);
+        self.account.charge_and_wait(ended);
     }
 
     fn on_notified(&self, worker: usize) -> io::Result<()> {
@@ -483,7 +483,7 @@ impl VhostUserBackend for Connection {
     }
 
     fn features(&self) -> u64 {
-        self.settle();
+        self.charge_and_wait();
         1 << VIRTIO_F_VERSION_1
             | 1 << VIRTIO_RING_F_EVENT_IDX
             | 1 << VIRTIO_RING_F_INDIRECT_DESC
@@ -496,7 +496,7 @@ impl VhostUserBackend for Connection {
     }
 
     fn protocol_features(&self) -> VhostUserProtocolFeatures {
-        self.settle();
+        self.charge_and_wait();
         VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
@@ -517,7 +517,7 @@ impl VhostUserBackend for Connection {
     }
 
     fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
-        self.settle();
+        self.charge_and_wait();
         let config = self.device.config();
         let tail = config.as_bytes().get(offset as usize..).unwrap_or_default();
         let mut bytes: Vec<u8> = tail.iter().copied().take(size as usize).collect();
@@ -530,7 +530,7 @@ impl VhostUserBackend for Connection {
     }
 
     fn update_memory(&self, memory: Memory) -> io::Result<()> {
-        self.settle();
+        self.charge_and_wait();
         // The framework's table: as long as it holds it, its threads may use it.
         let table = memory.memory().into_inner();
         let max = self.device.max_guest_memory();
@@ -589,7 +589,7 @@ impl VhostUserBackend for Connection {
         _vrings: &[Ring],
         worker: usize,
     ) -> io::Result<()> {
-        self.settle();
+        self.charge_and_wait();
         let event = u64::from(event);
         if event == self.notifier_event() {
             return self.on_notified(worker);

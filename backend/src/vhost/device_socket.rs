@@ -215,7 +215,7 @@ impl Inner {
 
     /// Serves the connection that is next in the queue, to its end.
     fn serve_next(&self) {
-        self.slot.account().settle(|| self.is_stopping());
+        self.slot.account().charge_and_wait(|| self.is_stopping());
         let hanging = self.slot.threads().alive();
         if hanging >= MAX_HANGING {
             self.fault(format_args!("{hanging} threads of earlier connections still hang"));

@@ -106,7 +106,7 @@ impl ProcessorAccount {
 
     /// Charges what the calling thread has used, and waits for as long as too much was used, unless
     /// `ended`.
-    pub(super) fn settle(&self, ended: impl Fn() -> bool) {
+    pub(super) fn charge_and_wait(&self, ended: impl Fn() -> bool) {
         let mut now = Instant::now();
         self.charge_thread(now);
         while let Some(wait) = self.wait(now)
@@ -197,13 +197,13 @@ mod tests {
         account.charge(now, Duration::from_secs(3600));
         assert_eq!(account.wait(now), Some(MAX_WAIT));
         assert_eq!(account.wait(now + MAX_CHARGE), None);
-        account.settle(|| true); // the connection has ended: it does not wait
+        account.charge_and_wait(|| true); // the connection has ended: it does not wait
     }
 
     #[test]
     fn a_thread_is_charged_what_it_uses() {
         let account = ProcessorAccount::default();
-        account.settle(|| false);
+        account.charge_and_wait(|| false);
         let began = thread_time();
         while thread_time() - began < 100 * MS {}
         let before = *lock(&account.paid_at);

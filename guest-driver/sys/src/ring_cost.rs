@@ -27,7 +27,7 @@ const FACTOR: u32 = 64;
 /// But no longer than this.
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 
-/// See the module.
+/// Times of the rings of one doorbell, and until when it is not rung.
 #[derive(Debug, Default)]
 pub(super) struct RingCost {
     rings: AtomicU32,

@@ -34,7 +34,7 @@ impl RingObserver for Connection {
     }
 
     fn message(&self) {
-        self.settle();
+        self.charge_and_wait();
     }
 
     fn ring_changed(&self, queue: usize, running: bool) {

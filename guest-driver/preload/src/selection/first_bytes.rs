@@ -23,11 +23,11 @@ pub(crate) fn peek(tcp: impl AsFd) -> FirstBytes {
 
 /// As [`peek`]. `None`: the client has sent nothing.
 pub(super) fn peek_if_any(tcp: impl AsFd) -> Option<FirstBytes> {
-    look(tcp).0
+    first_bytes_and_reset(tcp).0
 }
 
 /// The first bytes, and whether the client has reset TCP.
-fn look(tcp: impl AsFd) -> (Option<FirstBytes>, bool) {
+fn first_bytes_and_reset(tcp: impl AsFd) -> (Option<FirstBytes>, bool) {
     let found = poll(&tcp, PollFlags::IN);
     let is_reset = found.is_some_and(|found| found.contains(PollFlags::ERR));
     let first = match found {
@@ -47,7 +47,7 @@ fn look(tcp: impl AsFd) -> (Option<FirstBytes>, bool) {
 /// As [`peek`], for a handshake that begins if the bytes are a Proposal. The program then gets the
 /// error of the handshake only if TCP had one before.
 pub(super) fn peek_to_begin(socket: Option<&StreamSocket>, tcp: impl AsFd) -> FirstBytes {
-    let (found, is_reset) = look(tcp);
+    let (found, is_reset) = first_bytes_and_reset(tcp);
     let found = found.unwrap_or(FirstBytes::Incomplete);
     if is_reset
         && found.is_smc()
