@@ -31,6 +31,15 @@ pub enum Fallback {
     /// TCP option 254 is required but not available.
     #[error("no TCP option 254: {0}")]
     NoRendezvous(String),
+    /// No rule asks for SMC with this peer, and none is found by TCP option 254.
+    #[error("no rule (--peer, --accept) names this peer, and TCP option 254 is not in use")]
+    NoRule,
+    /// The server is the same process, which could not wait for itself.
+    #[error("client and server are one process")]
+    SameProcess,
+    /// The process has no descriptor left for the handshake.
+    #[error("no descriptor is left for the handshake")]
+    NoResources,
 }
 
 impl Fallback {
@@ -51,9 +60,13 @@ impl Fallback {
     pub fn code(&self) -> DeclineCode {
         match self {
             Fallback::Handshake(reason) => reason.code(),
-            Fallback::Asked | Fallback::Policy | Fallback::TooShort | Fallback::NoRendezvous(_) => {
-                DeclineCode::PeerNoSmc
-            }
+            Fallback::Asked
+            | Fallback::Policy
+            | Fallback::TooShort
+            | Fallback::NoRendezvous(_)
+            | Fallback::NoRule
+            | Fallback::SameProcess => DeclineCode::PeerNoSmc,
+            Fallback::NoResources => DeclineCode::NoMemory,
             Fallback::NoDevice(_) => DeclineCode::NoSmcDevice,
             Fallback::DeclinedBefore => DeclineCode::NoIsm2Support,
         }

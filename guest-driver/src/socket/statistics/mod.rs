@@ -14,12 +14,14 @@ mod reason;
 mod report;
 mod server;
 mod tcp_connections;
+mod tcp_notes;
 #[cfg(test)]
 mod tests;
 
-pub use paths::{ask, find, path_in};
+pub use paths::{ask, ask_process, find, path_in};
 pub use reason::Reason;
-pub use report::{Connection, DeviceInfo, Handshakes, Process, VERSION};
+pub use report::{Connection, DeviceInfo, Handshakes, Process, VERSION, tcp_state};
+pub use tcp_notes::{TcpNotes, TcpReasons};
 
 pub(super) use server::Server;
 pub(super) use tcp_connections::{TcpConnections, TcpSocket};

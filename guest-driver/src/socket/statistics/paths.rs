@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::Process;
+use super::{Process, tcp_notes};
 use ism_sys::peer_process;
 
 /// How long a process may take to answer.
@@ -32,12 +32,15 @@ fn pid_of(name: &str) -> Option<i32> {
     middle.split('-').next()?.parse().ok().filter(|pid| *pid > 0)
 }
 
-/// Finds the sockets of processes in a directory, and removes those of dead processes.
+/// Finds the sockets of processes in a directory, and removes the files of dead processes.
 pub fn find(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut found = Vec::new();
     for entry in entries.take(MAX_FILES).flatten() {
         let name = entry.file_name();
+        if name.to_str().and_then(tcp_notes::pid_of).is_some_and(is_gone) {
+            let _ = fs::remove_file(entry.path());
+        }
         let Some(pid) = name.to_str().and_then(pid_of) else { continue };
         if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
             continue;
@@ -54,17 +57,21 @@ pub fn find(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// Whether there is no process with this id here.
+fn is_gone(pid: i32) -> bool {
+    use rustix::process::{Pid, test_kill_process};
+    Pid::from_raw(pid).is_none_or(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
+}
+
 /// Whether no process will ever answer: the process has ended, and the socket refuses connections or
 /// is open only because a child inherited it. Two cases are not stale: the id of a process in another
 /// container means nothing here, and a process that is about to listen refuses for a moment.
 fn is_stale(path: &Path, pid: i32) -> bool {
-    use rustix::process::{Pid, test_kill_process};
-    let gone =
-        Pid::from_raw(pid).is_none_or(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH));
-    gone && match UnixStream::connect(path) {
-        Ok(stream) => peer_process(&stream).is_ok_and(|listener| listener.pid == Some(pid)),
-        Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
-    }
+    is_gone(pid)
+        && match UnixStream::connect(path) {
+            Ok(stream) => peer_process(&stream).is_ok_and(|listener| listener.pid == Some(pid)),
+            Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+        }
 }
 
 /// Gets the report of the process that listens at a socket.
@@ -72,8 +79,37 @@ fn is_stale(path: &Path, pid: i32) -> bool {
 /// # Errors
 /// No process answers in time, or the answer is no [`Process`].
 pub fn ask(socket: &Path) -> io::Result<Process> {
+    read(UnixStream::connect(socket)?)
+}
+
+/// Gets the report of the process that listens at a socket, if it is the one with this id here. The
+/// report has this id, whatever the process says.
+///
+/// # Errors
+/// Those of [`ask`], or another process listens there.
+pub fn ask_process(socket: &Path, pid: u32) -> io::Result<Process> {
+    let stream = connect_now(socket)?;
+    let listener = peer_process(&stream)?.pid.and_then(|pid| u32::try_from(pid).ok());
+    if listener != Some(pid) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(Process { pid, ..read(stream)? })
+}
+
+/// Connects. A process that accepts nobody must not keep this one waiting.
+fn connect_now(socket: &Path) -> io::Result<UnixStream> {
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&stream, &SocketAddrUnix::new(socket)?)?;
+    rustix::io::ioctl_fionbio(&stream, false)?;
+    Ok(stream.into())
+}
+
+fn read(mut stream: UnixStream) -> io::Result<Process> {
     let deadline = Instant::now() + ANSWER_TIMEOUT;
-    let mut stream = UnixStream::connect(socket)?;
     let mut answer = Vec::new();
     let mut piece = vec![0u8; 64 << 10];
     loop {
@@ -101,7 +137,37 @@ pub fn ask(socket: &Path) -> io::Result<Process> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+
     use super::*;
+
+    #[test]
+    fn only_the_process_that_was_meant_is_asked_and_it_cannot_keep_the_asker_waiting() {
+        let path = std::env::temp_dir().join(format!("smc-ask-{}.sock", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let own = std::process::id();
+        let thread = std::thread::spawn(move || {
+            // The first one has asked for another process, and sends nothing.
+            drop(listener.accept().unwrap());
+            let report = serde_json::to_vec(&Process { pid: 1, ..Process::default() }).unwrap();
+            listener.accept().unwrap().0.write_all(&report).unwrap();
+            listener
+        });
+        let error = ask_process(&path, own + 1).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(ask_process(&path, own).unwrap().pid, own, "whatever it says");
+        let _listener = thread.join().unwrap();
+        let mut waiting = Vec::new();
+        let full = loop {
+            match connect_now(&path) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn names_of_sockets_have_the_process_id() {

@@ -61,6 +61,19 @@ impl Reason {
         }
     }
 
+    /// A connection that the process has and of which nobody has noted why it is TCP.
+    pub fn unnoted() -> Reason {
+        let says = "none noted: no rule names the peer, or it is not decided yet, or another program \
+                    made the connection";
+        Reason {
+            name: "none".into(),
+            side: Side::Here.word().into(),
+            says: says.into(),
+            count: 1,
+            ..Reason::default()
+        }
+    }
+
     /// The reason of one connection.
     pub fn of(why: &Fallback) -> Reason {
         let side = Side::of(why).word();

@@ -110,6 +110,9 @@ pub struct Connection {
     pub smc_r: Option<Box<SmcrInfo>>,
     /// Why it is TCP, if it is.
     pub reason: Option<Reason>,
+    /// Whether its bytes are not known: the program has its socket, and the kernel counts.
+    #[serde(default)]
+    pub uncounted: bool,
 }
 
 impl Process {
@@ -212,7 +215,8 @@ fn of_tcp(socket: &dyn TcpSocket) -> Option<Connection> {
     })
 }
 
-fn tcp_state(state: u8) -> &'static str {
+/// The word for a state of TCP, as the kernel numbers them.
+pub fn tcp_state(state: u8) -> &'static str {
     match state {
         1 => "Established",
         2 | 3 | 12 => "Opening",

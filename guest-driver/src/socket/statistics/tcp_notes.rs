@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Why connections are TCP that the program has back, noted in a file that the process has mapped.
+//!
+//! A program that never uses SMC opens no stack, and has no thread that could answer. So the reasons
+//! are in a file beside the sockets of statistics: one word per descriptor. To note a reason costs a
+//! store, and no system call. A reader looks for the words of the sockets that the kernel says the
+//! process has, so words of closed ones mean nothing.
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ism_sys::{SharedMem, SharedSlice};
+use rustix::fs::{FallocateFlags, fallocate};
+
+use super::reason::{Reason, Side};
+use crate::info::Fallback;
+
+/// First word of the file: what it is, and the version of its layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"SMCtcpn1");
+/// Different reasons at most; further ones are not noted.
+const REASONS: usize = 32;
+/// Bytes of the sentence of a reason at most.
+const TEXT: usize = 240;
+/// Bytes of a reason: its key, the length of the sentence, and the sentence.
+const REASON: usize = 16 + TEXT;
+/// First byte of the reasons.
+const FIRST_REASON: usize = 64;
+/// Descriptors that have places of their own. Higher ones share them; the later note holds.
+const PLACES: usize = 1 << 12;
+/// First byte of the places.
+const FIRST_PLACE: usize = FIRST_REASON + REASONS * REASON;
+/// Bytes of the file.
+const SIZE: usize = FIRST_PLACE + 8 * PLACES;
+/// A bit of a key that is set: 0 says that there is none.
+const SET: u64 = 1 << 63;
+const PREFIX: &str = "process-";
+const SUFFIX: &str = ".tcp";
+
+/// The reasons of one process, which it writes.
+#[derive(Debug)]
+pub struct TcpReasons {
+    memory: SharedSlice,
+}
+
+/// The file of a process in a directory of statistics sockets.
+fn path_in(directory: &Path) -> PathBuf {
+    directory.join(format!("{PREFIX}{}{SUFFIX}", std::process::id()))
+}
+
+/// The process id in the name of such a file.
+pub(super) fn pid_of(name: &str) -> Option<i32> {
+    name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok().filter(|pid| *pid > 0)
+}
+
+/// Where the word of a descriptor is.
+fn place(fd: i32) -> Option<usize> {
+    Some(FIRST_PLACE + 8 * (usize::try_from(fd).ok()? % PLACES))
+}
+
+impl TcpReasons {
+    /// Makes the file of this process in a directory for such files.
+    ///
+    /// # Errors
+    /// It cannot be made, filled or mapped.
+    pub fn create(directory: &Path) -> io::Result<TcpReasons> {
+        let path = path_in(directory);
+        let mut options = File::options();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let file = match options.open(&path) {
+            // An earlier process had this id. Another user's file cannot be removed.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                std::fs::remove_file(&path)?;
+                options.open(&path)?
+            }
+            opened => opened?,
+        };
+        // Without the room on the disk, a store would kill the process.
+        let made = fallocate(&file, FallocateFlags::empty(), 0, SIZE as u64)
+            .map_err(io::Error::from)
+            .and_then(|()| SharedMem::from_fd(&file, SIZE).map_err(io::Error::other))
+            .and_then(|memory| memory.slice(0, SIZE).map_err(io::Error::other));
+        match made {
+            Ok(memory) => {
+                let notes = TcpReasons { memory };
+                if let Some(word) = notes.word(0) {
+                    word.store(MAGIC, Ordering::Release);
+                }
+                Ok(notes)
+            }
+            Err(error) => {
+                let _ = std::fs::remove_file(&path);
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes the file of this process. The memory stays.
+    pub fn remove(directory: &Path) {
+        let _ = std::fs::remove_file(path_in(directory));
+    }
+
+    fn word(&self, at: usize) -> Option<&AtomicU64> {
+        self.memory.atomic_u64(at).ok()
+    }
+
+    /// Notes why the connection of a descriptor is TCP.
+    pub fn note(&self, fd: i32, why: &Fallback) {
+        let (Some(index), Some(at)) = (self.index(why), place(fd)) else { return };
+        if let Some(word) = self.word(at) {
+            word.store((fd as u64) << 8 | (index as u64 + 1), Ordering::Release);
+        }
+    }
+
+    /// Whether there is a note on a descriptor.
+    pub fn has(&self, fd: i32) -> bool {
+        let word = place(fd).and_then(|at| self.word(at));
+        word.is_some_and(|word| is_of(word.load(Ordering::Relaxed), fd))
+    }
+
+    /// Removes the note on a descriptor, which is another connection's from now on.
+    pub fn forget(&self, fd: i32) {
+        if self.has(fd)
+            && let Some(word) = place(fd).and_then(|at| self.word(at))
+        {
+            word.store(0, Ordering::Release);
+        }
+    }
+
+    /// The place of a reason; the first connection that has it enters it.
+    fn index(&self, why: &Fallback) -> Option<usize> {
+        let key = key(why);
+        for index in 0..REASONS {
+            let at = FIRST_REASON + index * REASON;
+            let word = self.word(at)?;
+            let found = match word.load(Ordering::Acquire) {
+                0 => word.compare_exchange(0, key, Ordering::AcqRel, Ordering::Acquire),
+                found => Err(found),
+            };
+            match found {
+                Ok(_) => {
+                    let text = why.to_string();
+                    let bytes = text.as_bytes();
+                    let bytes = bytes.get(..bytes.len().min(TEXT))?;
+                    self.memory.copy_in(at + 16, bytes).ok()?;
+                    self.word(at + 8)?.store(bytes.len() as u64, Ordering::Release);
+                    return Some(index);
+                }
+                Err(found) if found == key => return Some(index),
+                Err(_) => {}
+            }
+        }
+        None
+    }
+}
+
+fn is_of(word: u64, fd: i32) -> bool {
+    word & 0xff != 0 && u64::try_from(fd).is_ok_and(|fd| word >> 8 == fd)
+}
+
+/// What tells reasons apart: the number of Linux, the end, and the kind.
+fn key(why: &Fallback) -> u64 {
+    let kind: u64 = match why {
+        Fallback::Handshake(_) => 0,
+        Fallback::NoDevice(_) => 1,
+        Fallback::Asked => 2,
+        Fallback::Policy => 3,
+        Fallback::DeclinedBefore => 4,
+        Fallback::TooShort => 5,
+        Fallback::NoRendezvous(_) => 6,
+        Fallback::NoRule => 7,
+        Fallback::SameProcess => 8,
+        Fallback::NoResources => 9,
+    };
+    let side = match Side::of(why) {
+        Side::Here => 0,
+        Side::Peer => 1,
+    };
+    SET | kind << 40 | side << 32 | u64::from(why.code().value())
+}
+
+/// The notes of a process as another one reads them. The process may write anything there.
+#[derive(Debug)]
+pub struct TcpNotes {
+    reasons: Vec<Option<Reason>>,
+    file: File,
+}
+
+impl TcpNotes {
+    /// Whether a path is that of such a file.
+    pub fn is_path(path: &Path) -> bool {
+        path.file_name().and_then(|name| name.to_str()).and_then(pid_of).is_some()
+    }
+
+    /// Reads the reasons in the file of a process, which is opened for reading.
+    ///
+    /// # Errors
+    /// It cannot be read, or is no such file.
+    pub fn read(file: File) -> io::Result<TcpNotes> {
+        let mut bytes = vec![0; FIRST_PLACE];
+        file.read_exact_at(&mut bytes, 0)?;
+        if word(&bytes, 0) != Some(MAGIC) {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        let reasons = (0..REASONS).map(|index| {
+            let at = FIRST_REASON + index * REASON;
+            let (key, length) = (word(&bytes, at)?, word(&bytes, at + 8)?);
+            let length = usize::try_from(length).ok().filter(|length| *length <= TEXT)?;
+            if key & SET == 0 {
+                return None;
+            }
+            let side = if key >> 32 & 1 == 0 { Side::Here } else { Side::Peer };
+            let says = String::from_utf8_lossy(bytes.get(at + 16..at + 16 + length)?);
+            // The low half of the key.
+            Some(Reason::new(key as u32, side.word(), &says, 1))
+        });
+        Ok(TcpNotes { reasons: reasons.collect(), file })
+    }
+
+    /// The reason that is noted on a descriptor of the process.
+    pub fn reason(&self, fd: i32) -> Option<&Reason> {
+        let mut bytes = [0; 8];
+        self.file.read_exact_at(&mut bytes, place(fd)? as u64).ok()?;
+        let word = u64::from_ne_bytes(bytes);
+        let index = usize::try_from(word & 0xff).ok()?.checked_sub(1)?;
+        self.reasons.get(index).filter(|_| is_of(word, fd))?.as_ref()
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use smc_core::handshake::FallbackReason;
+
+    use super::*;
+
+    #[test]
+    fn a_reader_finds_what_was_noted_and_believes_nothing_else() {
+        let dir = std::env::temp_dir().join(format!("smc-notes-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        // An earlier process had the id.
+        std::fs::write(path_in(&dir), "old").unwrap();
+        let notes = TcpReasons::create(&dir).unwrap();
+        let peer = Fallback::from(FallbackReason::PeerNotSmc);
+        for (fd, why) in [(7, &Fallback::Policy), (8, &peer), (9, &Fallback::TooShort)] {
+            notes.note(fd, why);
+        }
+        let shared = 7 + PLACES as i32;
+        assert!(notes.has(7) && !notes.has(shared) && !notes.has(-1));
+        notes.forget(shared);
+        notes.forget(9);
+        let path = path_in(&dir);
+        assert!(TcpNotes::is_path(&path) && !TcpNotes::is_path(Path::new("/x/process-7.sock")));
+        let read = || TcpNotes::read(File::open(&path).unwrap());
+        let found = read().unwrap();
+        let says = |fd| found.reason(fd).map(|reason| (reason.side.as_str(), reason.says.clone()));
+        assert_eq!(says(7), Some(("here", Fallback::Policy.to_string())));
+        assert_eq!(says(8), Some(("peer", peer.to_string())));
+        assert_eq!([says(9), says(shared), says(-1)], [None, None, None]);
+        // The later one has the place.
+        notes.note(shared, &Fallback::Policy);
+        assert!(says(7).is_none() && says(shared).is_some());
+
+        // Each byte of the reasons set to anything.
+        for value in [0, 1, 0x7f, 0xff] {
+            let planted = dir.join("planted");
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes[8..].fill(value);
+            std::fs::write(&planted, &bytes).unwrap();
+            let planted_notes = TcpNotes::read(File::open(&planted).unwrap()).unwrap();
+            assert!((0..100).all(|fd| planted_notes.reason(fd).is_none()));
+            std::fs::write(&planted, &bytes[..FIRST_PLACE - 1]).unwrap();
+            assert!(planted_notes.reason(5).is_none(), "cut off under the reader");
+            assert!(TcpNotes::read(File::open(&planted).unwrap()).is_err(), "too short");
+        }
+        TcpReasons::remove(&dir);
+        assert!(!path.exists());
+        notes.note(10, &Fallback::Policy);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn more_reasons_than_places_are_left_out() {
+        let dir = std::env::temp_dir().join(format!("smc-notes-many-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let notes = TcpReasons::create(&dir).unwrap();
+        for index in 0..REASONS {
+            let word = notes.word(FIRST_REASON + index * REASON).unwrap();
+            word.store(SET | index as u64, Ordering::Relaxed);
+        }
+        notes.note(3, &Fallback::Policy);
+        assert!(!notes.has(3));
+        TcpReasons::remove(&dir);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
