@@ -274,10 +274,14 @@ impl RunConfig {
             || self.policy.connect(server) == AllowedProtocol::AlwaysSmc
     }
 
+    /// Whether a rule names this client of this own port. The policy may still say TCP.
+    pub(crate) fn names_client(&self, client: IpAddr, port: u16) -> bool {
+        self.accept.iter().any(|rule| rule.matches(client, port))
+    }
+
     /// Whether a connection from this client to this own port may be SMC.
     pub(crate) fn accepts(&self, client: IpAddr, port: u16) -> bool {
-        self.accept.iter().any(|rule| rule.matches(client, port))
-            && self.policy.accept(client, port) != AllowedProtocol::Tcp
+        self.names_client(client, port) && self.policy.accept(client, port) != AllowedProtocol::Tcp
     }
 
     /// Whether connections of all clients to all ports may be SMC, so that no address has to be

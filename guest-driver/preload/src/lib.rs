@@ -40,3 +40,4 @@ mod socket;
 mod status;
 #[allow(unsafe_code, reason = "system calls, and memory of the program")]
 mod sys;
+mod tcp_notes;

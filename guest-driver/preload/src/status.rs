@@ -2,6 +2,7 @@
 //! The report of what became of the connections of this process. It has a line per event, in a file
 //! per process, if the user gave `smc run --status`.
 
+use std::ffi::c_int;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
@@ -14,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use guest_driver::{ConnectionInfo, Fallback};
 use smc_core::handshake::FallbackReason;
 
-use crate::config;
 use crate::sys::borrowed;
+use crate::{config, tcp_notes};
 
 fn write_line(text: &str) {
     let Some(dir) = config::get().and_then(|config| config.status.as_ref()) else { return };
@@ -158,8 +159,11 @@ fn print_error(text: &str) {
     });
 }
 
-/// Reports what carries a connection.
-pub(crate) fn connection_decided(socket: impl AsFd, role: &str, info: &ConnectionInfo) {
+/// Reports what carries a connection. `fd`: the program's descriptor; `socket`: one that is open.
+pub(crate) fn connection_decided(fd: c_int, socket: impl AsFd, role: &str, info: &ConnectionInfo) {
+    if let ConnectionInfo::Tcp(why) = info {
+        tcp_notes::note(fd, why);
+    }
     if config::get().is_none_or(|config| config.status.is_none()) {
         return;
     }
@@ -190,13 +194,14 @@ pub(crate) fn no_option() {
 }
 
 /// Reports that an accepted connection stays on TCP, because the client did not propose SMC.
-pub(crate) fn server_stays_on_tcp(socket: impl AsFd) {
-    connection_decided(socket, "server", &ConnectionInfo::Tcp(FallbackReason::PeerNotSmc.into()));
+pub(crate) fn server_stays_on_tcp(fd: c_int, socket: impl AsFd) {
+    let info = ConnectionInfo::Tcp(FallbackReason::PeerNotSmc.into());
+    connection_decided(fd, socket, "server", &info);
 }
 
 /// Reports that a connection that the program made stays on TCP.
-pub(crate) fn client_stays_on_tcp(socket: impl AsFd, why: Fallback) {
-    connection_decided(socket, "client", &ConnectionInfo::Tcp(why));
+pub(crate) fn client_stays_on_tcp(fd: c_int, socket: impl AsFd, why: Fallback) {
+    connection_decided(fd, socket, "client", &ConnectionInfo::Tcp(why));
 }
 
 /// Reports that a handshake failed and took the connection with it.

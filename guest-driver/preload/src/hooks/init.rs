@@ -13,7 +13,7 @@ use crate::selection::{establish, option, running, short_lived, waiting, worthwh
 use crate::socket::table::NUMBERS;
 use crate::sys::heap::{self, Heap};
 use crate::sys::raw;
-use crate::{config, fork, last_thread, relay, status};
+use crate::{config, fork, last_thread, relay, status, tcp_notes};
 
 #[global_allocator]
 static MEMORY: Heap = Heap::new();
@@ -170,6 +170,7 @@ pub(super) fn close_connections() {
     short_lived::record_exit();
     worthwhile::note_exit();
     relay::fork::settle_all();
+    tcp_notes::remove();
     kernel::close_all();
     exec::pass_relays_on();
 }

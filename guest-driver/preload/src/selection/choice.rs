@@ -17,9 +17,9 @@ use crate::selection::{option, session};
 use crate::socket::smc_request::SmcRequest;
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
-use crate::status;
 use crate::sys::borrowed;
 use crate::sys::raw::{self, Errno, SysResult};
+use crate::{status, tcp_notes};
 
 /// The choice for one connection.
 pub(super) enum Choice {
@@ -39,37 +39,40 @@ pub(super) struct ClientRequest {
 }
 
 /// A connection that is left to TCP.
-#[derive(Default)]
 pub(super) struct TcpChoice {
-    /// Why; `None`: nobody has expected anything else.
-    why: Option<Fallback>,
+    why: Fallback,
+    /// Whether it is reported; otherwise nobody has expected anything else.
+    reported: bool,
     sample: Option<PlainConnection>,
 }
 
 /// Chooses for a socket that is about to connect, and prepares the socket for the request.
 pub(super) fn choose(fd: c_int, socket: &StreamSocket, to: Option<SocketAddr>) -> Choice {
     let may_ask = socket.stage() != SocketStage::UnconnectedForTcp;
-    let Some(to) = to.filter(|_| may_ask) else { return Choice::Tcp(TcpChoice::default()) };
+    let Some(to) = to.filter(|_| may_ask) else { return TcpChoice::expected(Fallback::Asked) };
     if let Some(plain) = worthwhile::choose_tcp(&to) {
         let not_smc = FallbackReason::PeerNotSmc.into();
         let why = if plain.by_server { not_smc } else { Fallback::TooShort };
-        return Choice::Tcp(TcpChoice { why: Some(why), sample: Some(plain) });
+        return Choice::Tcp(TcpChoice { why, reported: true, sample: Some(plain) });
     }
     let server = server_memory::record(&to);
     if server.is_paused(raw::monotonic_micros) {
-        let why = Some(FallbackReason::PeerNotSmc.into());
-        return Choice::Tcp(TcpChoice { why, sample: None });
+        let why = FallbackReason::PeerNotSmc.into();
+        return Choice::Tcp(TcpChoice { why, reported: true, sample: None });
     }
     let seems_plain = server.is_plain();
     // The handshake takes a descriptor.
     let copy = if seems_plain { None } else { duplicate(fd).ok() };
     let request = match copy {
-        None if !seems_plain => None,
+        None if !seems_plain => Err(Fallback::NoResources),
         _ => option::before_connect(fd, &to, server),
     };
-    let Some(request) = request else {
-        socket.undecided.set_copy(-1);
-        return Choice::Tcp(TcpChoice::default());
+    let request = match request {
+        Ok(request) => request,
+        Err(why) => {
+            socket.undecided.set_copy(-1);
+            return TcpChoice::expected(why);
+        }
     };
     if request.listed {
         // The server waits for a Proposal only for a short time, and opening a device takes long.
@@ -108,10 +111,16 @@ impl ClientRequest {
 }
 
 impl TcpChoice {
+    /// The choice for a connection of which nobody expects SMC.
+    fn expected(why: Fallback) -> Choice {
+        Choice::Tcp(TcpChoice { why, reported: false, sample: None })
+    }
+
     /// Reports why TCP carries the connection, which is made or about to be.
-    pub(super) fn report(&mut self, fd: c_int) {
-        if let Some(why) = self.why.take() {
-            status::client_stays_on_tcp(borrowed(fd), why);
+    pub(super) fn report(&self, fd: c_int) {
+        match self.reported {
+            true => status::client_stays_on_tcp(fd, borrowed(fd), self.why.clone()),
+            false => tcp_notes::note(fd, &self.why),
         }
     }
 

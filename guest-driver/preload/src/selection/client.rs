@@ -7,8 +7,8 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use guest_driver::SmcStream;
 use guest_driver::interpose::{Outgoing, SignalMask};
+use guest_driver::{Fallback, SmcStream};
 use ism_sys::interrupt;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -18,9 +18,9 @@ use crate::selection::{Wait, listening_ports, option, reconnect, server_memory, 
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
-use crate::status;
 use crate::sys::raw::{self, Errno};
 use crate::sys::{borrowed, lent_stream, timespec, wait_readable};
+use crate::{status, tcp_notes};
 
 /// How long `connect` on a blocking socket waits for the handshake. After that it returns, and the
 /// connection stays undecided: TCP's `connect` does not wait for the server's program either.
@@ -71,7 +71,10 @@ pub(super) fn start(
         Ok(()) => {}
         // There are no threads left, so this one waits. It does not wait for TCP.
         Err(pending) if is_connected => finish(descriptor, fd, pending),
-        Err(_) => complete_with_tcp(descriptor, fd, borrowed(fd)),
+        Err(_) => {
+            tcp_notes::note(fd, &Fallback::NoResources);
+            complete_with_tcp(descriptor, fd, borrowed(fd));
+        }
     }
     false
 }
@@ -91,6 +94,7 @@ fn decline_here(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
         // TCP reports an error with the program's next call.
         let _ = session.decline_awaited(&lent_stream(fd));
     }
+    tcp_notes::note(fd, &Fallback::NoResources);
     complete_with_tcp(descriptor, fd, borrowed(fd));
 }
 
@@ -206,7 +210,7 @@ impl PendingHandshake for AwaitConnected {
         // Since TCP was connected, the program may have written by a system call that goes around the
         // library. A Proposal behind such bytes would be data to the server.
         if raw::has_data_segments(tcp.as_raw_fd()) {
-            status::client_stays_on_tcp(&tcp, guest_driver::Fallback::Asked);
+            status::client_stays_on_tcp(fd, &tcp, Fallback::Asked);
             complete_with_tcp(descriptor, fd, &tcp);
             return None;
         }
@@ -277,6 +281,7 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Prop
     let stay_on_tcp = || complete_with_tcp(descriptor, fd, &tcp);
     let awaited = match request {
         _ if connects_to_itself(&tcp) => {
+            tcp_notes::note(fd, &Fallback::SameProcess);
             stay_on_tcp();
             return None;
         }
@@ -287,7 +292,7 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Prop
                     let record = server_memory::record(&server);
                     record.note_answer(false, raw::monotonic_micros);
                 }
-                status::client_stays_on_tcp(&tcp, why);
+                status::client_stays_on_tcp(fd, &tcp, why);
                 stay_on_tcp();
                 return None;
             }
@@ -299,6 +304,7 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Prop
     let may_be_smc = descriptor.stream().is_some_and(|socket| socket.decision.begin_proposal());
     let session = if may_be_smc { session::current() } else { None };
     let Some(session) = session else {
+        tcp_notes::note(fd, &if may_be_smc { session::no_device() } else { Fallback::Asked });
         stay_on_tcp();
         return None;
     };

@@ -31,7 +31,7 @@ pub(crate) fn connect(
     let Some(client) = client else { return connect_again(socket, native) };
     let mut asking = match choice::choose(fd, socket, to) {
         Choice::Ask(asking) => asking,
-        Choice::Tcp(mut chosen) => {
+        Choice::Tcp(chosen) => {
             let result = native();
             // After a failure the program may try another address, so the entry stays.
             if has_begun(result) {
@@ -45,7 +45,7 @@ pub(crate) fn connect(
     let result = native();
     if let Err(why) = asking.take_answer(fd, result) {
         asking.restore_acks(fd);
-        status::client_stays_on_tcp(borrowed(fd), why);
+        status::client_stays_on_tcp(fd, borrowed(fd), why);
         carry_out(descriptor, fd, SocketEvent::Plain);
         return result;
     }

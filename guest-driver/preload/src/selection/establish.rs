@@ -4,6 +4,7 @@
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 
+use guest_driver::Fallback;
 use guest_driver::interpose::FirstBytes;
 
 use crate::selection::first_bytes::peek;
@@ -15,7 +16,7 @@ use crate::socket::pair;
 use crate::socket::stream::{RelayState, ServerSide, SocketRole, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor};
 use crate::sys::{borrowed, local_address, raw};
-use crate::{config, fork, status};
+use crate::{config, fork, status, tcp_notes};
 
 /// Whether sockets of this kind can be on SMC.
 pub(crate) fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
@@ -27,6 +28,7 @@ pub(crate) fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
 
 /// Makes the entry of a new socket, if it may be on SMC.
 pub(crate) fn add_socket(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
+    tcp_notes::forget(fd);
     if is_tcp(domain, kind, protocol) && !fork::shares_memory() && option::may_connect() {
         let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
         DESCRIPTORS.install(fd, Descriptor::Stream(StreamSocket::unconnected(nonblocking)));
@@ -52,6 +54,7 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAd
     if config.accept.is_empty() || fork::shares_memory() {
         return;
     }
+    tcp_notes::forget(fd);
     let mut local = None;
     // Only IPv4 and IPv6 sockets have such an address.
     if client.is_none() || !config.accepts_all() {
@@ -65,6 +68,8 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAd
             }
         };
         if !ip.is_some_and(|ip| config.accepts(ip, found.port())) {
+            let named = ip.is_some_and(|ip| config.names_client(ip, found.port()));
+            tcp_notes::note(fd, if named { &Fallback::Policy } else { &Fallback::NoRule });
             return;
         }
         local = Some(found);
@@ -75,7 +80,7 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAd
             if let Some(local) = local.or_else(|| local_address(fd)) {
                 worthwhile::count_tcp(&local);
             }
-            status::server_stays_on_tcp(borrowed(fd));
+            status::server_stays_on_tcp(fd, borrowed(fd));
         }
         AcceptAction::Peek { timeout, announced } => {
             if announced {

@@ -44,7 +44,7 @@ pub(super) fn begin(
 
 /// The client of a server proposes nothing, and no handshake has begun.
 fn stay_plain(descriptor: &DescriptorRef, fd: c_int) {
-    status::server_stays_on_tcp(borrowed(fd));
+    status::server_stays_on_tcp(fd, borrowed(fd));
     carry_out(descriptor, fd, SocketEvent::Plain);
 }
 

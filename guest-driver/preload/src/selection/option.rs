@@ -15,6 +15,7 @@ use std::time::Duration;
 use guest_driver::Fallback;
 use smc_rendezvous::{
     AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, Rendezvous, ServerAction,
+    TcpReason,
 };
 
 use crate::selection::server_memory::ServerRecord;
@@ -144,20 +145,25 @@ pub(crate) fn may_connect() -> bool {
     config::get().is_some_and(|config| !config.connect.is_empty() || attached())
 }
 
-/// Makes a socket ask for SMC before it connects. `None`: the connection stays on TCP.
+/// Makes a socket ask for SMC before it connects.
+///
+/// # Errors
+/// The reason for the connection to stay on TCP.
 pub(super) fn before_connect(
     fd: c_int,
     to: &SocketAddr,
     server: ServerRecord,
-) -> Option<SmcRequest> {
-    let (config, discovery) = (config::get()?, discovery()?);
+) -> Result<SmcRequest, Fallback> {
+    let (Some(config), Some(discovery)) = (config::get(), discovery()) else {
+        return Err(Fallback::NoRule);
+    };
     if config.policy.connect(to) == AllowedProtocol::Tcp {
-        return None;
+        return Err(Fallback::Policy);
     }
     let port = to.port();
     if listening_ports::has_listened_on(port) && is_here(to) && listening_ports::listens_on(port) {
         // The thread that connects may have to accept as well, and could not wait for itself.
-        return None;
+        return Err(Fallback::SameProcess);
     }
     let in_list = config.connects(*to);
     let (listed, asks) = match (discovery.mode(), discovery.rendezvous()) {
@@ -167,14 +173,20 @@ pub(super) fn before_connect(
         (Mode::Auto, None) | (Mode::Off, _) => (in_list, false),
     };
     // Without a device there is no use in asking.
-    if !listed && (!asks || session::lacks_device()) {
-        return None;
+    if !listed && !asks {
+        return Err(match (discovery.mode(), discovery.rendezvous()) {
+            (Mode::Required, None) => Fallback::from_discovery(TcpReason::Unavailable, discovery),
+            _ => Fallback::NoRule,
+        });
+    }
+    if !listed && session::lacks_device() {
+        return Err(session::no_device());
     }
     if server.is_declining(raw::monotonic_micros) {
-        return Some(SmcRequest { server: *to, asked: None, listed: false, awaited: None });
+        return Ok(SmcRequest { server: *to, asked: None, listed: false, awaited: None });
     }
     let asked = Some(discovery.before_connect(borrowed(fd), to));
-    Some(SmcRequest { server: *to, asked, listed, awaited: None })
+    Ok(SmcRequest { server: *to, asked, listed, awaited: None })
 }
 
 /// Whether an address belongs to this machine.

@@ -99,7 +99,7 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
     match result {
         Ok(stream) => {
             let info = stream.info();
-            status::connection_decided(borrowed(fd), role, &info);
+            status::connection_decided(fd, borrowed(fd), role, &info);
             let endpoint = endpoint_of(socket);
             if let Some(Endpoint::Server(server)) = &endpoint {
                 record_answer(server, &info);

@@ -114,7 +114,8 @@ impl Reconnecting {
                 complete(descriptor, fd, failed);
             }
             false => {
-                status::client_stays_on_tcp(&self.0, FallbackReason::PeerNotSmc.into());
+                let why = FallbackReason::PeerNotSmc.into();
+                status::client_stays_on_tcp(fd, &self.0, why);
                 complete_with_tcp(descriptor, fd, &self.0);
             }
         }

@@ -7,8 +7,8 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use guest_driver::SmcStream;
 use guest_driver::interpose::{FirstBytes, Incoming, SignalMask};
+use guest_driver::{Fallback, SmcStream};
 
 use crate::selection::first_bytes::{self, FirstBytesWait, peek, peek_to_begin};
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate};
@@ -17,9 +17,9 @@ use crate::selection::{Wait, handed_listeners, own_calls, session, worthwhile};
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
-use crate::status;
 use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::{borrowed, lent_stream, timespec, wait_readable};
+use crate::{status, tcp_notes};
 
 /// The server's half, for a call that must not wait. Often the client's message is there already.
 pub(super) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int, call: Wait) {
@@ -269,7 +269,7 @@ fn stay_on_tcp(descriptor: &DescriptorRef, fd: c_int) {
     if let Some(local) = server.and_then(|server| server.listener.as_ref()) {
         worthwhile::count_tcp(local);
     }
-    status::server_stays_on_tcp(borrowed(fd));
+    status::server_stays_on_tcp(fd, borrowed(fd));
     complete_with_tcp(descriptor, fd, borrowed(fd));
 }
 
@@ -277,7 +277,10 @@ fn stay_on_tcp(descriptor: &DescriptorRef, fd: c_int) {
 fn decline_here(descriptor: &DescriptorRef, fd: c_int, first_bytes: FirstBytes) {
     let Some(session) = session::declining() else { return stay_on_tcp(descriptor, fd) };
     match session.decline(&lent_stream(fd), first_bytes) {
-        Ok(()) => complete_with_tcp(descriptor, fd, borrowed(fd)),
+        Ok(()) => {
+            tcp_notes::note(fd, &Fallback::NoResources);
+            complete_with_tcp(descriptor, fd, borrowed(fd));
+        }
         Err(error) => complete(descriptor, fd, Err(error)),
     }
 }
@@ -299,7 +302,7 @@ fn serve(
         false => None,
     };
     let Some(session) = session else {
-        status::server_stays_on_tcp(&tcp);
+        status::server_stays_on_tcp(fd, &tcp);
         complete_with_tcp(descriptor, fd, &tcp);
         return None;
     };

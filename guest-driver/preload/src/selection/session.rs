@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::time::Duration;
 
 use guest_driver::interpose::{FirstBytes, ForkLocks, Incoming, Outgoing};
-use guest_driver::{Config as StackConfig, Rnics, Stack, statistics};
+use guest_driver::{Config as StackConfig, Fallback, Rnics, Stack, statistics};
 
 use crate::config::RunConfig;
 use crate::selection::{inherited_options, own_calls, short_lived, worthwhile};
@@ -163,6 +163,12 @@ pub(crate) fn lacks_device() -> bool {
         || raw_current().is_some_and(|open| {
             open.generation == fork::generation() && !open.has_device && open.is_fresh()
         })
+}
+
+/// Why a connection is TCP that could have been SMC if a device was open.
+pub(crate) fn no_device() -> Fallback {
+    let why = if own_calls::found() { "the program goes around the library" } else { "none opens" };
+    Fallback::NoDevice(why.into())
 }
 
 /// Runs `f` in a thread with a large stack, because the stacks of the program's threads may be

@@ -4,8 +4,8 @@
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
 
-use guest_driver::SmcStream;
 use guest_driver::interpose::ByteQueue;
+use guest_driver::{Fallback, SmcStream};
 
 use crate::selection::{early, inherited_options};
 use crate::socket::registrations;
@@ -14,6 +14,7 @@ use crate::socket::stream::SocketRole;
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::sys::borrowed;
 use crate::sys::raw::{self, Errno};
+use crate::tcp_notes;
 
 /// How a handshake ends, with what the actions need.
 #[derive(Clone, Copy)]
@@ -117,7 +118,12 @@ fn run(
                 registrations::follow(descriptor, socket, plan.to.state());
             }
             SocketAction::Wake => socket.decision.wake(),
-            SocketAction::RemoveEntry => DESCRIPTORS.remove_if(fd, descriptor),
+            SocketAction::RemoveEntry => {
+                if is_ours() {
+                    tcp_notes::note_unless_known(fd, &Fallback::Asked);
+                }
+                DESCRIPTORS.remove_if(fd, descriptor);
+            }
         }
     }
     begins

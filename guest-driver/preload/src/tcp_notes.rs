@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Why the connections of this process are TCP, for `smc stat connections`.
+//!
+//! The first connection of a process that stays on TCP makes the file. From then on a note is a store
+//! into memory. A child of a fork writes into a file of its own, and the notes on the connections that
+//! it has inherited are in the file of its parent, which it has mapped as well.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use guest_driver::Fallback;
+use guest_driver::statistics::TcpReasons;
+
+use crate::sys::{leaked, raw};
+use crate::{config, fork};
+
+static NOTES: AtomicPtr<TcpReasons> = AtomicPtr::new(std::ptr::null_mut());
+/// The generation of the process that has made the file, or has failed to; 0: none has.
+static MADE_BY: AtomicU32 = AtomicU32::new(0);
+
+/// The notes of this process, if it has made any. A child of vfork has those of its parent.
+fn own() -> Option<&'static TcpReasons> {
+    let made_by = MADE_BY.load(Ordering::Acquire);
+    if made_by == 0 || made_by != fork::generation() {
+        return None;
+    }
+    leaked(NOTES.load(Ordering::Acquire))
+}
+
+/// Notes why the connection of a descriptor is TCP.
+pub(crate) fn note(fd: c_int, why: &Fallback) {
+    if MADE_BY.load(Ordering::Acquire) != fork::generation() && !fork::shares_memory() {
+        make();
+    }
+    if let Some(notes) = own() {
+        notes.note(fd, why);
+    }
+}
+
+/// Notes that the connection of a descriptor is TCP, unless it is known why.
+pub(crate) fn note_unless_known(fd: c_int, why: &Fallback) {
+    if !own().is_some_and(|notes| notes.has(fd)) {
+        note(fd, why);
+    }
+}
+
+/// A descriptor is that of another socket from now on.
+#[inline]
+pub(crate) fn forget(fd: c_int) {
+    if MADE_BY.load(Ordering::Relaxed) != 0
+        && let Some(notes) = own()
+    {
+        notes.forget(fd);
+    }
+}
+
+#[cold]
+fn make() {
+    let Some(directory) = config::get().and_then(|config| config.statistics.as_deref()) else {
+        return;
+    };
+    let now = fork::generation();
+    // One thread makes it; others note their connections from then on.
+    if MADE_BY.swap(now, Ordering::AcqRel) == now {
+        return;
+    }
+    // The parent's file is not this process's to write.
+    NOTES.store(std::ptr::null_mut(), Ordering::Release);
+    if let Ok(notes) = raw::without_signals(|| TcpReasons::create(directory)) {
+        NOTES.store(Box::into_raw(Box::new(notes)), Ordering::Release);
+    }
+}
+
+/// Removes the file, when the program ends.
+pub(crate) fn remove() {
+    if own().is_some()
+        && let Some(directory) = config::get().and_then(|config| config.statistics.as_deref())
+    {
+        TcpReasons::remove(directory);
+    }
+}
