@@ -44,6 +44,60 @@ pub(crate) fn columns() -> Option<usize> {
     Some(usize::from(size.ws_col)).filter(|&columns| columns != 0)
 }
 
+/// Sentences as lines that fit into the terminal, broken between words. A line that goes on is indented
+/// by two more than it is. A file or a pipe gets the lines as they are.
+pub(crate) fn wrapped(text: &str) -> String {
+    match columns() {
+        Some(room) => wrapped_at(text, room),
+        None => text.to_owned(),
+    }
+}
+
+fn wrapped_at(text: &str, room: usize) -> String {
+    let mut out = String::new();
+    for line in text.split_inclusive('\n') {
+        let end = if line.ends_with('\n') { "\n" } else { "" };
+        let line = line.trim_end_matches('\n');
+        let indent = line.chars().take_while(|c| *c == ' ').count();
+        let mut used = 0;
+        // The spaces between words stay as they are.
+        for part in line.split_inclusive(' ') {
+            let length = part.trim_end_matches(' ').chars().count();
+            if length > 0 && used + length > room && used > indent + 2 {
+                let kept = out.trim_end_matches(' ').len();
+                out.truncate(kept);
+                out.push('\n');
+                used = indent + 2;
+                out.extend(std::iter::repeat_n(' ', used));
+            }
+            out.push_str(part);
+            used += part.chars().count();
+        }
+        out.push_str(end);
+    }
+    out
+}
+
+/// A page for a terminal that is written over the page before. What has no room below is left out; a
+/// file or a pipe gets all of it.
+pub(crate) fn screen(text: &str) -> String {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
+    let Some(rows) = size.map(|size| usize::from(size.ws_row)).filter(|&rows| rows > 1) else {
+        return text.to_owned();
+    };
+    format!("\x1b[H\x1b[J{}", top(text, rows - 1))
+}
+
+/// The first lines of a text, and how many more there are.
+fn top(text: &str, rows: usize) -> String {
+    let all = text.lines().count();
+    if all <= rows {
+        return text.to_owned();
+    }
+    let shown: String = text.lines().take(rows - 1).map(|line| format!("{line}\n")).collect();
+    format!("{shown}... {} lines more\n", all - (rows - 1))
+}
+
 /// How wide a table is: cells have several lines where the terminal is narrow; without a terminal it is
 /// as wide as its content.
 pub(crate) fn arrangement() -> ContentArrangement {
@@ -53,6 +107,22 @@ pub(crate) fn arrangement() -> ContentArrangement {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_lines_are_broken_between_words() {
+        let text = "one two three\n  four five six\n\nseven";
+        assert_eq!(wrapped_at(text, 80), text);
+        assert_eq!(wrapped_at("one two three\n", 9), "one two\n  three\n");
+        assert_eq!(wrapped_at("  four five six", 9), "  four\n    five\n    six");
+        assert_eq!(wrapped_at("averylongword x", 5), "averylongword\n  x");
+        assert_eq!(wrapped_at("a  b\n", 3), "a\n  b\n");
+    }
+
+    #[test]
+    fn a_page_has_no_more_lines_than_the_terminal() {
+        assert_eq!(top("a\nb\nc\n", 3), "a\nb\nc\n");
+        assert_eq!(top("a\nb\nc\n", 2), "a\n... 2 lines more\n");
+    }
 
     #[test]
     fn text_of_others_does_nothing_to_a_terminal() {

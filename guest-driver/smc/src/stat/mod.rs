@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc stat`: shows a daemon's counters, and the SMC connections of processes.
 
+mod columns;
 mod daemon;
 mod endpoints;
 pub(crate) mod processes;
@@ -28,7 +29,8 @@ $XDG_RUNTIME_DIR/smc or /tmp/smc-UID).
   overview      the daemon's guests, and a line per process
   fabric        the daemon's guests only
   connections   type, state, addresses, bytes, buffers; why it is TCP. With --details also cursors,
-                GIDs, tokens and keys
+                GIDs, tokens and keys. A narrow terminal gets fewer columns; -o wide shows all. Of
+                a TCP connection that the program has to itself the kernel counts the bytes (ss -ti)
   groups        link groups of SMC-R, and their links
   rnics         RNICs that processes use
   endpoints     servers and listeners: what their connections are like, and whether a client leaves
@@ -56,7 +58,8 @@ included; buffer is the receive buffer of this end / of the peer. Bytes sent of 
 pub(crate) const AFTER: &str = "\
 Examples:
   smc stat
-  smc stat connections --watch
+  smc stat connections --watch --sort sent
+  smc stat connections -o process,peer,reason
   smc stat --json | jq '.processes[].connections[] | {peer, kind, reason: .reason.says}'";
 
 /// Options of `smc stat`.
@@ -76,9 +79,8 @@ pub(crate) struct StatArgs {
     #[arg(long)]
     json: bool,
 
-    /// Print more about each connection.
-    #[arg(long, short)]
-    details: bool,
+    #[command(flatten)]
+    view: tables::View,
 
     /// Repeat every SECONDS seconds.
     #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
@@ -141,8 +143,8 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
         let text = match args.json {
             true => snapshot.json()?,
             false => {
-                let clear = if args.watch.is_some() { "\x1b[H\x1b[J" } else { "" };
-                format!("{clear}{}", snapshot.text(args, before.as_ref()))
+                let text = snapshot.text(args, before.as_ref());
+                if args.watch.is_some() { output::screen(&text) } else { text }
             }
         };
         output::print(&text)?;
@@ -206,7 +208,7 @@ impl Snapshot {
             What::Overview => {
                 format!("{}\n{}", self.fabric(before).trim_end(), tables::overview(processes))
             }
-            What::Connections => tables::connections(processes, old, args.details),
+            What::Connections => tables::connections(processes, old, &args.view),
             What::Groups => tables::groups(processes),
             What::Rnics => tables::rnics(processes),
             What::Endpoints => endpoints::table_of(processes),

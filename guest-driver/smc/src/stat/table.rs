@@ -45,10 +45,9 @@ pub(super) fn size(bytes: u64) -> String {
     format!("{value:.decimals$} {}", units.get(unit).unwrap_or(&"B"))
 }
 
-/// Bytes per second.
-pub(super) fn rate(now: u64, before: u64, time: Duration) -> String {
-    let bytes = now.saturating_sub(before) as f64 / time.as_secs_f64().max(0.001);
-    format!("{}/s", size(bytes as u64))
+/// What has passed per second.
+pub(super) fn per_second(now: u64, before: u64, time: Duration) -> u64 {
+    (now.saturating_sub(before) as f64 / time.as_secs_f64().max(0.001)) as u64
 }
 
 #[cfg(test)]
@@ -61,7 +60,7 @@ mod tests {
             [0, 999, 65536, 1 << 20, 3 << 30].map(size),
             ["0 B", "999 B", "64.0 KiB", "1.0 MiB", "3.0 GiB"]
         );
-        assert_eq!(rate(3 << 20, 1 << 20, Duration::from_secs(2)), "1.0 MiB/s");
+        assert_eq!(per_second(3 << 20, 1 << 20, Duration::from_secs(2)), 1 << 20);
     }
 
     #[test]

@@ -5,15 +5,18 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use clap::Args;
 use guest_driver::socket::show_gid;
 use guest_driver::statistics::{Connection, Handshakes, Process, Reason};
 
+use super::columns::{self, Chosen, Column, Shown};
 use super::processes::Processes;
-use super::table::{printable, rate, row, size, table};
+use super::table::{printable, row, size, table};
+use crate::output;
 
 /// What to do if there is nothing to show.
 pub(super) const NO_PROCESS: &str = "No process of yours has SMC now: \"smc listen\", \"smc connect\", \"smc perf\" and \
-                      programs under \"smc run\" would be here.\n";
+                      connections of programs under \"smc run\" would be here.\n";
 
 /// In the place of a table without a row.
 const NO_CONNECTION: &str =
@@ -94,57 +97,59 @@ fn devices(process: &Process) -> String {
     }
 }
 
+/// How the connections are shown.
+#[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Connections")]
+pub(super) struct View {
+    /// Print more about each connection.
+    #[arg(long, short)]
+    details: bool,
+
+    /// Columns: "wide" for those of a wide terminal, or names separated by commas.
+    #[arg(long, short, value_name = "COLUMNS", value_parser = columns::chosen)]
+    output: Option<Chosen>,
+
+    /// Sort by this column, numbers with the largest first.
+    #[arg(long, value_name = "COLUMN", value_parser = columns::find)]
+    sort: Option<&'static Column>,
+}
+
 /// A line per connection.
-pub(super) fn connections(processes: &Processes, before: Before<'_>, details: bool) -> String {
+pub(super) fn connections(processes: &Processes, before: Before<'_>, view: &View) -> String {
     if processes.list.is_empty() {
         return format!("{NO_PROCESS}{}", silent(processes));
     }
-    let unit = if before.is_some() { ["sent/s", "received/s"] } else { ["sent", "received"] };
-    let mut text = table(&[
-        "process", "type", "state", "local", "peer", unit[0], unit[1], "unread", "buffer", "by",
-    ]);
-    let mut more = String::new();
-    let mut omitted = 0;
+    let mut rows = Vec::new();
     for process in &processes.list {
-        omitted += process.omitted;
-        for connection in &process.connections {
-            let old = before.and_then(|(old, time)| Some((same(old, process, connection)?, time)));
-            let [sent, received] = bytes(connection, old);
-            let of = |address: Option<std::net::SocketAddr>| address.map_or("?".into(), n);
-            let cells = [
-                connection.kind.clone(),
-                connection.state.clone(),
-                of(connection.local),
-                of(connection.peer),
-                sent,
-                received,
-                pair(Some(connection.unread), unread_by_peer(connection)),
-                buffers(connection),
-                by(connection),
-            ];
-            row(&mut text, &name(process), cells);
-            if details {
-                let _ = writeln!(more, "{}", printable(&detail(process, connection)));
-            }
+        rows.extend(process.connections.iter().map(|connection| {
+            let old = |(old, time)| Some((same(old, process, connection)?, time));
+            Shown { process, connection, before: before.and_then(old) }
+        }));
+    }
+    if let Some(column) = view.sort {
+        columns::sort(&mut rows, column);
+    }
+    let mut more = String::new();
+    if view.details {
+        for row in &rows {
+            let _ = writeln!(more, "{}", printable(&detail(row.process, row.connection)));
         }
     }
+    let omitted: usize = processes.list.iter().map(|process| process.omitted).sum();
     if omitted > 0 {
         let _ = writeln!(more, "{omitted} connections more");
     }
-    let text = if text.is_empty() { NO_CONNECTION.to_owned() } else { format!("{text}\n") };
-    format!("{text}{}{more}{}", why_tcp(processes), silent(processes))
-}
-
-fn bytes(now: &Connection, before: Option<(&Connection, Duration)>) -> [String; 2] {
-    match before {
-        Some((old, time)) => {
-            [rate(now.sent, old.sent, time), rate(now.received, old.received, time)]
+    let text = match &rows[..] {
+        [] => NO_CONNECTION.to_owned(),
+        rows => {
+            let chosen = view.output.clone().unwrap_or_default();
+            columns::lines(rows, &chosen, output::columns()) + "\n"
         }
-        None => [size(now.sent), size(now.received)],
-    }
+    };
+    let rest = format!("{}{more}{}", why_tcp(processes), silent(processes));
+    text + &output::wrapped(&rest)
 }
 
-/// The connection as it was.
 fn same<'a>(
     old: &'a Processes,
     process: &Process,
@@ -156,11 +161,11 @@ fn same<'a>(
 }
 
 /// Bytes that the peer has not read, those of the send queue included.
-fn unread_by_peer(connection: &Connection) -> Option<u64> {
+pub(super) fn unread_by_peer(connection: &Connection) -> Option<u64> {
     Some(connection.unread_by_peer?.saturating_add(connection.queued.unwrap_or(0)))
 }
 
-fn pair(here: Option<u64>, there: Option<u64>) -> String {
+pub(super) fn pair(here: Option<u64>, there: Option<u64>) -> String {
     match (here, there) {
         (None, None) => "-".into(),
         (here, there) => {
@@ -170,13 +175,13 @@ fn pair(here: Option<u64>, there: Option<u64>) -> String {
     }
 }
 
-fn buffers(connection: &Connection) -> String {
+pub(super) fn buffers(connection: &Connection) -> String {
     let (here, there) = connection.buffers().unzip();
     pair(here.map(u64::from), there.map(u64::from))
 }
 
 /// What carries it.
-fn by(connection: &Connection) -> String {
+pub(super) fn by(connection: &Connection) -> String {
     match (&connection.smc_d, &connection.smc_r, &connection.reason) {
         (Some(d), ..) => {
             format!("fabric {}, {}", d.chid, if d.window { "window" } else { "move" })
@@ -423,7 +428,7 @@ fn reasons(totals: &Handshakes) -> String {
         let line = format!("{count:>8}  0x{code:08x} {name} ({side}): {says}");
         let _ = writeln!(text, "{}", printable(&line));
     }
-    text
+    output::wrapped(&text)
 }
 
 #[cfg(test)]
@@ -517,7 +522,7 @@ mod tests {
 
     #[test]
     fn connections_show_what_carries_them_and_why_they_are_tcp() {
-        let text = connections(&some(), None, true);
+        let text = connections(&some(), None, &View { details: true, ..View::default() });
         has(
             &text,
             &[
@@ -535,15 +540,15 @@ mod tests {
                 "9 connections more",
             ],
         );
-        assert!(!connections(&some(), None, false).contains("rkeys"));
+        assert!(!connections(&some(), None, &View::default()).contains("rkeys"));
     }
 
     #[test]
     fn a_second_snapshot_gives_rates() {
         let mut old = some();
         old.list[0].connections[0].sent = 1 << 20;
-        let text = connections(&some(), Some((&old, Duration::from_secs(2))), false);
-        has(&text, &["sent/s", "1.0 MiB/s"]);
+        let text = connections(&some(), Some((&old, Duration::from_secs(2))), &View::default());
+        has(&text, &["sent/s", "1.0 MiB"]);
     }
 
     #[test]
@@ -568,7 +573,7 @@ mod tests {
     fn no_process_is_a_hint() {
         for text in [
             overview(&Processes::default()),
-            connections(&Processes::default(), None, false),
+            connections(&Processes::default(), None, &View::default()),
             groups(&Processes::default()),
             rnics(&Processes::default()),
             totals(&Processes::default()),

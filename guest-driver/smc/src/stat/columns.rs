@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The columns of `smc stat connections`.
+//!
+//! A column is a row of [`COLUMNS`]. Where the terminal has no room for all that are shown by default,
+//! the brief ones are shown; they take 80 columns. A line that is still too long goes on in the next
+//! one, between two cells.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use guest_driver::statistics::{Connection, Process};
+
+use super::table::{per_second, printable, size};
+use super::tables::{buffers, by, pair, unread_by_peer};
+
+/// A connection to show.
+pub(super) struct Shown<'a> {
+    pub(super) process: &'a Process,
+    pub(super) connection: &'a Connection,
+    /// The same connection before, and how long ago that was, with `--watch`.
+    pub(super) before: Option<(&'a Connection, Duration)>,
+}
+
+/// A column.
+#[derive(Debug)]
+pub(super) struct Column {
+    /// What `--output` and `--sort` call it. It is the title as well.
+    name: &'static str,
+    /// Whether numbers are in it, which are flush right.
+    is_number: bool,
+    /// Where it is shown.
+    shown: Where,
+    cell: fn(&Shown<'_>) -> String,
+    /// What `--sort` compares, the largest first; `None`: the cell's text.
+    order: Option<fn(&Shown<'_>) -> u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Where {
+    /// By default, if the terminal is wide.
+    Wide,
+    /// By default, if it is not.
+    Brief,
+    /// By default.
+    Always,
+    /// If asked for.
+    Asked,
+}
+
+/// Characters of the brief name of a process.
+const BRIEF: usize = 13;
+
+const fn column(name: &'static str, shown: Where, cell: fn(&Shown<'_>) -> String) -> Column {
+    Column { name, is_number: false, shown, cell, order: None }
+}
+
+const fn number(
+    name: &'static str,
+    shown: Where,
+    cell: fn(&Shown<'_>) -> String,
+    order: fn(&Shown<'_>) -> u64,
+) -> Column {
+    Column { name, is_number: true, shown, cell, order: Some(order) }
+}
+
+/// All columns, in the order of a wide table.
+static COLUMNS: [Column; 17] = [
+    column("process", Where::Wide, |row| format!("{} {}", row.process.program, row.process.pid)),
+    column("program", Where::Brief, brief_name),
+    number("pid", Where::Asked, |row| row.process.pid.to_string(), |row| row.process.pid.into()),
+    column("type", Where::Wide, |row| row.connection.kind.clone()),
+    column("carrier", Where::Asked, |row| carrier(row.connection).to_owned()),
+    column("via", Where::Brief, via),
+    column("state", Where::Wide, |row| row.connection.state.clone()),
+    column("local", Where::Wide, |row| text(row.connection.local)),
+    column("port", Where::Brief, |row| {
+        row.connection.local.map_or("?".into(), |local| format!(":{}", local.port()))
+    }),
+    column("peer", Where::Always, |row| text(row.connection.peer)),
+    number("sent", Where::Always, |row| row.bytes(|c| c.sent), |row| row.count(|c| c.sent)),
+    number(
+        "received",
+        Where::Always,
+        |row| row.bytes(|c| c.received),
+        |row| row.count(|c| c.received),
+    ),
+    number("unread", Where::Wide, unread, |row| row.connection.unread),
+    number(
+        "buffer",
+        Where::Wide,
+        |row| buffers(row.connection),
+        |row| row.connection.buffers().map_or(0, |(here, _)| here.into()),
+    ),
+    column("by", Where::Wide, |row| by(row.connection)),
+    column("reason", Where::Asked, |row| {
+        row.connection.reason.as_ref().map_or("-".into(), |reason| reason.says.clone())
+    }),
+    column("code", Where::Asked, |row| {
+        row.connection.reason.as_ref().map_or("-".into(), |reason| format!("{:08x}", reason.code))
+    }),
+];
+
+impl Shown<'_> {
+    /// What has passed since the last look, per second, or altogether.
+    fn count(&self, of: fn(&Connection) -> u64) -> u64 {
+        match self.before {
+            Some((old, time)) => per_second(of(self.connection), of(old), time),
+            None => of(self.connection),
+        }
+    }
+
+    fn bytes(&self, of: fn(&Connection) -> u64) -> String {
+        if self.connection.uncounted { "-".into() } else { size(self.count(of)) }
+    }
+}
+
+fn text(address: Option<SocketAddr>) -> String {
+    address.map_or("?".into(), |address| address.to_string())
+}
+
+fn brief_name(row: &Shown<'_>) -> String {
+    let pid = row.process.pid.to_string();
+    let room = BRIEF.saturating_sub(pid.len() + 1);
+    let name: String = row.process.program.chars().take(room).collect();
+    format!("{name} {pid}")
+}
+
+/// What carries it and by what, in a few letters.
+fn via(row: &Shown<'_>) -> String {
+    let connection = row.connection;
+    let by = match (&connection.smc_d, &connection.smc_r, &connection.reason) {
+        (Some(d), ..) => d.chid.to_string(),
+        (_, Some(r), _) => format!("{:08x}", r.group),
+        (.., Some(reason)) => reason.name.clone(),
+        _ => String::new(),
+    };
+    format!("{} {by}", carrier(connection)).trim_end().to_owned()
+}
+
+fn unread(row: &Shown<'_>) -> String {
+    let here = Some(row.connection.unread).filter(|_| !row.connection.uncounted);
+    pair(here, unread_by_peer(row.connection))
+}
+
+/// Columns that the user has chosen. None: those that there is room for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Chosen(Vec<&'static Column>);
+
+/// What carries a connection, in one word.
+pub(super) fn carrier(connection: &Connection) -> &str {
+    connection.kind.split(' ').next().unwrap_or_default()
+}
+
+/// A column of this name.
+///
+/// # Errors
+/// There is none; the text names all.
+pub(super) fn find(name: &str) -> Result<&'static Column, String> {
+    let names = || COLUMNS.iter().map(|column| column.name).collect::<Vec<_>>().join(", ");
+    let found = COLUMNS.iter().find(|column| column.name == name);
+    found.ok_or_else(|| format!("there is no column {name:?}; there are {}", names()))
+}
+
+/// What `--output` names: `wide`, or columns.
+///
+/// # Errors
+/// It names something else.
+pub(super) fn chosen(text: &str) -> Result<Chosen, String> {
+    match text {
+        "wide" => Ok(by_default(Where::Wide)),
+        list => list.split(',').map(find).collect::<Result<_, _>>().map(Chosen),
+    }
+}
+
+fn by_default(shown: Where) -> Chosen {
+    let is_shown = |column: &&Column| [Where::Always, shown].contains(&column.shown);
+    Chosen(COLUMNS.iter().filter(is_shown).collect())
+}
+
+/// Sorts by a column, numbers with the largest first.
+pub(super) fn sort(rows: &mut [Shown<'_>], column: &Column) {
+    match column.order {
+        Some(order) => rows.sort_by_key(|row| std::cmp::Reverse(order(row))),
+        None => rows.sort_by_cached_key(|row| (column.cell)(row)),
+    }
+}
+
+/// The rows below the titles. `room`: columns of the terminal, if there is one.
+pub(super) fn lines(rows: &[Shown<'_>], chosen: &Chosen, room: Option<usize>) -> String {
+    if !chosen.0.is_empty() {
+        return laid_out(rows, chosen, room);
+    }
+    let wide = laid_out(rows, &by_default(Where::Wide), None);
+    let fits = |room| wide.lines().all(|line| line.chars().count() <= room);
+    match room {
+        Some(room) if !fits(room) => laid_out(rows, &by_default(Where::Brief), Some(room)),
+        _ => wide,
+    }
+}
+
+fn laid_out(rows: &[Shown<'_>], columns: &Chosen, room: Option<usize>) -> String {
+    let columns = &columns.0;
+    let is_rate = rows.iter().any(|row| row.before.is_some());
+    let title = |column: &&Column| match column.name {
+        "sent" | "received" if is_rate => format!("{}/s", column.name),
+        name => name.to_owned(),
+    };
+    let mut table = vec![columns.iter().map(title).collect::<Vec<_>>()];
+    let cells = |row: &Shown<'_>| {
+        columns.iter().map(|column| printable(&(column.cell)(row))).collect::<Vec<_>>()
+    };
+    table.extend(rows.iter().map(cells));
+    let width = |at: usize| {
+        let cells = table.iter().filter_map(|line| line.get(at));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..columns.len()).map(width).collect();
+    let mut text = String::new();
+    for cells in &table {
+        let mut line = String::new();
+        for ((cell, width), column) in cells.iter().zip(&widths).zip(columns) {
+            let padded = match column.is_number {
+                true => format!("{cell:>width$}"),
+                false => format!("{cell:<width$}"),
+            };
+            let used = line.chars().count();
+            let end = used + usize::from(used > 0) * 2 + padded.trim_end().chars().count();
+            if used > 4 && room.is_some_and(|room| end > room) {
+                text += line.trim_end();
+                text.push('\n');
+                line = format!("    {padded}");
+                continue;
+            }
+            line += if used > 0 { "  " } else { "" };
+            line += &padded;
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use guest_driver::statistics::Reason;
+
+    use super::*;
+
+    fn process() -> Process {
+        let reason = Reason { name: "PEERNOSMC".into(), says: "plain".into(), ..Reason::default() };
+        let tcp = |peer: &str| Connection {
+            kind: "TCP".into(),
+            state: "Established".into(),
+            local: "192.168.100.200:65535".parse().ok(),
+            peer: peer.parse().ok(),
+            reason: Some(reason.clone()),
+            sent: 1023 << 20,
+            received: 5,
+            ..Connection::default()
+        };
+        let list = ["192.168.100.201:65535", "[2001:db8:1111:2222:3333:4444:5555:6666]:65535"];
+        Process {
+            pid: 4_194_304,
+            program: "a-long-program-name".into(),
+            connections: list.map(tcp).to_vec(),
+            ..Process::default()
+        }
+    }
+
+    fn rows(process: &Process) -> Vec<Shown<'_>> {
+        let shown = |connection| Shown { process, connection, before: None };
+        process.connections.iter().map(shown).collect()
+    }
+
+    #[test]
+    fn eighty_columns_are_enough_and_no_cell_is_cut_in_two() {
+        let process = process();
+        for room in [60, 80, 100, 155] {
+            let text = lines(&rows(&process), &Chosen::default(), Some(room));
+            for line in text.lines() {
+                assert!(line.chars().count() <= room, "{room}: {text}");
+            }
+            assert!(text.contains("[2001:db8:1111:2222:3333:4444:5555:6666]:65535"), "{text}");
+            assert!(text.contains("192.168.100.201:65535") && text.contains("TCP PEERNOSMC"));
+        }
+        // A line each, and the title.
+        let brief = lines(&rows(&process)[..1], &Chosen::default(), Some(80));
+        assert_eq!(brief.lines().count(), 2, "{brief}");
+        assert!(lines(&rows(&process), &Chosen::default(), None).contains("Established"));
+    }
+
+    #[test]
+    fn columns_are_chosen_by_name() {
+        let process = process();
+        let some = chosen("pid,peer,reason").unwrap();
+        let text = lines(&rows(&process), &some, Some(80));
+        assert!(text.starts_with("    pid  peer"), "{text}");
+        assert!(text.contains("4194304  192.168.100.201:65535") && text.contains("plain"));
+        let wide = chosen("wide").unwrap();
+        assert!(lines(&rows(&process), &wide, Some(500)).contains("192.168.100.200:65535"));
+        assert!(chosen("pid,nothing").err().unwrap().contains("there are process, program"));
+    }
+
+    #[test]
+    fn a_sort_by_numbers_has_the_largest_first() {
+        let mut process = process();
+        process.connections[1].received = 7;
+        let mut rows = rows(&process);
+        sort(&mut rows, find("received").unwrap());
+        assert_eq!(rows[0].connection.received, 7);
+        sort(&mut rows, find("peer").unwrap());
+        assert_eq!(rows[0].connection.received, 5);
+    }
+}
