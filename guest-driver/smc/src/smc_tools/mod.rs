@@ -4,7 +4,7 @@
 
 mod objects;
 mod smcss;
-mod tcp_table;
+pub(crate) mod tcp_table;
 mod tool;
 
 use std::process::ExitCode;

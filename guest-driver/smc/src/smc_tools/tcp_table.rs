@@ -6,36 +6,41 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// State of a socket that listens, in the kernel's table.
-const LISTEN: u8 = 0x0a;
+pub(crate) const LISTEN: u8 = 0x0a;
 
 /// A TCP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TcpSocket {
-    pub(super) local: SocketAddr,
-    pub(super) peer: SocketAddr,
-    pub(super) state: u8,
-    pub(super) uid: u32,
-    pub(super) inode: u64,
+pub(crate) struct TcpSocket {
+    pub(crate) local: SocketAddr,
+    pub(crate) peer: SocketAddr,
+    pub(crate) state: u8,
+    pub(crate) uid: u32,
+    pub(crate) inode: u64,
 }
 
 /// The TCP sockets of a process's network namespace.
 #[derive(Debug, Default)]
-pub(super) struct TcpTable {
+pub(crate) struct TcpTable {
     pid: u32,
     sockets: Vec<TcpSocket>,
 }
 
 impl TcpTable {
     /// Those of a process; none if it has ended.
-    pub(super) fn of(pid: u32) -> TcpTable {
+    pub(crate) fn of(pid: u32) -> TcpTable {
         let read = |name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
         let sockets = ["tcp", "tcp6"].map(read);
         let sockets = sockets.iter().flat_map(|table| table.lines().skip(1)).filter_map(parse);
         TcpTable { pid, sockets: sockets.collect() }
     }
 
+    /// All of them.
+    pub(crate) fn all(&self) -> &[TcpSocket] {
+        &self.sockets
+    }
+
     /// The socket of a connection.
-    pub(super) fn connection(&self, local: SocketAddr, peer: SocketAddr) -> Option<TcpSocket> {
+    pub(crate) fn connection(&self, local: SocketAddr, peer: SocketAddr) -> Option<TcpSocket> {
         let same = |one: SocketAddr, other: SocketAddr| {
             (one.ip().to_canonical(), one.port()) == (other.ip().to_canonical(), other.port())
         };
@@ -43,7 +48,7 @@ impl TcpTable {
     }
 
     /// The sockets of the process that listen.
-    pub(super) fn listening(&self) -> Vec<TcpSocket> {
+    pub(crate) fn listening(&self) -> Vec<TcpSocket> {
         let descriptors = fs::read_dir(format!("/proc/{}/fd", self.pid));
         let links = descriptors.into_iter().flatten().flatten();
         let targets = links.filter_map(|link| fs::read_link(link.path()).ok());

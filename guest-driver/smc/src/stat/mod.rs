@@ -4,6 +4,7 @@
 mod columns;
 mod daemon;
 mod endpoints;
+mod host;
 pub(crate) mod processes;
 mod table;
 mod tables;
@@ -18,13 +19,15 @@ use vhost_device_ism::management::{Client, ClientError, Guest};
 
 use crate::error::CliError;
 use crate::{output, paths};
+use host::Scope;
 use processes::Processes;
 
 /// Help of `smc stat`.
 pub(crate) const LONG_ABOUT: &str = "\
 Shows which connections use SMC, and why the others do not. It reads the counters of a daemon from
-its management socket, and the connections of this user's processes from their statistics sockets (in
-$XDG_RUNTIME_DIR/smc or /tmp/smc-UID).
+its management socket, and the connections of processes from these and from the kernel: those of
+this user, and for root those of all users and containers. If XDG_RUNTIME_DIR is no directory below
+/run/user, only processes that have their sockets there are shown, unless --all is given.
 
   overview      the daemon's guests, and a line per process
   fabric        the daemon's guests only
@@ -79,6 +82,10 @@ pub(crate) struct StatArgs {
     #[arg(long)]
     json: bool,
 
+    /// Look for the processes of all users that this one may look into, whatever XDG_RUNTIME_DIR says.
+    #[arg(long, short)]
+    all: bool,
+
     #[command(flatten)]
     view: tables::View,
 
@@ -128,13 +135,14 @@ struct JsonSnapshot<'a> {
 /// # Errors
 /// There is neither a daemon nor a process to be asked, or the daemon that was named does not answer.
 pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
+    let scope = if args.all { Scope::Host } else { Scope::of_environment() };
     let mut client = None;
     let mut before: Option<Snapshot> = None;
     loop {
         let mut snapshot = Snapshot {
             at: Instant::now(),
             guests: guests(args, &mut client),
-            processes: processes::all(),
+            processes: processes::of(&scope),
         };
         // With --watch, an empty snapshot is an error only at the start.
         if before.is_none() {

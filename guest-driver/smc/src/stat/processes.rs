@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The processes that have a statistics socket.
+//! The processes that have a statistics socket, and those with the library of `smc run`.
 
+use std::io;
 use std::path::PathBuf;
 
 use guest_driver::statistics::{self, Process};
 use serde::Serialize;
 
+use super::host::{self, Scope};
 use crate::paths;
 
 /// Processes that are asked at a time. A process that is stopped does not answer.
 const AT_A_TIME: usize = 32;
 
-/// The answers of this user's processes.
+/// The answers of processes, and what the kernel says of them.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Processes {
     #[serde(rename = "processes")]
@@ -27,6 +29,16 @@ pub(crate) struct Silent {
     pub(crate) problem: String,
 }
 
+/// A socket that is asked.
+pub(super) struct Asked {
+    /// Its path, as the process has bound it.
+    pub(super) socket: PathBuf,
+    /// The path at which this process reaches it.
+    pub(super) at: PathBuf,
+    /// The process that has to answer, if only one may.
+    pub(super) pid: Option<u32>,
+}
+
 impl Processes {
     /// Whether there is no process.
     pub(crate) fn is_empty(&self) -> bool {
@@ -34,32 +46,49 @@ impl Processes {
     }
 }
 
-/// Asks all processes.
+/// Asks all processes: those of this user, and for root those of all users.
 pub(crate) fn all() -> Processes {
+    of(&Scope::of_environment())
+}
+
+/// Asks the processes of this user's directories and those of `scope`.
+pub(super) fn of(scope: &Scope) -> Processes {
     let mut processes = Processes::default();
     // Sockets in a directory that other users may write are not trusted. The one of a container, which
     // only root can make, is for all its users.
     let container = PathBuf::from(paths::CONTAINER_STATISTICS);
     let directories = std::iter::once(container).chain(paths::directory());
-    let sockets: Vec<_> = directories.flat_map(|at| statistics::find(&at)).collect();
-    for some in sockets.chunks(AT_A_TIME) {
-        let answers: Vec<_> = std::thread::scope(|scope| {
-            let asked: Vec<_> =
-                some.iter().map(|socket| scope.spawn(|| statistics::ask(socket))).collect();
-            asked.into_iter().map(|thread| thread.join()).collect()
-        });
-        for (socket, answer) in some.iter().zip(answers) {
-            match answer {
-                Ok(Ok(process)) => processes.list.push(process),
-                // It has just ended.
-                Ok(Err(_)) if !socket.exists() => {}
-                Ok(Err(error)) => processes
-                    .silent
-                    .push(Silent { socket: socket.clone(), problem: error.to_string() }),
-                Err(_) => {}
-            }
+    let sockets = directories.flat_map(|at| statistics::find(&at));
+    let asked: Vec<_> =
+        sockets.map(|socket| Asked { at: socket.clone(), socket, pid: None }).collect();
+    for (asked, answer) in asked.iter().zip(ask_all(&asked)) {
+        match answer {
+            Ok(process) => processes.list.push(process),
+            // It has just ended.
+            Err(_) if !asked.socket.exists() => {}
+            Err(error) => processes
+                .silent
+                .push(Silent { socket: asked.socket.clone(), problem: error.to_string() }),
         }
     }
-    processes.list.sort_by_key(|process| process.pid);
+    host::add(&mut processes, scope);
     processes
+}
+
+/// The answers, in the order of the questions.
+pub(super) fn ask_all(all: &[Asked]) -> Vec<io::Result<Process>> {
+    let ask = |asked: &Asked| match asked.pid {
+        Some(pid) => statistics::ask_process(&asked.at, pid),
+        None => statistics::ask(&asked.at),
+    };
+    let of_some = |some: &[Asked]| {
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = some.iter().map(|one| scope.spawn(move || ask(one))).collect();
+            let answers = threads.into_iter().map(|thread| thread.join());
+            answers
+                .map(|answer| answer.unwrap_or_else(|_| Err(io::ErrorKind::Other.into())))
+                .collect()
+        })
+    };
+    all.chunks(AT_A_TIME).flat_map::<Vec<_>, _>(of_some).collect()
 }

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the kernel says of the processes of this machine: which have statistics sockets, and which
+//! have connections that are TCP though the library is in them.
+//!
+//! A process shows its own connections only. The kernel says of each that the process has it; what the
+//! process claims is why it is TCP, and how much SMC has carried. A user sees the processes that /proc
+//! lets it look into: its own. Root sees all, those of containers included.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use guest_driver::statistics::{self, Connection, Process, Reason, TcpNotes};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
+
+use super::processes::{Asked, Processes, Silent, ask_all};
+use crate::smc_tools::tcp_table::{LISTEN, TcpSocket, TcpTable};
+
+/// Sockets of statistics that are asked of one process at most.
+const MAX_SOCKETS: usize = 8;
+/// File name of the library of `smc run`.
+const LIBRARY: &str = "libsmc_preload.so";
+/// How long files that processes name may take, all together.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// State of a socket without a connection, in the kernel's table.
+const CLOSED: u8 = 7;
+/// The variable by which `smc run` names the directory of a process's socket.
+const DIRECTORY: &[u8] = b"SMC_RUN_STATISTICS=";
+
+/// Whose processes are looked for beside those that have sockets in this user's directories.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Those of all users that this one may look into.
+    Host,
+    /// Those that use this directory.
+    Directory(PathBuf),
+}
+
+impl Scope {
+    /// All, unless the environment names a runtime directory that is not the system's: that is a world
+    /// of its own.
+    pub(crate) fn of_environment() -> Scope {
+        match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+            Some(directory) if !directory.starts_with("/run/user") => {
+                Scope::Directory(directory.join("smc"))
+            }
+            _ => Scope::Host,
+        }
+    }
+
+    fn has(&self, pid: u32, notes: &[Mapped]) -> bool {
+        let Scope::Directory(directory) = self else { return true };
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let wanted = directory.as_os_str().as_bytes();
+        notes.iter().any(|one| one.path.starts_with(directory))
+            || environment
+                .split(|byte| *byte == 0)
+                .filter_map(|variable| variable.strip_prefix(DIRECTORY))
+                .any(|path| path == wanted)
+    }
+}
+
+/// A file that a process has mapped.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Mapped {
+    inode: u64,
+    path: PathBuf,
+}
+
+impl Mapped {
+    /// A line of /proc/PID/maps.
+    fn parse(line: &str) -> Option<Mapped> {
+        let path = PathBuf::from(line.get(line.find('/')?..)?);
+        Some(Mapped { inode: line.split_whitespace().nth(4)?.parse().ok()?, path })
+    }
+}
+
+/// A process as the kernel tells of it.
+struct Seen {
+    pid: u32,
+    /// Its sockets: the inode of each, and the descriptors that lead there.
+    sockets: BTreeMap<u64, Vec<i32>>,
+    /// Whether the library of `smc run` is in it.
+    has_library: bool,
+    /// Files with notes that it has mapped, its own last.
+    notes: Vec<Mapped>,
+    /// Its network namespace.
+    network: PathBuf,
+}
+
+impl Seen {
+    /// `None`: it has ended, this user may not look into it, or it is none of `scope`.
+    fn look(pid: u32, scope: &Scope) -> Option<Seen> {
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+        let files: BTreeSet<Mapped> = maps.lines().filter_map(Mapped::parse).collect();
+        let has_library = files.iter().any(|one| one.path.ends_with(LIBRARY));
+        let mut notes: Vec<_> =
+            files.into_iter().filter(|one| TcpNotes::is_path(&one.path)).collect();
+        // The file of a child is younger than that of its parent.
+        notes.sort_by_key(|one| one.inode);
+        if !scope.has(pid, &notes) {
+            return None;
+        }
+        let mut sockets = BTreeMap::<u64, Vec<i32>>::new();
+        for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
+            let inode = fs::read_link(entry.path()).ok().and_then(|target| {
+                target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+            });
+            let fd = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            if let Some((inode, fd)) = inode.zip(fd) {
+                sockets.entry(inode).or_default().push(fd);
+            }
+        }
+        let network = fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
+        Some(Seen { pid, sockets, has_library, notes, network })
+    }
+
+    /// Its sockets of statistics, by the path at which each is bound.
+    fn statistics(&self) -> Vec<PathBuf> {
+        let table = fs::read_to_string(format!("/proc/{}/net/unix", self.pid)).unwrap_or_default();
+        let bound = table.lines().filter_map(|line| {
+            let mut fields = line.split_whitespace();
+            let inode = fields.nth(6)?.parse::<u64>().ok()?;
+            let path = Path::new(fields.next()?);
+            let name = path.file_name()?.to_str()?;
+            let is_statistics = name.starts_with("process-") && name.ends_with(".sock");
+            (is_statistics && self.sockets.contains_key(&inode)).then(|| path.to_owned())
+        });
+        bound.take(MAX_SOCKETS).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Its TCP connections.
+    fn connections(&self) -> Vec<TcpSocket> {
+        let of_process = |tcp: &&TcpSocket| {
+            tcp.state != LISTEN && tcp.state != CLOSED && self.sockets.contains_key(&tcp.inode)
+        };
+        TcpTable::of(self.pid).all().iter().filter(of_process).copied().collect()
+    }
+
+    fn program(&self) -> String {
+        let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
+        name.trim_end().to_owned()
+    }
+}
+
+/// Time for files that processes name. A process may have them in a filesystem of its own (FUSE), which
+/// answers when it likes.
+struct Patience(Cell<Duration>);
+
+impl Patience {
+    /// What `look` finds, if it does in time.
+    fn wait_for<T: Send + 'static>(&self, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        if self.0.get().is_zero() {
+            return None;
+        }
+        let (sender, found) = mpsc::channel();
+        let begun = Instant::now();
+        // It ends with this process.
+        let thread = std::thread::Builder::new().spawn(move || {
+            let _ = sender.send(look());
+        });
+        let found = thread.ok().and_then(|_| found.recv_timeout(self.0.get()).ok());
+        self.0.set(self.0.get().saturating_sub(begun.elapsed()));
+        found
+    }
+}
+
+/// Opens what a path means to a process, without what would be outside of its root.
+fn open_of(pid: u32, path: &Path) -> io::Result<OwnedFd> {
+    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(CWD, format!("/proc/{pid}/root"), directory, Mode::empty())?;
+    let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let named = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    // What is opened for its name only has no effect, whatever it is.
+    Ok(openat2(root, path, named, Mode::empty(), inside)?)
+}
+
+fn expect(named: &OwnedFd, kind: FileType) -> io::Result<PathBuf> {
+    if FileType::from_raw_mode(fstat(named)?.st_mode) != kind {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok(PathBuf::from(format!("/proc/self/fd/{}", named.as_raw_fd())))
+}
+
+/// The notes in a file that a process has mapped.
+fn notes(pid: u32, mapped: &Mapped) -> io::Result<TcpNotes> {
+    let named = open_of(pid, &mapped.path)?;
+    if fstat(&named)?.st_ino != mapped.inode {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    TcpNotes::read(File::open(expect(&named, FileType::RegularFile)?)?)
+}
+
+/// Adds the processes that no directory of this user leads to, and the TCP connections of all that
+/// have the library.
+pub(super) fn add(processes: &mut Processes, scope: &Scope) {
+    let own = std::process::id();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let pids = pids.filter(|pid| *pid != own);
+    let seen: Vec<_> = pids.filter_map(|pid| Seen::look(pid, scope)).collect();
+    let patience = Patience(Cell::new(PATIENCE));
+    add_reports(processes, &seen, &patience);
+    let listed = listed(processes, &seen);
+    for process in seen.iter().filter(|process| process.has_library) {
+        add_tcp(processes, process, &listed, &patience);
+    }
+    processes.list.sort_by_key(|process| process.pid);
+}
+
+/// Adds the reports of those that no directory leads to.
+fn add_reports(processes: &mut Processes, seen: &[Seen], patience: &Patience) {
+    let known: BTreeSet<_> = processes.list.iter().map(|known| known.pid).collect();
+    let unknown = seen.iter().filter(|process| !known.contains(&process.pid));
+    let mut files = Vec::new();
+    let mut asked = Vec::new();
+    for process in unknown {
+        for path in process.statistics() {
+            if processes.silent.iter().any(|silent| silent.socket == path) {
+                continue;
+            }
+            let (pid, named) = (process.pid, path.clone());
+            let opened = patience.wait_for(move || open_of(pid, &named));
+            let Some(Ok(file)) = opened else { continue };
+            if let Ok(at) = expect(&file, FileType::Socket) {
+                asked.push(Asked { socket: path, at, pid: Some(process.pid) });
+                files.push(file);
+            }
+        }
+    }
+    for (asked, answer) in asked.iter().zip(ask_all(&asked)) {
+        match answer {
+            Ok(process) => processes.list.push(process),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                let problem = error.to_string();
+                processes.silent.push(Silent { socket: asked.socket.clone(), problem });
+            }
+            // It has just ended, or is not that process's.
+            Err(_) => {}
+        }
+    }
+}
+
+/// Network namespace and addresses of a connection.
+type Key = (PathBuf, Option<SocketAddr>, Option<SocketAddr>);
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+fn key(network: &Path, ends: [Option<SocketAddr>; 2]) -> Key {
+    let [local, peer] = ends.map(|address| address.map(canonical));
+    (network.to_owned(), local, peer)
+}
+
+/// The connections that reports have. A child of a fork may have the socket of one, too.
+fn listed(processes: &Processes, seen: &[Seen]) -> BTreeSet<Key> {
+    let network = |pid| seen.iter().find(|seen| seen.pid == pid).map(|seen| &seen.network);
+    let of = |process: &Process| {
+        let network = network(process.pid).cloned().unwrap_or_default();
+        let ends = process.connections.iter().map(|known| [known.local, known.peer]);
+        ends.map(|ends| key(&network, ends)).collect::<Vec<_>>()
+    };
+    processes.list.iter().flat_map(of).collect()
+}
+
+/// Adds the TCP connections of a process that are not listed.
+fn add_tcp(processes: &mut Processes, seen: &Seen, listed: &BTreeSet<Key>, patience: &Patience) {
+    let is_listed =
+        |tcp: &TcpSocket| listed.contains(&key(&seen.network, [Some(tcp.local), Some(tcp.peer)]));
+    let missing: Vec<_> = seen.connections().into_iter().filter(|tcp| !is_listed(tcp)).collect();
+    if missing.is_empty() {
+        return;
+    }
+    let (pid, mapped) = (seen.pid, seen.notes.clone());
+    let read = move || mapped.iter().filter_map(|one| notes(pid, one).ok()).collect::<Vec<_>>();
+    let notes = patience.wait_for(read).unwrap_or_default();
+    let reason = |tcp: &TcpSocket| {
+        let descriptors = seen.sockets.get(&tcp.inode)?;
+        let noted = |notes: &TcpNotes| descriptors.iter().find_map(|fd| notes.reason(*fd).cloned());
+        notes.iter().rev().find_map(noted)
+    };
+    let found = missing.into_iter().map(|tcp| Connection {
+        kind: "TCP".into(),
+        local: Some(canonical(tcp.local)),
+        peer: Some(canonical(tcp.peer)),
+        state: statistics::tcp_state(tcp.state).to_owned(),
+        reason: Some(reason(&tcp).unwrap_or_else(Reason::unnoted)),
+        uncounted: true,
+        ..Connection::default()
+    });
+    match processes.list.iter_mut().find(|process| process.pid == seen.pid) {
+        Some(process) => process.connections.extend(found),
+        None => processes.list.push(Process {
+            version: statistics::VERSION,
+            pid: seen.pid,
+            program: seen.program(),
+            connections: found.collect(),
+            ..Process::default()
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_does_not_answer_costs_the_patience_once() {
+        let patience = Patience(Cell::new(Duration::from_millis(50)));
+        assert_eq!(patience.wait_for(|| 7), Some(7));
+        assert_eq!(patience.wait_for(|| std::thread::sleep(Duration::from_secs(600))), None);
+        assert_eq!(patience.wait_for(|| 7), None);
+    }
+
+    #[test]
+    fn a_mapped_file_has_an_inode_and_a_path_with_spaces() {
+        let line = "7f00-7f01 rw-s 00000000 00:1a 4711      /run/user/0/smc/a b/process-7.tcp";
+        let found = Mapped::parse(line).unwrap();
+        assert_eq!(found.inode, 4711);
+        assert_eq!(found.path, PathBuf::from("/run/user/0/smc/a b/process-7.tcp"));
+        assert_eq!(Mapped::parse("7f00-7f01 rw-p 00000000 00:00 0 [heap]"), None);
+    }
+}
