@@ -4,6 +4,7 @@
 mod columns;
 mod daemon;
 mod endpoints;
+mod filter;
 mod host;
 pub(crate) mod processes;
 mod table;
@@ -62,7 +63,7 @@ pub(crate) const AFTER: &str = "\
 Examples:
   smc stat
   smc stat connections --watch --sort sent
-  smc stat connections -o process,peer,reason
+  smc stat connections --carrier tcp -o process,peer,reason
   smc stat --json | jq '.processes[].connections[] | {peer, kind, reason: .reason.says}'";
 
 /// Options of `smc stat`.
@@ -85,6 +86,9 @@ pub(crate) struct StatArgs {
     /// Look for the processes of all users that this one may look into, whatever XDG_RUNTIME_DIR says.
     #[arg(long, short)]
     all: bool,
+
+    #[command(flatten)]
+    filter: filter::Filter,
 
     #[command(flatten)]
     view: tables::View,
@@ -144,6 +148,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
             guests: guests(args, &mut client),
             processes: processes::of(&scope),
         };
+        args.filter.apply(&mut snapshot.processes);
         // With --watch, an empty snapshot is an error only at the start.
         if before.is_none() {
             snapshot = snapshot.check(args)?;

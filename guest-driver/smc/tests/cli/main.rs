@@ -15,4 +15,5 @@ mod run;
 mod settings;
 mod smc_tools;
 mod stat;
+mod stat_tcp;
 mod support;

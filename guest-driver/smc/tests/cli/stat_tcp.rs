@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `smc stat connections`: connections that are TCP, with the reason, of programs under `smc run`.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::{Dir, Fabric, Running, eventually, smc, text};
+
+/// The variable that makes this program a server: the file into which it writes its port.
+const SERVER: &str = "SMC_STAT_TCP_SERVER";
+
+/// No test, but the server of one: it accepts a client, reads a byte, and stays.
+#[test]
+fn serves_if_asked_to() {
+    let Some(file) = std::env::var_os(SERVER) else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    std::fs::write(file, listener.local_addr().unwrap().port().to_string()).unwrap();
+    let (mut client, _) = listener.accept().unwrap();
+    client.read_exact(&mut [0]).unwrap();
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+/// A program that connects to a port and stays: bash, which knows nothing of SMC.
+fn program(command: &mut Command, port: u16) -> Running {
+    let script = format!("exec 3<>/dev/tcp/127.0.0.1/{port}; read -u 3 line; exit 0");
+    command.args(["bash", "-c", &script]);
+    Running(command.stdin(Stdio::null()).spawn().unwrap())
+}
+
+/// The connections to or from a port, with the pid of the process.
+fn connections(command: &mut Command, port: u16) -> Vec<(u64, Value)> {
+    let output = command.args(["--json", "--port", &port.to_string()]).output().unwrap();
+    // Without a process there is an error.
+    let Ok(all) = serde_json::from_slice::<Value>(&output.stdout) else { return Vec::new() };
+    let of = |process: &Value| {
+        let pid = process["pid"].as_u64().unwrap();
+        let list = process["connections"].as_array().unwrap().clone();
+        list.into_iter().map(move |connection| (pid, connection)).collect::<Vec<_>>()
+    };
+    all["processes"].as_array().unwrap().iter().flat_map(of).collect()
+}
+
+/// The only connection of a port, once its reason contains `says`.
+fn only(fabric: &Fabric, what: &str, port: u16, says: &str) -> (u64, Value) {
+    let mut seen = Vec::new();
+    eventually(&format!("{what}: a reason with {says:?}"), || {
+        seen = connections(&mut fabric.smc(&["stat"]), port);
+        seen.iter().any(|(_, one)| one["reason"]["says"].as_str().unwrap_or("").contains(says))
+    });
+    let [one] = &seen[..] else { panic!("{what}: {seen:?}") };
+    one.clone()
+}
+
+#[test]
+fn a_connection_that_a_program_makes_is_listed_with_its_reason() {
+    let fabric = Fabric::start("stat-tcp");
+    let place = Dir::new("stat-tcp-files");
+    let policy = place.path("policy.toml");
+    std::fs::write(&policy, "default = \"tcp\"\n").unwrap();
+    let none = place.path("none.sock");
+    let cases: [(&str, &[&str], &str); 4] = [
+        ("a policy", &["--rendezvous", "off", "--peer", "*", "--policy", &policy], "policy"),
+        ("no device", &["--rendezvous", "off", "--peer", "*", "--device", &none], "no virtio-ism"),
+        ("no rule", &["--rendezvous", "off"], "no rule"),
+        ("another peer", &["--rendezvous", "off", "--peer", "10.9.9.9"], "no rule"),
+    ];
+    for (what, options, says) in cases {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut command = fabric.smc(&["run"]);
+        command.args(options).stderr(Stdio::null());
+        let client = program(&mut command, port);
+        let _accepted = listener.accept().unwrap();
+        let (pid, connection) = only(&fabric, what, port, says);
+        assert_eq!(pid, u64::from(client.0.id()), "{what}");
+        let state = (&connection["kind"], &connection["state"]);
+        assert_eq!(state, (&"TCP".into(), &"Established".into()), "{what}");
+        assert!(connection["peer"] == format!("127.0.0.1:{port}"), "{what}: {connection}");
+
+        let port = port.to_string();
+        let table = fabric.smc(&["stat", "connections", "--port", &port]).output().unwrap();
+        let table = text(&table.stdout);
+        assert!(table.contains("bash") && table.contains(says), "{what}: {table}");
+    }
+}
+
+#[test]
+fn a_connection_that_a_program_accepts_is_listed_with_its_reason() {
+    let fabric = Fabric::start("stat-tcp-server");
+    let place = Dir::new("stat-tcp-server-files");
+    let program = std::env::current_exe().unwrap();
+    let port_of_clients = "--accept=*:1";
+    for (what, option, says) in
+        [("a plain client", None, "plain TCP"), ("no rule", Some(port_of_clients), "no rule")]
+    {
+        let file = place.path(&what.replace(' ', "-"));
+        let mut command = fabric.smc(&["run", "--rendezvous", "off"]);
+        command.args(option).arg(&program).args(["--exact", "stat_tcp::serves_if_asked_to"]);
+        command.env(SERVER, &file).stdout(Stdio::null()).stderr(Stdio::null());
+        let server = Running(command.spawn().unwrap());
+        let mut port = 0;
+        eventually("it listens", || {
+            port = std::fs::read_to_string(&file).unwrap_or_default().parse().unwrap_or(0);
+            port != 0
+        });
+        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        client.write_all(b"x").unwrap();
+        let (pid, connection) = only(&fabric, what, port, says);
+        assert_eq!(pid, u64::from(server.0.id()), "{what}");
+        assert!(connection["local"] == format!("127.0.0.1:{port}"), "{what}: {connection}");
+    }
+}
+
+/// Root sees the programs of another user, in whose directory it does not look.
+#[test]
+fn root_sees_connections_of_others_and_others_do_not_see_those_of_root() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let fabric = Fabric::start("stat-root");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // Its runtime directory is one that the observer does not know.
+    let mut command = fabric.smc(&["run", "--rendezvous", "off", "--peer", "10.9.9.9"]);
+    let client = program(&mut command, port);
+    let _accepted = listener.accept().unwrap();
+    let elsewhere = Dir::new("stat-root-elsewhere");
+    let as_root = |options: &[&str]| {
+        let mut command = smc(&["stat"]);
+        command.args(options).env("XDG_RUNTIME_DIR", &elsewhere.0);
+        connections(&mut command, port)
+    };
+    eventually("root sees it", || {
+        as_root(&["--all"]).iter().any(|(pid, _)| *pid == u64::from(client.0.id()))
+    });
+    assert!(as_root(&[]).is_empty(), "a runtime directory of its own");
+    let mut other = Command::new("setpriv");
+    other.args(["--reuid", "4243", "--regid", "4243", "--clear-groups"]);
+    let program = elsewhere.path("smc");
+    std::fs::copy(env!("CARGO_BIN_EXE_smc"), &program).unwrap();
+    other.args([&program, "stat", "--all"]).env("XDG_RUNTIME_DIR", "/nonexistent");
+    assert!(connections(&mut other, port).is_empty());
+}
+
+/// A terminal of 80 columns shows a connection in one line, and no word is cut.
+#[test]
+fn eighty_columns_are_enough() {
+    let fabric = Fabric::start("stat-narrow");
+    let (mut server, port, _log) = fabric.listen(&["--tcp-ok", "--eid", "HERE"]);
+    let client = crate::stat::client(&fabric, port, &["--tcp-ok", "--eid", "THERE"]);
+    server.0.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+    let program = env!("CARGO_BIN_EXE_smc");
+    let mut command = Command::new("script");
+    let shell = format!("stty cols 80 rows 24; '{program}' stat connections");
+    command.args(["-qec", &shell, "/dev/null"]).env("XDG_RUNTIME_DIR", fabric.directory());
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let shown = text(&output.stdout);
+    for line in shown.lines().map(str::trim_end) {
+        assert!(line.chars().count() <= 80, "{line:?} in {shown}");
+    }
+    let pid = client.0.id().to_string();
+    let line = shown.lines().find(|line| line.contains(&pid)).unwrap_or_else(|| panic!("{shown}"));
+    assert!(line.contains(&format!("127.0.0.1:{port}")) && line.contains("TCP "), "{shown}");
+}
