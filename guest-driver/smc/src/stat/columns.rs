@@ -14,7 +14,7 @@ use super::table::{per_second, printable, size};
 use super::tables::{buffers, by, pair, unread_by_peer};
 
 /// A connection to show.
-pub(super) struct Shown<'a> {
+pub(super) struct ConnectionRow<'a> {
     pub(super) process: &'a Process,
     pub(super) connection: &'a Connection,
     /// The same connection before, and how long ago that was, with `--watch`.
@@ -30,9 +30,9 @@ pub(super) struct Column {
     is_number: bool,
     /// Where it is shown.
     shown: Where,
-    cell: fn(&Shown<'_>) -> String,
+    cell: fn(&ConnectionRow<'_>) -> String,
     /// What `--sort` compares, the largest first; `None`: the cell's text.
-    order: Option<fn(&Shown<'_>) -> u64>,
+    order: Option<fn(&ConnectionRow<'_>) -> u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,15 +50,19 @@ enum Where {
 /// Characters of the brief name of a process.
 const BRIEF: usize = 13;
 
-const fn column(name: &'static str, shown: Where, cell: fn(&Shown<'_>) -> String) -> Column {
+const fn column(
+    name: &'static str,
+    shown: Where,
+    cell: fn(&ConnectionRow<'_>) -> String,
+) -> Column {
     Column { name, is_number: false, shown, cell, order: None }
 }
 
 const fn number(
     name: &'static str,
     shown: Where,
-    cell: fn(&Shown<'_>) -> String,
-    order: fn(&Shown<'_>) -> u64,
+    cell: fn(&ConnectionRow<'_>) -> String,
+    order: fn(&ConnectionRow<'_>) -> u64,
 ) -> Column {
     Column { name, is_number: true, shown, cell, order: Some(order) }
 }
@@ -100,7 +104,7 @@ static COLUMNS: [Column; 17] = [
     }),
 ];
 
-impl Shown<'_> {
+impl ConnectionRow<'_> {
     /// What has passed since the last look, per second, or altogether.
     fn count(&self, of: fn(&Connection) -> u64) -> u64 {
         match self.before {
@@ -118,7 +122,7 @@ fn text(address: Option<SocketAddr>) -> String {
     address.map_or("?".into(), |address| address.to_string())
 }
 
-fn brief_name(row: &Shown<'_>) -> String {
+fn brief_name(row: &ConnectionRow<'_>) -> String {
     let pid = row.process.pid.to_string();
     let room = BRIEF.saturating_sub(pid.len() + 1);
     let name: String = row.process.program.chars().take(room).collect();
@@ -126,7 +130,7 @@ fn brief_name(row: &Shown<'_>) -> String {
 }
 
 /// What carries it and by what, in a few letters.
-fn via(row: &Shown<'_>) -> String {
+fn via(row: &ConnectionRow<'_>) -> String {
     let connection = row.connection;
     let by = match (&connection.smc_d, &connection.smc_r, &connection.reason) {
         (Some(d), ..) => d.chid.to_string(),
@@ -137,14 +141,14 @@ fn via(row: &Shown<'_>) -> String {
     format!("{} {by}", carrier(connection)).trim_end().to_owned()
 }
 
-fn unread(row: &Shown<'_>) -> String {
+fn unread(row: &ConnectionRow<'_>) -> String {
     let here = Some(row.connection.unread).filter(|_| !row.connection.uncounted);
     pair(here, unread_by_peer(row.connection))
 }
 
 /// Columns that the user has chosen. None: those that there is room for.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Chosen(Vec<&'static Column>);
+pub(super) struct ColumnList(Vec<&'static Column>);
 
 /// What carries a connection, in one word.
 pub(super) fn carrier(connection: &Connection) -> &str {
@@ -165,20 +169,20 @@ pub(super) fn find(name: &str) -> Result<&'static Column, String> {
 ///
 /// # Errors
 /// It names something else.
-pub(super) fn chosen(text: &str) -> Result<Chosen, String> {
+pub(super) fn chosen(text: &str) -> Result<ColumnList, String> {
     match text {
         "wide" => Ok(by_default(Where::Wide)),
-        list => list.split(',').map(find).collect::<Result<_, _>>().map(Chosen),
+        list => list.split(',').map(find).collect::<Result<_, _>>().map(ColumnList),
     }
 }
 
-fn by_default(shown: Where) -> Chosen {
+fn by_default(shown: Where) -> ColumnList {
     let is_shown = |column: &&Column| [Where::Always, shown].contains(&column.shown);
-    Chosen(COLUMNS.iter().filter(is_shown).collect())
+    ColumnList(COLUMNS.iter().filter(is_shown).collect())
 }
 
 /// Sorts by a column, numbers with the largest first.
-pub(super) fn sort(rows: &mut [Shown<'_>], column: &Column) {
+pub(super) fn sort(rows: &mut [ConnectionRow<'_>], column: &Column) {
     match column.order {
         Some(order) => rows.sort_by_key(|row| std::cmp::Reverse(order(row))),
         None => rows.sort_by_cached_key(|row| (column.cell)(row)),
@@ -186,7 +190,11 @@ pub(super) fn sort(rows: &mut [Shown<'_>], column: &Column) {
 }
 
 /// The rows below the titles. `room`: columns of the terminal, if there is one.
-pub(super) fn lines(rows: &[Shown<'_>], chosen: &Chosen, room: Option<usize>) -> String {
+pub(super) fn lines(
+    rows: &[ConnectionRow<'_>],
+    chosen: &ColumnList,
+    room: Option<usize>,
+) -> String {
     if !chosen.0.is_empty() {
         return laid_out(rows, chosen, room);
     }
@@ -198,7 +206,7 @@ pub(super) fn lines(rows: &[Shown<'_>], chosen: &Chosen, room: Option<usize>) ->
     }
 }
 
-fn laid_out(rows: &[Shown<'_>], columns: &Chosen, room: Option<usize>) -> String {
+fn laid_out(rows: &[ConnectionRow<'_>], columns: &ColumnList, room: Option<usize>) -> String {
     let columns = &columns.0;
     let is_rate = rows.iter().any(|row| row.before.is_some());
     let title = |column: &&Column| match column.name {
@@ -206,7 +214,7 @@ fn laid_out(rows: &[Shown<'_>], columns: &Chosen, room: Option<usize>) -> String
         name => name.to_owned(),
     };
     let mut table = vec![columns.iter().map(title).collect::<Vec<_>>()];
-    let cells = |row: &Shown<'_>| {
+    let cells = |row: &ConnectionRow<'_>| {
         columns.iter().map(|column| printable(&(column.cell)(row))).collect::<Vec<_>>()
     };
     table.extend(rows.iter().map(cells));
@@ -267,8 +275,8 @@ mod tests {
         }
     }
 
-    fn rows(process: &Process) -> Vec<Shown<'_>> {
-        let shown = |connection| Shown { process, connection, before: None };
+    fn rows(process: &Process) -> Vec<ConnectionRow<'_>> {
+        let shown = |connection| ConnectionRow { process, connection, before: None };
         process.connections.iter().map(shown).collect()
     }
 
@@ -276,7 +284,7 @@ mod tests {
     fn eighty_columns_are_enough_and_no_cell_is_cut_in_two() {
         let process = process();
         for room in [60, 80, 100, 155] {
-            let text = lines(&rows(&process), &Chosen::default(), Some(room));
+            let text = lines(&rows(&process), &ColumnList::default(), Some(room));
             for line in text.lines() {
                 assert!(line.chars().count() <= room, "{room}: {text}");
             }
@@ -284,9 +292,9 @@ mod tests {
             assert!(text.contains("192.168.100.201:65535") && text.contains("TCP PEERNOSMC"));
         }
         // A line each, and the title.
-        let brief = lines(&rows(&process)[..1], &Chosen::default(), Some(80));
+        let brief = lines(&rows(&process)[..1], &ColumnList::default(), Some(80));
         assert_eq!(brief.lines().count(), 2, "{brief}");
-        assert!(lines(&rows(&process), &Chosen::default(), None).contains("Established"));
+        assert!(lines(&rows(&process), &ColumnList::default(), None).contains("Established"));
     }
 
     #[test]

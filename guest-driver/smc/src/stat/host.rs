@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use guest_driver::statistics::{self, Connection, Process, Reason, TcpNotes};
+use guest_driver::statistics::{self, Connection, Process, Reason, TcpReasonReader};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
 
-use super::processes::{Asked, Processes, Silent, ask_all};
+use super::processes::{Processes, ReportRequest, Silent, ask_all};
 use crate::smc_tools::tcp_table::{LISTEN, TcpSocket, TcpTable};
 
 /// Sockets of statistics that are asked of one process at most.
@@ -28,7 +28,7 @@ const MAX_SOCKETS: usize = 8;
 /// File name of the library of `smc run`.
 const LIBRARY: &str = "libsmc_preload.so";
 /// How long files that processes name may take, all together.
-const PATIENCE: Duration = Duration::from_secs(3);
+const BUDGET: Duration = Duration::from_secs(3);
 /// State of a socket without a connection, in the kernel's table.
 const CLOSED: u8 = 7;
 /// The variable by which `smc run` names the directory of a process's socket.
@@ -102,7 +102,7 @@ impl Seen {
         let files: BTreeSet<Mapped> = maps.lines().filter_map(Mapped::parse).collect();
         let has_library = files.iter().any(|one| one.path.ends_with(LIBRARY));
         let mut notes: Vec<_> =
-            files.into_iter().filter(|one| TcpNotes::is_path(&one.path)).collect();
+            files.into_iter().filter(|one| TcpReasonReader::is_path(&one.path)).collect();
         // The file of a child is younger than that of its parent.
         notes.sort_by_key(|one| one.inode);
         if !scope.has(pid, &notes) {
@@ -152,9 +152,9 @@ impl Seen {
 
 /// Time for files that processes name. A process may have them in a filesystem of its own (FUSE), which
 /// answers when it likes.
-struct Patience(Cell<Duration>);
+struct TimeBudget(Cell<Duration>);
 
-impl Patience {
+impl TimeBudget {
     /// What `look` finds, if it does in time.
     fn wait_for<T: Send + 'static>(&self, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         if self.0.get().is_zero() {
@@ -190,12 +190,12 @@ fn expect(named: &OwnedFd, kind: FileType) -> io::Result<PathBuf> {
 }
 
 /// The notes in a file that a process has mapped.
-fn notes(pid: u32, mapped: &Mapped) -> io::Result<TcpNotes> {
+fn notes(pid: u32, mapped: &Mapped) -> io::Result<TcpReasonReader> {
     let named = open_of(pid, &mapped.path)?;
     if fstat(&named)?.st_ino != mapped.inode {
         return Err(io::ErrorKind::NotFound.into());
     }
-    TcpNotes::read(File::open(expect(&named, FileType::RegularFile)?)?)
+    TcpReasonReader::read(File::open(expect(&named, FileType::RegularFile)?)?)
 }
 
 /// Adds the processes that no directory of this user leads to, and the TCP connections of all that
@@ -206,17 +206,17 @@ pub(super) fn add(processes: &mut Processes, scope: &Scope) {
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let pids = pids.filter(|pid| *pid != own);
     let seen: Vec<_> = pids.filter_map(|pid| Seen::look(pid, scope)).collect();
-    let patience = Patience(Cell::new(PATIENCE));
-    add_reports(processes, &seen, &patience);
+    let budget = TimeBudget(Cell::new(BUDGET));
+    add_reports(processes, &seen, &budget);
     let listed = listed(processes, &seen);
     for process in seen.iter().filter(|process| process.has_library) {
-        add_tcp(processes, process, &listed, &patience);
+        add_tcp(processes, process, &listed, &budget);
     }
     processes.list.sort_by_key(|process| process.pid);
 }
 
 /// Adds the reports of those that no directory leads to.
-fn add_reports(processes: &mut Processes, seen: &[Seen], patience: &Patience) {
+fn add_reports(processes: &mut Processes, seen: &[Seen], budget: &TimeBudget) {
     let known: BTreeSet<_> = processes.list.iter().map(|known| known.pid).collect();
     let unknown = seen.iter().filter(|process| !known.contains(&process.pid));
     let mut files = Vec::new();
@@ -227,10 +227,10 @@ fn add_reports(processes: &mut Processes, seen: &[Seen], patience: &Patience) {
                 continue;
             }
             let (pid, named) = (process.pid, path.clone());
-            let opened = patience.wait_for(move || open_of(pid, &named));
+            let opened = budget.wait_for(move || open_of(pid, &named));
             let Some(Ok(file)) = opened else { continue };
             if let Ok(at) = expect(&file, FileType::Socket) {
-                asked.push(Asked { socket: path, at, pid: Some(process.pid) });
+                asked.push(ReportRequest { socket: path, at, pid: Some(process.pid) });
                 files.push(file);
             }
         }
@@ -272,7 +272,7 @@ fn listed(processes: &Processes, seen: &[Seen]) -> BTreeSet<Key> {
 }
 
 /// Adds the TCP connections of a process that are not listed.
-fn add_tcp(processes: &mut Processes, seen: &Seen, listed: &BTreeSet<Key>, patience: &Patience) {
+fn add_tcp(processes: &mut Processes, seen: &Seen, listed: &BTreeSet<Key>, budget: &TimeBudget) {
     let is_listed =
         |tcp: &TcpSocket| listed.contains(&key(&seen.network, [Some(tcp.local), Some(tcp.peer)]));
     let missing: Vec<_> = seen.connections().into_iter().filter(|tcp| !is_listed(tcp)).collect();
@@ -281,10 +281,11 @@ fn add_tcp(processes: &mut Processes, seen: &Seen, listed: &BTreeSet<Key>, patie
     }
     let (pid, mapped) = (seen.pid, seen.notes.clone());
     let read = move || mapped.iter().filter_map(|one| notes(pid, one).ok()).collect::<Vec<_>>();
-    let notes = patience.wait_for(read).unwrap_or_default();
+    let notes = budget.wait_for(read).unwrap_or_default();
     let reason = |tcp: &TcpSocket| {
         let descriptors = seen.sockets.get(&tcp.inode)?;
-        let noted = |notes: &TcpNotes| descriptors.iter().find_map(|fd| notes.reason(*fd).cloned());
+        let noted =
+            |notes: &TcpReasonReader| descriptors.iter().find_map(|fd| notes.reason(*fd).cloned());
         notes.iter().rev().find_map(noted)
     };
     let found = missing.into_iter().map(|tcp| Connection {
@@ -313,11 +314,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_does_not_answer_costs_the_patience_once() {
-        let patience = Patience(Cell::new(Duration::from_millis(50)));
-        assert_eq!(patience.wait_for(|| 7), Some(7));
-        assert_eq!(patience.wait_for(|| std::thread::sleep(Duration::from_secs(600))), None);
-        assert_eq!(patience.wait_for(|| 7), None);
+    fn a_file_that_does_not_answer_costs_the_budget_once() {
+        let budget = TimeBudget(Cell::new(Duration::from_millis(50)));
+        assert_eq!(budget.wait_for(|| 7), Some(7));
+        assert_eq!(budget.wait_for(|| std::thread::sleep(Duration::from_secs(600))), None);
+        assert_eq!(budget.wait_for(|| 7), None);
     }
 
     #[test]

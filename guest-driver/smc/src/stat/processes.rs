@@ -30,7 +30,7 @@ pub(crate) struct Silent {
 }
 
 /// A socket that is asked.
-pub(super) struct Asked {
+pub(super) struct ReportRequest {
     /// Its path, as the process has bound it.
     pub(super) socket: PathBuf,
     /// The path at which this process reaches it.
@@ -60,7 +60,7 @@ pub(super) fn of(scope: &Scope) -> Processes {
     let directories = std::iter::once(container).chain(paths::directory());
     let sockets = directories.flat_map(|at| statistics::find(&at));
     let asked: Vec<_> =
-        sockets.map(|socket| Asked { at: socket.clone(), socket, pid: None }).collect();
+        sockets.map(|socket| ReportRequest { at: socket.clone(), socket, pid: None }).collect();
     for (asked, answer) in asked.iter().zip(ask_all(&asked)) {
         match answer {
             Ok(process) => processes.list.push(process),
@@ -76,12 +76,12 @@ pub(super) fn of(scope: &Scope) -> Processes {
 }
 
 /// The answers, in the order of the questions.
-pub(super) fn ask_all(all: &[Asked]) -> Vec<io::Result<Process>> {
-    let ask = |asked: &Asked| match asked.pid {
+pub(super) fn ask_all(all: &[ReportRequest]) -> Vec<io::Result<Process>> {
+    let ask = |asked: &ReportRequest| match asked.pid {
         Some(pid) => statistics::ask_process(&asked.at, pid),
         None => statistics::ask(&asked.at),
     };
-    let of_some = |some: &[Asked]| {
+    let of_some = |some: &[ReportRequest]| {
         std::thread::scope(|scope| {
             let threads: Vec<_> = some.iter().map(|one| scope.spawn(move || ask(one))).collect();
             let answers = threads.into_iter().map(|thread| thread.join());

@@ -9,7 +9,7 @@ use clap::Args;
 use guest_driver::socket::show_gid;
 use guest_driver::statistics::{Connection, Handshakes, Process, Reason};
 
-use super::columns::{self, Chosen, Column, Shown};
+use super::columns::{self, Column, ColumnList, ConnectionRow};
 use super::processes::Processes;
 use super::table::{printable, row, size, table};
 use crate::output;
@@ -107,7 +107,7 @@ pub(super) struct View {
 
     /// Columns: "wide" for those of a wide terminal, or names separated by commas.
     #[arg(long, short, value_name = "COLUMNS", value_parser = columns::chosen)]
-    output: Option<Chosen>,
+    output: Option<ColumnList>,
 
     /// Sort by this column, numbers with the largest first.
     #[arg(long, value_name = "COLUMN", value_parser = columns::find)]
@@ -123,7 +123,7 @@ pub(super) fn connections(processes: &Processes, before: Before<'_>, view: &View
     for process in &processes.list {
         rows.extend(process.connections.iter().map(|connection| {
             let old = |(old, time)| Some((same(old, process, connection)?, time));
-            Shown { process, connection, before: before.and_then(old) }
+            ConnectionRow { process, connection, before: before.and_then(old) }
         }));
     }
     if let Some(column) = view.sort {

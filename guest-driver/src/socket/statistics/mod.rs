@@ -21,7 +21,7 @@ mod tests;
 pub use paths::{ask, ask_process, find, path_in};
 pub use reason::Reason;
 pub use report::{Connection, DeviceInfo, Handshakes, Process, VERSION, tcp_state};
-pub use tcp_notes::{TcpNotes, TcpReasons};
+pub use tcp_notes::{TcpReasonReader, TcpReasons};
 
 pub(super) use server::Server;
 pub(super) use tcp_connections::{TcpConnections, TcpSocket};

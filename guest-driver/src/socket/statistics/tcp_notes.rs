@@ -183,12 +183,12 @@ fn key(why: &Fallback) -> u64 {
 
 /// The notes of a process as another one reads them. The process may write anything there.
 #[derive(Debug)]
-pub struct TcpNotes {
+pub struct TcpReasonReader {
     reasons: Vec<Option<Reason>>,
     file: File,
 }
 
-impl TcpNotes {
+impl TcpReasonReader {
     /// Whether a path is that of such a file.
     pub fn is_path(path: &Path) -> bool {
         path.file_name().and_then(|name| name.to_str()).and_then(pid_of).is_some()
@@ -198,7 +198,7 @@ impl TcpNotes {
     ///
     /// # Errors
     /// It cannot be read, or is no such file.
-    pub fn read(file: File) -> io::Result<TcpNotes> {
+    pub fn read(file: File) -> io::Result<TcpReasonReader> {
         let mut bytes = vec![0; FIRST_PLACE];
         file.read_exact_at(&mut bytes, 0)?;
         if word(&bytes, 0) != Some(MAGIC) {
@@ -216,7 +216,7 @@ impl TcpNotes {
             // The low half of the key.
             Some(Reason::new(key as u32, side.word(), &says, 1))
         });
-        Ok(TcpNotes { reasons: reasons.collect(), file })
+        Ok(TcpReasonReader { reasons: reasons.collect(), file })
     }
 
     /// The reason that is noted on a descriptor of the process.
@@ -255,8 +255,11 @@ mod tests {
         notes.forget(shared);
         notes.forget(9);
         let path = path_in(&dir);
-        assert!(TcpNotes::is_path(&path) && !TcpNotes::is_path(Path::new("/x/process-7.sock")));
-        let read = || TcpNotes::read(File::open(&path).unwrap());
+        assert!(
+            TcpReasonReader::is_path(&path)
+                && !TcpReasonReader::is_path(Path::new("/x/process-7.sock"))
+        );
+        let read = || TcpReasonReader::read(File::open(&path).unwrap());
         let found = read().unwrap();
         let says = |fd| found.reason(fd).map(|reason| (reason.side.as_str(), reason.says.clone()));
         assert_eq!(says(7), Some(("here", Fallback::Policy.to_string())));
@@ -272,11 +275,11 @@ mod tests {
             let mut bytes = std::fs::read(&path).unwrap();
             bytes[8..].fill(value);
             std::fs::write(&planted, &bytes).unwrap();
-            let planted_notes = TcpNotes::read(File::open(&planted).unwrap()).unwrap();
+            let planted_notes = TcpReasonReader::read(File::open(&planted).unwrap()).unwrap();
             assert!((0..100).all(|fd| planted_notes.reason(fd).is_none()));
             std::fs::write(&planted, &bytes[..FIRST_PLACE - 1]).unwrap();
             assert!(planted_notes.reason(5).is_none(), "cut off under the reader");
-            assert!(TcpNotes::read(File::open(&planted).unwrap()).is_err(), "too short");
+            assert!(TcpReasonReader::read(File::open(&planted).unwrap()).is_err(), "too short");
         }
         TcpReasons::remove(&dir);
         assert!(!path.exists());
