@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Manual pages and shell completions, made from the command line itself.
 
+mod page;
+
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -20,8 +22,8 @@ pub(crate) struct CompletionsArgs {
 /// Options of `smc man`.
 #[derive(Args, Debug)]
 pub(crate) struct ManArgs {
-    /// Write a page for each command, and those of vhost-device-ism, smcss, smcd and smcr, into this
-    /// directory, instead of printing that of smc.
+    /// Write a page for each command, and those of vhost-device-ism, smcss, smcd, smcr and of files,
+    /// into this directory, instead of printing that of smc.
     #[arg(value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 }
@@ -42,33 +44,49 @@ pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) -> Resul
 /// The directory cannot be written, or standard output is gone.
 pub(crate) fn man(args: &ManArgs, command: Command) -> Result<(), CliError> {
     match &args.directory {
-        None => output::print(&String::from_utf8_lossy(&page(command).map_err(CliError::Output)?)),
+        None => output::print(&page::page(command, "1", None).map_err(CliError::Output)?),
         Some(directory) => write(directory, command)
             .and_then(|()| std::fs::write(directory.join("vhost-device-ism.8"), daemon_page()?))
             .and_then(|()| smc_tools_pages(directory))
+            .and_then(|()| other_pages(directory))
             .map_err(CliError::io(format!("cannot write manual pages to {}", directory.display()))),
     }
 }
 
-fn page(command: Command) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    clap_mangen::Man::new(command).render(&mut text)?;
-    Ok(text)
-}
-
+/// Writes the page of a command, and those of its subcommands.
 fn write(directory: &Path, command: Command) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
-    clap_mangen::generate_to(command.disable_help_subcommand(true), directory)
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    write_each(directory, &command)
+}
+
+fn write_each(directory: &Path, command: &Command) -> io::Result<()> {
+    let name = command.get_display_name().unwrap_or(command.get_name());
+    let path = directory.join(format!("{name}.1"));
+    std::fs::write(path, page::page(command.clone(), "1", None)?)?;
+    let mut shown = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+    shown.try_for_each(|sub| write_each(directory, sub))
 }
 
 /// The pages of the commands that smc-tools has, too.
 fn smc_tools_pages(directory: &Path) -> io::Result<()> {
     for command in smc_tools::commands() {
-        let (path, mut text) = (directory.join(format!("{}.8", command.get_name())), Vec::new());
-        clap_mangen::Man::new(command).section("8").render(&mut text)?;
-        std::fs::write(path, text)?;
+        let path = directory.join(format!("{}.8", command.get_name()));
+        std::fs::write(path, page::page(command, "8", None)?)?;
     }
     Ok(())
+}
+
+/// Pages of files, and the overview.
+const OTHERS: [(&str, &str); 3] = [
+    ("smc.toml.5", include_str!("../../man/smc.toml.5")),
+    ("smc-policy.5", include_str!("../../man/smc-policy.5")),
+    ("smc.7", include_str!("../../man/smc.7")),
+];
+
+fn other_pages(directory: &Path) -> io::Result<()> {
+    OTHERS.iter().try_for_each(|(name, text)| std::fs::write(directory.join(name), text))
 }
 
 /// What the page of the daemon says beside its options.
@@ -120,12 +138,9 @@ The log has no colours on a terminal either.
 "#;
 
 /// The page of the daemon.
-fn daemon_page() -> io::Result<Vec<u8>> {
+fn daemon_page() -> io::Result<String> {
     let command = vhost_device_ism::args::Args::command().name("vhost-device-ism");
-    let mut text = Vec::new();
-    clap_mangen::Man::new(command).section("8").render(&mut text)?;
-    text.extend_from_slice(DAEMON.as_bytes());
-    Ok(text)
+    page::page(command, "8", Some(DAEMON))
 }
 
 #[cfg(test)]
@@ -155,7 +170,7 @@ mod tests {
 
     #[test]
     fn the_daemon_has_a_page_in_the_section_of_administrators() {
-        let page = String::from_utf8(daemon_page().unwrap()).unwrap();
+        let page = daemon_page().unwrap();
         for part in [".TH vhost-device-ism 8", "socket\\-path", ".SH SIGNALS", ".SH FILES"] {
             assert!(page.contains(part), "{part} is missing in {page}");
         }
