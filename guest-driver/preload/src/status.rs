@@ -82,7 +82,7 @@ pub(crate) fn no_device(why: &str) {
         let program = program_name();
         print_error(&format!(
             "smc run: {program} ({}) stays on TCP: {why}; it tries again about every second. Each \
-             process needs a virtio-ism device of its own: \"smc devices\" lists the devices in use, \
+             process needs a virtio-ism device of its own: \"smc stat fabric\" lists the devices in use, \
              \"smc doctor\" shows what is missing\n",
             std::process::id()
         ));

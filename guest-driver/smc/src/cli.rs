@@ -9,8 +9,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
 use crate::{
-    cdi, check, conform, decode, demo, devices, doctor, fabric, grant, help, manual, output, perf,
-    pipe, run, settings, stat, temporary_fabric,
+    cdi, check, conform, decode, demo, devices, doctor, fabric, grant, help, manual, output,
+    perf, pipe, run, settings, stat, temporary_fabric,
 };
 
 const LONG_ABOUT: &str = "\
@@ -138,7 +138,8 @@ pub(crate) fn main() -> ExitCode {
     // The daemon has a log of its own, with other defaults.
     if !matches!(cli.command, Command::Fabric(_) | Command::Daemon { .. }) {
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        log.with_ansi(output::colours_of_errors()).init();
     }
     if let Err(error) = settings
         && cli.command.has_settings()

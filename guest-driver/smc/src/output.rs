@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Standard output, which its reader may close.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 use comfy_table::ContentArrangement;
 
@@ -35,6 +35,11 @@ pub(crate) fn printable(text: &str) -> String {
 pub(crate) fn note(line: &str) {
     // One that cannot be written is for nobody.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// Whether standard error gets colours: it is a terminal, and NO_COLOR does not say otherwise.
+pub(crate) fn colours_of_errors() -> bool {
+    std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty())
 }
 
 /// Columns of the terminal that standard output is. `None` where it is none, and where nobody knows: a

@@ -103,6 +103,14 @@ pub(crate) enum DecodeError {
         /// The character.
         found: char,
     },
+    /// Neither hex nor a file.
+    #[error("there is no file {argument:?}, and it is no hex: {why}")]
+    Neither {
+        /// The only argument.
+        argument: String,
+        /// Why it is no hex.
+        why: Box<DecodeError>,
+    },
     /// Half a byte.
     #[error("line {line}: {token:?} has an odd number of digits")]
     HexOdd {
@@ -155,6 +163,10 @@ pub(crate) fn run_to(
             let open = |source| DecodeError::Open { path: only.into(), source };
             let file = File::open(only).map_err(open)?;
             stream_of(BufReader::new(file), kind, &mut report)
+        }
+        [only] if !only.contains(char::is_whitespace) => {
+            let neither = |why| DecodeError::Neither { argument: only.clone(), why: Box::new(why) };
+            bytes_of(&hex::parse(only).map_err(neither)?, kind, &mut report)
         }
         words => bytes_of(&hex::parse(&words.join(" "))?, kind, &mut report),
     };

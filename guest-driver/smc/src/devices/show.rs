@@ -64,7 +64,9 @@ fn as_json(value: &impl Serialize) -> Result<String, CliError> {
 
 fn as_text(devices: &[DeviceReport]) -> String {
     if devices.is_empty() {
-        return "This machine has no virtio-ism PCI device (1af4:106c).\n".into();
+        return "This machine has no virtio-ism PCI device (1af4:106c), as virtual machines have. \
+                \"smc stat fabric\" lists the devices that a daemon gives to processes of this host.\n"
+            .into();
     }
     let mut text = String::new();
     for device in devices {
