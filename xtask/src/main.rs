@@ -19,6 +19,7 @@ mod cache;
 mod coverage;
 mod cpio;
 mod image;
+mod library_page;
 mod nested;
 mod package;
 mod packages;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use crate::tool::{self, ToolError, at};
-use crate::{packages, third_party};
+use crate::{library_page, packages, third_party};
 
 pub(crate) const LONG_ABOUT: &str = "\
 Build Debian packages and a tarball of the release build, in target/package.
@@ -98,6 +98,38 @@ fn tools(needed: &[(&str, &str)], install: bool) -> Result<(), ToolError> {
     }
 }
 
+/// Lays out the manual pages.
+fn manual_pages(root: &Path, tree: &Path, smc: &Path) -> Result<(), ToolError> {
+    // The command writes the pages of other programs, too.
+    let manual = tree.join("share/man/man1");
+    tool::succeed(Command::new(smc).arg("man").arg(&manual))?;
+    let others =
+        ["vhost-device-ism.8", "smcss.8", "smcd.8", "smcr.8", "smc.toml.5", "smc-policy.5"];
+    let header = root.join("guest-driver/c/include/smc.h");
+    let header = fs::read_to_string(&header).map_err(at(&header))?;
+    write(&manual.join("libsmc.3"), &library_page::of(&header))?;
+    for page in others.into_iter().chain(["smc.7", "libsmc.3"]) {
+        let section = page.rsplit('.').next().unwrap_or_default();
+        let to = tree.join(format!("share/man/man{section}")).join(page);
+        let directory = to.parent().unwrap_or(tree);
+        fs::create_dir_all(directory).map_err(at(directory))?;
+        fs::rename(manual.join(page), &to).map_err(at(&to))?;
+    }
+    Ok(())
+}
+
+/// The version that programs of a package tell, with the commit if there is one.
+fn version(root: &Path) -> String {
+    let mut git = Command::new("git");
+    git.current_dir(root).args(["describe", "--always", "--abbrev=12", "--exclude=*", "--dirty"]);
+    match tool::output(git) {
+        Ok(commit) if !commit.trim().is_empty() => {
+            format!("{} ({})", env!("CARGO_PKG_VERSION"), commit.trim())
+        }
+        _ => env!("CARGO_PKG_VERSION").to_owned(),
+    }
+}
+
 /// Files that are installed: from where, to where below a prefix, and with which mode.
 fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 24] {
     let packaging = root.join("packaging");
@@ -156,6 +188,7 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
     // With the features that the whole workspace has, as other builds.
     build.current_dir(root).args(["build", "--release", "--workspace", "--lib"]);
     build.args(["--bin", "smc", "--bin", "vhost-device-ism", "--bin", "smc-device-plugin"]);
+    build.env("SMC_VERSION", version(root));
     tool::succeed(&mut build)?;
 
     for (from, to, mode) in files(root, release) {
@@ -181,13 +214,7 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         return Err(ToolError::Answer { program: "smc".into(), what });
     }
 
-    // The command writes the pages of other programs, too.
-    let manual = tree.join("share/man/man1");
-    tool::succeed(Command::new(&smc).arg("man").arg(&manual))?;
-    for page in ["vhost-device-ism.8", "smcss.8", "smcd.8", "smcr.8"] {
-        let to = tree.join("share/man/man8").join(page);
-        fs::rename(manual.join(page), &to).map_err(at(&to))?;
-    }
+    manual_pages(root, tree, &smc)?;
     // Other names of the command, under which it does what smc-tools does; and the name by which a
     // linker finds the library.
     let links = [("bin/smcss", "smc"), ("bin/smcd", "smc"), ("bin/smcr", "smc")];

@@ -58,9 +58,15 @@ pub enum Command {
     Ctl(ControlArgs),
 }
 
+/// The version; a package has told the commit, too.
+const VERSION: &str = match option_env!("SMC_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 /// Options of `vhost-device-ism`.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "vhost-device-ism", version, about = ABOUT, long_about = LONG_ABOUT,
+#[command(name = "vhost-device-ism", version = VERSION, about = ABOUT, long_about = LONG_ABOUT,
           after_long_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Args {
     /// What else to do than to run the daemon.

@@ -32,8 +32,14 @@ An example in three terminals:
 
 RUST_LOG=debug prints the log of the library. \"smc COMMAND --help\" describes a command.";
 
+/// The version; a package has told the commit, too.
+pub(crate) const VERSION: &str = match option_env!("SMC_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 #[derive(Debug, Parser)]
-#[command(name = "smc", version, about = "Sockets over shared memory: SMC-D over virtio-ism",
+#[command(name = "smc", version = VERSION, about = "Sockets over shared memory: SMC-D over virtio-ism",
           long_about = LONG_ABOUT, after_help = AFTER, subcommand_required = true,
           arg_required_else_help = true)]
 struct Cli {
