@@ -9,7 +9,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
 use crate::{
-    cdi, check, conform, decode, demo, devices, doctor, fabric, grant, help, manual, output,
+    cdi, check, conform, debug, decode, demo, devices, doctor, fabric, grant, help, manual, output,
     perf, pipe, run, settings, stat, temporary_fabric,
 };
 
@@ -90,6 +90,9 @@ enum Command {
     /// Let the processes of a cgroup, as of a container, find peers by TCP option 254.
     #[command(long_about = grant::LONG_ABOUT, after_long_help = grant::AFTER)]
     Grant(grant::GrantArgs),
+    /// Write an archive for somebody who helps: versions, settings, reports, logs.
+    #[command(long_about = debug::LONG_ABOUT, after_long_help = debug::AFTER)]
+    Debug(debug::DebugArgs),
     /// Print completions for a shell: `source <(smc completions bash)`.
     Completions(manual::CompletionsArgs),
     /// Print the manual page, or write those of all commands into a directory.
@@ -170,6 +173,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args).map(|able| ExitCode::from(u8::from(!able))),
         Command::Config(args) => settings::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Cdi(args) => cdi::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Debug(args) => debug::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Grant(args) => grant::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Completions(args) => {
             manual::completions(&args, Cli::command()).map(|()| ExitCode::SUCCESS)

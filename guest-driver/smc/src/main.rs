@@ -8,6 +8,7 @@ mod cdi;
 mod check;
 mod cli;
 mod conform;
+mod debug;
 mod decode;
 mod demo;
 mod devices;

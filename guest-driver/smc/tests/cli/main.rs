@@ -6,6 +6,7 @@ mod check;
 mod conform;
 mod decode;
 mod demo;
+mod first_hour;
 mod help;
 mod pages;
 mod perf;

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What goes into the archive.
+
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+
+/// How long a command may take.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Bytes of a file at most; of a longer one the beginning is shown.
+const MAX_LEN: u64 = 8 << 20;
+
+/// A file of the archive.
+pub(super) struct ReportFile {
+    pub(super) name: &'static str,
+    from: From,
+}
+
+enum From {
+    /// What this program prints.
+    Smc(&'static [&'static str]),
+    /// What another program prints.
+    Program(&'static str, &'static [&'static str]),
+    /// Files, one after the other.
+    Files(&'static [&'static str]),
+}
+
+const fn file(name: &'static str, from: From) -> ReportFile {
+    ReportFile { name, from }
+}
+
+/// The files, in the order of the archive.
+pub(super) static FILES: &[ReportFile] = &[
+    file("version.txt", From::Smc(&["--version"])),
+    file("daemon-version.txt", From::Program("vhost-device-ism", &["--version"])),
+    file("config.txt", From::Smc(&["config"])),
+    file("doctor.txt", From::Smc(&["doctor"])),
+    file("stat.txt", From::Smc(&["stat"])),
+    file("stat.json", From::Smc(&["stat", "--json"])),
+    file("connections.txt", From::Smc(&["stat", "connections", "--details", "-o", "wide"])),
+    file("totals.txt", From::Smc(&["stat", "totals"])),
+    file("endpoints.txt", From::Smc(&["stat", "endpoints"])),
+    file("devices.txt", From::Smc(&["devices"])),
+    file(
+        "log.txt",
+        From::Program(
+            "journalctl",
+            &["--no-pager", "--output=short-iso", "--lines=2000", "--unit=vhost-device-ism"],
+        ),
+    ),
+    file("settings.txt", From::Files(&["/etc/smc/smc.toml", "/etc/vhost-device-ism.toml"])),
+    file(
+        "machine.txt",
+        From::Files(&[
+            "/proc/sys/kernel/ostype",
+            "/proc/sys/kernel/osrelease",
+            "/proc/sys/kernel/version",
+            "/etc/os-release",
+            "/proc/sys/kernel/unprivileged_bpf_disabled",
+            "/proc/sys/kernel/yama/ptrace_scope",
+            "/proc/sys/net/ipv4/tcp_migrate_req",
+            "/proc/sys/net/smc/limit_smc_hs",
+            "/proc/meminfo",
+            "/proc/loadavg",
+            "/proc/self/limits",
+            "/proc/self/cgroup",
+            "/proc/self/uid_map",
+            "/proc/net/protocols",
+        ]),
+    ),
+];
+
+impl ReportFile {
+    /// The text, or why there is none.
+    pub(super) fn read(&self) -> String {
+        let program = || std::env::current_exe().unwrap_or_else(|_| "smc".into());
+        match &self.from {
+            From::Smc(args) => {
+                let mut command = Command::new(program());
+                command.args(*args);
+                of_command(command)
+            }
+            From::Program(name, args) => {
+                let mut command = Command::new(name);
+                command.args(*args);
+                of_command(command)
+            }
+            From::Files(paths) => {
+                let one = |path: &&str| format!("==> {path}\n{}\n", of_file(path));
+                paths.iter().map(one).collect()
+            }
+        }
+    }
+}
+
+fn of_file(path: &str) -> String {
+    match File::open(path).and_then(text_of) {
+        Ok(text) => text,
+        Err(error) => format!("({error})\n"),
+    }
+}
+
+fn text_of(file: File) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    file.take(MAX_LEN).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// What a command prints, errors included, and how it ends.
+fn of_command(command: Command) -> String {
+    match ended(command) {
+        Ok((text, how)) => format!("{text}\n({how})\n"),
+        Err(error) => format!("({error})\n"),
+    }
+}
+
+fn ended(mut command: Command) -> io::Result<(String, String)> {
+    let mut printed = File::from(memfd_create("smc-debug", MemfdFlags::CLOEXEC)?);
+    command.stdin(Stdio::null());
+    command.stdout(printed.try_clone()?).stderr(printed.try_clone()?);
+    let mut child = command.spawn()?;
+    let deadline = Instant::now() + TIMEOUT;
+    let how = loop {
+        if let Some(status) = child.try_wait()? {
+            break status.to_string();
+        }
+        if Instant::now() >= deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            break format!("it took more than {} s", TIMEOUT.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    printed.rewind()?;
+    Ok((text_of(printed)?, how))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_had_says_why() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo out; echo error >&2; exit 3"]);
+        assert_eq!(of_command(command), "out\nerror\n\n(exit status: 3)\n");
+        assert!(of_command(Command::new("/nonexistent")).contains("No such file"));
+        assert!(of_file("/nonexistent").contains("No such file"));
+    }
+}
