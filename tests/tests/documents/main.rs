@@ -109,6 +109,19 @@ fn lines_of_documents_are_short() {
     fail_with(&faults, "lines of more than 100 characters");
 }
 
+/// The site of the documents (`mdbook build`) has the pages that its table of contents names.
+#[test]
+fn the_table_of_contents_of_the_site_has_each_page() {
+    let contents = Document::read(&root().join("docs/SUMMARY.md")).unwrap().text;
+    let pages = std::fs::read_dir(root().join("docs")).unwrap().flatten();
+    let names = pages.filter_map(|page| page.file_name().into_string().ok());
+    let missing: Vec<_> = names
+        .filter(|name| name.ends_with(".md") && name != "SUMMARY.md")
+        .filter(|name| !contents.contains(&format!("]({name})")))
+        .collect();
+    fail_with(&missing, "pages that docs/SUMMARY.md does not have");
+}
+
 #[test]
 fn the_first_pages_are_short() {
     for (name, most) in [("README.md", 120), ("docs/architecture.md", 160)] {
