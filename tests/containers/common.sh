@@ -40,6 +40,23 @@ image() {
     echo "$image"
 }
 
+# host_image SUITE: an image of Debian with all engines. inside_image: that of the containers.
+host_image() {
+    image engines "$1" apt \
+        docker.io,docker-cli,docker-compose,containerd,runc,crun,podman,catatonit,netavark,aardvark-dns,nftables,iptables,fuse-overlayfs,passt,uidmap,iproute2,mount,passwd,curl,procps
+}
+inside_image() {
+    image containers-more bookworm essential \
+        nginx-light,curl,redis-server,redis-tools,iperf3,libjemalloc2
+}
+
+# wait_for COMMAND...: until it succeeds, for some minutes.
+wait_for() {
+    local attempt
+    for attempt in $(seq 600); do "$@" >/dev/null 2>&1 && return || sleep 0.2; done
+    fail "never: $*"
+}
+
 # tree: the directory with the installed files of `cargo xtask package`. SMC_TREE names one that is
 # there already.
 tree() {
@@ -90,13 +107,14 @@ expect() {
 }
 
 # say_block PAGE NAME [WORD PATTERN]...: runs the commands of a block. What the command with the word
-# says has to fit the pattern; each word has its command.
+# says has to fit the pattern; each word has its command. The array runner, if there is one, is a shell
+# with its options, which takes each command.
 say_block() {
     local page=$1 name=$2 command
     shift 2
     while IFS= read -r command; do
         echo "\$ $command"
-        said=$(eval "$command" </dev/null 2>&1) || fail "$command: $said"
+        said=$("${runner[@]:-eval}" "$command" </dev/null 2>&1) || fail "$command: $said"
         if [ $# -gt 0 ] && [[ $command == *"$1"* ]]; then
             expect "$command" "$2"
             shift 2

@@ -18,10 +18,8 @@ if [ "${1:-}" != inside ]; then
     need mmdebstrap:mmdebstrap
     suite=${1:-trixie}
     tree=$(tree)
-    host=$(image engines "$suite" apt \
-        docker.io,docker-cli,docker-compose,containerd,runc,podman,netavark,aardvark-dns,nftables,iptables,fuse-overlayfs,passt,uidmap,iproute2,mount,passwd,curl,procps)
-    inside=$(image containers-more bookworm essential \
-        nginx-light,curl,redis-server,redis-tools,iperf3,libjemalloc2)
+    host=$(host_image "$suite")
+    inside=$(inside_image)
     root=$(mktemp -d "${TMPDIR:-/var/tmp}/engines.XXXXXX")
     # Where podman is interrupted, mounts of it may be left.
     trap 'rm -rf --one-file-system "$root"' EXIT
@@ -56,12 +54,6 @@ trap end EXIT
 begin() {
     (umask 022 && exec "${@:2}") >"/var/log/$1.log" 2>&1 &
     started+=($!)
-}
-# wait_for COMMAND...: until it succeeds.
-wait_for() {
-    local attempt
-    for attempt in $(seq 300); do "$@" >/dev/null 2>&1 && return || sleep 0.2; done
-    fail "never: $*"
 }
 # The cgroups of version 2.
 unified=/sys/fs/cgroup
