@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A double of the kubelet's device manager: it does what that does with plugins, in that order.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,6 +33,8 @@ pub(crate) struct Known {
     pub(crate) refusals: AtomicUsize,
     /// How long a registration takes.
     pub(crate) delay: Mutex<Duration>,
+    /// Devices of containers.
+    used: Mutex<HashSet<String>>,
     watches: Mutex<JoinSet<()>>,
 }
 
@@ -83,6 +85,21 @@ impl Kubelet {
     /// The devices of a resource.
     pub(crate) fn devices(&self, resource: &str) -> Vec<Device> {
         self.known.devices.lock().unwrap().get(resource).cloned().unwrap_or_default()
+    }
+
+    /// Admits a container with one device of a resource that no other has, and says what the plugin
+    /// says of it. The kubelet refuses a pod whose resource it does not know, or has no more of.
+    pub(crate) async fn admit(&self, resource: &str) -> Result<Vec<String>, Status> {
+        let devices = self.devices(resource);
+        let healthy = devices.into_iter().filter(|device| device.health == HEALTHY);
+        let id = {
+            let mut used = self.known.used.lock().unwrap();
+            let free = healthy.map(|device| device.id).find(|id| !used.contains(id));
+            let id = free.ok_or_else(|| Status::resource_exhausted(resource.to_owned()))?;
+            used.insert(id.clone());
+            id
+        };
+        self.allocate(resource, &[&id]).await
     }
 
     /// What the plugin of a resource says of a container with these devices.

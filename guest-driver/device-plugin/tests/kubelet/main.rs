@@ -26,8 +26,13 @@ impl Directory {
 
     /// A plugin of the pool red.
     fn plugin(&self) -> JoinHandle<()> {
+        self.plugin_of("red=3")
+    }
+
+    /// A plugin of a pool.
+    fn plugin_of(&self, pool: &str) -> JoinHandle<()> {
         let directory = self.0.clone();
-        let pool: Pool = "red=3".parse().unwrap();
+        let pool: Pool = pool.parse().unwrap();
         tokio::spawn(async move { serve(pool, &directory).await })
     }
 }
@@ -147,4 +152,26 @@ async fn a_kubelet_that_has_lost_its_connection_is_told_again() {
     kubelet.forget();
     is_in_use(&kubelet).await;
     plugin.abort();
+}
+
+#[tokio::test]
+async fn a_tenant_with_all_its_devices_takes_none_of_another_and_no_pod_has_both() {
+    const BLUE: &str = "virtio-ism/blue";
+    let directory = Directory::new("tenants");
+    let kubelet = Kubelet::start(&directory.0);
+    let plugins = [directory.plugin(), directory.plugin_of("blue=2")];
+    let known = |resource, n| kubelet.devices(resource).len() == n;
+    eventually("both are known", || known(RED, 3) && known(BLUE, 2)).await;
+    for _ in 0..3 {
+        assert_eq!(kubelet.admit(RED).await.unwrap(), ["virtio-ism/fabric=red"]);
+    }
+    kubelet.admit(RED).await.unwrap_err();
+    for _ in 0..2 {
+        assert_eq!(kubelet.admit(BLUE).await.unwrap(), ["virtio-ism/fabric=blue"]);
+    }
+    kubelet.admit(BLUE).await.unwrap_err();
+    // A tenant whose pool this node does not have, and the name of another's device.
+    kubelet.admit("virtio-ism/green").await.unwrap_err();
+    kubelet.allocate(RED, &["blue-0"]).await.unwrap_err();
+    plugins.iter().for_each(JoinHandle::abort);
 }
