@@ -40,10 +40,13 @@ image() {
     echo "$image"
 }
 
-# host_image SUITE: an image of Debian with all engines. inside_image: that of the containers.
+# host_image SUITE: an image of Debian with all engines, or with Docker alone before trixie.
+# inside_image: that of the containers.
 host_image() {
-    image engines "$1" apt \
-        docker.io,docker-cli,docker-compose,containerd,runc,crun,podman,catatonit,netavark,aardvark-dns,nftables,iptables,fuse-overlayfs,passt,uidmap,iproute2,mount,passwd,curl,procps
+    local packages=docker.io,runc,iptables,iproute2,mount,procps
+    [ "$1" = bookworm ] ||
+        packages=docker.io,docker-cli,docker-compose,containerd,runc,crun,podman,catatonit,netavark,aardvark-dns,nftables,iptables,fuse-overlayfs,passt,uidmap,iproute2,mount,passwd,curl,procps
+    image engines "$1" apt "$packages"
 }
 inside_image() {
     image containers-more bookworm essential \

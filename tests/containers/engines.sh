@@ -3,7 +3,7 @@
 # Container engines on SMC-D: in a Debian with Docker, containerd and podman, runs the commands of
 # docs/containers.md for each as they stand there, and looks at what they print.
 #
-#   tests/containers/engines.sh [SUITE]     # of Debian: trixie
+#   tests/containers/engines.sh [SUITE]     # of Debian: trixie, or bookworm for Docker without CDI
 #
 # It works in a root directory, and in mount, network and process namespaces of its own. It needs root
 # and mmdebstrap; a missing one fails where CI is true, and is said aloud elsewhere. The images are made
@@ -20,23 +20,27 @@ if [ "${1:-}" != inside ]; then
     tree=$(tree)
     host=$(host_image "$suite")
     inside=$(inside_image)
+    cargo build -q -p smc-device-plugin --example cri
     root=$(mktemp -d "${TMPDIR:-/var/tmp}/engines.XXXXXX")
     # Where podman is interrupted, mounts of it may be left.
     trap 'rm -rf --one-file-system "$root"' EXIT
     tar -C "$root" -xf "$host"
     cp -r "$tree/bin" "$tree/lib" "$root/usr/local"
     mkdir -p "$root/srv/docs" "$root/srv/packaging"
-    cp tests/containers/engines.sh tests/containers/common.sh "$root/srv"
+    cp tests/containers/{engines,common,life}.sh "$root/srv"
     cp docs/containers.md "$root/srv/docs"
     cp packaging/compose.yaml packaging/vhost-device-ism.toml "$root/srv/packaging"
     cp "$inside" "$root/srv/image.tar"
-    enter "$root" ./engines.sh inside
+    cp "${CARGO_TARGET_DIR:-target}/debug/examples/cri" "$root/usr/local/bin"
+    enter "$root" ./engines.sh inside "$suite"
     exit
 fi
 
 # In a host of its own --------------------------------------------------------------------------------
 
 . ./common.sh
+. ./life.sh
+suite=$2
 page=docs/containers.md
 ulimit -u 4096 # of containers: rootless engines cannot raise it
 umask 077      # what is written for engines can be read all the same
@@ -44,7 +48,7 @@ export PODMAN_IGNORE_CGROUPSV1_WARNING=1
 started=()
 end() {
     local status=$?
-    [ "$status" = 0 ] || tail -n 20 /var/log/*.log >&2
+    [ "$status" = 0 ] || tail -n 20 difference /var/log/*.log >&2 2>/dev/null
     podman rm --force --time 0 --all >/dev/null 2>&1 || true
     docker rm --force $(docker ps -aq) >/dev/null 2>&1 || true
     kill "${started[@]}" 2>/dev/null || true
@@ -70,7 +74,17 @@ mode=$(stat -c %a /etc/cdi/smc.json /etc/cdi /usr/local/lib/smc/ld.so.preload | 
 
 echo "== Docker: $(dockerd --version)"
 mkdir -p /etc/docker
-echo '{"features": {"cdi": true}}' >/etc/docker/daemon.json
+sed "s|/sys/fs/cgroup|$unified|" $page >page.md
+if [ "$suite" = bookworm ]; then
+    begin dockerd dockerd
+    wait_for docker info
+    docker import image.tar debian:latest >/dev/null
+    say_block page.md docker-plain curl 'Welcome to nginx' 'exec web' 'nginx [0-9]+ +[1-9]'
+    life docker $(smc cdi --pool /run/vhost-device-ism/any/any.sock --format options)
+    echo "engines: all done"
+    exit
+fi
+block $page 'docker configuration' >/etc/docker/daemon.json
 chmod 644 /etc/docker/daemon.json
 begin dockerd dockerd
 wait_for docker info
@@ -98,7 +112,6 @@ expect '/privileged' '^[1-9]$'
 expect '/privileged' '^[.]$'
 expect 'cat' '^loaded[.]$'
 
-sed "s|/sys/fs/cgroup|$unified|" $page >page.md
 say_block page.md docker-plain curl 'Welcome to nginx' 'exec web' 'nginx [0-9]+ +[1-9]'
 say_block $page docker-compose 'run -T --rm client' 'GET: [0-9.]+ requests per second' \
     'exec -T web' 'nginx [0-9]+ +[1-9]'
@@ -117,13 +130,27 @@ on_smc() {
 }
 wait_for on_smc
 docker rm -f web >/dev/null
+life docker --device virtio-ism/fabric=any
 
 echo "== containerd: $(containerd --version)"
-begin containerd containerd --config /dev/null
+# The image of pods' first processes. Their score for the lack of memory is below what root may have here.
+docker import --change 'CMD ["/bin/sleep", "infinity"]' image.tar pause:latest >/dev/null
+{
+    block $page 'containerd configuration'
+    echo '  sandbox_image = "docker.io/library/pause:latest"'
+    echo '  restrict_oom_score_adj = true'
+} >containerd.toml
+begin containerd containerd --config /srv/containerd.toml
 wait_for ctr version
 docker save debian:latest | ctr image import - >/dev/null
 say_block $page containerd curl 'Welcome to nginx' 'exec --exec-id' 'nginx [0-9]+ +[1-9]'
 ctr task kill -s KILL web
+echo "its CRI plugin, as a kubelet asks it"
+docker save debian:latest pause:latest | ctr --namespace k8s.io image import - >/dev/null
+said=$(cri /run/containerd/containerd.sock docker.io/library/debian:latest virtio-ism/fabric=any \
+    "exec nginx -g 'daemon off;'" 'curl -sS --retry 9 --retry-connrefused http://127.0.0.1/' \
+    'smc stat totals')
+expect 'cri' 'nginx [0-9]+ +[1-9]'
 
 echo "== podman: $(podman --version)"
 # Docker leaves a firewall that lets nobody else's bridges through.
@@ -135,6 +162,19 @@ podman import -q image.tar localhost/debian >/dev/null
 say_block $page podman curl 'Welcome to nginx' 'exec web' 'nginx [0-9]+ +[1-9]' \
     redis-benchmark 'GET: [0-9.]+ requests per second' 'exec store' 'redis-server [0-9]+ +[1-9]' \
     'stat fabric' 'pool: [2-9] of 64 devices in use'
+podman rm --force --time 0 --all >/dev/null
+life podman --device virtio-ism/fabric=any
+if [ $unified = /sys/fs/cgroup ]; then
+    life podman --runtime crun --device virtio-ism/fabric=any
+else
+    echo "NOT TESTED: crun, which refuses cgroup version 1 beside version 2"
+fi
+mkdir -p -m 755 /run/ism/red /run/ism/blue
+begin tenants $(block $page 'tenants daemon')
+wait_for test -S /run/ism/blue/blue.sock
+say_block $page tenants fabric=blue 'Welcome to nginx' fabric=red 'Welcome to nginx' \
+    'exec red' 'nginx [0-9]+ +[1-9]'
+expect 'smc stat totals' 'no common CHID'
 podman rm --force --time 0 --all >/dev/null
 
 echo "== podman without root"
