@@ -13,10 +13,11 @@ use std::collections::VecDeque;
 use smc_core::carrier::{Action, End, Input, Outgoing, Positions, Role, Violation};
 use smc_core::connection::{Event, Ring, SMCD_CONTROL_LEN, State};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
-use smc_core::wire::record::Reason;
+use smc_core::wire::record::{Reason, Record};
 
 use super::copies::cursor_at;
 use super::{Conn, Failure, Tx};
+use crate::info::{CarrierChanges, CurrentCarrier};
 
 /// What a connection without a ring would have; there is none.
 const SMALLEST: Ring = match Ring::smcd(SMCD_CONTROL_LEN + 1) {
@@ -30,6 +31,8 @@ const SAID: StateFlags = StateFlags::SENDING_DONE.union(StateFlags::CLOSED);
 /// The part of a connection that may outlive its carrier.
 pub(super) struct Change {
     pub(super) end: End,
+    /// Why the ring was left.
+    why: Option<Why>,
     /// What TCP has not taken: the rest of one DATA record at most, and records without a body.
     pub(super) out: VecDeque<u8>,
     /// TCP has no room. The watch tells when it has some.
@@ -60,6 +63,7 @@ impl Change {
         Change {
             // Neither end comes back to a ring, so it does not matter which this is.
             end: End::on_ring(Role::Server, false),
+            why: None,
             out: VecDeque::new(),
             blocked: false,
             closing: false,
@@ -74,9 +78,43 @@ impl Change {
         }
     }
 
+    /// What carries the connection, for people.
+    pub(super) fn report(&self) -> CarrierChanges {
+        CarrierChanges {
+            now: match &self.end {
+                end if end.is_on_ring() => CurrentCarrier::Device,
+                end if end.is_on_tcp() => CurrentCarrier::Tcp,
+                _ => CurrentCarrier::Leaving,
+            },
+            count: u32::from(self.why.is_some()),
+            why: self.why.map(|why| match why {
+                Why::Own(reason) => reason.name().to_owned(),
+                Why::Peer(reason) => format!("the peer leaves: {}", reason.name()),
+            }),
+        }
+    }
+
     /// Whether a record of data may be begun.
     pub(super) fn may_send(&self) -> bool {
         self.end.outgoing() == Outgoing::Tcp && self.out.is_empty() && !self.blocked
+    }
+}
+
+/// Which end has left the ring first, and why.
+#[derive(Clone, Copy, Debug)]
+enum Why {
+    Own(Reason),
+    Peer(Reason),
+}
+
+impl Why {
+    /// Why an input has a connection leave its ring, if it has.
+    fn of(input: &Input) -> Option<Why> {
+        match *input {
+            Input::Leave(reason) | Input::RingGone(reason) => Some(Why::Own(reason)),
+            Input::Record(Record::Leave { reason, .. }) => Some(Why::Peer(reason)),
+            _ => None,
+        }
     }
 }
 
@@ -151,6 +189,7 @@ impl Conn {
             arrived,
         };
         let Some(change) = &mut tx.change else { return None };
+        change.why = change.why.or_else(|| Why::of(&input));
         let actions = change.end.on(input, &positions);
         let mut reads_from = None;
         for action in actions {

@@ -63,6 +63,7 @@ impl Conn {
             local: addresses.map(|(local, _)| local),
             peer: addresses.map(|(_, peer)| peer),
             info: self.carrier().info(),
+            changes: tx.change.as_ref().map(|change| change.report()),
             state: format!("{:?}", tx.close.state()),
             sent: tx.total,
             received,

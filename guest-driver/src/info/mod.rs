@@ -13,5 +13,5 @@ mod text;
 pub use connection::{ConnectionInfo, SmcdInfo};
 pub use fallback::Fallback;
 pub use smcr::{LinkGroupInfo, LinkInfo, RnicInfo, SmcrInfo};
-pub use snapshot::{ConnectionSnapshot, Cursors};
+pub use snapshot::{CarrierChanges, ConnectionSnapshot, CurrentCarrier, Cursors};
 pub use text::roce_gid_text as show_gid;

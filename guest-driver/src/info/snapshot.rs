@@ -4,6 +4,8 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 use super::ConnectionInfo;
 
 /// An SMC connection as it is now.
@@ -15,6 +17,8 @@ pub struct ConnectionSnapshot {
     pub peer: Option<SocketAddr>,
     /// What carries it, and what was negotiated.
     pub info: ConnectionInfo,
+    /// Whether it still uses its device; `None`: it ends with it.
+    pub changes: Option<CarrierChanges>,
     /// State of RFC 7609 section 4.8, in words.
     pub state: String,
     /// Bytes sent since the start.
@@ -29,6 +33,44 @@ pub struct ConnectionSnapshot {
     pub queued: usize,
     /// Where both ends stand in the two rings.
     pub cursors: Cursors,
+}
+
+/// What carries a connection that can outlive its device, and how it came to that.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CarrierChanges {
+    /// What carries it now.
+    pub now: CurrentCarrier,
+    /// How often it has changed, or begun to.
+    pub count: u32,
+    /// Why it did so the last time.
+    pub why: Option<String>,
+}
+
+/// What carries a connection that can outlive its device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CurrentCarrier {
+    /// Its device.
+    #[default]
+    Device,
+    /// The ends have not agreed yet on what was received.
+    Leaving,
+    /// Its TCP connection.
+    Tcp,
+}
+
+impl fmt::Display for CarrierChanges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.now {
+            CurrentCarrier::Device => "device",
+            CurrentCarrier::Leaving => "leaves for TCP",
+            CurrentCarrier::Tcp => "TCP",
+        })?;
+        match &self.why {
+            Some(why) => write!(f, " ({why}; {} so far)", self.count),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Cursors of a connection, each as the wrap sequence and the offset in its ring, bytes (CDC-3).

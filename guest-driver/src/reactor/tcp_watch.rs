@@ -76,6 +76,11 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         lock(&self.connections).remove(&name);
     }
 
+    /// The connections, whatever has become of their carriers.
+    pub(crate) fn connections(&self) -> Vec<Arc<C>> {
+        lock(&self.connections).values().filter_map(Weak::upgrade).collect()
+    }
+
     /// Ends [`TcpWatch::run`].
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);

@@ -20,8 +20,8 @@ mod upkeep;
 pub(crate) mod watch;
 
 pub use crate::info::{
-    ConnectionInfo, ConnectionSnapshot, Cursors, Fallback, LinkGroupInfo, LinkInfo, RnicInfo,
-    SmcdInfo, SmcrInfo, show_gid,
+    CarrierChanges, ConnectionInfo, ConnectionSnapshot, CurrentCarrier, Cursors, Fallback,
+    LinkGroupInfo, LinkInfo, RnicInfo, SmcdInfo, SmcrInfo, show_gid,
 };
 pub use crate::smcr::{NoRdma, Rnics, SmcrOptions};
 #[doc(hidden)]

@@ -39,6 +39,15 @@ impl Stack {
         })
     }
 
+    /// The connections that go on although their device is gone.
+    pub(super) fn without_device(&self) -> Vec<Arc<Conn>> {
+        let watch = self.tcp_watch.get();
+        let mut all = watch.map(|watch| watch.connections()).unwrap_or_default();
+        let known = self.reactors();
+        all.retain(|conn| !known.iter().any(|reactor| Arc::ptr_eq(reactor, conn.reactor())));
+        all
+    }
+
     fn start_watch(self: &Arc<Self>) -> io::Result<Arc<TcpWatch<Conn>>> {
         let watch = TcpWatch::new()?;
         let (stack, set) = (Arc::downgrade(self), watch.clone());

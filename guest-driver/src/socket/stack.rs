@@ -519,11 +519,9 @@ impl Stack {
     /// The SMC connections of this stack. Those that the application has closed are among them until
     /// the peer has closed them, too.
     pub fn connections(&self) -> Vec<ConnectionSnapshot> {
-        self.reactors()
-            .iter()
-            .flat_map(|reactor| reactor.connections())
-            .map(|conn| conn.snapshot())
-            .collect()
+        let reactors = self.reactors();
+        let of_devices = reactors.iter().flat_map(|reactor| reactor.connections());
+        of_devices.chain(self.without_device()).map(|conn| conn.snapshot()).collect()
     }
 
     /// Why there is no SMC-R, if there is none.
@@ -562,7 +560,7 @@ impl Stack {
         }
     }
 
-    fn reactors(&self) -> Vec<Arc<Reactor<Conn>>> {
+    pub(super) fn reactors(&self) -> Vec<Arc<Reactor<Conn>>> {
         let slots = lock(&self.slots);
         let live = slots.list.iter().filter_map(|slot| slot.live.as_ref());
         live.map(|live| &live.reactor)

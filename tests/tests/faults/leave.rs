@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use guest_driver::ConnectionInfo;
+use guest_driver::{ConnectionInfo, socket::CurrentCarrier};
 use smc_tests::watch::LIMIT;
 use smc_tests::{eventually, read_exactly, send_all, watched};
 
@@ -27,6 +27,15 @@ fn connections_leave_a_device_that_drains_and_new_ones_are_tcp() {
             assert_eq!(read_exactly(&client, 6), b"by TCP");
             send_all(&client, b" and by TCP");
             assert_eq!(read_exactly(&server, 22), b"in the ring and by TCP");
+            // Each end says what has become of the connection, and why.
+            let mut why = [&stack, &scene.stack].map(|stack| {
+                let changes = stack.connections().pop().unwrap().changes.unwrap();
+                assert_eq!((changes.now, changes.count), (CurrentCarrier::Tcp, 1));
+                changes.why.unwrap()
+            });
+            why.sort();
+            let expected = "the device is about to go";
+            assert_eq!(why, [expected.to_owned(), format!("the peer leaves: {expected}")]);
             for end in scene.connect(&stack) {
                 let ConnectionInfo::Tcp(_) = end.info() else { panic!("{}", end.info()) };
             }

@@ -182,6 +182,9 @@ pub(super) fn buffers(connection: &Connection) -> String {
 
 /// What carries it.
 pub(super) fn by(connection: &Connection) -> String {
+    if let Some(changes) = connection.changes.as_ref().filter(|changes| changes.count > 0) {
+        return changes.to_string();
+    }
     match (&connection.smc_d, &connection.smc_r, &connection.reason) {
         (Some(d), ..) => {
             format!("fabric {}, {}", d.chid, if d.window { "window" } else { "move" })

@@ -9,7 +9,7 @@ use smc_core::wire::ids::Eid;
 use super::reason::Reason;
 use super::tcp_connections::{TcpConnections, TcpSocket};
 use crate::info::{
-    ConnectionInfo, ConnectionSnapshot, LinkGroupInfo, RnicInfo, SmcdInfo, SmcrInfo,
+    CarrierChanges, ConnectionInfo, ConnectionSnapshot, LinkGroupInfo, RnicInfo, SmcdInfo, SmcrInfo,
 };
 use crate::traffic::EndpointTraffic;
 use ism_sys::tcp_counts;
@@ -104,6 +104,8 @@ pub struct Connection {
     pub queued: Option<u64>,
     /// Cursors as [wrap, offset]: written, read by the peer; written by the peer, read.
     pub cursors: Option<[(u16, u32); 4]>,
+    /// What carries it now, if it can outlive its device.
+    pub changes: Option<CarrierChanges>,
     /// What the ends agreed on, if the connection is SMC-D.
     pub smc_d: Option<SmcdInfo>,
     /// What the ends agreed on, if the connection is SMC-R.
@@ -172,6 +174,7 @@ fn of_smc(snapshot: ConnectionSnapshot) -> Connection {
     let base = Connection {
         local: snapshot.local,
         peer: snapshot.peer,
+        changes: snapshot.changes,
         state: snapshot.state,
         sent: snapshot.sent,
         received: snapshot.received,
