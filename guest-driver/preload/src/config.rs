@@ -43,6 +43,8 @@ const STATISTICS: &str = "SMC_RUN_STATISTICS";
 const BUFFER: &str = "SMC_RUN_BUFFER";
 /// Microseconds for which a wait spins before it sleeps.
 const SPIN: &str = "SMC_RUN_SPIN_US";
+/// `true`: connections go on over TCP when their device is gone.
+const OUTLIVE: &str = "SMC_RUN_OUTLIVE";
 /// Milliseconds after which a server takes a client that sends nothing for one without SMC.
 const DETECT: &str = "SMC_RUN_DETECT_MS";
 
@@ -108,6 +110,8 @@ pub(crate) struct RunConfig {
     pub(crate) buffer: usize,
     /// How long a wait spins before it sleeps.
     pub(crate) spin: Duration,
+    /// Connections go on over TCP when their device is gone.
+    pub(crate) outlive_device: bool,
     /// How long a server waits for the first bytes of a client.
     pub(crate) detect: Duration,
     /// What could not be read, for the user.
@@ -188,6 +192,7 @@ fn of_machine(settings: &Settings, name: &str) -> Option<OsString> {
         STATISTICS => smc_settings::make_statistics_directory().map(OsString::from),
         BUFFER => settings.buffer.map(|bytes| bytes.to_string().into()),
         SPIN => settings.spin_us.map(|us| us.to_string().into()),
+        OUTLIVE => settings.outlive_device.map(|outlive| outlive.to_string().into()),
         _ => None,
     }
 }
@@ -250,6 +255,7 @@ impl RunConfig {
             statistics: variable(STATISTICS).map(PathBuf::from),
             buffer: usize::try_from(number(BUFFER, 256 << 10)).unwrap_or(256 << 10),
             spin: Duration::from_micros(number(SPIN, 50)),
+            outlive_device: text(OUTLIVE) == "true",
             detect: Duration::from_millis(number(DETECT, 200)),
         }
     }

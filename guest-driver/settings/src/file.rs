@@ -51,6 +51,8 @@ pub struct Settings {
     pub buffer: Option<usize>,
     /// How long a wait polls before it sleeps, microseconds.
     pub spin_us: Option<u64>,
+    /// Whether connections go on over TCP when their device is gone.
+    pub outlive_device: Option<bool>,
 }
 
 /// How a program finds out whether a peer speaks SMC.
@@ -228,12 +230,14 @@ mod tests {
             always = ["*:80"]
             buffer = "256K"
             spin-us = 0
+            outlive-device = true
         "#;
         let settings = parse(text).unwrap();
         assert_eq!(settings.device, ["/run/a.sock", "pci"]);
         assert_eq!(settings.rnics, ["none"]);
         assert_eq!(settings.rendezvous.map(Rendezvous::word), Some("required"));
         assert_eq!((settings.buffer, settings.spin_us), (Some(256 << 10), Some(0)));
+        assert_eq!(settings.outlive_device, Some(true));
         assert_eq!(parse("").unwrap(), Settings::default());
     }
 
@@ -248,6 +252,7 @@ mod tests {
             ("buffer = \"300K\"", "\"300K\" is not a size of a buffer"),
             ("buffer = \"18446744073709551615M\"", "is not a size of a buffer"),
             ("spin-us = -1", "-1"),
+            ("outlive-device = \"yes\"", "expected a boolean"),
             ("device = \"run/a.sock\"", "device = \"run/a.sock\" is not an absolute path"),
             ("policy = \"policy.toml\"", "policy = \"policy.toml\" is not an absolute path"),
             ("device", "line 1"),

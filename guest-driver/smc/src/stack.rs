@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use guest_driver::{Config, DataPath, Rnics, Stack, statistics};
 use smc_core::wire::ids::Eid;
 use smc_rendezvous::Mode;
@@ -65,6 +65,13 @@ pub(crate) struct StackArgs {
     /// at once.
     #[arg(long, value_name = "US", default_value_t = 50)]
     pub(crate) spin_us: u64,
+
+    /// Have connections go on over TCP when their device or last link is gone, if the peer does that,
+    /// too. So far this holds between processes of one host and for SMC-R of release 2.1, and
+    /// connections do not come back.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
+    pub(crate) outlive_device: bool,
 
     /// How bytes travel between the buffers of SMC-D.
     #[arg(long, value_enum, value_name = "PATH", default_value_t = PathArg::Auto)]
@@ -161,6 +168,7 @@ impl StackArgs {
         config.recv_buffer = self.buffer;
         config.spin = Duration::from_micros(self.spin_us);
         config.path = self.path.into();
+        config.outlive_device = self.outlive_device;
         Ok((config, device))
     }
 }
