@@ -12,6 +12,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use smc_core::carrier::Input;
 use smc_core::wire::record::{HEADER_LEN, MAX_DATA, Record};
 
+use super::send_queue::queues_are_held;
 use super::{Conn, Deadline, Tx};
 
 /// Slices of one record at most, with its header.
@@ -133,7 +134,7 @@ impl Conn {
                 for slice in &out {
                     let rest = slice.get(taken.min(slice.len())..).unwrap_or_default();
                     taken -= taken.min(slice.len());
-                    change.out.extend(rest);
+                    change.out.push(rest);
                 }
                 tx.total += len as u64;
                 tx.deliveries += 1;
@@ -166,7 +167,7 @@ impl Conn {
                 false
             }
             Ok(taken) => {
-                change.out.extend(bytes.get(taken..).unwrap_or_default());
+                change.out.push(bytes.get(taken..).unwrap_or_default());
                 tx.total += 1;
                 tx.deliveries += 1;
                 true
@@ -188,15 +189,18 @@ impl Conn {
                 }
                 return;
             }
-            let (first, second) = change.out.as_slices();
+            if queues_are_held() {
+                return;
+            }
+            let (first, second) = change.out.slices();
             match self.write_tcp(&[IoSlice::new(first), IoSlice::new(second)]) {
                 Ok(0) => {
                     change.blocked = true;
                     return;
                 }
-                Ok(taken) => drop(change.out.drain(..taken.min(change.out.len()))),
+                Ok(taken) => change.out.take(taken),
                 Err(_) => {
-                    change.out.clear();
+                    change.out.discard();
                     change.closing = false;
                     self.change(tx, Input::TcpReset, 0);
                     return;

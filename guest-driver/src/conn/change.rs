@@ -16,6 +16,8 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags}
 use smc_core::wire::record::{Reason, Record};
 
 use super::copies::cursor_at;
+use super::record_queue::RecordQueue;
+use super::send_queue::queues_are_held;
 use super::{Conn, Failure, Tx};
 use crate::info::{CarrierChanges, CurrentCarrier};
 
@@ -33,8 +35,8 @@ pub(super) struct Change {
     pub(super) end: End,
     /// Why the ring was left.
     why: Option<Why>,
-    /// What TCP has not taken: the rest of one DATA record at most, and records without a body.
-    pub(super) out: VecDeque<u8>,
+    /// What TCP has not taken.
+    pub(super) out: RecordQueue,
     /// TCP has no room. The watch tells when it has some.
     pub(super) blocked: bool,
     /// The TCP connection is closed when `out` is empty.
@@ -59,12 +61,13 @@ pub(super) struct Change {
 }
 
 impl Change {
-    pub(super) fn new() -> Change {
+    /// The state at the start. `inheritable`: the child of a fork can take the connection over.
+    pub(super) fn new(inheritable: bool) -> Change {
         Change {
             // Neither end comes back to a ring, so it does not matter which this is.
             end: End::on_ring(Role::Server, false),
             why: None,
-            out: VecDeque::new(),
+            out: RecordQueue::new(inheritable),
             blocked: false,
             closing: false,
             input: VecDeque::new(),
@@ -96,7 +99,8 @@ impl Change {
 
     /// Whether a record of data may be begun.
     pub(super) fn may_send(&self) -> bool {
-        self.end.outgoing() == Outgoing::Tcp && self.out.is_empty() && !self.blocked
+        let has_room = self.out.is_empty() && !self.blocked && !queues_are_held();
+        self.end.outgoing() == Outgoing::Tcp && has_room
     }
 }
 
@@ -210,7 +214,7 @@ impl Conn {
                 self.tcp.watch_room();
             }
             Action::Write(record) => {
-                change.out.extend(record.header());
+                change.out.push(&record.header());
                 self.pump_out(tx);
             }
             Action::SendTcp => {
@@ -259,6 +263,12 @@ impl Conn {
     /// and all of it is here, or it had closed.
     pub(super) fn cut_by_change(&self, tx: &mut Tx, violation: Violation) {
         self.refresh_tx(tx);
+        if let Some(change) = &mut tx.change {
+            change.out.discard();
+            if std::mem::take(&mut change.closing) {
+                drop(self.tcp.take());
+            }
+        }
         if tx.close.peer_flags().contains(StateFlags::CLOSED) {
             return;
         }

@@ -95,8 +95,8 @@ impl Conn {
         let mut at = from;
         for chunk in bytes.chunks(MAX_DATA as usize) {
             // The program has been told that they are sent, and that those of the send queue are.
-            change.out.extend(Record::Data { at, len: chunk.len() as u32, more }.header());
-            change.out.extend(chunk);
+            change.out.push(&Record::Data { at, len: chunk.len() as u32, more }.header());
+            change.out.push(chunk);
             at += chunk.len() as u64;
         }
         self.pump_out(tx);

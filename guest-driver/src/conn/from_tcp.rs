@@ -10,6 +10,7 @@ use smc_core::wire::record::{HEADER_LEN, Record};
 
 use super::copies::{cursor_at, distance, offset_of};
 use super::end::CLOSE_WAIT;
+use super::send_queue::queues_are_held;
 use super::{Conn, Rx, Tx};
 use ism_sys::tcp_counts;
 
@@ -43,6 +44,9 @@ impl Conn {
         {
             let mut tx = self.tx();
             let Some(change) = &mut tx.change else { return };
+            if queues_are_held() {
+                return;
+            }
             change.blocked = false;
             self.pump_out(&mut tx);
             if tx.has_left() {

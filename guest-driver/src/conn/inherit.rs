@@ -3,6 +3,8 @@
 
 use std::os::fd::RawFd;
 
+use smc_core::carrier::End;
+
 use super::Conn;
 use crate::reactor::ConnectionHandler;
 use ism_sys::is_free;
@@ -10,7 +12,15 @@ use ism_sys::is_free;
 impl Conn {
     /// Whether the connection needs nothing but memory and descriptors, which a child has, too.
     pub(crate) fn can_be_inherited(&self) -> bool {
-        !self.carrier().must_be_polled() && !self.has_failed() && !self.may_outlive()
+        !self.carrier().must_be_polled() && !self.has_failed()
+    }
+
+    /// Whether the child of a fork has to look now and then what TCP brings: the peer's bytes, room, or
+    /// what the peer says while a ring is being left.
+    pub(crate) fn needs_turns(&self) -> bool {
+        let is_due = |end: &End| !end.is_on_ring() && !end.is_over();
+        let is_own = !self.carrier().must_be_polled();
+        is_own && self.tx().change.as_ref().is_some_and(|change| is_due(&change.end))
     }
 
     /// Whether no thread holds a lock of the connection.

@@ -25,6 +25,7 @@ mod keepalive;
 mod options;
 mod park;
 mod ready;
+mod record_queue;
 mod recv;
 mod send;
 mod send_queue;
@@ -160,7 +161,7 @@ impl Conn {
             total: 0,
             deliveries: 0,
             queue: SendQueue::default(),
-            change: watch.as_ref().map(|_| Box::new(Change::new())),
+            change: watch.as_ref().map(|_| Box::new(Change::new(!carrier.must_be_polled()))),
         };
         let rx = Rx {
             receiver,

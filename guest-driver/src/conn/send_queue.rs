@@ -15,6 +15,7 @@ use smc_core::connection::Event;
 use smc_core::wire::cdc::ProducerFlags;
 use smc_core::wire::cursor::Cursor;
 
+use super::record_queue;
 use super::{CHUNK, Conn, Tx};
 use crate::byte_queue::{BytePiece, ByteQueue, forget_chunks};
 use crate::reactor::wait::Deadline;
@@ -42,17 +43,27 @@ static HOLDING: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 /// Whether send queues of this process have bytes, which are lost if the process ends; of
 /// connections that the child of a fork can take over, and of others.
 pub(crate) fn has_unsent_bytes() -> [bool; 2] {
-    HOLDING.each_ref().map(|holding| holding.load(Ordering::SeqCst) > 0)
+    let records = record_queue::has_any();
+    let queues = HOLDING.each_ref().map(|holding| holding.load(Ordering::SeqCst) > 0);
+    [records[0] || queues[0], records[1] || queues[1]]
 }
 
 /// The child of a fork calls this: the bytes in queues are its parent's.
 pub(crate) fn forget_unsent_bytes() {
     HOLDING.iter().for_each(|holding| holding.store(0, Ordering::SeqCst));
+    record_queue::forget_all();
     forget_chunks();
 }
 
 /// Nothing leaves the queues of this process: see [`hold_queues`].
 static HELD: AtomicBool = AtomicBool::new(false);
+
+/// Whether another process sends what is in the queues of this process. So nothing of it may be sent
+/// here, and nothing that is for the other may be taken from TCP.
+#[inline]
+pub(super) fn queues_are_held() -> bool {
+    HELD.load(Ordering::SeqCst)
+}
 
 /// Says that another process sends what is in the queues of this process, or that it does not.
 pub(crate) fn hold_queues(on: bool) {
@@ -362,7 +373,7 @@ impl Conn {
     /// Whether the bytes stay in the queue for now. Then the peer's reading must not count either:
     /// a write would find room in the ring, and overtake them.
     pub(super) fn is_held(tx: &Tx) -> bool {
-        !tx.queue.is_empty() && HELD.load(Ordering::SeqCst)
+        !tx.queue.is_empty() && queues_are_held()
     }
 
     /// Throws away what waits: the connection is over.

@@ -6,7 +6,7 @@
 //! with its device, and what comes on TCP is needed then.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -25,6 +25,8 @@ pub(crate) struct TcpWatch<C> {
     set: OwnedFd,
     wake: EventFd,
     stopped: AtomicBool,
+    /// All connections are to be called.
+    again: AtomicBool,
     next: AtomicU64,
     connections: Mutex<FxHashMap<u64, Weak<C>>>,
 }
@@ -39,9 +41,9 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         let wake = EventFd::new()?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&set, &wake, epoll::EventData::new_u64(WAKE), flags)?;
-        let (stopped, next, connections) =
-            (AtomicBool::new(false), AtomicU64::new(0), Mutex::default());
-        Ok(Arc::new(TcpWatch { set, wake, stopped, next, connections }))
+        let (stopped, again) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (next, connections) = (AtomicU64::new(0), Mutex::default());
+        Ok(Arc::new(TcpWatch { set, wake, stopped, again, next, connections }))
     }
 
     /// Watches the TCP connection of a connection, for bytes and its end. Returns the name of it.
@@ -92,6 +94,17 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         self.wake.signal();
     }
 
+    /// Has the thread call all connections, because events may have come to nothing.
+    pub(crate) fn look_again(&self) {
+        self.again.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// The descriptors of the set.
+    pub(crate) fn descriptors(&self) -> [RawFd; 2] {
+        [self.set.as_raw_fd(), self.wake.as_fd().as_raw_fd()]
+    }
+
     /// Whether no thread holds the lock.
     pub(crate) fn is_unlocked(&self) -> bool {
         is_free(&self.connections)
@@ -112,6 +125,9 @@ impl<C: ConnectionHandler> TcpWatch<C> {
             };
             if self.stopped.load(Ordering::SeqCst) {
                 return;
+            }
+            if self.again.swap(false, Ordering::SeqCst) {
+                self.connections().iter().for_each(|connection| connection.on_tcp());
             }
             for name in names {
                 let connection = lock(&self.connections).get(&name).and_then(Weak::upgrade);

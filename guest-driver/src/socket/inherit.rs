@@ -21,6 +21,8 @@ use crate::reactor::Upkeep;
 use ism_sys::{ForkLocks, LockGuardList, is_free, lock};
 use virtio_ism::IsmDevice;
 
+/// Pause between two looks at what TCP brings, in a process without a thread for that.
+const TCP_PAUSE: Duration = Duration::from_millis(5);
 /// Pause between two attempts to hold the devices.
 const PAUSE: Duration = Duration::from_micros(500);
 
@@ -65,6 +67,9 @@ impl Stack {
                     return Some(match body() {
                         AfterFork::Release(result) => {
                             conn::hold_queues(false);
+                            if let Some(watch) = self.tcp_watch.get() {
+                                watch.look_again();
+                            }
                             result
                         }
                         AfterFork::Keep(result) => {
@@ -89,21 +94,26 @@ impl Stack {
         for OpenDevice { reactor, fabric, .. } in &live {
             reactor.forget_threads();
             fabric.device().forget_threads();
-            let all = reactor.connections();
-            all.iter().for_each(|conn| conn.forget_threads());
-            let is_kept = |conn: &Arc<Conn>| {
-                kept.iter().filter_map(|stream| stream.conn()).any(|other| Arc::ptr_eq(conn, other))
-            };
-            let closing = lock(self.closing()).clone();
-            let is_closing =
-                |conn: &Arc<Conn>| closing.iter().any(|other| Arc::ptr_eq(conn, other));
-            for conn in all.into_iter().filter(|conn| !is_kept(conn) && !is_closing(conn)) {
-                conn.close(false);
-                self.adopt(conn);
-            }
+            self.take_connections_over(reactor.connections(), kept);
         }
+        let without = self.without_device();
+        without.iter().for_each(|conn| conn.reactor().forget_threads());
+        self.take_connections_over(without, kept);
         let live = live.into_iter().map(|live| (live, Upkeep::new())).collect();
         StackUpkeep { stack: self.clone(), live }
+    }
+
+    fn take_connections_over(&self, all: Vec<Arc<Conn>>, kept: &[&SmcStream]) {
+        all.iter().for_each(|conn| conn.forget_threads());
+        let is_kept = |conn: &Arc<Conn>| {
+            kept.iter().filter_map(|stream| stream.conn()).any(|other| Arc::ptr_eq(conn, other))
+        };
+        let closing = lock(self.closing()).clone();
+        let is_closing = |conn: &Arc<Conn>| closing.iter().any(|other| Arc::ptr_eq(conn, other));
+        for conn in all.into_iter().filter(|conn| !is_kept(conn) && !is_closing(conn)) {
+            conn.close(false);
+            self.adopt(conn);
+        }
     }
 
     fn open_devices(&self) -> Vec<Arc<IsmDevice>> {
@@ -126,6 +136,10 @@ impl ForkLocks for Stack {
                     && live.fabric.device().is_unlocked()
                     && live.reactor.connections().iter().all(|conn| conn.is_unlocked())
             })
+            && self
+                .without_device()
+                .iter()
+                .all(|conn| conn.is_unlocked() && conn.reactor().is_unlocked())
             && lock(&self.closing).iter().all(|conn| conn.is_unlocked())
     }
 
@@ -135,6 +149,11 @@ impl ForkLocks for Stack {
             all.extend(live.reactor.descriptors());
             all.extend(live.fabric.device().descriptors());
             all.extend(live.reactor.connections().iter().flat_map(|conn| conn.descriptors()));
+        }
+        all.extend(self.tcp_watch.get().into_iter().flat_map(|watch| watch.descriptors()));
+        for conn in self.without_device() {
+            all.extend(conn.reactor().descriptors());
+            all.extend(conn.descriptors());
         }
         all.extend(lock(&self.closing).iter().flat_map(|conn| conn.descriptors()));
         all
@@ -157,7 +176,9 @@ impl StackUpkeep {
         let turn = |(live, upkeep): &mut (OpenDevice, Upkeep)| {
             live.reactor.keep_up(upkeep, || stack.maintain(Some(&live.fabric)))
         };
-        self.live.iter_mut().map(turn).min().unwrap_or(Duration::MAX)
+        let pause = self.live.iter_mut().map(turn).min();
+        let pause = pause.or_else(|| stack.maintain(None)).unwrap_or(Duration::MAX);
+        if stack.serve_tcp() { pause.min(TCP_PAUSE) } else { pause }
     }
 
     /// The descriptors for which the process waits; then it calls [`StackUpkeep::serve`].

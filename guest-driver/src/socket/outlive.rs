@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::stack::Stack;
 use super::upkeep::SWEEP_PAUSE;
 use crate::conn::Conn;
+use crate::reactor::ConnectionHandler;
 use crate::reactor::tcp_watch::TcpWatch;
 use crate::smcd::Fabric;
 use ism_sys::lock;
@@ -46,6 +47,19 @@ impl Stack {
         let known = self.reactors();
         all.retain(|conn| !known.iter().any(|reactor| Arc::ptr_eq(reactor, conn.reactor())));
         all
+    }
+
+    /// Does what the thread for TCP would do, in a process without it: calls the connections that are
+    /// not on their device. `true`: there are some.
+    pub(super) fn serve_tcp(&self) -> bool {
+        let watch = self.tcp_watch.get();
+        let all = watch.map(|watch| watch.connections()).unwrap_or_default();
+        let mut any = false;
+        for conn in all.iter().filter(|conn| conn.needs_turns()) {
+            conn.on_tcp();
+            any = true;
+        }
+        any
     }
 
     fn start_watch(self: &Arc<Self>) -> io::Result<Arc<TcpWatch<Conn>>> {

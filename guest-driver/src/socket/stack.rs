@@ -539,9 +539,11 @@ impl Stack {
         self.rdma().map_or_else(Vec::new, |rdma| rdma.host.groups())
     }
 
-    /// The open devices.
+    /// The open devices, without those that are gone.
     pub(super) fn live_devices(&self) -> Vec<OpenDevice> {
-        lock(&self.slots).list.iter().filter_map(|slot| slot.live.clone()).collect()
+        let slots = lock(&self.slots);
+        let open = slots.list.iter().filter_map(|slot| slot.live.as_ref());
+        open.filter(|open| !open.fabric.device().is_gone()).cloned().collect()
     }
 
     /// The table of devices.
@@ -561,12 +563,8 @@ impl Stack {
     }
 
     pub(super) fn reactors(&self) -> Vec<Arc<Reactor<Conn>>> {
-        let slots = lock(&self.slots);
-        let live = slots.list.iter().filter_map(|slot| slot.live.as_ref());
-        live.map(|live| &live.reactor)
-            .chain(self.rdma().map(|rdma| &rdma.reactor))
-            .cloned()
-            .collect()
+        let live = self.live_devices().into_iter().map(|live| live.reactor);
+        live.chain(self.rdma().map(|rdma| rdma.reactor.clone())).collect()
     }
 }
 
