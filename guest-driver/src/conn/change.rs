@@ -145,6 +145,14 @@ impl Conn {
         self.tcp.is_watched()
     }
 
+    /// Whether the ring was left, and TCP has not taken all that was written.
+    pub(super) fn is_sending_by_tcp(&self) -> bool {
+        let tx = self.tx();
+        let Some(change) = &tx.change else { return false };
+        let has_more = !tx.queue.is_empty() || !change.out.is_empty();
+        tx.has_left() && has_more && !change.end.is_over() && self.tcp.is_open()
+    }
+
     /// Leaves the ring, whose device works and is about to go, if the connection may go on without it.
     pub(super) fn leave_in_order(&self) {
         let mut tx = self.tx();

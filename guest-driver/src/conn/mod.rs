@@ -382,6 +382,10 @@ impl ConnectionHandler for Conn {
         self.serve_tcp(&mut self.rx());
         self.sync_readiness();
     }
+
+    fn is_sending(&self) -> bool {
+        self.is_sending_by_tcp()
+    }
 }
 
 impl Drop for Conn {

@@ -81,6 +81,11 @@ pub(crate) trait ConnectionHandler: Send + Sync + 'static {
     /// The TCP connection underneath has bytes, room, or an end. Only a
     /// [`TcpWatch`](tcp_watch::TcpWatch) calls this.
     fn on_tcp(&self) {}
+    /// Whether the TCP connection underneath is to send more. Only a
+    /// [`TcpWatch`](tcp_watch::TcpWatch) calls this.
+    fn is_sending(&self) -> bool {
+        false
+    }
 }
 
 /// What [`ConnectionHandler::on_delayed_update`] did. TCP calls this a delayed acknowledgement.

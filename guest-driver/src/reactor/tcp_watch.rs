@@ -29,7 +29,12 @@ pub(crate) struct TcpWatch<C> {
     again: AtomicBool,
     next: AtomicU64,
     connections: Mutex<FxHashMap<u64, Weak<C>>>,
+    /// What a stopped watch still waits for.
+    last: Mutex<Vec<Arc<C>>>,
 }
+
+/// How often a stopped watch looks whether its last connections have failed.
+const LAST_PAUSE: Duration = Duration::from_secs(1);
 
 impl<C: ConnectionHandler> TcpWatch<C> {
     /// An empty set. The caller starts [`TcpWatch::run`] on a thread of its own.
@@ -42,8 +47,8 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&set, &wake, epoll::EventData::new_u64(WAKE), flags)?;
         let (stopped, again) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (next, connections) = (AtomicU64::new(0), Mutex::default());
-        Ok(Arc::new(TcpWatch { set, wake, stopped, again, next, connections }))
+        let (next, connections, last) = (AtomicU64::new(0), Mutex::default(), Mutex::default());
+        Ok(Arc::new(TcpWatch { set, wake, stopped, again, next, connections, last }))
     }
 
     /// Watches the TCP connection of a connection, for bytes and its end. Returns the name of it.
@@ -83,8 +88,10 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         lock(&self.connections).values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Ends [`TcpWatch::run`].
-    pub(crate) fn stop(&self) {
+    /// Ends [`TcpWatch::run`] when these connections have sent what they are to send, without upkeep
+    /// meanwhile.
+    pub(crate) fn stop_after(&self, last: Vec<Arc<C>>) {
+        *lock(&self.last) = last;
         self.stopped.store(true, Ordering::SeqCst);
         self.wake();
     }
@@ -107,7 +114,16 @@ impl<C: ConnectionHandler> TcpWatch<C> {
 
     /// Whether no thread holds the lock.
     pub(crate) fn is_unlocked(&self) -> bool {
-        is_free(&self.connections)
+        is_free(&self.connections) && is_free(&self.last)
+    }
+
+    /// Lets go of the last connections that have nothing more to send. `true`: there is none left.
+    fn is_idle(&self) -> bool {
+        let mut last = std::mem::take(&mut *lock(&self.last));
+        last.retain(|connection| connection.is_sending());
+        let is_idle = last.is_empty();
+        *lock(&self.last) = last;
+        is_idle
     }
 
     /// The thread of the set: calls connections whose TCP connection has an event, and `upkeep`
@@ -123,9 +139,6 @@ impl<C: ConnectionHandler> TcpWatch<C> {
                     return;
                 }
             };
-            if self.stopped.load(Ordering::SeqCst) {
-                return;
-            }
             if self.again.swap(false, Ordering::SeqCst) {
                 self.connections().iter().for_each(|connection| connection.on_tcp());
             }
@@ -135,7 +148,11 @@ impl<C: ConnectionHandler> TcpWatch<C> {
                     connection.on_tcp();
                 }
             }
-            pause = upkeep();
+            pause = match self.stopped.load(Ordering::SeqCst) {
+                false => upkeep(),
+                true if self.is_idle() => return,
+                true => Some(LAST_PAUSE),
+            };
         }
     }
 }

@@ -75,7 +75,7 @@ impl Stack {
         })?;
         // Only a watch with a thread, and only one of them.
         if self.tcp_watch.set(watch.clone()).is_err() {
-            watch.stop();
+            watch.stop_after(Vec::new());
         }
         Ok(self.tcp_watch.get().cloned().unwrap_or(watch))
     }

@@ -19,9 +19,9 @@ use super::{ConnectionSnapshot, LinkGroupInfo, RnicInfo, Rnics};
 use crate::conn::Conn;
 use crate::handshake::{ByRdma, EstablishedConn};
 use crate::info::Fallback;
-use crate::reactor::Reactor;
 use crate::reactor::spin::Spin;
 use crate::reactor::tcp_watch::TcpWatch;
+use crate::reactor::{ConnectionHandler, Reactor};
 use crate::smcd::{DeferredDrop, Fabric, Fabrics, SmcdSource};
 use crate::smcr::{NoRdma, RdmaHost};
 use crate::traffic::{CostModel, TrafficTable};
@@ -35,7 +35,8 @@ const REOPEN_PAUSE: Duration = Duration::from_millis(100);
 
 /// The SMC stack of a process: its devices, RNICs, peers and configuration. Each socket belongs to a
 /// stack and keeps it alive. A closed connection does not: what it has not sent by the time the stack
-/// is dropped is lost, and the peer is told of a reset. [`Totals::closing`] says how many there are.
+/// is dropped is lost, and the peer is told of a reset, unless it has left its device and goes on over
+/// TCP ([`Config::outlive_device`]). [`Totals::closing`] says how many there are.
 pub struct Stack {
     config: Config,
     peer_id: PeerId,
@@ -576,7 +577,8 @@ pub(super) fn buffer_of(bytes: usize) -> u32 {
 impl Drop for Stack {
     fn drop(&mut self) {
         if let Some(watch) = self.tcp_watch.get() {
-            watch.stop();
+            let closing = self.closing.get_mut().unwrap_or_else(PoisonError::into_inner);
+            watch.stop_after(closing.drain(..).filter(|conn| conn.is_sending()).collect());
         }
         let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
         for slot in &slots.list {
