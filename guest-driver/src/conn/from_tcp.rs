@@ -17,7 +17,7 @@ use ism_sys::tcp_counts;
 /// Bytes that one call takes from TCP.
 const TAKEN_AT_ONCE: usize = 16 << 10;
 /// How often a thread goes on at once when the peer sends without end.
-const MAX_ROUNDS: u32 = 1024;
+const MAX_ROUNDS: u32 = 32;
 
 /// Why a round has ended.
 enum Round {

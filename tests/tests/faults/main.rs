@@ -13,6 +13,7 @@ mod hostile;
 mod killed;
 mod leave;
 mod outlive;
+mod pauses;
 mod settled;
 mod support;
 mod vanish;

@@ -25,7 +25,7 @@ const STREAMS: usize = 16;
 /// Bytes of each stream.
 pub(crate) const BYTES: usize = 2 << 20;
 
-fn runs() -> u32 {
+pub(crate) fn runs() -> u32 {
     std::env::var("SMC_OUTLIVE").map_or(1, |text| text.parse().expect("SMC_OUTLIVE is a number"))
 }
 
