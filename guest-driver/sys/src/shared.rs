@@ -15,7 +15,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-use rustix::mm::{Advice, madvise};
+use rustix::mm::{
+    Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap_fixed, munmap,
+};
 use thiserror::Error;
 
 use super::SharedMem;
@@ -84,6 +86,35 @@ impl SharedSlice {
     /// Those of mmap(2); the mapping is unchanged then.
     pub fn revoke(&self) -> io::Result<()> {
         self.owner.revoke()
+    }
+
+    /// Replaces the pages of the slice by private ones with the same bytes. Whoever else maps the
+    /// memory neither sees nor changes them any more.
+    ///
+    /// # Errors
+    /// The slice is not made of whole pages, or those of mmap(2) and mremap(2); the mapping is
+    /// unchanged then.
+    pub fn make_private(&self) -> io::Result<()> {
+        let page = rustix::param::page_size();
+        if !self.address().is_multiple_of(page) || !self.len.is_multiple_of(page) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut bytes = vec![0; self.len];
+        self.copy_out(0, &mut bytes).map_err(io::Error::other)?;
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing. The bytes fit
+        // into it, and nobody else knows it. Then it takes the place of pages that stay readable and
+        // writable for views of them.
+        unsafe {
+            let copy = mmap_anonymous(std::ptr::null_mut(), self.len, prot, flags)?;
+            copy.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), self.len);
+            let (flags, place) = (MremapFlags::MAYMOVE, self.start.as_ptr().cast());
+            if let Err(error) = mremap_fixed(copy, self.len, self.len, flags, place) {
+                munmap(copy, self.len)?;
+                return Err(error.into());
+            }
+        }
+        Ok(())
     }
 
     /// The first byte.
@@ -289,6 +320,28 @@ mod tests {
         shared.copy_out(2 * page, &mut back).unwrap();
         assert_eq!(back, [7; 100]);
         assert!(part.populate(8 * page, 1).is_err());
+    }
+
+    #[test]
+    fn private_pages_have_the_bytes_and_nobody_else_changes_them() {
+        let page = rustix::param::page_size();
+        let fd = crate::sealed_memfd("t", 3 * page as u64).unwrap();
+        let [own, other] = [0, 1].map(|_| {
+            let mem = SharedMem::from_fd(&fd, 3 * page).unwrap();
+            mem.slice(0, 3 * page).unwrap()
+        });
+        own.copy_in(page - 1, &[1, 2]).unwrap();
+        let part = own.slice(page, page).unwrap();
+        part.make_private().unwrap();
+        other.copy_in(page - 1, &[7, 8]).unwrap();
+        let mut bytes = [0; 2];
+        own.copy_out(page - 1, &mut bytes).unwrap();
+        assert_eq!(bytes, [7, 2]);
+        part.copy_in(0, &[9]).unwrap();
+        other.copy_out(page - 1, &mut bytes).unwrap();
+        assert_eq!(bytes, [7, 8]);
+        assert!(own.slice(1, page).unwrap().make_private().is_err());
+        assert!(own.slice(0, page - 1).unwrap().make_private().is_err());
     }
 
     #[test]
