@@ -140,6 +140,15 @@ impl OwnDmb {
         self.device.has_memory()
     }
 
+    /// Keeps it as it is now in private memory, because the device is gone: moves that it has begun
+    /// may still be carried out for a moment, and they change nothing any more.
+    ///
+    /// # Errors
+    /// The memory is not made of whole pages, or cannot be replaced.
+    pub fn make_private(&self) -> std::io::Result<()> {
+        self.memory().make_private()
+    }
+
     /// Zeroes all of it, control block included, for another use.
     ///
     /// # Errors

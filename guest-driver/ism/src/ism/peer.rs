@@ -78,6 +78,19 @@ impl PeerDmb {
         self.path.fail();
     }
 
+    /// Offsets and bytes of deliveries that may not have been carried out, in their order, control
+    /// words included: those of moves that the device has not completed, or has refused. Empty in the
+    /// window, where deliveries are stores. Those of a device that is gone are here, too.
+    ///
+    /// `None`: a delivery was refused, and one behind it carried out, so the DMB lacks bytes in the
+    /// middle.
+    pub fn unconfirmed(&self) -> Option<Vec<(u32, Vec<u8>)>> {
+        if self.stores {
+            return Some(Vec::new());
+        }
+        self.device.running().queues.of(&self.path).ok()?.unconfirmed(&self.path)
+    }
+
     /// What wakes the owner instead of a kick, if the device has handed it over.
     pub fn doorbell(&self) -> Option<&Doorbell> {
         self.placed.as_ref()?.doorbell.as_deref()

@@ -48,6 +48,24 @@ struct Entry {
     moves: u32,
     kick: bool,
     closed: bool,
+    // The pieces of moves that the device has refused, in the order of posting.
+    refused: Vec<Parts>,
+    // It has executed a move behind one that it had refused.
+    has_hole: bool,
+}
+
+/// Offsets in the DMB, and the bytes that go there.
+pub(crate) type Parts = Vec<(u32, Vec<u8>)>;
+
+impl Entry {
+    const EMPTY: Entry = Entry {
+        path: None,
+        moves: 0,
+        kick: false,
+        closed: false,
+        refused: Vec::new(),
+        has_hole: false,
+    };
 }
 
 struct State {
@@ -56,6 +74,9 @@ struct State {
     free: Vec<u32>,
     // The path of the move in each slot.
     users: [u32; SLOTS as usize],
+    // The number of the move in each slot, by which moves have their order.
+    numbers: [u64; SLOTS as usize],
+    posted: u64,
     entries: Vec<Entry>,
     free_entries: Vec<u32>,
     kicks: Vec<GuestMem>,
@@ -93,6 +114,8 @@ impl MoveQueue {
             ring,
             free: (0..SLOTS).rev().collect(),
             users: [0; SLOTS as usize],
+            numbers: [0; SLOTS as usize],
+            posted: 0,
             entries: Vec::new(),
             free_entries: Vec::new(),
             kicks: Vec::new(),
@@ -123,12 +146,12 @@ impl MoveQueue {
                     let chains = self.pool.alloc(KICKS)?;
                     state.kicks.push(chains);
                 }
-                state.entries.push(Entry { path: None, moves: 0, kick: false, closed: false });
+                state.entries.push(Entry::EMPTY);
                 state.entries.len() as u32 - 1
             }
         };
         let path = Arc::new(MovePath::new(token, queue, slot));
-        let entry = Entry { path: Some(Arc::clone(&path)), moves: 0, kick: false, closed: false };
+        let entry = Entry { path: Some(Arc::clone(&path)), ..Entry::EMPTY };
         if let Some(place) = state.entries.get_mut(slot as usize) {
             *place = entry;
         }
@@ -172,8 +195,13 @@ impl MoveQueue {
         let chain = self.slots.span(at + CHAIN, len)?;
         let status = self.slots.span(at, STATUS)?;
         state.ring.add(Some(chain), Some(status), slot)?;
+        state.posted += 1;
+        let number = state.posted;
         if let Some(user) = state.users.get_mut(slot as usize) {
             *user = path.slot();
+        }
+        if let Some(place) = state.numbers.get_mut(slot as usize) {
+            *place = number;
         }
         if let Some(entry) = state.entries.get_mut(path.slot() as usize) {
             entry.moves += 1;
@@ -204,6 +232,53 @@ impl MoveQueue {
             payload_at += bytes.len();
         }
         Ok(payload_at - at)
+    }
+
+    /// The pieces of the moves of a path that were not executed, as far as this driver knows, in the
+    /// order of posting: those under way, whose slots have them still, and those that the device has
+    /// refused. `None`: the device has executed a move behind one that it had refused.
+    pub(crate) fn unconfirmed(&self, path: &MovePath) -> Option<Parts> {
+        let mut state = lock(&self.state);
+        self.collect(&mut state);
+        let entry = state.entries.get(path.slot() as usize)?;
+        if entry.has_hole {
+            return None;
+        }
+        let mut under_way: Vec<(u64, u32)> = (0..SLOTS)
+            .filter(|slot| state.users.get(*slot as usize) == Some(&path.slot()))
+            .filter(|slot| !state.free.contains(slot))
+            .filter_map(|slot| Some((*state.numbers.get(slot as usize)?, slot)))
+            .collect();
+        under_way.sort_unstable();
+        let mut pieces = entry.refused.concat();
+        for (_, slot) in under_way {
+            pieces.extend(self.pieces_of(slot)?);
+        }
+        Some(pieces)
+    }
+
+    /// The pieces of the move in a slot. `None`: the device has changed them.
+    fn pieces_of(&self, slot: u32) -> Option<Parts> {
+        let memory = self.slots.slice();
+        let mut at = slot as usize * SLOT + CHAIN;
+        let mut header = MoveHeader::new_zeroed();
+        memory.copy_out(at, header.as_mut_bytes()).ok()?;
+        at += size_of::<MoveHeader>();
+        let count = usize::from(header.nseg.get());
+        let (mut pieces, mut total) = (Parts::new(), 0usize);
+        let mut payload_at = at + count.min(MAX_PIECES) * size_of::<Segment>();
+        for _ in 0..count.min(MAX_PIECES) {
+            let mut segment = Segment::new_zeroed();
+            memory.copy_out(at, segment.as_mut_bytes()).ok()?;
+            at += size_of::<Segment>();
+            let len = segment.len.get() as usize;
+            total = total.checked_add(len).filter(|total| *total <= self.max_payload)?;
+            let mut bytes = vec![0; len];
+            memory.copy_out(payload_at, &mut bytes).ok()?;
+            payload_at += len;
+            pieces.push((segment.offset.get(), bytes));
+        }
+        (count <= MAX_PIECES).then_some(pieces)
     }
 
     /// Waits until a bounce slot and two descriptors are free, and takes the slot.
@@ -345,13 +420,19 @@ impl MoveQueue {
             (read_status(&self.slots, at), number)
         };
         let status = status.filter(|_| done.written as usize >= STATUS);
+        let ok = Some(u32::from(Status::Ok.code()));
+        let refused = (!is_kick && status != ok).then(|| self.pieces_of(done.cookie));
         let Some(entry) = state.entries.get_mut(number as usize) else { return };
         if is_kick {
             entry.kick = false;
         } else {
             entry.moves = entry.moves.saturating_sub(1);
+            match refused {
+                Some(Some(pieces)) => entry.refused.push(pieces),
+                Some(None) => entry.has_hole = true,
+                None => entry.has_hole |= !entry.refused.is_empty(),
+            }
         }
-        let ok = Some(u32::from(Status::Ok.code()));
         let again = Some(u32::from(Status::Eagain.code()));
         if status != ok
             && !(is_kick && status == again)
@@ -369,6 +450,7 @@ impl State {
     fn recycle(&mut self, number: u32) {
         let Some(entry) = self.entries.get_mut(number as usize) else { return };
         if entry.closed && entry.moves == 0 && !entry.kick && entry.path.take().is_some() {
+            entry.refused = Vec::new();
             self.free_entries.push(number);
         }
     }

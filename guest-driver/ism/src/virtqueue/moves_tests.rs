@@ -74,6 +74,36 @@ fn a_refusal_is_noted_in_its_path_only() {
 }
 
 #[test]
+fn what_was_not_executed_is_known_in_its_order() {
+    let (queue, mut device, _, health) = queue();
+    let path = queue.open_path(TOKEN, 0).unwrap();
+    let other = queue.open_path(Token(2), 0).unwrap();
+    queue.post(&path, &[(40, b"a"), (8, b"w")], false).unwrap();
+    queue.post(&other, &[(40, b"x")], false).unwrap();
+    queue.post(&path, &[(41, b"bc"), (8, b"v")], false).unwrap();
+    queue.post(&path, &[(43, b"")], false).unwrap();
+    let piece = |at: u32, bytes: &[u8]| (at, bytes.to_vec());
+    let second = [piece(41, b"bc"), piece(8, b"v"), piece(43, b"")];
+    let all = [&[piece(40, b"a"), piece(8, b"w")], &second[..]].concat();
+    assert_eq!(queue.unconfirmed(&path), Some(all.clone()));
+    let head = device.next().unwrap();
+    device.answer(head, &OK);
+    assert_eq!(queue.unconfirmed(&path), Some(second.to_vec()));
+    let _other = device.next().unwrap();
+    // What was refused was not executed either.
+    let head = device.next().unwrap();
+    device.answer(head, &[2, 0, 0, 0]);
+    assert_eq!(queue.unconfirmed(&path), Some(second.to_vec()));
+    health.fail("the test says so");
+    assert_eq!(queue.unconfirmed(&path), Some(second.to_vec()));
+    assert_eq!(queue.unconfirmed(&other), Some(vec![piece(40, b"x")]));
+    // A move that is executed behind a refused one leaves a hole.
+    let head = device.next().unwrap();
+    device.answer(head, &OK);
+    assert_eq!(queue.unconfirmed(&path), None);
+}
+
+#[test]
 fn a_missing_or_odd_status_is_a_refusal() {
     for status in [&[][..], &[0, 0, 0], &[0, 0, 1, 0], &[99, 0, 0, 0]] {
         let (queue, mut device, ..) = queue();
