@@ -11,9 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use smc_core::connection::{EYE_CATCHER_LEN, Ring, RingError, SMCD_CONTROL_LEN, Sender};
+use smc_core::wire::cursor::Cursor;
 use smc_core::wire::record::Reason;
 use virtio_ism_abi::signal::Line;
 
+use super::copies::{last_of, pieces_before};
 use crate::info::{ConnectionInfo, SmcdInfo};
 use crate::reactor::Registration;
 use crate::smcd::{self, AttachSlot, OwnBuffer, Peer, PeerBuffer, SmcdConn};
@@ -259,8 +261,7 @@ impl Carrier {
     /// has what may be lost.
     pub(super) fn may_be_outlived(&self) -> bool {
         match self {
-            Carrier::D(pair) if !pair.agreed => false,
-            Carrier::D(pair) => pair.theirs.dmb().is_window() && pair.own.dmb().slab_id().is_some(),
+            Carrier::D(pair) => pair.agreed,
             Carrier::R(element) => element.may_be_outlived(),
         }
     }
@@ -292,23 +293,49 @@ impl Carrier {
 
     /// Whether words and bytes that were delivered may never arrive, but copies of the bytes are here.
     pub(super) fn keeps_copies(&self) -> bool {
-        matches!(self, Carrier::R(_))
-    }
-
-    /// How many of the last `most` bytes that were delivered are here still.
-    pub(super) fn copies(&self, most: u32) -> u32 {
         match self {
-            Carrier::D(_) => 0,
-            Carrier::R(_) => most,
+            Carrier::D(pair) => !pair.theirs.dmb().is_window(),
+            Carrier::R(_) => true,
         }
     }
 
-    /// Copies what was delivered to this offset of the peer's element. `false`: it is not here.
-    pub(super) fn copy_sent(&self, offset: u32, into: &mut [u8]) -> bool {
+    /// The last `most` bytes that were delivered before a cursor of the peer's ring, or those of them
+    /// that may not have arrived. `None`: the peer's ring lacks bytes in the middle.
+    pub(super) fn last_sent(&self, end: Cursor, most: u32, ring: &Ring) -> Option<Vec<u8>> {
         match self {
-            Carrier::D(_) => false,
-            Carrier::R(element) => element.copy_sent(offset, into),
+            Carrier::D(pair) => {
+                let pieces = pair.theirs.dmb().unconfirmed()?;
+                Some(last_of(&pieces, end, most, ring))
+            }
+            Carrier::R(element) => {
+                let mut bytes = vec![0; most as usize];
+                let mut into = bytes.as_mut_slice();
+                for (offset, len) in pieces_before(end, most, ring) {
+                    let (now, later) = into.split_at_mut_checked(len as usize)?;
+                    if !element.copy_sent(offset, now) {
+                        return None;
+                    }
+                    into = later;
+                }
+                Some(bytes)
+            }
         }
+    }
+
+    /// Makes the own ring safe from deliveries that are still being carried out. `false`: that is not
+    /// possible.
+    pub(super) fn keep_ring(&self) -> bool {
+        let Carrier::D(pair) = self else { return true };
+        let own = pair.own.dmb();
+        if !own.is_device_gone() {
+            return true;
+        }
+        let kept = own.make_private();
+        if let Err(error) = &kept {
+            tracing::debug!(peer = %self, %error, "a ring is not kept");
+        }
+        // In a slab the peer stores by itself, and has stopped before it said so.
+        kept.is_ok() || own.slab_id().is_some()
     }
 
     /// Whether the peer's words arrive only when a thread polls the reactor.

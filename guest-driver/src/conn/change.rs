@@ -58,6 +58,8 @@ pub(super) struct Change {
     /// The carrier is lost: what the own ring does not have when the peer says that it has left it,
     /// never comes.
     pub(super) gone: bool,
+    /// What was delivered last to the ring that was left, until the peer says what it has received.
+    pub(super) copies: Vec<u8>,
 }
 
 impl Change {
@@ -78,6 +80,7 @@ impl Change {
             told: StateFlags::empty(),
             ended: false,
             gone: false,
+            copies: Vec::new(),
         }
     }
 
@@ -192,9 +195,21 @@ impl Conn {
     /// Tells the machine what has happened, and does what it says, but for the end of the ring for
     /// reads: `Some` is the position at which the caller begins that.
     pub(super) fn change(&self, tx: &mut Tx, input: Input, arrived: u64) -> Option<u64> {
+        let mut input = input;
+        let leaves = matches!(
+            input,
+            Input::Leave(_) | Input::RingGone(_) | Input::Record(Record::Leave { .. })
+        );
+        let copies = match leaves && !tx.has_left() {
+            true => self.copies(tx).unwrap_or_else(|| {
+                input = Input::Violated;
+                Vec::new()
+            }),
+            false => Vec::new(),
+        };
         let positions = Positions {
             sent: tx.total,
-            kept: self.kept(tx),
+            kept: tx.total.saturating_sub(copies.len() as u64),
             unsent: tx.queue.has_unsent(),
             urgent: self.lost_mark(tx),
             said: tx.close.flags() & SAID,
@@ -202,6 +217,9 @@ impl Conn {
         };
         let Some(change) = &mut tx.change else { return None };
         change.why = change.why.or_else(|| Why::of(&input));
+        if !copies.is_empty() {
+            change.copies = copies;
+        }
         let actions = change.end.on(input, &positions);
         let mut reads_from = None;
         for action in actions {
@@ -226,6 +244,7 @@ impl Conn {
                 self.pump_out(tx);
             }
             Action::SendTcp => {
+                change.copies = Vec::new();
                 // The peer has all that was written to its ring, or reads it from there.
                 change.word.cursor = tx.sender.producer_word().cursor;
                 self.store_words(tx);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a connection needs to go on when bytes that it has delivered may never arrive.
 //!
-//! That is so when the last link of SMC-R is gone: writes and messages that were under way are lost.
-//! The peer says how much it has received, and this end repeats the rest over TCP. It has the bytes:
-//! a send buffer keeps each until the peer has read it.
+//! That is so when the last link of SMC-R is gone, or a device that was to move them: what was under
+//! way is lost. The peer says how much it has received, and this end repeats the rest over TCP. It has
+//! the bytes: a send buffer of SMC-R keeps each until the peer has read it, and a slot of a move queue
+//! until the move is completed.
 
 use smc_core::carrier::Violation;
 use smc_core::connection::Ring;
@@ -35,7 +36,7 @@ pub(super) fn offset_of(cursor: Cursor, ring: &Ring) -> u32 {
 }
 
 /// The pieces of the element (offset, length) that have the last `bytes` bytes before a cursor.
-fn pieces_before(end: Cursor, bytes: u32, ring: &Ring) -> [(u32, u32); 2] {
+pub(super) fn pieces_before(end: Cursor, bytes: u32, ring: &Ring) -> [(u32, u32); 2] {
     let head = ring.element_len() - ring.len();
     let bytes = bytes.min(ring.len());
     let end = offset_of(end, ring);
@@ -44,15 +45,36 @@ fn pieces_before(end: Cursor, bytes: u32, ring: &Ring) -> [(u32, u32); 2] {
     [(ring.element_len() - first, first), (end - second, second)]
 }
 
+/// Of the last `most` bytes before a cursor of a ring, as many as pieces (offset in the element, bytes)
+/// have in one go up to the end. Later pieces replace earlier ones.
+pub(super) fn last_of(pieces: &[(u32, Vec<u8>)], end: Cursor, most: u32, ring: &Ring) -> Vec<u8> {
+    let (head, len) = (ring.element_len() - ring.len(), ring.len());
+    let most = most.min(len);
+    let first = (offset_of(end, ring) - head + len - most) % len;
+    let mut bytes: Vec<Option<u8>> = vec![None; most as usize];
+    for (offset, piece) in pieces {
+        for (at, byte) in (*offset..).zip(piece).filter(|(at, _)| *at >= head) {
+            let place = ((at - head) % len + len - first) % len;
+            if let Some(place) = bytes.get_mut(place as usize) {
+                *place = Some(*byte);
+            }
+        }
+    }
+    let gap = bytes.iter().rposition(Option::is_none).map_or(0, |at| at + 1);
+    bytes.into_iter().skip(gap).flatten().collect()
+}
+
 impl Conn {
-    /// Position from which on this end has copies of what it has delivered to the ring.
-    pub(super) fn kept(&self, tx: &Tx) -> u64 {
-        if tx.has_left() || !self.carrier().keeps_copies() {
-            return tx.total;
+    /// Copies of what this end has delivered to the ring and the peer may not have received, up to the
+    /// last byte. `None`: the ring lacks bytes in the middle, so the connection cannot go on.
+    pub(super) fn copies(&self, tx: &Tx) -> Option<Vec<u8>> {
+        if !self.carrier().keeps_copies() {
+            return Some(Vec::new());
         }
         let ring = tx.sender.ring();
-        let unread = distance(tx.sender.consumed(), cursor_at(tx.total, ring), ring).unwrap_or(0);
-        tx.total.saturating_sub(u64::from(self.carrier().copies(unread)))
+        let end = cursor_at(tx.total, ring);
+        let unread = distance(tx.sender.consumed(), end, ring).unwrap_or(0);
+        self.carrier().last_sent(end, unread, ring)
     }
 
     /// The urgent mark that was delivered, if it may not have arrived. Nothing was written behind the
@@ -77,21 +99,13 @@ impl Conn {
 
     /// Sends bytes as DATA that were delivered to the ring, and have not arrived.
     pub(super) fn repeat(&self, tx: &mut Tx, from: u64, to: u64) {
-        let ring = *tx.sender.ring();
         let more = tx.queue.has_unsent();
         let Some(change) = &mut tx.change else { return };
-        let lacking = u32::try_from(to.saturating_sub(from)).unwrap_or(u32::MAX);
-        let mut bytes = vec![0; lacking.min(ring.len()) as usize];
-        let mut into = bytes.as_mut_slice();
-        let mut copied = lacking <= ring.len();
-        for (offset, len) in pieces_before(cursor_at(to, &ring), lacking, &ring) {
-            let (now, later) = into.split_at_mut(len as usize);
-            copied &= self.carrier().copy_sent(offset, now);
-            into = later;
-        }
-        if !copied {
+        let copies = std::mem::take(&mut change.copies);
+        let lacking = usize::try_from(to.saturating_sub(from)).unwrap_or(usize::MAX);
+        let Some(bytes) = copies.len().checked_sub(lacking).and_then(|at| copies.get(at..)) else {
             return self.cut_by_change(tx, Violation::NoCopy { from, kept: to });
-        }
+        };
         let mut at = from;
         for chunk in bytes.chunks(MAX_DATA as usize) {
             // The program has been told that they are sent, and that those of the send queue are.
@@ -141,6 +155,33 @@ mod tests {
                     assert!(places.eq(wanted), "{end} {bytes} {pieces:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_last_bytes_are_put_together_from_what_was_not_completed() {
+        for ring in rings() {
+            let head = ring.element_len() - ring.len();
+            // Positions 10 to 20 of a ring of 16 bytes.
+            let piece = |from: u64, to: u64| {
+                let bytes = (from..to).map(|at| at as u8).collect::<Vec<_>>();
+                (head + (from % 16) as u32, bytes)
+            };
+            let all = [piece(10, 13), piece(13, 16), piece(16, 18), piece(18, 20)];
+            let end = cursor_at(20, &ring);
+            let last = |pieces: &[_], most| last_of(pieces, end, most, &ring);
+            assert_eq!(last(&all, 10), (10..20).collect::<Vec<_>>());
+            assert_eq!(last(&all, 4), [16, 17, 18, 19]);
+            assert_eq!(last(&all[2..], 10), [16, 17, 18, 19]);
+            // Nothing before a gap counts.
+            assert_eq!(last(&[piece(10, 16), piece(18, 20)], 10), [18, 19]);
+            assert_eq!(last(&all[..3], 10), []);
+            // Control words are in front of the ring.
+            if head > 0 {
+                assert_eq!(last(&[(0, vec![9; head as usize])], 10), []);
+            }
+            let again = [(head + 3, vec![77]), piece(16, 20)];
+            assert_eq!(last(&again, 10), [16, 17, 18, 19]);
         }
     }
 }

@@ -76,10 +76,13 @@ impl Conn {
     }
 
     fn serve_round(&self, rx: &Rx, tx: &mut Tx) -> Round {
-        let arrived = self.arrived(rx, tx);
+        let mut arrived = self.arrived(rx, tx);
         if matches!(tx.change.as_ref().map(|c| c.end.incoming().reading()), Some(Reading::Until(_)))
         {
             let gone = tx.change.as_ref().is_some_and(|change| change.gone);
+            if gone {
+                arrived = if self.carrier().keep_ring() { self.arrived(rx, tx) } else { None };
+            }
             let (input, arrived) = match arrived {
                 Some(arrived) if gone => (Input::RingGone(self.carrier().reason()), arrived),
                 Some(arrived) => (Input::Arrived, arrived),

@@ -298,8 +298,9 @@ impl Conn {
         pieces: &[(u32, &[u8])],
         error: &DeliverError,
     ) -> io::Result<bool> {
-        // Any other error comes after the stores.
-        let stored = !matches!(error, DeliverError::Failed | DeliverError::Range { .. });
+        // Any other error comes after the stores, or instead of a move.
+        let stored = !matches!(error, DeliverError::Failed | DeliverError::Range { .. })
+            && !self.carrier().keeps_copies();
         let bytes = pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
         match stored {
             true => tx.queue.note_sent(bytes),

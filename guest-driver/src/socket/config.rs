@@ -38,8 +38,8 @@ pub struct Config {
     /// memory before the driver uses them.
     pub guest_memory: usize,
     /// Whether connections go on over TCP when their device or that of their peer is gone, or the last
-    /// link of SMC-R, if the peer can do that, too. This holds for the window between processes and
-    /// for SMC-R of release 2.1. They leave a device in order that asks for it, and do not come back.
+    /// link of SMC-R, if the peer can do that, too. This holds for devices between processes and for
+    /// SMC-R of release 2.1. They leave a device in order that asks for it, and do not come back.
     /// A stack with this has one more thread.
     pub outlive_device: bool,
     /// How long to wait for a device behind a socket that another process uses; zero: not at all.
