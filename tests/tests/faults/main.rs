@@ -12,6 +12,7 @@ mod handshake;
 mod hostile;
 mod killed;
 mod leave;
+mod moves;
 mod outlive;
 mod pauses;
 mod settled;
