@@ -18,4 +18,5 @@ pub(crate) mod fork;
 pub(crate) mod forward;
 pub(crate) mod hand_over;
 pub(crate) mod keeper;
+mod holders;
 mod owner_end;

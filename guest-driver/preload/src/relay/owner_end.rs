@@ -133,6 +133,18 @@ impl OwnerEnd {
         }
     }
 
+    /// Whether the program has not read everything that was sent to it.
+    pub(super) fn has_unread(&self) -> bool {
+        raw::unread_bytes(self.as_raw_fd()).is_ok_and(|n| n > 0)
+    }
+
+    /// Whether no process has the program's end, at the latest after so many milliseconds.
+    pub(super) fn is_left(&self, millis: i64) -> bool {
+        let limit = Timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 };
+        let mut fds = [PollFd::new(&self.fd, PollFlags::empty())];
+        poll(&mut fds, Some(&limit)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+    }
+
     /// Has the program read an end of data when this end is closed.
     pub(super) fn take_kept_byte(&self) {
         if self.kept {

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::registrations;
+use crate::socket::stream::StreamSocket;
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef, NUMBERS};
 use crate::sys::fork_lock::ForkLockGuard;
 use crate::sys::own_numbers;
@@ -33,16 +34,16 @@ pub(crate) fn close(fd: c_int) {
     }
 }
 
-/// Keeps relays away from a range of numbers that the program is closing, if there may be one.
+/// Keeps relays away from a range of numbers that the program is closing, if one may replace a
+/// number or give it back.
 pub(crate) fn lock_numbers(first: c_int, last: c_int) -> Option<ForkLockGuard> {
-    let has_offers = |fd| {
-        DESCRIPTORS
-            .get(fd)
-            .is_some_and(|found| found.stream().is_some_and(|socket| socket.undecided.has_offers()))
-    };
+    let is_relays =
+        |socket: &StreamSocket| socket.undecided.has_offers() || socket.loan().is_some();
+    let may_change =
+        |fd| DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some_and(is_relays));
     let last = last.min(DESCRIPTORS.highest());
     let any = !fork::shares_memory()
-        && (first.max(0)..=last).any(|fd| DESCRIPTORS.has(fd) && has_offers(fd));
+        && (first.max(0)..=last).any(|fd| DESCRIPTORS.has(fd) && may_change(fd));
     any.then(|| NUMBERS.lock())
 }
 

@@ -202,6 +202,44 @@ pub(crate) fn attach_to_kernel(old: &StreamSocket, fd: c_int) {
     }
 }
 
+/// What is in the epoll sets of this process for a file with this inode, as the kernel lists it: it
+/// knows which EPOLLONESHOT are used up.
+pub(crate) fn of_kernel(inode: u64) -> Vec<Registration> {
+    let sets = (0..=DESCRIPTORS.highest()).filter(|set| epoll_set_of(*set).is_some());
+    let listed = sets.map(|set| (set, std::fs::read_to_string(format!("/proc/self/fdinfo/{set}"))));
+    let mut found = Vec::new();
+    for (set, text) in listed {
+        let lines = text.unwrap_or_default();
+        found.extend(lines.lines().filter_map(|line| member(set, line, inode)));
+    }
+    found
+}
+
+/// A line about a member of a set: `tfd: N events: X data: X pos:N ino:X sdev:X`.
+fn member(set: c_int, line: &str, inode: u64) -> Option<Registration> {
+    let mut words = line.split([' ', ':']).filter(|word| !word.is_empty());
+    let mut value = |name| (words.next() == Some(name)).then(|| words.next()).flatten();
+    let fd = value("tfd")?.parse().ok()?;
+    let events = u32::from_str_radix(value("events")?, 16).ok()?;
+    let data = u64::from_str_radix(value("data")?, 16).ok()?;
+    value("pos")?;
+    let is_it = u64::from_str_radix(value("ino")?, 16) == Ok(inode);
+    is_it.then_some(Registration { set, fd, events, data, target: EpollTarget::Nothing })
+}
+
+/// Enters registrations of an SMC connection that has no others.
+pub(crate) fn attach(
+    descriptor: &DescriptorRef,
+    socket: &StreamSocket,
+    members: Vec<Registration>,
+) {
+    let mut registrations = socket.registrations();
+    *registrations = members;
+    for registration in registrations.iter_mut() {
+        registration.target = insert(descriptor, socket, registration, SocketState::Smc);
+    }
+}
+
 /// The registrations of one descriptor.
 fn registrations_of(socket: &StreamSocket, fd: c_int) -> Vec<Registration> {
     socket.registrations().iter().filter(|r| r.fd == fd).copied().collect()
@@ -290,5 +328,23 @@ pub(crate) fn hand_to_kernel(fd: c_int) {
             EpollTarget::Handshake => insert_undecided(socket, known),
             _ => insert_smc(set, fd, &descriptor, socket, known),
         };
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_kernel_tells_a_member_of_a_set() {
+        let line = "tfd:       12 events: 8000001d data: 700000000000000c  pos:0 ino:1a2b sdev:9";
+        let found = member(5, line, 0x1a2b).unwrap();
+        assert_eq!((found.set, found.fd), (5, 12));
+        assert_eq!((found.events, found.data), (0x8000_001d, 0x7000_0000_0000_000c));
+        assert!(member(5, line, 0x1a2c).is_none());
+        for other in ["pos:\t0", "flags:\t02000002", "tfd: x events: 1", ""] {
+            assert!(member(5, other, 0).is_none(), "{other}");
+        }
     }
 }

@@ -12,8 +12,8 @@ mod undecided;
 
 use std::ffi::c_int;
 use std::io::IoSlice;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use guest_driver::{Readiness, SmcStream};
 
@@ -21,7 +21,7 @@ use self::decision::Decision;
 use self::end::ConnectionEnd;
 use self::options::SocketOptions;
 use self::owner::SocketOwner;
-pub(crate) use self::relayed::RelayState;
+pub(crate) use self::relayed::{Loan, RelayState};
 use self::side::Side;
 pub(crate) use self::side::{ServerSide, SocketRole};
 use self::undecided::HandshakeState;
@@ -209,6 +209,12 @@ impl StreamSocket {
     /// The TCP socket of a relayed connection.
     pub(crate) fn tcp_fd(&self) -> Option<c_int> {
         self.relayed.tcp_fd().filter(|_| self.state() == SocketState::Relayed)
+    }
+
+    /// The loan of a relayed connection, if its relay is one of this process and is taken back.
+    pub(crate) fn loan(&self) -> Option<&Arc<Loan>> {
+        let has_one = self.state() == SocketState::Relayed && !self.owner.is_inherited();
+        has_one.then(|| self.relayed.loan()).flatten()
     }
 
     /// Whether the connection is one of an ancestor, which has not been asked to carry it.

@@ -382,6 +382,11 @@ pub(crate) fn queued_bytes(fd: c_int) -> SysResult {
     number_of(fd, libc::FIONREAD as usize)
 }
 
+/// Memory of what was written to a Unix socket and was not read (TIOCOUTQ); 0: all was read.
+pub(crate) fn unread_bytes(fd: c_int) -> SysResult {
+    number_of(fd, libc::TIOCOUTQ as usize)
+}
+
 /// Whether the next byte of a socket is an urgent one (SIOCATMARK).
 pub(crate) fn is_at_mark(fd: c_int) -> bool {
     const SIOCATMARK: usize = 0x8905;

@@ -84,9 +84,43 @@ impl<T> FdTableRef<T> {
         self.slot().handles.load(Ordering::Acquire)
     }
 
+    /// Number of references to the value: one of each descriptor, and those of calls under way.
+    pub(crate) fn refs(&self) -> u32 {
+        self.slot().refs.load(Ordering::SeqCst)
+    }
+
+    /// Keeps the reference for a call that may not return: nothing with a destructor may live across
+    /// it. If the call does not return, the value is never dropped.
+    pub(crate) fn leak(self) -> LeakedTableRef<T> {
+        let slot = self.0;
+        std::mem::forget(self);
+        LeakedTableRef(slot)
+    }
+
     /// Whether both refer to the same value.
     pub(crate) fn is(&self, other: &FdTableRef<T>) -> bool {
         self.0 == other.0
+    }
+}
+
+/// A reference of [`FdTableRef::leak`].
+pub(crate) struct LeakedTableRef<T: 'static>(NonNull<Slot<T>>);
+
+impl<T> Clone for LeakedTableRef<T> {
+    fn clone(&self) -> LeakedTableRef<T> {
+        *self
+    }
+}
+
+impl<T> Copy for LeakedTableRef<T> {}
+
+impl<T> LeakedTableRef<T> {
+    /// The reference again.
+    ///
+    /// # Safety
+    /// Each reference comes back at most once.
+    pub(crate) unsafe fn take(self) -> FdTableRef<T> {
+        FdTableRef(self.0)
     }
 }
 

@@ -2,10 +2,96 @@
 //! A connection that another process carries, whose descriptor is a Unix socket (see `relay`).
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering, fence};
 
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::fork;
 use crate::socket::pair::AddressPair;
 use crate::sys::own_numbers;
+
+/// Ticks per second of the times in `/proc` (USER_HZ).
+const TICKS: u64 = 100;
+
+/// A loan: a relay that is there because other processes may use the connection, and for nothing
+/// else. It is taken back when they have closed it or have ended (see `relay::take_back`). All the
+/// program's descriptors of the connection have the same loan.
+#[derive(Debug)]
+pub(crate) struct Loan {
+    /// The inode of the program's end of the pair.
+    pub(crate) inode: u64,
+    /// When the relay began: ticks since the machine was started. A process that inherits the end
+    /// is younger.
+    pub(crate) begun: u64,
+    /// No other process had the end when [`fork::children`] returned this number less one; 0: others
+    /// may have it.
+    alone: AtomicU64,
+    /// A thread tries to take the relay back, or has done so.
+    being_taken: AtomicBool,
+    /// Somebody uses the descriptor in a way that only the kernel can carry out.
+    kept: AtomicBool,
+}
+
+impl Loan {
+    /// A loan of the end of a pair; `None`: the kernel does not tell its inode or the time.
+    pub(crate) fn new(program_end: &OwnedFd) -> Option<Arc<Loan>> {
+        let now = u64::try_from(clock_gettime(ClockId::Boottime).tv_sec).ok()?;
+        Some(Arc::new(Loan {
+            inode: rustix::fs::fstat(program_end).ok()?.st_ino,
+            // The tick before is early enough for all rounding.
+            begun: now.saturating_mul(TICKS).saturating_sub(1),
+            alone: AtomicU64::new(0),
+            being_taken: AtomicBool::new(false),
+            kept: AtomicBool::new(false),
+        }))
+    }
+
+    /// Stores that no other process has the end, if there were so many children at that time.
+    pub(crate) fn set_alone(&self, children: u32) {
+        self.alone.store(u64::from(children) + 1, Ordering::SeqCst);
+    }
+
+    /// Forgets [`Loan::set_alone`].
+    pub(crate) fn forget_alone(&self) {
+        self.alone.store(0, Ordering::SeqCst);
+    }
+
+    /// Whether no other process had the end when somebody looked. There may be a new child since:
+    /// [`Loan::is_still_alone`].
+    pub(crate) fn was_alone(&self) -> bool {
+        self.alone.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether no other process has the end.
+    pub(crate) fn is_still_alone(&self) -> bool {
+        self.alone.load(Ordering::SeqCst) == u64::from(fork::children()) + 1
+    }
+
+    /// From now on [`Loan::is_being_taken`] returns `true` to whoever gets a reference to the socket.
+    pub(crate) fn begin_taking(&self) {
+        self.being_taken.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Undoes [`Loan::begin_taking`]. A loan that was taken back stays so.
+    pub(crate) fn stop_taking(&self) {
+        self.being_taken.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether a thread takes the relay back. If not, no thread does as long as the caller has its
+    /// reference to the socket.
+    pub(crate) fn is_being_taken(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.being_taken.load(Ordering::SeqCst)
+    }
+
+    /// From now on it is no loan: the relay stays.
+    pub(crate) fn keep(&self) {
+        self.kept.store(true, Ordering::SeqCst);
+    }
+}
 
 /// The library's knowledge of a connection that another process carries.
 #[derive(Debug)]
@@ -16,6 +102,8 @@ pub(crate) struct RelayState {
     owner_requested: AtomicBool,
     /// The addresses of a connection that has no TCP socket in this process.
     names: Option<AddressPair>,
+    /// The relay is one of this process, and is taken back.
+    loan: Option<Arc<Loan>>,
 }
 
 impl RelayState {
@@ -23,15 +111,24 @@ impl RelayState {
     /// socket, which this takes over; -1: none.
     pub(crate) fn new(tcp_fd: c_int) -> RelayState {
         let owner_requested = AtomicBool::new(false);
-        let relayed = RelayState { tcp_fd: AtomicI32::new(-1), owner_requested, names: None };
+        let tcp = AtomicI32::new(-1);
+        let relayed = RelayState { tcp_fd: tcp, owner_requested, names: None, loan: None };
         relayed.set_tcp_fd(tcp_fd);
+        relayed
+    }
+
+    /// A connection that this process carries. `tcp_fd` as for [`RelayState::new`].
+    pub(crate) fn served(tcp_fd: c_int, loan: Option<Arc<Loan>>) -> RelayState {
+        let mut relayed = RelayState::new(tcp_fd);
+        relayed.loan = loan;
+        relayed.request_owner_once();
         relayed
     }
 
     /// A connection of a process that this one cannot ask.
     pub(crate) const fn named(names: AddressPair) -> RelayState {
         let (tcp_fd, owner_requested) = (AtomicI32::new(-1), AtomicBool::new(true));
-        RelayState { tcp_fd, owner_requested, names: Some(names) }
+        RelayState { tcp_fd, owner_requested, names: Some(names), loan: None }
     }
 
     /// Stores the TCP socket, which this takes over.
@@ -51,6 +148,11 @@ impl RelayState {
     /// The addresses of a connection that has no TCP socket in this process.
     pub(crate) fn names(&self) -> Option<&AddressPair> {
         self.names.as_ref()
+    }
+
+    /// The loan that the relay is.
+    pub(super) fn loan(&self) -> Option<&Arc<Loan>> {
+        self.loan.as_ref().filter(|loan| !loan.kept.load(Ordering::SeqCst))
     }
 
     /// Whether the owner must still be asked to carry the connection. Only the first call returns

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Which sockets other processes have, as `/proc` tells.
+//!
+//! A process that has a socket of this one has inherited it, so it is younger than the socket, and
+//! descends from this process. If its parent has ended, it is a child of an ancestor of this process.
+//! So processes whose descriptors this one may not see count only if they are such. What cannot be
+//! told counts as a holder.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use crate::socket::stream::Loan;
+use crate::sys::raw;
+
+/// Generations between a process and the first one, at most.
+const MAX_DEPTH: usize = 128;
+/// The flag of a thread of the kernel in `/proc/PID/stat` (PF_KTHREAD).
+const KERNEL_THREAD: u64 = 0x0020_0000;
+
+/// A line of `/proc/PID/stat`, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ProcessStat {
+    parent: i32,
+    is_of_kernel: bool,
+    /// Ticks since the machine was started.
+    begun: u64,
+}
+
+impl ProcessStat {
+    fn parse(line: &str) -> Option<ProcessStat> {
+        // The name, in brackets, may hold anything.
+        let (_, rest) = line.rsplit_once(')')?;
+        let word = |at: usize| rest.split_ascii_whitespace().nth(at);
+        Some(ProcessStat {
+            parent: word(1)?.parse().ok()?,
+            is_of_kernel: word(6)?.parse::<u64>().ok()? & KERNEL_THREAD != 0,
+            begun: word(19)?.parse().ok()?,
+        })
+    }
+
+    fn of(pid: i32) -> Option<ProcessStat> {
+        ProcessStat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+}
+
+/// The processes, each looked at once.
+#[derive(Default)]
+struct Processes {
+    known: HashMap<i32, Option<ProcessStat>>,
+    /// This process and its ancestors.
+    own: Vec<i32>,
+}
+
+impl Processes {
+    fn stat(&mut self, pid: i32) -> Option<ProcessStat> {
+        *self.known.entry(pid).or_insert_with(|| ProcessStat::of(pid))
+    }
+
+    /// `None`: an ancestor cannot be seen.
+    fn new(this: i32) -> Option<Processes> {
+        let mut all = Processes::default();
+        let mut at = this;
+        while at != 0 && all.own.len() < MAX_DEPTH {
+            all.own.push(at);
+            at = all.stat(at)?.parent;
+        }
+        (at == 0).then_some(all)
+    }
+
+    /// Whether a process may have inherited a descriptor of this one that is not older than `begun`.
+    fn may_have_inherited(&mut self, pid: i32, begun: u64) -> bool {
+        let mut at = pid;
+        for _ in 0..MAX_DEPTH {
+            let Some(stat) = self.stat(at) else { return true };
+            if stat.is_of_kernel {
+                return false;
+            }
+            if stat.begun < begun {
+                // Its descendants may have, if this one is among its descendants, too.
+                return at != pid && self.own.contains(&at);
+            }
+            if stat.parent == 0 {
+                return true;
+            }
+            at = stat.parent;
+        }
+        true
+    }
+}
+
+/// Whether other processes may have the programs' ends of these loans, one answer for each.
+pub(super) fn may_have(loans: &[&Loan]) -> Vec<bool> {
+    look(loans).unwrap_or_else(|| vec![true; loans.len()])
+}
+
+fn look(loans: &[&Loan]) -> Option<Vec<bool>> {
+    let this = raw::getpid();
+    if fs::read_link("/proc/self").ok()? != Path::new(&this.to_string()) {
+        // It tells of another PID namespace.
+        return None;
+    }
+    let mut processes = Processes::new(this)?;
+    let mut held = vec![false; loans.len()];
+    let mut sees_first = false;
+    for entry in fs::read_dir("/proc").ok()? {
+        let Ok(pid) = entry.ok()?.file_name().to_str().unwrap_or_default().parse::<i32>() else {
+            continue;
+        };
+        sees_first |= pid == 1;
+        if pid == this {
+            continue;
+        }
+        match inodes_of(pid) {
+            Ok(inodes) => {
+                for (loan, held) in loans.iter().zip(&mut held) {
+                    *held |= inodes.contains(&loan.inode);
+                }
+            }
+            Err(error) if is_gone(&error) => {}
+            Err(_) => {
+                for (loan, held) in loans.iter().zip(&mut held) {
+                    *held |= processes.may_have_inherited(pid, loan.begun);
+                }
+            }
+        }
+    }
+    // Processes of other users may be hidden, and the first one is root's.
+    sees_first.then_some(held)
+}
+
+/// Whether a descriptor was closed, or a process has ended, since it was listed.
+fn is_gone(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
+}
+
+/// The inodes of a process's sockets.
+fn inodes_of(pid: i32) -> std::io::Result<Vec<u64>> {
+    let mut inodes = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let target = match fs::read_link(entry?.path()) {
+            Ok(target) => target,
+            Err(error) if is_gone(&error) => continue,
+            Err(error) => return Err(error),
+        };
+        let inode = target
+            .to_str()
+            .and_then(|target| target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
+        inodes.extend::<Option<u64>>(inode);
+    }
+    Ok(inodes)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+mod tests {
+    use std::os::fd::{AsRawFd, OwnedFd};
+    use std::os::unix::net::UnixStream;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    const STAT: &str = "7 (a) b (c) S 5 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 9 10";
+
+    #[test]
+    fn a_line_of_stat_has_a_parent_and_a_time_behind_any_name() {
+        let stat = ProcessStat { parent: 5, is_of_kernel: false, begun: 12345 };
+        assert_eq!(ProcessStat::parse(STAT), Some(stat));
+        assert!(ProcessStat::parse(&STAT.replace("4194560", "2129984")).unwrap().is_of_kernel);
+        for wrong in ["", "7", "7 (a) S", "7 (a) S x 7 7 0 -1 1 1 2 3 4 5 6 7 8 20 0 1 0 1 9"] {
+            assert_eq!(ProcessStat::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_child_that_has_the_socket_is_found_until_it_ends() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (ours, theirs) = (OwnedFd::from(ours), OwnedFd::from(theirs));
+        let [first, second] = [&ours, &theirs].map(|end| Loan::new(end).unwrap());
+        assert_eq!(may_have(&[&first, &second]), [false, false]);
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(theirs).spawn().unwrap();
+        assert!(ours.as_raw_fd() > 2);
+        assert_eq!(may_have(&[&first, &second]), [false, true]);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!(may_have(&[&first, &second]), [false, false]);
+    }
+
+    #[test]
+    fn what_descends_from_this_process_may_have_inherited_and_others_have_not() {
+        let this = raw::getpid();
+        let own = ProcessStat::of(this).unwrap().begun;
+        let mut child = Command::new("sleep").arg("100").spawn().unwrap();
+        let pid = child.id() as i32;
+        let mut processes = Processes::new(this).unwrap();
+        assert!(processes.may_have_inherited(pid, own));
+        // Ancestors are older than the socket.
+        let own_processes = processes.own.clone();
+        assert!(own_processes.iter().all(|pid| !processes.may_have_inherited(*pid, own + 1)));
+        let stranger = ProcessStat { parent: 3, is_of_kernel: false, begun: own + 10 };
+        let older = ProcessStat { parent: 1, is_of_kernel: false, begun: 0 };
+        processes.known.extend([(2_000_000_001, Some(stranger)), (3, Some(older))]);
+        processes.own.retain(|pid| *pid != 3);
+        assert!(!processes.may_have_inherited(2_000_000_001, own + 5));
+        processes.own.push(3);
+        assert!(processes.may_have_inherited(2_000_000_001, own + 5), "its parent has ended");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
