@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use guest_driver::SmcStream;
 
+use crate::relay::take_back;
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, handshake, waiting};
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
@@ -19,14 +20,33 @@ use crate::{fork, relay};
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Leaves a descriptor to the kernel. A connection that is not decided yet stays on TCP, and one
-/// that SMC carries gets a relay. The call may wait for a handshake.
+/// that SMC carries gets a relay, for good. The call may wait for a handshake.
 pub(crate) fn leave_to_kernel(fd: c_int) {
-    let Some(descriptor) = DESCRIPTORS.get(fd) else { return };
-    let Some(socket) = descriptor.stream() else { return };
-    raw::without_signals(|| leave_socket(&descriptor, socket, fd));
+    let Some(descriptor) = take_back::hold(fd) else { return };
+    if let Some(loan) = descriptor.stream().and_then(StreamSocket::loan) {
+        // No thread takes it back as long as this one has the entry.
+        loan.keep();
+    }
+    leave(descriptor, fd, false);
 }
 
-fn leave_socket(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
+/// Leaves a descriptor to the kernel. `is_lent`: because another process may use the connection, so
+/// the relay is a loan.
+fn leave(descriptor: DescriptorRef, fd: c_int, is_lent: bool) {
+    raw::without_signals(|| {
+        let socket = descriptor.stream();
+        let relayed = socket.and_then(|socket| leave_socket(&descriptor, socket, fd, is_lent));
+        drop(descriptor);
+        relayed.into_iter().for_each(relay::hand_over::await_first);
+    });
+}
+
+fn leave_socket(
+    descriptor: &DescriptorRef,
+    socket: &StreamSocket,
+    fd: c_int,
+    is_lent: bool,
+) -> Option<c_int> {
     match socket.state() {
         SocketState::Unconnected => {
             socket.decision.forbid_proposal();
@@ -35,11 +55,10 @@ fn leave_socket(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
         SocketState::Relayed => owner_pipe::request(socket),
         SocketState::Smc | SocketState::Tcp | SocketState::Failed => {}
     }
-    if socket.state() == SocketState::Smc {
-        // Without descriptors for a pair the connection stays with the library, which the program
-        // may not use for it.
-        let _ = relay::hand_over::hand_over(descriptor);
-    }
+    // Without descriptors for a pair the connection stays with the library, which the program may not
+    // use for it.
+    let is_smc = socket.state() == SocketState::Smc;
+    is_smc.then(|| relay::hand_over::hand_over(descriptor, is_lent)).flatten()
 }
 
 /// Decides a connection for TCP, if no handshake has begun that may end with SMC.
@@ -145,7 +164,7 @@ pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool, has_library: bool) 
         let stays_open = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0);
         // Bytes that wait for the end of a handshake go out although the descriptor is closed.
         if named(fd) || stays_open() || socket.undecided.has_early() {
-            leave_to_kernel(fd);
+            leave(descriptor, fd, true);
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use guest_driver::interpose::{SignalMask, Woken};
 use guest_driver::{ChangeToken, SmcStream};
 
+use crate::relay::take_back;
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, waiting};
 use crate::socket::epoll_members::epoll_events;
@@ -50,9 +51,9 @@ pub(crate) fn poll(
 ) -> SysResult {
     let end = timeout.map(|timeout| Instant::now() + timeout);
     loop {
-        // At every turn, because a handshake may be complete by now. The references in `_undecided`
-        // keep the decision descriptors open that `native` refers to.
-        let (mut polled, mut native, _undecided) = sort(fds);
+        // At every turn, because a handshake may be complete by now. The references in `_held`
+        // keep the decision descriptors open that `native` refers to, and loans what they are.
+        let (mut polled, mut native, _held) = sort(fds);
         waiting::watch_all();
         if polled.is_empty() && native.iter().zip(&*fds).all(|(ours, theirs)| ours.fd == theirs.fd)
         {
@@ -77,10 +78,10 @@ fn raw_poll(
 
 /// Divides the descriptors. First come the connections that the library polls. Second comes the
 /// list for the kernel, in which those are negative, and which ends with the decision descriptors of
-/// clients that may write already. Third come the undecided sockets, whose decision descriptors are
-/// in the kernel's list.
+/// clients that may write already. Third come the sockets that stay as they are meanwhile: undecided
+/// ones, whose decision descriptors are in the kernel's list, and loans.
 fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<DescriptorRef>) {
-    let (mut polled, mut undecided) = (Vec::new(), Vec::new());
+    let (mut polled, mut held) = (Vec::new(), Vec::new());
     let mut native = fds.to_vec();
     let mut decisions = Vec::new();
     for (at, (fd, native)) in fds.iter().zip(&mut native).enumerate() {
@@ -88,7 +89,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
         if !DESCRIPTORS.has(fd.fd) {
             continue;
         }
-        let Some(descriptor) = DESCRIPTORS.get(fd.fd) else { continue };
+        let Some(descriptor) = take_back::hold(fd.fd) else { continue };
         let Some(socket) = descriptor.stream() else {
             hand_to_kernel(fd.fd);
             continue;
@@ -101,6 +102,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
             continue;
         }
         match resolve(&descriptor, fd.fd, Wait::Short) {
+            Selected::Tcp if socket.loan().is_some() => held.push(descriptor),
             Selected::Tcp | Selected::Failed => {}
             Selected::Pending => {
                 if registrations::is_in_a_set(socket) {
@@ -121,7 +123,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
                     // complete.
                     *native = decided;
                 }
-                undecided.push(descriptor);
+                held.push(descriptor);
             }
             Selected::Smc if socket.smc().is_some() => {
                 native.fd = -1;
@@ -131,7 +133,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
         }
     }
     native.extend(decisions);
-    (polled, native, undecided)
+    (polled, native, held)
 }
 
 /// The events of a connection, of those that the program asked for.

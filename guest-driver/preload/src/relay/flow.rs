@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use guest_driver::interpose::PendingDecline;
 use guest_driver::{ChangeToken, SmcStream};
-use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
+use super::fork;
 use super::owner_end::{OwnerEnd, Received};
+use super::take_back::RunningLoan;
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw;
@@ -135,6 +136,10 @@ pub(super) struct Relay {
     pub(super) is_due: bool,
     /// The thread that runs the relays waits for it.
     pub(super) is_watched: bool,
+    /// It is taken back when no other process needs it.
+    pub(super) loan: Option<RunningLoan>,
+    /// No thread of the program is in a call any more that began before the relay.
+    is_alone: bool,
 }
 
 impl Relay {
@@ -168,6 +173,8 @@ impl Relay {
             token,
             is_due: true,
             is_watched: false,
+            loan: None,
+            is_alone: false,
         }
     }
 
@@ -286,9 +293,50 @@ impl Relay {
         }
     }
 
+    /// Sends what the program has written. Returns whether nothing is left on its way, and neither
+    /// direction has ended: then the connection does without the relay.
+    pub(super) fn settles(&mut self, room: &mut [u8]) -> bool {
+        let is_sent = (0..TURNS).any(|_| !self.run_to_peer(room));
+        let is_idle = |flow: &Flow| flow.is_empty() && !flow.ended && !flow.shut;
+        is_sent && self.stream().is_some() && is_idle(&self.to_peer) && is_idle(&self.to_program)
+    }
+
+    /// Whether the relay may take bytes of the peer. A call of another thread that began before the
+    /// relay goes first: what it reads later would otherwise be behind what the relay has read.
+    fn may_receive(&mut self) -> bool {
+        if !self.is_alone {
+            let known = 1 + fork::offers_of(&self.descriptor);
+            self.is_alone = self.stream().is_none() || self.descriptor.refs() as usize <= known;
+        }
+        self.is_alone
+    }
+
+    /// Goes on in a process that has no thread but the one that runs the relays.
+    pub(super) fn go_on_alone(&mut self) {
+        (self.is_due, self.is_watched, self.is_alone) = (true, false, true);
+    }
+
+    /// Whether there are bytes that such a call may take first.
+    pub(super) fn is_held_up(&self) -> bool {
+        let is_ready = |stream: &SmcStream| {
+            let readiness = stream.readiness(false);
+            readiness.readable || readiness.read_closed
+        };
+        !self.is_alone && !self.to_program.ended && self.stream().is_some_and(is_ready)
+    }
+
+    /// Whether the relay waits for the program to read what it has, to be taken back then.
+    fn is_withheld(&self) -> bool {
+        self.loan.as_ref().is_some_and(RunningLoan::is_alone) && self.owner_end.has_unread()
+    }
+
     fn run_to_program(&mut self, room: &mut [u8]) -> bool {
         let mut moved = false;
-        if self.to_program.is_empty() && !self.to_program.ended {
+        if self.to_program.is_empty()
+            && !self.to_program.ended
+            && !self.is_withheld()
+            && self.may_receive()
+        {
             let received = self.receive_from_peer(room);
             if matches!(received, Received::Reset) {
                 self.fail();
@@ -384,10 +432,7 @@ impl Relay {
 
     /// Whether no process has the program's end any more, or both directions have ended.
     pub(super) fn is_closed(&self) -> bool {
-        let mut fds = [PollFd::new(&self.owner_end, PollFlags::empty())];
-        let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut fds, Some(&zero)).is_ok()
-            && fds[0].revents().contains(PollFlags::HUP)
+        self.owner_end.is_left(0)
     }
 
     /// Ends the connection. A peer that has closed already does not notice.

@@ -23,10 +23,10 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 
 use super::forward::{give_options, install_relayed, put_pair, replace, start, start_undecided};
-use super::hand_over::is_in_use;
+use super::hand_over::{is_in_use, loan_of};
 use crate::socket::owner_pipe;
 use crate::socket::pair::{HIGH_FDS, SocketPair, high};
-use crate::socket::stream::SocketState;
+use crate::socket::stream::{RelayState, SocketState};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::{STACK, borrowed, own_numbers, owned, raw};
@@ -90,7 +90,8 @@ impl RelayOffer {
         };
         // The program may have closed its descriptors by now; the child's relay works all the same.
         let fds: Vec<c_int> = self.fds.iter().copied().filter(|fd| self.has(*fd)).collect();
-        replace(&self.descriptor, &fds, &pair.program_end);
+        let loan = self.tcp.is_none().then(|| loan_of(&fds, &pair)).flatten();
+        replace(&self.descriptor, &fds, &pair.program_end, loan.as_ref());
         match self.tcp {
             // The offer stays counted: the handshake goes on although the program has no descriptor
             // of the connection any more.
@@ -101,7 +102,7 @@ impl RelayOffer {
                 if let Some(socket) = self.descriptor.stream() {
                     socket.undecided.remove_offer();
                 }
-                start(self.descriptor, pair);
+                start(self.descriptor, pair, loan);
             }
         }
     }
@@ -175,6 +176,12 @@ pub(crate) fn descriptors() -> Vec<c_int> {
     OUTSTANDING.lock().iter().flat_map(Outstanding::descriptors).collect()
 }
 
+/// The offers' references to a connection.
+pub(super) fn offers_of(descriptor: &DescriptorRef) -> usize {
+    let all = OUTSTANDING.lock();
+    all.iter().flat_map(|offers| &offers.list).filter(|o| o.descriptor.is(descriptor)).count()
+}
+
 /// Whether a fork need not wait for the offers for longer than `limit`.
 pub(crate) fn comes_free(limit: Duration) -> bool {
     OUTSTANDING.comes_free(limit) && PREPARED.comes_free(limit)
@@ -224,7 +231,7 @@ pub(crate) fn in_child() {
             put_pair(fd, &pair.program_end, |tcp_fd| match offer.tcp {
                 None => socket.set_relayed(tcp_fd),
                 // What the parent's thread has made of the old entry by now does not matter.
-                Some(_) => install_relayed(fd, socket.role(), tcp_fd, false),
+                Some(_) => install_relayed(fd, socket.role(), RelayState::new(tcp_fd)),
             });
         }
     }

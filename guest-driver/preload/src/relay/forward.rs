@@ -7,6 +7,7 @@
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,11 +16,12 @@ use guest_driver::interpose::StackUpkeep;
 use rustix::thread::futex;
 
 use super::flow::{Relay, RelayCarrier};
+use super::take_back::{self, RunningLoan};
 use crate::fork;
 use crate::socket::pair::SocketPair;
 use crate::socket::registrations;
 use crate::socket::sleeper::Sleeper;
-use crate::socket::stream::{RelayState, SocketRole, StreamSocket};
+use crate::socket::stream::{Loan, RelayState, SocketRole, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
 use crate::sys::{STACK, leaked, raw};
@@ -30,6 +32,8 @@ const CHUNK: usize = 256 << 10;
 const LONGEST: Duration = Duration::from_secs(1);
 /// Longest sleep of a keeper while send queues have bytes.
 const SEND_PAUSE: Duration = Duration::from_millis(2);
+/// Longest sleep of the thread while calls of other threads go before a relay.
+const HELD_UP_PAUSE: Duration = Duration::from_millis(1);
 /// Edges only: a daemon that has gone stays reported otherwise.
 const DEVICE_EVENTS: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
 /// What the sleeper reports about the devices' own descriptors.
@@ -66,13 +70,18 @@ fn note_progress() {
 
 /// Replaces descriptors of a connection by an end of a pair, and makes their entries in the table.
 /// The caller holds the lock of the numbers.
-pub(super) fn replace(descriptor: &DescriptorRef, fds: &[c_int], program_end: &OwnedFd) {
+pub(super) fn replace(
+    descriptor: &DescriptorRef,
+    fds: &[c_int],
+    program_end: &OwnedFd,
+    loan: Option<&Arc<Loan>>,
+) {
     let Some(socket) = descriptor.stream() else { return };
     registrations::detach(socket);
     give_options(socket, fds.first().copied(), program_end);
     for &fd in fds {
         put_pair(fd, program_end, |tcp_fd| {
-            install_relayed(fd, socket.role(), tcp_fd, true);
+            install_relayed(fd, socket.role(), RelayState::served(tcp_fd, loan.cloned()));
         });
         registrations::attach_to_kernel(socket, fd);
     }
@@ -97,13 +106,8 @@ pub(super) fn give_options(socket: &StreamSocket, fd: Option<c_int>, program_end
     }
 }
 
-/// Makes the entry of a descriptor that is an end of a pair. `served`: the owner need not be asked
-/// to carry the connection.
-pub(super) fn install_relayed(fd: c_int, role: SocketRole, tcp_fd: c_int, served: bool) {
-    let relayed = RelayState::new(tcp_fd);
-    if served {
-        relayed.request_owner_once();
-    }
+/// Makes the entry of a descriptor that is an end of a pair.
+pub(super) fn install_relayed(fd: c_int, role: SocketRole, relayed: RelayState) {
     drop(DESCRIPTORS.remove(fd));
     drop(DESCRIPTORS.install(fd, Descriptor::Stream(StreamSocket::relayed(role, relayed))));
 }
@@ -121,28 +125,33 @@ pub(super) fn put_pair(fd: c_int, program_end: &OwnedFd, keep_tcp: impl FnOnce(c
 }
 
 /// Starts to forward the bytes of a connection. The relay keeps the connection.
-pub(super) fn start(descriptor: DescriptorRef, pair: SocketPair) {
-    let _ = add(descriptor, pair, RelayCarrier::Smc);
+pub(super) fn start(descriptor: DescriptorRef, pair: SocketPair, loan: Option<Arc<Loan>>) {
+    let _ = add(descriptor, pair, RelayCarrier::Smc, loan);
 }
 
 /// As [`start`], for a connection whose handshake is still under way: the pair keeps what the
 /// program writes until the connection is decided. `tcp` carries it if SMC does not. `false`: there
 /// are no threads left.
 pub(super) fn start_undecided(descriptor: DescriptorRef, pair: SocketPair, tcp: OwnedFd) -> bool {
-    add(descriptor, pair, RelayCarrier::Undecided(tcp))
+    add(descriptor, pair, RelayCarrier::Undecided(tcp), None)
 }
 
-fn add(descriptor: DescriptorRef, pair: SocketPair, carrier: RelayCarrier) -> bool {
+fn add(
+    descriptor: DescriptorRef,
+    pair: SocketPair,
+    carrier: RelayCarrier,
+    loan: Option<Arc<Loan>>,
+) -> bool {
     // 0 is the sleeper's own eventfd.
     static NEXT: AtomicU64 = AtomicU64::new(1);
     drop(pair.program_end);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let mut relays = lock();
-    relays.list.push(Relay::new(id, descriptor, pair.owner_end, carrier));
+    let mut relay = Relay::new(id, descriptor, pair.owner_end, carrier);
+    relay.loan = loan.map(RunningLoan::new);
+    relays.list.push(relay);
     if relays.runs == Some(fork::generation()) {
-        if let Some((sleeper, _)) = leaked(SLEEPER.load(Ordering::Acquire)) {
-            sleeper.watch.wake();
-        }
+        wake();
         return true;
     }
     let thread = std::thread::Builder::new().name("smc-relay".into()).stack_size(STACK);
@@ -156,6 +165,13 @@ fn add(descriptor: DescriptorRef, pair: SocketPair, carrier: RelayCarrier) -> bo
         relay.end();
     }
     false
+}
+
+/// Has the thread look at the list again.
+pub(super) fn wake() {
+    if let Some((sleeper, _)) = leaked(SLEEPER.load(Ordering::Acquire)) {
+        sleeper.watch.wake();
+    }
 }
 
 /// What the thread of this process sleeps on; made on first use. `None`: no descriptors are left.
@@ -197,8 +213,11 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
                 RelayCarrier::Undecided(_) => relay.is_due = false,
                 // Its server's time limit passes without an event.
                 RelayCarrier::Declining(_) => relay.decline(),
-                _ if relay.is_due => moved |= relay.run(&mut room),
+                _ if relay.is_due || relay.is_held_up() => moved |= relay.run(&mut room),
                 _ => {}
+            }
+            if relay.is_held_up() {
+                pause = pause.min(HELD_UP_PAUSE);
             }
         }
         let (over, list) = std::mem::take(&mut relays.list).into_iter().partition(Relay::is_over);
@@ -224,6 +243,9 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
         }
         if any_due {
             continue;
+        }
+        if upkeep.is_none() {
+            pause = take_back::look(pause);
         }
         let begun = Instant::now();
         if sleeper.watch.spin_until(|| lock().list.iter_mut().any(find_change)) {
@@ -268,6 +290,16 @@ fn watch(relay: &mut Relay, sleeper: &Sleeper) {
             if let Some(stream) = relay.stream() {
                 stream.watch(&sleeper.watch);
             }
+        }
+    }
+}
+
+/// Takes [`watch`] back for a relay that is no more on the list and goes on without this thread.
+pub(super) fn leave(relay: &Relay) {
+    if let Some((sleeper, _)) = leaked(SLEEPER.load(Ordering::Acquire)) {
+        sleeper.remove(relay.owner_end.as_raw_fd());
+        if let Some(stream) = relay.stream() {
+            stream.unwatch(&sleeper.watch);
         }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections that go to the kernel for good.
+//! Connections that go to the kernel: for good, or as a loan.
 //!
 //! The library cannot see what stdio, another process or io_uring does with a descriptor. Before a
 //! descriptor gets there, the kernel must be able to carry out all calls on it. A connection that
@@ -8,35 +8,46 @@
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::forward::{replace, start, start_undecided};
 use crate::socket::pair::{HIGH_FDS, SocketPair};
-use crate::socket::stream::{SocketState, StreamSocket};
+use crate::socket::stream::{Loan, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::sys::{borrowed, owned, raw, wait_readable};
 
 /// How long a connection that is handed over waits for its relay to forward what can be read.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Hands a decided connection over. `false`: it is on SMC and there are no descriptors for a pair.
-pub(crate) fn hand_over(descriptor: &DescriptorRef) -> bool {
-    let numbers_lock = NUMBERS.lock();
-    let Some(socket) = descriptor.stream() else { return true };
-    let Some(stream) = socket.smc() else { return true };
-    let readiness = socket.readiness(stream, false);
+/// The loan that the relay of these descriptors is; `None`: it stays. A standard descriptor is for
+/// stdio.
+pub(super) fn loan_of(fds: &[c_int], pair: &SocketPair) -> Option<Arc<Loan>> {
+    let is_lent = !fds.is_empty() && fds.iter().all(|fd| *fd > 2);
+    is_lent.then(|| Loan::new(&pair.program_end)).flatten()
+}
+
+/// Hands a decided connection over, if SMC carries it and there are descriptors for a pair. `is_lent`:
+/// only other processes need that. Returns a number for [`await_first`].
+pub(crate) fn hand_over(descriptor: &DescriptorRef, is_lent: bool) -> Option<c_int> {
+    let _numbers = NUMBERS.lock();
+    let socket = descriptor.stream()?;
+    let readiness = socket.readiness(socket.smc()?, false);
     let numbers = |fd: &c_int| DESCRIPTORS.get(*fd).is_some_and(|now| now.is(descriptor));
     let fds: Vec<c_int> = (0..=DESCRIPTORS.highest()).filter(numbers).collect();
-    let Some(&first) = fds.first() else { return true };
-    let Some(pair) = SocketPair::new(first) else { return false };
-    replace(descriptor, &fds, &pair.program_end);
-    start(descriptor.clone(), pair);
-    drop(numbers_lock);
-    if readiness.readable || readiness.read_closed {
-        // What a call before this one has reported, a call that does not wait finds.
-        wait_readable(&[Some(borrowed(first))], FIRST_BYTES_TIMEOUT);
-    }
-    true
+    let &first = fds.first()?;
+    let pair = SocketPair::new(first)?;
+    let loan = is_lent.then(|| loan_of(&fds, &pair)).flatten();
+    replace(descriptor, &fds, &pair.program_end, loan.as_ref());
+    start(descriptor.clone(), pair, loan);
+    (readiness.readable || readiness.read_closed).then_some(first)
+}
+
+/// Waits until a new relay has brought what was there before it: what a call has reported, a call that
+/// does not wait finds. The relay waits in turn for those who have a reference to the connection, so
+/// the caller has none.
+pub(crate) fn await_first(fd: c_int) {
+    wait_readable(&[Some(borrowed(fd))], FIRST_BYTES_TIMEOUT);
 }
 
 /// Hands a connection over whose handshake has begun and may end with SMC: the program need not
@@ -53,7 +64,7 @@ pub(crate) fn hand_over_undecided(descriptor: &DescriptorRef) -> bool {
         // For good: the handshake goes on although the program has no descriptor of it any more.
         socket.undecided.add_offer();
     }
-    replace(descriptor, &fds, &pair.program_end);
+    replace(descriptor, &fds, &pair.program_end, None);
     let _ = start_undecided(descriptor.clone(), pair, tcp);
     true
 }
@@ -75,10 +86,11 @@ pub(crate) fn hand_over_closed(descriptor: DescriptorRef, tcp: OwnedFd) {
 }
 
 /// Whether this process has connections that are to be left to the kernel before another program
-/// gets them, or that SMC may carry.
+/// gets them, or that SMC may carry, now or when a relay is taken back.
 pub(crate) fn has_any() -> bool {
-    let counts =
-        |socket: &StreamSocket| must_be_left(socket) || socket.state() == SocketState::Undecided;
+    let counts = |socket: &StreamSocket| {
+        must_be_left(socket) || socket.state() == SocketState::Undecided || socket.loan().is_some()
+    };
     let found = |fd| DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some_and(counts));
     (0..=DESCRIPTORS.highest()).any(|fd| DESCRIPTORS.has(fd) && found(fd))
 }

@@ -228,7 +228,7 @@ fn keep(
     relays.list = kept;
     for relay in &mut relays.list {
         decline_answer(stack, relay);
-        (relay.is_due, relay.is_watched) = (true, false);
+        relay.go_on_alone();
     }
     drop(relays);
     forward::run(Some(upkeep));

@@ -7,7 +7,8 @@
 //! between the other end of the pair and the connection.
 //!
 //! - [`fork`]: connections that a child of a fork inherits (SOCK-21);
-//! - [`hand_over`]: connections that go to the kernel for good;
+//! - [`hand_over`]: connections that go to the kernel, for good or as a loan;
+//! - [`take_back`]: loans that come back;
 //! - [`keeper`]: the process that goes on with the relays when their owner ends.
 //!
 //! A relay ends when no process has the program's end any more and the peer has taken the last
@@ -17,6 +18,7 @@ mod flow;
 pub(crate) mod fork;
 pub(crate) mod forward;
 pub(crate) mod hand_over;
-pub(crate) mod keeper;
 mod holders;
+pub(crate) mod keeper;
 mod owner_end;
+pub(crate) mod take_back;
