@@ -10,6 +10,7 @@ use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t
 
 use crate::hooks::escapes::{leave_passed, passed_descriptors};
 use crate::hooks::libc_symbols::call_libc;
+use crate::hooks::loans::by_kernel;
 use crate::hooks::within::{restartable, within};
 use crate::io::control;
 use crate::io::transfer::{self, Dispatch};
@@ -156,36 +157,53 @@ fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<SysResult>
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
+    let native =
+        || call_libc!(read, libc::SYS_read, (fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t);
     // A read(2) of no bytes returns at once, and the kernel carries it out on any socket.
     if DESCRIPTORS.has(fd) && n != 0 {
         // SAFETY: the program's buffer.
         if let Some(result) = restartable(|| unsafe { recv_one(fd, buf, n, 0) }) {
             return libc_result(result);
         }
+        // SAFETY: the same call.
+        return by_kernel(fd, || unsafe { read(fd, buf, n) }, native);
     }
-    call_libc!(read, libc::SYS_read, (fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t)
+    native()
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
+    let native = || call_libc!(write, libc::SYS_write, (fd: c_int, buf: *const c_void, n: size_t) -> ssize_t);
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
         if let Some(result) = restartable(|| unsafe { send_one(fd, buf, n, 0) }) {
             return libc_result(result);
         }
+        // SAFETY: the same call.
+        return by_kernel(fd, || unsafe { write(fd, buf, n) }, native);
     }
-    call_libc!(write, libc::SYS_write, (fd: c_int, buf: *const c_void, n: size_t) -> ssize_t)
+    native()
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+    let native =
+        || call_libc!(readv, libc::SYS_readv, (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t);
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's list.
         if let Some(result) = restartable(|| unsafe { read_list(fd, iov, n, 0) }) {
             return libc_result(result);
         }
+        // SAFETY: the same call.
+        return by_kernel(fd, || unsafe { readv(fd, iov, n) }, native);
     }
-    call_libc!(readv, libc::SYS_readv, (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t)
+    native()
+}
+
+/// A system call that takes a list of the program.
+fn vectored(number: i64, fd: c_int, iov: *const iovec, n: c_int) -> SysResult {
+    // SAFETY: the program's arguments, unchanged.
+    unsafe { crate::sys::raw::call(number, [fd as usize, iov as usize, n as usize, 0, 0, 0]) }
 }
 
 /// `readv` on a known descriptor.
@@ -195,8 +213,10 @@ pub(super) unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, n: c_
 unsafe fn read_list(fd: c_int, iov: *const iovec, n: c_int, flags: c_int) -> Option<SysResult> {
     // SAFETY: the program's list.
     match unsafe { user_memory::read_buffers(iov, count(n)) } {
-        // As a read of no bytes.
-        Ok(Some(rooms)) if rooms.iter().all(|room| room.is_empty()) => None,
+        // As a read of no bytes: the kernel carries it out on any socket, and at once.
+        Ok(Some(rooms)) if rooms.iter().all(|room| room.is_empty()) => {
+            Some(vectored(libc::SYS_readv, fd, iov, n))
+        }
         rooms => recv_checked(fd, rooms, flags),
     }
 }
@@ -209,20 +229,25 @@ unsafe fn write_list(fd: c_int, iov: *const iovec, n: c_int, flags: c_int) -> Op
     // SAFETY: the program's list.
     match unsafe { user_memory::write_buffers(iov, count(n)) } {
         // The kernel returns at once, whatever the state of the socket is.
-        Ok(Some(pieces)) if pieces.iter().all(|piece| piece.is_empty()) => None,
+        Ok(Some(pieces)) if pieces.iter().all(|piece| piece.is_empty()) => {
+            Some(vectored(libc::SYS_writev, fd, iov, n))
+        }
         pieces => send_checked(fd, pieces, flags),
     }
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+    let native = || call_libc!(writev, libc::SYS_writev, (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t);
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's list.
         if let Some(result) = restartable(|| unsafe { write_list(fd, iov, n, 0) }) {
             return libc_result(result);
         }
+        // SAFETY: the same call.
+        return by_kernel(fd, || unsafe { writev(fd, iov, n) }, native);
     }
-    call_libc!(writev, libc::SYS_writev, (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t)
+    native()
 }
 
 #[unsafe(no_mangle)]
@@ -232,6 +257,11 @@ pub(super) unsafe extern "C-unwind" fn recv(
     n: size_t,
     flags: c_int,
 ) -> ssize_t {
+    let (none, zero) = (std::ptr::null_mut::<sockaddr>(), std::ptr::null_mut::<socklen_t>());
+    let native = || {
+        call_libc!(recvfrom, libc::SYS_recvfrom, (fd: c_int, buf: *mut c_void, n: size_t, flags: c_int,
+              none: *mut sockaddr, zero: *mut socklen_t) -> ssize_t)
+    };
     if DESCRIPTORS.has(fd) {
         if flags & libc::MSG_TRUNC != 0
             && let Some(result) = restartable(|| discard(fd, n, flags))
@@ -242,10 +272,10 @@ pub(super) unsafe extern "C-unwind" fn recv(
         if let Some(result) = restartable(|| unsafe { recv_one(fd, buf, n, flags) }) {
             return libc_result(result);
         }
+        // SAFETY: the same call.
+        return by_kernel(fd, || unsafe { recv(fd, buf, n, flags) }, native);
     }
-    let (none, zero) = (std::ptr::null_mut::<sockaddr>(), std::ptr::null_mut::<socklen_t>());
-    call_libc!(recvfrom, libc::SYS_recvfrom, (fd: c_int, buf: *mut c_void, n: size_t, flags: c_int,
-          none: *mut sockaddr, zero: *mut socklen_t) -> ssize_t)
+    native()
 }
 
 #[unsafe(no_mangle)]
@@ -257,6 +287,10 @@ pub(super) unsafe extern "C-unwind" fn recvfrom(
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> ssize_t {
+    let native = || {
+        call_libc!(recvfrom, libc::SYS_recvfrom, (fd: c_int, buf: *mut c_void, n: size_t, flags: c_int,
+              addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t)
+    };
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
         if let Some(result) = restartable(|| unsafe { recv_one(fd, buf, n, flags) }) {
@@ -267,9 +301,10 @@ pub(super) unsafe extern "C-unwind" fn recvfrom(
             }
             return libc_result(result);
         }
+        // SAFETY: the same call.
+        return by_kernel(fd, || unsafe { recvfrom(fd, buf, n, flags, addr, len) }, native);
     }
-    call_libc!(recvfrom, libc::SYS_recvfrom, (fd: c_int, buf: *mut c_void, n: size_t, flags: c_int,
-          addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t)
+    native()
 }
 
 #[unsafe(no_mangle)]
@@ -292,14 +327,19 @@ pub(super) unsafe extern "C-unwind" fn sendto(
     addr: *const sockaddr,
     len: socklen_t,
 ) -> ssize_t {
+    let native = || {
+        call_libc!(sendto, libc::SYS_sendto, (fd: c_int, buf: *const c_void, n: size_t, flags: c_int,
+              addr: *const sockaddr, len: socklen_t) -> ssize_t)
+    };
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
         if let Some(result) = restartable(|| unsafe { send_one(fd, buf, n, flags) }) {
             return libc_result(result);
         }
+        // SAFETY: the same call.
+        return by_kernel(fd, || unsafe { sendto(fd, buf, n, flags, addr, len) }, native);
     }
-    call_libc!(sendto, libc::SYS_sendto, (fd: c_int, buf: *const c_void, n: size_t, flags: c_int,
-          addr: *const sockaddr, len: socklen_t) -> ssize_t)
+    native()
 }
 
 /// `recvmsg` on a known descriptor.
@@ -348,19 +388,24 @@ pub(super) unsafe extern "C-unwind" fn recvmsg(
     message: *mut msghdr,
     flags: c_int,
 ) -> ssize_t {
+    let native = || {
+        let result = call_libc!(recvmsg, libc::SYS_recvmsg,
+            (fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
+        if result >= 0 {
+            // SAFETY: the kernel has filled the header in.
+            unsafe { passed_descriptors(message, receive_descriptor) };
+        }
+        result
+    };
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's header.
         if let Some(result) = restartable(|| unsafe { receive(fd, message, flags) }) {
             return libc_result(result);
         }
+        // SAFETY: the same call.
+        return by_kernel(fd, || unsafe { recvmsg(fd, message, flags) }, native);
     }
-    let result = call_libc!(recvmsg, libc::SYS_recvmsg,
-        (fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
-    if result >= 0 {
-        // SAFETY: the kernel has filled the header in.
-        unsafe { passed_descriptors(message, receive_descriptor) };
-    }
-    result
+    native()
 }
 
 /// What the library does with a descriptor that the program has received.
@@ -377,16 +422,21 @@ pub(super) unsafe extern "C-unwind" fn sendmsg(
     message: *const msghdr,
     flags: c_int,
 ) -> ssize_t {
+    let native = || {
+        // SAFETY: the program's header.
+        within(|| unsafe { leave_passed(message) });
+        call_libc!(sendmsg, libc::SYS_sendmsg,
+            (fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t)
+    };
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's header.
         if let Some(result) = restartable(|| unsafe { transmit(fd, message, flags) }) {
             return libc_result(result);
         }
+        // SAFETY: the same call.
+        return by_kernel(fd, || unsafe { sendmsg(fd, message, flags) }, native);
     }
-    // SAFETY: the program's header.
-    within(|| unsafe { leave_passed(message) });
-    call_libc!(sendmsg, libc::SYS_sendmsg,
-        (fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t)
+    native()
 }
 
 /// `recvmmsg` on a known descriptor: one message after another, each of which waits, up to the first
@@ -446,15 +496,20 @@ pub(super) unsafe extern "C-unwind" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
+    let native = || {
+        call_libc!(recvmmsg, libc::SYS_recvmmsg,
+            (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int)
+    };
     if DESCRIPTORS.has(fd) && n > 0 && !user_memory::is_nowhere(list, 1) {
         // SAFETY: the program's list and time.
         let here = || unsafe { receive_many(fd, list, n as usize, flags, timeout) };
         if let Some(result) = restartable(here) {
             return libc_result(result) as c_int;
         }
+        // SAFETY: the same call.
+        return by_kernel(fd, || unsafe { recvmmsg(fd, list, n, flags, timeout) }, native);
     }
-    call_libc!(recvmmsg, libc::SYS_recvmmsg,
-        (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int)
+    native()
 }
 
 #[unsafe(no_mangle)]
@@ -464,6 +519,14 @@ pub(super) unsafe extern "C-unwind" fn sendmmsg(
     n: c_uint,
     flags: c_int,
 ) -> c_int {
+    let native = || {
+        for i in 0..n as usize {
+            // SAFETY: the program's list of `n` headers.
+            within(|| unsafe { leave_passed(&raw const (*list.add(i)).msg_hdr) });
+        }
+        call_libc!(sendmmsg, libc::SYS_sendmmsg,
+            (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int)
+    };
     if DESCRIPTORS.has(fd) && n > 0 && !user_memory::is_nowhere(list, 1) {
         for i in 0..n as usize {
             // SAFETY: the program's list of `n` headers.
@@ -479,129 +542,10 @@ pub(super) unsafe extern "C-unwind" fn sendmmsg(
                 return n as c_int;
             }
         }
+        // SAFETY: the same call.
+        return by_kernel(fd, || unsafe { sendmmsg(fd, list, n, flags) }, native);
     }
-    for i in 0..n as usize {
-        // SAFETY: the program's list of `n` headers.
-        within(|| unsafe { leave_passed(&raw const (*list.add(i)).msg_hdr) });
-    }
-    call_libc!(sendmmsg, libc::SYS_sendmmsg,
-        (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int)
-}
-
-/// `sendfile` into an SMC connection. `None`: the kernel carries out the call.
-///
-/// # Safety
-/// `offset` is null or leads to an offset.
-unsafe fn sendfile_here(
-    to: c_int,
-    from: c_int,
-    offset: *mut off64_t,
-    n: usize,
-) -> Option<SysResult> {
-    let descriptor = DESCRIPTORS.get(to)?;
-    let n = n.min(0x7fff_f000);
-    loop {
-        // SAFETY: the caller's promise.
-        let offset = unsafe { offset.as_mut() };
-        return Some(match transfer::dispatch_write(&descriptor, to, false) {
-            Dispatch::Kernel => return None,
-            Dispatch::Fail(error) => Err(error),
-            Dispatch::Keep(socket) => {
-                let mut is_decided = false;
-                let keep = |bufs: &[IoSlice<'_>]| {
-                    let kept = transfer::keep(&descriptor, socket, to, bufs, 0);
-                    is_decided = kept.is_none();
-                    kept.unwrap_or(Err(Errno(libc::EAGAIN)))
-                };
-                match transfer::sendfile(keep, from, offset, n) {
-                    Err(_) if is_decided => continue,
-                    result => result,
-                }
-            }
-            Dispatch::Smc(socket, stream) => {
-                let send = |bufs: &[IoSlice<'_>]| transfer::send((socket, stream), bufs, 0);
-                transfer::sendfile(send, from, offset, n)
-            }
-        });
-    }
-}
-
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C-unwind" fn sendfile(
-    to: c_int,
-    from: c_int,
-    offset: *mut off64_t,
-    n: size_t,
-) -> ssize_t {
-    if DESCRIPTORS.has(to) {
-        // SAFETY: the program's offset.
-        if let Some(result) = restartable(|| unsafe { sendfile_here(to, from, offset, n) }) {
-            return libc_result(result);
-        }
-    }
-    call_libc!(sendfile, libc::SYS_sendfile,
-        (to: c_int, from: c_int, offset: *mut off64_t, n: size_t) -> ssize_t)
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn sendfile64(
-    to: c_int,
-    from: c_int,
-    offset: *mut off64_t,
-    n: size_t,
-) -> ssize_t {
-    // SAFETY: the same call.
-    unsafe { sendfile(to, from, offset, n) }
-}
-
-/// `splice` from or into an SMC connection. Each end is a descriptor, and whether the program names
-/// no position in it. `None`: the kernel carries out the call.
-fn splice_here(
-    ((from, no_from), (to, no_to)): ((c_int, bool), (c_int, bool)),
-    n: usize,
-    flags: c_uint,
-) -> Option<SysResult> {
-    let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
-    for (fd, out) in [(from, true), (to, false)] {
-        let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
-        let dispatch = if out { transfer::dispatch_read } else { transfer::dispatch_transfer };
-        return Some(match dispatch(&descriptor, fd, dont_wait) {
-            Dispatch::Kernel => continue,
-            Dispatch::Keep(_) => Err(Errno(libc::EAGAIN)),
-            Dispatch::Fail(error) => Err(error),
-            Dispatch::Smc(..) if !no_from || !no_to => {
-                // Neither has a position, but the kernel looks at the pipe first.
-                let is_einval = if out { no_to } else { no_from };
-                Err(Errno(if is_einval { libc::EINVAL } else { libc::ESPIPE }))
-            }
-            Dispatch::Smc(socket, stream) if out => {
-                transfer::splice_out((socket, stream), to, n, dont_wait)
-            }
-            Dispatch::Smc(socket, stream) => {
-                transfer::splice_in((socket, stream), from, n, dont_wait)
-            }
-        });
-    }
-    None
-}
-
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C-unwind" fn splice(
-    from: c_int,
-    from_at: *mut off64_t,
-    to: c_int,
-    to_at: *mut off64_t,
-    n: size_t,
-    flags: c_uint,
-) -> ssize_t {
-    let ends = ((from, from_at.is_null()), (to, to_at.is_null()));
-    if (DESCRIPTORS.has(from) || DESCRIPTORS.has(to))
-        && let Some(result) = restartable(|| splice_here(ends, n, flags))
-    {
-        return libc_result(result);
-    }
-    call_libc!(splice, libc::SYS_splice, (from: c_int, from_at: *mut off64_t, to: c_int,
-          to_at: *mut off64_t, n: size_t, flags: c_uint) -> ssize_t)
+    native()
 }
 
 /// The flags of `preadv2` and `pwritev2` that mean nothing, or not to wait.

@@ -8,10 +8,11 @@ use crate::hooks::escapes::{leave, leave_standard};
 use crate::hooks::libc_symbols::call_libc;
 use crate::hooks::within::within;
 use crate::io::{control, kernel};
+use crate::relay::take_back;
 use crate::selection::{answering_listeners, option, session, waiting, worthwhile};
 use crate::socket::descriptors;
 use crate::socket::sleeper::Sleeper;
-use crate::socket::table::{DESCRIPTORS, Descriptor};
+use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
 use crate::sys::own_numbers;
 use crate::sys::raw::{self, Errno};
 use crate::sys::user_memory::libc_result;
@@ -114,17 +115,22 @@ fn close_from(first: c_int) {
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn dup(old: c_int) -> c_int {
-    let new = call_libc!(dup, libc::SYS_dup, (old: c_int) -> c_int);
-    if new >= 0 {
-        within(|| {
+    within(|| {
+        let held = held(old);
+        let new = call_libc!(dup, libc::SYS_dup, (old: c_int) -> c_int);
+        if new >= 0 {
             descriptors::remove_stale(new);
-            if DESCRIPTORS.has(old) {
-                descriptors::duplicate(old, new);
-                leave_standard(new);
-            }
-        });
-    }
-    new
+            descriptors::duplicate(old, new);
+            drop(held);
+            leave_standard(new);
+        }
+        new
+    })
+}
+
+/// The entry of a known descriptor, whose number stays what it is as long as the caller has it.
+fn held(fd: c_int) -> Option<DescriptorRef> {
+    if DESCRIPTORS.has(fd) { take_back::hold(fd) } else { None }
 }
 
 /// What `dup2` and `dup3` have in common; `flags` as `dup3`.
@@ -136,6 +142,7 @@ fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
     if old == new || (!DESCRIPTORS.has(old) && !DESCRIPTORS.has(new)) {
         return libc_result(raw::dup3(old, new, flags)) as c_int;
     }
+    let held = held(old);
     // If `old` is not open, the call fails, and `new` stays as it is.
     if let Err(error) = raw::fcntl(old, libc::F_GETFD, 0) {
         return libc_result(Err(error)) as c_int;
@@ -148,7 +155,7 @@ fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
     if result >= 0 {
         descriptors::duplicate(old, new);
     }
-    drop(numbers);
+    drop((numbers, held));
     if result >= 0 {
         leave_standard(new);
     }
@@ -196,18 +203,21 @@ fn fcntl_here(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
         // The kernel sends SIGURG.
         leave(fd);
     }
+    let held = held(fd);
     let result = call_libc!(fcntl, libc::SYS_fcntl, (fd: c_int, command: c_int, argument: c_ulong)
                        -> c_int);
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if result >= 0 => {
             descriptors::remove_stale(result);
-            if DESCRIPTORS.has(fd) {
-                descriptors::duplicate(fd, result);
-                leave_standard(result);
-            }
+            descriptors::duplicate(fd, result);
+            drop(held);
+            leave_standard(result);
         }
         // The kernel sends the signals.
-        libc::F_SETFL if result >= 0 && argument & libc::O_ASYNC as c_ulong != 0 => leave(fd),
+        libc::F_SETFL if result >= 0 && argument & libc::O_ASYNC as c_ulong != 0 => {
+            drop(held);
+            leave(fd);
+        }
         libc::F_SETFL if result >= 0 => {
             if DESCRIPTORS.has(fd)
                 && let Some(descriptor) = DESCRIPTORS.get(fd)
@@ -244,7 +254,10 @@ pub(super) unsafe extern "C-unwind" fn ioctl(
 /// # Safety
 /// As `ioctl`.
 unsafe fn ioctl_here(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
-    let known = DESCRIPTORS.get(fd);
+    if matches!(request, FIOSETOWN | SIOCSPGRP) {
+        leave(fd);
+    }
+    let known = take_back::hold(fd);
     if let Some(descriptor) = &known
         && let Some(answer) = control::ioctl(fd, descriptor, request)
     {
@@ -257,9 +270,6 @@ unsafe fn ioctl_here(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int
             }
             Err(error) => libc_result(Err(error)) as c_int,
         };
-    }
-    if known.is_some() && matches!(request, FIOSETOWN | SIOCSPGRP) {
-        leave(fd);
     }
     let result = call_libc!(ioctl, libc::SYS_ioctl,
         (fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int);

@@ -11,6 +11,7 @@ use crate::hooks::exec::{self, Target, Words};
 use crate::hooks::libc_symbols::{Symbol, call_libc, symbols};
 use crate::hooks::within::within;
 use crate::io::kernel;
+use crate::relay::take_back;
 use crate::selection::{answering_listeners, handed_listeners, session};
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::fork_lock::ForkMutex;
@@ -264,6 +265,7 @@ unsafe extern "C-unwind" fn posix_spawn_file_actions_destroy(actions: *mut c_voi
 }
 
 fn before_spawn(actions: *const c_void, target: &Target) {
+    take_back::begin_spawn();
     fork::note_sharing_child();
     fork::note_child();
     if config::get().is_none() {
@@ -279,7 +281,9 @@ macro_rules! spawns {
         $(#[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
             within(|| before_spawn($actions, &$target));
-            call_libc!($name, -1, ($($arg: $type),*) -> $result)
+            let result = call_libc!($name, -1, ($($arg: $type),*) -> $result);
+            take_back::end_spawn();
+            result
         })*
     };
 }

@@ -13,6 +13,7 @@ use crate::hooks::within::within;
 use crate::io::kernel;
 use crate::next_program::TargetProgram;
 use crate::relay::keeper::{self, KeeperResult};
+use crate::relay::take_back;
 use crate::selection::{answering_listeners, handed_listeners, session, waiting};
 use crate::sys::user_memory::{errno, is_nowhere, set_errno};
 use crate::{config, fork, relay};
@@ -156,7 +157,23 @@ pub(super) fn leave_to(target: &Target, named: impl Fn(c_int) -> bool) {
 /// Executes a program by `execute`, which returns if that fails. It is not within the library, whose
 /// state a child of vfork shares, and which leaves no signals blocked.
 fn around(target: impl FnOnce() -> Target, execute: impl FnOnce() -> c_int) -> c_int {
-    if config::get().is_none() || !within(|| prepare(&target())) {
+    if config::get().is_none() {
+        return execute();
+    }
+    // The parent of a child that shares its memory would count it for ever.
+    let counts = !fork::shares_memory();
+    if counts {
+        within(take_back::begin_spawn);
+    }
+    let result = execute_with_keeper(target, execute);
+    if counts {
+        take_back::end_spawn();
+    }
+    result
+}
+
+fn execute_with_keeper(target: impl FnOnce() -> Target, execute: impl FnOnce() -> c_int) -> c_int {
+    if !within(|| prepare(&target())) {
         return execute();
     }
     let mut execute = Some(execute);

@@ -12,6 +12,7 @@ use crate::config;
 use crate::hooks::libc_symbols::call_libc;
 use crate::hooks::within::within;
 use crate::io::{epoll_ctl, epoll_wait};
+use crate::relay::take_back;
 use crate::socket::table::DESCRIPTORS;
 use crate::socket::{descriptors, registrations};
 use crate::sys::raw::{Errno, SysResult};
@@ -226,7 +227,7 @@ unsafe fn control_here(
     fd: c_int,
     event: *mut epoll_event,
 ) -> Option<SysResult> {
-    let descriptor = DESCRIPTORS.get(fd)?;
+    let descriptor = take_back::hold(fd)?;
     let Some(socket) = descriptor.stream() else {
         // A set in a set: the kernel polls the inner one.
         registrations::hand_to_kernel(fd);

@@ -9,9 +9,11 @@ use libc::{sockaddr, socklen_t};
 
 use crate::config;
 use crate::hooks::libc_symbols::{call_libc, symbols};
+use crate::hooks::loans::by_kernel;
 use crate::hooks::rebinding;
 use crate::hooks::within::{restartable, within};
 use crate::io::control;
+use crate::relay::take_back;
 use crate::selection::{
     answering_listeners, connect, establish, inherited_options, option, options,
 };
@@ -82,7 +84,7 @@ fn native_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> SysResult
 /// # Safety
 /// As `connect`.
 unsafe fn connect_here(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Option<SysResult> {
-    let descriptor = DESCRIPTORS.get(fd)?;
+    let descriptor = take_back::hold(fd)?;
     let socket = descriptor.stream()?;
     let native = || native_connect(fd, addr, len);
     // SAFETY: the caller's promise.
@@ -205,6 +207,17 @@ fn tcp_fd_of(fd: c_int) -> c_int {
     if DESCRIPTORS.has(fd) { within(of_connection).unwrap_or(fd) } else { fd }
 }
 
+/// Makes a short call on the TCP socket.
+fn on_tcp(fd: c_int, call: impl FnOnce(c_int) -> c_int) -> c_int {
+    if !DESCRIPTORS.has(fd) {
+        return call(fd);
+    }
+    within(|| {
+        let _held = take_back::hold(fd);
+        call(tcp_fd_of(fd))
+    })
+}
+
 /// The addresses of a connection that a relay of another process serves.
 fn relayed_names(fd: c_int) -> Option<AddressPair> {
     if !DESCRIPTORS.has(fd) {
@@ -231,9 +244,10 @@ pub(super) unsafe extern "C-unwind" fn getsockname(
         // SAFETY: the program's room.
         return libc_result(unsafe { user_memory::write_address(addr, len, local) }) as c_int;
     }
-    let fd = tcp_fd_of(fd);
-    call_libc!(getsockname, libc::SYS_getsockname, (fd: c_int, addr: *mut sockaddr,
-          len: *mut socklen_t) -> c_int)
+    on_tcp(fd, |fd| {
+        call_libc!(getsockname, libc::SYS_getsockname, (fd: c_int, addr: *mut sockaddr,
+            len: *mut socklen_t) -> c_int)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -250,9 +264,10 @@ pub(super) unsafe extern "C-unwind" fn getpeername(
     if DESCRIPTORS.has(fd) && within(is_over) {
         return libc_result(Err(Errno(libc::ENOTCONN))) as c_int;
     }
-    let fd = tcp_fd_of(fd);
-    call_libc!(getpeername, libc::SYS_getpeername, (fd: c_int, addr: *mut sockaddr,
-          len: *mut socklen_t) -> c_int)
+    on_tcp(fd, |fd| {
+        call_libc!(getpeername, libc::SYS_getpeername, (fd: c_int, addr: *mut sockaddr,
+            len: *mut socklen_t) -> c_int)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -276,6 +291,7 @@ unsafe fn get_option(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    let _held = if DESCRIPTORS.has(fd) { take_back::hold(fd) } else { None };
     // This question is a read.
     if (level, name) == (libc::IPPROTO_TCP, options::TCP_ZEROCOPY_RECEIVE)
         && DESCRIPTORS.has(fd)
@@ -367,7 +383,7 @@ unsafe fn set_option(
     len: socklen_t,
 ) -> c_int {
     inherited_options::note(fd, level, name);
-    let known = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
+    let known = if DESCRIPTORS.has(fd) { take_back::hold(fd) } else { None };
     let socket = known.as_ref().and_then(|descriptor| descriptor.stream());
     // SAFETY: the program's value.
     let is_on = || unsafe { asks_for(level, name, value, len) };
@@ -409,11 +425,14 @@ unsafe extern "C-unwind" fn sockatmark(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    let native = || call_libc!(shutdown, libc::SYS_shutdown, (fd: c_int, how: c_int) -> c_int);
     let here = || control::shutdown(fd, &DESCRIPTORS.get(fd)?, how);
-    if DESCRIPTORS.has(fd)
-        && let Some(result) = within(here)
-    {
-        return libc_result(result) as c_int;
+    if DESCRIPTORS.has(fd) {
+        if let Some(result) = within(here) {
+            return libc_result(result) as c_int;
+        }
+        // SAFETY: the same call.
+        return by_kernel(fd, || unsafe { shutdown(fd, how) }, native);
     }
-    call_libc!(shutdown, libc::SYS_shutdown, (fd: c_int, how: c_int) -> c_int)
+    native()
 }

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 
 use libc::{off64_t, socklen_t};
 
-use super::{bytes, clone, descriptors, exec, init, linux_aio, readiness, signals, sockets};
+use super::{bytes, clone, descriptors, exec, files, init, linux_aio, readiness, signals, sockets};
 use crate::config;
 use crate::hooks::within::within;
 use crate::sys::raw::{self, Errno};
@@ -76,9 +76,9 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
             call!(bytes::sendmmsg(a => c_int, b => *mut _, c => u32, d => c_int))
         }
         libc::SYS_sendfile => {
-            call!(bytes::sendfile(a => c_int, b => c_int, c => *mut off64_t, d => usize))
+            call!(files::sendfile(a => c_int, b => c_int, c => *mut off64_t, d => usize))
         }
-        libc::SYS_splice => call!(bytes::splice(a => c_int, b => *mut off64_t, c => c_int,
+        libc::SYS_splice => call!(files::splice(a => c_int, b => *mut off64_t, c => c_int,
             d => *mut off64_t, e => usize, f => u32)),
         libc::SYS_dup => call!(descriptors::dup(a => c_int)),
         libc::SYS_dup3 => call!(descriptors::dup3(a => c_int, b => c_int, c => c_int)),
