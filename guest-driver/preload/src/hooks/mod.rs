@@ -19,6 +19,7 @@ mod loans;
 mod namespaces;
 mod readiness;
 mod rebinding;
+mod sanitizers;
 mod signals;
 mod sockets;
 mod syscall;
