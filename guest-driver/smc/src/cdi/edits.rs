@@ -58,12 +58,14 @@ pub(super) enum Mount {
         /// The path in the container.
         container: String,
     },
-    /// An empty directory in memory, of a size in bytes, that everybody may write.
+    /// An empty directory in memory, of a size in bytes.
     Memory {
         /// The path in the container.
         container: &'static str,
         /// Bytes.
         size: u64,
+        /// Its mode.
+        mode: u32,
     },
 }
 
@@ -102,11 +104,14 @@ impl Edits {
             Ok(Mount::Bind { host: text(host)?, container })
         };
         let mut mounts = vec![
+            // A mount point below it is new with each start. Runtimes such as runc 1.1 take the mode of
+            // one that they find, and the directory of statistics would be root's from then on.
+            Mount::Memory { container: PLACE, size: 1 << 20, mode: 0o755 },
             // The directory, not the socket: the next daemon makes another socket.
             bind(directory, format!("{PLACE}/pool"))?,
             bind(&files.program, "/usr/local/bin/smc".into())?,
             bind(&files.preload_list, PRELOAD_LIST.into())?,
-            Mount::Memory { container: paths::CONTAINER_STATISTICS, size: 1 << 20 },
+            Mount::Memory { container: paths::CONTAINER_STATISTICS, size: 1 << 20, mode: 0o1777 },
         ];
         for lib in LIB {
             let there = format!("{PLACE}/preload/{lib}/libsmc_preload.so");
@@ -173,7 +178,7 @@ pub(super) mod tests {
         assert!(has("SMC_RUN_CONNECT", "10.0.0.0/8:80,any:90"));
         assert!(has("SMC_RUN_ACCEPT", "any"));
         assert!(edits.environment.iter().all(|(variable, _)| *variable != "LD_PRELOAD"));
-        assert!(matches!(&edits.mounts[0], Mount::Bind { host, .. } if host == "/run/ism/web"));
+        assert!(matches!(&edits.mounts[1], Mount::Bind { host, .. } if host == "/run/ism/web"));
     }
 
     #[test]

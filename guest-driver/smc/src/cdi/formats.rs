@@ -27,9 +27,11 @@ fn device(edits: &Edits) -> Value {
             "hostPath": host, "containerPath": container,
             "options": ["ro", "bind", "nosuid", "nodev"],
         }),
-        Mount::Memory { container, size } => json!({
+        Mount::Memory { container, size, mode } => json!({
             "hostPath": "tmpfs", "containerPath": container, "type": "tmpfs",
-            "options": ["nosuid", "nodev", "noexec", "mode=1777", format!("size={size}")],
+            "options": [
+                "nosuid", "nodev", "noexec", format!("mode={mode:o}"), format!("size={size}"),
+            ],
         }),
     };
     let variable = |(name, value): &(&str, String)| format!("{name}={value}");
@@ -66,8 +68,8 @@ pub(super) fn options(devices: &[Edits]) -> Result<String, CliError> {
         Mount::Bind { host, container } => {
             format!("type=bind,source={host},target={container},readonly")
         }
-        Mount::Memory { container, size } => {
-            format!("type=tmpfs,target={container},tmpfs-size={size},tmpfs-mode=1777")
+        Mount::Memory { container, size, mode } => {
+            format!("type=tmpfs,target={container},tmpfs-size={size},tmpfs-mode={mode:o}")
         }
     })
 }
@@ -81,8 +83,8 @@ pub(super) fn ctr(devices: &[Edits]) -> Result<String, CliError> {
         Mount::Bind { host, container } => {
             format!("type=bind,src={host},dst={container},options=rbind:ro:nosuid:nodev")
         }
-        Mount::Memory { container, size } => format!(
-            "type=tmpfs,src=tmpfs,dst={container},options=nosuid:nodev:noexec:mode=1777:size={size}"
+        Mount::Memory { container, size, mode } => format!(
+            "type=tmpfs,src=tmpfs,dst={container},options=nosuid:nodev:noexec:mode={mode:o}:size={size}"
         ),
     })
 }
@@ -124,7 +126,8 @@ pub(super) fn compose(devices: &[Edits]) -> Result<String, CliError> {
             Mount::Bind { host, container } => json!({
                 "type": "bind", "source": host, "target": container, "read_only": true,
             }),
-            Mount::Memory { container, size } => {
+            // Its mode is 1777: version 3 of the format has no field for it.
+            Mount::Memory { container, size, .. } => {
                 json!({ "type": "tmpfs", "target": container, "tmpfs": { "size": size } })
             }
         };
@@ -155,7 +158,9 @@ mod tests {
         let edits = &device["containerEdits"];
         assert_eq!(edits["hooks"][0]["args"], json!(["smc", "grant", "--hook"]));
         let mounts = edits["mounts"].as_array().unwrap();
-        assert_eq!(mounts.len(), 7);
+        assert_eq!(mounts.len(), 8);
+        // What is mounted below it follows it.
+        assert_eq!(mounts[0]["containerPath"], "/run/smc");
         for mount in mounts.iter().filter(|mount| mount["type"] != "tmpfs") {
             assert!(mount["options"].as_array().unwrap().contains(&json!("ro")), "{mount}");
         }
