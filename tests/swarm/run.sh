@@ -150,7 +150,7 @@ left() {
             -path "/run/docker/libnetwork/*" -prune -o -print
             cut -d" " -f5 /proc/self/mountinfo
             ps -e -o comm= | grep -vxE "sh|bash|sleep|ps|grep|find|cut"'
-        find /sys/fs/cgroup -type d -path "*/$name-$1*"
+        find /sys/fs/cgroup -type d -path "*/$name-$1*" 2>/dev/null || true
     ) | sort
 }
 
