@@ -171,6 +171,8 @@ podman import -q image.tar localhost/debian >/dev/null
 say_block $page podman curl 'Welcome to nginx' 'exec web' 'nginx [0-9]+ +[1-9]' \
     redis-benchmark 'GET: [0-9.]+ requests per second' 'exec store' 'redis-server [0-9]+ +[1-9]' \
     'stat fabric' 'pool: [2-9] of 64 devices in use'
+say_block $page metrics metrics \
+    'smc_handshakes_total\{container="web",program="nginx",kind="SMC-D"\} [1-9]'
 podman rm --force --time 0 --all >/dev/null
 life podman --device virtio-ism/fabric=any
 if [ $unified = /sys/fs/cgroup ]; then

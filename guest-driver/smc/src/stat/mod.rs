@@ -6,6 +6,7 @@ mod daemon;
 mod endpoints;
 mod filter;
 mod host;
+mod metrics;
 pub(crate) mod processes;
 mod table;
 mod tables;
@@ -40,6 +41,7 @@ this user, and for root those of all users and containers. If XDG_RUNTIME_DIR is
   endpoints     servers and listeners: what their connections are like, and whether a client leaves
                 them to TCP because SMC would be slower
   totals        results of handshakes, with the reasons of TCP counted by code
+  metrics       the same for Prometheus, by program; in a container it shows the container's processes
 
 Of a daemon:
   DMBs        registered buffers and their bytes; attached: buffers of peers it may write
@@ -93,6 +95,10 @@ pub(crate) struct StatArgs {
     #[command(flatten)]
     view: tables::View,
 
+    /// A further label of each metric, such as the name of the container; repeat it for more.
+    #[arg(long, value_name = "NAME=VALUE")]
+    label: Vec<metrics::Label>,
+
     /// Repeat every SECONDS seconds.
     #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
           value_parser = clap::value_parser!(u32).range(1..=86400))]
@@ -109,6 +115,7 @@ enum What {
     Rnics,
     Endpoints,
     Totals,
+    Metrics,
 }
 
 impl What {
@@ -226,6 +233,7 @@ impl Snapshot {
             What::Rnics => tables::rnics(processes),
             What::Endpoints => endpoints::table_of(processes),
             What::Totals => tables::totals(processes),
+            What::Metrics => metrics::text(processes, &args.label),
         }
     }
 

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the processes of a container have, in the text format of Prometheus.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::processes::Processes;
+
+/// Labels that samples have by themselves.
+const OWN_LABELS: [&str; 4] = ["program", "kind", "reason", "side"];
+
+/// A label that the user gives to all samples: a name, and a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Label {
+    name: String,
+    value: String,
+}
+
+impl std::str::FromStr for Label {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Label, String> {
+        let (name, value) = text.split_once('=').ok_or("a label is NAME=VALUE")?;
+        let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        match is_name && !OWN_LABELS.contains(&name) {
+            true => Ok(Label { name: name.to_owned(), value: value.to_owned() }),
+            false => Err(format!("{name:?} is no name of a label, or one that samples have")),
+        }
+    }
+}
+
+/// Samples of a metric: their values by their labels.
+#[derive(Default)]
+struct Samples(BTreeMap<String, u64>);
+
+impl Samples {
+    fn add(&mut self, labels: String, value: u64) {
+        let sum = self.0.entry(labels).or_default();
+        *sum = sum.saturating_add(value);
+    }
+
+    fn write(&self, text: &mut String, name: &str, kind: &str, help: &str) {
+        // Writing to a string does not fail.
+        let _ = write!(text, "# HELP {name} {help}.\n# TYPE {name} {kind}\n");
+        for (labels, value) in &self.0 {
+            let _ = writeln!(text, "{name}{{{labels}}} {value}");
+        }
+    }
+}
+
+/// A value of a label, as the format has it.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// All metrics. Processes of one program are one sample: their ids would be without number.
+pub(super) fn text(processes: &Processes, labels: &[Label]) -> String {
+    let common =
+        labels.iter().map(|Label { name, value }| format!("{name}=\"{}\",", escaped(value)));
+    let common: String = common.collect();
+    let mut handshakes = Samples::default();
+    let mut reasons = Samples::default();
+    let mut connections = Samples::default();
+    let mut running = Samples::default();
+    for process in &processes.list {
+        let who = format!("{common}program=\"{}\"", escaped(&process.program));
+        let totals = &process.totals;
+        let kinds = [
+            ("SMC-D", totals.smc_d),
+            ("SMC-R", totals.smc_r),
+            ("TCP", totals.tcp),
+            ("broken", totals.broken),
+        ];
+        for (kind, count) in kinds {
+            handshakes.add(format!("{who},kind=\"{kind}\""), count);
+        }
+        for reason in &totals.reasons {
+            let (name, side) = (escaped(&reason.name), escaped(&reason.side));
+            reasons.add(format!("{who},reason=\"{name}\",side=\"{side}\""), reason.count);
+        }
+        for connection in &process.connections {
+            let kind = connection.kind.split(' ').next().unwrap_or_default();
+            connections.add(format!("{who},kind=\"{}\"", escaped(kind)), 1);
+        }
+        running.add(who, 1);
+    }
+    let mut text = String::new();
+    let help = "Connections by what their handshake has made of them";
+    handshakes.write(&mut text, "smc_handshakes_total", "counter", help);
+    let help = "Connections that went on as TCP, by the reason and the end that it is about";
+    reasons.write(&mut text, "smc_tcp_total", "counter", help);
+    connections.write(&mut text, "smc_connections", "gauge", "Connections that are open");
+    running.write(&mut text, "smc_processes", "gauge", "Processes with SMC");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use guest_driver::statistics::{Connection, Handshakes, Process, Reason};
+
+    use super::*;
+
+    const DASHBOARD: &str =
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/grafana-programs.json"));
+
+    fn nginx(smc_d: u64) -> Process {
+        let reason = Reason {
+            name: "NOSMCD2DEV".into(),
+            side: "here".into(),
+            says: "no \"fabric\"".into(),
+            count: 3,
+            ..Reason::default()
+        };
+        let totals = Handshakes { smc_d, tcp: 3, reasons: vec![reason], ..Handshakes::default() };
+        let connection = Connection { kind: "SMC-D v2.1".into(), ..Connection::default() };
+        Process {
+            program: "ng\"inx\\".into(),
+            totals,
+            connections: vec![connection],
+            ..Process::default()
+        }
+    }
+
+    #[test]
+    fn processes_of_a_program_are_one_sample_and_names_cannot_break_lines() {
+        let processes = Processes { list: vec![nginx(5), nginx(7)], silent: Vec::new() };
+        let labels = ["container=we\nb".parse().unwrap()];
+        let text = text(&processes, &labels);
+        let who = r#"container="we\nb",program="ng\"inx\\""#;
+        for line in [
+            format!("smc_handshakes_total{{{who},kind=\"SMC-D\"}} 12"),
+            format!("smc_handshakes_total{{{who},kind=\"TCP\"}} 6"),
+            format!("smc_tcp_total{{{who},reason=\"NOSMCD2DEV\",side=\"here\"}} 6"),
+            format!("smc_connections{{{who},kind=\"SMC-D\"}} 2"),
+            format!("smc_processes{{{who}}} 2"),
+        ] {
+            assert!(text.lines().any(|one| one == line), "{line} is not in\n{text}");
+        }
+        assert_eq!(text.matches("# TYPE smc_tcp_total counter\n").count(), 1);
+    }
+
+    #[test]
+    fn a_label_has_a_name_that_is_free() {
+        assert!("pod=a=b".parse::<Label>().is_ok_and(|label| label.value == "a=b"));
+        for wrong in ["", "=x", "pod", "1a=x", "a-b=x", "kind=x", "program=x", "a b=x"] {
+            assert!(wrong.parse::<Label>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_dashboard_of_programs_shows_every_metric_and_no_other() {
+        let processes = Processes { list: vec![nginx(1)], silent: Vec::new() };
+        let text = text(&processes, &[]);
+        let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+        let panels = dashboard["panels"].as_array().unwrap();
+        let queries: Vec<&str> = panels
+            .iter()
+            .flat_map(|panel| panel["targets"].as_array().unwrap())
+            .map(|target| target["expr"].as_str().unwrap())
+            .collect();
+        let names: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+            .collect();
+        for name in &names {
+            assert!(queries.iter().any(|query| query.contains(&format!("{name}{{"))), "{name}");
+        }
+        for query in queries {
+            let found = names.iter().filter(|name| query.contains(&format!("{name}{{"))).count();
+            assert_eq!(found, 1, "{query}");
+            assert_eq!(query.contains("_total{"), query.contains("rate("), "{query}");
+        }
+    }
+}
