@@ -449,6 +449,7 @@ impl Dialogue<'_> {
             Kind::Accept => self.user = gid_of(&half("gid"), &half("extended_gid")),
             Kind::Confirm => self.carries_smc = true,
             Kind::Decline => self.carries_smc = false,
+            Kind::Llc(_) => {}
         }
     }
 

@@ -9,16 +9,16 @@ pub(crate) struct FieldLayout(
     pub(crate) &'static [(&'static str, u8, u8)],
 );
 
-const fn field(name: &'static str, len: usize) -> FieldLayout {
+pub(crate) const fn field(name: &'static str, len: usize) -> FieldLayout {
     FieldLayout(name, len, &[])
 }
 
-const fn reserved(len: usize) -> FieldLayout {
+pub(crate) const fn reserved(len: usize) -> FieldLayout {
     FieldLayout("reserved", len, &[])
 }
 
 /// One byte of parts: name, place of the lowest bit, number of bits.
-const fn parts(parts: &'static [(&'static str, u8, u8)]) -> FieldLayout {
+pub(crate) const fn parts(parts: &'static [(&'static str, u8, u8)]) -> FieldLayout {
     FieldLayout("", 1, parts)
 }
 

@@ -15,6 +15,7 @@ mod fabric;
 mod facts;
 mod layout;
 mod link;
+mod llc;
 mod message;
 mod outcome;
 mod peer;

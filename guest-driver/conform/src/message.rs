@@ -7,6 +7,7 @@
 use toml::{Table, Value};
 
 use crate::layout::{self as l, Plan, Span};
+use crate::llc::{self, Llc, Shape};
 use crate::value::{Scope, as_number, bytes_of};
 
 const SMCR: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xd9];
@@ -14,20 +15,23 @@ const SMCD: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xc4];
 /// Code of "none" in the type bits of a Proposal.
 const NONE: u64 = 2;
 
-/// The four messages.
+/// The four messages of CLC, and those of LLC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    Proposal = 1,
-    Accept = 2,
-    Confirm = 3,
-    Decline = 4,
+    Proposal,
+    Accept,
+    Confirm,
+    Decline,
+    Llc(Llc),
 }
 
+/// The messages of CLC, in the order of their types, which begin with 1.
+const OF_CLC: [Kind; 4] = [Kind::Proposal, Kind::Accept, Kind::Confirm, Kind::Decline];
+
 impl Kind {
+    /// A message of CLC by its type.
     pub(crate) fn of(code: u8) -> Option<Kind> {
-        [Kind::Proposal, Kind::Accept, Kind::Confirm, Kind::Decline]
-            .into_iter()
-            .find(|kind| *kind as u8 == code)
+        OF_CLC.get(usize::from(code.checked_sub(1)?)).copied()
     }
 
     /// In messages for people, and in cases.
@@ -37,6 +41,7 @@ impl Kind {
             Kind::Accept => "accept",
             Kind::Confirm => "confirm",
             Kind::Decline => "decline",
+            Kind::Llc(kind) => kind.name(),
         }
     }
 }
@@ -63,6 +68,7 @@ enum Form {
     Decline {
         long: bool,
     },
+    Llc(Shape),
 }
 
 /// A message with the places of its fields.
@@ -77,6 +83,7 @@ fn plan(form: Form) -> Plan {
     let mut plan = Plan::default();
     plan.tables(&[l::START]);
     match form {
+        Form::Llc(shape) => return llc::plan(shape),
         Form::Proposal { long, subnet, v2, smcd } => {
             plan.tables(&[l::PROPOSAL_FLAGS, l::PROPOSAL]);
             if long {
@@ -164,8 +171,19 @@ impl Message {
 }
 
 /// Fields that say what a message consists of, and are none themselves.
-const STRUCTURE: &[&str] =
-    &["message", "form", "subnet", "prefixes", "eids", "entries", "smcd", "extension", "gid_list"];
+const STRUCTURE: &[&str] = &[
+    "message",
+    "form",
+    "subnet",
+    "prefixes",
+    "eids",
+    "entries",
+    "smcd",
+    "extension",
+    "gid_list",
+    "keys",
+    "pairs",
+];
 
 /// What the fields of a base and those of a case have in common to say.
 struct Fields<'a> {
@@ -197,6 +215,12 @@ impl Fields<'_> {
     }
 
     fn form(&self, message: &str) -> Result<(Kind, Form), String> {
+        if let Some(kind) = Llc::of_name(message) {
+            let agreed = self.scope.get("llc_version").map_or(2, as_number);
+            let is_v2 = self.number("version", agreed)? >= 2;
+            let keys = self.list("keys")?.len() + self.list("pairs")?.len();
+            return Ok((Kind::Llc(kind), Form::Llc(Shape { kind, is_v2, keys })));
+        }
         let (kind, smc_type) = match message.split_once('-') {
             Some(("accept", smc_type)) => (Kind::Accept, smc_type),
             Some(("confirm", smc_type)) => (Kind::Confirm, smc_type),
@@ -261,22 +285,28 @@ pub(crate) fn encode(table: &Table, scope: &Scope) -> Result<Message, String> {
     let Plan { spans, at } = plan(form);
     let mut message = Message { kind, bytes: vec![0; at], spans };
     let mut values: Vec<(String, Value)> = derived(kind, form, at);
-    for (list, member) in [("eids", "eid"), ("gid_list", "gid_list")] {
+    for (list, member) in [("eids", "eid"), ("gid_list", "gid_list"), ("keys", "key")] {
         for (i, value) in fields.list(list)?.into_iter().enumerate() {
             values.push((format!("{member}[{i}]"), value));
         }
     }
-    for (list, member, [first, second]) in
-        [("entries", "entry", ["gid", "chid"]), ("prefixes", "prefix", ["address", "bits"])]
-    {
+    let of_parts: [(&str, &str, &[&str]); 3] = [
+        ("entries", "entry", &["gid", "chid"]),
+        ("prefixes", "prefix", &["address", "bits"]),
+        ("pairs", "pair", &["reference", "new", "address"]),
+    ];
+    for (list, member, parts) in of_parts {
         for (i, value) in fields.list(list)?.into_iter().enumerate() {
-            let Value::Array(pair) = value else { return Err(format!("{list}: no pair")) };
-            for (part, value) in [first, second].into_iter().zip(pair) {
+            let Value::Array(values_of) = value else { return Err(format!("{list}: no list")) };
+            for (part, value) in parts.iter().zip(values_of) {
                 values.push((format!("{member}[{i}].{part}"), value));
             }
         }
     }
-    let own = table.iter().filter(|(name, _)| !STRUCTURE.contains(&name.as_str()));
+    let is_llc = matches!(kind, Kind::Llc(_));
+    let own = table.iter().filter(|(name, _)| {
+        !(STRUCTURE.contains(&name.as_str()) || is_llc && name.as_str() == "version")
+    });
     values.extend(own.map(|(name, value)| (name.clone(), value.clone())));
     for (name, value) in values {
         let span = message.named(&name).next().cloned();
@@ -294,10 +324,23 @@ pub(crate) fn encode(table: &Table, scope: &Scope) -> Result<Message, String> {
 }
 
 /// Fields that not every form of a message has, so that a base can name them for all forms.
-const OPTIONAL: &[&str] =
-    &["eid_count", "entry_count", "prefix_count", "gid_count", "network", "mask_bits"];
+const OPTIONAL: &[&str] = &[
+    "eid_count",
+    "entry_count",
+    "prefix_count",
+    "gid_count",
+    "network",
+    "mask_bits",
+    "max_conns",
+    "max_links",
+];
 
 fn derived(kind: Kind, form: Form, len: usize) -> Vec<(String, Value)> {
+    if let Form::Llc(shape) = form {
+        let values = llc::derived(shape, len).into_iter();
+        return values.map(|(name, value)| (name, Value::Integer(value))).collect();
+    }
+    let code = OF_CLC.iter().position(|other| *other == kind).map_or(0, |at| at + 1);
     let eye = match form {
         Form::D1 | Form::D2(_) => SMCD,
         _ => SMCR,
@@ -310,7 +353,7 @@ fn derived(kind: Kind, form: Form, len: usize) -> Vec<(String, Value)> {
     let mut values: Vec<(String, i64)> = vec![
         ("eye_catcher".into(), i64::from(u32::from_be_bytes(eye))),
         ("trailer".into(), i64::from(u32::from_be_bytes(eye))),
-        ("type".into(), kind as i64),
+        ("type".into(), as_i64(code)),
         ("length".into(), as_i64(len)),
         ("version".into(), version),
     ];
@@ -393,6 +436,21 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Message, String> {
         return Err("a proposal begins with SMCD".into());
     }
     Ok(message)
+}
+
+/// Reads a whole LLC message of the target.
+///
+/// # Errors
+/// What is wrong with it, as a sentence.
+pub(crate) fn parse_llc(bytes: &[u8]) -> Result<Message, String> {
+    let shape = llc::shape_of(bytes)?;
+    let Plan { spans, at } = plan(Form::Llc(shape));
+    // A refusal of Add Link may end after the 44 bytes that version 1 has.
+    let is_good = at == bytes.len() || (shape.kind == Llc::AddLink && bytes.len() == llc::LEN);
+    match is_good {
+        true => Ok(Message { kind: Kind::Llc(shape.kind), bytes: bytes.to_vec(), spans }),
+        false => Err(format!("{} has {} bytes, not {at}", shape.kind.name(), bytes.len())),
+    }
 }
 
 #[cfg(test)]
