@@ -45,15 +45,80 @@ impl Role {
         }
     }
 
-    /// The well-formed handshake of version 2 of SMC-D with a target of this role.
-    fn handshake(self) -> Vec<Step> {
-        let send = |base: &str| Step { send: Some(base.into()), ..Step::default() };
-        let expect = |outcome: &str| Step { expect: vec![outcome.into()], ..Step::default() };
-        match self {
-            Role::Server => vec![send("proposal"), expect("accept"), send("confirm*")],
-            Role::Client => vec![expect("proposal"), send("accept"), expect("confirm")],
-        }
+    /// The well-formed handshake with a target of this role.
+    fn handshake(self, establish: &Establish) -> Result<Vec<Step>, String> {
+        let steps = match (self, establish) {
+            (_, Establish::SmcD(false)) => return Ok(Vec::new()),
+            (Role::Server, Establish::SmcD(_)) => {
+                "[{ send = 'proposal' }, { expect = ['accept'] }, { send = 'confirm*' }]".to_owned()
+            }
+            (Role::Client, Establish::SmcD(_)) => {
+                "[{ expect = ['proposal'] }, { send = 'accept' }, { expect = ['confirm'] }]".into()
+            }
+            (_, Establish::SmcR(what)) => {
+                let (version, links, is_whole) = match what.as_str() {
+                    "r1" => (1, 1, false),
+                    "r2" => (2, 1, false),
+                    "two-r2" => (2, 2, false),
+                    "link-r1" => (1, 1, true),
+                    "link-r2" => (2, 1, true),
+                    _ => return Err(format!("nothing called {what:?} can be established")),
+                };
+                let clc = if self == Role::Server { R_SERVER } else { R_CLIENT };
+                let llc = match (self, version) {
+                    _ if !is_whole => "",
+                    (Role::Server, 1) => LINK_SERVER_V1,
+                    (Role::Server, _) => LINK_SERVER_V2,
+                    (Role::Client, 1) => LINK_CLIENT_V1,
+                    (Role::Client, _) => LINK_CLIENT_V2,
+                };
+                let steps = format!("[{clc}{llc}]").replace("{v}", &version.to_string());
+                steps.replace("{links}", &links.to_string())
+            }
+        };
+        let table: Table = format!("steps = {steps}").parse().map_err(|e| format!("{e}"))?;
+        let steps = table.get("steps").cloned().unwrap_or(Value::Array(Vec::new()));
+        steps.try_into().map_err(|error| format!("{error}"))
     }
+}
+
+/// The handshake of SMC-R as a peer that nobody knows, with one link where the version allows it.
+const R_SERVER: &str = "
+    { send = 'proposal-r{v}', fields = { peer_id = '$fresh_peer_id', max_links = {links} } },
+    { expect = [{ accept = { first_contact = 1 } }] },
+    { send = 'confirm-r{v}', fields = { peer_id = '$fresh_peer_id', \
+        max_conns = '$accept.max_conns', max_links = '$accept.max_links' } },";
+const R_CLIENT: &str = "
+    { expect = ['proposal'] },
+    { send = 'accept-r{v}', fields = { peer_id = '$fresh_peer_id', max_links = {links} } },
+    { expect = ['confirm'] },";
+/// What LLC has to do before data may flow.
+const LINK_SERVER_V2: &str = "
+    { expect = [{ llc-confirm-link = { reply = 0 } }] },
+    { send = 'llc-confirm-link-r2', fields = { reply = 1 } },";
+const LINK_SERVER_V1: &str = "
+    { expect = [{ llc-confirm-link = { reply = 0 } }] },
+    { send = 'llc-confirm-link-r1', fields = { reply = 1 } },
+    { expect = [{ llc-add-link = { reply = 0 } }] },
+    { send = 'llc-add-link', fields = { reply = 1, rejected = 1, reason = 1 } },";
+const LINK_CLIENT_V2: &str = "
+    { send = 'llc-confirm-link-r2' },
+    { expect = [{ llc-confirm-link = { reply = 1 } }] },";
+const LINK_CLIENT_V1: &str = "
+    { send = 'llc-confirm-link-r1' },
+    { expect = [{ llc-confirm-link = { reply = 1 } }] },
+    { send = 'llc-add-link' },
+    { expect = [{ llc-add-link = { reply = 1, rejected = 1 } }] },";
+
+/// What a step brings about.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum Establish {
+    /// SMC-D version 2.
+    SmcD(bool),
+    /// "r1", "r2": SMC-R up to Confirm; "two-r2": for two links; "link-r1", "link-r2": with the
+    /// first link.
+    SmcR(String),
 }
 
 /// The role of the cases of a file.
@@ -147,8 +212,7 @@ pub(crate) struct Step {
     #[serde(default)]
     pub(crate) reconnect: bool,
     /// Brings an SMC connection about: stands for the steps of [`Role::handshake`].
-    #[serde(default)]
-    establish: bool,
+    establish: Option<Establish>,
 }
 
 /// One case.
@@ -197,17 +261,18 @@ impl Case {
             return Err(format!("{:?} is no id: letters, digits, - and .", case.id));
         }
         case.role = role;
-        let steps = self.say.iter().flat_map(|step| match step.establish {
-            false => vec![step.clone()],
-            true => {
-                let mut steps = role.handshake();
-                if let Some(first) = steps.first_mut() {
-                    first.reconnect = step.reconnect;
-                }
-                steps
+        case.say.clear();
+        for step in &self.say {
+            let Some(establish) = &step.establish else {
+                case.say.push(step.clone());
+                continue;
+            };
+            let mut steps = role.handshake(establish)?;
+            if let Some(first) = steps.first_mut() {
+                first.reconnect = step.reconnect;
             }
-        });
-        case.say = steps.collect();
+            case.say.extend(steps);
+        }
         Ok(case)
     }
 }
@@ -315,6 +380,12 @@ impl Cases {
     pub(crate) fn names_token(&self, base: &str) -> bool {
         let base = self.base(base).unwrap_or_default();
         base.get("token").and_then(Value::as_str) == Some("$token")
+    }
+
+    /// Whether a base names a queue pair of the suite.
+    pub(crate) fn names_queue_pair(&self, base: &str) -> bool {
+        let base = self.base(base).unwrap_or_default();
+        base.get("qpn").and_then(Value::as_str) == Some("$qpn")
     }
 
     /// The cases that a template stands for.

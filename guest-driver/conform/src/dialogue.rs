@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Plays a case: its steps one after the other on one connection, or on several.
 
+mod contact;
+
 use std::time::{Duration, Instant};
 
 use toml::Value;
@@ -9,8 +11,11 @@ use crate::case::{Case, Cases, Split, Step};
 use crate::fabric::{Buffer, Fabric};
 use crate::link::{Event, Link, Passed};
 use crate::message::{Kind, Message};
-use crate::outcome::{Match, compare, describe, describe_all, falls_back, is_open, of_words};
+use crate::outcome::{
+    Match, compare, describe, describe_all, falls_back, is_of_link, is_open, of_words,
+};
 use crate::peer::{Connection, Peer, Program};
+use crate::rdma::{Adapter, QueuePair};
 use crate::stream::Stream;
 use crate::value::{Scope, as_number, bytes_of, to_hex};
 
@@ -59,6 +64,7 @@ pub(crate) struct CaseContext<'a> {
     pub(crate) scope: &'a Scope,
     pub(crate) peer: Peer<'a>,
     pub(crate) fabric: Option<&'a dyn Fabric>,
+    pub(crate) adapter: Option<&'a dyn Adapter>,
     pub(crate) data: DataPath,
 }
 
@@ -91,6 +97,8 @@ pub(crate) fn play(case: &Case, context: &CaseContext<'_>) -> CaseRun {
         program: None,
         buffers: Vec::new(),
         stream: None,
+        queue_pair: None,
+        is_linked: false,
         carries_smc: false,
         user: None,
         expected: Vec::new(),
@@ -129,6 +137,10 @@ struct Dialogue<'a> {
     buffers: Vec<Box<dyn Buffer>>,
     /// The data path, once a step used it.
     stream: Option<Stream>,
+    /// The own end of the link of SMC-R.
+    queue_pair: Option<Box<dyn QueuePair>>,
+    /// Whether it is connected, and the target has not ended it.
+    is_linked: bool,
     /// Whether a Confirm has passed, and the target has not ended the connection.
     carries_smc: bool,
     /// GID of the target.
@@ -149,6 +161,8 @@ impl Dialogue<'_> {
             stream.abort();
         }
         self.stream = None;
+        self.end_link();
+        self.queue_pair = None;
         if let Some(link) = self.link.take() {
             self.passed.push(link.passed);
         }
@@ -163,6 +177,11 @@ impl Dialogue<'_> {
         let Connection { tcp, program } = self.context.peer.connect().map_err(|w| (verdict, w))?;
         self.link = Some(Link::new(tcp).map_err(|error| (verdict, error.to_string()))?);
         self.program = program;
+        // Another peer each time, so that each connection makes a link group.
+        let [first, second, ..] = self.nonce();
+        let own = self.scope.get("peer_id").unwrap_or_default();
+        let fresh = [&[first, second][..], own.get(2..).unwrap_or_default()].concat();
+        self.scope.set("fresh_peer_id", fresh);
         Ok(())
     }
 
@@ -228,14 +247,23 @@ impl Dialogue<'_> {
         if cases.names_token(base) {
             self.make_buffer()?;
         }
+        if cases.names_queue_pair(base) {
+            self.make_queue_pair()?;
+        }
         let mut message = cases.message(base, &step.fields, &self.scope).map_err(lacks)?;
-        self.carries_smc |= message.kind == Kind::Confirm;
+        if message.kind == Kind::Confirm {
+            self.carries_smc = true;
+            self.connect_queue_pair("accept")?;
+        }
         // Checks of what follows compare with what the message was to say.
         message.publish(&mut self.scope);
         for edit in &step.edits {
             edit.apply(&mut message, &self.scope).map_err(lacks)?;
         }
         let mut bytes = message.bytes;
+        if matches!(message.kind, Kind::Llc(_)) {
+            return (0..step.repeat.unwrap_or(1)).try_for_each(|_| self.write_llc(&bytes));
+        }
         if let Some(then) = &step.then {
             let then = bytes_of(then, None, &self.scope).map_err(lacks)?;
             self.expected.extend(&then);
@@ -304,9 +332,18 @@ impl Dialogue<'_> {
         if step.expect.iter().any(|outcome| of_words(outcome).is_some()) {
             return self.expect_words(step, Duration::from_millis(within));
         }
+        let is_watched = self.is_linked && step.expect.iter().any(is_open);
+        if is_watched || step.expect.iter().any(is_of_link) {
+            return self.expect_llc(step);
+        }
         let event = self.link()?.next(Duration::from_millis(within));
         match &event {
-            Event::Message(message) => self.learn(message),
+            Event::Message(message) => {
+                self.learn(message);
+                if message.kind == Kind::Confirm {
+                    self.connect_queue_pair("confirm")?;
+                }
+            }
             Event::End | Event::Reset => self.carries_smc = false,
             _ => {}
         }

@@ -21,10 +21,14 @@ pub(crate) const NAMES: &[(&str, usize)] = &[
     ("link_id", 4),
     ("size", 1),
     ("qpn", 3),
+    ("psn", 3),
+    ("rkey", 4),
+    ("address", 8),
+    ("fresh_peer_id", 8),
 ];
 
 /// Facts without which the suite cannot see what a case is about. The others are about the target.
-const OF_THE_SUITE: &[&str] = &["data", "device", "echo", "option"];
+const OF_THE_SUITE: &[&str] = &["data", "device", "echo", "option", "rnic"];
 
 /// The facts that hold.
 #[derive(Clone, Debug, Default)]

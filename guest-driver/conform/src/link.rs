@@ -20,6 +20,8 @@ pub(crate) enum Event {
     End,
     /// RST.
     Reset,
+    /// The link of SMC-R is over, and why.
+    LinkDown(String),
     /// Nothing, for as long as the suite waited.
     Nothing,
 }
@@ -33,6 +35,16 @@ pub enum Sender {
     Target,
 }
 
+/// What carried bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Path {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// The first link of SMC-R.
+    Link,
+}
+
 /// Bytes as they were sent, or an event of TCP.
 #[derive(Clone, Debug)]
 pub struct Passed {
@@ -40,6 +52,8 @@ pub struct Passed {
     pub at: u64,
     /// The sender.
     pub from: Sender,
+    /// The path.
+    pub path: Path,
     /// The bytes; none for an event.
     pub bytes: Vec<u8>,
     /// The event in words, or empty.
@@ -72,7 +86,16 @@ impl Link {
         let kept: usize = self.passed.iter().map(|passed| passed.bytes.len()).sum();
         let bytes = bytes.get(..bytes.len().min(KEPT.saturating_sub(kept))).unwrap_or_default();
         let at = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.passed.push(Passed { at, from, bytes: bytes.to_vec(), event: event.to_owned() });
+        let (bytes, event) = (bytes.to_vec(), event.to_owned());
+        self.passed.push(Passed { at, from, path: Path::Tcp, bytes, event });
+    }
+
+    /// Notes what passed on the link of SMC-R.
+    pub(crate) fn note_llc(&mut self, from: Sender, bytes: &[u8], event: &str) {
+        self.note(from, bytes, event);
+        if let Some(last) = self.passed.last_mut() {
+            last.path = Path::Link;
+        }
     }
 
     /// Writes one segment. A target that has ended the connection is no error: what follows shows it.

@@ -5,6 +5,7 @@ use toml::{Table, Value};
 
 use crate::check::check;
 use crate::link::Event;
+use crate::llc::Llc;
 use crate::message::Kind;
 use crate::value::{Scope, to_hex};
 
@@ -38,19 +39,46 @@ pub(crate) fn compare(event: &Event, outcome: &Value, scope: &Scope) -> Result<M
         "accept" => Some(Kind::Accept),
         "confirm" => Some(Kind::Confirm),
         "decline" | "fallback" => Some(Kind::Decline),
-        "end" | "reset" | "open" | "data" | "cdc" => None,
-        _ => return Err(format!("no outcome is called {name:?}")),
+        "end" | "reset" | "open" | "data" | "cdc" | "down" => None,
+        name => match Llc::of_name(name) {
+            Some(kind) => Some(Kind::Llc(kind)),
+            None => return Err(format!("no outcome is called {name:?}")),
+        },
     };
     Ok(match (event, kind) {
+        // A request is no answer, and the other way round.
+        (Event::Message(message), Some(kind @ Kind::Llc(_))) if message.kind == kind => {
+            match check(message, &reply_only(checks), scope) {
+                Ok(()) => check(message, checks, scope).map_or_else(Match::Wrong, |()| Match::Yes),
+                Err(_) => Match::No,
+            }
+        }
         (Event::Message(message), Some(kind)) if message.kind == kind => {
             check(message, checks, scope).map_or_else(Match::Wrong, |()| Match::Yes)
         }
+        (Event::End | Event::Reset | Event::LinkDown(_), None) if name == "down" => Match::Yes,
         (Event::End, None) if name == "end" => Match::Yes,
         (Event::Reset, None) if name == "end" || name == "reset" => Match::Yes,
         (Event::Nothing, None) if name == "open" => Match::Yes,
         (Event::Data(_), None) if name == "data" => Match::Yes,
         _ => Match::No,
     })
+}
+
+/// What is checked of the reply bit alone.
+fn reply_only(checks: &Table) -> Table {
+    checks
+        .iter()
+        .filter(|(name, _)| *name == "reply")
+        .map(|(n, v)| (n.clone(), v.clone()))
+        .collect()
+}
+
+/// Whether an outcome is about the link of SMC-R.
+pub(crate) fn is_of_link(outcome: &Value) -> bool {
+    let is = |name: &str| name == "down" || Llc::of_name(name).is_some();
+    outcome.as_str().is_some_and(is)
+        || outcome.as_table().is_some_and(|table| table.keys().any(|name| is(name)))
 }
 
 /// Whether the event of an outcome is silence.
@@ -83,6 +111,7 @@ pub(crate) fn describe(event: &Event, within: u64) -> String {
         Event::Data(bytes) => {
             format!("{} bytes of data: {}", bytes.len(), to_hex(bytes.get(..16).unwrap_or(bytes)))
         }
+        Event::LinkDown(why) => format!("the end of the link: {why}"),
         Event::End => "an end (FIN)".into(),
         Event::Reset => "a reset (RST)".into(),
         Event::Nothing => format!("nothing within {within} ms"),

@@ -14,6 +14,7 @@ use crate::fabric::Fabric;
 use crate::facts::Facts;
 use crate::link::Passed;
 use crate::peer::{Announce, Peer};
+use crate::rdma::Adapter;
 use crate::value::Scope;
 
 /// The layer of the cases that find out what the target is.
@@ -66,6 +67,8 @@ pub struct Options<'a> {
     pub layers: Vec<String>,
     /// A device of the suite.
     pub fabric: Option<&'a dyn Fabric>,
+    /// An adapter of the suite for SMC-R.
+    pub adapter: Option<&'a dyn Adapter>,
     /// Connects with TCP option 254.
     pub announce: Option<&'a dyn Announce>,
     /// EIDs, GIDs, addresses.
@@ -116,6 +119,9 @@ impl Names {
         scope.set("link_id", [0x43, 0x46, 0, 1]);
         scope.set("size", [2]);
         scope.set("qpn", [0, 0x43, 0x46]);
+        scope.set("psn", [0, 0x43, 0x46]);
+        scope.set("rkey", [0, 0, 0x43, 0x46]);
+        scope.set("address", [0, 0, 0x43, 0x46, 0, 0, 0, 0]);
         scope
     }
 }
@@ -297,6 +303,7 @@ impl Run<'_> {
             scope: &self.scope,
             peer,
             fabric: self.options.fabric,
+            adapter: self.options.adapter,
             data,
         }
     }
@@ -344,6 +351,9 @@ impl Run<'_> {
         if self.options.fabric.is_some() {
             facts.add("device");
         }
+        if self.options.adapter.is_some() {
+            facts.add("rnic");
+        }
         if self.options.echo {
             facts.add("echo");
         }
@@ -390,6 +400,10 @@ fn in_words(fact: &str) -> String {
         "data" => "to see data over TCP: --echo, or --run for a client".into(),
         "echo" => "a target that sends data back: --echo".into(),
         "device" => "a device on a fabric of the target: --device".into(),
+        "rnic" => "an adapter for SMC-R on a network of the target: --rnic".into(),
+        "link-r2" => "links of SMC-R version 2 with the suite".into(),
+        "two-links" => "two links of SMC-R with the suite".into(),
+        "link-r1" => "links of SMC-R version 1 with the suite".into(),
         "option" => "TCP option 254 at both ends".into(),
         "d2" => "SMC-D version 2 with the suite".into(),
         "d1" => "SMC-D version 1 with the suite".into(),

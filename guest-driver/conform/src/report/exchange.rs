@@ -5,9 +5,10 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
+use smc_core::wire::llc::Dialect;
 use smc_core::wire::view;
 
-use crate::link::{Passed, Sender};
+use crate::link::{Passed, Path, Sender};
 use crate::value::to_hex;
 
 /// Bytes of one direction until the other one has its turn, or an event.
@@ -18,6 +19,9 @@ pub(super) struct Exchange {
     /// Milliseconds since the connection began.
     pub(super) ms: u64,
     pub(super) from: &'static str,
+    /// "llc" for messages on a link of SMC-R; empty: TCP.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub(super) path: &'static str,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) hex: String,
     /// Lengths of the segments, if there are several.
@@ -38,7 +42,8 @@ pub(super) fn of_case(connections: &[Vec<Passed>]) -> Vec<Exchange> {
         let mut rest = passed.as_slice();
         while let Some((first, others)) = rest.split_first() {
             let more = others.iter().take_while(|next| {
-                !first.bytes.is_empty() && !next.bytes.is_empty() && next.from == first.from
+                let both = !first.bytes.is_empty() && !next.bytes.is_empty();
+                both && next.from == first.from && (next.path, first.path) == (Path::Tcp, Path::Tcp)
             });
             let count = 1 + more.count();
             let (own, others) = rest.split_at_checked(count).unwrap_or((rest, &[]));
@@ -52,10 +57,15 @@ pub(super) fn of_case(connections: &[Vec<Passed>]) -> Vec<Exchange> {
                     Sender::Suite => "suite",
                     Sender::Target => "target",
                 },
+                path: if first.path == Path::Link { "llc" } else { "" },
                 hex: to_hex(&bytes),
                 segments: if segments.len() > 1 { segments } else { Vec::new() },
                 event: own.iter().map(|one| one.event.as_str()).collect::<Vec<_>>().concat(),
-                explained: explain(&bytes),
+                explained: match first.path {
+                    Path::Tcp => explain(&bytes),
+                    Path::Link if bytes.is_empty() => String::new(),
+                    Path::Link => view::llc(&bytes, &Dialect::SPEC).to_string(),
+                },
             });
         }
     }

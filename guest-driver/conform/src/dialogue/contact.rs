@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The part of a dialogue that goes over a link of SMC-R.
+
+use std::time::{Duration, Instant};
+
+use super::{ANSWER, Dialogue, Judged, LOOK, OPEN, Progress, Verdict, fail};
+use crate::case::Step;
+use crate::link::{Event, Sender};
+use crate::llc::Llc;
+use crate::message::{Kind, Message, parse_llc};
+use crate::outcome::{describe, describe_all, is_open};
+use crate::rdma::LinkEnd;
+use crate::value::as_number;
+
+/// First byte of a message about data, which is none of LLC.
+const CDC: u8 = 0xfe;
+/// How long the last word to a target may take.
+const LAST_WORD: Duration = Duration::from_millis(50);
+
+impl Dialogue<'_> {
+    /// A queue pair for a message that names one; without an adapter a number that nobody has.
+    pub(super) fn make_queue_pair(&mut self) -> Judged<()> {
+        let Some(adapter) = self.context.adapter.filter(|_| self.queue_pair.is_none()) else {
+            return Ok(());
+        };
+        let made = adapter.queue_pair().map_err(|why| (Verdict::NotObservable, why))?;
+        let three = |number: u32| number.to_be_bytes().get(1..).unwrap_or_default().to_vec();
+        self.scope.set("qpn", three(made.qpn()));
+        self.scope.set("psn", three(made.psn()));
+        self.scope.set("rkey", made.rkey().to_be_bytes());
+        self.scope.set("address", made.address().to_be_bytes());
+        self.queue_pair = Some(made);
+        Ok(())
+    }
+
+    /// Connects the queue pair with that of the target's Accept or Confirm.
+    pub(super) fn connect_queue_pair(&mut self, answer: &str) -> Judged<()> {
+        let field = |name: &str| self.scope.get(&format!("{answer}.{name}"));
+        let number = |name: &str| field(name).map_or(0, as_number);
+        let gid = field("gid").and_then(|gid| <[u8; 16]>::try_from(gid).ok());
+        let (Some(queue_pair), Some(gid)) = (&mut self.queue_pair, gid) else { return Ok(()) };
+        let peer = LinkEnd {
+            gid,
+            qpn: u32::try_from(number("qpn")).unwrap_or(0),
+            psn: u32::try_from(number("psn")).unwrap_or(0),
+            mtu: u8::try_from(number("mtu")).unwrap_or(0),
+        };
+        let version = number("version").max(1);
+        self.scope.set("llc_version", [u8::try_from(version).unwrap_or(1)]);
+        queue_pair.connect(&peer).map_err(|why| (Verdict::NotObservable, why))?;
+        self.is_linked = true;
+        Ok(())
+    }
+
+    /// Sends a message of LLC. That the link is over is no error: what follows shows it.
+    pub(super) fn write_llc(&mut self, bytes: &[u8]) -> Judged<()> {
+        let Some(queue_pair) = &mut self.queue_pair else {
+            return Err((Verdict::NotObservable, "there is no link".into()));
+        };
+        let sent = queue_pair.send(bytes);
+        let event = sent.err().map_or(String::new(), |why| format!("not sent: {why}"));
+        self.link()?.note_llc(Sender::Suite, bytes, &event);
+        Ok(())
+    }
+
+    /// Tells the target that all links end: both the wish of a client and the word of a server.
+    pub(super) fn end_link(&mut self) {
+        if !std::mem::take(&mut self.is_linked) {
+            return;
+        }
+        let is_v2 = self.scope.get("llc_version").is_some_and(|version| version == [2]);
+        let head = if is_v2 { [0x24, 0, 44, 0x40] } else { [4, 44, 0, 0x40] };
+        let mut word = [0; 44];
+        for (to, from) in word.iter_mut().zip(head.into_iter().chain([0, 0, 3, 0, 0])) {
+            *to = from;
+        }
+        if self.write_llc(&word).is_ok()
+            && let Some(queue_pair) = &mut self.queue_pair
+        {
+            // The queue pair has to live until the message is away.
+            let _ = queue_pair.receive(LAST_WORD);
+        }
+    }
+
+    /// What comes next on the link, or on TCP.
+    fn next_of_link(&mut self, until: Instant) -> Judged<Event> {
+        loop {
+            let event = self.link()?.next(Duration::from_millis(1));
+            if !matches!(event, Event::Nothing) {
+                return Ok(event);
+            }
+            let Some(queue_pair) = &mut self.queue_pair else {
+                return Err((Verdict::NotObservable, "there is no link".into()));
+            };
+            match queue_pair.receive(LOOK) {
+                Ok(Some(bytes)) => {
+                    self.link()?.note_llc(Sender::Target, &bytes, "");
+                    if bytes.first() != Some(&CDC) {
+                        let read = parse_llc(&bytes);
+                        return Ok(read.map_or_else(Event::Unreadable, Event::Message));
+                    }
+                }
+                Ok(None) => {}
+                Err(why) => {
+                    self.link()?.note_llc(Sender::Target, &[], &why);
+                    return Ok(Event::LinkDown(why));
+                }
+            }
+            if Instant::now() >= until {
+                return Ok(Event::Nothing);
+            }
+        }
+    }
+
+    /// Waits for an outcome on the link. Test Link is answered meanwhile, and messages that no
+    /// outcome is about are passed over.
+    pub(super) fn expect_llc(&mut self, step: &Step) -> Judged<Progress> {
+        let is_silent = step.expect.iter().any(is_open);
+        let within = step.within.unwrap_or(if is_silent { OPEN } else { ANSWER });
+        let until = Instant::now() + Duration::from_millis(within);
+        let mut others = Vec::new();
+        loop {
+            let event = self.next_of_link(until)?;
+            if let Event::Message(message) = &event {
+                self.learn(message);
+                self.answer_test(message)?;
+            }
+            let is_over = matches!(event, Event::End | Event::Reset | Event::LinkDown(_));
+            if is_over {
+                (self.is_linked, self.carries_smc) = (false, false);
+            }
+            let event = if ends_link(&event) && wants_down(step) {
+                Event::LinkDown("the target deletes it".into())
+            } else {
+                event
+            };
+            let (known, wrong) = self.find(&step.expect, &event)?;
+            if known.is_some() {
+                return Ok(if is_over { Progress::Over } else { Progress::On });
+            }
+            let breaks_silence = is_silent && !may_come_any_time(&event);
+            let is_last =
+                matches!(event, Event::Nothing) || is_over || wrong.is_some() || breaks_silence;
+            others.push(describe(&event, within));
+            if !is_last {
+                continue;
+            }
+            let came = others.join(", ");
+            let why = wrong.map_or(String::new(), |why| format!("; {why}"));
+            let says = format!("expected {}; came {came}{why}", describe_all(&step.expect));
+            return match self.find(&step.linux, &event)?.0 {
+                Some(_) => Err((Verdict::DeviatesAsLinux, says)),
+                None => fail(says),
+            };
+        }
+    }
+
+    /// Sends the target's Test Link back.
+    fn answer_test(&mut self, message: &Message) -> Judged<()> {
+        if message.kind != Kind::Llc(Llc::TestLink) || message.number("reply") == 1 {
+            return Ok(());
+        }
+        let mut answer = message.bytes.clone();
+        if let Some(flags) = answer.get_mut(3) {
+            *flags |= 0x80;
+        }
+        self.write_llc(&answer)
+    }
+}
+
+/// Whether a target that has nothing to answer sends such a message on its own.
+fn may_come_any_time(event: &Event) -> bool {
+    let Event::Message(message) = event else { return false };
+    let kinds = [Kind::Llc(Llc::TestLink), Kind::Llc(Llc::ConfirmRkey)];
+    kinds.contains(&message.kind) && message.number("reply") == 0
+}
+
+/// Whether a message ends the only link.
+fn ends_link(event: &Event) -> bool {
+    let Event::Message(message) = event else { return false };
+    message.kind == Kind::Llc(Llc::DeleteLink) && message.number("reply") == 0
+}
+
+/// Whether an end of the link is among the outcomes.
+fn wants_down(step: &Step) -> bool {
+    step.expect.iter().any(|outcome| outcome.as_str() == Some("down"))
+}
