@@ -30,6 +30,7 @@ const FILES: &[(&str, &str)] = &[
     ("client-accept.toml", include_str!("../cases/client-accept.toml")),
     ("client-decline.toml", include_str!("../cases/client-decline.toml")),
     ("client-r.toml", include_str!("../cases/client-r.toml")),
+    ("llc.toml", include_str!("../cases/llc.toml")),
 ];
 
 impl Cases {
