@@ -31,6 +31,8 @@ const FILES: &[(&str, &str)] = &[
     ("client-decline.toml", include_str!("../cases/client-decline.toml")),
     ("client-r.toml", include_str!("../cases/client-r.toml")),
     ("llc.toml", include_str!("../cases/llc.toml")),
+    ("llc-server.toml", include_str!("../cases/llc-server.toml")),
+    ("llc-client.toml", include_str!("../cases/llc-client.toml")),
 ];
 
 impl Cases {
