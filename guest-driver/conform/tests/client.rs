@@ -8,13 +8,14 @@ mod target;
 use std::net::TcpListener;
 use std::time::Duration;
 
-use smc_conform::{CaseResult, Cases, Names, Options, Results, Target, Verdict, run};
+use smc_conform::{Adapter, CaseResult, Names, Options, Results, Target, Verdict, run};
 use smc_core::handshake::Kinds;
-use target::{Clients, Fault};
+use target::{Clients, Fault, Network};
 
-fn play(kinds: Kinds, fault: Fault, only: &[&str]) -> Results {
+fn play(kinds: Kinds, fault: Fault, layer: &str, only: &[&str]) -> Results {
+    let network = Network::default();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let clients = Clients::start(listener.local_addr().unwrap(), kinds, fault);
+    let clients = Clients::start(listener.local_addr().unwrap(), kinds, network.clone(), fault);
     let options = Options {
         target: Target::Client { listener, program: None },
         echo: true,
@@ -22,8 +23,9 @@ fn play(kinds: Kinds, fault: Fault, only: &[&str]) -> Results {
         connections: 8,
         wait: Duration::from_secs(20),
         only: only.iter().map(|part| (*part).to_owned()).collect(),
-        layers: vec!["clc".into()],
+        layers: vec![layer.into()],
         fabric: None,
+        adapter: (layer == "llc").then_some(&network as &dyn Adapter),
         announce: None,
         names: Names {
             eid: target::EID.into(),
@@ -34,7 +36,7 @@ fn play(kinds: Kinds, fault: Fault, only: &[&str]) -> Results {
             subnet: ([127, 0, 0, 0], 8),
         },
     };
-    let results = run(&Cases::load(None).unwrap(), &options, &|_| ());
+    let results = run(target::cases(), &options, &|_| ());
     // The listener ends with the options, and so do the clients.
     drop(options);
     clients.join();
@@ -44,7 +46,7 @@ fn play(kinds: Kinds, fault: Fault, only: &[&str]) -> Results {
 #[test]
 fn a_client_without_faults_passes() {
     for kinds in [Kinds::SMCD_V2, Kinds::all()] {
-        let results = play(kinds, Fault::NONE, &[]);
+        let results = play(kinds, Fault::NONE, "clc", &[]);
         let bad: Vec<String> = results
             .results
             .iter()
@@ -61,25 +63,26 @@ fn a_client_without_faults_passes() {
 }
 
 #[test]
+fn links_of_a_client_without_faults_pass() {
+    let results = play(Kinds::all(), Fault::NONE, "llc", &[]);
+    let facts: Vec<&str> = results.facts.iter().collect();
+    println!("{facts:?}: {} pass in {:?}", results.count(Verdict::Pass), results.took);
+    let bad = results.results.iter().filter(|one| one.verdict == Verdict::Fail);
+    let bad: Vec<String> = bad.map(|one| format!("{}: {}", one.case.id, one.says)).collect();
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
+    assert!(results.count(Verdict::Pass) >= 100);
+}
+
+#[test]
 fn every_fault_is_found() {
     let found = |fault: &Fault| {
-        let results = play(Kinds::SMCD_V2, fault.clone(), &[fault.found_by]);
+        let results = play(fault.kinds(), fault.clone(), fault.layer, &[fault.found_by]);
         let bad =
             |one: &&CaseResult| matches!(one.verdict, Verdict::Fail | Verdict::DeviatesAsLinux);
         let found = results.results.iter().find(bad);
         found.map(|one| format!("{} {}: {}", one.verdict.name(), one.case.id, one.says))
     };
     let faults = target::faults::of_client();
-    let mut missed = Vec::new();
-    std::thread::scope(|scope| {
-        let runs: Vec<_> =
-            faults.iter().map(|fault| (fault.name, scope.spawn(|| found(fault)))).collect();
-        for (name, run) in runs {
-            match run.join().unwrap() {
-                Some(found) => println!("{name}: {found}"),
-                None => missed.push(name),
-            }
-        }
-    });
+    let missed = target::missed(&faults, found);
     assert!(missed.is_empty(), "not found: {missed:?}");
 }

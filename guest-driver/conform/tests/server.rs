@@ -7,7 +7,7 @@ mod target;
 
 use std::time::{Duration, Instant};
 
-use smc_conform::{CaseResult, Cases, Names, Options, Results, Target, Verdict, run};
+use smc_conform::{Adapter, CaseResult, Names, Options, Results, Target, Verdict, run};
 use smc_core::handshake::Kinds;
 use target::{Fault, Server};
 
@@ -22,7 +22,7 @@ fn names() -> Names {
     }
 }
 
-fn play(server: &Server, only: &[&str]) -> Results {
+fn play(server: &Server, layer: &str, only: &[&str]) -> Results {
     let options = Options {
         target: Target::Server(server.address),
         echo: true,
@@ -30,12 +30,13 @@ fn play(server: &Server, only: &[&str]) -> Results {
         connections: 16,
         wait: Duration::from_secs(5),
         only: only.iter().map(|part| (*part).to_owned()).collect(),
-        layers: vec!["clc".into()],
+        layers: vec![layer.into()],
         fabric: None,
+        adapter: (layer == "llc").then_some(&server.network as &dyn Adapter),
         announce: None,
         names: names(),
     };
-    run(&Cases::load(None).unwrap(), &options, &|_| ()).unwrap()
+    run(target::cases(), &options, &|_| ()).unwrap()
 }
 
 /// Everything that did not go well, as lines.
@@ -48,7 +49,7 @@ fn failures(results: &Results) -> Vec<String> {
 fn a_server_without_faults_passes() {
     let began = Instant::now();
     for kinds in [Kinds::SMCD_V2, Kinds::all()] {
-        let results = play(&Server::start(kinds, Fault::NONE), &[]);
+        let results = play(&Server::start(kinds, Fault::NONE), "clc", &[]);
         let facts: Vec<&str> = results.facts.iter().collect();
         let bad = failures(&results);
         let count = |verdict| results.count(verdict);
@@ -70,27 +71,29 @@ fn a_server_without_faults_passes() {
 }
 
 #[test]
+fn links_of_a_server_without_faults_pass() {
+    let results = play(&Server::start(Kinds::all(), Fault::NONE), "llc", &[]);
+    let facts: Vec<&str> = results.facts.iter().collect();
+    println!("{facts:?}: {} pass", results.count(Verdict::Pass));
+    let bad = failures(&results);
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
+    assert!(results.count(Verdict::Pass) >= 100);
+}
+
+#[test]
 fn every_fault_is_found() {
     let faults = target::faults::of_server();
+    println!("{} faults", faults.len());
     assert!(faults.len() >= 40);
     let found = |fault: &Fault| {
-        let results = play(&Server::start(Kinds::all(), fault.clone()), &[fault.found_by]);
+        let results =
+            play(&Server::start(Kinds::all(), fault.clone()), fault.layer, &[fault.found_by]);
         // What Linux does, too, has another verdict.
         let bad =
             |one: &&CaseResult| matches!(one.verdict, Verdict::Fail | Verdict::DeviatesAsLinux);
         let found = results.results.iter().find(bad);
         found.map(|one| format!("{} {}: {}", one.verdict.name(), one.case.id, one.says))
     };
-    let mut missed = Vec::new();
-    std::thread::scope(|scope| {
-        let runs: Vec<_> =
-            faults.iter().map(|fault| (fault.name, scope.spawn(|| found(fault)))).collect();
-        for (name, run) in runs {
-            match run.join().unwrap() {
-                Some(found) => println!("{name}: {found}"),
-                None => missed.push(name),
-            }
-        }
-    });
+    let missed = target::missed(&faults, found);
     assert!(missed.is_empty(), "not found: {missed:?}");
 }

@@ -9,7 +9,8 @@ use std::thread::JoinHandle;
 use smc_core::handshake::{ClientStep, Config, Kinds, KnownLink, SendDecline, start_on};
 use smc_core::time::Tick;
 
-use super::{Fault, LINK, WAIT, abort, config, dmbe, echo, link_end, read, route, write};
+use super::links::TargetEnds;
+use super::{Fault, LINK, Network, WAIT, abort, config, dmbe, echo, links, read, route, write};
 
 /// Clients of one server until they are dropped.
 pub(crate) struct Clients {
@@ -18,13 +19,18 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    pub(crate) fn start(server: SocketAddr, kinds: Kinds, fault: Fault) -> Clients {
+    pub(crate) fn start(
+        server: SocketAddr,
+        kinds: Kinds,
+        network: Network,
+        fault: Fault,
+    ) -> Clients {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, config) = (stop.clone(), Arc::new(config(kinds)));
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 let Ok(tcp) = TcpStream::connect(server) else { return };
-                connect(&tcp, config.clone(), &fault);
+                connect(&tcp, &config, &network, &fault);
             }
         });
         Clients { stop, thread: Some(thread) }
@@ -37,9 +43,9 @@ impl Clients {
     }
 }
 
-fn connect(tcp: &TcpStream, config: Arc<Config>, fault: &Fault) {
+fn connect(tcp: &TcpStream, config: &Arc<Config>, network: &Network, fault: &Fault) {
     let _ = tcp.set_nodelay(true);
-    let Ok((awaiting, proposal)) = start_on(config, route(), Tick(0)) else { return };
+    let Ok((awaiting, proposal)) = start_on(config.clone(), route(), Tick(0)) else { return };
     write(tcp, proposal, fault);
     let _ = tcp.set_read_timeout(Some(WAIT));
     let message = match read(tcp, awaiting.reader(), fault) {
@@ -54,10 +60,10 @@ fn connect(tcp: &TcpStream, config: Arc<Config>, fault: &Fault) {
             after_confirm(tcp);
         }
         ClientStep::OfferedR(accepted) => {
-            let (_, confirm) = accepted.confirm(link_end(), &[]);
+            let (ends, own) = TargetEnds::new(network);
+            let (established, confirm) = accepted.confirm(own, &[]);
             write(tcp, confirm, fault);
-            // The link never comes up: there is no adapter.
-            abort(tcp);
+            links::carry(tcp, ends, &established, &config, fault);
         }
         ClientStep::Decline(decline) => decline_with(tcp, decline, fault),
         ClientStep::PeerDeclined(_) if fault.ends_after_decline => abort(tcp),

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Faults of a target, each of which breaks one rule.
 
+use smc_core::handshake::Kinds;
+
 /// What a target does wrong.
 #[derive(Clone)]
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
     /// Part of the id of the case that has to find it.
     pub(crate) found_by: &'static str,
+    /// Level of that case.
+    pub(crate) layer: &'static str,
     /// Changes a message that the target sends.
     pub(crate) outgoing: fn(&mut Vec<u8>),
     /// Changes a message that has come, before it is judged.
@@ -34,13 +38,25 @@ pub(crate) struct Fault {
     /// Takes the type that it likes least.
     pub(crate) takes_last: bool,
     pub(crate) reads_all: bool,
+    /// Changes a message of LLC that the target sends; an empty one is not sent.
+    pub(crate) llc_outgoing: fn(&mut Vec<u8>),
+    /// Changes a message of LLC that has come; an empty one is not looked at.
+    pub(crate) llc_incoming: fn(&mut Vec<u8>),
+    /// Keeps the connection although its last link is over.
+    pub(crate) llc_stays: bool,
 }
 
 impl Fault {
+    /// What a client with this fault offers.
+    pub(crate) fn kinds(&self) -> Kinds {
+        if self.layer == "llc" { Kinds::all() } else { Kinds::SMCD_V2 }
+    }
+
     /// No fault.
     pub(crate) const NONE: Fault = Fault {
         name: "none",
         found_by: "",
+        layer: "clc",
         outgoing: |_| {},
         incoming: |_| {},
         segment: |_| {},
@@ -55,6 +71,9 @@ impl Fault {
         keeps_groups: false,
         takes_last: false,
         reads_all: true,
+        llc_outgoing: |_| {},
+        llc_incoming: |_| {},
+        llc_stays: false,
     };
 }
 

@@ -7,13 +7,17 @@
 
 mod client;
 pub(crate) mod faults;
+pub(crate) mod links;
 mod server;
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
+
+use smc_conform::Cases;
 
 use smc_core::handshake::{
     ClcReader, Config, Dmbe, HandshakeError, IpSubnet, IsmDevice, Kinds, LinkEnd, Rnic, Route,
@@ -25,6 +29,7 @@ use smc_core::wire::ids::{
 
 pub(crate) use client::Clients;
 pub(crate) use faults::Fault;
+pub(crate) use links::Network;
 pub(crate) use server::Server;
 
 /// CHID of the target's fabric.
@@ -32,7 +37,7 @@ pub(crate) const CHID: u16 = 0xff01;
 /// The target's EID.
 pub(crate) const EID: &str = "CONFORMANCE";
 /// How long the target waits for a message.
-pub(crate) const WAIT: Duration = Duration::from_millis(2500);
+pub(crate) const WAIT: Duration = Duration::from_millis(4000);
 
 /// What the target has: SMC-D version 2, and the types that `kinds` names besides.
 pub(crate) fn config(kinds: Kinds) -> Config {
@@ -161,4 +166,35 @@ fn hold(mut tcp: &TcpStream) {
 /// Ends with RST, so that nothing can be taken for an orderly end.
 fn abort(tcp: &TcpStream) {
     let _ = socket2::SockRef::from(tcp).set_linger(Some(Duration::ZERO));
+}
+
+/// Targets that are tested at a time, so that none of them waits for a processor for long.
+const AT_A_TIME: usize = 6;
+
+/// The faults that `found` finds nothing about.
+pub(crate) fn missed(
+    faults: &[Fault],
+    found: impl Fn(&Fault) -> Option<String> + Sync,
+) -> Vec<&'static str> {
+    let next = AtomicUsize::new(0);
+    let missed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(|| {
+                while let Some(fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match found(fault) {
+                        Some(found) => println!("{}: {found}", fault.name),
+                        None => missed.lock().unwrap().push(fault.name),
+                    }
+                }
+            });
+        }
+    });
+    missed.into_inner().unwrap()
+}
+
+/// The cases of the suite, which are read once.
+pub(crate) fn cases() -> &'static Cases {
+    static CASES: OnceLock<Cases> = OnceLock::new();
+    CASES.get_or_init(|| Cases::load(None).unwrap())
 }

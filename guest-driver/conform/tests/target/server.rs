@@ -14,13 +14,17 @@ use smc_core::handshake::{
 use smc_core::time::Tick;
 use smc_core::wire::clc::{Guess, looks_like_clc};
 
+use super::links::TargetEnds;
 use super::{
-    Fault, Known, LINK, WAIT, Wrong, abort, config, dmbe, echo, hold, link_end, read, route, write,
+    Fault, Known, LINK, Network, WAIT, Wrong, abort, config, dmbe, echo, hold, links, read, route,
+    write,
 };
 
 /// A server that listens until it is dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
+    /// Where the suite makes its queue pairs.
+    pub(crate) network: Network,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -29,6 +33,7 @@ struct Shared {
     config: Arc<Config>,
     known: Known,
     fault: Fault,
+    network: Network,
 }
 
 impl Server {
@@ -36,8 +41,9 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let shared =
-            Arc::new(Shared { config: Arc::new(config(kinds)), known: Known::default(), fault });
+        let (config, known, network) =
+            (Arc::new(config(kinds)), Known::default(), Network::default());
+        let shared = Arc::new(Shared { config, known, fault, network: network.clone() });
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
             for tcp in listener.incoming().map_while(Result::ok) {
@@ -48,7 +54,7 @@ impl Server {
                 std::thread::spawn(move || shared.serve(&tcp));
             }
         });
-        Server { address, stop, thread: Some(thread) }
+        Server { address, network, stop, thread: Some(thread) }
     }
 }
 
@@ -147,7 +153,8 @@ impl Shared {
                 }
             }
             Choice::R(peer) => {
-                let accepted = selection.accept_r(peer.version(), None, link_end(), Tick(0));
+                let (ends, own) = TargetEnds::new(&self.network);
+                let accepted = selection.accept_r(peer.version(), None, own, Tick(0));
                 let Some((awaiting, accept)) = accepted else { return abort(tcp) };
                 write(tcp, accept, &self.fault);
                 let message = match read(tcp, awaiting.reader(), &self.fault) {
@@ -155,8 +162,9 @@ impl Shared {
                     Err(wrong) => return self.broken(tcp, &wrong),
                 };
                 match awaiting.handle(&message, |_| true) {
-                    // The link never comes up: there is no adapter.
-                    ConfirmStepR::Established(_) => abort(tcp),
+                    ConfirmStepR::Established(established) => {
+                        links::carry(tcp, ends, &established, &self.config, &self.fault);
+                    }
                     ConfirmStepR::Decline(decline) => self.decline(tcp, decline),
                     ConfirmStepR::PeerDeclined(_) => echo(tcp, &self.fault),
                     ConfirmStepR::Fail(_) => abort(tcp),
