@@ -82,7 +82,8 @@ fn every_fault_is_found() {
         let found = results.results.iter().find(bad);
         found.map(|one| format!("{} {}: {}", one.verdict.name(), one.case.id, one.says))
     };
-    let faults = target::faults::of_client();
+    let mut faults = target::faults::of_client();
+    faults.extend(target::llc_faults::of_client());
     let missed = target::missed(&faults, found);
     assert!(missed.is_empty(), "not found: {missed:?}");
 }

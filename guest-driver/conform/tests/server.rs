@@ -82,7 +82,8 @@ fn links_of_a_server_without_faults_pass() {
 
 #[test]
 fn every_fault_is_found() {
-    let faults = target::faults::of_server();
+    let mut faults = target::faults::of_server();
+    faults.extend(target::llc_faults::of_server());
     println!("{} faults", faults.len());
     assert!(faults.len() >= 40);
     let found = |fault: &Fault| {

@@ -8,6 +8,7 @@
 mod client;
 pub(crate) mod faults;
 pub(crate) mod links;
+pub(crate) mod llc_faults;
 mod server;
 
 use std::collections::HashMap;
