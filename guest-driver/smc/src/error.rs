@@ -164,6 +164,14 @@ pub(crate) enum CliError {
     /// The conformance suite has no results.
     #[error("{0}")]
     Conform(smc_conform::SuiteError),
+    /// The RDMA device for the suite cannot be used.
+    #[error("--rnic {name}: {why}")]
+    ConformRnic {
+        /// The device.
+        name: String,
+        /// Why not.
+        why: String,
+    },
     /// A process that this one started has failed.
     #[error("the {name} process {problem}")]
     Helper {

@@ -2,6 +2,7 @@
 //! `smc conform`: the conformance suite against an implementation of SMC.
 
 mod device;
+mod rnic;
 
 use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
@@ -12,7 +13,9 @@ use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use smc_conform::{Announce, Cases, Fabric, Names, Options, Report, Results, RunHeader, Target};
+use smc_conform::{
+    Adapter, Announce, Cases, Fabric, Names, Options, Report, Results, RunHeader, Target,
+};
 use smc_core::wire::ids::Eid;
 use smc_rendezvous::{Mode, Options as RendezvousOptions, PeerDiscovery};
 use virtio_ism::IsmDevice;
@@ -21,6 +24,7 @@ use crate::address::{parse_listen, parse_server};
 use crate::error::CliError;
 use crate::output;
 use device::{OnFabric, OptionClient};
+use rnic::Rnic;
 
 /// Help of `smc conform`.
 pub(crate) const LONG_ABOUT: &str = "\
@@ -34,6 +38,7 @@ NOT-APPLICABLE (the target lacks what the case is about), NOT-OBSERVABLE (the su
 The suite first sends one Proposal that no server can use. If the answer is no CLC message it ends, so
 an ordinary TCP server gets 224 bytes and nothing more. With --device it takes a device on a fabric of
 the target, by which SMC-D comes about; without one the target declines, and much is not applicable.
+With --rnic it makes links of SMC-R, for the level llc.
 
 Without --aggressive the suite opens at most --connections connections at a time, sends nothing that
 is known to stall or to end connections of others, and names only its own GID.";
@@ -54,6 +59,8 @@ Exit status: 0 no MUST failed, 1 at least one failed, 2 the suite did not run.";
 enum Layer {
     /// The messages on TCP.
     Clc,
+    /// The messages on a link of SMC-R; needs --rnic.
+    Llc,
     /// Data and cursors over SMC-D; needs --device and --echo.
     Cdc,
     /// TCP option 254; needs CAP_BPF and CAP_NET_ADMIN.
@@ -64,6 +71,7 @@ impl Layer {
     fn name(self) -> &'static str {
         match self {
             Layer::Clc => "clc",
+            Layer::Llc => "llc",
             Layer::Cdc => "cdc",
             Layer::Option => "option",
         }
@@ -120,6 +128,11 @@ pub(crate) struct ConformArgs {
     /// device of this virtual machine, or "none".
     #[arg(long, value_name = "DEVICE", default_value = "none")]
     device: PathBuf,
+
+    /// An RDMA device for the suite's links of SMC-R, which has the address of the connection: its
+    /// name, "any", or "none".
+    #[arg(long, value_name = "DEVICE", default_value = "none")]
+    rnic: String,
 
     /// CHID that is proposed without a device, hex.
     #[arg(long, value_name = "CHID", default_value = "ff00", value_parser = parse_chid)]
@@ -184,6 +197,7 @@ fn conform(args: &ConformArgs) -> Result<bool, CliError> {
     let (target, described, address) = target(args, discovery.as_ref().ok())?;
     let device = device(args)?;
     let fabric = device.as_ref().map(OnFabric::new);
+    let adapter = adapter(args, address)?;
     let announced = discovery.as_ref().ok().map(OptionClient::new);
     let options = Options {
         target,
@@ -194,8 +208,9 @@ fn conform(args: &ConformArgs) -> Result<bool, CliError> {
         only: args.only.clone(),
         layers: layers(args).iter().map(|layer| layer.name().to_owned()).collect(),
         fabric: fabric.as_ref().map(|fabric| fabric as &dyn Fabric),
+        adapter: adapter.as_ref().map(|adapter| adapter as &dyn Adapter),
         announce: announced.as_ref().map(|announced| announced as &dyn Announce),
-        names: names(args, fabric.as_ref(), address),
+        names: names(args, fabric.as_ref(), adapter.as_ref(), address),
     };
     let began = SystemTime::now();
     let bar = progress_bar();
@@ -220,7 +235,7 @@ fn conform(args: &ConformArgs) -> Result<bool, CliError> {
 
 fn layers(args: &ConformArgs) -> Vec<Layer> {
     match args.level.as_slice() {
-        [] => vec![Layer::Clc, Layer::Cdc, Layer::Option],
+        [] => vec![Layer::Clc, Layer::Llc, Layer::Cdc, Layer::Option],
         some => some.to_vec(),
     }
 }
@@ -280,6 +295,16 @@ fn device(args: &ConformArgs) -> Result<Option<Arc<IsmDevice>>, CliError> {
     opened.map(Some).map_err(|source| CliError::Device { device: args.device.clone(), source })
 }
 
+/// The adapter for the level `llc`.
+fn adapter(args: &ConformArgs, address: IpAddr) -> Result<Option<Rnic>, CliError> {
+    match args.rnic.as_str() {
+        "none" => Ok(None),
+        name => Rnic::open(name, address)
+            .map(Some)
+            .map_err(|why| CliError::ConformRnic { name: name.to_owned(), why }),
+    }
+}
+
 /// Connects and listens with TCP option 254, if that level is wanted and possible.
 fn discovery(args: &ConformArgs) -> Result<PeerDiscovery, String> {
     if !layers(args).contains(&Layer::Option) {
@@ -295,7 +320,12 @@ fn discovery(args: &ConformArgs) -> Result<PeerDiscovery, String> {
     }
 }
 
-fn names(args: &ConformArgs, fabric: Option<&OnFabric>, address: IpAddr) -> Names {
+fn names(
+    args: &ConformArgs,
+    fabric: Option<&OnFabric>,
+    adapter: Option<&Rnic>,
+    address: IpAddr,
+) -> Names {
     let (chid, gid) = match fabric {
         Some(fabric) => (fabric.chid(), fabric.gid()),
         None => (args.chid, *uuid::Uuid::new_v4().as_bytes()),
@@ -310,15 +340,16 @@ fn names(args: &ConformArgs, fabric: Option<&OnFabric>, address: IpAddr) -> Name
     let random = *uuid::Uuid::new_v4().as_bytes();
     let [a, b, c, d, e, ..] = random;
     // Of nobody's making, and no group.
-    let mac = [2, a, b, c, d, e];
+    let mac = adapter.map_or([2, a, b, c, d, e], Adapter::mac);
+    let roce_gid = adapter.map_or(roce_gid, Adapter::gid);
     let subnet = args.subnet.unwrap_or((network, 24));
     Names { eid: args.eid.clone(), chid, gid, mac, roce_gid, subnet }
 }
 
 fn not_tried(args: &ConformArgs, no_option: Option<String>) -> Vec<(String, String)> {
     let mut all = vec![(
-        "LLC, and data over SMC-R".to_owned(),
-        "the suite has no cases of what passes over RDMA".to_owned(),
+        "Data over SMC-R, and links beside the first one".to_owned(),
+        "the suite has no cases of them".to_owned(),
     )];
     match no_option {
         Some(why) => all.push(("TCP option 254".to_owned(), why)),

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! An adapter of this machine for the suite's links of SMC-R.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smc_conform::{Adapter, LinkEnd, QueuePair};
+use smc_core::wire::ids::{Gid, Mtu, Psn, Qpn};
+use smc_verbs::{
+    Access, Completed, Completion, Context, Cq, GidEntry, GidKind, Hops, Init, Memory, Mr, Payload,
+    Pd, Qp, QpCaps, ReadyToSend, Recv, RemoteEnd, VerbsError, Work, devices,
+};
+
+/// The port that the suite uses.
+const PORT: u8 = 1;
+/// Receive buffers, and bytes of each: as many as a message of version 2 may have (LLCV2-4).
+const RECEIVES: usize = 32;
+const MESSAGE: usize = 8192;
+/// Send buffers, which are used in turn.
+const SENDS: usize = 32;
+/// Bytes that the target may write.
+const ELEMENT: usize = 64 << 10;
+/// How often completions are looked at.
+const LOOK: Duration = Duration::from_micros(500);
+/// The MTU of the suite's Accept and Confirm.
+const MTU: Mtu = Mtu::B1024;
+
+/// An adapter with the address by which the suite uses it.
+pub(super) struct Rnic {
+    context: Arc<Context>,
+    source: GidEntry,
+}
+
+impl Rnic {
+    /// Opens the device `name`, or the first one, for connections of the address `local`.
+    ///
+    /// # Errors
+    /// There is none, or it has no address that fits.
+    pub(super) fn open(name: &str, local: IpAddr) -> Result<Rnic, String> {
+        let list = devices().map_err(|why| why.to_string())?;
+        let is_named = |found: &&smc_verbs::DeviceInfo| name == "any" || found.name() == name;
+        let info = list.iter().find(is_named).ok_or(format!("there is no RDMA device {name}"))?;
+        let context = Context::open(info).map_err(|error| error.to_string())?;
+        let gids = context.gids(PORT).map_err(|error| error.to_string())?;
+        let wanted = match local {
+            IpAddr::V4(v4) => Gid::from_ipv4(v4.octets()),
+            IpAddr::V6(v6) => Gid(v6.octets()),
+        };
+        let fits = |entry: &GidEntry| entry.kind == GidKind::RoceV2 && entry.gid == wanted;
+        let source = gids.into_iter().find(fits);
+        let source = source.ok_or(format!("{} has no address {local}", info.name()))?;
+        Ok(Rnic { context, source })
+    }
+
+    fn make(&self) -> Result<Link, VerbsError> {
+        let pd = Pd::new(&self.context)?;
+        let cq = Cq::new(&self.context, 256, None)?;
+        let counts = u32::try_from(SENDS).unwrap_or(u32::MAX);
+        let receive_requests = u32::try_from(RECEIVES).unwrap_or(u32::MAX);
+        let caps = QpCaps { send_requests: counts, receive_requests, inline: 0 };
+        let qp = Qp::new(&pd, &cq, &cq, caps)?.init(PORT)?;
+        let element = Mr::register(&pd, &Memory::new(ELEMENT)?, Access::RemoteWrite)?;
+        let len = (RECEIVES + SENDS) * MESSAGE;
+        let buffers = Mr::register(&pd, &Memory::new(len)?, Access::Local)?;
+        let [a, b, c, ..] = *uuid::Uuid::new_v4().as_bytes();
+        let psn = Psn::new(u32::from_be_bytes([0, a, b, c]));
+        let link = Link {
+            number: qp.qp_num(),
+            sgid_index: self.source.index,
+            state: State::Made(qp),
+            psn,
+            cq,
+            element,
+            buffers,
+            sent: 0,
+        };
+        Ok(link)
+    }
+}
+
+impl Adapter for Rnic {
+    fn gid(&self) -> [u8; 16] {
+        self.source.gid.0
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        let device = self.source.net_device.as_ref();
+        device.and_then(|device| device.mac()).map_or([0; 6], |mac| mac.0)
+    }
+
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>, String> {
+        Ok(Box::new(self.make().map_err(|error| error.to_string())?))
+    }
+}
+
+enum State {
+    Made(Qp<Init>),
+    Connected(Qp<ReadyToSend>),
+    Failed,
+}
+
+struct Link {
+    number: Qpn,
+    sgid_index: u8,
+    state: State,
+    psn: Psn,
+    cq: Arc<Cq>,
+    element: Mr,
+    /// First those of receives, then those of sends.
+    buffers: Mr,
+    sent: usize,
+}
+
+/// Numbers of send requests begin here.
+const SEND_IDS: u64 = 1 << 32;
+
+impl Link {
+    fn buffer(&self, index: usize) -> usize {
+        index * MESSAGE
+    }
+
+    fn receive_request(&self, id: u64) -> Result<Recv, String> {
+        let at = self.buffer(usize::try_from(id).unwrap_or(usize::MAX) % RECEIVES);
+        let buffer = self.buffers.sge(at, MESSAGE).map_err(|error| error.to_string())?;
+        Ok(Recv { id, buffer })
+    }
+
+    fn connected(&self) -> Result<&Qp<ReadyToSend>, String> {
+        match &self.state {
+            State::Connected(qp) => Ok(qp),
+            _ => Err("the queue pair is not connected".into()),
+        }
+    }
+
+    fn bring_up(&self, qp: Qp<Init>, peer: &LinkEnd) -> Result<Qp<ReadyToSend>, String> {
+        let requests = (0..RECEIVES as u64).map(|id| self.receive_request(id));
+        let requests = requests.collect::<Result<Vec<_>, _>>()?;
+        qp.post_recv(&requests).map_err(|error| error.to_string())?;
+        let mtu = Mtu::from_code(peer.mtu.min(MTU.code()));
+        let remote = RemoteEnd {
+            gid: Gid(peer.gid),
+            qp_num: Qpn::new(peer.qpn),
+            psn: Psn::new(peer.psn),
+            mtu,
+            sgid_index: self.sgid_index,
+            hops: Hops::Direct,
+        };
+        let qp = qp.ready_to_receive(&remote).map_err(|error| error.to_string())?;
+        qp.ready_to_send(self.psn).map_err(|error| error.to_string())
+    }
+}
+
+impl QueuePair for Link {
+    fn qpn(&self) -> u32 {
+        self.number.get()
+    }
+
+    fn psn(&self) -> u32 {
+        self.psn.get()
+    }
+
+    fn rkey(&self) -> u32 {
+        self.element.rkey().0
+    }
+
+    fn address(&self) -> u64 {
+        self.element.address()
+    }
+
+    fn connect(&mut self, peer: &LinkEnd) -> Result<(), String> {
+        match std::mem::replace(&mut self.state, State::Failed) {
+            State::Made(qp) => {
+                self.state = State::Connected(self.bring_up(qp, peer)?);
+                Ok(())
+            }
+            other => {
+                self.state = other;
+                Err("the queue pair is connected, or has failed".into())
+            }
+        }
+    }
+
+    fn send(&mut self, message: &[u8]) -> Result<(), String> {
+        let at = self.buffer(RECEIVES + self.sent % SENDS);
+        self.sent += 1;
+        let memory = self.buffers.memory();
+        memory.copy_in(at, message).map_err(|error| error.to_string())?;
+        let sge = self.buffers.sge(at, message.len()).map_err(|error| error.to_string())?;
+        let work = Work::send(SEND_IDS + self.sent as u64, Payload::Registered(sge)).signaled();
+        self.connected()?.post_send(&[work]).map_err(|error| error.to_string())
+    }
+
+    fn receive(&mut self, limit: Duration) -> Result<Option<Vec<u8>>, String> {
+        let until = Instant::now() + limit;
+        loop {
+            let mut one = [Completion::default()];
+            if self.cq.poll(&mut one).map_err(|error| error.to_string())? == 0 {
+                if Instant::now() >= until {
+                    return Ok(None);
+                }
+                std::thread::sleep(LOOK);
+                continue;
+            }
+            let [completion] = one;
+            let done = completion.result().map_err(|status| status.to_string())?;
+            if let Completed::Receive { len } = done {
+                let request = self.receive_request(completion.id())?;
+                let at = self.buffer(usize::try_from(completion.id()).unwrap_or(0) % RECEIVES);
+                let mut message = vec![0; len.min(MESSAGE)];
+                let memory = self.buffers.memory();
+                memory.copy_out(at, &mut message).map_err(|error| error.to_string())?;
+                // A queue pair that takes none fails, which the next completion shows.
+                let _ = self.connected()?.post_recv(&[request]);
+                return Ok(Some(message));
+            }
+        }
+    }
+}
