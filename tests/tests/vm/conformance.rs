@@ -104,3 +104,39 @@ fn over_rdma_version_1_by_ipv4() {
 fn over_rdma_version_1_by_ipv6_with_two_rnics() {
     passes_over_rdma("::far::rdma_v1::", 2, true);
 }
+
+/// Plays the level llc of `smc conform` over soft-RoCE. Passed cases, or those that failed a MUST.
+#[track_caller]
+fn plays_links(b: &Guest, command: &str) -> usize {
+    let played = b.run(Run::from(command).within(LONG));
+    println!("{played}");
+    let report: serde_json::Value = serde_json::from_str(&played.out).unwrap();
+    assert_eq!(report["failed_musts"], 0, "{}", played.out);
+    let passed = report["summary"]["PASS"].as_u64().unwrap();
+    usize::try_from(passed).unwrap()
+}
+
+// Shows: LLC-10, LLC-12, LLC-58.
+#[test]
+fn a_server_keeps_the_rules_of_llc() {
+    let bed = Bed::new();
+    let [a, b] = bed.boot(["a", "b"].map(|name| Vm::named(name).no_ism().rnics(1)));
+    let _server = a.spawn(Run::from("smc listen --echo --tcp-ok --device none 5000").within(LONG));
+    let address = format!("{}:5000", a.ip());
+    let suite = "smc conform --echo --rnic any --level llc --connections 2 --json -";
+    assert!(plays_links(&b, &format!("{suite} {address}")) >= 60);
+}
+
+// Shows: LLC-13, LLC-20, ERR-14.
+#[test]
+fn a_client_keeps_the_rules_of_llc() {
+    let bed = Bed::new();
+    let [a, b] = bed.boot(["a", "b"].map(|name| Vm::named(name).no_ism().rnics(1)));
+    let clients = format!(
+        "while true; do smc connect --echo --tcp-ok --device none {}:5000; done",
+        b.ip()
+    );
+    let _clients = a.spawn(Run::new(["sh", "-c", &clients]).within(LONG));
+    let suite = "smc conform --echo --rnic any --level llc --wait 60 --json - --listen 5000";
+    assert!(plays_links(&b, suite) >= 60);
+}
