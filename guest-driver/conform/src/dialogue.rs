@@ -15,7 +15,7 @@ use crate::outcome::{
     Match, compare, describe, describe_all, falls_back, is_of_link, is_open, of_words,
 };
 use crate::peer::{Connection, Peer, Program};
-use crate::rdma::{Adapter, QueuePair};
+use crate::rdma::{QueuePair, RdmaDevice};
 use crate::stream::Stream;
 use crate::value::{Scope, as_number, bytes_of, to_hex};
 
@@ -64,7 +64,7 @@ pub(crate) struct CaseContext<'a> {
     pub(crate) scope: &'a Scope,
     pub(crate) peer: Peer<'a>,
     pub(crate) fabric: Option<&'a dyn Fabric>,
-    pub(crate) adapter: Option<&'a dyn Adapter>,
+    pub(crate) rdma: Option<&'a dyn RdmaDevice>,
     pub(crate) data: DataPath,
 }
 

@@ -33,6 +33,6 @@ pub use fabric::{Buffer, Fabric, PeerBuffer};
 pub use facts::Facts;
 pub use link::{Passed, Path, Sender};
 pub use peer::Announce;
-pub use rdma::{Adapter, LinkEnd, QueuePair};
+pub use rdma::{LinkEnd, QueuePair, RdmaDevice};
 pub use report::{Report, RunHeader};
 pub use suite::{CaseResult, Names, Options, Results, RunStatus, SuiteError, Target, run};

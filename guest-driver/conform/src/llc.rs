@@ -43,7 +43,7 @@ impl Llc {
 
 /// What a message consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct MessageLayout {
     pub(crate) kind: Llc,
     pub(crate) is_v2: bool,
     /// Keys of a list that has no fixed length: Add Link and Delete RKey of version 2.
@@ -115,8 +115,8 @@ const DELETE_KEY_V2: &[FieldLayout] =
 const KEY: &[FieldLayout] = &[field("", 4)];
 
 /// Where the fields are.
-pub(crate) fn plan(shape: Shape) -> Plan {
-    let Shape { kind, is_v2, keys } = shape;
+pub(crate) fn plan(layout: MessageLayout) -> Plan {
+    let MessageLayout { kind, is_v2, keys } = layout;
     let mut plan = Plan::default();
     plan.tables(&[&[field("type", 1)]]);
     match (is_v2, kind) {
@@ -174,9 +174,9 @@ pub(crate) fn plan(shape: Shape) -> Plan {
     plan
 }
 
-/// What follows from the shape.
-pub(crate) fn derived(shape: Shape, len: usize) -> Vec<(String, i64)> {
-    let Shape { kind, is_v2, keys } = shape;
+/// What follows from the layout.
+pub(crate) fn derived(layout: MessageLayout, len: usize) -> Vec<(String, i64)> {
+    let MessageLayout { kind, is_v2, keys } = layout;
     let version = if is_v2 { 0x20 } else { 0 };
     let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let mut values = vec![("type".into(), version | kind as i64), ("length".into(), number(len))];
@@ -186,11 +186,11 @@ pub(crate) fn derived(shape: Shape, len: usize) -> Vec<(String, i64)> {
     values
 }
 
-/// The shape of a message of the target; the length that it states is for cases to look at.
+/// The layout of a message of the target; the length that it states is for cases to look at.
 ///
 /// # Errors
 /// What is wrong with it, as a sentence.
-pub(crate) fn shape_of(bytes: &[u8]) -> Result<Shape, String> {
+pub(crate) fn layout_of(bytes: &[u8]) -> Result<MessageLayout, String> {
     let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
     let (code, len) = (byte(0), bytes.len());
     let is_v2 = match code >> 4 {
@@ -208,7 +208,7 @@ pub(crate) fn shape_of(bytes: &[u8]) -> Result<Shape, String> {
         Llc::DeleteRkey => usize::from(byte(4)).min(8),
         _ => 0,
     };
-    Ok(Shape { kind, is_v2, keys })
+    Ok(MessageLayout { kind, is_v2, keys })
 }
 
 #[cfg(test)]

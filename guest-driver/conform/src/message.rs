@@ -7,7 +7,7 @@
 use toml::{Table, Value};
 
 use crate::layout::{self as l, Plan, Span};
-use crate::llc::{self, Llc, Shape};
+use crate::llc::{self, Llc, MessageLayout};
 use crate::value::{Scope, as_number, bytes_of};
 
 const SMCR: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xd9];
@@ -68,7 +68,7 @@ enum Form {
     Decline {
         long: bool,
     },
-    Llc(Shape),
+    Llc(MessageLayout),
 }
 
 /// A message with the places of its fields.
@@ -83,7 +83,7 @@ fn plan(form: Form) -> Plan {
     let mut plan = Plan::default();
     plan.tables(&[l::START]);
     match form {
-        Form::Llc(shape) => return llc::plan(shape),
+        Form::Llc(layout) => return llc::plan(layout),
         Form::Proposal { long, subnet, v2, smcd } => {
             plan.tables(&[l::PROPOSAL_FLAGS, l::PROPOSAL]);
             if long {
@@ -219,7 +219,7 @@ impl Fields<'_> {
             let agreed = self.scope.get("llc_version").map_or(2, as_number);
             let is_v2 = self.number("version", agreed)? >= 2;
             let keys = self.list("keys")?.len() + self.list("pairs")?.len();
-            return Ok((Kind::Llc(kind), Form::Llc(Shape { kind, is_v2, keys })));
+            return Ok((Kind::Llc(kind), Form::Llc(MessageLayout { kind, is_v2, keys })));
         }
         let (kind, smc_type) = match message.split_once('-') {
             Some(("accept", smc_type)) => (Kind::Accept, smc_type),
@@ -336,8 +336,8 @@ const OPTIONAL: &[&str] = &[
 ];
 
 fn derived(kind: Kind, form: Form, len: usize) -> Vec<(String, Value)> {
-    if let Form::Llc(shape) = form {
-        let values = llc::derived(shape, len).into_iter();
+    if let Form::Llc(layout) = form {
+        let values = llc::derived(layout, len).into_iter();
         return values.map(|(name, value)| (name, Value::Integer(value))).collect();
     }
     let code = OF_CLC.iter().position(|other| *other == kind).map_or(0, |at| at + 1);
@@ -443,13 +443,13 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Message, String> {
 /// # Errors
 /// What is wrong with it, as a sentence.
 pub(crate) fn parse_llc(bytes: &[u8]) -> Result<Message, String> {
-    let shape = llc::shape_of(bytes)?;
-    let Plan { spans, at } = plan(Form::Llc(shape));
+    let layout = llc::layout_of(bytes)?;
+    let Plan { spans, at } = plan(Form::Llc(layout));
     // A refusal of Add Link may end after the 44 bytes that version 1 has.
-    let is_good = at == bytes.len() || (shape.kind == Llc::AddLink && bytes.len() == llc::LEN);
+    let is_good = at == bytes.len() || (layout.kind == Llc::AddLink && bytes.len() == llc::LEN);
     match is_good {
-        true => Ok(Message { kind: Kind::Llc(shape.kind), bytes: bytes.to_vec(), spans }),
-        false => Err(format!("{} has {} bytes, not {at}", shape.kind.name(), bytes.len())),
+        true => Ok(Message { kind: Kind::Llc(layout.kind), bytes: bytes.to_vec(), spans }),
+        false => Err(format!("{} has {} bytes, not {at}", layout.kind.name(), bytes.len())),
     }
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the suite needs of an adapter for SMC-R.
+//! What the suite needs of an RNIC for SMC-R.
 
 use std::time::Duration;
 
 /// The target's end of a link, as its Accept or Confirm names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkEnd {
-    /// Address of its adapter.
+    /// Address of its RNIC.
     pub gid: [u8; 16],
     /// Queue pair.
     pub qpn: u32,
@@ -16,8 +16,8 @@ pub struct LinkEnd {
     pub mtu: u8,
 }
 
-/// An adapter of the suite on a network of the target.
-pub trait Adapter: Send + Sync {
+/// An RNIC of the suite on a network of the target.
+pub trait RdmaDevice: Send + Sync {
     /// Its address.
     fn gid(&self) -> [u8; 16];
     /// MAC address of its port.

@@ -14,7 +14,7 @@ use crate::fabric::Fabric;
 use crate::facts::Facts;
 use crate::link::Passed;
 use crate::peer::{Announce, Peer};
-use crate::rdma::Adapter;
+use crate::rdma::RdmaDevice;
 use crate::value::Scope;
 
 /// The layer of the cases that find out what the target is.
@@ -67,8 +67,8 @@ pub struct Options<'a> {
     pub layers: Vec<String>,
     /// A device of the suite.
     pub fabric: Option<&'a dyn Fabric>,
-    /// An adapter of the suite for SMC-R.
-    pub adapter: Option<&'a dyn Adapter>,
+    /// An RNIC of the suite for SMC-R.
+    pub rdma: Option<&'a dyn RdmaDevice>,
     /// Connects with TCP option 254.
     pub announce: Option<&'a dyn Announce>,
     /// EIDs, GIDs, addresses.
@@ -303,7 +303,7 @@ impl Run<'_> {
             scope: &self.scope,
             peer,
             fabric: self.options.fabric,
-            adapter: self.options.adapter,
+            rdma: self.options.rdma,
             data,
         }
     }
@@ -351,7 +351,7 @@ impl Run<'_> {
         if self.options.fabric.is_some() {
             facts.add("device");
         }
-        if self.options.adapter.is_some() {
+        if self.options.rdma.is_some() {
             facts.add("rnic");
         }
         if self.options.echo {
@@ -400,7 +400,7 @@ fn in_words(fact: &str) -> String {
         "data" => "to see data over TCP: --echo, or --run for a client".into(),
         "echo" => "a target that sends data back: --echo".into(),
         "device" => "a device on a fabric of the target: --device".into(),
-        "rnic" => "an adapter for SMC-R on a network of the target: --rnic".into(),
+        "rnic" => "an RNIC for SMC-R on a network of the target: --rnic".into(),
         "link-r2" => "links of SMC-R version 2 with the suite".into(),
         "two-links" => "two links of SMC-R with the suite".into(),
         "link-r1" => "links of SMC-R version 1 with the suite".into(),

@@ -8,7 +8,7 @@ mod target;
 use std::net::TcpListener;
 use std::time::Duration;
 
-use smc_conform::{Adapter, CaseResult, Names, Options, Results, Target, Verdict, run};
+use smc_conform::{CaseResult, Names, Options, RdmaDevice, Results, Target, Verdict, run};
 use smc_core::handshake::Kinds;
 use target::{Clients, Fault, Network};
 
@@ -25,7 +25,7 @@ fn play(kinds: Kinds, fault: Fault, layer: &str, only: &[&str]) -> Results {
         only: only.iter().map(|part| (*part).to_owned()).collect(),
         layers: vec![layer.into()],
         fabric: None,
-        adapter: (layer == "llc").then_some(&network as &dyn Adapter),
+        rdma: (layer == "llc").then_some(&network as &dyn RdmaDevice),
         announce: None,
         names: Names {
             eid: target::EID.into(),
@@ -45,8 +45,13 @@ fn play(kinds: Kinds, fault: Fault, layer: &str, only: &[&str]) -> Results {
 
 #[test]
 fn a_client_without_faults_passes() {
-    for kinds in [Kinds::SMCD_V2, Kinds::all()] {
+    let all = "confirm d2 data echo offers-d2 offers-r1 offers-r2 offers-v1 release-2.1 smc";
+    for (kinds, known) in
+        [(Kinds::SMCD_V2, "confirm d2 data echo offers-d2 release-2.1 smc"), (Kinds::all(), all)]
+    {
         let results = play(kinds, Fault::NONE, "clc", &[]);
+        let facts: Vec<&str> = results.facts.iter().collect();
+        assert_eq!(facts.join(" "), known);
         let bad: Vec<String> = results
             .results
             .iter()

@@ -7,7 +7,7 @@ mod target;
 
 use std::time::{Duration, Instant};
 
-use smc_conform::{Adapter, CaseResult, Names, Options, Results, Target, Verdict, run};
+use smc_conform::{CaseResult, Names, Options, RdmaDevice, Results, Target, Verdict, run};
 use smc_core::handshake::Kinds;
 use target::{Fault, Server};
 
@@ -32,7 +32,7 @@ fn play(server: &Server, layer: &str, only: &[&str]) -> Results {
         only: only.iter().map(|part| (*part).to_owned()).collect(),
         layers: vec![layer.into()],
         fabric: None,
-        adapter: (layer == "llc").then_some(&server.network as &dyn Adapter),
+        rdma: (layer == "llc").then_some(&server.network as &dyn RdmaDevice),
         announce: None,
         names: names(),
     };
@@ -48,9 +48,13 @@ fn failures(results: &Results) -> Vec<String> {
 #[test]
 fn a_server_without_faults_passes() {
     let began = Instant::now();
-    for kinds in [Kinds::SMCD_V2, Kinds::all()] {
+    for (kinds, known) in [
+        (Kinds::SMCD_V2, "confirm d2 data echo release-2.1 smc"),
+        (Kinds::all(), "confirm d1 d2 data echo r1 r2 release-2.1 smc"),
+    ] {
         let results = play(&Server::start(kinds, Fault::NONE), "clc", &[]);
         let facts: Vec<&str> = results.facts.iter().collect();
+        assert_eq!(facts.join(" "), known);
         let bad = failures(&results);
         let count = |verdict| results.count(verdict);
         println!(

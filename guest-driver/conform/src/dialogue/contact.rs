@@ -18,12 +18,12 @@ const CDC: u8 = 0xfe;
 const LAST_WORD: Duration = Duration::from_millis(50);
 
 impl Dialogue<'_> {
-    /// A queue pair for a message that names one; without an adapter a number that nobody has.
+    /// A queue pair for a message that names one; without an RNIC a number that nobody has.
     pub(super) fn make_queue_pair(&mut self) -> Judged<()> {
-        let Some(adapter) = self.context.adapter.filter(|_| self.queue_pair.is_none()) else {
+        let Some(rdma) = self.context.rdma.filter(|_| self.queue_pair.is_none()) else {
             return Ok(());
         };
-        let made = adapter.queue_pair().map_err(|why| (Verdict::NotObservable, why))?;
+        let made = rdma.queue_pair().map_err(|why| (Verdict::NotObservable, why))?;
         let three = |number: u32| number.to_be_bytes().get(1..).unwrap_or_default().to_vec();
         self.scope.set("qpn", three(made.qpn()));
         self.scope.set("psn", three(made.psn()));

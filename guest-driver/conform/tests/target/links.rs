@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Links of SMC-R without adapters: queue pairs of this process, and smc-core's link group at the
+//! Links of SMC-R without RNICs: queue pairs of this process, and smc-core's link group at the
 //! target's end of them.
 
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use smc_conform::{Adapter, LinkEnd as PeerEnd, QueuePair};
+use smc_conform::{LinkEnd as PeerEnd, QueuePair, RdmaDevice};
 use smc_core::handshake::{
     Awaited, ClcReader, Config, DeclineReason, EstablishedR, LinkEnd, Role as EndRole,
 };
@@ -66,7 +66,7 @@ impl Network {
     }
 }
 
-impl Adapter for Network {
+impl RdmaDevice for Network {
     fn gid(&self) -> [u8; 16] {
         SUITE_GID
     }
@@ -222,7 +222,7 @@ fn group(established: &EstablishedR, now: Tick) -> LinkGroup {
     LinkGroup::new(params, first, now)
 }
 
-/// Carries a connection by its link until it is over. A peer without an adapter is left.
+/// Carries a connection by its link until it is over. A peer without an RNIC is left.
 pub(crate) fn carry(
     tcp: &TcpStream,
     ends: TargetEnds,

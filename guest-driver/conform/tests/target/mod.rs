@@ -199,3 +199,4 @@ pub(crate) fn cases() -> &'static Cases {
     static CASES: OnceLock<Cases> = OnceLock::new();
     CASES.get_or_init(|| Cases::load(None).unwrap())
 }
+

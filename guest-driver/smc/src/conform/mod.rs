@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use smc_conform::{
-    Adapter, Announce, Cases, Fabric, Names, Options, Report, Results, RunHeader, Target,
+    Announce, Cases, Fabric, Names, Options, RdmaDevice, Report, Results, RunHeader, Target,
 };
 use smc_core::wire::ids::Eid;
 use smc_rendezvous::{Mode, Options as RendezvousOptions, PeerDiscovery};
@@ -197,7 +197,7 @@ fn conform(args: &ConformArgs) -> Result<bool, CliError> {
     let (target, described, address) = target(args, discovery.as_ref().ok())?;
     let device = device(args)?;
     let fabric = device.as_ref().map(OnFabric::new);
-    let adapter = adapter(args, address)?;
+    let rdma = rdma(args, address)?;
     let announced = discovery.as_ref().ok().map(OptionClient::new);
     let options = Options {
         target,
@@ -208,9 +208,9 @@ fn conform(args: &ConformArgs) -> Result<bool, CliError> {
         only: args.only.clone(),
         layers: layers(args).iter().map(|layer| layer.name().to_owned()).collect(),
         fabric: fabric.as_ref().map(|fabric| fabric as &dyn Fabric),
-        adapter: adapter.as_ref().map(|adapter| adapter as &dyn Adapter),
+        rdma: rdma.as_ref().map(|rdma| rdma as &dyn RdmaDevice),
         announce: announced.as_ref().map(|announced| announced as &dyn Announce),
-        names: names(args, fabric.as_ref(), adapter.as_ref(), address),
+        names: names(args, fabric.as_ref(), rdma.as_ref(), address),
     };
     let began = SystemTime::now();
     let bar = progress_bar();
@@ -295,8 +295,8 @@ fn device(args: &ConformArgs) -> Result<Option<Arc<IsmDevice>>, CliError> {
     opened.map(Some).map_err(|source| CliError::Device { device: args.device.clone(), source })
 }
 
-/// The adapter for the level `llc`.
-fn adapter(args: &ConformArgs, address: IpAddr) -> Result<Option<Rnic>, CliError> {
+/// The RNIC for the level `llc`.
+fn rdma(args: &ConformArgs, address: IpAddr) -> Result<Option<Rnic>, CliError> {
     match args.rnic.as_str() {
         "none" => Ok(None),
         name => Rnic::open(name, address)
@@ -323,7 +323,7 @@ fn discovery(args: &ConformArgs) -> Result<PeerDiscovery, String> {
 fn names(
     args: &ConformArgs,
     fabric: Option<&OnFabric>,
-    adapter: Option<&Rnic>,
+    rdma: Option<&Rnic>,
     address: IpAddr,
 ) -> Names {
     let (chid, gid) = match fabric {
@@ -340,8 +340,8 @@ fn names(
     let random = *uuid::Uuid::new_v4().as_bytes();
     let [a, b, c, d, e, ..] = random;
     // Of nobody's making, and no group.
-    let mac = adapter.map_or([2, a, b, c, d, e], Adapter::mac);
-    let roce_gid = adapter.map_or(roce_gid, Adapter::gid);
+    let mac = rdma.map_or([2, a, b, c, d, e], RdmaDevice::mac);
+    let roce_gid = rdma.map_or(roce_gid, RdmaDevice::gid);
     let subnet = args.subnet.unwrap_or((network, 24));
     Names { eid: args.eid.clone(), chid, gid, mac, roce_gid, subnet }
 }

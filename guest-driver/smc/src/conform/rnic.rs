@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! An adapter of this machine for the suite's links of SMC-R.
+//! An RNIC of this machine for the suite's links of SMC-R.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smc_conform::{Adapter, LinkEnd, QueuePair};
+use smc_conform::{LinkEnd, QueuePair, RdmaDevice};
 use smc_core::wire::ids::{Gid, Mtu, Psn, Qpn};
 use smc_verbs::{
     Access, Completed, Completion, Context, Cq, GidEntry, GidKind, Hops, Init, Memory, Mr, Payload,
@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_micros(500);
 /// The MTU of the suite's Accept and Confirm.
 const MTU: Mtu = Mtu::B1024;
 
-/// An adapter with the address by which the suite uses it.
+/// An RNIC with the address by which the suite uses it.
 pub(super) struct Rnic {
     context: Arc<Context>,
     source: GidEntry,
@@ -79,7 +79,7 @@ impl Rnic {
     }
 }
 
-impl Adapter for Rnic {
+impl RdmaDevice for Rnic {
     fn gid(&self) -> [u8; 16] {
         self.source.gid.0
     }
