@@ -20,6 +20,7 @@ mod coverage;
 mod cpio;
 mod image;
 mod library_page;
+mod mutants;
 mod nested;
 mod package;
 mod packages;
@@ -57,6 +58,9 @@ enum Task {
     /// Attack a daemon for a long time, and simulate link groups.
     #[command(long_about = siege::LONG_ABOUT)]
     Siege(siege::Args),
+    /// Break rules of the handshake, and count the breaks that the conformance suite finds.
+    #[command(long_about = mutants::LONG_ABOUT)]
+    Mutants(mutants::Args),
     /// Build Debian packages and a tarball.
     #[command(long_about = package::LONG_ABOUT)]
     Package(package::Args),
@@ -71,6 +75,7 @@ fn main() -> ExitCode {
         Task::Uml(args) => uml::run(&args, &root).map_err(|error| error.to_string()),
         Task::Coverage(args) => coverage::run(&args, &root).map_err(|error| error.to_string()),
         Task::Siege(args) => siege::run(&args, &root).map_err(|error| error.to_string()),
+        Task::Mutants(args) => mutants::run(&args, &root).map_err(|error| error.to_string()),
         Task::Package(args) => package::run(&args, &root).map_err(|error| error.to_string()),
         Task::ProtocolMap => protocol_map::write(&root)
             .map(|()| ExitCode::SUCCESS)

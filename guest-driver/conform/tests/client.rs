@@ -36,7 +36,7 @@ fn play(kinds: Kinds, fault: Fault, layer: &str, only: &[&str]) -> Results {
             subnet: ([127, 0, 0, 0], 8),
         },
     };
-    let results = run(target::cases(), &options, &|_| ());
+    let results = run(target::cases(), &options, &target::progress);
     // The listener ends with the options, and so do the clients.
     drop(options);
     clients.join();

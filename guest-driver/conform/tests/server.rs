@@ -36,7 +36,7 @@ fn play(server: &Server, layer: &str, only: &[&str]) -> Results {
         announce: None,
         names: names(),
     };
-    run(target::cases(), &options, &|_| ()).unwrap()
+    run(target::cases(), &options, &target::progress).unwrap()
 }
 
 /// Everything that did not go well, as lines.
