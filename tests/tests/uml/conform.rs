@@ -75,3 +75,41 @@ fn the_suite_knows_linux_as_a_client() {
     let _client = guest.spawn(run);
     check(suite(&bed, "client", &["--wait", "20", "--listen", &address]), 150);
 }
+
+/// The commands of a section of docs/conformance.md.
+fn commands_of(heading: &str) -> String {
+    let page = include_str!("../../../docs/conformance.md");
+    let (_, section) = page.split_once(&format!("\n## {heading}\n")).unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let lines = section.lines().filter_map(|line| line.strip_prefix("    "));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+#[test]
+fn the_page_can_be_followed() {
+    let bed = Bed::new();
+    let mut guest = one(&bed);
+    guest.forgive("possible recursive locking");
+    let run = ["smc-test-peer", "interop", "echo", "linux", "0.0.0.0:5000"];
+    let _server = End::serve_by(&guest, run.into());
+    let commands = commands_of("An hour with a kernel");
+    assert!(commands.matches("smc conform ").count() >= 4, "{commands}");
+    let directory = bed.path("followed");
+    std::fs::create_dir_all(&directory).unwrap();
+    let programs = PathBuf::from(std::env::var_os("DAEMON").unwrap());
+    let mut path = OsString::from(programs.parent().unwrap());
+    path.push(":");
+    path.push(std::env::var_os("PATH").unwrap());
+    let mut shell = Command::new("sh");
+    shell.args(["-e", "-c", &commands]).current_dir(&directory).env("PATH", path);
+    shell.env("GUEST", guest.ip()).env("DEVICE", bed.port("suite"));
+    let output = shell.output().unwrap();
+    let [said, told] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{said}\n{told}");
+    let report = std::fs::read(directory.join("mine.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
+    assert_eq!(report["cases"][0]["id"], "mine-halves");
+    assert_eq!(report["cases"][0]["verdict"], "PASS", "{said}");
+    let page = std::fs::read_to_string(directory.join("first.html")).unwrap();
+    assert!(page.contains("server-accept-eid"));
+}
