@@ -55,9 +55,30 @@ impl Facts {
         self.known.iter().map(String::as_str)
     }
 
-    /// The first fact of `needs` that does not hold, and whether it is about the suite.
+    /// A fact of `needs` that does not hold, and whether it is about the suite. Without such a one
+    /// nothing is known of the target.
     pub(crate) fn missing<'a>(&self, needs: &'a [String]) -> Option<(&'a str, bool)> {
-        let missing = needs.iter().find(|fact| !self.has(fact))?;
-        Some((missing, OF_THE_SUITE.contains(&missing.as_str())))
+        let is_of_suite = |fact: &str| OF_THE_SUITE.contains(&fact);
+        let mut missing = needs.iter().map(String::as_str).filter(|fact| !self.has(fact));
+        let first = missing.next()?;
+        let of_suite =
+            is_of_suite(first).then_some(first).or_else(|| missing.find(|f| is_of_suite(f)));
+        Some((of_suite.unwrap_or(first), of_suite.is_some()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_suite_lacks_is_told_before_what_is_not_known_of_the_target() {
+        let mut facts = Facts::default();
+        let needs = ["link-r2", "rnic"].map(str::to_owned);
+        assert_eq!(facts.missing(&needs), Some(("rnic", true)));
+        facts.add("rnic");
+        assert_eq!(facts.missing(&needs), Some(("link-r2", false)));
+        facts.add("link-r2");
+        assert_eq!(facts.missing(&needs), None);
     }
 }

@@ -150,7 +150,12 @@ fn case(page: &mut String, one: &CaseResult) {
             page,
             "<div class=\"exchange {0}\"><h3>{1} <small>{connection}{2} ms{3}</small></h3>",
             exchange.from,
-            if exchange.from == "suite" { "Suite →" } else { "← Target" },
+            match (exchange.from, exchange.path) {
+                ("suite", "llc") => "Suite → link",
+                ("suite", _) => "Suite →",
+                (_, "llc") => "link ← Target",
+                _ => "← Target",
+            },
             exchange.ms,
             match exchange.hex.len() / 2 {
                 0 => String::new(),
