@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     let Some(mutant) = mutants.get(at) else { return };
                     // Whether the machine is too busy shows at targets without a break.
-                    if at % CONTROL == 0 {
+                    if at.is_multiple_of(CONTROL) {
                         let said = first_failure(0, &programs.suite);
                         unbroken.lock().unwrap_or_else(|lost| lost.into_inner()).extend(said);
                     }
@@ -244,6 +244,8 @@ fn sources(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), ToolError> {
 struct Program {
     path: PathBuf,
     only: &'static [&'static str],
+    /// Where it runs: tests of properties leave files there.
+    folder: PathBuf,
 }
 
 struct Programs {
@@ -268,20 +270,23 @@ fn build(root: &Path, tree: &Path) -> Result<Programs, ToolError> {
     for line in String::from_utf8_lossy(&output.stdout).lines() {
         let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
         let Some(path) = message["executable"].as_str().map(PathBuf::from) else { continue };
+        let folder = tree.to_owned();
         match message["target"]["name"].as_str() {
             Some("server") => {
                 let only = &["--exact", "a_server_without_faults_passes"];
-                programs.suite.push(Program { path, only });
+                programs.suite.push(Program { path, only, folder });
             }
             Some("client") => {
                 let only = &["--exact", "a_client_without_faults_passes"];
-                programs.suite.push(Program { path, only });
+                programs.suite.push(Program { path, only, folder });
             }
             Some("smc_core") => {
                 let only = &["handshake", "wire"];
-                programs.tests.push(Program { path, only });
+                programs.tests.push(Program { path, only, folder });
             }
-            Some("handshake" | "golden") => programs.tests.push(Program { path, only: &[] }),
+            Some("handshake" | "golden") => {
+                programs.tests.push(Program { path, only: &[], folder })
+            }
             _ => {}
         }
     }
@@ -294,6 +299,7 @@ fn first_failure(number: u32, programs: &[Program]) -> Option<String> {
         let name = program.path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let name = name.split('-').next().unwrap_or_default().to_owned();
         let mut command = Command::new(&program.path);
+        command.current_dir(&program.folder);
         command.args(program.only).args(["--nocapture"]).env("SMC_FAULT", number.to_string());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let Ok(mut child) = command.spawn() else { return Some(format!("{name} cannot run")) };
