@@ -151,11 +151,12 @@ fn wireshark_reads_what_the_suite_sends() {
     scope.set("size", [3]);
     scope.set("chid", [0xff, 1]);
     let encode = |base: &String| cases.message(base, &Table::new(), &scope).unwrap();
-    // It has no layouts for SMC-D of version 1.
+    // It has no layouts for SMC-D of version 1. Messages of LLC do not go over TCP.
     let bases: Vec<&String> = cases
         .bases
         .keys()
         .filter(|base| !base.ends_with("t-d1") && !base.ends_with("m-d1"))
+        .filter(|base| !base.starts_with("llc-"))
         .collect();
     let messages: Vec<Message> = bases.iter().map(|base| encode(base)).collect();
     let path = std::env::temp_dir().join(format!("conform-{}.pcap", std::process::id()));
