@@ -63,7 +63,7 @@ fn connect(tcp: &TcpStream, config: &Arc<Config>, network: &Network, fault: &Fau
             let (ends, own) = TargetEnds::new(network);
             let (established, confirm) = accepted.confirm(own, &[]);
             write(tcp, confirm, fault);
-            links::carry(tcp, ends, &established, &config, fault);
+            links::carry(tcp, ends, &established, config, fault);
         }
         ClientStep::Decline(decline) => decline_with(tcp, decline, fault),
         ClientStep::PeerDeclined(_) if fault.ends_after_decline => abort(tcp),
