@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod region;
+mod wire;
+
+pub use region::AccessError;
+pub use wire::{BodyError, HeaderError};
+
+/// Queues that a function can have: each has a vector, and one is for changes of the configuration.
+pub const MAX_QUEUES: u16 = region::MAX_VECTORS - 1;
+
+/// What a function is, beside what its back end says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its number among virtio devices.
+    pub device_id: u16,
+    /// Its class code: class, subclass and interface, in the lower three bytes.
+    pub class: u32,
+    /// Bytes of the device's configuration, at most 256.
+    pub config_len: u16,
+    /// Queues, 1 to [`MAX_QUEUES`].
+    pub queues: u16,
+    /// Entries that a queue has at most: a power of two.
+    pub queue_size: u16,
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Regions of the function as vfio numbers them, and what lies where in its BARs.
+
+use thiserror::Error;
+
+/// Bytes that one access may have: the whole configuration space of PCI Express, and more.
+pub(crate) const MAX_DATA: usize = 8192;
+
+/// Regions that vfio-pci has: six BARs, the ROM, the configuration space, VGA.
+pub(crate) const REGIONS: u32 = 9;
+/// BAR of the virtio structures.
+pub(crate) const STRUCTURES_BAR: u32 = 0;
+/// BAR of the MSI-X table and its pending bits.
+pub(crate) const MSIX_BAR: u32 = 2;
+/// The configuration space.
+pub(crate) const CONFIG: u32 = 7;
+
+/// Bytes of the configuration space: that of a conventional function.
+pub(crate) const CONFIG_LEN: usize = 256;
+/// Bytes of the BAR of the structures, each of which has pages of its own.
+pub(crate) const STRUCTURES_LEN: u64 = 0x4000;
+/// Bytes of the BAR of MSI-X.
+pub(crate) const MSIX_LEN: u64 = 0x1000;
+/// Where the pending bits lie in it.
+pub(crate) const PENDING: u32 = 0x800;
+/// Vectors whose table entries fit before the pending bits.
+pub(crate) const MAX_VECTORS: u16 = (PENDING / 16) as u16;
+
+/// Place of a structure in its BAR, bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// Bytes that the common configuration has.
+pub(crate) const COMMON_LEN: usize = 56;
+/// The common configuration (virtio 1.3, 4.1.4.3).
+pub(crate) const COMMON: Place = Place { offset: 0, len: 0x1000 };
+/// The interrupt status, which is 0: interrupts are messages.
+pub(crate) const ISR: Place = Place { offset: 0x1000, len: 0x1000 };
+/// The configuration of the device.
+pub(crate) const DEVICE: Place = Place { offset: 0x2000, len: 0x1000 };
+/// The notification registers, one for each queue.
+pub(crate) const NOTIFY: Place = Place { offset: 0x3000, len: 0x1000 };
+/// Bytes between two notification registers.
+pub(crate) const NOTIFY_MULTIPLIER: u32 = 4;
+
+impl Place {
+    /// The offset in the structure, if an offset in the BAR lies in it.
+    pub(crate) fn at(self, offset: u64) -> Option<usize> {
+        let at = offset.checked_sub(self.offset).filter(|at| *at < self.len)?;
+        usize::try_from(at).ok()
+    }
+}
+
+/// Bytes of a region; 0 if the function does not have it.
+pub(crate) fn size(region: u32) -> u64 {
+    match region {
+        STRUCTURES_BAR => STRUCTURES_LEN,
+        MSIX_BAR => MSIX_LEN,
+        CONFIG => CONFIG_LEN as u64,
+        _ => 0,
+    }
+}
+
+/// An access that no driver can have asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("an access to {count} bytes at {offset:#x} of region {region}, which has {size:#x}")]
+pub struct AccessError {
+    /// The region.
+    pub region: u32,
+    /// Offset in it, bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub count: u32,
+    /// Bytes of the region.
+    pub size: u64,
+}
+
+/// Checks that an access lies in its region. Returns its length.
+pub(crate) fn check(region: u32, offset: u64, count: u32) -> Result<usize, AccessError> {
+    let size = size(region);
+    let len = count as usize;
+    let end = offset.checked_add(count.into());
+    if len > MAX_DATA || len == 0 || end.is_none_or(|end| end > size) {
+        return Err(AccessError { region, offset, count, size });
+    }
+    Ok(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accesses_lie_in_their_region() {
+        assert_eq!(check(CONFIG, 0, 256), Ok(256));
+        assert_eq!(check(STRUCTURES_BAR, STRUCTURES_LEN - 4, 4), Ok(4));
+        for (region, offset, count) in [
+            (CONFIG, 0, 257),
+            (CONFIG, 256, 1),
+            (CONFIG, u64::MAX, 1),
+            (CONFIG, 0, 0),
+            (STRUCTURES_BAR, 0, u32::MAX),
+            (STRUCTURES_BAR, 0, MAX_DATA as u32 + 1),
+            (1, 0, 1),
+            (REGIONS, 0, 1),
+            (u32::MAX, 0, 1),
+        ] {
+            let size = size(region);
+            let refused = Err(AccessError { region, offset, count, size });
+            assert_eq!(check(region, offset, count), refused);
+        }
+    }
+}
