@@ -2,9 +2,11 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod dma;
 mod region;
 mod wire;
 
+pub use dma::{DmaError, MemoryRegion};
 pub use region::AccessError;
 pub use wire::{BodyError, HeaderError};
 

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The memory that a client has mapped for the device, and what the back end gets of it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::wire::Fields;
+
+/// Mappings that a client may have at a time. QEMU needs some twenty.
+pub(crate) const MAX_MAPS: usize = 1024;
+/// Files that its mappings may have, since each is a descriptor of this process.
+const MAX_FILES: usize = 16;
+/// Regions that the back end gets: as many as one vhost-user message has descriptors for.
+pub(crate) const MAX_REGIONS: usize = 32;
+/// Addresses and lengths are multiples of this, bytes.
+const PAGE: u64 = 4096;
+/// Huge pages, by their number in `linux/magic.h`.
+const HUGETLBFS: u64 = 0x9584_58f6;
+
+/// Flags of DMA_MAP.
+const READ: u32 = 1;
+const WRITE: u32 = 2;
+/// Flag of DMA_UNMAP: all mappings.
+const ALL: u32 = 2;
+
+/// A mapping that is refused. Addresses are the device's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DmaError {
+    /// Flags that do not exist, or that are not served.
+    #[error("DMA flags {0:#x}")]
+    Flags(u32),
+    /// Not whole pages, none, or beyond the end of the address space.
+    #[error("DMA of {size:#x} bytes at {address:#x}, which are no pages of {PAGE} bytes")]
+    Range {
+        /// Where.
+        address: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// A part of the range is mapped already.
+    #[error("DMA of {size:#x} bytes at {address:#x}, a part of which is mapped already")]
+    Overlap {
+        /// Where.
+        address: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// The offset in the file is not aligned, or too large.
+    #[error("DMA at {address:#x} from offset {offset:#x} of a file")]
+    Offset {
+        /// Where.
+        address: u64,
+        /// Offset in the file, bytes.
+        offset: u64,
+    },
+    /// There are as many mappings as may be.
+    #[error("more than {MAX_MAPS} DMA mappings")]
+    TooMany,
+    /// There are as many files as may be.
+    #[error("DMA mappings of more than {MAX_FILES} files")]
+    TooManyFiles,
+    /// What was passed is not a file that can be mapped.
+    #[error("DMA at {address:#x} in a descriptor that is no file: {errno}")]
+    NoFile {
+        /// Where.
+        address: u64,
+        /// What the system says of it.
+        errno: Errno,
+    },
+    /// An unmapped range cuts through a mapping, or has none.
+    #[error("no DMA mappings fill {size:#x} bytes at {address:#x}")]
+    NotMapped {
+        /// Where.
+        address: u64,
+        /// Bytes.
+        size: u64,
+    },
+}
+
+/// A file, known by its device and inode, with the size of its pages.
+#[derive(Debug)]
+struct File {
+    fd: OwnedFd,
+    identity: (u64, u64),
+    page: u64,
+}
+
+#[derive(Debug)]
+struct Map {
+    start: u64,
+    size: u64,
+    /// `None`: memory that cannot be shared, such as that of a display.
+    file: Option<(Rc<File>, u64)>,
+    is_writable: bool,
+}
+
+/// A part of the client's memory, for the back end.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryRegion<'a> {
+    /// Address of the device, which is that of the guest.
+    pub address: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The file.
+    pub file: rustix::fd::BorrowedFd<'a>,
+    /// Where in the file, bytes.
+    pub offset: u64,
+}
+
+/// The mappings of a client, by address.
+#[derive(Debug, Default)]
+pub(crate) struct DmaTable {
+    maps: Vec<Map>,
+}
+
+impl DmaTable {
+    /// Adds the mapping of a DMA_MAP. Returns whether the back end's table changes.
+    pub(crate) fn map(
+        &mut self,
+        fields: &Fields<'_>,
+        fd: Option<OwnedFd>,
+    ) -> Result<bool, DmaError> {
+        let (flags, offset) = (fields.u32(4), fields.u64(8));
+        let (start, size) = (fields.u64(16), fields.u64(24));
+        if flags & !(READ | WRITE) != 0 || flags == 0 {
+            return Err(DmaError::Flags(flags));
+        }
+        let end = end_of(start, size)?;
+        if self.maps.len() >= MAX_MAPS {
+            return Err(DmaError::TooMany);
+        }
+        let at = self.maps.partition_point(|map| map.start < start);
+        let before = at.checked_sub(1).and_then(|before| self.maps.get(before));
+        let meets_before = before.is_some_and(|map| map.start + map.size > start);
+        if meets_before || self.maps.get(at).is_some_and(|map| map.start < end) {
+            return Err(DmaError::Overlap { address: start, size });
+        }
+        let file = fd.map(|fd| self.file(fd, start, offset, size)).transpose()?;
+        let is_writable = flags & WRITE != 0;
+        let is_shown = file.is_some() && is_writable;
+        self.maps.insert(at, Map { start, size, file, is_writable });
+        Ok(is_shown)
+    }
+
+    /// Takes out what a DMA_UNMAP names. Returns whether the back end's table changes.
+    pub(crate) fn unmap(&mut self, fields: &Fields<'_>) -> Result<bool, DmaError> {
+        let (flags, start, size) = (fields.u32(4), fields.u64(8), fields.u64(16));
+        if flags & !ALL != 0 {
+            return Err(DmaError::Flags(flags));
+        }
+        if flags & ALL != 0 {
+            let is_shown = self.maps.iter().any(Map::is_shown);
+            self.maps.clear();
+            return Ok(is_shown);
+        }
+        let end = end_of(start, size)?;
+        let first = self.maps.partition_point(|map| map.start + map.size <= start);
+        let last = self.maps.partition_point(|map| map.start < end);
+        let found = self.maps.get(first..last).unwrap_or_default();
+        let is_inside = |map: &Map| map.start >= start && map.start + map.size <= end;
+        if found.is_empty() || !found.iter().all(is_inside) {
+            return Err(DmaError::NotMapped { address: start, size });
+        }
+        let is_shown = found.iter().any(Map::is_shown);
+        self.maps.drain(first..last);
+        Ok(is_shown)
+    }
+
+    /// The file of a new mapping: one descriptor for all mappings of a file.
+    fn file(
+        &self,
+        fd: OwnedFd,
+        start: u64,
+        offset: u64,
+        size: u64,
+    ) -> Result<(Rc<File>, u64), DmaError> {
+        if !offset.is_multiple_of(PAGE) || offset.checked_add(size).is_none() {
+            return Err(DmaError::Offset { address: start, offset });
+        }
+        let no_file = |errno| DmaError::NoFile { address: start, errno };
+        let stat = rustix::fs::fstat(&fd).map_err(no_file)?;
+        let identity = (stat.st_dev, stat.st_ino);
+        let mut files: Vec<&Rc<File>> = Vec::new();
+        for (file, _) in self.maps.iter().filter_map(|map| map.file.as_ref()) {
+            if file.identity == identity {
+                return Ok((Rc::clone(file), offset));
+            }
+            if !files.iter().any(|known| Rc::ptr_eq(known, file)) {
+                files.push(file);
+            }
+        }
+        if files.len() >= MAX_FILES {
+            return Err(DmaError::TooManyFiles);
+        }
+        let kind = rustix::fs::fstatfs(&fd).map_err(no_file)?;
+        let is_huge = kind.f_type.cast_unsigned() == HUGETLBFS;
+        let block = kind.f_bsize.cast_unsigned();
+        let page = if is_huge && block.is_power_of_two() { block } else { PAGE };
+        Ok((Rc::new(File { fd, identity, page }), offset))
+    }
+
+    /// What the back end gets: memory with a file that the device may write, with neighbours in one
+    /// file as one region. A region of huge pages has whole pages, as vhost-user back ends want it. Of
+    /// more than [`MAX_REGIONS`] the largest stay.
+    pub(crate) fn regions(&self) -> Vec<MemoryRegion<'_>> {
+        let mut regions: Vec<(MemoryRegion<'_>, &Rc<File>)> = Vec::new();
+        for map in self.maps.iter().filter(|map| map.is_shown()) {
+            let Some((file, offset)) = &map.file else { continue };
+            let (start, end, offset) = map.whole_pages(file, *offset);
+            if let Some((last, last_file)) = regions.last_mut() {
+                let is_next = Rc::ptr_eq(last_file, file)
+                    && last.address + last.size >= start
+                    && start - last.address == offset.wrapping_sub(last.offset);
+                if is_next {
+                    last.size = end.max(last.address + last.size) - last.address;
+                    continue;
+                }
+            }
+            let region =
+                MemoryRegion { address: start, size: end - start, file: file.fd.as_fd(), offset };
+            regions.push((region, file));
+        }
+        let mut regions: Vec<MemoryRegion<'_>> =
+            regions.into_iter().map(|(region, _)| region).collect();
+        if regions.len() > MAX_REGIONS {
+            regions.sort_by_key(|region| std::cmp::Reverse(region.size));
+            regions.truncate(MAX_REGIONS);
+            regions.sort_by_key(|region| region.address);
+        }
+        regions
+    }
+}
+
+impl Map {
+    /// Whether the back end gets it.
+    fn is_shown(&self) -> bool {
+        self.file.is_some() && self.is_writable
+    }
+
+    /// Start, end and offset in the file of the file's pages that hold it. A client whose addresses
+    /// and offsets are not alike has no such pages, and keeps its range.
+    fn whole_pages(&self, file: &File, offset: u64) -> (u64, u64, u64) {
+        let (page, end) = (file.page, self.start + self.size);
+        let before = self.start % page;
+        let whole_end = end.checked_next_multiple_of(page);
+        match whole_end {
+            Some(whole_end) if before == offset % page => {
+                (self.start - before, whole_end, offset - before)
+            }
+            _ => (self.start, end, offset),
+        }
+    }
+}
+
+fn end_of(address: u64, size: u64) -> Result<u64, DmaError> {
+    let end = address.checked_add(size);
+    let is_whole = address.is_multiple_of(PAGE) && size.is_multiple_of(PAGE) && size != 0;
+    end.filter(|_| is_whole).ok_or(DmaError::Range { address, size })
+}
+
+#[cfg(test)]
+#[path = "dma_tests.rs"]
+mod tests;
