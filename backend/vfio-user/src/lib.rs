@@ -3,10 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod dma;
+mod irq;
+mod pci;
 mod region;
 mod wire;
 
 pub use dma::{DmaError, MemoryRegion};
+pub use irq::IrqError;
 pub use region::AccessError;
 pub use wire::{BodyError, HeaderError};
 
