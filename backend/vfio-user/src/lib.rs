@@ -2,16 +2,28 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod back_end;
 mod dma;
 mod irq;
 mod pci;
 mod region;
 mod wire;
 
+pub use back_end::{BackEnd, BackEndError, QueueLayout, VhostUser};
 pub use dma::{DmaError, MemoryRegion};
 pub use irq::IrqError;
 pub use region::AccessError;
 pub use wire::{BodyError, HeaderError};
+
+/// What happens to a client that is served.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A request was refused, and the client is served further.
+    Refused(&'a dyn std::error::Error),
+    /// The back end has ended. The function needs a reset by its driver, which makes another
+    /// connection.
+    BackEndLost(&'a BackEndError),
+}
 
 /// Queues that a function can have: each has a vector, and one is for changes of the configuration.
 pub const MAX_QUEUES: u16 = region::MAX_VECTORS - 1;
