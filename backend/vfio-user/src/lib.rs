@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod back_end;
+mod device;
 mod dma;
 mod irq;
 mod pci;
