@@ -8,12 +8,16 @@ mod dma;
 mod irq;
 mod pci;
 mod region;
+mod server;
+mod stream;
 mod wire;
 
 pub use back_end::{BackEnd, BackEndError, QueueLayout, VhostUser};
 pub use dma::{DmaError, MemoryRegion};
 pub use irq::IrqError;
 pub use region::AccessError;
+pub use server::{EndError, serve};
+pub use stream::StreamError;
 pub use wire::{BodyError, HeaderError};
 
 /// What happens to a client that is served.
