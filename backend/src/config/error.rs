@@ -10,11 +10,12 @@ use virtio_ism_abi::Chid;
 use super::log_output::LogOutput;
 
 /// Settings of a socket, as they follow its path.
-pub const SETTINGS: [&str; 9] = [
+pub const SETTINGS: [&str; 10] = [
     "chid",
     "name",
     "max-maps",
     "allow-any-file",
+    "vfio-user",
     "mode",
     "devices",
     "peer-uid",

@@ -61,6 +61,8 @@ pub(crate) struct FileGuest {
     pub(crate) devices: Option<u32>,
     pub(crate) peer_uid: Option<u32>,
     pub(crate) peer_gid: Option<u32>,
+    #[serde(default)]
+    pub(crate) vfio_user: bool,
 }
 
 impl FileGuest {
@@ -77,6 +79,7 @@ impl FileGuest {
         spec.devices = self.devices;
         spec.peer_uid = self.peer_uid;
         spec.peer_gid = self.peer_gid;
+        spec.vfio_user = self.vfio_user;
         spec.check()?;
         Ok(spec)
     }

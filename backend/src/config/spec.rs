@@ -126,6 +126,8 @@ pub struct GuestSpec {
     pub peer_uid: Option<u32>,
     /// Only processes of this group get a device of the pool.
     pub peer_gid: Option<u32>,
+    /// Front ends speak vfio-user at its socket, and not vhost-user.
+    pub vfio_user: bool,
 }
 
 impl GuestSpec {
@@ -144,6 +146,7 @@ impl GuestSpec {
             devices: None,
             peer_uid: None,
             peer_gid: None,
+            vfio_user: false,
         }
     }
 
@@ -173,7 +176,8 @@ impl GuestSpec {
             };
             match key {
                 "allow-any-file" if value.is_none() => spec.allow_any_file = true,
-                "allow-any-file" => return Err(wrong("no value")),
+                "vfio-user" if value.is_none() => spec.vfio_user = true,
+                "allow-any-file" | "vfio-user" => return Err(wrong("no value")),
                 "gid" => spec.gid = Some(parse_gid(text()?)?),
                 "chid" => spec.chid = parse_chid(text()?)?,
                 "name" => spec.name = text()?.into(),
@@ -217,6 +221,9 @@ impl GuestSpec {
             }
             Some(_) if self.path().is_none() => {
                 contradiction("a pool needs the path of a socket, not a descriptor")
+            }
+            Some(_) if self.vfio_user => {
+                contradiction("front ends of a pool speak vhost-user, not vfio-user")
             }
             None if self.peer_uid.or(self.peer_gid).is_some() => {
                 contradiction("peer-uid and peer-gid are for a pool (devices=N)")
@@ -272,7 +279,7 @@ mod tests {
             );
         }
         let gid = "/s,devices=2,gid=3f31e22c-f0fe-4ebf-8cb6-e7fb5fa4373b";
-        for text in [gid, "/s,peer-uid=0", "/s,peer-gid=0"] {
+        for text in [gid, "/s,peer-uid=0", "/s,peer-gid=0", "/s,devices=2,vfio-user"] {
             assert!(matches!(flawed(text), Err(ConfigError::Contradiction { .. })), "{text}");
         }
     }
@@ -297,7 +304,8 @@ mod tests {
     fn names_a_guest_after_its_socket() {
         let spec = GuestSpec::parse("/run/vm1.sock", Chid(0xff01)).unwrap();
         assert_eq!((spec.name.as_str(), spec.chid), ("vm1", Chid(0xff01)));
-        assert!(!spec.allow_any_file);
+        assert!(!spec.allow_any_file && !spec.vfio_user);
+        assert!(GuestSpec::parse("/run/vm1.sock,vfio-user", DEFAULT_CHID).unwrap().vfio_user);
     }
 
     #[test]
@@ -309,7 +317,7 @@ mod tests {
         let unknown = parse("/s,foo=1").unwrap_err();
         assert!(matches!(&unknown, ConfigError::UnknownSetting { key } if key == "foo"));
         assert!(unknown.to_string().starts_with("\"foo\" is no setting of a socket"), "{unknown}");
-        for bad in ["/s,max-maps=many", "/s,gid", "/s,allow-any-file=1", "/s,devices", "/s,name"] {
+        for bad in ["/s,max-maps=many", "/s,gid", "/s,vfio-user=1", "/s,devices", "/s,name"] {
             assert!(matches!(parse(bad), Err(ConfigError::SettingValue { .. })), "{bad}");
         }
         let nil = "/s,gid=00000000-0000-0000-0000-000000000000";

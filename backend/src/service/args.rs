@@ -78,7 +78,8 @@ pub struct Args {
     /// Settings of this guest follow the path, separated by commas: chid=ff00 (its fabric),
     /// name=NAME (in logs and metrics; default: the file name), max-maps=N (mappings the front end
     /// can hold; 4 for QEMU without this project's device), allow-any-file (accept guest memory
-    /// in any file: one whose pages do not come makes peers wait), mode=666 (permission bits of the
+    /// in any file: one whose pages do not come makes peers wait), vfio-user (front ends speak
+    /// vfio-user, as QEMU's vfio-user-pci does, and not vhost-user), mode=666 (permission bits of the
     /// socket), gid=UUID (pin the GID; for tests only, a GID should never come back).
     ///
     /// devices=N makes it a device pool for processes and containers: each connection gets a device

@@ -188,6 +188,7 @@ fn guest(text: &str) -> Result<AddGuest, ControlError> {
         devices: spec.devices,
         peer_uid: spec.peer_uid,
         peer_gid: spec.peer_gid,
+        vfio_user: spec.vfio_user,
         name: Some(spec.name),
     })
 }
@@ -205,7 +206,9 @@ fn table(guests: &[Guest]) -> String {
                 Some(uid) => format!("pid {pid} uid {uid}"),
                 None => format!("pid {pid} uid ?"),
             },
-            (None, None) => (if guest.connected { "connected" } else { "-" }).to_owned(),
+            (None, None) if !guest.connected => "-".to_owned(),
+            (None, None) if guest.vfio_user => "connected by vfio-user".to_owned(),
+            (None, None) => "connected".to_owned(),
         };
         let front_end = if guest.leaving { front_end + ", leaving" } else { front_end };
         let socket = match (&guest.pool, &guest.socket) {

@@ -52,6 +52,11 @@ impl GuestContext {
         let touches = Arc::new(TouchQuota::new(fabric.limits().touched_memory));
         GuestContext { spec, fabric, options, timers, faults: Arc::default(), touches }
     }
+
+    /// Move queues of each of its devices.
+    pub(super) fn move_queues(&self) -> u16 {
+        self.options.move_queues
+    }
 }
 
 /// A guest and its counters, at one moment.
@@ -132,7 +137,7 @@ impl DeviceSlot {
         DeviceSlot { name, guest, threads, account: Arc::default(), devices: Mutex::default() }
     }
 
-    pub(super) fn guest(&self) -> &GuestContext {
+    pub(super) fn guest(&self) -> &Arc<GuestContext> {
         &self.guest
     }
 

@@ -13,7 +13,7 @@
 //! removal ends, before it returns, all that this guest takes from the queue.
 
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SocketFlags;
 use vhost::vhost_user::Listener;
 
 use super::counted_threads::CountedThreads;
@@ -29,6 +30,7 @@ use super::event_loop::{LoopHandle, Registration};
 use super::faults::Fault;
 use super::processor_account::CONNECTION;
 use super::unix_socket::{Backlog, BoundSocket, NameId, SocketError, SocketNames, path_of};
+use super::vfio_user::VfioUserClient;
 use super::waker::WakeOnDrop;
 use super::watched_listener::{PAUSE, WatchedListener};
 use crate::config::{Config, GuestSpec, Socket};
@@ -60,6 +62,8 @@ struct Inner {
     name: Option<NameId>,
     queue: Mutex<Queue>,
     connections: AtomicU64,
+    /// The client of a socket at which front ends speak vfio-user.
+    client: VfioUserClient,
 }
 
 /// The queue of the socket, of which nothing is taken without the lock.
@@ -112,6 +116,7 @@ impl DeviceSocket {
             name,
             queue: Mutex::new(Queue { socket: Some(listener.socket().clone()), is_filled: false }),
             connections: AtomicU64::new(0),
+            client: VfioUserClient::default(),
         });
         let thread = CountedThreads::default();
         let front_ends = FrontEnds {
@@ -134,6 +139,7 @@ impl DeviceSocket {
     pub(crate) fn request_stop(&self) {
         self.inner.stopping.store(true, Ordering::SeqCst);
         self.stop_listening();
+        self.inner.client.close();
         self.inner.slot.close();
     }
 
@@ -160,6 +166,7 @@ impl DeviceSocket {
         let left = || deadline.saturating_duration_since(Instant::now());
         self.events.wait_done(deadline)
             && self.thread.wait_for(0, left())
+            && self.inner.client.wait_ended(left())
             && self.inner.slot.threads().wait_for(0, left())
     }
 }
@@ -220,6 +227,8 @@ impl Inner {
         if hanging >= MAX_HANGING {
             self.fault(format_args!("{hanging} threads of earlier connections still hang"));
             lock(&self.queue).drop_next();
+        } else if self.slot.guest().spec.vfio_user {
+            self.serve_vfio_user();
         } else {
             match self.connect_next() {
                 Ok(Some(served)) => self.serve(served),
@@ -243,6 +252,37 @@ impl Inner {
         };
         let mut listener = Listener::from(UnixListener::from(socket.try_clone()?));
         self.slot.connect(&mut listener).map(Some)
+    }
+
+    /// Serves the vfio-user client that is next in the queue. It comes to its devices by connections
+    /// that nobody else can make.
+    fn serve_vfio_user(&self) {
+        let accepted = {
+            let queue = lock(&self.queue);
+            let socket = queue.socket.as_ref().filter(|_| queue.has_next());
+            socket.map(|socket| rustix::net::accept_with(socket, SocketFlags::CLOEXEC))
+        };
+        let client = match accepted {
+            None => return,
+            Some(Ok(client)) => UnixStream::from(client),
+            Some(Err(error)) => return self.fault(format_args!("{error}")),
+        };
+        self.fill_queue();
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        let stopping = || self.is_stopping();
+        let served =
+            self.client.serve(client, &self.names, self.slot.guest(), stopping, |listener| {
+                self.slot.account().charge(Instant::now(), CONNECTION);
+                self.slot.account().charge_and_wait(|| self.is_stopping());
+                match self.slot.connect(&mut Listener::from(listener)) {
+                    Ok(served) => self.slot.serve(served, || self.is_stopping(), || ()),
+                    Err(error) => self.fault(format_args!("{error}")),
+                }
+            });
+        if let Err(error) = served {
+            self.fault(format_args!("{error}"));
+        }
+        self.empty_queue();
     }
 
     /// Fills the queue of the socket with a connection of the daemon's own. It stays as it is if another

@@ -16,6 +16,9 @@
 //! map thread       SHMEM_MAP and SHMEM_UNMAP; started by the first job
 //! ```
 //!
+//! A front end that speaks vfio-user has one more thread (`vfio_user`), which is the vhost-user front
+//! end of the connection.
+//!
 //! A kick for another device takes one hop (`inline_delivery`). Worker 1 carries out the MOVE and
 //! publishes it. It then puts the record into the owner's event queue, and the kernel signals the
 //! owner's call descriptor. If another thread works on that queue, or anything else is unusual,
@@ -58,6 +61,7 @@ mod queues;
 mod ring;
 pub(crate) mod timers;
 pub(crate) mod unix_socket;
+mod vfio_user;
 mod wake_cost;
 pub(crate) mod waker;
 pub(crate) mod watched_listener;

@@ -66,6 +66,8 @@ pub struct AddGuest {
     /// Only processes of this group get a device of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer_gid: Option<u32>,
+    /// Front ends speak vfio-user at its socket.
+    pub vfio_user: bool,
 }
 
 /// A request as the client writes it.
@@ -109,6 +111,8 @@ pub struct Guest {
     pub chid: String,
     /// Whether a front end is connected; of a pool: whether a device is in use.
     pub connected: bool,
+    /// Whether front ends speak vfio-user at its socket.
+    pub vfio_user: bool,
     /// Of a device pool: how many devices it has. The front ends that have one follow it in the list.
     pub devices: Option<u32>,
     /// Of a device pool: devices in use.
@@ -174,6 +178,7 @@ impl From<&GuestStatus> for Guest {
             chid: status.spec.chid.to_string(),
             connected: status.device.is_some()
                 || status.pool.as_ref().is_some_and(|pool| pool.in_use > 0),
+            vfio_user: status.spec.vfio_user,
             devices: status.spec.devices.filter(|_| status.pool.is_some()),
             devices_in_use: status.pool.as_ref().map(|pool| pool.in_use),
             refused_connections: status.pool.as_ref().map(|pool| pool.refused),
@@ -214,12 +219,13 @@ mod tests {
             name: Some("a".into()),
             max_maps: Some(4),
             allow_any_file: true,
+            vfio_user: true,
             ..AddGuest::default()
         };
         let text = serde_json::to_string(&Call::Add(&add)).unwrap();
         let Request::Add(guest) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
         assert_eq!((guest.name, guest.max_maps), (Some("a".into()), Some(4)));
-        assert!(guest.allow_any_file);
+        assert!(guest.allow_any_file && guest.vfio_user);
         let second = Some(LeaveTime(Duration::from_millis(1500)));
         for call in [
             Call::List,

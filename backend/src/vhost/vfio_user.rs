@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A front end that speaks vfio-user: it gets a virtio function over PCI, whose back end is a
+//! vhost-user connection of its own. All that the daemon checks, counts and limits it does there.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use vfio_user_virtio::{BackEndError, EndError, Event, Identity, VhostUser, serve};
+use virtio_ism_abi::config::CONFIG_LEN;
+use virtio_ism_abi::{FIRST_MOVE_QUEUE, VIRTIO_ID_ISM};
+
+use super::counted_threads::CountedThreads;
+use super::device_slot::GuestContext;
+use super::faults::Fault;
+use super::unix_socket::SocketNames;
+use ism_device::sync::lock;
+
+/// PCI class of communication devices of no other kind.
+const COMMUNICATION: u32 = 0x07_8000;
+/// Entries that a queue has at most: as many as monitors give to virtio functions.
+const QUEUE_SIZE: u16 = 256;
+
+/// The client of a socket, if one is connected.
+#[derive(Default)]
+pub(super) struct VfioUserClient {
+    /// Its socket, by which it can be ended.
+    socket: Mutex<Option<UnixStream>>,
+    thread: CountedThreads,
+}
+
+impl VfioUserClient {
+    /// Serves a client to its end. Its function runs on a thread of its own. Each connection of the
+    /// function to its device comes to `serve_device`, one after the other. `is_stopping` tells whether
+    /// the client is to end at once.
+    ///
+    /// # Errors
+    /// The system has no thread or descriptor left.
+    pub(super) fn serve(
+        &self,
+        client: UnixStream,
+        names: &Arc<dyn SocketNames>,
+        guest: &Arc<GuestContext>,
+        is_stopping: impl FnOnce() -> bool,
+        serve_device: impl Fn(UnixListener),
+    ) -> io::Result<()> {
+        *lock(&self.socket) = Some(client.try_clone()?);
+        if is_stopping() {
+            self.close();
+        }
+        let (listeners, connections) = channel();
+        let (names, guest, name) = (names.clone(), guest.clone(), guest.spec.name.clone());
+        self.thread.spawn(&name, move || {
+            let identity = guest.function();
+            let connect = || {
+                let (listener, device) = names.pair()?;
+                listeners.send(listener).map_err(io::Error::other)?;
+                VhostUser::new(device.into(), identity.queues)
+            };
+            serve_function(client, identity, connect, &guest);
+        })?;
+        // It ends when the function's thread has ended.
+        for listener in connections {
+            serve_device(listener);
+        }
+        *lock(&self.socket) = None;
+        Ok(())
+    }
+
+    /// Ends the client, if there is one.
+    pub(super) fn close(&self) {
+        if let Some(socket) = &*lock(&self.socket) {
+            // Not being connected is fine.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Waits for the end of the client's thread; `false` if that took too long.
+    pub(super) fn wait_ended(&self, limit: Duration) -> bool {
+        self.thread.wait_for(0, limit)
+    }
+}
+
+impl GuestContext {
+    /// The function that a client of this guest gets.
+    fn function(&self) -> Identity {
+        Identity {
+            device_id: VIRTIO_ID_ISM as u16,
+            class: COMMUNICATION,
+            config_len: CONFIG_LEN as u16,
+            queues: FIRST_MOVE_QUEUE + self.move_queues(),
+            queue_size: QUEUE_SIZE,
+        }
+    }
+}
+
+fn serve_function(
+    client: UnixStream,
+    identity: Identity,
+    mut connect: impl FnMut() -> Result<VhostUser, BackEndError>,
+    guest: &GuestContext,
+) {
+    let name = &guest.spec.name;
+    let fault = |error: &dyn std::fmt::Display| {
+        guest.faults.record(name, Fault::BadMessage, format_args!("vfio-user: {error}"));
+    };
+    let mut report = |event: Event<'_>| match event {
+        Event::Refused(error) => fault(&error),
+        // The connection has recorded why.
+        Event::BackEndLost(error) => tracing::debug!(guest = name, %error, "vfio-user"),
+    };
+    let Err(end) = serve(client, identity, &mut connect, &mut report);
+    match &end {
+        end if end.is_orderly() => {}
+        EndError::BackEnd(error) => tracing::debug!(guest = name, %error, "vfio-user"),
+        end => fault(end),
+    }
+}
