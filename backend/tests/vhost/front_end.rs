@@ -12,8 +12,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::doorbells::HandedDoorbell;
-pub(crate) use super::place::{Place, TIMEOUT, connected, eventually, until_listening};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+pub(crate) use super::place::{Place, TIMEOUT, connected, eventually, memfd, until_listening};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures as Protocol,
 };
@@ -53,13 +52,13 @@ const NEED_REPLY: u32 = 8;
 
 /// Guest memory begins here, so that 0 is nowhere.
 pub(crate) const BASE: u64 = 0x10_0000;
-const MEMORY: u64 = 4 << 20;
+pub(crate) const MEMORY: u64 = 4 << 20;
 /// Ring `q` takes one of these from BASE.
 const RING: u64 = 0x4000;
 /// What is beyond belongs to buffers.
 const BUFFERS: u64 = BASE + 0x4_0000;
 /// A DMB in guest memory lies here, where few tests have buffers.
-const DMB_AT: u64 = BASE + (2 << 20);
+pub(crate) const DMB_AT: u64 = BASE + (2 << 20);
 
 /// What the front end does with SHMEM requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,9 +101,9 @@ pub(crate) struct Queue {
     pub(crate) kick: EventFd,
     pub(crate) call: EventFd,
     epoll: Epoll,
-    desc: u64,
-    avail: u64,
-    used: u64,
+    pub(crate) desc: u64,
+    pub(crate) avail: u64,
+    pub(crate) used: u64,
     next_desc: u16,
     next_avail: u16,
     last_used: u16,
@@ -159,16 +158,6 @@ pub(crate) struct FrontEnd {
     window: Arc<Window>,
     next_buffer: u64,
     next_tag: u32,
-}
-
-pub(crate) fn memfd(len: u64, seal: bool) -> File {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = File::from(memfd_create("guest", flags).unwrap());
-    file.set_len(len).unwrap();
-    if seal {
-        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
-    }
-    file
 }
 
 impl FrontEnd {
@@ -227,12 +216,18 @@ impl FrontEnd {
             std::thread::spawn(move || serve_channel(stream, &window, maps));
             channel = Some(ours);
         }
-        let file = memfd(MEMORY, wish.sealed);
+        FrontEnd { channel, window, ..Self::on_rings(vhost, socket, wish.sealed) }
+    }
+
+    /// Memory and rings of a driver, of which the back end knows nothing yet.
+    pub(crate) fn on_rings(vhost: Frontend, socket: UnixStream, is_sealed: bool) -> FrontEnd {
+        let file = memfd(MEMORY, is_sealed);
         let backing = FileOffset::new(file.try_clone().unwrap(), 0);
         let ranges = [(GuestAddress(BASE), MEMORY as usize, Some(backing))];
         let memory = GuestMemoryMmap::from_ranges_with_files(ranges).unwrap();
         let queues = (0..QUEUES as u64).map(Queue::new).collect();
-        let (next_buffer, next_tag) = (BUFFERS, 100);
+        let (next_buffer, next_tag, channel) = (BUFFERS, 100, None);
+        let window = Arc::default();
         FrontEnd { vhost, socket, memory, file, queues, channel, window, next_buffer, next_tag }
     }
 
@@ -297,13 +292,16 @@ impl FrontEnd {
 
     /// As a guest restarts: empty rings.
     pub(crate) fn restart(&mut self) {
-        self.memory.write_slice(&[0; (RING * QUEUES as u64) as usize], GuestAddress(BASE)).unwrap();
-        for queue in 0..QUEUES {
-            let q = &mut self.queues[queue];
-            (q.next_avail, q.last_used, q.next_desc) = (0, 0, 0);
-            self.start_queue(queue, 0);
-        }
+        self.clear_rings();
+        (0..QUEUES).for_each(|queue| self.start_queue(queue, 0));
         self.feed_events(32);
+    }
+
+    pub(crate) fn clear_rings(&mut self) {
+        self.memory.write_slice(&[0; (RING * QUEUES as u64) as usize], GuestAddress(BASE)).unwrap();
+        for q in &mut self.queues {
+            (q.next_avail, q.last_used, q.next_desc) = (0, 0, 0);
+        }
     }
 
     /// `len` bytes of guest memory.

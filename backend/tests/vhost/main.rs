@@ -20,3 +20,6 @@ mod operations;
 mod place;
 mod pool;
 mod program;
+#[path = "../../vfio-user/tests/client/mod.rs"]
+mod vfio_client;
+mod vfio_user;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Where a test's sockets are, and how long it waits.
 
+use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use vhost_device_ism::Daemon;
 use vhost_device_ism::config::{Config, GuestSpec};
 
@@ -71,4 +73,15 @@ pub(crate) fn connected(path: &Path) -> UnixStream {
         socket.is_ok()
     });
     socket.unwrap()
+}
+
+/// Memory of a guest.
+pub(crate) fn memfd(len: u64, seal: bool) -> File {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = File::from(memfd_create("guest", flags).unwrap());
+    file.set_len(len).unwrap();
+    if seal {
+        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    }
+    file
 }

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Guests whose monitors speak vfio-user: the driver's rings behind the registers of a PCI function.
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use vhost::vhost_user::Frontend;
+use vhost_device_ism::Daemon;
+use vhost_device_ism::vhost::{FAULTS, Fault};
+use virtio_ism_abi::config::Features;
+use virtio_ism_abi::event::Event;
+use virtio_ism_abi::{Gid, Status};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use super::front_end::*;
+use super::vfio_client::{Client, REGION_WRITE, SET_IRQS, longs, words};
+
+const DMB: u32 = 64 << 10;
+/// Steps of [`Guest::step`] that make a running device.
+const STEPS: usize = 8;
+
+/// A guest under a monitor that has the device by vfio-user. The driver's side is that of a vhost-user
+/// front end; its eventfds become accesses to registers.
+struct Guest {
+    driver: FrontEnd,
+    client: Arc<Mutex<Client>>,
+    /// One for each queue.
+    interrupts: Vec<OwnedFd>,
+}
+
+impl Deref for Guest {
+    type Target = FrontEnd;
+    fn deref(&self) -> &FrontEnd {
+        &self.driver
+    }
+}
+
+impl DerefMut for Guest {
+    fn deref_mut(&mut self) -> &mut FrontEnd {
+        &mut self.driver
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.client.lock().unwrap().stream.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+impl Guest {
+    /// A client that has connected and said nothing.
+    fn at(place: &Place, name: &str) -> Guest {
+        let client = Client::new(connected(&place.path(name)));
+        // The driver asks no vhost-user back end.
+        let (unused, socket) = UnixStream::pair().unwrap();
+        let driver =
+            FrontEnd::on_rings(Frontend::from_stream(unused, QUEUES as u64), socket, false);
+        let interrupt = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let interrupts = (0..QUEUES).map(|_| interrupt()).collect();
+        Guest { driver, client: Arc::new(Mutex::new(client)), interrupts }
+    }
+
+    fn client(&self) -> MutexGuard<'_, Client> {
+        self.client.lock().unwrap()
+    }
+
+    fn store(&self, at: u64, data: &[u8]) {
+        self.client().write(0, at, data).unwrap();
+    }
+
+    fn status(&self) -> u8 {
+        self.client().read(0, 20, 1).unwrap()[0]
+    }
+
+    /// The step with this number on the way to a running device.
+    fn step(&mut self, step: usize) {
+        match step {
+            0 => drop(self.client().version()),
+            1 => self.map_memory(),
+            2 => self.take_interrupts(),
+            // Reset, ACKNOWLEDGE, DRIVER.
+            3 => [0, 1, 3].iter().for_each(|status| self.store(20, &[*status])),
+            4 => self.accept_features(),
+            5 => (0..QUEUES).for_each(|queue| self.set_queue(queue)),
+            6 => {
+                self.store(20, &[15]);
+                assert_eq!(self.status(), 15);
+            }
+            _ => self.pass_events(),
+        }
+    }
+
+    fn map_memory(&self) {
+        let file = self.file.as_fd();
+        self.client().map(BASE, MEMORY, Some((file, 0))).unwrap();
+        // The ROM of a monitor, which has no file.
+        self.client().map(0xf_0000, 0x1_0000, None).unwrap();
+    }
+
+    fn take_interrupts(&self) {
+        self.client().set_irqs(1, &self.interrupts).unwrap();
+    }
+
+    fn accept_features(&self) {
+        let wanted = Wish::default().features & !(PROTOCOL_FEATURES | Features::WINDOW.bits());
+        for (select, half) in [(0u32, wanted as u32), (1, (wanted >> 32) as u32)] {
+            self.store(8, &select.to_le_bytes());
+            self.store(12, &half.to_le_bytes());
+        }
+        self.store(20, &[11]);
+        assert_eq!(self.status(), 11);
+    }
+
+    fn set_queue(&self, queue: usize) {
+        let ring = &self.queues[queue];
+        self.store(22, &(queue as u16).to_le_bytes());
+        self.store(24, &QUEUE_SIZE.to_le_bytes());
+        self.store(26, &(queue as u16 + 1).to_le_bytes());
+        for (at, address) in [(32, ring.desc), (40, ring.avail), (48, ring.used)] {
+            self.store(at, &address.to_le_bytes());
+        }
+        self.store(28, &1u16.to_le_bytes());
+    }
+
+    /// Makes accesses to the notification registers of kicks, and calls of interrupts, on a thread that
+    /// ends with the client.
+    fn pass_events(&mut self) {
+        let both =
+            |queue: &Queue| (queue.kick.try_clone().unwrap(), queue.call.try_clone().unwrap());
+        let eventfds: Vec<_> = self.queues.iter().map(both).collect();
+        let interrupts: Vec<_> = self.interrupts.iter().map(|fd| fd.try_clone().unwrap()).collect();
+        let stream = self.client().stream.try_clone().unwrap();
+        let epoll = Epoll::new().unwrap();
+        let watch = |fd: RawFd, number: usize, events| {
+            let event = EpollEvent::new(events, number as u64);
+            epoll.ctl(ControlOperation::Add, fd, event).unwrap();
+        };
+        watch(stream.as_raw_fd(), 2 * QUEUES, EventSet::empty());
+        for (queue, (kick, _)) in eventfds.iter().enumerate() {
+            watch(kick.as_raw_fd(), queue, EventSet::IN);
+            watch(interrupts[queue].as_raw_fd(), QUEUES + queue, EventSet::IN);
+        }
+        let client = self.client.clone();
+        std::thread::spawn(move || {
+            let mut ready = [EpollEvent::default()];
+            loop {
+                if epoll.wait(-1, &mut ready).is_err() {
+                    continue;
+                }
+                let number = ready[0].data() as usize;
+                if number == 2 * QUEUES {
+                    return;
+                }
+                let (kick, call) = &eventfds[number % QUEUES];
+                if number >= QUEUES {
+                    rustix::io::read(&interrupts[number - QUEUES], &mut [0; 8]).unwrap();
+                    call.write(1).unwrap();
+                } else if kick.read().is_ok() {
+                    let mut body = longs(&[0x3000 + 4 * number as u64]);
+                    body.extend(words(&[0, 2]));
+                    body.extend((number as u16).to_ne_bytes());
+                    let mut client = client.lock().unwrap();
+                    // The client may have gone meanwhile.
+                    let _ = client.send_raw([REGION_WRITE, 0], [34, 0x10], &body, &[]);
+                }
+            }
+        });
+        self.driver.feed_events(32);
+    }
+
+    fn start(place: &Place, name: &str) -> (Guest, Gid) {
+        let mut guest = Guest::at(place, name);
+        for step in 0..STEPS {
+            guest.step(step);
+        }
+        let gid = guest.hello();
+        (guest, gid)
+    }
+}
+
+fn with_vfio_user(place: &Place, guests: &[&str], of_vfio_user: &[&str]) -> Daemon {
+    place.daemon_with(guests, |config| {
+        for guest in &mut config.guests {
+            guest.vfio_user = of_vfio_user.contains(&guest.name.as_str());
+        }
+    })
+}
+
+fn count(daemon: &Daemon, name: &str, fault: Fault) -> u64 {
+    let guests = daemon.list();
+    let guest = guests.iter().find(|guest| guest.spec.name == name).unwrap();
+    guest.faults[FAULTS.iter().position(|known| *known == fault).unwrap()]
+}
+
+fn no_faults(daemon: &Daemon) {
+    for guest in daemon.list() {
+        assert_eq!(guest.faults, [0; FAULTS.len()], "{}", guest.spec.name);
+    }
+}
+
+/// Bytes from one to the other, and the event that says so.
+fn move_bytes(from: &mut FrontEnd, user: Gid, to: &mut FrontEnd) {
+    let dmb = to.register_in_memory(user, 1, DMB);
+    assert_eq!(from.transfer(dmb.token.get(), &[(100, b"hello")], true), Status::Ok);
+    assert!(to.used(EVENTS, TIMEOUT).is_some(), "no event");
+    assert_eq!(to.read_buffer(DMB_AT + 100, 5), b"hello");
+}
+
+#[test]
+fn two_guests_by_vfio_user_move_bytes() {
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a", "b"], &["a", "b"]);
+    let ((mut a, gid_a), (mut b, gid_b)) = (Guest::start(&place, "a"), Guest::start(&place, "b"));
+    move_bytes(&mut a, gid_a, &mut b);
+    assert_eq!(daemon.list().iter().filter(|guest| guest.device.is_some()).count(), 2);
+    drop(a);
+    let event = b.event(TIMEOUT);
+    assert!(matches!(event, Some(Event::PeerDown { gid, .. }) if gid == gid_a), "{event:?}");
+
+    let (mut again, gid) = Guest::start(&place, "a");
+    assert_ne!(gid, gid_a);
+    move_bytes(&mut b, gid_b, &mut again);
+    no_faults(&daemon);
+}
+
+#[test]
+fn a_guest_by_vfio_user_reaches_one_by_vhost_user() {
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a", "b"], &["a"]);
+    let ((mut a, gid_a), (mut b, gid_b)) =
+        (Guest::start(&place, "a"), FrontEnd::greet(&place.path("b")));
+    move_bytes(&mut a, gid_a, &mut b);
+    move_bytes(&mut b, gid_b, &mut a);
+    no_faults(&daemon);
+}
+
+#[test]
+fn a_driver_that_resets_the_function_begins_anew() {
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a", "b"], &["a"]);
+    let (mut a, first) = Guest::start(&place, "a");
+    let (mut b, gid_b) = FrontEnd::greet(&place.path("b"));
+    move_bytes(&mut a, first, &mut b);
+    a.clear_rings();
+    (3..=6).for_each(|step| a.step(step));
+    let event = b.event(TIMEOUT);
+    assert!(matches!(event, Some(Event::PeerDown { gid, .. }) if gid == first), "{event:?}");
+    a.feed_events(32);
+    assert_ne!(a.hello(), first);
+    move_bytes(&mut b, gid_b, &mut a);
+    no_faults(&daemon);
+}
+
+#[test]
+fn a_device_that_the_daemon_ends_comes_back_by_a_reset() {
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a"], &["a"]);
+    let (mut a, first) = Guest::start(&place, "a");
+    // A pipe in the place of an eventfd.
+    let (_pipe, end) = std::io::pipe().unwrap();
+    a.client().request(SET_IRQS, &words(&[20, 0x24, 2, 3, 1]), &[end.as_fd()]).unwrap();
+    eventually("the end of the device", || a.status() & 64 != 0);
+    assert_eq!(count(&daemon, "a", Fault::NotEventfd), 1);
+    a.take_interrupts();
+    a.clear_rings();
+    (3..=6).for_each(|step| a.step(step));
+    a.feed_events(32);
+    assert_ne!(a.hello(), first);
+}
+
+#[test]
+fn a_client_may_go_after_each_step_and_the_next_one_is_served() {
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a"], &["a"]);
+    for steps in 0..=STEPS {
+        let mut guest = Guest::at(&place, "a");
+        (0..steps).for_each(|step| guest.step(step));
+    }
+    let (guest, _) = Guest::start(&place, "a");
+    no_faults(&daemon);
+    drop(guest);
+    eventually("the end of all threads", || {
+        daemon.list().iter().all(|guest| guest.hanging == 0 && guest.device.is_none())
+    });
+}
+
+#[test]
+fn a_client_that_lies_is_counted_and_the_next_one_is_served() {
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a"], &["a"]);
+    let guest = Guest::at(&place, "a");
+    guest.client().version();
+    assert!(guest.client().read(0, 1 << 40, 4).is_err());
+    assert_eq!(count(&daemon, "a", Fault::BadMessage), 1);
+    guest.client().send_raw([4, 1], [u32::MAX, 0], &[], &[]).unwrap();
+    eventually("the end of the client", || count(&daemon, "a", Fault::BadMessage) == 2);
+    // A front end of the other protocol.
+    drop(guest);
+    let other = connected(&place.path("a"));
+    let vhost = Frontend::from_stream(other, QUEUES as u64);
+    assert!(vhost::VhostBackend::get_features(&vhost).is_err());
+    drop(vhost);
+    Guest::start(&place, "a");
+}
+
+#[test]
+fn a_guest_that_is_removed_loses_its_client() {
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a"], &["a"]);
+    let (a, _) = Guest::start(&place, "a");
+    let idle = a.client().stream.try_clone().unwrap();
+    daemon.remove_guest("a").unwrap();
+    let mut end = [PollFd::new(&idle, PollFlags::empty())];
+    poll(&mut end, None).unwrap();
+    assert!(end[0].revents().contains(PollFlags::HUP));
+}
