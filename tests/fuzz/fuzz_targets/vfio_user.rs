@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A vfio-user client that sends any messages, with memory and eventfds or without, to a function whose
+//! back end holds it to its word: a queue that starts has its rings in memory that the back end has,
+//! regions never overlap, features are those that were offered, and every request that wants a reply
+//! gets one until the stream is none.
+#![no_main]
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+use libfuzzer_sys::arbitrary::{self, Arbitrary};
+use libfuzzer_sys::fuzz_target;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
+use vfio_user_virtio::{BackEnd, BackEndError, Event, Identity, MemoryRegion, QueueLayout, serve};
+
+#[path = "../../../backend/vfio-user/tests/client/mod.rs"]
+mod client;
+use client::{
+    Client, DMA_MAP, DMA_UNMAP, REGION_READ, REGION_WRITE, RESET, SET_IRQS, longs, words,
+};
+
+/// Messages of one input: what they and their replies need fits into the buffers of a socket.
+const MOST: usize = 64;
+const OFFERED: u64 = 1 << 32 | 1 << 29 | 5;
+
+#[derive(Arbitrary, Debug)]
+enum Act {
+    Any { command: u8, size: Option<u32>, flags: u8, body: Vec<u8>, fds: u8 },
+    Map { start: u8, pages: u8, offset: u8, has_file: bool, flags: u8 },
+    Unmap { start: u8, pages: u8, flags: u8 },
+    Irqs { start: u8, count: u8, has_fds: bool },
+    Store { at: u8, width: u8, value: u64 },
+    Config { at: u8, width: u8, value: u32 },
+    Kick { queue: u8 },
+    Load { region: u8, at: u16, len: u8 },
+    Features { high: bool },
+    Queue { queue: u8, size: u8, page: u8 },
+    Status { status: u8 },
+    Reset,
+}
+
+/// A back end that believes nothing.
+#[derive(Default)]
+struct Doubting {
+    memory: Vec<(u64, u64)>,
+    running: BTreeSet<u16>,
+    accepted: Option<u64>,
+}
+
+type Done = Result<(), BackEndError>;
+
+impl BackEnd for Doubting {
+    fn link(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    fn features(&mut self) -> Result<u64, BackEndError> {
+        Ok(OFFERED)
+    }
+    fn set_features(&mut self, features: u64) -> Done {
+        assert_eq!(features & !OFFERED, 0);
+        self.accepted = Some(features);
+        Ok(())
+    }
+    fn config(&mut self, len: u16) -> Result<Vec<u8>, BackEndError> {
+        Ok(vec![0; len.into()])
+    }
+    fn set_memory(&mut self, regions: &[MemoryRegion<'_>]) -> Done {
+        assert!((1..=32).contains(&regions.len()));
+        self.memory = regions.iter().map(|r| (r.address, r.address + r.size)).collect();
+        assert!(self.memory.windows(2).all(|two| two[0].1 <= two[1].0), "{:?}", self.memory);
+        for queue in regions {
+            assert!(queue.size > 0);
+        }
+        Ok(())
+    }
+    fn start_queue(
+        &mut self,
+        queue: u16,
+        layout: &QueueLayout,
+        _: BorrowedFd<'_>,
+        _: Option<BorrowedFd<'_>>,
+    ) -> Done {
+        assert!(self.accepted.is_some() && queue < 4 && self.running.insert(queue));
+        assert!(layout.size.is_power_of_two() && layout.size <= 256);
+        let size = u64::from(layout.size);
+        for (start, len) in [
+            (layout.descriptors, 16 * size),
+            (layout.available, 6 + 2 * size),
+            (layout.used, 6 + 8 * size),
+        ] {
+            assert!(self.memory.iter().any(|(from, to)| *from <= start && start + len <= *to));
+        }
+        Ok(())
+    }
+    fn set_call(&mut self, queue: u16, _: Option<BorrowedFd<'_>>) -> Done {
+        assert!(self.running.contains(&queue));
+        Ok(())
+    }
+    fn stop_queue(&mut self, queue: u16) -> Done {
+        assert!(self.running.remove(&queue));
+        Ok(())
+    }
+    fn reset(&mut self) -> Done {
+        assert!(self.running.is_empty());
+        self.accepted = None;
+        Ok(())
+    }
+}
+
+fuzz_target!(|acts: Vec<Act>| {
+    let (near, far) = UnixStream::pair().unwrap();
+    let mut client = Client::new(near);
+    let identity = Identity { device_id: 44, class: 0, config_len: 72, queues: 4, queue_size: 256 };
+    let server = std::thread::spawn(move || {
+        let mut report = |event: Event<'_>| drop(format!("{event:?}"));
+        match serve(far, identity, &mut || Ok(Doubting::default()), &mut report) {
+            Err(end) => end.to_string(),
+        }
+    });
+    client.version();
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    let events = [(); 18].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+    let events: Vec<BorrowedFd<'_>> = events.iter().map(|fd| fd.as_fd()).collect();
+    for act in acts.iter().take(MOST) {
+        if send(&mut client, act, file.as_fd(), &events).is_err() {
+            break;
+        }
+    }
+    let _ = client.stream.shutdown(Shutdown::Write);
+    let mut rest = Vec::new();
+    let _ = client.stream.read_to_end(&mut rest);
+    server.join().unwrap();
+});
+
+fn send(
+    client: &mut Client,
+    act: &Act,
+    file: BorrowedFd<'_>,
+    events: &[BorrowedFd<'_>],
+) -> std::io::Result<()> {
+    let page = |n: u8| u64::from(n) << 12;
+    let mut ask = |command: u16, body: &[u8], fds: &[BorrowedFd<'_>]| {
+        client.try_request(command, body, fds).map(drop)
+    };
+    let mut store = |region: u32, at: u64, data: &[u8]| {
+        let mut body = longs(&[at]);
+        body.extend(words(&[region, data.len() as u32]));
+        body.extend(data);
+        ask(REGION_WRITE, &body, &[])
+    };
+    match act {
+        Act::Any { command, size, flags, body, fds } => {
+            let body = &body[..body.len().min(512)];
+            let fds = &events[..usize::from(*fds).min(events.len())];
+            let size = size.unwrap_or(16 + body.len() as u32);
+            // Nobody waits for the reply: the stream may be none by now.
+            client.send_raw([(*command).into(), 0], [size, (*flags).into()], body, fds)?;
+            if size as usize != 16 + body.len() || flags & 0x10 == 0 {
+                return Err(std::io::ErrorKind::Other.into());
+            }
+            Ok(())
+        }
+        Act::Map { start, pages, offset, has_file, flags } => {
+            let mut body = words(&[32, (*flags).into()]);
+            body.extend(longs(&[page(*offset), page(*start), page(*pages)]));
+            ask(DMA_MAP, &body, has_file.then_some(file).as_slice())
+        }
+        Act::Unmap { start, pages, flags } => {
+            let mut body = words(&[24, (*flags).into()]);
+            body.extend(longs(&[page(*start), page(*pages)]));
+            ask(DMA_UNMAP, &body, &[])
+        }
+        Act::Irqs { start, count, has_fds } => {
+            let body = words(&[20, 0x24, 2, (*start).into(), (*count).into()]);
+            let count = usize::from(*count).min(16);
+            ask(SET_IRQS, &body, if *has_fds { &events[..count] } else { &[] })
+        }
+        Act::Store { at, width, value } => {
+            let data = value.to_le_bytes();
+            store(0, u64::from(*at % 64), &data[..usize::from(width % 8) + 1])
+        }
+        Act::Config { at, width, value } => {
+            let data = value.to_le_bytes();
+            store(7, u64::from(*at % 252), &data[..usize::from(width % 4) + 1])
+        }
+        Act::Kick { queue } => store(0, 0x3000 + 4 * u64::from(*queue), &[0, 0]),
+        Act::Load { region, at, len } => {
+            let mut body = longs(&[(*at).into()]);
+            body.extend(words(&[(*region).into(), (*len).into()]));
+            ask(REGION_READ, &body, &[])
+        }
+        Act::Features { high } => {
+            for select in [0u32, 1].into_iter().take(1 + usize::from(*high)) {
+                store(0, 8, &select.to_le_bytes())?;
+                store(0, 12, &((OFFERED >> (32 * select)) as u32).to_le_bytes())?;
+            }
+            Ok(())
+        }
+        Act::Queue { queue, size, page: at } => {
+            store(0, 22, &u16::from(*queue % 5).to_le_bytes())?;
+            store(0, 24, &(1u16 << (size % 9)).to_le_bytes())?;
+            for (register, n) in [(32, 0), (40, 1), (48, 2)] {
+                store(0, register, &page(at.wrapping_add(n)).to_le_bytes())?;
+            }
+            store(0, 28, &[1, 0])
+        }
+        Act::Status { status } => store(0, 20, &[*status]),
+        Act::Reset => ask(RESET, &[], &[]),
+    }
+}
