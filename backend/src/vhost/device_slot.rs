@@ -46,7 +46,8 @@ impl GuestContext {
             window_size: config.window_size,
             move_queues: config.move_queues,
             allow_any_file: spec.allow_any_file,
-            stopped_grace: config.stopped_grace,
+            // A function by vfio-user tells a reset from a pause.
+            stopped_grace: config.stopped_grace.filter(|_| !spec.vfio_user),
             ack_timeout: config.ack_timeout,
         };
         let touches = Arc::new(TouchQuota::new(fabric.limits().touched_memory));
@@ -145,7 +146,7 @@ impl DeviceSlot {
         &self.threads
     }
 
-    pub(super) fn account(&self) -> &ProcessorAccount {
+    pub(super) fn account(&self) -> &Arc<ProcessorAccount> {
         &self.account
     }
 

@@ -270,15 +270,14 @@ impl Inner {
         self.fill_queue();
         self.connections.fetch_add(1, Ordering::Relaxed);
         let stopping = || self.is_stopping();
-        let served =
-            self.client.serve(client, &self.names, self.slot.guest(), stopping, |listener| {
-                self.slot.account().charge(Instant::now(), CONNECTION);
-                self.slot.account().charge_and_wait(|| self.is_stopping());
-                match self.slot.connect(&mut Listener::from(listener)) {
-                    Ok(served) => self.slot.serve(served, || self.is_stopping(), || ()),
-                    Err(error) => self.fault(format_args!("{error}")),
-                }
-            });
+        let served = self.client.serve(client, &self.names, &self.slot, stopping, |listener| {
+            self.slot.account().charge(Instant::now(), CONNECTION);
+            self.slot.account().charge_and_wait(stopping);
+            match self.slot.connect(&mut Listener::from(listener)) {
+                Ok(served) => self.slot.serve(served, stopping, || ()),
+                Err(error) => self.fault(format_args!("{error}")),
+            }
+        });
         if let Err(error) = served {
             self.fault(format_args!("{error}"));
         }

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A front end that speaks vfio-user: it gets a virtio function over PCI, whose back end is a
-//! vhost-user connection of its own. All that the daemon checks, counts and limits it does there.
+//! vhost-user connection of its own. All that the daemon checks, counts and limits it does there, but
+//! for the processor time of the function's thread, which is on the account of the front end.
 
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vfio_user_virtio::{BackEndError, EndError, Event, Identity, VhostUser, serve};
 use virtio_ism_abi::config::CONFIG_LEN;
 use virtio_ism_abi::{FIRST_MOVE_QUEUE, VIRTIO_ID_ISM};
 
 use super::counted_threads::CountedThreads;
-use super::device_slot::GuestContext;
+use super::device_slot::{DeviceSlot, GuestContext};
 use super::faults::Fault;
 use super::unix_socket::SocketNames;
 use ism_device::sync::lock;
@@ -28,7 +29,7 @@ const QUEUE_SIZE: u16 = 256;
 #[derive(Default)]
 pub(super) struct VfioUserClient {
     /// Its socket, by which it can be ended.
-    socket: Mutex<Option<UnixStream>>,
+    socket: Arc<Mutex<Option<UnixStream>>>,
     thread: CountedThreads,
 }
 
@@ -43,7 +44,7 @@ impl VfioUserClient {
         &self,
         client: UnixStream,
         names: &Arc<dyn SocketNames>,
-        guest: &Arc<GuestContext>,
+        slot: &DeviceSlot,
         is_stopping: impl FnOnce() -> bool,
         serve_device: impl Fn(UnixListener),
     ) -> io::Result<()> {
@@ -52,15 +53,18 @@ impl VfioUserClient {
             self.close();
         }
         let (listeners, connections) = channel();
-        let (names, guest, name) = (names.clone(), guest.clone(), guest.spec.name.clone());
-        self.thread.spawn(&name, move || {
+        let (names, guest) = (names.clone(), slot.guest().clone());
+        let (account, socket) = (slot.account().clone(), self.socket.clone());
+        self.thread.spawn(&slot.guest().spec.name, move || {
             let identity = guest.function();
             let connect = || {
                 let (listener, device) = names.pair()?;
                 listeners.send(listener).map_err(io::Error::other)?;
                 VhostUser::new(device.into(), identity.queues)
             };
-            serve_function(client, identity, connect, &guest);
+            let pace = || account.charge_and_wait(|| lock(&socket).is_none());
+            serve_function(client, identity, connect, pace, &guest);
+            account.charge_ending_thread(Instant::now());
         })?;
         // It ends when the function's thread has ended.
         for listener in connections {
@@ -72,7 +76,7 @@ impl VfioUserClient {
 
     /// Ends the client, if there is one.
     pub(super) fn close(&self) {
-        if let Some(socket) = &*lock(&self.socket) {
+        if let Some(socket) = lock(&self.socket).take() {
             // Not being connected is fine.
             let _ = socket.shutdown(Shutdown::Both);
         }
@@ -101,6 +105,7 @@ fn serve_function(
     client: UnixStream,
     identity: Identity,
     mut connect: impl FnMut() -> Result<VhostUser, BackEndError>,
+    pace: impl Fn(),
     guest: &GuestContext,
 ) {
     let name = &guest.spec.name;
@@ -108,6 +113,7 @@ fn serve_function(
         guest.faults.record(name, Fault::BadMessage, format_args!("vfio-user: {error}"));
     };
     let mut report = |event: Event<'_>| match event {
+        Event::Request => pace(),
         Event::Refused(error) => fault(&error),
         // The connection has recorded why.
         Event::BackEndLost(error) => tracing::debug!(guest = name, %error, "vfio-user"),

@@ -23,6 +23,8 @@ pub use wire::{BodyError, HeaderError};
 /// What happens to a client that is served.
 #[derive(Debug)]
 pub enum Event<'a> {
+    /// A request has come. It is carried out when the caller's function returns, which may wait.
+    Request,
     /// A request was refused, and the client is served further.
     Refused(&'a dyn std::error::Error),
     /// The back end has ended. The function needs a reset by its driver, which makes another

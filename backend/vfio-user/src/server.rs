@@ -127,6 +127,7 @@ pub fn serve<'a, B: BackEnd>(
                 return Err(EndError::Order(header.command));
             }
             Incoming::Message(header, fds) => {
+                device.report(Event::Request);
                 let answer = handle(&mut device, &header, stream.body(&header), fds);
                 let result = match answer {
                     Ok(body) if header.wants_reply => {

@@ -66,17 +66,20 @@ impl BackEnd for Willing {
 struct Server {
     thread: JoinHandle<EndError>,
     refused: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<usize>>,
 }
 
 impl Server {
     fn start() -> (Client, Server) {
         let (near, far) = UnixStream::pair().unwrap();
         let refused: Arc<Mutex<Vec<String>>> = Arc::default();
-        let said = refused.clone();
+        let requests: Arc<Mutex<usize>> = Arc::default();
+        let (said, counted) = (refused.clone(), requests.clone());
         let identity =
             Identity { device_id: 44, class: 0, config_len: 72, queues: 4, queue_size: 256 };
         let thread = spawn(move || {
             let mut report = |event: Event<'_>| match event {
+                Event::Request => *counted.lock().unwrap() += 1,
                 Event::Refused(error) => said.lock().unwrap().push(error.to_string()),
                 Event::BackEndLost(error) => panic!("{error}"),
             };
@@ -84,7 +87,7 @@ impl Server {
                 Err(end) => end,
             }
         });
-        (Client::new(near), Server { thread, refused })
+        (Client::new(near), Server { thread, refused, requests })
     }
 
     /// What was refused last.
@@ -283,6 +286,7 @@ fn requests_without_a_reply_get_none_and_are_refused_all_the_same() {
     client.post(200, &[]);
     client.request(GET_INFO, &words(&[16, 0, 0, 0]), &[]).unwrap();
     assert_eq!(server.refused.lock().unwrap().len(), 3);
+    assert_eq!(*server.requests.lock().unwrap(), 4, "each can be made to wait");
 }
 
 #[test]
