@@ -15,10 +15,11 @@ use syn::spanned::Spanned;
 use syn::visit::Visit;
 use syn::{Attribute, Ident, ImplItem, Item, TraitItem, Visibility};
 
-const LIBRARIES: [&str; 10] = [
+const LIBRARIES: [&str; 11] = [
     "backend/abi",
     "backend/eventfd-aio",
     "backend/device",
+    "backend/vfio-user",
     "smc-core",
     "guest-driver/sys",
     "guest-driver/ism",
