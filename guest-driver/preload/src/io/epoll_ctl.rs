@@ -8,7 +8,7 @@ use crate::selection::{Selected, Wait};
 use crate::socket::epoll_set::{EpollSet, watch_handshake};
 use crate::socket::registrations::{insert, remove, writable_only};
 use crate::socket::stream::{EpollTarget, Registration, SocketState, StreamSocket};
-use crate::socket::table::{DescriptorRef, epoll_set_of};
+use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS, epoll_set_of};
 use crate::sys::raw::{self, Errno, SysResult};
 
 /// `epoll_ctl` on a known socket.
@@ -36,6 +36,12 @@ pub(crate) fn control(
     }
     check(set, op, fd, events)?;
     let mut registrations = socket.registrations();
+    if !DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor)) {
+        // The connection has got a relay meanwhile, whose end is in the kernel's set.
+        drop(registrations);
+        drop(NUMBERS.lock());
+        return raw::epoll_ctl(set, op, fd, events, data);
+    }
     let at = registrations.iter().position(|r| r.set == set && r.fd == fd);
     let state = socket.state();
     match (op, at) {

@@ -25,7 +25,7 @@ use super::flow::Relay;
 use super::{forward, holders};
 use crate::fork;
 use crate::socket::registrations;
-use crate::socket::stream::{Loan, Registration, StreamSocket};
+use crate::socket::stream::{Loan, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::sys::{borrowed, raw};
 
@@ -197,14 +197,15 @@ fn put_back(loan: &Arc<Loan>, entries: &[(c_int, DescriptorRef)]) -> bool {
         relay.fail();
         relay.end();
     }
+    drop(relays);
     if let Some(socket) = relay.descriptor.stream() {
         follow_options(socket, tcp, flags as c_int);
+        registrations::attach(&relay.descriptor, socket, members, || {
+            for (fd, _) in entries {
+                DESCRIPTORS.share(&relay.descriptor, *fd);
+            }
+        });
     }
-    for (fd, _) in entries {
-        DESCRIPTORS.share(&relay.descriptor, *fd);
-    }
-    drop(relays);
-    attach(&relay.descriptor, members);
     // It has a reference to the connection while it sleeps.
     forward::wake();
     true
@@ -223,12 +224,5 @@ fn follow_options(socket: &StreamSocket, tcp: c_int, flags: c_int) {
         if let Ok(linger) = rustix::net::sockopt::socket_linger(borrowed(tcp)) {
             let _ = stream.set_linger(linger);
         }
-    }
-}
-
-/// Enters what was in the kernel's sets with the end of the pair.
-fn attach(descriptor: &DescriptorRef, members: Vec<Registration>) {
-    if let Some(socket) = descriptor.stream() {
-        registrations::attach(descriptor, socket, members);
     }
 }

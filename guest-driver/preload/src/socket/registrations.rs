@@ -227,13 +227,16 @@ fn member(set: c_int, line: &str, inode: u64) -> Option<Registration> {
     is_it.then_some(Registration { set, fd, events, data, target: EpollTarget::Nothing })
 }
 
-/// Enters registrations of an SMC connection that has no others.
+/// Enters registrations of an SMC connection that has no others, behind `show`, from which on calls
+/// of other threads find it.
 pub(crate) fn attach(
     descriptor: &DescriptorRef,
     socket: &StreamSocket,
     members: Vec<Registration>,
+    show: impl FnOnce(),
 ) {
     let mut registrations = socket.registrations();
+    show();
     *registrations = members;
     for registration in registrations.iter_mut() {
         registration.target = insert(descriptor, socket, registration, SocketState::Smc);
