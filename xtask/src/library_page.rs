@@ -34,7 +34,7 @@ pub(crate) fn of(header: &str) -> String {
     let mut calls = String::new();
     // Blocks between empty lines: a comment, and the declarations that it is about.
     for block in header.split("\n\n") {
-        let Some((before, rest)) = block.split_once("*/\n") else { continue };
+        let Some((before, rest)) = block.rsplit_once("*/\n") else { continue };
         let Some(begin) = before.rfind("/*") else { continue };
         let about = comment(before.get(begin..).unwrap_or_default());
         if rest.contains("#ifndef SMC_H") && introduction.is_empty() {
@@ -50,8 +50,6 @@ pub(crate) fn of(header: &str) -> String {
         prototypes += &functions.iter().map(|line| format!("{line}\n")).collect::<String>();
         let _ = write!(calls, ".SS {}\n{}", names.join(", "), as_it_is(&about));
     }
-    // The licence is a comment of its own.
-    let introduction = introduction.split("*/").last().unwrap_or_default().trim().to_owned();
     format!(
         ".TH libsmc 3\n.SH NAME\nlibsmc \\- sockets over shared memory for programs in C\n\
          .SH SYNOPSIS\n.B #include <smc.h>\n.PP\n{}.PP\nLink with\n.BR \\-lsmc .\n\
