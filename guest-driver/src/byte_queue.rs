@@ -138,6 +138,13 @@ impl ByteQueue {
         }
     }
 
+    /// All bytes, as they lie together, the urgent one like the others.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        let start = |at: usize| if at == 0 { self.start } else { 0 };
+        let chunks = self.chunks.iter().enumerate();
+        chunks.map(move |(at, chunk)| chunk.0.get(start(at)..).unwrap_or_default())
+    }
+
     /// All bytes, the urgent one like the others.
     pub fn into_bytes(self) -> Vec<u8> {
         let parts = self.chunks.iter().map(|chunk| chunk.0.as_slice());

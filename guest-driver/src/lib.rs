@@ -14,6 +14,7 @@ pub mod program_file;
 pub mod traffic;
 
 mod byte_queue;
+mod capture;
 mod conn;
 mod handshake;
 mod info;

@@ -14,6 +14,7 @@ use smc_core::wire::cdc::{ConsumerWord, StateFlags};
 
 use super::send_queue::UNSENT;
 use super::{Conn, Deadline, Failure, Tx};
+use crate::capture;
 use crate::reactor::ConnectionHandler;
 use ism_sys::{poll_readable, reset_tcp, tcp_counts};
 
@@ -24,6 +25,9 @@ impl Conn {
         match how {
             Shutdown::Read => self.shutdown_read(),
             Shutdown::Write => {
+                if capture::is_on() {
+                    self.capture_end();
+                }
                 let unsent = self.has_held();
                 self.on(Event::ShutdownWrite { unsent });
             }
@@ -39,6 +43,9 @@ impl Conn {
     /// `shutdown` of both halves as TCP does it: what has arrived can still be read.
     pub(crate) fn shutdown_both(&self) -> io::Result<()> {
         self.check()?;
+        if capture::is_on() {
+            self.capture_end();
+        }
         self.on(Event::Close { unread: false, unsent: self.has_held() });
         self.shutdown_read();
         Ok(())
@@ -46,6 +53,9 @@ impl Conn {
 
     /// The application closes the connection. With unread data, or `abort`, that resets it.
     pub(crate) fn close(&self, abort: bool) {
+        if capture::is_on() {
+            self.capture_end();
+        }
         self.reactor.poll();
         let unread = {
             let mut rx = self.rx();

@@ -13,6 +13,7 @@
 //! `smc_core::connection` check them. Words that cannot be true abort the connection.
 
 mod by_tcp;
+mod captured;
 mod carrier;
 mod change;
 mod copies;
@@ -54,6 +55,7 @@ use waiting::Waiting;
 
 pub(crate) use ready::LocalEnd;
 
+use crate::capture;
 use crate::info::ConnectionInfo;
 use crate::reactor::readiness_fd::ReadinessFd;
 use crate::reactor::spin::Spin;
@@ -390,6 +392,9 @@ impl ConnectionHandler for Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
+        if capture::is_on() {
+            self.capture_no_more();
+        }
         self.reactor.remove(self.carrier().key());
         if self.waiting.readiness.get().is_some() {
             self.reactor.remove_pollable();

@@ -7,6 +7,7 @@ use smc_core::connection::{OobError, UpdateDecision, UrgentEvent, read_words};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
 use super::{Conn, Deadline, Failure, Rx, reader_view};
+use crate::capture;
 use crate::reactor::DelayedUpdate;
 
 /// Most slices that one vectored read fills.
@@ -24,7 +25,14 @@ impl Conn {
         peek: bool,
         deadline: &Deadline,
     ) -> io::Result<usize> {
-        self.note_report(self.recv_some(bufs, peek, deadline))
+        let result = self.note_report(self.recv_some(bufs, peek, deadline));
+        if capture::is_on()
+            && !peek
+            && let Ok(n) = &result
+        {
+            self.capture_received(bufs, *n);
+        }
+        result
     }
 
     fn recv_some(

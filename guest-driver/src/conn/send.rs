@@ -7,6 +7,7 @@ use smc_core::connection::Span;
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
 use super::{CHUNK, Conn, Deadline, Tx};
+use crate::capture;
 use virtio_ism::DeliverError;
 
 /// Most pieces of one delivery. A slice is one piece, or two at the end of the ring. Further pieces
@@ -22,7 +23,11 @@ impl Conn {
     /// No byte was written: the connection has failed, this end writes no more, there is no room
     /// (`WouldBlock`), or the deadline is over.
     pub(crate) fn send(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
-        self.note_report(self.send_some(bufs, deadline))
+        let result = self.note_report(self.send_some(bufs, deadline));
+        if capture::is_on() {
+            self.capture_sent(bufs, *result.as_ref().unwrap_or(&0));
+        }
+        result
     }
 
     fn send_some(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
@@ -163,6 +168,14 @@ impl Conn {
     /// # Errors
     /// As [`Conn::send`].
     pub(crate) fn send_urgent(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
+        let result = self.send_urgent_byte(byte, deadline);
+        if capture::is_on() && result.is_ok() {
+            self.capture_sent(&[IoSlice::new(&[byte])], 1);
+        }
+        result
+    }
+
+    fn send_urgent_byte(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
         let mut tx = self.tx();
         let mut announced = false;
         loop {

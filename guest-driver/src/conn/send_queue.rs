@@ -18,6 +18,7 @@ use smc_core::wire::cursor::Cursor;
 use super::record_queue;
 use super::{CHUNK, Conn, Tx};
 use crate::byte_queue::{BytePiece, ByteQueue, forget_chunks};
+use crate::capture;
 use crate::reactor::wait::Deadline;
 
 /// A peer that has read nothing for this long has stalled.
@@ -253,6 +254,10 @@ impl Conn {
 
     /// Puts bytes that the program has written before into the ring, and the rest into the queue.
     pub(crate) fn send_queue(&self, bytes: ByteQueue) {
+        if capture::is_on() {
+            let pieces: Vec<_> = bytes.pieces().map(IoSlice::new).collect();
+            self.capture_sent(&pieces, bytes.len());
+        }
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
         tx.queue.bytes.append_queue(bytes);

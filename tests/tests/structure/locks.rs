@@ -19,7 +19,8 @@ const TAKEN_OVER: [&str; 3] =
     ["guest-driver/sys/src/", "guest-driver/ism/src/", "guest-driver/src/"];
 
 /// Locks that no keeper takes, and why.
-const LEFT: [(&str, &str); 8] = [
+const LEFT: [(&str, &str); 9] = [
+    ("guest-driver/src/capture.rs", "only the process that is captured takes it"),
     ("guest-driver/src/smcr/", "no child can take over what an RNIC keeps of a process"),
     ("guest-driver/src/socket/listener.rs", "a keeper accepts nothing"),
     ("guest-driver/src/socket/poller.rs", "pollers are the program's"),

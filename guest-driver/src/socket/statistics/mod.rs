@@ -18,7 +18,8 @@ mod tcp_notes;
 #[cfg(test)]
 mod tests;
 
-pub use paths::{ask, ask_process, find, path_in};
+pub use crate::capture::{Direction, Record};
+pub use paths::{ask, ask_process, capture, find, path_in};
 pub use reason::Reason;
 pub use report::{Connection, DeviceInfo, Handshakes, Process, VERSION, tcp_state};
 pub use tcp_notes::{TcpReasonReader, TcpReasons};

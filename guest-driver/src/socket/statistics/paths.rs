@@ -6,7 +6,10 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+use rustix::net::SocketAddrUnix;
 
 use super::{Process, tcp_notes};
 use ism_sys::peer_process;
@@ -17,6 +20,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_LEN: usize = 64 << 20;
 /// Number of files of a directory that [`find`] reads at most.
 const MAX_FILES: usize = 65_536;
+/// How the name of a client begins that wants copies of what passes.
+pub(super) const CAPTURE: &[u8] = b"smc-capture-";
 const PREFIX: &str = "process-";
 const SUFFIX: &str = ".sock";
 
@@ -88,7 +93,7 @@ pub fn ask(socket: &Path) -> io::Result<Process> {
 /// # Errors
 /// Those of [`ask`], or another process listens there.
 pub fn ask_process(socket: &Path, pid: u32) -> io::Result<Process> {
-    let stream = connect_now(socket)?;
+    let stream = connect_now(socket, None)?;
     let listener = peer_process(&stream)?.pid.and_then(|pid| u32::try_from(pid).ok());
     if listener != Some(pid) {
         return Err(io::ErrorKind::PermissionDenied.into());
@@ -96,13 +101,33 @@ pub fn ask_process(socket: &Path, pid: u32) -> io::Result<Process> {
     Ok(Process { pid, ..read(stream)? })
 }
 
-/// Connects. A process that accepts nobody must not keep this one waiting.
-fn connect_now(socket: &Path) -> io::Result<UnixStream> {
-    use rustix::net::{
-        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
-    };
+/// Has the process that listens at a socket send copies of what its connections on SMC send and
+/// receive. [`Record::read`](super::Record::read) reads them. What the caller does not read in time is
+/// left out. `pid`: the process that has to be there.
+///
+/// # Errors
+/// Nobody listens there, this user may not ask, or another process listens there.
+pub fn capture(socket: &Path, pid: Option<u32>) -> io::Result<UnixStream> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let mut name = CAPTURE.to_vec();
+    name.extend_from_slice(format!("{}-{number}", std::process::id()).as_bytes());
+    let stream = connect_now(socket, Some(&SocketAddrUnix::new_abstract_name(&name)?))?;
+    let listener = peer_process(&stream)?.pid.and_then(|pid| u32::try_from(pid).ok());
+    if pid.is_some() && listener != pid {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(stream)
+}
+
+/// Connects, by a name or without. A process that accepts nobody must not keep this one waiting.
+fn connect_now(socket: &Path, name: Option<&SocketAddrUnix>) -> io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    if let Some(name) = name {
+        bind(&stream, name)?;
+    }
     connect(&stream, &SocketAddrUnix::new(socket)?)?;
     rustix::io::ioctl_fionbio(&stream, false)?;
     Ok(stream.into())
@@ -160,7 +185,7 @@ mod tests {
         let _listener = thread.join().unwrap();
         let mut waiting = Vec::new();
         let full = loop {
-            match connect_now(&path) {
+            match connect_now(&path, None) {
                 Ok(stream) => waiting.push(stream),
                 Err(error) => break error,
             }

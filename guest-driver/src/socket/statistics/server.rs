@@ -11,9 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{
+    self, AddressFamily, SendFlags, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType,
+};
 
+use super::paths::CAPTURE;
 use super::{Process, find};
+use crate::capture;
 use ism_sys::{EventFd, out_of_the_way, timespec};
 
 /// Number of clients at a time; others wait in the queue of the socket.
@@ -122,6 +126,14 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
+/// Whether a client wants copies of what passes, and no report. Its name says so.
+fn asks_for_capture(client: Option<&SocketAddrAny>) -> bool {
+    let name = client.and_then(|client| SocketAddrUnix::try_from(client.clone()).ok());
+    name.as_ref()
+        .and_then(SocketAddrUnix::abstract_name)
+        .is_some_and(|name| name.starts_with(CAPTURE))
+}
+
 /// `x.sock`, `x-2.sock`, `x-3.sock` and so on.
 fn numbered(path: &Path, number: u32) -> PathBuf {
     let (Some(stem), true) = (path.file_stem(), number > 1) else { return path.to_owned() };
@@ -151,8 +163,11 @@ impl<F: Fn() -> Option<Process>> ReportThread<F> {
             }
             clients.retain_mut(|client| !client.go_on());
             while clients.len() < MAX_CLIENTS {
-                match net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
-                    Ok(stream) => {
+                match net::acceptfrom_with(&self.listener, SocketFlags::CLOEXEC) {
+                    Ok((stream, from)) if asks_for_capture(from.as_ref()) => {
+                        capture::begin(out_of_the_way(stream));
+                    }
+                    Ok((stream, _)) => {
                         let Some(document) = self.document() else { return };
                         let deadline = Instant::now() + CLIENT_TIMEOUT;
                         let mut client = ReportClient { stream, document, done: 0, deadline };
