@@ -9,8 +9,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
 use crate::{
-    cdi, check, conform, debug, decode, demo, devices, doctor, fabric, grant, help, manual, output,
-    perf, pipe, run, settings, stat, temporary_fabric,
+    capture, cdi, check, conform, debug, decode, demo, devices, doctor, fabric, grant, help,
+    manual, output, perf, pipe, run, settings, stat, temporary_fabric,
 };
 
 const LONG_ABOUT: &str = "\
@@ -69,6 +69,9 @@ enum Command {
     /// Show which connections use SMC and why others do not, link groups, RNICs, a daemon's counters.
     #[command(long_about = stat::LONG_ABOUT, after_long_help = stat::AFTER)]
     Stat(stat::StatArgs),
+    /// Write the bytes of connections on SMC into a capture for Wireshark, as those of TCP.
+    #[command(long_about = capture::LONG_ABOUT, after_long_help = capture::AFTER)]
+    Capture(capture::CaptureArgs),
     /// Find out whether a connection to a server would be SMC, and why not.
     #[command(long_about = check::LONG_ABOUT, after_long_help = check::AFTER)]
     Check(check::CheckArgs),
@@ -167,6 +170,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::LoadCheck { task } => return run::check_loaded(&task),
         Command::Stat(args) => stat::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Capture(args) => capture::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Check(args) => check::run(&args),
         Command::Conform(args) => conform::run(&args),
         Command::Devices(args) => devices::run(&args).map(|()| ExitCode::SUCCESS),

@@ -4,6 +4,7 @@
 
 mod access;
 mod address;
+mod capture;
 mod cdi;
 mod check;
 mod cli;

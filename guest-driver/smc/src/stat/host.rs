@@ -198,14 +198,18 @@ fn notes(pid: u32, mapped: &Mapped) -> io::Result<TcpReasonReader> {
     TcpReasonReader::read(File::open(expect(&named, FileType::RegularFile)?)?)
 }
 
-/// Adds the processes that no directory of this user leads to, and the TCP connections of all that
-/// have the library.
-pub(super) fn add(processes: &mut Processes, scope: &Scope) {
+fn look_at_all(scope: &Scope) -> Vec<Seen> {
     let own = std::process::id();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let pids = pids.filter(|pid| *pid != own);
-    let seen: Vec<_> = pids.filter_map(|pid| Seen::look(pid, scope)).collect();
+    pids.filter_map(|pid| Seen::look(pid, scope)).collect()
+}
+
+/// Adds the processes that no directory of this user leads to, and the TCP connections of all that
+/// have the library.
+pub(super) fn add(processes: &mut Processes, scope: &Scope) {
+    let seen = look_at_all(scope);
     let budget = TimeBudget(Cell::new(BUDGET));
     add_reports(processes, &seen, &budget);
     let listed = listed(processes, &seen);
@@ -215,26 +219,36 @@ pub(super) fn add(processes: &mut Processes, scope: &Scope) {
     processes.list.sort_by_key(|process| process.pid);
 }
 
-/// Adds the reports of those that no directory leads to.
-fn add_reports(processes: &mut Processes, seen: &[Seen], budget: &TimeBudget) {
-    let known: BTreeSet<_> = processes.list.iter().map(|known| known.pid).collect();
-    let unknown = seen.iter().filter(|process| !known.contains(&process.pid));
-    let mut files = Vec::new();
-    let mut asked = Vec::new();
-    for process in unknown {
+/// The sockets of the processes that are not known.
+fn requests(
+    seen: &[Seen],
+    is_known: impl Fn(u32) -> bool,
+    budget: &TimeBudget,
+) -> Vec<ReportRequest> {
+    let mut found = Vec::new();
+    for process in seen.iter().filter(|process| !is_known(process.pid)) {
         for path in process.statistics() {
-            if processes.silent.iter().any(|silent| silent.socket == path) {
-                continue;
-            }
             let (pid, named) = (process.pid, path.clone());
             let opened = budget.wait_for(move || open_of(pid, &named));
             let Some(Ok(file)) = opened else { continue };
-            if let Ok(at) = expect(&file, FileType::Socket) {
-                asked.push(ReportRequest { socket: path, at, pid: Some(process.pid) });
-                files.push(file);
+            if expect(&file, FileType::Socket).is_ok() {
+                found.push(ReportRequest { socket: path, pid: Some(pid), file: Some(file) });
             }
         }
     }
+    found
+}
+
+/// The sockets of the processes of `scope` that are not known.
+pub(super) fn sockets(scope: &Scope, is_known: impl Fn(u32) -> bool) -> Vec<ReportRequest> {
+    requests(&look_at_all(scope), is_known, &TimeBudget(Cell::new(BUDGET)))
+}
+
+/// Adds the reports of those that no directory leads to.
+fn add_reports(processes: &mut Processes, seen: &[Seen], budget: &TimeBudget) {
+    let known: BTreeSet<_> = processes.list.iter().map(|known| known.pid).collect();
+    let mut asked = requests(seen, |pid| known.contains(&pid), budget);
+    asked.retain(|one| !processes.silent.iter().any(|silent| silent.socket == one.socket));
     for (asked, answer) in asked.iter().zip(ask_all(&asked)) {
         match answer {
             Ok(process) => processes.list.push(process),

@@ -21,8 +21,9 @@ use vhost_device_ism::management::{Client, ClientError, Guest};
 
 use crate::error::CliError;
 use crate::{output, paths};
-use host::Scope;
+pub(crate) use host::Scope;
 use processes::Processes;
+pub(crate) use processes::{ReportRequest, sockets};
 
 /// Help of `smc stat`.
 pub(crate) const LONG_ABOUT: &str = "\

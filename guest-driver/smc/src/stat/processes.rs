@@ -2,6 +2,7 @@
 //! The processes that have a statistics socket, and those with the library of `smc run`.
 
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 
 use guest_driver::statistics::{self, Process};
@@ -30,13 +31,32 @@ pub(crate) struct Silent {
 }
 
 /// A socket that is asked.
-pub(super) struct ReportRequest {
+pub(crate) struct ReportRequest {
     /// Its path, as the process has bound it.
-    pub(super) socket: PathBuf,
-    /// The path at which this process reaches it.
-    pub(super) at: PathBuf,
+    pub(crate) socket: PathBuf,
     /// The process that has to answer, if only one may.
-    pub(super) pid: Option<u32>,
+    pub(crate) pid: Option<u32>,
+    /// The socket, where this process cannot reach it by that path.
+    pub(super) file: Option<OwnedFd>,
+}
+
+impl ReportRequest {
+    /// The path at which this process reaches it.
+    pub(crate) fn at(&self) -> PathBuf {
+        match &self.file {
+            Some(file) => PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())),
+            None => self.socket.clone(),
+        }
+    }
+
+    /// The process: the one that has to answer, or the one that the socket is named after.
+    pub(crate) fn process(&self) -> u32 {
+        let named = || {
+            let name = self.socket.file_stem()?.to_str()?.strip_prefix("process-")?;
+            name.split('-').next()?.parse().ok()
+        };
+        self.pid.or_else(named).unwrap_or_default()
+    }
 }
 
 impl Processes {
@@ -54,13 +74,7 @@ pub(crate) fn all() -> Processes {
 /// Asks the processes of this user's directories and those of `scope`.
 pub(super) fn of(scope: &Scope) -> Processes {
     let mut processes = Processes::default();
-    // Sockets in a directory that other users may write are not trusted. The one of a container, which
-    // only root can make, is for all its users.
-    let container = PathBuf::from(paths::CONTAINER_STATISTICS);
-    let directories = std::iter::once(container).chain(paths::directory());
-    let sockets = directories.flat_map(|at| statistics::find(&at));
-    let asked: Vec<_> =
-        sockets.map(|socket| ReportRequest { at: socket.clone(), socket, pid: None }).collect();
+    let asked = in_directories();
     for (asked, answer) in asked.iter().zip(ask_all(&asked)) {
         match answer {
             Ok(process) => processes.list.push(process),
@@ -75,11 +89,30 @@ pub(super) fn of(scope: &Scope) -> Processes {
     processes
 }
 
+/// The sockets in this user's directories.
+fn in_directories() -> Vec<ReportRequest> {
+    // Sockets in a directory that other users may write are not trusted. The one of a container, which
+    // only root can make, is for all its users.
+    let container = PathBuf::from(paths::CONTAINER_STATISTICS);
+    let directories = std::iter::once(container).chain(paths::directory());
+    let sockets = directories.flat_map(|at| statistics::find(&at));
+    let request = |socket: PathBuf| ReportRequest { socket, pid: None, file: None };
+    sockets.map(request).collect()
+}
+
+/// The sockets of all processes of this user's directories and of `scope`.
+pub(crate) fn sockets(scope: &Scope) -> Vec<ReportRequest> {
+    let mut all = in_directories();
+    let known: Vec<_> = all.iter().map(ReportRequest::process).collect();
+    all.extend(host::sockets(scope, |pid| known.contains(&pid)));
+    all
+}
+
 /// The answers, in the order of the questions.
 pub(super) fn ask_all(all: &[ReportRequest]) -> Vec<io::Result<Process>> {
     let ask = |asked: &ReportRequest| match asked.pid {
-        Some(pid) => statistics::ask_process(&asked.at, pid),
-        None => statistics::ask(&asked.at),
+        Some(pid) => statistics::ask_process(&asked.at(), pid),
+        None => statistics::ask(&asked.at()),
     };
     let of_some = |some: &[ReportRequest]| {
         std::thread::scope(|scope| {
