@@ -2,6 +2,7 @@
 //! The `smc` command as its users run it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod capture;
 mod check;
 mod conform;
 mod decode;
