@@ -175,10 +175,10 @@ mod tests {
             assert_eq!(last(&all[2..], 10), [16, 17, 18, 19]);
             // Nothing before a gap counts.
             assert_eq!(last(&[piece(10, 16), piece(18, 20)], 10), [18, 19]);
-            assert_eq!(last(&all[..3], 10), []);
+            assert!(last(&all[..3], 10).is_empty());
             // Control words are in front of the ring.
             if head > 0 {
-                assert_eq!(last(&[(0, vec![9; head as usize])], 10), []);
+                assert!(last(&[(0, vec![9; head as usize])], 10).is_empty());
             }
             let again = [(head + 3, vec![77]), piece(16, 20)];
             assert_eq!(last(&again, 10), [16, 17, 18, 19]);
