@@ -155,6 +155,7 @@ fn no_byte_is_lost_when_two_things_go_wrong() {
 #[test]
 fn no_byte_is_lost_from_a_send_queue() {
     holds(Plan { queue: true, bytes: [2, 0], ..PLAN });
+    holds(Plan { queue: true, bytes: [1, 0], faults: 2, ..PLAN });
 }
 
 #[test]
