@@ -132,10 +132,8 @@ fn a_server_keeps_the_rules_of_llc() {
 fn a_client_keeps_the_rules_of_llc() {
     let bed = Bed::new();
     let [a, b] = bed.boot(["a", "b"].map(|name| Vm::named(name).no_ism().rnics(1)));
-    let clients = format!(
-        "while true; do smc connect --echo --tcp-ok --device none {}:5000; done",
-        b.ip()
-    );
+    let clients =
+        format!("while true; do smc connect --echo --tcp-ok --device none {}:5000; done", b.ip());
     let _clients = a.spawn(Run::new(["sh", "-c", &clients]).within(LONG));
     let suite = "smc conform --echo --rnic any --level llc --wait 60 --json - --listen 5000";
     assert!(plays_links(&b, suite) >= 60);
