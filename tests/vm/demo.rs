@@ -19,7 +19,6 @@ fn main() {
     let [a, b] = bed.boot(["a", "b"].map(|name| Vm::named(name).mem("1G")));
     for guest in [&a, &b] {
         let port = bed.counters(guest.name());
-        let counts = port.counts;
         println!(
             "   {} is QEMU process {}, address {}; its window is {} GiB of PCI BAR.",
             guest.name(),
@@ -59,10 +58,14 @@ fn main() {
     println!("6. What the daemon counted");
     for guest in [&a, &b] {
         let port = bed.counters(guest.name());
-        let counts = port.counts;
         println!(
             "   {}: {} DMBs, {} attached, {} moves, {} kicks saved, {} wakes",
-            port.name, port.dmbs, port.attached, counts.moves, counts.kicks_saved, counts.wakes
+            port.name,
+            port.dmbs,
+            port.attached,
+            port.counts.moves,
+            port.counts.kicks_saved,
+            port.counts.wakes
         );
     }
 }
