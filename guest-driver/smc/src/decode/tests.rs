@@ -100,6 +100,10 @@ fn raw_bytes_and_hex_come_from_standard_input() {
 fn no_bytes_and_no_hex_are_errors() {
     assert!(matches!(decode(args(&[], false), b"").1, Err(DecodeError::Empty)));
     let (_, result) = decode(args(&["hello"], false), b"");
+    let Err(DecodeError::Neither { argument, why }) = result else { panic!("{result:?}") };
+    assert_eq!(argument, "hello");
+    assert!(matches!(*why, DecodeError::HexDigit { found: 'h', .. }));
+    let (_, result) = decode(args(&["e2", "hello"], false), b"");
     assert!(matches!(result, Err(DecodeError::HexDigit { .. })));
 }
 
