@@ -33,8 +33,10 @@ image() {
     image=$cache/$1-$(echo "$2 $4" | sha256sum | head -c 12).tar
     if [ ! -e "$image" ]; then
         mkdir -p "$cache"
+        # The lists of a mirror that stands still have expired.
         mmdebstrap --quiet --variant="$3" --include="$4" \
-            --aptopt='APT::Install-Recommends "false"' "$2" "$image.$$.tar"
+            --aptopt='APT::Install-Recommends "false"' \
+            --aptopt='Acquire::Check-Valid-Until "false"' "$2" "$image.$$.tar"
         mv "$image.$$.tar" "$image"
     fi
     echo "$image"

@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -162,6 +163,37 @@ fn the_commands_for_cloud_hypervisor_start_two_guests_that_talk() {
     let _daemon = page.daemon(&block("cloud-hypervisor daemon"));
     let path = format!("export PATH={}:$PATH\n", bin.display());
     let mut guests = page.guests(&(path + &block("cloud-hypervisor")));
+    let [a, _] = page.talk(&mut guests);
+    assert!(a.contains("move"), "{a}");
+}
+
+#[test]
+fn the_commands_for_vfio_user_start_two_guests_that_talk() {
+    // The files of a distribution whose QEMU has the client; `tests/vfio-user/run.sh` gets them.
+    let Some(root) = std::env::var_os("VFIO_USER_ROOT").map(PathBuf::from) else {
+        print_always("NOT TESTED here: vfio-user. tests/vfio-user/run.sh tests it");
+        return;
+    };
+    let page = Page::new();
+    let bin = page.bed.path("bin");
+    fs::create_dir(&bin).unwrap();
+    // Its libraries are of another distribution than those of this machine.
+    let qemu = bin.join("qemu-system-x86_64");
+    let (lib, share) = (root.join("usr/lib/x86_64-linux-gnu"), root.join("usr/share"));
+    let (lib, share) = (lib.display(), share.display());
+    let run = format!(
+        "#!/bin/sh\nexec env QEMU_MODULE_DIR={lib}/qemu {lib}/ld-linux-x86-64.so.2 \
+         --library-path {lib}:{lib}/pulseaudio {}/usr/bin/qemu-system-x86_64 \
+         -L {share}/seabios -L {share}/qemu \"$@\"\n",
+        root.display()
+    );
+    fs::write(&qemu, run).unwrap();
+    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("export PATH={}:$PATH\n", bin.display());
+    let version = page.bed.program("version", &[qemu.to_str().unwrap(), "-version"]);
+    assert!(version.wait(Duration::from_secs(30)).success());
+    let _daemon = page.daemon(&block("vfio-user daemon"));
+    let mut guests = page.guests(&(path + &block("vfio-user")));
     let [a, _] = page.talk(&mut guests);
     assert!(a.contains("move"), "{a}");
 }
