@@ -10,7 +10,7 @@ use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t
 
 use crate::hooks::escapes::{leave_passed, passed_descriptors};
 use crate::hooks::libc_symbols::call_libc;
-use crate::hooks::loans::by_kernel;
+use crate::hooks::temporary_relays::by_kernel;
 use crate::hooks::within::{restartable, within};
 use crate::io::control;
 use crate::io::transfer::{self, Dispatch};
@@ -37,8 +37,8 @@ fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys
     }
 }
 
-/// As [`recv_into`], for buffers of which one leads to no memory: the call waits like any other, and
-/// fails when there is something to write there.
+/// As [`recv_into`], for buffers of which one leads to no memory: the call waits like any other,
+/// and fails when there is something to write there.
 #[cold]
 fn recv_nowhere(fd: c_int, flags: c_int) -> Option<SysResult> {
     let mut byte = [0u8];
@@ -439,8 +439,8 @@ pub(super) unsafe extern "C-unwind" fn sendmsg(
     native()
 }
 
-/// `recvmmsg` on a known descriptor: one message after another, each of which waits, up to the first
-/// error.
+/// `recvmmsg` on a known descriptor: one message after another, each of which waits, up to the
+/// first error.
 ///
 /// # Safety
 /// `list` leads to `n` headers, and `timeout` to a time, or it is null.

@@ -7,7 +7,7 @@ use std::io::IoSlice;
 use libc::{off64_t, size_t, ssize_t};
 
 use crate::hooks::libc_symbols::call_libc;
-use crate::hooks::loans::by_kernel;
+use crate::hooks::temporary_relays::by_kernel;
 use crate::hooks::within::restartable;
 use crate::io::transfer::{self, Dispatch};
 use crate::socket::table::DESCRIPTORS;

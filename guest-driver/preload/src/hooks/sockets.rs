@@ -9,8 +9,8 @@ use libc::{sockaddr, socklen_t};
 
 use crate::config;
 use crate::hooks::libc_symbols::{call_libc, symbols};
-use crate::hooks::loans::by_kernel;
 use crate::hooks::rebinding;
+use crate::hooks::temporary_relays::by_kernel;
 use crate::hooks::within::{restartable, within};
 use crate::io::control;
 use crate::relay::take_back;

@@ -23,19 +23,19 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 /// that SMC carries gets a relay, for good. The call may wait for a handshake.
 pub(crate) fn leave_to_kernel(fd: c_int) {
     let Some(descriptor) = take_back::hold(fd) else { return };
-    if let Some(loan) = descriptor.stream().and_then(StreamSocket::loan) {
+    if let Some(temporary) = descriptor.stream().and_then(StreamSocket::temporary_relay) {
         // No thread takes it back as long as this one has the entry.
-        loan.keep();
+        temporary.keep();
     }
     leave(descriptor, fd, false);
 }
 
-/// Leaves a descriptor to the kernel. `is_lent`: because another process may use the connection, so
-/// the relay is a loan.
-fn leave(descriptor: DescriptorRef, fd: c_int, is_lent: bool) {
+/// Leaves a descriptor to the kernel. `is_temporary`: because another process may use the
+/// connection, so the relay is a temporary relay.
+fn leave(descriptor: DescriptorRef, fd: c_int, is_temporary: bool) {
     raw::without_signals(|| {
         let socket = descriptor.stream();
-        let relayed = socket.and_then(|socket| leave_socket(&descriptor, socket, fd, is_lent));
+        let relayed = socket.and_then(|socket| leave_socket(&descriptor, socket, fd, is_temporary));
         drop(descriptor);
         relayed.into_iter().for_each(relay::hand_over::await_first);
     });
@@ -45,7 +45,7 @@ fn leave_socket(
     descriptor: &DescriptorRef,
     socket: &StreamSocket,
     fd: c_int,
-    is_lent: bool,
+    is_temporary: bool,
 ) -> Option<c_int> {
     match socket.state() {
         SocketState::Unconnected => {
@@ -55,19 +55,18 @@ fn leave_socket(
         SocketState::Relayed => owner_pipe::request(socket),
         SocketState::Smc | SocketState::Tcp | SocketState::Failed => {}
     }
-    // Without descriptors for a pair the connection stays with the library, which the program may not
-    // use for it.
+    // Without descriptors for a pair the connection stays with the library, which the program may
+    // not use for it.
     let is_smc = socket.state() == SocketState::Smc;
-    is_smc.then(|| relay::hand_over::hand_over(descriptor, is_lent)).flatten()
+    is_smc.then(|| relay::hand_over::hand_over(descriptor, is_temporary)).flatten()
 }
 
 /// Decides a connection for TCP, if no handshake has begun that may end with SMC.
 fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     let stays_on_tcp = socket.decision.forbid_proposal();
     if stays_on_tcp && socket.role() == SocketRole::Client {
-        // The thread of the handshake proposes nothing, so the program's bytes may go at once: after
-        // those that it has written before.
-        // And after a Decline, if the server awaits one.
+        // The thread of the handshake proposes nothing, so the program's bytes may go at once:
+        // after those that it has written before. And after a Decline, if the server awaits one.
         if socket.undecided.has_early() || crate::sys::is_writable(fd) {
             waiting::watch(descriptor);
             let _ = socket.decision.wait(HANDSHAKE_TIMEOUT);

@@ -52,7 +52,8 @@ pub(crate) fn poll(
     let end = timeout.map(|timeout| Instant::now() + timeout);
     loop {
         // At every turn, because a handshake may be complete by now. The references in `_held`
-        // keep the decision descriptors open that `native` refers to, and loans what they are.
+        // keep the decision descriptors open that `native` refers to, and temporary relays what
+        // they are.
         let (mut polled, mut native, _held) = sort(fds);
         waiting::watch_all();
         if polled.is_empty() && native.iter().zip(&*fds).all(|(ours, theirs)| ours.fd == theirs.fd)
@@ -77,9 +78,9 @@ fn raw_poll(
 }
 
 /// Divides the descriptors. First come the connections that the library polls. Second comes the
-/// list for the kernel, in which those are negative, and which ends with the decision descriptors of
-/// clients that may write already. Third come the sockets that stay as they are meanwhile: undecided
-/// ones, whose decision descriptors are in the kernel's list, and loans.
+/// list for the kernel, in which those are negative, and which ends with the decision descriptors
+/// of clients that may write already. Third come the sockets that stay as they are meanwhile:
+/// undecided ones, whose decision descriptors are in the kernel's list, and temporary relays.
 fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<DescriptorRef>) {
     let (mut polled, mut held) = (Vec::new(), Vec::new());
     let mut native = fds.to_vec();
@@ -102,7 +103,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
             continue;
         }
         match resolve(&descriptor, fd.fd, Wait::Short) {
-            Selected::Tcp if socket.loan().is_some() => held.push(descriptor),
+            Selected::Tcp if socket.temporary_relay().is_some() => held.push(descriptor),
             Selected::Tcp | Selected::Failed => {}
             Selected::Pending => {
                 if registrations::is_in_a_set(socket) {
@@ -119,8 +120,8 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
                     native.events = fd.events & (libc::POLLOUT | libc::POLLWRNORM);
                     decisions.push(decided);
                 } else {
-                    // It is not ready for anything. The descriptor is readable when the handshake is
-                    // complete.
+                    // It is not ready for anything. The descriptor is readable when the handshake
+                    // is complete.
                     *native = decided;
                 }
                 held.push(descriptor);

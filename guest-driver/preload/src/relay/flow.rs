@@ -14,7 +14,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::fork;
 use super::owner_end::{OwnerEnd, Received};
-use super::take_back::RunningLoan;
+use super::take_back::RunningTemporary;
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw;
@@ -137,7 +137,7 @@ pub(super) struct Relay {
     /// The thread that runs the relays waits for it.
     pub(super) is_watched: bool,
     /// It is taken back when no other process needs it.
-    pub(super) loan: Option<RunningLoan>,
+    pub(super) temporary: Option<RunningTemporary>,
     /// No thread of the program is in a call any more that began before the relay.
     is_alone: bool,
 }
@@ -173,7 +173,7 @@ impl Relay {
             token,
             is_due: true,
             is_watched: false,
-            loan: None,
+            temporary: None,
             is_alone: false,
         }
     }
@@ -272,8 +272,8 @@ impl Relay {
         Ok(done)
     }
 
-    /// Receives from the peer, without waiting. An urgent byte that the reader has come to is first:
-    /// a read would pass it.
+    /// Receives from the peer, without waiting. An urgent byte that the reader has come to is
+    /// first: a read would pass it.
     fn receive_from_peer(&self, room: &mut [u8]) -> Received {
         let mut stream = match (&self.carrier, self.stream()) {
             (RelayCarrier::Tcp(tcp), _) => return receive_now(tcp, room),
@@ -327,7 +327,8 @@ impl Relay {
 
     /// Whether the relay waits for the program to read what it has, to be taken back then.
     fn is_withheld(&self) -> bool {
-        self.loan.as_ref().is_some_and(RunningLoan::is_alone) && self.owner_end.has_unread()
+        self.temporary.as_ref().is_some_and(RunningTemporary::is_alone)
+            && self.owner_end.has_unread()
     }
 
     fn run_to_program(&mut self, room: &mut [u8]) -> bool {
@@ -411,8 +412,8 @@ impl Relay {
         }
     }
 
-    /// The connection has failed: the program's calls and those of the peer fail when the relay ends.
-    /// What the program has not read yet, it can still read.
+    /// The connection has failed: the program's calls and those of the peer fail when the relay
+    /// ends. What the program has not read yet, it can still read.
     pub(super) fn fail(&mut self) {
         self.is_reset = true;
         for flow in [&mut self.to_peer, &mut self.to_program] {

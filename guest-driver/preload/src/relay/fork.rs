@@ -23,7 +23,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 
 use super::forward::{give_options, install_relayed, put_pair, replace, start, start_undecided};
-use super::hand_over::{is_in_use, loan_of};
+use super::hand_over::{is_in_use, temporary_relay_of};
 use crate::socket::owner_pipe;
 use crate::socket::pair::{HIGH_FDS, SocketPair, high};
 use crate::socket::stream::{RelayState, SocketState};
@@ -35,8 +35,8 @@ use crate::sys::{STACK, borrowed, own_numbers, owned, raw};
 /// on the others fail.
 const MAX_CONNECTIONS: usize = 64;
 
-/// The pair of a connection, which all children get that are forked before one of them asks. `None`:
-/// one has asked.
+/// The pair of a connection, which all children get that are forked before one of them asks.
+/// `None`: one has asked.
 #[derive(Clone)]
 struct SharedPair(Arc<ForkMutex<Option<SocketPair>>>);
 
@@ -90,8 +90,8 @@ impl RelayOffer {
         };
         // The program may have closed its descriptors by now; the child's relay works all the same.
         let fds: Vec<c_int> = self.fds.iter().copied().filter(|fd| self.has(*fd)).collect();
-        let loan = self.tcp.is_none().then(|| loan_of(&fds, &pair)).flatten();
-        replace(&self.descriptor, &fds, &pair.program_end, loan.as_ref());
+        let temporary = self.tcp.is_none().then(|| temporary_relay_of(&fds, &pair)).flatten();
+        replace(&self.descriptor, &fds, &pair.program_end, temporary.as_ref());
         match self.tcp {
             // The offer stays counted: the handshake goes on although the program has no descriptor
             // of the connection any more.
@@ -102,7 +102,7 @@ impl RelayOffer {
                 if let Some(socket) = self.descriptor.stream() {
                     socket.undecided.remove_offer();
                 }
-                start(self.descriptor, pair, loan);
+                start(self.descriptor, pair, temporary);
             }
         }
     }

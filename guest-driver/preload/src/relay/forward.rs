@@ -16,12 +16,12 @@ use guest_driver::interpose::StackUpkeep;
 use rustix::thread::futex;
 
 use super::flow::{Relay, RelayCarrier};
-use super::take_back::{self, RunningLoan};
+use super::take_back::{self, RunningTemporary};
 use crate::fork;
 use crate::socket::pair::SocketPair;
 use crate::socket::registrations;
 use crate::socket::sleeper::Sleeper;
-use crate::socket::stream::{Loan, RelayState, SocketRole, StreamSocket};
+use crate::socket::stream::{RelayState, SocketRole, StreamSocket, TemporaryRelay};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
 use crate::sys::{STACK, leaked, raw};
@@ -74,14 +74,14 @@ pub(super) fn replace(
     descriptor: &DescriptorRef,
     fds: &[c_int],
     program_end: &OwnedFd,
-    loan: Option<&Arc<Loan>>,
+    temporary: Option<&Arc<TemporaryRelay>>,
 ) {
     let Some(socket) = descriptor.stream() else { return };
     registrations::detach(socket);
     give_options(socket, fds.first().copied(), program_end);
     for &fd in fds {
         put_pair(fd, program_end, |tcp_fd| {
-            install_relayed(fd, socket.role(), RelayState::served(tcp_fd, loan.cloned()));
+            install_relayed(fd, socket.role(), RelayState::served(tcp_fd, temporary.cloned()));
         });
         registrations::attach_to_kernel(socket, fd);
     }
@@ -125,8 +125,12 @@ pub(super) fn put_pair(fd: c_int, program_end: &OwnedFd, keep_tcp: impl FnOnce(c
 }
 
 /// Starts to forward the bytes of a connection. The relay keeps the connection.
-pub(super) fn start(descriptor: DescriptorRef, pair: SocketPair, loan: Option<Arc<Loan>>) {
-    let _ = add(descriptor, pair, RelayCarrier::Smc, loan);
+pub(super) fn start(
+    descriptor: DescriptorRef,
+    pair: SocketPair,
+    temporary: Option<Arc<TemporaryRelay>>,
+) {
+    let _ = add(descriptor, pair, RelayCarrier::Smc, temporary);
 }
 
 /// As [`start`], for a connection whose handshake is still under way: the pair keeps what the
@@ -140,7 +144,7 @@ fn add(
     descriptor: DescriptorRef,
     pair: SocketPair,
     carrier: RelayCarrier,
-    loan: Option<Arc<Loan>>,
+    temporary: Option<Arc<TemporaryRelay>>,
 ) -> bool {
     // 0 is the sleeper's own eventfd.
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -148,7 +152,7 @@ fn add(
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let mut relays = lock();
     let mut relay = Relay::new(id, descriptor, pair.owner_end, carrier);
-    relay.loan = loan.map(RunningLoan::new);
+    relay.temporary = temporary.map(RunningTemporary::new);
     relays.list.push(relay);
     if relays.runs == Some(fork::generation()) {
         wake();
@@ -397,8 +401,8 @@ pub(crate) fn in_child() {
     close_in_child();
 }
 
-/// Closes the owner's ends of the parent's relays, in the child: who has the other end must learn of
-/// the relay's end although this process lives on.
+/// Closes the owner's ends of the parent's relays, in the child: who has the other end must learn
+/// of the relay's end although this process lives on.
 pub(crate) fn close_in_child() {
     let relays = std::mem::take(&mut *lock());
     for relay in relays.list {

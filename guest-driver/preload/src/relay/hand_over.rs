@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections that go to the kernel: for good, or as a loan.
+//! Connections that go to the kernel: for good, or as a temporary relay.
 //!
 //! The library cannot see what stdio, another process or io_uring does with a descriptor. Before a
 //! descriptor gets there, the kernel must be able to carry out all calls on it. A connection that
@@ -13,23 +13,23 @@ use std::time::Duration;
 
 use super::forward::{replace, start, start_undecided};
 use crate::socket::pair::{HIGH_FDS, SocketPair};
-use crate::socket::stream::{Loan, SocketState, StreamSocket};
+use crate::socket::stream::{SocketState, StreamSocket, TemporaryRelay};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::sys::{borrowed, owned, raw, wait_readable};
 
 /// How long a connection that is handed over waits for its relay to forward what can be read.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The loan that the relay of these descriptors is; `None`: it stays. A standard descriptor is for
-/// stdio.
-pub(super) fn loan_of(fds: &[c_int], pair: &SocketPair) -> Option<Arc<Loan>> {
-    let is_lent = !fds.is_empty() && fds.iter().all(|fd| *fd > 2);
-    is_lent.then(|| Loan::new(&pair.program_end)).flatten()
+/// The temporary relay that the relay of these descriptors is; `None`: it stays. A standard
+/// descriptor is for stdio.
+pub(super) fn temporary_relay_of(fds: &[c_int], pair: &SocketPair) -> Option<Arc<TemporaryRelay>> {
+    let is_temporary = !fds.is_empty() && fds.iter().all(|fd| *fd > 2);
+    is_temporary.then(|| TemporaryRelay::new(&pair.program_end)).flatten()
 }
 
-/// Hands a decided connection over, if SMC carries it and there are descriptors for a pair. `is_lent`:
-/// only other processes need that. Returns a number for [`await_first`].
-pub(crate) fn hand_over(descriptor: &DescriptorRef, is_lent: bool) -> Option<c_int> {
+/// Hands a decided connection over, if SMC carries it and there are descriptors for a pair.
+/// `is_temporary`: only other processes need that. Returns a number for [`await_first`].
+pub(crate) fn hand_over(descriptor: &DescriptorRef, is_temporary: bool) -> Option<c_int> {
     let _numbers = NUMBERS.lock();
     let socket = descriptor.stream()?;
     let readiness = socket.readiness(socket.smc()?, false);
@@ -37,15 +37,15 @@ pub(crate) fn hand_over(descriptor: &DescriptorRef, is_lent: bool) -> Option<c_i
     let fds: Vec<c_int> = (0..=DESCRIPTORS.highest()).filter(numbers).collect();
     let &first = fds.first()?;
     let pair = SocketPair::new(first)?;
-    let loan = is_lent.then(|| loan_of(&fds, &pair)).flatten();
-    replace(descriptor, &fds, &pair.program_end, loan.as_ref());
-    start(descriptor.clone(), pair, loan);
+    let temporary = is_temporary.then(|| temporary_relay_of(&fds, &pair)).flatten();
+    replace(descriptor, &fds, &pair.program_end, temporary.as_ref());
+    start(descriptor.clone(), pair, temporary);
     (readiness.readable || readiness.read_closed).then_some(first)
 }
 
-/// Waits until a new relay has brought what was there before it: what a call has reported, a call that
-/// does not wait finds. The relay waits in turn for those who have a reference to the connection, so
-/// the caller has none.
+/// Waits until a new relay has brought what was there before it: what a call has reported, a call
+/// that does not wait finds. The relay waits in turn for those who have a reference to the
+/// connection, so the caller has none.
 pub(crate) fn await_first(fd: c_int) {
     wait_readable(&[Some(borrowed(fd))], FIRST_BYTES_TIMEOUT);
 }
@@ -71,7 +71,8 @@ pub(crate) fn hand_over_undecided(descriptor: &DescriptorRef) -> bool {
 
 /// Hands a client's connection over that the program has closed, and on which it has written, while
 /// its server has not answered the Proposal. So a keeper can send the bytes, and the process need
-/// not wait for the server. If that fails, the process has to wait. `tcp`: a duplicate of its socket.
+/// not wait for the server. If that fails, the process has to wait. `tcp`: a duplicate of its
+/// socket.
 pub(crate) fn hand_over_closed(descriptor: DescriptorRef, tcp: OwnedFd) {
     // Nobody has the program's end: the relay reads an end of data.
     let Some(pair) = SocketPair::new(tcp.as_raw_fd()) else { return };
@@ -89,7 +90,9 @@ pub(crate) fn hand_over_closed(descriptor: DescriptorRef, tcp: OwnedFd) {
 /// gets them, or that SMC may carry, now or when a relay is taken back.
 pub(crate) fn has_any() -> bool {
     let counts = |socket: &StreamSocket| {
-        must_be_left(socket) || socket.state() == SocketState::Undecided || socket.loan().is_some()
+        must_be_left(socket)
+            || socket.state() == SocketState::Undecided
+            || socket.temporary_relay().is_some()
     };
     let found = |fd| DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some_and(counts));
     (0..=DESCRIPTORS.highest()).any(|fd| DESCRIPTORS.has(fd) && found(fd))

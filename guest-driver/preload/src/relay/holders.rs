@@ -2,15 +2,15 @@
 //! Which sockets other processes have, as `/proc` tells.
 //!
 //! A process that has a socket of this one has inherited it, so it is younger than the socket, and
-//! descends from this process. If its parent has ended, it is a child of an ancestor of this process.
-//! So processes whose descriptors this one may not see count only if they are such. What cannot be
-//! told counts as a holder.
+//! descends from this process. If its parent has ended, it is a child of an ancestor of this
+//! process. So processes whose descriptors this one may not see count only if they are such. What
+//! cannot be told counts as a holder.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use crate::socket::stream::Loan;
+use crate::socket::stream::TemporaryRelay;
 use crate::sys::raw;
 
 /// Generations between a process and the first one, at most.
@@ -68,7 +68,8 @@ impl Processes {
         (at == 0).then_some(all)
     }
 
-    /// Whether a process may have inherited a descriptor of this one that is not older than `begun`.
+    /// Whether a process may have inherited a descriptor of this one that is not older than
+    /// `begun`.
     fn may_have_inherited(&mut self, pid: i32, begun: u64) -> bool {
         let mut at = pid;
         for _ in 0..MAX_DEPTH {
@@ -89,19 +90,20 @@ impl Processes {
     }
 }
 
-/// Whether other processes may have the programs' ends of these loans, one answer for each.
-pub(super) fn may_have(loans: &[&Loan]) -> Vec<bool> {
-    look(loans).unwrap_or_else(|| vec![true; loans.len()])
+/// Whether other processes may have the programs' ends of these temporary relays, one answer for
+/// each.
+pub(super) fn may_have(temporaries: &[&TemporaryRelay]) -> Vec<bool> {
+    look(temporaries).unwrap_or_else(|| vec![true; temporaries.len()])
 }
 
-fn look(loans: &[&Loan]) -> Option<Vec<bool>> {
+fn look(temporaries: &[&TemporaryRelay]) -> Option<Vec<bool>> {
     let this = raw::getpid();
     if fs::read_link("/proc/self").ok()? != Path::new(&this.to_string()) {
         // It tells of another PID namespace.
         return None;
     }
     let mut processes = Processes::new(this)?;
-    let mut held = vec![false; loans.len()];
+    let mut held = vec![false; temporaries.len()];
     let mut sees_first = false;
     for entry in fs::read_dir("/proc").ok()? {
         let Ok(pid) = entry.ok()?.file_name().to_str().unwrap_or_default().parse::<i32>() else {
@@ -113,14 +115,14 @@ fn look(loans: &[&Loan]) -> Option<Vec<bool>> {
         }
         match inodes_of(pid) {
             Ok(inodes) => {
-                for (loan, held) in loans.iter().zip(&mut held) {
-                    *held |= inodes.contains(&loan.inode);
+                for (temporary, held) in temporaries.iter().zip(&mut held) {
+                    *held |= inodes.contains(&temporary.inode);
                 }
             }
             Err(error) if is_gone(&error) => {}
             Err(_) => {
-                for (loan, held) in loans.iter().zip(&mut held) {
-                    *held |= processes.may_have_inherited(pid, loan.begun);
+                for (temporary, held) in temporaries.iter().zip(&mut held) {
+                    *held |= processes.may_have_inherited(pid, temporary.begun);
                 }
             }
         }
@@ -176,7 +178,7 @@ mod tests {
     fn a_child_that_has_the_socket_is_found_until_it_ends() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (ours, theirs) = (OwnedFd::from(ours), OwnedFd::from(theirs));
-        let [first, second] = [&ours, &theirs].map(|end| Loan::new(end).unwrap());
+        let [first, second] = [&ours, &theirs].map(|end| TemporaryRelay::new(end).unwrap());
         assert_eq!(may_have(&[&first, &second]), [false, false]);
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(theirs).spawn().unwrap();
         assert!(ours.as_raw_fd() > 2);

@@ -7,8 +7,8 @@
 //! between the other end of the pair and the connection.
 //!
 //! - [`fork`]: connections that a child of a fork inherits (SOCK-21);
-//! - [`hand_over`]: connections that go to the kernel, for good or as a loan;
-//! - [`take_back`]: loans that come back;
+//! - [`hand_over`]: connections that go to the kernel, for good or as a temporary relay;
+//! - [`take_back`]: temporary relays that come back;
 //! - [`keeper`]: the process that goes on with the relays when their owner ends.
 //!
 //! A relay ends when no process has the program's end any more and the peer has taken the last

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Relays that are taken back.
 //!
-//! A relay that is there because other processes may use the connection is a [`Loan`]. The thread
-//! that runs the relays looks whether another process still has the program's end: soon at first,
-//! and then after pauses that become longer (see `holders`). If none has, the next call of the
-//! program on the connection takes the relay back, at a moment when no byte is on its way and no
-//! other thread is in a call on it. From then on the connection is as before.
+//! A relay that is there because other processes may use the connection is a [`TemporaryRelay`].
+//! The thread that runs the relays looks whether another process still has the program's end: soon
+//! at first, and then after pauses that become longer (see `holders`). If none has, the next call
+//! of the program on the connection takes the relay back, at a moment when no byte is on its way
+//! and no other thread is in a call on it. From then on the connection is as before.
 //!
-//! - Calls that the kernel carries out on a loan have a reference to its entry in the table
-//!   ([`hold`]). A thread that takes it back announces that first, and then counts the references. So
+//! - Calls that the kernel carries out on a temporary relay have a reference to its entry in the
+//!   table
+//!   ([`hold`]). A thread that takes it back announces that first, and then counts the references.
+//! So
 //!   no call is ever on the wrong socket.
 //! - A program that begins to run meanwhile would inherit what the number is at that time. So
 //!   whoever starts one says so before ([`begin_spawn`]).
-//! - When the numbers are those of the TCP socket again, the kernel tells whether the end of the pair
-//!   is closed indeed. If a process has it that was not seen, the connection is reset: nobody reads or
+//! - When the numbers are those of the TCP socket again, the kernel tells whether the end of the
+//!   pair
+//!   is closed indeed. If a process has it that was not seen, the connection is reset: nobody reads
+//! or
 //!   writes past the other.
 
 use std::ffi::c_int;
@@ -25,11 +29,11 @@ use super::flow::Relay;
 use super::{forward, holders};
 use crate::fork;
 use crate::socket::registrations;
-use crate::socket::stream::{Loan, StreamSocket};
+use crate::socket::stream::{StreamSocket, TemporaryRelay};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::sys::{borrowed, raw};
 
-/// Pause between the beginning of a loan and the first look.
+/// Pause between the beginning of a temporary relay and the first look.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// Longest pause between two looks.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -40,21 +44,21 @@ const CLOSES: i64 = 1000;
 /// Room for what the program has written and the relay has not sent yet.
 const ROOM: usize = 64 << 10;
 
-/// A loan, and when the thread looks whether another process has it.
-pub(super) struct RunningLoan {
-    loan: Arc<Loan>,
+/// A temporary relay, and when the thread looks whether another process has it.
+pub(super) struct RunningTemporary {
+    temporary: Arc<TemporaryRelay>,
     next: Instant,
     pause: Duration,
 }
 
-impl RunningLoan {
-    pub(super) fn new(loan: Arc<Loan>) -> RunningLoan {
-        RunningLoan { loan, next: Instant::now() + FIRST_PAUSE, pause: FIRST_PAUSE }
+impl RunningTemporary {
+    pub(super) fn new(temporary: Arc<TemporaryRelay>) -> RunningTemporary {
+        RunningTemporary { temporary, next: Instant::now() + FIRST_PAUSE, pause: FIRST_PAUSE }
     }
 
     /// Whether no other process had the end when the thread looked.
     pub(super) fn is_alone(&self) -> bool {
-        self.loan.was_alone()
+        self.temporary.was_alone()
     }
 
     /// When the next look is due; `None`: no other process had the end.
@@ -63,26 +67,27 @@ impl RunningLoan {
     }
 }
 
-/// Looks after the loans whose time has come. Returns how long the thread may sleep, of `pause`.
+/// Looks after the temporary relays whose time has come. Returns how long the thread may sleep, of
+/// `pause`.
 pub(super) fn look(pause: Duration) -> Duration {
     let now = Instant::now();
-    let is_due = |running: &&RunningLoan| running.next().is_some_and(|next| next <= now);
+    let is_due = |running: &&RunningTemporary| running.next().is_some_and(|next| next <= now);
     let due: Vec<_> = {
         let relays = forward::lock();
-        let loans = relays.list.iter().filter_map(|relay| relay.loan.as_ref());
-        loans.filter(is_due).map(|running| running.loan.clone()).collect()
+        let temporaries = relays.list.iter().filter_map(|relay| relay.temporary.as_ref());
+        temporaries.filter(is_due).map(|running| running.temporary.clone()).collect()
     };
     if !due.is_empty() {
         // A child that is made from here on changes the number.
         let children = fork::children();
         let held = holders::may_have(&due.iter().map(Arc::as_ref).collect::<Vec<_>>());
         let free = due.iter().zip(held).filter(|(_, held)| !held);
-        free.for_each(|(loan, _)| loan.set_alone(children));
+        free.for_each(|(temporary, _)| temporary.set_alone(children));
     }
     let took = now.elapsed();
     let mut relays = forward::lock();
     let mut pause = pause;
-    for running in relays.list.iter_mut().filter_map(|relay| relay.loan.as_mut()) {
+    for running in relays.list.iter_mut().filter_map(|relay| relay.temporary.as_mut()) {
         if is_due(&&*running) {
             let doubled = running.pause.max(took * PAUSE_PER_LOOK).saturating_mul(2);
             running.pause = doubled.min(LONGEST_PAUSE);
@@ -111,20 +116,20 @@ pub(crate) fn end_spawn() {
     SPAWNS.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// The entry of a descriptor for a call that the kernel may carry out: as long as the caller has it,
-/// the number stays what it is. A relay that can be taken back is taken back before.
+/// The entry of a descriptor for a call that the kernel may carry out: as long as the caller has
+/// it, the number stays what it is. A relay that can be taken back is taken back before.
 pub(crate) fn hold(fd: c_int) -> Option<DescriptorRef> {
     loop {
         let descriptor = DESCRIPTORS.get(fd)?;
-        let Some(loan) = descriptor.stream().and_then(StreamSocket::loan) else {
+        let Some(temporary) = descriptor.stream().and_then(StreamSocket::temporary_relay) else {
             return Some(descriptor);
         };
         // The program first reads what the relay has brought.
-        let may_come = loan.was_alone() && raw::queued_bytes(fd) == Ok(0);
-        if may_come && take_back(loan, &descriptor) {
+        let may_come = temporary.was_alone() && raw::queued_bytes(fd) == Ok(0);
+        if may_come && take_back(temporary, &descriptor) {
             continue;
         }
-        if !loan.is_being_taken() {
+        if !temporary.is_being_taken() {
             return Some(descriptor);
         }
         drop(descriptor);
@@ -133,41 +138,45 @@ pub(crate) fn hold(fd: c_int) -> Option<DescriptorRef> {
 }
 
 /// Takes a relay back. `descriptor`: the caller's reference to one of its entries.
-fn take_back(loan: &Arc<Loan>, descriptor: &DescriptorRef) -> bool {
+fn take_back(temporary: &Arc<TemporaryRelay>, descriptor: &DescriptorRef) -> bool {
     let _numbers = NUMBERS.lock();
-    let has_loan = |found: &DescriptorRef| {
-        found.stream().and_then(StreamSocket::loan).is_some_and(|other| Arc::ptr_eq(other, loan))
+    let has_this = |found: &DescriptorRef| {
+        found
+            .stream()
+            .and_then(StreamSocket::temporary_relay)
+            .is_some_and(|other| Arc::ptr_eq(other, temporary))
     };
     let numbers = (0..=DESCRIPTORS.highest()).filter(|fd| DESCRIPTORS.has(*fd));
     let entries: Vec<(c_int, DescriptorRef)> = numbers
         .filter_map(|fd| Some((fd, DESCRIPTORS.get(fd)?)))
-        .filter(|(_, found)| has_loan(found))
+        .filter(|(_, found)| has_this(found))
         .collect();
-    loan.begin_taking();
+    temporary.begin_taking();
     let is_unused = |entry: &DescriptorRef| {
         let same = entries.iter().filter(|(_, other)| other.is(entry)).count() as u32;
         entry.refs() == entry.handles() + same + u32::from(descriptor.is(entry))
     };
     let done = SPAWNS.load(Ordering::SeqCst) == 0
         && entries.iter().all(|(_, entry)| is_unused(entry))
-        && put_back(loan, &entries);
+        && put_back(temporary, &entries);
     if !done {
-        loan.stop_taking();
+        temporary.stop_taking();
     }
     done
 }
 
 /// Gives the numbers back to the TCP socket and to SMC. The caller has made sure that no thread of
 /// this process uses them.
-fn put_back(loan: &Arc<Loan>, entries: &[(c_int, DescriptorRef)]) -> bool {
+fn put_back(temporary: &Arc<TemporaryRelay>, entries: &[(c_int, DescriptorRef)]) -> bool {
     let mut relays = forward::lock();
-    let is_it =
-        |relay: &Relay| relay.loan.as_ref().is_some_and(|running| Arc::ptr_eq(&running.loan, loan));
+    let is_it = |relay: &Relay| {
+        relay.temporary.as_ref().is_some_and(|running| Arc::ptr_eq(&running.temporary, temporary))
+    };
     let Some(at) = relays.list.iter().position(is_it) else { return false };
     let Some(relay) = relays.list.get_mut(at) else { return false };
-    if !loan.is_still_alone() {
-        loan.forget_alone();
-        if let Some(running) = &mut relay.loan {
+    if !temporary.is_still_alone() {
+        temporary.forget_alone();
+        if let Some(running) = &mut relay.temporary {
             (running.next, running.pause) = (Instant::now() + FIRST_PAUSE, FIRST_PAUSE);
         }
         forward::wake();
@@ -186,7 +195,7 @@ fn put_back(loan: &Arc<Loan>, entries: &[(c_int, DescriptorRef)]) -> bool {
     }
     let mut relay = relays.list.swap_remove(at);
     let flags = raw::fcntl(first, libc::F_GETFL, 0).unwrap_or(0);
-    let members = registrations::of_kernel(loan.inode);
+    let members = registrations::of_kernel(temporary.inode);
     for (fd, tcp) in numbers {
         let is_cloexec = raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags != 0);
         let _ = raw::dup3(tcp, fd, if is_cloexec { libc::O_CLOEXEC } else { 0 });

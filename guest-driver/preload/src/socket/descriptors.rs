@@ -38,7 +38,7 @@ pub(crate) fn close(fd: c_int) {
 /// number or give it back.
 pub(crate) fn lock_numbers(first: c_int, last: c_int) -> Option<ForkLockGuard> {
     let is_relays =
-        |socket: &StreamSocket| socket.undecided.has_offers() || socket.loan().is_some();
+        |socket: &StreamSocket| socket.undecided.has_offers() || socket.temporary_relay().is_some();
     let may_change =
         |fd| DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some_and(is_relays));
     let last = last.min(DESCRIPTORS.highest());
@@ -56,7 +56,8 @@ pub(crate) fn disconnect(descriptor: &DescriptorRef) -> bool {
         true => socket.end.is_reset_reported(),
         false => socket.end.is_write_shut() && stream.peer_has_ended() == Some(true),
     };
-    // Nothing of the library may touch the socket from here on: its next connection is the program's.
+    // Nothing of the library may touch the socket from here on: its next connection is the
+    // program's.
     stream.abandon();
     release(descriptor);
     was_over

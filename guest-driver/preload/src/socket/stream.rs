@@ -21,7 +21,7 @@ use self::decision::Decision;
 use self::end::ConnectionEnd;
 use self::options::SocketOptions;
 use self::owner::SocketOwner;
-pub(crate) use self::relayed::{Loan, RelayState};
+pub(crate) use self::relayed::{RelayState, TemporaryRelay};
 use self::side::Side;
 pub(crate) use self::side::{ServerSide, SocketRole};
 use self::undecided::HandshakeState;
@@ -187,8 +187,8 @@ impl StreamSocket {
         self.decision.descriptors().chain(copy)
     }
 
-    /// The duplicate of a connection that SMC carries or may carry. `connect` has one before it begins.
-    /// Only the first call returns it.
+    /// The duplicate of a connection that SMC carries or may carry. `connect` has one before it
+    /// begins. Only the first call returns it.
     pub(crate) fn take_copy(&self) -> Option<c_int> {
         let copy = self.undecided.take_copy();
         (self.uses_copy() && copy >= 0).then_some(copy)
@@ -211,10 +211,11 @@ impl StreamSocket {
         self.relayed.tcp_fd().filter(|_| self.state() == SocketState::Relayed)
     }
 
-    /// The loan of a relayed connection, if its relay is one of this process and is taken back.
-    pub(crate) fn loan(&self) -> Option<&Arc<Loan>> {
+    /// The temporary relay of a relayed connection, if its relay is one of this process and is
+    /// taken back.
+    pub(crate) fn temporary_relay(&self) -> Option<&Arc<TemporaryRelay>> {
         let has_one = self.state() == SocketState::Relayed && !self.owner.is_inherited();
-        has_one.then(|| self.relayed.loan()).flatten()
+        has_one.then(|| self.relayed.temporary_relay()).flatten()
     }
 
     /// Whether the connection is one of an ancestor, which has not been asked to carry it.

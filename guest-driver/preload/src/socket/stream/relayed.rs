@@ -15,18 +15,18 @@ use crate::sys::own_numbers;
 /// Ticks per second of the times in `/proc` (USER_HZ).
 const TICKS: u64 = 100;
 
-/// A loan: a relay that is there because other processes may use the connection, and for nothing
+/// A relay that is there because other processes may use the connection, and for nothing
 /// else. It is taken back when they have closed it or have ended (see `relay::take_back`). All the
-/// program's descriptors of the connection have the same loan.
+/// program's descriptors of the connection have the same temporary relay.
 #[derive(Debug)]
-pub(crate) struct Loan {
+pub(crate) struct TemporaryRelay {
     /// The inode of the program's end of the pair.
     pub(crate) inode: u64,
     /// When the relay began: ticks since the machine was started. A process that inherits the end
     /// is younger.
     pub(crate) begun: u64,
-    /// No other process had the end when [`fork::children`] returned this number less one; 0: others
-    /// may have it.
+    /// No other process had the end when [`fork::children`] returned this number less one; 0:
+    /// others may have it.
     alone: AtomicU64,
     /// A thread tries to take the relay back, or has done so.
     being_taken: AtomicBool,
@@ -34,11 +34,12 @@ pub(crate) struct Loan {
     kept: AtomicBool,
 }
 
-impl Loan {
-    /// A loan of the end of a pair; `None`: the kernel does not tell its inode or the time.
-    pub(crate) fn new(program_end: &OwnedFd) -> Option<Arc<Loan>> {
+impl TemporaryRelay {
+    /// A temporary relay of the end of a pair; `None`: the kernel does not tell its inode or the
+    /// time.
+    pub(crate) fn new(program_end: &OwnedFd) -> Option<Arc<TemporaryRelay>> {
         let now = u64::try_from(clock_gettime(ClockId::Boottime).tv_sec).ok()?;
-        Some(Arc::new(Loan {
+        Some(Arc::new(TemporaryRelay {
             inode: rustix::fs::fstat(program_end).ok()?.st_ino,
             // The tick before is early enough for all rounding.
             begun: now.saturating_mul(TICKS).saturating_sub(1),
@@ -53,13 +54,13 @@ impl Loan {
         self.alone.store(u64::from(children) + 1, Ordering::SeqCst);
     }
 
-    /// Forgets [`Loan::set_alone`].
+    /// Forgets [`TemporaryRelay::set_alone`].
     pub(crate) fn forget_alone(&self) {
         self.alone.store(0, Ordering::SeqCst);
     }
 
     /// Whether no other process had the end when somebody looked. There may be a new child since:
-    /// [`Loan::is_still_alone`].
+    /// [`TemporaryRelay::is_still_alone`].
     pub(crate) fn was_alone(&self) -> bool {
         self.alone.load(Ordering::Relaxed) != 0
     }
@@ -69,13 +70,14 @@ impl Loan {
         self.alone.load(Ordering::SeqCst) == u64::from(fork::children()) + 1
     }
 
-    /// From now on [`Loan::is_being_taken`] returns `true` to whoever gets a reference to the socket.
+    /// From now on [`TemporaryRelay::is_being_taken`] returns `true` to whoever gets a reference to
+    /// the socket.
     pub(crate) fn begin_taking(&self) {
         self.being_taken.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Undoes [`Loan::begin_taking`]. A loan that was taken back stays so.
+    /// Undoes [`TemporaryRelay::begin_taking`]. A temporary relay that was taken back stays so.
     pub(crate) fn stop_taking(&self) {
         self.being_taken.store(false, Ordering::SeqCst);
     }
@@ -87,7 +89,7 @@ impl Loan {
         self.being_taken.load(Ordering::SeqCst)
     }
 
-    /// From now on it is no loan: the relay stays.
+    /// From now on it is no temporary relay: the relay stays.
     pub(crate) fn keep(&self) {
         self.kept.store(true, Ordering::SeqCst);
     }
@@ -103,7 +105,7 @@ pub(crate) struct RelayState {
     /// The addresses of a connection that has no TCP socket in this process.
     names: Option<AddressPair>,
     /// The relay is one of this process, and is taken back.
-    loan: Option<Arc<Loan>>,
+    temporary: Option<Arc<TemporaryRelay>>,
 }
 
 impl RelayState {
@@ -112,15 +114,15 @@ impl RelayState {
     pub(crate) fn new(tcp_fd: c_int) -> RelayState {
         let owner_requested = AtomicBool::new(false);
         let tcp = AtomicI32::new(-1);
-        let relayed = RelayState { tcp_fd: tcp, owner_requested, names: None, loan: None };
+        let relayed = RelayState { tcp_fd: tcp, owner_requested, names: None, temporary: None };
         relayed.set_tcp_fd(tcp_fd);
         relayed
     }
 
     /// A connection that this process carries. `tcp_fd` as for [`RelayState::new`].
-    pub(crate) fn served(tcp_fd: c_int, loan: Option<Arc<Loan>>) -> RelayState {
+    pub(crate) fn served(tcp_fd: c_int, temporary: Option<Arc<TemporaryRelay>>) -> RelayState {
         let mut relayed = RelayState::new(tcp_fd);
-        relayed.loan = loan;
+        relayed.temporary = temporary;
         relayed.request_owner_once();
         relayed
     }
@@ -128,7 +130,7 @@ impl RelayState {
     /// A connection of a process that this one cannot ask.
     pub(crate) const fn named(names: AddressPair) -> RelayState {
         let (tcp_fd, owner_requested) = (AtomicI32::new(-1), AtomicBool::new(true));
-        RelayState { tcp_fd, owner_requested, names: Some(names), loan: None }
+        RelayState { tcp_fd, owner_requested, names: Some(names), temporary: None }
     }
 
     /// Stores the TCP socket, which this takes over.
@@ -150,9 +152,9 @@ impl RelayState {
         self.names.as_ref()
     }
 
-    /// The loan that the relay is.
-    pub(super) fn loan(&self) -> Option<&Arc<Loan>> {
-        self.loan.as_ref().filter(|loan| !loan.kept.load(Ordering::SeqCst))
+    /// The temporary relay that the relay is.
+    pub(super) fn temporary_relay(&self) -> Option<&Arc<TemporaryRelay>> {
+        self.temporary.as_ref().filter(|temporary| !temporary.kept.load(Ordering::SeqCst))
     }
 
     /// Whether the owner must still be asked to carry the connection. Only the first call returns

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Calls that the kernel carries out on descriptors that the library knows. If such a descriptor is a
-//! loan (`relay::take_back`), the number stays what it is until the call returns, or the relay is
-//! taken back before.
+//! Calls that the kernel carries out on descriptors that the library knows. If such a descriptor is
+//! a temporary relay (`relay::take_back`), the number stays what it is until the call returns, or
+//! the relay is taken back before.
 
 use std::ffi::c_int;
 
@@ -17,7 +17,7 @@ enum Carrier {
     /// The kernel.
     Kernel,
     /// The kernel, on the end of a pair.
-    Loan(LeakedTableRef<Descriptor>),
+    TemporaryRelay(LeakedTableRef<Descriptor>),
     /// SMC: the relay has been taken back.
     Smc,
 }
@@ -29,7 +29,7 @@ pub(super) fn by_kernel<T>(fd: c_int, again: impl FnOnce() -> T, native: impl Fn
     match within(|| carrier(fd)) {
         Carrier::Kernel => native(),
         Carrier::Smc => again(),
-        Carrier::Loan(held) => {
+        Carrier::TemporaryRelay(held) => {
             let result = native();
             let error = errno();
             // SAFETY: it comes back here and nowhere else.
@@ -44,7 +44,9 @@ fn carrier(fd: c_int) -> Carrier {
     let Some(descriptor) = take_back::hold(fd) else { return Carrier::Kernel };
     match descriptor.stream() {
         Some(socket) if socket.smc().is_some() => Carrier::Smc,
-        Some(socket) if socket.loan().is_some() => Carrier::Loan(descriptor.leak()),
+        Some(socket) if socket.temporary_relay().is_some() => {
+            Carrier::TemporaryRelay(descriptor.leak())
+        }
         _ => Carrier::Kernel,
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A connection that has a relay because a program was started is a connection without a relay again
-//! when that program has closed it or has ended. No byte is lost or comes in another order, whoever
-//! uses the connection meanwhile.
+//! A connection that has a relay because a program was started is a connection without a relay
+//! again when that program has closed it or has ended. No byte is lost or comes in another order,
+//! whoever uses the connection meanwhile.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
