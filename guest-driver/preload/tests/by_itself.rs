@@ -70,3 +70,16 @@ fn settings_with_a_mistake_leave_everything_on_tcp() {
     let (smc, _) = exchanged(TEST, "device = \"DEVICES\"\npeers = \"*\"\npolici = \"/x\"");
     assert_eq!(smc, 0);
 }
+
+#[test]
+fn the_table_of_descriptors_has_grown_before_a_program_has_threads() {
+    let size = |command: &mut Command| -> usize {
+        let output = command.args(["FDSize", "/proc/self/status"]).output().unwrap();
+        let line = String::from_utf8(output.stdout).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let fabric = Fabric::new(1);
+    let with_library = size(&mut fabric.smc("grep"));
+    assert!(with_library >= 1024, "{with_library}");
+    assert!(size(&mut Command::new("grep")) < 1024);
+}

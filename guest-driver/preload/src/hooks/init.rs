@@ -9,7 +9,7 @@ use super::within::within;
 use super::{escapes, exec, libc_symbols, rebinding};
 use crate::config::RunConfig;
 use crate::io::kernel;
-use crate::selection::{establish, option, running, short_lived, waiting, worthwhile};
+use crate::selection::{establish, option, outcome, running, short_lived, waiting, worthwhile};
 use crate::socket::table::NUMBERS;
 use crate::sys::heap::{self, Heap};
 use crate::sys::raw;
@@ -63,6 +63,7 @@ extern "C" fn begin() {
         }
         status::cannot_read(config::get().map(|config| &config.mistakes[..]).unwrap_or_default());
         option::init();
+        outcome::grow_table();
         establish::add_inherited();
         // A program that is executed for each client may use stdio at once.
         (0..=2).for_each(escapes::leave_standard);

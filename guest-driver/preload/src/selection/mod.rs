@@ -23,7 +23,7 @@ mod kernel_sockets;
 mod listening_ports;
 pub(crate) mod option;
 pub(crate) mod options;
-mod outcome;
+pub(crate) mod outcome;
 pub(crate) mod own_calls;
 mod reconnect;
 pub(crate) mod resolve;

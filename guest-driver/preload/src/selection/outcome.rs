@@ -42,6 +42,15 @@ fn duplicate_high(fd: c_int) -> Result<usize, Errno> {
     raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3)
 }
 
+/// Has the kernel grow the table of descriptors to the numbers that the library takes. In a process
+/// that has threads this waits until all processors have seen the new table, some 10 ms, and the
+/// first connection would pay for it. A program without the first three descriptors is left alone.
+pub(crate) fn grow_table() {
+    if let Some(copy) = (0..=2).find_map(|fd| duplicate_high(fd).ok()) {
+        let _ = raw::close(copy as c_int);
+    }
+}
+
 /// Makes a second descriptor of the TCP connection, out of the program's way.
 pub(super) fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
     let copy = duplicate_high(fd)?;
