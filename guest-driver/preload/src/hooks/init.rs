@@ -12,7 +12,7 @@ use crate::io::kernel;
 use crate::selection::{establish, option, outcome, running, short_lived, waiting, worthwhile};
 use crate::socket::table::NUMBERS;
 use crate::sys::heap::{self, Heap};
-use crate::sys::raw;
+use crate::sys::{clock, raw};
 use crate::{config, fork, last_thread, relay, status, tcp_notes};
 
 #[global_allocator]
@@ -33,6 +33,7 @@ static BEGIN: extern "C" fn() = begin;
 static END: extern "C" fn() = end;
 
 extern "C" fn begin() {
+    clock::find();
     libc_symbols::find_all();
     fork::init(in_untold_child);
     // SAFETY: the functions stay valid, because the library is never unloaded.

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The clock of this library. A program may have another one: libfaketime replaces libc's functions,
 //! and its clock may stand still. So the library has functions of these names for itself, which
-//! nobody else can link: `std` calls them, and asks the kernel.
+//! nobody else can link: `std` calls them. They ask libc by its handle, which no other library stands
+//! before, and the kernel until the handle is known.
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{clockid_t, timespec};
-use rustix::time::ClockId;
+use libc::{c_void, clockid_t, timespec};
 
 use super::raw;
 use super::user_memory::libc_result;
@@ -47,21 +48,35 @@ hidden! {
     "clock_nanosleep" is sleep_on_clock;
 }
 
+/// libc's own `clock_gettime`, which needs no system call; null until it is known.
+static OF_LIBC: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Finds libc's own clock.
+pub(crate) fn find() {
+    // SAFETY: the names end with zero bytes. libc is loaded, and stays so.
+    let found = unsafe {
+        let libc = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if libc.is_null() {
+            return;
+        }
+        libc::dlsym(libc, c"clock_gettime".as_ptr())
+    };
+    OF_LIBC.store(found, Ordering::Release);
+}
+
 /// `clock_gettime`.
 unsafe extern "C" fn read_clock(clock: clockid_t, time: *mut timespec) -> c_int {
-    let known = match clock {
-        libc::CLOCK_MONOTONIC => ClockId::Monotonic,
-        libc::CLOCK_REALTIME => ClockId::Realtime,
-        _ => {
-            let args = [clock as usize, time as usize, 0, 0, 0, 0];
-            // SAFETY: the caller's time.
-            return libc_result(unsafe { raw::call(libc::SYS_clock_gettime, args) }) as c_int;
-        }
-    };
-    let now = rustix::time::clock_gettime(known);
+    type Function = unsafe extern "C" fn(clockid_t, *mut timespec) -> c_int;
+    let found = OF_LIBC.load(Ordering::Acquire);
+    if found.is_null() {
+        let args = [clock as usize, time as usize, 0, 0, 0, 0];
+        // SAFETY: the caller's time.
+        return libc_result(unsafe { raw::call(libc::SYS_clock_gettime, args) }) as c_int;
+    }
+    // SAFETY: libc's function of this name has this type.
+    let function = unsafe { std::mem::transmute::<*mut c_void, Function>(found) };
     // SAFETY: the caller's time.
-    unsafe { time.write(timespec { tv_sec: now.tv_sec, tv_nsec: now.tv_nsec }) };
-    0
+    unsafe { function(clock, time) }
 }
 
 /// `clock_nanosleep`, which returns its error.

@@ -2,7 +2,7 @@
 //! System calls, the type of the table of descriptors, and memory of the program. Only this room
 //! and `hooks` have `unsafe` code.
 
-mod clock;
+pub(crate) mod clock;
 pub(crate) mod elf;
 pub(crate) mod fork_lock;
 pub(crate) mod heap;
