@@ -23,6 +23,8 @@ const SENDS: usize = 32;
 const ELEMENT: usize = 64 << 10;
 /// How often completions are looked at.
 const LOOK: Duration = Duration::from_micros(500);
+/// How a GID of an IPv4 address begins.
+const IPV4: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 /// The MTU of the suite's Accept and Confirm.
 const MTU: Mtu = Mtu::B1024;
 
@@ -33,7 +35,8 @@ pub(super) struct Rnic {
 }
 
 impl Rnic {
-    /// Opens the device `name`, or the first one, for connections of the address `local`.
+    /// Opens the device `name`, or the first one, for connections of the address `local`. If that is
+    /// any address, one of IPv4 comes before those of IPv6.
     ///
     /// # Errors
     /// There is none, or it has no address that fits.
@@ -47,8 +50,12 @@ impl Rnic {
             IpAddr::V4(v4) => Gid::from_ipv4(v4.octets()),
             IpAddr::V6(v6) => Gid(v6.octets()),
         };
-        let fits = |entry: &GidEntry| entry.kind == GidKind::RoceV2 && entry.gid == wanted;
-        let source = gids.into_iter().find(fits);
+        let fits = |entry: &GidEntry| {
+            entry.kind == GidKind::RoceV2 && (local.is_unspecified() || entry.gid == wanted)
+        };
+        let fitting = gids.into_iter().filter(fits);
+        let source =
+            fitting.min_by_key(|entry| IPV4.iter().ne(entry.gid.0.iter().take(IPV4.len())));
         let source = source.ok_or(format!("{} has no address {local}", info.name()))?;
         Ok(Rnic { context, source })
     }
