@@ -129,6 +129,7 @@ fn a_server_keeps_the_rules_of_llc() {
 
 // Shows: LLC-13, LLC-20, ERR-14.
 #[test]
+#[ignore = "long: clients that get no Confirm Link wait for 20 s"]
 fn a_client_keeps_the_rules_of_llc() {
     let bed = Bed::new();
     let [a, b] = bed.boot(["a", "b"].map(|name| Vm::named(name).no_ism().rnics(1)));
