@@ -4,11 +4,12 @@
 use std::ffi::c_int;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use guest_driver::traffic::Endpoint;
 use guest_driver::{ConnectionInfo, Fallback, SmcStream};
+use rustix::fs::{Mode, OFlags};
 use smc_core::handshake::{DeclineCode, FallbackReason, HandshakeError};
 
 use crate::selection::early::{await_room, send_kept};
@@ -44,11 +45,18 @@ fn duplicate_high(fd: c_int) -> Result<usize, Errno> {
 
 /// Has the kernel grow the table of descriptors to the numbers that the library takes. In a process
 /// that has threads this waits until all processors have seen the new table, some 10 ms, and the
-/// first connection would pay for it. A program without the first three descriptors is left alone.
+/// first connection would pay for it.
+///
+/// Closing a copy of a descriptor of the program's would release its record locks and flush its file.
 pub(crate) fn grow_table() {
-    if let Some(copy) = (0..=2).find_map(|fd| duplicate_high(fd).ok()) {
+    let Ok(root) = rustix::fs::open(c"/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else {
+        return;
+    };
+    let root = root.into_raw_fd();
+    if let Ok(copy) = duplicate_high(root) {
         let _ = raw::close(copy as c_int);
     }
+    let _ = raw::close(root);
 }
 
 /// Makes a second descriptor of the TCP connection, out of the program's way.
