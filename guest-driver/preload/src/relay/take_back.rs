@@ -8,17 +8,13 @@
 //! and no other thread is in a call on it. From then on the connection is as before.
 //!
 //! - Calls that the kernel carries out on a temporary relay have a reference to its entry in the
-//!   table
-//!   ([`hold`]). A thread that takes it back announces that first, and then counts the references.
-//! So
-//!   no call is ever on the wrong socket.
+//!   table ([`hold`]). A thread that takes it back announces that first, and then counts the
+//!   references. So no call is ever on the wrong socket.
 //! - A program that begins to run meanwhile would inherit what the number is at that time. So
 //!   whoever starts one says so before ([`begin_spawn`]).
 //! - When the numbers are those of the TCP socket again, the kernel tells whether the end of the
-//!   pair
-//!   is closed indeed. If a process has it that was not seen, the connection is reset: nobody reads
-//! or
-//!   writes past the other.
+//!   pair is closed indeed. If a process has it that was not seen, the connection is reset: nobody
+//!   reads or writes past the other.
 
 use std::ffi::c_int;
 use std::sync::Arc;
