@@ -135,7 +135,9 @@ impl OwnerEnd {
 
     /// Whether the program has not read everything that was sent to it.
     pub(super) fn has_unread(&self) -> bool {
-        raw::unread_bytes(self.as_raw_fd()).is_ok_and(|n| n > 0)
+        // The kernel counts the memory of the buffers, which is much more than a byte for each. It
+        // wakes a sender when the last one is read, and counts one until it has done so.
+        raw::unread_bytes(self.as_raw_fd()).is_ok_and(|n| n > 1)
     }
 
     /// Whether no process has the program's end, at the latest after so many milliseconds.
@@ -171,10 +173,12 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::Shutdown;
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
 
     use rustix::net::{SendFlags, send};
 
     use super::*;
+    use crate::socket::sleeper::Sleeper;
 
     fn pair() -> (OwnerEnd, UnixStream) {
         let (owner, mut program) = UnixStream::pair().unwrap();
@@ -247,6 +251,27 @@ mod tests {
             let read = program.read(&mut [0]).map_err(|error| error.kind());
             assert_eq!(read, if reset { Err(ErrorKind::ConnectionReset) } else { Ok(0) });
         }
+    }
+
+    #[test]
+    fn whoever_is_woken_by_the_last_read_sees_nothing_unread() {
+        let (end, mut program) = pair();
+        let (set, edges) = (Sleeper::new().unwrap(), libc::EPOLLOUT as u32 | libc::EPOLLET as u32);
+        set.add_with(end.as_raw_fd(), edges, 1).unwrap();
+        let mut found = [libc::epoll_event { events: 0, u64: 0 }; 1];
+        let mut woken =
+            |limit| crate::sys::epoll_wait(set.outer.as_raw_fd(), &mut found, limit, None);
+        std::thread::scope(|scope| {
+            scope.spawn(move || while program.read(&mut [0; 8]).unwrap() > 0 {});
+            for round in 0..100_000 {
+                while woken(Some(Duration::ZERO)).unwrap() > 0 {}
+                send(&end, b"x", SendFlags::empty()).unwrap();
+                while end.has_unread() {
+                    assert!(woken(Some(Duration::from_secs(30))).unwrap() > 0, "round {round}");
+                }
+            }
+            rustix::net::shutdown(&end, rustix::net::Shutdown::Write).unwrap();
+        });
     }
 
     #[test]
