@@ -323,6 +323,52 @@ fn no_byte_is_lost_while_threads_send_and_receive_and_programs_come_and_go() {
 }
 
 #[test]
+fn a_stream_that_never_pauses_loses_its_relay_too() {
+    /// Sends or receives without a pause until the program without the library has had its time, or
+    /// the connection has lost its relay.
+    fn stream(stream: &TcpStream, sends: bool) {
+        let (mut room, mut end) = (vec![0; 256 << 10], stream);
+        let begun = Instant::now();
+        let mut has_had_one = false;
+        let mut rounds = 0u32;
+        while begun.elapsed() < common::TIMEOUT / 2 {
+            match sends {
+                true => end.write_all(&room).unwrap(),
+                false => end.read_exact(&mut room).unwrap(),
+            }
+            rounds += 1;
+            has_had_one |= rounds == 1 && has_relay(stream);
+            if rounds > 100 && rounds.is_multiple_of(10) && !has_relay(stream) {
+                return;
+            }
+        }
+        assert!(!has_had_one, "it still has its relay after {rounds} rounds");
+    }
+    fn server(listener: TcpListener) {
+        for receives in [true, false] {
+            let (mut stream, _) = listener.accept().unwrap();
+            exchange_as_server(&mut stream);
+            let mut room = vec![0; 256 << 10];
+            while match receives {
+                true => stream.read(&mut room).is_ok_and(|n| n > 0),
+                false => stream.write_all(&room).is_ok(),
+            } {}
+        }
+    }
+    fn client(port: u16) {
+        for sends in [true, false] {
+            let mut to = connect(port);
+            exchange_as_client(&mut to);
+            leave_open(&to);
+            assert_eq!(system("true"), 0);
+            stream(&to, sends);
+        }
+    }
+    let test = "a_stream_that_never_pauses_loses_its_relay_too";
+    in_all_combinations(test, server, client);
+}
+
+#[test]
 fn what_the_program_sets_meanwhile_holds_afterwards() {
     fn server(listener: TcpListener) {
         words_and_echo(&listener, 1);

@@ -245,11 +245,12 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
         if is_last {
             return;
         }
+        if upkeep.is_none() {
+            // Also while a stream leaves no time to sleep: it would keep its relay for ever.
+            pause = take_back::look(pause);
+        }
         if any_due {
             continue;
-        }
-        if upkeep.is_none() {
-            pause = take_back::look(pause);
         }
         let begun = Instant::now();
         if sleeper.watch.spin_until(|| lock().list.iter_mut().any(find_change)) {
