@@ -282,6 +282,7 @@ macro_rules! spawns {
         unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
             within(|| before_spawn($actions, &$target));
             let result = call_libc!($name, -1, ($($arg: $type),*) -> $result);
+            fork::note_child();
             take_back::end_spawn();
             result
         })*

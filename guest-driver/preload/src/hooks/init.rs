@@ -109,6 +109,7 @@ pub(super) unsafe extern "C" fn in_parent() {
     if fork::is_retired() {
         return;
     }
+    fork::note_child();
     if !fork::end_unprepared() {
         release_in_parent();
     }

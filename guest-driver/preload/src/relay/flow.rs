@@ -301,12 +301,33 @@ impl Relay {
         is_sent && self.stream().is_some() && is_idle(&self.to_peer) && is_idle(&self.to_program)
     }
 
+    /// Sends what the program wrote last, when no process has its end any more. Returns whether all of
+    /// it is sent.
+    pub(super) fn send_rest(&mut self, room: &mut [u8]) -> bool {
+        loop {
+            match self.owner_end.receive(room) {
+                Received::End => return true,
+                Received::Nothing | Received::Reset => return false,
+                received => self.to_peer.take(received, room),
+            };
+            match self.send_to_peer() {
+                Ok(n) => self.to_peer.advance(n),
+                Err(()) => return false,
+            }
+            if !self.to_peer.is_empty() {
+                return false;
+            }
+        }
+    }
+
     /// Whether the relay may take bytes of the peer. A call of another thread that began before the
     /// relay goes first: what it reads later would otherwise be behind what the relay has read.
     fn may_receive(&mut self) -> bool {
         if !self.is_alone {
+            // Counted before the offers: one that ends meanwhile has no reference left.
+            let refs = self.descriptor.refs() as usize;
             let known = 1 + fork::offers_of(&self.descriptor);
-            self.is_alone = self.stream().is_none() || self.descriptor.refs() as usize <= known;
+            self.is_alone = self.stream().is_none() || refs <= known;
         }
         self.is_alone
     }

@@ -106,9 +106,10 @@ pub(super) fn give_options(socket: &StreamSocket, fd: Option<c_int>, program_end
     }
 }
 
-/// Makes the entry of a descriptor that is an end of a pair.
+/// Makes the entry of a descriptor that is an end of a pair. It takes the place of another one in
+/// one step: the kernel would carry out a call that finds none, although the number may change
+/// meanwhile.
 pub(super) fn install_relayed(fd: c_int, role: SocketRole, relayed: RelayState) {
-    drop(DESCRIPTORS.remove(fd));
     drop(DESCRIPTORS.install(fd, Descriptor::Stream(StreamSocket::relayed(role, relayed))));
 }
 

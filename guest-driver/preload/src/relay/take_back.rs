@@ -12,6 +12,8 @@
 //!   references. So no call is ever on the wrong socket.
 //! - A program that begins to run meanwhile would inherit what the number is at that time. So
 //!   whoever starts one says so before ([`begin_spawn`]).
+//! - A child is counted before it is there and again afterwards ([`fork::note_child`]): a look in
+//!   between does not find it, and holds for nobody after the second count.
 //! - When the numbers are those of the TCP socket again, the kernel tells whether the end of the
 //!   pair is closed indeed. If a process has it that was not seen, the connection is reset: nobody
 //!   reads or writes past the other.
@@ -198,7 +200,8 @@ fn put_back(temporary: &Arc<TemporaryRelay>, entries: &[(c_int, DescriptorRef)])
     }
     let _ = raw::fcntl(tcp, libc::F_SETFL, flags as c_int);
     forward::leave(&relay);
-    if !relay.owner_end.is_left(CLOSES) {
+    // A write that the library did not see may have come since.
+    if !relay.owner_end.is_left(CLOSES) || !relay.send_rest(&mut vec![0; ROOM]) {
         relay.fail();
         relay.end();
     }

@@ -413,7 +413,10 @@ pub fn my_role() -> Option<(String, u16)> {
     Some((role, std::env::var("PRELOAD_TEST_PORT").unwrap().parse().unwrap()))
 }
 
-/// Bytes whose values show their position.
+/// Bytes whose values show their position. They begin again after 251 * 256.
 pub fn pattern(n: usize) -> Vec<u8> {
-    (0..n).map(|i| (i / 251 + i * 7) as u8).collect()
+    let once: Vec<u8> = (0..251 * 256).map(|i: usize| (i / 251 + i * 7) as u8).collect();
+    let mut all = once.repeat(n / once.len() + 1);
+    all.truncate(n);
+    all
 }
