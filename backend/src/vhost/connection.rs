@@ -539,6 +539,10 @@ impl VhostUserBackend for Connection {
             io::Error::other(error.to_string())
         };
         guest_memory::check(&table, max, self.options.allow_any_file).map_err(|e| refuse(&e))?;
+        guest_memory::check_fresh(&table, &self.memory.memory()).map_err(|e| {
+            self.close();
+            refuse(&e)
+        })?;
         let this = self.this.clone();
         let on_fault = move |cause| {
             if let Some(connection) = this.upgrade() {

@@ -49,6 +49,10 @@ pub(super) enum MemoryError {
         /// Bytes of a page.
         page: u64,
     },
+    /// It was mapped before this table came: the front end gives memory region by region
+    /// (ADD_MEM_REG), for which it has accepted a feature that was not offered.
+    #[error("the region at {0:#x} was there before, and memory by regions is not offered")]
+    ByRegions(u64),
     /// The regions are too large together.
     #[error("{sum} bytes of guest memory are more than max-guest-memory, {max} bytes")]
     TooLarge {
@@ -86,6 +90,19 @@ pub(super) fn check(memory: &GuestMemoryMmap, max: u64, any_file: bool) -> Resul
         }
     }
     Ok(())
+}
+
+/// Checks that all of a table was mapped for it. What is kept for the mappings of a table ends with the
+/// table, so no two tables may share a mapping. The framework makes tables that do.
+pub(super) fn check_fresh(
+    table: &GuestMemoryMmap,
+    before: &GuestMemoryMmap,
+) -> Result<(), MemoryError> {
+    let is_old = |start: *mut u8| before.iter().any(|region| region.as_ptr() == start);
+    match table.iter().find(|region| is_old(region.as_ptr())) {
+        Some(region) => Err(MemoryError::ByRegions(region.start_addr().raw_value())),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -143,6 +160,16 @@ mod tests {
         assert_eq!(check(&table, 0x2000, false), Ok(()));
         let refused = Err(MemoryError::TooLarge { sum: 0x2000, max: 0x1fff });
         assert_eq!(check(&table, 0x1fff, false), refused);
+    }
+
+    #[test]
+    fn refuses_a_mapping_of_the_table_before() {
+        let (file, before) = (memfd(), table(memfd()));
+        let added = FileOffset::new(file, 0);
+        let added = vm_memory::GuestRegionMmap::from_range(GuestAddress(0), 0x1000, Some(added));
+        let both = before.insert_region(std::sync::Arc::new(added.unwrap())).unwrap();
+        assert_eq!(check_fresh(&both, &before), Err(MemoryError::ByRegions(0x1000)));
+        assert_eq!(check_fresh(&table(memfd()), &before), Ok(()));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 use std::os::fd::AsRawFd;
 
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 use vhost_device_ism::vhost::{FAULTS, Fault};
 use virtio_ism_abi::Status;
@@ -233,6 +235,28 @@ fn memory_tables_that_are_refused_leave_no_mapping() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let left: Vec<&str> = maps.lines().filter(|line| line.contains("refused-table")).collect();
     assert!(left.is_empty(), "{left:#?}");
+    stage.check_others();
+    stage.check_reconnect();
+}
+
+#[test]
+fn memory_that_is_given_by_regions_ends_its_own_connection() {
+    let mut stage = Stage::new();
+    let (mut a, _) = stage.attacker();
+    // The daemon does not offer it, and the framework does not ask what was offered.
+    let accepted = a.vhost.get_protocol_features().unwrap() | Protocol::CONFIGURE_MEM_SLOTS;
+    a.vhost.set_protocol_features(accepted).unwrap();
+    let file = memfd(0x1000, true);
+    let region = VhostUserMemoryRegionInfo {
+        guest_phys_addr: 1 << 40,
+        memory_size: 0x1000,
+        userspace_addr: 1 << 40,
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    };
+    assert!(a.vhost.add_mem_region(&region).is_err());
+    assert_eq!(stage.count("a", Fault::RefusedMemory), 1);
+    a.wait_cut();
     stage.check_others();
     stage.check_reconnect();
 }
