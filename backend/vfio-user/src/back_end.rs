@@ -3,16 +3,17 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{
     RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
     sendmsg,
 };
 use thiserror::Error;
 
-use crate::dma::{MAX_REGIONS, MemoryRegion};
+use crate::dma::{MAX_REGIONS, MemoryRegion, PAGE};
 use crate::wire::{Fields, put};
 
 /// A queue as its driver has set it up. Addresses are the guest's.
@@ -70,7 +71,8 @@ pub trait BackEnd {
     fn set_features(&mut self, features: u64) -> Result<(), BackEndError>;
     /// The first `len` bytes of the device's configuration.
     fn config(&mut self, len: u16) -> Result<Vec<u8>, BackEndError>;
-    /// Gives it the guest's memory.
+    /// Gives it the guest's memory, or none. What it had before and does not have now it no longer uses
+    /// when this returns.
     fn set_memory(&mut self, regions: &[MemoryRegion<'_>]) -> Result<(), BackEndError>;
     /// Starts a queue.
     fn start_queue(
@@ -80,7 +82,8 @@ pub trait BackEnd {
         kick: BorrowedFd<'_>,
         call: Option<BorrowedFd<'_>>,
     ) -> Result<(), BackEndError>;
-    /// Replaces the eventfd by which a queue interrupts.
+    /// Replaces the eventfd by which a queue interrupts. The old one is not used any more when this
+    /// returns.
     fn set_call(&mut self, queue: u16, call: Option<BorrowedFd<'_>>) -> Result<(), BackEndError>;
     /// Stops a queue: its memory is not touched any more.
     fn stop_queue(&mut self, queue: u16) -> Result<(), BackEndError>;
@@ -128,11 +131,18 @@ const HEADER: usize = 12;
 const MAX_ANSWER: usize = 12 + 256;
 
 /// A back end at the other end of a connection. Requests wait for their answers.
-#[derive(Debug)]
 pub struct VhostUser {
     stream: UnixStream,
     offered: u64,
     can_reset: bool,
+    /// It has memory of the guest.
+    has_memory: bool,
+}
+
+impl std::fmt::Debug for VhostUser {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VhostUser").field("stream", &self.stream).finish_non_exhaustive()
+    }
 }
 
 impl VhostUser {
@@ -141,7 +151,7 @@ impl VhostUser {
     /// # Errors
     /// The back end ends, refuses, or lacks CONFIG, MQ, REPLY_ACK or queues.
     pub fn new(stream: UnixStream, queues: u16) -> Result<VhostUser, BackEndError> {
-        let mut this = VhostUser { stream, offered: 0, can_reset: false };
+        let mut this = VhostUser { stream, offered: 0, can_reset: false, has_memory: false };
         this.send(SET_OWNER, 0, &[], &[])?;
         this.offered = this.get_u64(GET_FEATURES)?;
         if this.offered & PROTOCOL_FEATURES == 0 {
@@ -160,6 +170,18 @@ impl VhostUser {
             return Err(BackEndError::Missing("as many queues"));
         }
         Ok(this)
+    }
+
+    fn set_table(&self, regions: &[MemoryRegion<'_>]) -> Result<(), BackEndError> {
+        let mut body = pair(regions.len() as u32, 0).to_vec();
+        for region in regions {
+            // The addresses of the front end are those of the guest.
+            for value in [region.address, region.size, region.address, region.offset] {
+                body.extend(value.to_ne_bytes());
+            }
+        }
+        let fds: Vec<_> = regions.iter().map(|region| region.file).collect();
+        self.set(SET_MEM_TABLE, &body, &fds)
     }
 
     /// Sends a request.
@@ -257,6 +279,14 @@ impl VhostUser {
     }
 }
 
+/// A page that is no guest's. vhost-user has no table without memory, so a back end that is to have none
+/// gets this.
+fn page_of_nobody() -> rustix::io::Result<OwnedFd> {
+    let page = memfd_create("no-memory", MemfdFlags::CLOEXEC)?;
+    ftruncate(&page, PAGE)?;
+    Ok(page)
+}
+
 fn number(request: u32, body: &[u8]) -> Result<u64, BackEndError> {
     let len = body.len() as u32;
     let bytes = body.try_into();
@@ -301,15 +331,15 @@ impl BackEnd for VhostUser {
     }
 
     fn set_memory(&mut self, regions: &[MemoryRegion<'_>]) -> Result<(), BackEndError> {
-        let mut body = pair(regions.len() as u32, 0).to_vec();
-        for region in regions {
-            // The addresses of the front end are those of the guest.
-            for value in [region.address, region.size, region.address, region.offset] {
-                body.extend(value.to_ne_bytes());
-            }
+        if regions.is_empty() && self.has_memory {
+            let page = page_of_nobody().map_err(io::Error::from)?;
+            let file = page.as_fd();
+            self.set_table(&[MemoryRegion { address: 0, size: PAGE, file, offset: 0 }])?;
+        } else if !regions.is_empty() {
+            self.set_table(regions)?;
         }
-        let fds: Vec<_> = regions.iter().map(|region| region.file).collect();
-        self.set(SET_MEM_TABLE, &body, &fds)
+        self.has_memory = !regions.is_empty();
+        Ok(())
     }
 
     fn start_queue(

@@ -5,14 +5,15 @@ mod session;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::back_end::{BackEnd, BackEndError, QueueLayout};
 use crate::dma::{DmaError, DmaTable};
 use crate::irq::{IrqError, Vectors};
 use crate::pci::{Access, ConfigSpace, Effect};
 use crate::region::{
-    COMMON, COMMON_LEN, CONFIG, DEVICE, NOTIFY, NOTIFY_MULTIPLIER, STRUCTURES_BAR,
+    COMMON, COMMON_LEN, CONFIG, DEVICE, MSIX_BAR, NOTIFY, NOTIFY_MULTIPLIER, PENDING_BITS,
+    STRUCTURES_BAR,
 };
 use crate::wire::{Fields, put};
 use crate::{Event, Identity};
@@ -137,7 +138,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
             },
             config,
             queues: (0..identity.queues).map(queue).collect::<Result<_, _>>()?,
-            vectors: Vectors::new(vectors),
+            vectors: Vectors::new(vectors)?,
             memory: DmaTable::default(),
             back_end: Some(back_end),
             connect,
@@ -186,9 +187,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
             return;
         }
         self.common.status |= NEEDS_RESET;
-        if let Some(eventfd) = self.vectors.eventfd(self.common.config_vector) {
-            signal(eventfd);
-        }
+        self.vectors.signal(self.common.config_vector);
     }
 
     // Memory and interrupts ------------------------------------------------------------------------
@@ -212,7 +211,8 @@ impl<'a, B: BackEnd> Device<'a, B> {
         Ok(())
     }
 
-    /// Gives the back end the memory as it is now, if it has queues that run.
+    /// Gives the back end the memory as it is now, if it has queues that run; without one it has no
+    /// memory.
     fn renew_memory(&mut self) {
         if !self.queues.iter().any(|queue| queue.is_running) {
             return;
@@ -240,6 +240,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
                 self.renew_call(queue);
             }
         }
+        self.vectors.deliver(changed);
         Ok(())
     }
 
@@ -265,6 +266,13 @@ impl<'a, B: BackEnd> Device<'a, B> {
             } else if let Some(at) = DEVICE.at(offset) {
                 let config = self.config.bytes.get(at..).unwrap_or_default();
                 put(data, 0, config);
+            }
+        } else if region == MSIX_BAR {
+            // The table is the client's, which gives vectors eventfds.
+            for (at, byte) in (offset..).zip(data) {
+                if let Some(at) = PENDING_BITS.at(at) {
+                    *byte = self.vectors.pending_byte(at);
+                }
             }
         } else if region == CONFIG {
             let at = offset as usize;
@@ -444,15 +452,6 @@ fn set_part(address: &mut u64, at: usize, data: &[u8]) {
     let mut bytes = address.to_le_bytes();
     put(&mut bytes, at, data);
     *address = u64::from_le_bytes(bytes);
-}
-
-/// Signals an eventfd of the client. One that is full is left as it is: it interrupts already.
-fn signal(eventfd: BorrowedFd<'_>) {
-    const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let mut ready = [PollFd::new(&eventfd, PollFlags::OUT)];
-    if poll(&mut ready, Some(&AT_ONCE)) == Ok(1) {
-        let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
-    }
 }
 
 #[cfg(test)]

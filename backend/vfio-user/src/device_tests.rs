@@ -24,6 +24,10 @@ struct Noted {
     asked: Rc<RefCell<Vec<Asked>>>,
     config: Rc<Cell<u8>>,
     kicks: Rc<RefCell<Vec<OwnedFd>>>,
+    /// The eventfd by which its queue interrupts.
+    call: Rc<RefCell<Option<OwnedFd>>>,
+    /// It has memory.
+    has_memory: Rc<Cell<bool>>,
     /// It has ended.
     is_gone: Rc<Cell<bool>>,
     connections: Rc<Cell<usize>>,
@@ -44,6 +48,8 @@ impl Noted {
 }
 
 const OFFERED: u64 = VERSION_1 | 1 << 29 | 5;
+/// What a stop asks for.
+const STOPPED: [Asked; 3] = [Asked::Stop(0), Asked::Reset, Asked::Memory(Vec::new())];
 
 impl BackEnd for Noted {
     fn link(&self) -> Option<BorrowedFd<'_>> {
@@ -59,6 +65,9 @@ impl BackEnd for Noted {
         Ok(vec![self.config.get(); len.into()])
     }
     fn set_memory(&mut self, regions: &[MemoryRegion<'_>]) -> Result<(), BackEndError> {
+        if !self.has_memory.replace(!regions.is_empty()) && regions.is_empty() {
+            return Ok(());
+        }
         self.note(Asked::Memory(regions.iter().map(|r| (r.address, r.size)).collect()))
     }
     fn start_queue(
@@ -69,9 +78,11 @@ impl BackEnd for Noted {
         call: Option<BorrowedFd<'_>>,
     ) -> Result<(), BackEndError> {
         self.kicks.borrow_mut().push(kick.try_clone_to_owned().unwrap());
+        *self.call.borrow_mut() = call.map(|fd| fd.try_clone_to_owned().unwrap());
         self.note(Asked::Start(queue, *layout, call.is_some()))
     }
     fn set_call(&mut self, queue: u16, call: Option<BorrowedFd<'_>>) -> Result<(), BackEndError> {
+        *self.call.borrow_mut() = call.map(|fd| fd.try_clone_to_owned().unwrap());
         self.note(Asked::Call(queue, call.is_some()))
     }
     fn stop_queue(&mut self, queue: u16) -> Result<(), BackEndError> {
@@ -193,7 +204,7 @@ fn a_driver_brings_a_queue_up_and_kicks_it() {
         device.store(NOTIFY.offset as usize + 0xffe, [1, 0]);
         assert!(!kicked(), "a queue that does not run, and one that there is not");
         device.store(STATUS, [0]);
-        assert_eq!(back_end.taken(), [Asked::Stop(0), Asked::Reset]);
+        assert_eq!(back_end.taken(), STOPPED);
         assert_eq!((device.status(), device.load::<2>(QUEUE_ENABLE)), (0, [0, 0]));
     });
 }
@@ -268,7 +279,7 @@ fn memory_that_comes_and_goes_is_the_back_ends_at_once() {
         let both = vec![(0, MEMORY), (1 << 30, 0x1000)];
         assert_eq!(back_end.taken(), [Asked::Memory(both)]);
         device.unmap_all();
-        assert_eq!(back_end.taken(), [Asked::Stop(0), Asked::Reset]);
+        assert_eq!(back_end.taken(), STOPPED);
         assert_ne!(device.status() & NEEDS_RESET, 0, "its rings have gone");
         device.bring_up();
     });
@@ -285,6 +296,61 @@ fn a_vector_that_changes_is_the_back_ends_at_once() {
         assert_eq!(back_end.taken(), [Asked::Call(0, true)]);
         device.store(QUEUE_VECTOR, NO_VECTOR.to_le_bytes());
         assert_eq!(back_end.taken(), [Asked::Call(0, false)]);
+    });
+}
+
+#[test]
+fn a_back_end_without_queues_that_run_has_no_memory() {
+    let back_end = Noted::default();
+    with_device(&back_end, |device| {
+        for end in 0..4 {
+            device.bring_up();
+            assert!(back_end.has_memory.get());
+            match end {
+                0 => device.store(STATUS, [0]),
+                1 => device.reset().unwrap(),
+                2 => {
+                    device.write(CONFIG, 4, &[6, 0]).unwrap();
+                    device.write(CONFIG, 4, &[2, 0]).unwrap();
+                }
+                _ => device.unmap_all(),
+            }
+            assert!(!back_end.has_memory.get(), "end {end}");
+            device.unmap_all();
+            device.map_memory(1 << 30, 0x1000);
+            device.unmap_all();
+            assert!(!back_end.has_memory.get(), "nobody asked for memory");
+        }
+    });
+}
+
+#[test]
+fn an_interrupt_waits_for_the_vectors_eventfd() {
+    let back_end = Noted::default();
+    with_device(&back_end, |device| {
+        device.bring_up();
+        let interrupt = |back_end: &Noted| {
+            rustix::io::write(back_end.call.borrow().as_ref().unwrap(), &[1, 0, 0, 0, 0, 0, 0, 0])
+        };
+        let pending = |device: &mut Device<'_, Noted>| {
+            let mut data = [0xff; 4];
+            device.read(MSIX_BAR, PENDING_BITS.offset - 1, &mut data);
+            data
+        };
+        assert_eq!(pending(device), [0xff, 0, 0, 0]);
+        interrupt(&back_end).unwrap();
+        assert_eq!(pending(device), [0xff, 2, 0, 0]);
+        let eventfd = device.give_eventfd(1);
+        assert!(rustix::io::read(&eventfd, &mut [0; 8]).is_ok(), "it is delivered");
+        assert_eq!(pending(device), [0xff, 0, 0, 0]);
+        interrupt(&back_end).unwrap();
+        assert!(rustix::io::read(&eventfd, &mut [0; 8]).is_ok(), "the back end has this one now");
+        // The function's own interrupts wait as well, and a reset forgets them.
+        device.store(CONFIG_VECTOR, [0, 0]);
+        device.unmap_all();
+        assert_eq!(pending(device), [0xff, 1, 0, 0]);
+        device.store(STATUS, [0]);
+        assert_eq!(pending(device), [0xff, 0, 0, 0]);
     });
 }
 
@@ -326,12 +392,12 @@ fn a_function_that_is_reset_or_no_bus_master_stops() {
         device.write(CONFIG, 4, &[6, 0]).unwrap();
         back_end.taken();
         device.write(CONFIG, 4, &[2, 0]).unwrap();
-        assert_eq!(back_end.taken(), [Asked::Stop(0), Asked::Reset]);
+        assert_eq!(back_end.taken(), STOPPED);
         assert_eq!(device.status() & DRIVER_OK, 0);
         device.bring_up_again();
         back_end.taken();
         device.reset().unwrap();
-        assert_eq!(back_end.taken(), [Asked::Stop(0), Asked::Reset]);
+        assert_eq!(back_end.taken(), STOPPED);
         assert_eq!(device.status(), 0);
     });
 }

@@ -16,7 +16,7 @@ const MAX_FILES: usize = 16;
 /// Regions that the back end gets: as many as one vhost-user message has descriptors for.
 pub(crate) const MAX_REGIONS: usize = 32;
 /// Addresses and lengths are multiples of this, bytes.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 /// Huge pages, by their number in `linux/magic.h`.
 const HUGETLBFS: u64 = 0x9584_58f6;
 

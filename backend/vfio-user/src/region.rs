@@ -25,6 +25,9 @@ pub(crate) const MSIX_LEN: u64 = 0x1000;
 pub(crate) const PENDING: u32 = 0x800;
 /// Vectors whose table entries fit before the pending bits.
 pub(crate) const MAX_VECTORS: u16 = (PENDING / 16) as u16;
+/// The pending bits, one for each vector.
+pub(crate) const PENDING_BITS: Place =
+    Place { offset: PENDING as u64, len: MAX_VECTORS as u64 / 8 };
 
 /// Place of a structure in its BAR, bytes.
 #[derive(Clone, Copy, Debug)]

@@ -58,7 +58,7 @@ impl<B: BackEnd> Device<'_, B> {
         }
     }
 
-    /// Stops all queues and resets the device behind. The registers stay.
+    /// Stops all queues, resets the device behind, and takes its memory away. The registers stay.
     pub(super) fn stop(&mut self) {
         let Some(back_end) = &mut self.back_end else { return };
         let mut result = Ok(());
@@ -72,6 +72,8 @@ impl<B: BackEnd> Device<'_, B> {
         if had_session && result.is_ok() {
             result = back_end.reset();
         }
+        // So the client may take memory away at any time, and use it for something else.
+        let result = result.and_then(|()| back_end.set_memory(&[]));
         if let Err(error) = result {
             self.lose_back_end(&error);
         }
@@ -88,6 +90,7 @@ impl<B: BackEnd> Device<'_, B> {
         for queue in &mut self.queues {
             queue.reset(self.identity.queue_size);
         }
+        self.vectors.clear_pending();
         self.common = Common {
             offered: self.common.offered,
             accepted: 0,
