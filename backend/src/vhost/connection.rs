@@ -43,6 +43,10 @@ mod observers;
 
 /// Workers of a connection: one for control and events, one for moves.
 pub(super) const WORKERS: usize = 2;
+/// How long a new memory table waits for the threads that use the old one.
+const LONGEST_USE: Duration = Duration::from_secs(1);
+/// How often it looks whether they do.
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// Options of a connection, from its guest and the daemon.
 #[derive(Clone)]
@@ -557,8 +561,13 @@ impl VhostUserBackend for Connection {
         contained.keep(self.memory.memory().into_inner());
         drop(table);
         let mut all = lock(&self.contained);
+        // A thread that uses an old table at this moment is waited for: what is not in the new one is the
+        // front end's again. One that a front end keeps from going on has its table until the next comes.
+        let end = Instant::now() + LONGEST_USE;
+        while all.iter().any(BusErrorGuard::is_in_use) && Instant::now() < end {
+            std::thread::sleep(PAUSE);
+        }
         all.push(contained);
-        // A table that a thread uses at this moment stays until the next one comes.
         all.retain(BusErrorGuard::is_in_use);
         Ok(())
     }

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutGuard, VringT};
 use virtio_queue::{Error as QueueError, Queue, QueueT};
@@ -16,6 +17,11 @@ use super::call::Call;
 use super::eventfd::{drain_eventfd, is_eventfd, is_semaphore};
 use ism_device::shm::Kicker;
 use ism_device::sync::lock;
+
+/// How long a new call descriptor waits for the threads that signal the old one.
+const LONGEST_SIGNAL: Duration = Duration::from_secs(1);
+/// How often it looks whether they do.
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// Guest memory that can be replaced while it is used.
 pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
@@ -333,7 +339,14 @@ impl VringT<Memory> for Ring {
 
     fn set_call(&self, file: Option<File>) {
         self.message();
-        *lock(&self.side.call) = file.and_then(|file| self.check_call(file));
+        let new = file.and_then(|file| self.check_call(file));
+        let old = std::mem::replace(&mut *lock(&self.side.call), new);
+        // The front end may look at it for the last time when it is answered, so a thread that signals it
+        // at this moment is waited for; one that a full eventfd holds, for some time only.
+        let end = Instant::now() + LONGEST_SIGNAL;
+        while old.as_ref().is_some_and(|old| Arc::strong_count(old) > 1) && Instant::now() < end {
+            std::thread::sleep(PAUSE);
+        }
     }
 
     fn set_err(&self, _file: Option<File>) {
@@ -458,6 +471,24 @@ mod tests {
         assert!(!ring.running(), "so that the framework registers the new one");
         ring.set_queue_ready(true);
         assert_eq!(ring.generation(), generation);
+    }
+
+    #[test]
+    fn a_call_that_is_replaced_is_signalled_by_nobody_afterwards() {
+        let (ring, _) = ring();
+        ring.set_call(event());
+        let signalling = lock(&ring.side.call).clone().unwrap();
+        let (replaced, is_replaced) = std::sync::mpsc::channel();
+        std::thread::scope(|threads| {
+            let ring = &ring;
+            threads.spawn(move || {
+                ring.set_call(event());
+                replaced.send(()).unwrap();
+            });
+            assert!(is_replaced.recv_timeout(Duration::from_millis(100)).is_err());
+            drop(signalling);
+            is_replaced.recv().unwrap();
+        });
     }
 
     #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guests whose monitors speak vfio-user: the driver's rings behind the registers of a PCI function.
 
+use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -16,7 +17,7 @@ use virtio_ism_abi::{Gid, Status};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::front_end::*;
-use super::vfio_client::{Client, REGION_WRITE, SET_IRQS, longs, words};
+use super::vfio_client::{Client, REGION_WRITE, RESET, SET_IRQS, longs, words};
 
 const DMB: u32 = 64 << 10;
 /// Steps of [`Guest::step`] that make a running device.
@@ -316,4 +317,71 @@ fn a_guest_that_is_removed_loses_its_client() {
     let mut end = [PollFd::new(&idle, PollFlags::empty())];
     poll(&mut end, None).unwrap();
     assert!(end[0].revents().contains(PollFlags::HUP));
+}
+
+/// Mappings of a file in this process, of which one is the driver's, and the others the daemon's.
+fn mappings(file: &File) -> usize {
+    let inode = rustix::fs::fstat(file).unwrap().st_ino.to_string();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
+}
+
+#[test]
+fn memory_is_the_clients_alone_when_it_is_unmapped_or_no_queue_runs() {
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a", "b"], &["a"]);
+    let (mut b, gid_b) = FrontEnd::greet(&place.path("b"));
+    let mut a = Guest::at(&place, "a");
+    (0..STEPS).for_each(|step| a.step(step));
+    for round in 0..3 {
+        a.hello();
+        move_bytes(&mut b, gid_b, &mut a);
+        assert_eq!(mappings(&a.file), 2);
+        let more = memfd(0x1000, true);
+        a.client().map(1 << 40, 0x1000, Some((more.as_fd(), 0))).unwrap();
+        assert_eq!(mappings(&more), 1);
+        a.client().unmap(1 << 40, 0x1000).unwrap();
+        assert_eq!((mappings(&more), mappings(&a.file), a.status()), (0, 2, 15));
+        match round {
+            0 => {
+                a.client().unmap(BASE, MEMORY).unwrap();
+                assert_ne!(a.status() & 64, 0, "it needs a reset");
+            }
+            1 => a.store(20, &[0]),
+            _ => drop(a.client().request(RESET, &[], &[]).unwrap()),
+        }
+        assert_eq!(mappings(&a.file), 1, "round {round}");
+        if round == 0 {
+            let file = a.file.try_clone().unwrap();
+            a.client().map(BASE, MEMORY, Some((file.as_fd(), 0))).unwrap();
+            assert_eq!(mappings(&a.file), 1, "not before a queue runs");
+        }
+        a.clear_rings();
+        (3..=6).for_each(|step| a.step(step));
+        a.feed_events(32);
+    }
+    no_faults(&daemon);
+}
+
+#[test]
+fn an_interrupt_waits_until_its_vector_has_an_eventfd() {
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a", "b"], &["b"]);
+    let ((mut a, gid_a), (mut b, _)) =
+        (FrontEnd::greet(&place.path("a")), Guest::start(&place, "b"));
+    let dmb = b.register_in_memory(gid_a, 1, DMB);
+    let vector = EVENTS as u32 + 1;
+    for round in 0..10 {
+        b.want_call(EVENTS);
+        b.client().request(SET_IRQS, &words(&[20, 0x24, 2, vector, 1]), &[]).unwrap();
+        assert_eq!(a.transfer(dmb.token.get(), &[(0, b"hello")], true), Status::Ok);
+        let bits = || b.client().read(2, 0x800, 8).unwrap()[0];
+        eventually("the pending bit", || bits() == 1 << vector);
+        b.client().set_irqs(vector, &b.interrupts[EVENTS..=EVENTS]).unwrap();
+        assert!(b.wait_call(EVENTS, TIMEOUT), "round {round}");
+        assert_eq!(bits(), 0);
+        assert!(b.used(EVENTS, TIMEOUT).is_some(), "no event");
+        b.feed_events(1);
+    }
+    no_faults(&daemon);
 }
