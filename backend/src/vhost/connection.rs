@@ -413,7 +413,10 @@ impl Connection {
 
     fn on_queue(&self, worker: usize, queue: u16) {
         let Some(scratch) = self.scratch.get(worker) else { return };
-        let scratch = &mut *lock(scratch);
+        self.serve_queue(queue, &mut lock(scratch));
+    }
+
+    fn serve_queue(&self, queue: u16, scratch: &mut Scratch) {
         match queue {
             CONTROL_QUEUE => {
                 self.publish_replies();
@@ -424,14 +427,26 @@ impl Connection {
         }
     }
 
-    /// Serves a queue after a kick. One for which there was nothing to do is charged.
-    fn on_kick(&self, worker: usize, queue: u16) {
+    /// Serves a queue after a kick, by `serve`. One for which there was nothing to do is charged.
+    fn on_kick(&self, queue: u16, serve: impl FnOnce()) {
         let used = || self.ring(queue).map_or(0, Ring::used_chains);
         let before = used();
-        self.on_queue(worker, queue);
+        serve();
         if used() == before {
             self.account.charge(Instant::now(), IDLE_KICK);
         }
+    }
+
+    /// Serves a queue after a kick on the calling thread, which works for the same front end. `false`:
+    /// its worker is at work, or the queue has commands, which may take long; it has to be kicked.
+    pub(super) fn serve_kick(&self, queue: u16) -> bool {
+        let worker = usize::from(queue >= FIRST_MOVE_QUEUE);
+        let scratch = self.scratch.get(worker).filter(|_| queue != CONTROL_QUEUE);
+        let Some(mut scratch) = scratch.and_then(|scratch| scratch.try_lock().ok()) else {
+            return false;
+        };
+        self.on_kick(queue, || self.serve_queue(queue, &mut scratch));
+        true
     }
 
     /// Waits while the front end has used more than one processor. Only threads that work for it
@@ -610,10 +625,11 @@ impl VhostUserBackend for Connection {
         if event == self.timer_event() {
             self.on_queue(worker, EVENT_QUEUE);
         } else if worker == 0 {
-            self.on_kick(worker, event as u16);
+            self.on_kick(event as u16, || self.on_queue(worker, event as u16));
         } else {
             // Queues are numbered within their worker here.
-            self.on_kick(worker, event as u16 + FIRST_MOVE_QUEUE);
+            let queue = event as u16 + FIRST_MOVE_QUEUE;
+            self.on_kick(queue, || self.on_queue(worker, queue));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A device slot: a place for one front end, with a device while one is connected.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use vhost::vhost_user::Listener;
@@ -130,6 +130,13 @@ struct Devices {
 pub(super) struct RunningConnection {
     connection: Arc<Connection>,
     framework: Framework,
+}
+
+impl RunningConnection {
+    /// The connection, as long as it lasts.
+    pub(super) fn connection(&self) -> Weak<Connection> {
+        Arc::downgrade(&self.connection)
+    }
 }
 
 impl DeviceSlot {

@@ -270,14 +270,18 @@ impl Inner {
         self.fill_queue();
         self.connections.fetch_add(1, Ordering::Relaxed);
         let stopping = || self.is_stopping();
-        let served = self.client.serve(client, &self.names, &self.slot, stopping, |listener| {
-            self.slot.account().charge(Instant::now(), CONNECTION);
-            self.slot.account().charge_and_wait(stopping);
-            match self.slot.connect(&mut Listener::from(listener)) {
-                Ok(served) => self.slot.serve(served, stopping, || ()),
-                Err(error) => self.fault(format_args!("{error}")),
-            }
-        });
+        let served =
+            self.client.serve(client, &self.names, &self.slot, stopping, |listener, behind| {
+                self.slot.account().charge(Instant::now(), CONNECTION);
+                self.slot.account().charge_and_wait(stopping);
+                match self.slot.connect(&mut Listener::from(listener)) {
+                    Ok(served) => {
+                        let _ = behind.set(served.connection());
+                        self.slot.serve(served, stopping, || ());
+                    }
+                    Err(error) => self.fault(format_args!("{error}")),
+                }
+            });
         if let Err(error) = served {
             self.fault(format_args!("{error}"));
         }

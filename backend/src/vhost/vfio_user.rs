@@ -2,23 +2,30 @@
 //! A front end that speaks vfio-user: it gets a virtio function over PCI, whose back end is a
 //! vhost-user connection of its own. All that the daemon checks, counts and limits it does there, but
 //! for the processor time of the function's thread, which is on the account of the front end.
+//!
+//! The function's thread serves a kick itself, if the worker of the queue is not at work: to wake that
+//! would take longer than most kicks.
 
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use vfio_user_virtio::{BackEndError, EndError, Event, Identity, VhostUser, serve};
 use virtio_ism_abi::config::CONFIG_LEN;
 use virtio_ism_abi::{FIRST_MOVE_QUEUE, VIRTIO_ID_ISM};
 
+use super::connection::Connection;
 use super::counted_threads::CountedThreads;
 use super::device_slot::{DeviceSlot, GuestContext};
 use super::faults::Fault;
 use super::unix_socket::SocketNames;
 use ism_device::sync::lock;
+
+/// The device behind a connection of the function, once there is one.
+pub(super) type ConnectionSlot = OnceLock<Weak<Connection>>;
 
 /// PCI class of communication devices of no other kind.
 const COMMUNICATION: u32 = 0x07_8000;
@@ -35,8 +42,8 @@ pub(super) struct VfioUserClient {
 
 impl VfioUserClient {
     /// Serves a client to its end. Its function runs on a thread of its own. Each connection of the
-    /// function to its device comes to `serve_device`, one after the other. `is_stopping` tells whether
-    /// the client is to end at once.
+    /// function to its device comes to `serve_device`, one after the other, which sets what is behind.
+    /// `is_stopping` tells whether the client is to end at once.
     ///
     /// # Errors
     /// The system has no thread or descriptor left.
@@ -46,7 +53,7 @@ impl VfioUserClient {
         names: &Arc<dyn SocketNames>,
         slot: &DeviceSlot,
         is_stopping: impl FnOnce() -> bool,
-        serve_device: impl Fn(UnixListener),
+        serve_device: impl Fn(UnixListener, &ConnectionSlot),
     ) -> io::Result<()> {
         *lock(&self.socket) = Some(client.try_clone()?);
         if is_stopping() {
@@ -59,16 +66,22 @@ impl VfioUserClient {
             let identity = guest.function();
             let connect = || {
                 let (listener, device) = names.pair()?;
-                listeners.send(listener).map_err(io::Error::other)?;
-                VhostUser::new(device.into(), identity.queues)
+                let behind = Arc::new(ConnectionSlot::new());
+                listeners.send((listener, behind.clone())).map_err(io::Error::other)?;
+                let mut device = VhostUser::new(device.into(), identity.queues)?;
+                device.serve_kicks_by(move |queue| {
+                    let connection = behind.get().and_then(Weak::upgrade);
+                    connection.is_some_and(|connection| connection.serve_kick(queue))
+                });
+                Ok(device)
             };
             let pace = || account.charge_and_wait(|| lock(&socket).is_none());
             serve_function(client, identity, connect, pace, &guest);
             account.charge_ending_thread(Instant::now());
         })?;
         // It ends when the function's thread has ended.
-        for listener in connections {
-            serve_device(listener);
+        for (listener, behind) in connections {
+            serve_device(listener, &behind);
         }
         *lock(&self.socket) = None;
         Ok(())

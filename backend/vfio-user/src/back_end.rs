@@ -82,6 +82,11 @@ pub trait BackEnd {
         kick: BorrowedFd<'_>,
         call: Option<BorrowedFd<'_>>,
     ) -> Result<(), BackEndError>;
+    /// Serves a queue that its driver has kicked on the calling thread. `false`: it does not, and its
+    /// kick eventfd has to be signalled.
+    fn kick(&mut self, _queue: u16) -> bool {
+        false
+    }
     /// Replaces the eventfd by which a queue interrupts. The old one is not used any more when this
     /// returns.
     fn set_call(&mut self, queue: u16, call: Option<BorrowedFd<'_>>) -> Result<(), BackEndError>;
@@ -130,6 +135,9 @@ const HEADER: usize = 12;
 /// Bytes of the longest answer that is read: a configuration.
 const MAX_ANSWER: usize = 12 + 256;
 
+/// What serves a queue that was kicked, or says that it does not.
+type ServeKick = Box<dyn Fn(u16) -> bool>;
+
 /// A back end at the other end of a connection. Requests wait for their answers.
 pub struct VhostUser {
     stream: UnixStream,
@@ -137,6 +145,7 @@ pub struct VhostUser {
     can_reset: bool,
     /// It has memory of the guest.
     has_memory: bool,
+    serve_kick: Option<ServeKick>,
 }
 
 impl std::fmt::Debug for VhostUser {
@@ -151,7 +160,8 @@ impl VhostUser {
     /// # Errors
     /// The back end ends, refuses, or lacks CONFIG, MQ, REPLY_ACK or queues.
     pub fn new(stream: UnixStream, queues: u16) -> Result<VhostUser, BackEndError> {
-        let mut this = VhostUser { stream, offered: 0, can_reset: false, has_memory: false };
+        let mut this =
+            VhostUser { stream, offered: 0, can_reset: false, has_memory: false, serve_kick: None };
         this.send(SET_OWNER, 0, &[], &[])?;
         this.offered = this.get_u64(GET_FEATURES)?;
         if this.offered & PROTOCOL_FEATURES == 0 {
@@ -170,6 +180,12 @@ impl VhostUser {
             return Err(BackEndError::Missing("as many queues"));
         }
         Ok(this)
+    }
+
+    /// Has kicks served by `serve`, on the thread of the function, as [`BackEnd::kick`] says. For a back
+    /// end in the same process.
+    pub fn serve_kicks_by(&mut self, serve: impl Fn(u16) -> bool + 'static) {
+        self.serve_kick = Some(Box::new(serve));
     }
 
     fn set_table(&self, regions: &[MemoryRegion<'_>]) -> Result<(), BackEndError> {
@@ -359,6 +375,10 @@ impl BackEnd for VhostUser {
         self.set_eventfd(SET_VRING_CALL, queue, call)?;
         self.set_eventfd(SET_VRING_KICK, queue, Some(kick))?;
         self.set_ring(SET_VRING_ENABLE, queue, 1)
+    }
+
+    fn kick(&mut self, queue: u16) -> bool {
+        self.serve_kick.as_ref().is_some_and(|serve| serve(queue))
     }
 
     fn set_call(&mut self, queue: u16, call: Option<BorrowedFd<'_>>) -> Result<(), BackEndError> {

@@ -326,8 +326,10 @@ impl<'a, B: BackEnd> Device<'a, B> {
     }
 
     fn kick(&mut self, at: usize) {
-        let queue = self.queues.get(at / NOTIFY_MULTIPLIER as usize);
-        if let Some(queue) = queue.filter(|queue| queue.is_running) {
+        let number = at / NOTIFY_MULTIPLIER as usize;
+        let Some(queue) = self.queues.get(number).filter(|queue| queue.is_running) else { return };
+        // There are no more queues than vectors.
+        if !self.back_end.as_mut().is_some_and(|back_end| back_end.kick(number as u16)) {
             // It is this process's own, and nobody writes so much that it is full.
             let _ = rustix::io::write(&queue.kick, &1u64.to_ne_bytes());
         }

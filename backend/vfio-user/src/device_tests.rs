@@ -16,6 +16,7 @@ enum Asked {
     Call(u16, bool),
     Stop(u16),
     Reset,
+    Kick(u16),
 }
 
 /// A back end that notes what it is asked for.
@@ -26,6 +27,8 @@ struct Noted {
     kicks: Rc<RefCell<Vec<OwnedFd>>>,
     /// The eventfd by which its queue interrupts.
     call: Rc<RefCell<Option<OwnedFd>>>,
+    /// It serves kicks itself.
+    serves: Rc<Cell<bool>>,
     /// It has memory.
     has_memory: Rc<Cell<bool>>,
     /// It has ended.
@@ -80,6 +83,9 @@ impl BackEnd for Noted {
         self.kicks.borrow_mut().push(kick.try_clone_to_owned().unwrap());
         *self.call.borrow_mut() = call.map(|fd| fd.try_clone_to_owned().unwrap());
         self.note(Asked::Start(queue, *layout, call.is_some()))
+    }
+    fn kick(&mut self, queue: u16) -> bool {
+        self.serves.get() && self.note(Asked::Kick(queue)).is_ok()
     }
     fn set_call(&mut self, queue: u16, call: Option<BorrowedFd<'_>>) -> Result<(), BackEndError> {
         *self.call.borrow_mut() = call.map(|fd| fd.try_clone_to_owned().unwrap());
@@ -351,6 +357,24 @@ fn an_interrupt_waits_for_the_vectors_eventfd() {
         assert_eq!(pending(device), [0xff, 1, 0, 0]);
         device.store(STATUS, [0]);
         assert_eq!(pending(device), [0xff, 0, 0, 0]);
+    });
+}
+
+#[test]
+fn a_back_end_that_serves_kicks_itself_gets_no_eventfd_for_them() {
+    let back_end = Noted::default();
+    with_device(&back_end, |device| {
+        device.bring_up();
+        let kicked = || rustix::io::read(&back_end.kicks.borrow()[0], &mut [0; 8]).is_ok();
+        back_end.serves.set(true);
+        device.store(NOTIFY.offset as usize, [0, 0]);
+        assert!(!kicked());
+        assert_eq!(back_end.taken().pop(), Some(Asked::Kick(0)));
+        device.store(NOTIFY.offset as usize + 4, [1, 0]);
+        assert_eq!(back_end.taken(), [], "a queue that does not run");
+        back_end.serves.set(false);
+        device.store(NOTIFY.offset as usize, [0, 0]);
+        assert!(kicked());
     });
 }
 
