@@ -22,6 +22,7 @@ pub mod pool;
 pub mod signal;
 pub mod slab;
 pub mod status;
+pub mod virtio_pci;
 
 pub use ids::{Chid, Gid, Token};
 pub use pool::{PoolAnswer, PoolStatus};

@@ -7,44 +7,23 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use virtio_ism_abi::virtio_pci::NO_VECTOR;
+use virtio_ism_abi::virtio_pci::common::{
+    CONFIG_VECTOR, DEVICE_FEATURE, DEVICE_FEATURE_SELECT, DRIVER_FEATURE, DRIVER_FEATURE_SELECT,
+    GENERATION, LEN as COMMON_LEN, NUM_QUEUES, QUEUE_DESC, QUEUE_DEVICE, QUEUE_DRIVER,
+    QUEUE_ENABLE, QUEUE_NOTIFY_OFF, QUEUE_SELECT, QUEUE_SIZE, QUEUE_VECTOR, STATUS,
+};
+use virtio_ism_abi::virtio_pci::status::{DRIVER_OK, FEATURES_OK, NEEDS_RESET};
+
 use crate::back_end::{BackEnd, BackEndError, QueueLayout};
 use crate::dma::{DmaError, DmaTable};
 use crate::irq::{IrqError, Vectors};
 use crate::pci::{Access, ConfigSpace, Effect};
 use crate::region::{
-    COMMON, COMMON_LEN, CONFIG, DEVICE, MSIX_BAR, NOTIFY, NOTIFY_MULTIPLIER, PENDING_BITS,
-    STRUCTURES_BAR,
+    COMMON, CONFIG, DEVICE, MSIX_BAR, NOTIFY, NOTIFY_MULTIPLIER, PENDING_BITS, STRUCTURES_BAR,
 };
 use crate::wire::{Fields, put};
 use crate::{Event, Identity};
-
-/// No vector.
-const NO_VECTOR: u16 = 0xffff;
-/// Feature: the device is not a legacy one.
-const VERSION_1: u64 = 1 << 32;
-
-// Offsets of the common configuration.
-const DEVICE_FEATURE_SELECT: usize = 0;
-const DEVICE_FEATURE: usize = 4;
-const DRIVER_FEATURE_SELECT: usize = 8;
-const DRIVER_FEATURE: usize = 12;
-const CONFIG_VECTOR: usize = 16;
-const NUM_QUEUES: usize = 18;
-const STATUS: usize = 20;
-const GENERATION: usize = 21;
-const QUEUE_SELECT: usize = 22;
-const QUEUE_SIZE: usize = 24;
-const QUEUE_VECTOR: usize = 26;
-const QUEUE_ENABLE: usize = 28;
-const QUEUE_NOTIFY_OFF: usize = 30;
-const QUEUE_DESC: usize = 32;
-const QUEUE_DRIVER: usize = 40;
-const QUEUE_DEVICE: usize = 48;
-
-// Bits of the status.
-const DRIVER_OK: u8 = 4;
-const FEATURES_OK: u8 = 8;
-const NEEDS_RESET: u8 = 64;
 
 /// Hears of what happens to a client.
 pub(crate) type Report<'a> = dyn FnMut(Event<'_>) + 'a;

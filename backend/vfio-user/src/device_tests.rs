@@ -4,6 +4,8 @@ use std::rc::Rc;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use virtio_ism_abi::virtio_pci::VERSION_1;
+
 use super::*;
 use crate::dma::MemoryRegion;
 

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The configuration space of the function: a virtio device without a legacy interface, MSI-X only.
 
+use virtio_ism_abi::virtio_pci::{CAPABILITY, FIRST_DEVICE, VENDOR, common, structure};
+
 use crate::Identity;
 use crate::region::{
-    COMMON, COMMON_LEN, CONFIG_LEN, DEVICE, ISR, MSIX_BAR, NOTIFY, NOTIFY_MULTIPLIER, PENDING,
-    Place, STRUCTURES_BAR,
+    COMMON, CONFIG_LEN, DEVICE, ISR, MSIX_BAR, NOTIFY, NOTIFY_MULTIPLIER, PENDING, Place,
+    STRUCTURES_BAR,
 };
 use crate::wire::{Fields, put};
 
-/// PCI vendor of virtio devices.
-const VIRTIO_VENDOR: u16 = 0x1af4;
-/// The first PCI device of virtio 1.0 and later.
-const FIRST_DEVICE: u16 = 0x1040;
 /// Subsystem that QEMU gives virtio functions.
 const SUBSYSTEM: u16 = 0x1100;
 
@@ -154,7 +152,7 @@ fn registers(identity: &Identity, vectors: u16) -> [u8; CONFIG_LEN] {
     const BAR64: u32 = 4;
     let mut bytes = [0; CONFIG_LEN];
     let mut set = |at: usize, value: &[u8]| put(&mut bytes, at, value);
-    set(0x00, &VIRTIO_VENDOR.to_le_bytes());
+    set(0x00, &VENDOR.to_le_bytes());
     set(0x02, &(FIRST_DEVICE + identity.device_id).to_le_bytes());
     set(0x06, &HAS_LIST.to_le_bytes());
     // The revision of devices without a legacy interface.
@@ -162,7 +160,7 @@ fn registers(identity: &Identity, vectors: u16) -> [u8; CONFIG_LEN] {
     set(0x09, &identity.class.to_le_bytes()[..3]);
     set(0x10 + 4 * STRUCTURES_BAR as usize, &BAR64.to_le_bytes());
     set(0x10 + 4 * MSIX_BAR as usize, &BAR64.to_le_bytes());
-    set(0x2c, &VIRTIO_VENDOR.to_le_bytes());
+    set(0x2c, &VENDOR.to_le_bytes());
     set(0x2e, &SUBSYSTEM.to_le_bytes());
     set(0x34, &[MSIX]);
 
@@ -174,20 +172,19 @@ fn registers(identity: &Identity, vectors: u16) -> [u8; CONFIG_LEN] {
     // Advanced features of a conventional function: it can be reset, and says when it is done.
     set(usize::from(FEATURES), &[0x13, COMMON_CAP, 6, 3]);
 
-    // Kinds of structures (virtio 1.3, 4.1.4).
     let notify_len = u64::from(identity.queues) * u64::from(NOTIFY_MULTIPLIER);
     let notify = Place { len: notify_len, ..NOTIFY };
     let device = Place { len: u64::from(identity.config_len), ..DEVICE };
-    let common = Place { len: COMMON_LEN as u64, ..COMMON };
+    let common_place = Place { len: common::LEN as u64, ..COMMON };
     for (at, next, len, kind, place) in [
-        (COMMON_CAP, ISR_CAP, 16, 1, common),
-        (ISR_CAP, DEVICE_CAP, 16, 3, Place { len: 4, ..ISR }),
-        (DEVICE_CAP, NOTIFY_CAP, 16, 4, device),
-        (NOTIFY_CAP, ACCESS_CAP, 20, 2, notify),
-        (ACCESS_CAP, 0, 20, 5, Place { offset: 0, len: 0 }),
+        (COMMON_CAP, ISR_CAP, 16, structure::COMMON, common_place),
+        (ISR_CAP, DEVICE_CAP, 16, structure::ISR, Place { len: 4, ..ISR }),
+        (DEVICE_CAP, NOTIFY_CAP, 16, structure::DEVICE, device),
+        (NOTIFY_CAP, ACCESS_CAP, 20, structure::NOTIFY, notify),
+        (ACCESS_CAP, 0, 20, structure::ACCESS, Place { offset: 0, len: 0 }),
     ] {
         let at = usize::from(at);
-        set(at, &[9, next, len, kind, STRUCTURES_BAR as u8]);
+        set(at, &[CAPABILITY, next, len, kind, STRUCTURES_BAR as u8]);
         set(at + 8, &(place.offset as u32).to_le_bytes());
         set(at + 12, &(place.len as u32).to_le_bytes());
     }

@@ -36,8 +36,6 @@ pub(crate) struct Place {
     pub(crate) len: u64,
 }
 
-/// Bytes that the common configuration has.
-pub(crate) const COMMON_LEN: usize = 56;
 /// The common configuration (virtio 1.3, 4.1.4.3).
 pub(crate) const COMMON: Place = Place { offset: 0, len: 0x1000 };
 /// The interrupt status, which is 0: interrupts are messages.

@@ -3,7 +3,10 @@
 
 use std::os::fd::AsFd;
 
-use super::{Common, DRIVER_OK, Device, FEATURES_OK, NEEDS_RESET, NO_VECTOR, VERSION_1};
+use virtio_ism_abi::virtio_pci::status::{DRIVER_OK, FEATURES_OK, NEEDS_RESET};
+use virtio_ism_abi::virtio_pci::{NO_VECTOR, VERSION_1};
+
+use super::{Common, Device};
 use crate::back_end::{BackEnd, BackEndError, QueueLayout};
 use crate::dma::MemoryRegion;
 

@@ -6,6 +6,8 @@
 
 use thiserror::Error;
 use virtio_ism_abi::WINDOW_SHMID;
+use virtio_ism_abi::virtio_pci::structure::{COMMON, DEVICE, ISR, NOTIFY, SHARED_MEMORY};
+use virtio_ism_abi::virtio_pci::{CAPABILITY, common};
 
 /// Bytes of configuration space that can hold capabilities.
 pub(super) const CONFIG_SPACE: usize = 256;
@@ -15,14 +17,6 @@ const FIRST: u8 = 0x40;
 const MOST: usize = (CONFIG_SPACE - FIRST as usize) / 4;
 /// Status bit: there is a list.
 const HAS_LIST: u8 = 1 << 4;
-/// Capability id of vendors.
-const VENDOR: u8 = 9;
-
-const COMMON: u8 = 1;
-const NOTIFY: u8 = 2;
-const ISR: u8 = 3;
-const DEVICE: u8 = 4;
-const SHARED_MEMORY: u8 = 8;
 
 /// Bytes of a virtio capability; those of notification and shared memory are longer.
 const CAP: u8 = 16;
@@ -30,7 +24,7 @@ const NOTIFY_CAP: u8 = 20;
 const CAP64: u8 = 24;
 
 /// Bytes of the common configuration that the driver uses.
-pub(super) const COMMON_LEN: u64 = 56;
+pub(super) const COMMON_LEN: u64 = common::LEN as u64;
 
 /// What can be wrong with the capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -154,7 +148,7 @@ pub(super) fn read_layout(
         }
         let (cap, at) = (next, usize::from(next));
         next = byte(at + 1);
-        if byte(at) != VENDOR {
+        if byte(at) != CAPABILITY {
             continue;
         }
         let (len, kind, bar, id) = (byte(at + 2), byte(at + 3), byte(at + 4), byte(at + 5));

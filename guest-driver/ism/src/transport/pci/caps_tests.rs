@@ -33,7 +33,7 @@ impl Space {
     fn cap(&mut self, len: u8, kind: u8, bar: u8, id: u8, range: (u32, u32), rest: &[u8]) -> usize {
         let (offset, size) = (range.0.to_le_bytes(), range.1.to_le_bytes());
         let body = [&[len, kind, bar, id, 0, 0][..], &offset, &size, rest].concat();
-        self.entry(VENDOR, &body)
+        self.entry(CAPABILITY, &body)
     }
 
     /// The structures of a device with this many bytes of window.
@@ -140,7 +140,7 @@ fn entries_that_are_too_short_or_end_beyond_the_space_are_refused() {
     }
     let mut space = Space::new();
     space.bytes[0x34] = 0xfc;
-    space.bytes[0xfc..].copy_from_slice(&[VENDOR, 0, 16, COMMON]);
+    space.bytes[0xfc..].copy_from_slice(&[CAPABILITY, 0, 16, COMMON]);
     assert!(matches!(space.read(), Err(CapError::Length { at: 0xfc, .. })));
 }
 
@@ -197,7 +197,7 @@ fn what_is_missing_is_named() {
     assert_eq!(read_layout(&[0; CONFIG_SPACE], bars), Err(CapError::NoList));
     assert!(matches!(Space::new().read(), Err(CapError::Missing(_))));
     let mut space = Space::device(1 << 30);
-    let at = space.bytes.windows(4).position(|w| w[0] == VENDOR && w[3] == ISR).unwrap();
+    let at = space.bytes.windows(4).position(|w| w[0] == CAPABILITY && w[3] == ISR).unwrap();
     space.bytes[at + 3] = 99;
     assert_eq!(space.read(), Err(CapError::Missing("interrupt status")));
 }

@@ -5,6 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use virtio_ism_abi::config::{CONFIG_LEN, Config};
+use virtio_ism_abi::virtio_pci::common::{
+    CONFIG_VECTOR, DEVICE_FEATURE, DEVICE_FEATURE_SELECT, DRIVER_FEATURE, DRIVER_FEATURE_SELECT,
+    GENERATION, NUM_QUEUES, QUEUE_DESC, QUEUE_DEVICE, QUEUE_DRIVER, QUEUE_ENABLE, QUEUE_NOTIFY_OFF,
+    QUEUE_SELECT, QUEUE_SIZE, QUEUE_VECTOR, STATUS,
+};
+use virtio_ism_abi::virtio_pci::{NO_VECTOR, status};
 use zerocopy::FromBytes;
 
 use super::PciError;
@@ -42,38 +48,6 @@ impl Io for Registers {
         let _ = self.write_u32(at, value);
     }
 }
-
-// Offsets of the common configuration.
-const DEVICE_FEATURE_SELECT: usize = 0;
-const DEVICE_FEATURE: usize = 4;
-const DRIVER_FEATURE_SELECT: usize = 8;
-const DRIVER_FEATURE: usize = 12;
-const CONFIG_VECTOR: usize = 16;
-const NUM_QUEUES: usize = 18;
-const STATUS: usize = 20;
-const GENERATION: usize = 21;
-const QUEUE_SELECT: usize = 22;
-const QUEUE_SIZE: usize = 24;
-const QUEUE_VECTOR: usize = 26;
-const QUEUE_ENABLE: usize = 28;
-const QUEUE_NOTIFY_OFF: usize = 30;
-const QUEUE_DESC: usize = 32;
-const QUEUE_DRIVER: usize = 40;
-const QUEUE_DEVICE: usize = 48;
-
-/// Bits of the device status.
-pub(super) mod status {
-    pub(in super::super) const ACKNOWLEDGE: u8 = 1;
-    pub(in super::super) const DRIVER: u8 = 2;
-    pub(in super::super) const DRIVER_OK: u8 = 4;
-    pub(in super::super) const FEATURES_OK: u8 = 8;
-    pub(in super::super) const NEEDS_RESET: u8 = 64;
-    /// The value that a bus returns for an absent device.
-    pub(in super::super) const NO_DEVICE: u8 = 0xff;
-}
-
-/// No vector: the device has refused one, or gets none.
-const NO_VECTOR: u16 = 0xffff;
 
 /// How long the device may take to reset; it stops its queues meanwhile.
 const RESET_TIMEOUT: Duration = Duration::from_millis(1000);

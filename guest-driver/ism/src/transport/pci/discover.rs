@@ -5,15 +5,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use virtio_ism_abi::VIRTIO_ID_ISM;
+use virtio_ism_abi::virtio_pci::{FIRST_DEVICE, VENDOR};
+
 use super::paths::DEVICES;
 use super::{PciAddress, PciError};
 
-/// Virtio id of ISM devices.
-const VIRTIO_ID_ISM: u16 = 44;
-/// Vendor of virtio devices.
-const VENDOR: u16 = 0x1af4;
-/// Device ids of modern virtio devices start at 0x1040.
-const DEVICE: u16 = 0x1040 + VIRTIO_ID_ISM;
+/// PCI device of ISM devices.
+const DEVICE: u16 = FIRST_DEVICE + VIRTIO_ID_ISM as u16;
 
 /// The kernel driver that is bound to a function.
 #[derive(Clone, Debug, PartialEq, Eq)]

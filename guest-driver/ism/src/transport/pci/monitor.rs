@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::common::{Common, status};
+use virtio_ism_abi::virtio_pci::status;
+
+use super::common::Common;
 use super::function::Function;
 use super::window::BarWindow;
 use super::{Interrupts, PciError};

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use virtio_ism_abi::FIRST_MOVE_QUEUE;
 use virtio_ism_abi::config::{Config, Features};
+use virtio_ism_abi::virtio_pci::{VERSION_1, status};
 
 use super::caps::{Layout, read_layout};
-use super::common::{Common, Io, notify_offset, status};
+use super::common::{Common, Io, notify_offset};
 use super::connection::{NotifyRegister, Pci};
 use super::function::Function;
 use super::monitor::{PciDevice, PciMonitor};
@@ -19,8 +20,6 @@ use ism_sys::{DmaMemory, EventFd, Registers};
 
 /// VIRTIO_F_EVENT_IDX: event indices decide about notifications.
 const EVENT_IDX: u64 = 1 << 29;
-/// virtio 1.0 or later.
-const VERSION_1: u64 = 1 << 32;
 
 /// Memory that control and event queue and a few buffers need at least, bytes.
 const LEAST_MEMORY: usize = 4 << 20;
