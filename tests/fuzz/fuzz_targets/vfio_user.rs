@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A vfio-user client that sends any messages, with memory and eventfds or without, to a function whose
-//! back end holds it to its word: a queue that starts has its rings in memory that the back end has,
-//! regions never overlap, features are those that were offered, and every request that wants a reply
-//! gets one until the stream is none.
+//! back end holds it to its word: a queue that runs has its rings in memory that the back end has,
+//! regions never overlap, what the client has unmapped is not among them, and without a queue there are
+//! none; features are those that were offered; an interrupt is pending or delivered; and every request
+//! that wants a reply gets one until the stream is none.
 #![no_main]
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
@@ -43,12 +45,36 @@ enum Act {
     Reset,
 }
 
-/// A back end that believes nothing.
+/// Begin and end of each region that the back end has, for the client to look at.
+type Regions = Arc<Mutex<Vec<(u64, u64)>>>;
+
+/// A back end that believes nothing. It interrupts for every other kick that it serves itself.
 #[derive(Default)]
 struct Doubting {
-    memory: Vec<(u64, u64)>,
-    running: BTreeSet<u16>,
+    memory: Regions,
+    running: BTreeMap<u16, (QueueLayout, Option<OwnedFd>)>,
     accepted: Option<u64>,
+    kicks: usize,
+}
+
+impl Doubting {
+    fn has(&self, layout: &QueueLayout) -> bool {
+        let size = u64::from(layout.size);
+        let rings = [
+            (layout.descriptors, 16 * size),
+            (layout.available, 6 + 2 * size),
+            (layout.used, 6 + 8 * size),
+        ];
+        let memory = self.memory.lock().unwrap();
+        let lies_in = |(start, len)| {
+            memory.iter().any(|(from, to): &(u64, u64)| *from <= start && start + len <= *to)
+        };
+        rings.into_iter().all(lies_in)
+    }
+}
+
+fn copy(call: Option<BorrowedFd<'_>>) -> Option<OwnedFd> {
+    call.map(|fd| fd.try_clone_to_owned().unwrap())
 }
 
 type Done = Result<(), BackEndError>;
@@ -69,12 +95,12 @@ impl BackEnd for Doubting {
         Ok(vec![0; len.into()])
     }
     fn set_memory(&mut self, regions: &[MemoryRegion<'_>]) -> Done {
-        assert!((1..=32).contains(&regions.len()));
-        self.memory = regions.iter().map(|r| (r.address, r.address + r.size)).collect();
-        assert!(self.memory.windows(2).all(|two| two[0].1 <= two[1].0), "{:?}", self.memory);
-        for queue in regions {
-            assert!(queue.size > 0);
-        }
+        assert!(regions.len() <= 32);
+        let new: Vec<_> = regions.iter().map(|r| (r.address, r.address + r.size)).collect();
+        assert!(new.windows(2).all(|two| two[0].1 <= two[1].0), "{new:?}");
+        assert!(regions.iter().all(|region| region.size > 0));
+        *self.memory.lock().unwrap() = new;
+        assert!(self.running.values().all(|(layout, _)| self.has(layout)));
         Ok(())
     }
     fn start_queue(
@@ -82,26 +108,27 @@ impl BackEnd for Doubting {
         queue: u16,
         layout: &QueueLayout,
         _: BorrowedFd<'_>,
-        _: Option<BorrowedFd<'_>>,
+        call: Option<BorrowedFd<'_>>,
     ) -> Done {
-        assert!(self.accepted.is_some() && queue < 4 && self.running.insert(queue));
-        assert!(layout.size.is_power_of_two() && layout.size <= 256);
-        let size = u64::from(layout.size);
-        for (start, len) in [
-            (layout.descriptors, 16 * size),
-            (layout.available, 6 + 2 * size),
-            (layout.used, 6 + 8 * size),
-        ] {
-            assert!(self.memory.iter().any(|(from, to)| *from <= start && start + len <= *to));
-        }
+        assert!(self.accepted.is_some() && queue < 4);
+        assert!(layout.size.is_power_of_two() && layout.size <= 256 && self.has(layout));
+        assert!(self.running.insert(queue, (*layout, copy(call))).is_none());
         Ok(())
     }
-    fn set_call(&mut self, queue: u16, _: Option<BorrowedFd<'_>>) -> Done {
-        assert!(self.running.contains(&queue));
+    fn kick(&mut self, queue: u16) -> bool {
+        let (_, call) = &self.running[&queue];
+        self.kicks += 1;
+        if let (Some(call), 0) = (call, self.kicks % 2) {
+            rustix::io::write(call, &1u64.to_ne_bytes()).unwrap();
+        }
+        self.kicks % 3 != 0
+    }
+    fn set_call(&mut self, queue: u16, call: Option<BorrowedFd<'_>>) -> Done {
+        self.running.get_mut(&queue).unwrap().1 = copy(call);
         Ok(())
     }
     fn stop_queue(&mut self, queue: u16) -> Done {
-        assert!(self.running.remove(&queue));
+        assert!(self.running.remove(&queue).is_some());
         Ok(())
     }
     fn reset(&mut self) -> Done {
@@ -115,9 +142,15 @@ fuzz_target!(|acts: Vec<Act>| {
     let (near, far) = UnixStream::pair().unwrap();
     let mut client = Client::new(near);
     let identity = Identity { device_id: 44, class: 0, config_len: 72, queues: 4, queue_size: 256 };
+    let memory = Regions::default();
+    let shown = memory.clone();
     let server = std::thread::spawn(move || {
         let mut report = |event: Event<'_>| drop(format!("{event:?}"));
-        match serve(far, identity, &mut || Ok(Doubting::default()), &mut report) {
+        let mut connect = || {
+            shown.lock().unwrap().clear();
+            Ok(Doubting { memory: shown.clone(), ..Doubting::default() })
+        };
+        match serve(far, identity, &mut connect, &mut report) {
             Err(end) => end.to_string(),
         }
     });
@@ -126,7 +159,7 @@ fuzz_target!(|acts: Vec<Act>| {
     let events = [(); 18].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
     let events: Vec<BorrowedFd<'_>> = events.iter().map(|fd| fd.as_fd()).collect();
     for act in acts.iter().take(MOST) {
-        if send(&mut client, act, file.as_fd(), &events).is_err() {
+        if send(&mut client, act, file.as_fd(), &events, &memory).is_err() {
             break;
         }
     }
@@ -141,6 +174,7 @@ fn send(
     act: &Act,
     file: BorrowedFd<'_>,
     events: &[BorrowedFd<'_>],
+    memory: &Regions,
 ) -> std::io::Result<()> {
     let page = |n: u8| u64::from(n) << 12;
     let mut ask = |command: u16, body: &[u8], fds: &[BorrowedFd<'_>]| {
@@ -172,7 +206,13 @@ fn send(
         Act::Unmap { start, pages, flags } => {
             let mut body = words(&[24, (*flags).into()]);
             body.extend(longs(&[page(*start), page(*pages)]));
-            ask(DMA_UNMAP, &body, &[])
+            if client.try_request(DMA_UNMAP, &body, &[])?.is_ok() {
+                let all = flags & 2 != 0;
+                let gone = (page(*start), page(*start) + page(*pages));
+                let memory = memory.lock().unwrap();
+                assert!(!memory.iter().any(|(from, to)| all || *from < gone.1 && gone.0 < *to));
+            }
+            Ok(())
         }
         Act::Irqs { start, count, has_fds } => {
             let body = words(&[20, 0x24, 2, (*start).into(), (*count).into()]);
