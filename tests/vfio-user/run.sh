@@ -16,4 +16,4 @@ image=$(image vfio-user sid apt qemu-system-x86,seabios)
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 tar -C "$root" -xf "$image" ./usr
-VFIO_USER_ROOT=$root cargo xtask vm --show-output --only page::the_commands_for_vfio_user
+VFIO_USER_ROOT=$root cargo xtask vm --show-output --only page::vfio_user::

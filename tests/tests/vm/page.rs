@@ -4,7 +4,6 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -12,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use smc_tests::eventually;
 use smc_tests::vm::{Bed, Program, print_always};
+
+mod vfio_user;
 
 const PAGE: &str = include_str!("../../../docs/virtual-machines.md");
 /// How long a guest may take to boot, on a busy machine.
@@ -116,10 +117,15 @@ impl Terminal {
     }
 
     fn shows(&self, text: &str) {
+        self.shows_after(0, text);
+    }
+
+    /// Waits until it shows `text` after so many bytes.
+    fn shows_after(&self, from: usize, text: &str) {
         let start = Instant::now();
         loop {
             let shown = self.text();
-            if shown.contains(text) {
+            if shown[from..].contains(text) {
                 return;
             }
             assert!(self.program.ended().is_none(), "{} has ended", self.log.display());
@@ -163,48 +169,6 @@ fn the_commands_for_cloud_hypervisor_start_two_guests_that_talk() {
     let _daemon = page.daemon(&block("cloud-hypervisor daemon"));
     let path = format!("export PATH={}:$PATH\n", bin.display());
     let mut guests = page.guests(&(path + &block("cloud-hypervisor")));
-    let [a, _] = page.talk(&mut guests);
-    assert!(a.contains("move"), "{a}");
-}
-
-#[test]
-fn the_commands_for_vfio_user_start_two_guests_that_talk() {
-    // The files of a distribution whose QEMU has the client; `tests/vfio-user/run.sh` gets them.
-    let Some(root) = std::env::var_os("VFIO_USER_ROOT").map(PathBuf::from) else {
-        print_always("NOT TESTED here: vfio-user. tests/vfio-user/run.sh tests it");
-        return;
-    };
-    let page = Page::new();
-    let bin = page.bed.path("bin");
-    fs::create_dir(&bin).unwrap();
-    // Its libraries are of another distribution than those of this machine. Not each machine with a
-    // /dev/kvm can run guests by it, and emulated time may come late.
-    let qemu = bin.join("qemu-system-x86_64");
-    let (lib, share) = (root.join("usr/lib/x86_64-linux-gnu"), root.join("usr/share"));
-    let (lib, share) = (lib.display(), share.display());
-    let run = format!(
-        r#"#!/bin/bash
-        args=()
-        while [ $# -gt 0 ]; do
-            case "${{ACCEL:-tcg}} $1 ${{2:-}}" in
-            "tcg -accel kvm") ;;
-            "tcg -append "*) args+=("$1" "$2 no_timer_check") ;;
-            *) args+=("$1"); shift; continue ;;
-            esac
-            shift 2
-        done
-        export QEMU_MODULE_DIR={lib}/qemu
-        exec {lib}/ld-linux-x86-64.so.2 --library-path {lib}:{lib}/pulseaudio \
-            {root}/usr/bin/qemu-system-x86_64 -L {share}/seabios -L {share}/qemu "${{args[@]}}""#,
-        root = root.display()
-    );
-    fs::write(&qemu, run).unwrap();
-    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("export PATH={}:$PATH\n", bin.display());
-    let version = page.bed.program("version", &[qemu.to_str().unwrap(), "-version"]);
-    assert!(version.wait(Duration::from_secs(30)).success());
-    let _daemon = page.daemon(&block("vfio-user daemon"));
-    let mut guests = page.guests(&(path + &block("vfio-user")));
     let [a, _] = page.talk(&mut guests);
     assert!(a.contains("move"), "{a}");
 }
