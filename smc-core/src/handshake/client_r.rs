@@ -112,8 +112,6 @@ impl AcceptedR {
             (link.gid, link.mac) = proposed;
             link.mtu = mtu;
         }
-        let gids = (accept.version == Version::V2 && first_contact)
-            .then(|| gid_list(link.gid, alternates));
         let extension = accept.extension;
         let answer = AnswerR {
             config: &config,
@@ -123,7 +121,8 @@ impl AcceptedR {
             eid: accept.eid,
             direct: own.direct,
             vendor: extension.map_or([0; 4], |extension| extension.common.vendor),
-            gids,
+            // The message has them where its extension does.
+            gids: Some(gid_list(link.gid, alternates)),
         };
         let established = EstablishedR {
             role: Role::Client,

@@ -291,6 +291,12 @@ mod tests {
         }
     }
 
+    // Shows: CLCV2-22, CLCV2-23.
+    #[test]
+    fn limits_are_the_most_that_there_can_be_unless_configured() {
+        assert_eq!(config(&[]).limits, LinkLimits { max_conns: 255, max_links: 2 });
+    }
+
     // Shows: CLCV2-11.
     #[test]
     fn an_associated_device_takes_no_room_in_the_array() {

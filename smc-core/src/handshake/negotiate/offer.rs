@@ -201,6 +201,7 @@ mod tests {
         assert_eq!(v2.smcd.entries.as_slice(), [half, half, platform]);
         assert_eq!(devices, config().devices);
         assert_eq!(v2.features, Features::EMULATED_ISM);
+        assert_eq!(v2.limits, LinkLimits::NONE, "they are for SMC-R");
         assert_eq!(proposal.ism, AssociatedIsm::default());
         assert_eq!(proposal.v1, None);
     }

@@ -335,6 +335,16 @@ mod tests {
         assert_eq!(peek_header(&bytes), Peek::Message { kind: Kind::Proposal, length: 52 });
     }
 
+    // Shows: CLC-5.
+    #[test]
+    fn a_message_of_another_extent_is_told_with_both_lengths() {
+        let header = Header::parse(&PROPOSAL).unwrap();
+        let short = WireError::Truncated { field: "Proposal", at: 0, need: 52, have: 8 };
+        assert_eq!(header.check_extent(&PROPOSAL), Err(short));
+        let long = WireError::TrailingBytes { length: 52, extra: 3 };
+        assert_eq!(header.check_extent(&[0; 55]), Err(long));
+    }
+
     // Shows: CLC-2.
     #[test]
     fn header_errors_have_names() {

@@ -425,3 +425,16 @@ fn trailing_eye_catcher_must_be_the_leading_one() {
     let got = EyeCatcher::Smcd.bytes();
     assert_eq!(refusal(&bytes), WireError::BadTrailingEyeCatcher { at, got });
 }
+
+// Shows: CLC-5.
+#[test]
+fn the_reserved_bytes_of_the_base_have_to_be_there() {
+    let whole = proposal(Version::V2, None, None).emit();
+    for len in [60, 70, 79] {
+        let mut bytes = whole[..len].to_vec();
+        bytes.extend(EyeCatcher::Smcr.bytes());
+        bytes[6] = u8::try_from(bytes.len()).unwrap();
+        let error = Message::parse(&bytes).unwrap_err();
+        assert!(matches!(error, WireError::Truncated { field: "reserved", .. }), "{error}");
+    }
+}
