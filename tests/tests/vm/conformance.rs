@@ -109,9 +109,17 @@ fn over_rdma_version_1_by_ipv6_with_two_rnics() {
 #[track_caller]
 fn plays_links(b: &Guest, command: &str) -> usize {
     let played = b.run(Run::from(command).within(LONG));
-    println!("{played}");
-    let report: serde_json::Value = serde_json::from_str(&played.out).unwrap();
-    assert_eq!(report["failed_musts"], 0, "{}", played.out);
+    let report: serde_json::Value =
+        serde_json::from_str(&played.out).unwrap_or_else(|error| panic!("{error}: {played}"));
+    println!("facts {}; {}; {} s", report["facts"], report["summary"], report["seconds"]);
+    // The report has thousands of lines: only the cases that failed, with what passed in them.
+    let cases = report["cases"].as_array().unwrap().iter();
+    let failed: Vec<String> = cases
+        .filter(|one| one["verdict"] == "FAIL")
+        .map(|one| format!("{} [{}]: {}\n{:#}", one["id"], one["level"], one["says"], one["exchanges"]))
+        .collect();
+    println!("{}", failed.join("\n"));
+    assert_eq!(report["failed_musts"], 0, "{} cases failed", failed.len());
     let passed = report["summary"]["PASS"].as_u64().unwrap();
     usize::try_from(passed).unwrap()
 }
