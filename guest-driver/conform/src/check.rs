@@ -9,6 +9,7 @@
 //! field = { bits = 0x20 }            a number with these bits; "clear" without them
 //! field = { member = "proposal.eid" }  one of the list that an earlier message had
 //! field = { form = "eid" }           text as an EID, "hostname", "uuid", "address", "pairs"
+//! distinct = "eid[*]"                no two members of this list are equal
 //! ```
 
 use toml::{Table, Value};
@@ -26,6 +27,7 @@ pub(crate) fn check(message: &Message, checks: &Table, scope: &Scope) -> Result<
         "reasons" => reasons(message, scope),
         "offered" => offered(message, scope),
         "proposed" => proposed_gid(message, scope),
+        "distinct" => distinct(message, expected.as_str().unwrap_or_default()),
         name => of_name(message, name, expected, scope),
     })
 }
@@ -112,6 +114,8 @@ fn has_form(got: &[u8], form: &str) -> Result<bool, String> {
         "uuid-2" => got.first().is_some_and(|byte| byte >> 6 == 0b10),
         // CLCV2-21.
         "address" => got.iter().any(|byte| *byte != 0),
+        // CLC-18: fe80::/10 is on every link.
+        "prefix" => !matches!(got, [0xfe, second, ..] if second >> 6 == 0b10),
         // CLC-7: no group address.
         "mac" => got.first().is_some_and(|byte| byte & 1 == 0) && got.iter().any(|byte| *byte != 0),
         other => return Err(format!("no form is called {other:?}")),
@@ -132,6 +136,19 @@ fn pairs(message: &Message) -> Result<(), String> {
             Some((next, others)) if next == chid => others,
             _ => return Err(format!("CHID {chid:#x} has no second entry")),
         };
+    }
+    Ok(())
+}
+
+/// The members of a list differ.
+fn distinct(message: &Message, list: &str) -> Result<(), String> {
+    let mut seen = std::collections::BTreeSet::new();
+    let members = message.named(list).filter_map(|span| Some((span, span.read(&message.bytes)?)));
+    for (span, member) in members {
+        let shown = show(&member);
+        if !seen.insert(member) {
+            return Err(format!("{} is {shown}, which stands there twice", span.name));
+        }
     }
     Ok(())
 }
@@ -225,6 +242,7 @@ mod tests {
             "'eid[1]' = { member = 'proposal.eid' }",
             "pairs = true",
             "reserved = 0",
+            "distinct = 'eid[*]'",
             "v2_types = 3\nv1_types = 2",
         ] {
             assert_eq!(holds(checks), Ok(()), "{checks}");
@@ -244,6 +262,7 @@ mod tests {
             "'eid[0]' = 'text:X'",
             "'eid[0]' = { member = 'accept.eid' }",
             "'entry[*].chid' = 7",
+            "distinct = 'entry[*].chid'",
             "nothing = 1",
         ] {
             assert!(holds(checks).is_err(), "{checks}");
@@ -265,5 +284,7 @@ mod tests {
         }
         assert!(form(b"host-1.lan  ", "hostname") && !form(b"a b", "hostname"));
         assert!(form(&[2, 0, 0, 0, 0, 1], "mac") && !form(&[1, 0, 0, 0, 0, 1], "mac"));
+        assert!(form(&[0xfd, 0x80], "prefix") && form(&[0xfe, 0xc0], "prefix"));
+        assert!(!form(&[0xfe, 0x80], "prefix") && !form(&[0xfe, 0xbf], "prefix"));
     }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 pub(crate) const NAMES: &[(&str, usize)] = &[
     ("eid", 32),
     ("foreign_eid", 32),
+    ("seid", 32),
     ("chid", 2),
     ("gid1", 8),
     ("gid2", 8),
@@ -15,6 +16,10 @@ pub(crate) const NAMES: &[(&str, usize)] = &[
     ("peer_id", 8),
     ("mac", 6),
     ("roce_gid", 16),
+    ("other_gid", 16),
+    ("other_family", 16),
+    ("prefix", 16),
+    ("prefix_bits", 1),
     ("network", 4),
     ("mask_bits", 1),
     ("token", 8),
@@ -28,7 +33,7 @@ pub(crate) const NAMES: &[(&str, usize)] = &[
 ];
 
 /// Facts without which the suite cannot see what a case is about. The others are about the target.
-const OF_THE_SUITE: &[&str] = &["data", "device", "echo", "option", "rnic"];
+const OF_THE_SUITE: &[&str] = &["data", "device", "echo", "option", "prefix", "rnic", "seid"];
 
 /// The facts that hold.
 #[derive(Clone, Debug, Default)]

@@ -22,6 +22,9 @@ const FACTS: &str = "facts";
 /// How often a case of a fact is played, and how long the suite waits in between.
 const FACT_TRIES: u32 = 3;
 const FACT_PAUSE: Duration = Duration::from_millis(500);
+/// Addresses of nobody, as GIDs: 192.0.2.1 and 2001:db8::1.
+const DOCUMENTED_V4: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1];
+const DOCUMENTED_V6: [u8; 16] = [0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 /// The fact that the target answers TCP option 254.
 const OPTION: &str = "option";
 
@@ -80,6 +83,8 @@ pub struct Options<'a> {
 pub struct Names {
     /// An EID of the target.
     pub eid: String,
+    /// Its system EID, if it is known.
+    pub seid: Option<String>,
     /// CHID of a fabric of the target.
     pub chid: u16,
     /// GID of the suite on that fabric.
@@ -90,6 +95,8 @@ pub struct Names {
     pub roce_gid: [u8; 16],
     /// IPv4 subnet of the TCP connection, and its number of bits.
     pub subnet: ([u8; 4], u8),
+    /// A prefix of IPv6 that the target has, and its number of bits.
+    pub prefix: Option<([u8; 16], u8)>,
 }
 
 impl Names {
@@ -102,6 +109,7 @@ impl Names {
         };
         scope.set("eid", padded(&self.eid));
         scope.set("foreign_eid", padded("CONFORMANCE-FOREIGN-EID"));
+        scope.set("seid", padded(self.seid.as_deref().unwrap_or_default()));
         scope.set("chid", self.chid.to_be_bytes());
         let (first, second) = self.gid.split_at(8);
         scope.set("gid1", first);
@@ -112,6 +120,15 @@ impl Names {
         scope.set("peer_id", [&[0x43, 0x46][..], &self.mac].concat());
         scope.set("mac", self.mac);
         scope.set("roce_gid", self.roce_gid);
+        // Of the range for documentation, in the family of the connection and in the other one.
+        let families = [DOCUMENTED_V4, DOCUMENTED_V6];
+        let is_v4 = self.roce_gid.starts_with(&DOCUMENTED_V4[..12]);
+        let [own, other] = if is_v4 { families } else { [DOCUMENTED_V6, DOCUMENTED_V4] };
+        scope.set("other_gid", own);
+        scope.set("other_family", other);
+        let (prefix, bits) = self.prefix.unwrap_or_default();
+        scope.set("prefix", prefix);
+        scope.set("prefix_bits", [bits]);
         let (network, bits) = self.subnet;
         scope.set("network", network);
         scope.set("mask_bits", [bits]);
@@ -357,6 +374,12 @@ impl Run<'_> {
         if self.options.echo {
             facts.add("echo");
         }
+        if self.options.names.seid.is_some() {
+            facts.add("seid");
+        }
+        if self.options.names.prefix.is_some() {
+            facts.add("prefix");
+        }
         if self.options.echo
             || matches!(&self.options.target, Target::Client { program: Some(_), .. })
         {
@@ -405,6 +428,13 @@ fn in_words(fact: &str) -> String {
         "two-links" => "two links of SMC-R with the suite".into(),
         "link-r1" => "links of SMC-R version 1 with the suite".into(),
         "option" => "TCP option 254 at both ends".into(),
+        "seid" => "the system EID of the target: --seid".into(),
+        "prefix" => "a prefix of IPv6 of the target: --prefix".into(),
+        "prefix-r1" => "SMC-R version 1 by a prefix of IPv6".into(),
+        "prefix-d1" => "SMC-D version 1 by a prefix of IPv6".into(),
+        "records" | "offers-records" => "vendor options for records on TCP".into(),
+        "remembers" => "a second contact".into(),
+        "lists-gids" => "more addresses than one".into(),
         "d2" => "SMC-D version 2 with the suite".into(),
         "d1" => "SMC-D version 1 with the suite".into(),
         "r2" => "SMC-R version 2 with the suite".into(),

@@ -33,7 +33,9 @@ fn play(kinds: Kinds, fault: Fault, layer: &str, only: &[&str]) -> Results {
             gid: [0x43, 2, 3, 4, 5, 6, 0x47, 8, 0x99, 10, 11, 12, 13, 14, 15, 17],
             mac: [2, 0x43, 0x46, 0, 0, 1],
             roce_gid: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1],
+            seid: None,
             subnet: ([127, 0, 0, 0], 8),
+            prefix: None,
         },
     };
     let results = run(target::cases(), &options, &target::progress);

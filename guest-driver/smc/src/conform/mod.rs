@@ -5,7 +5,7 @@ mod device;
 mod rnic;
 
 use std::io::IsTerminal;
-use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -124,6 +124,10 @@ pub(crate) struct ConformArgs {
     #[arg(long, value_name = "EID", default_value = guest_driver::socket::DEFAULT_EID)]
     eid: String,
 
+    /// System EID of the target.
+    #[arg(long, value_name = "EID")]
+    seid: Option<String>,
+
     /// A virtio-ism device for the suite, on a fabric of the target: a socket of the daemon, a PCI
     /// device of this virtual machine, or "none".
     #[arg(long, value_name = "DEVICE", default_value = "none")]
@@ -141,6 +145,10 @@ pub(crate) struct ConformArgs {
     /// Subnet of the connection, for version 1 [default: 24 bits of the own address].
     #[arg(long, value_name = "ADDRESS/BITS", value_parser = parse_subnet)]
     subnet: Option<([u8; 4], u8)>,
+
+    /// A prefix of IPv6 of the target, for version 1 [default: 64 bits of the own address].
+    #[arg(long, value_name = "ADDRESS/BITS", value_parser = parse_prefix)]
+    prefix: Option<([u8; 16], u8)>,
 
     /// A directory with cases; a file replaces that of the same name.
     #[arg(long, value_name = "DIR")]
@@ -191,8 +199,10 @@ fn conform(args: &ConformArgs) -> Result<bool, CliError> {
         list(&cases)?;
         return Ok(false);
     }
-    Eid::new(&args.eid)
-        .map_err(|why| CliError::Eid { name: args.eid.clone(), why: why.to_string() })?;
+    for name in [Some(&args.eid), args.seid.as_ref()].into_iter().flatten() {
+        Eid::new(name)
+            .map_err(|why| CliError::Eid { name: name.clone(), why: why.to_string() })?;
+    }
     let discovery = discovery(args);
     let (target, described, address) = target(args, discovery.as_ref().ok())?;
     let device = device(args)?;
@@ -342,8 +352,20 @@ fn names(
     // Of nobody's making, and no group.
     let mac = rdma.map_or([2, a, b, c, d, e], RdmaDevice::mac);
     let roce_gid = rdma.map_or(roce_gid, RdmaDevice::gid);
-    let subnet = args.subnet.unwrap_or((network, 24));
-    Names { eid: args.eid.clone(), chid, gid, mac, roce_gid, subnet }
+    let own_prefix = match address {
+        IpAddr::V6(v6) if !v6.is_unspecified() => Some(prefix(v6, 64)),
+        _ => None,
+    };
+    Names {
+        eid: args.eid.clone(),
+        seid: args.seid.clone(),
+        chid,
+        gid,
+        mac,
+        roce_gid,
+        subnet: args.subnet.unwrap_or((network, 24)),
+        prefix: args.prefix.or(own_prefix),
+    }
 }
 
 fn not_tried(args: &ConformArgs, no_option: Option<String>) -> Vec<(String, String)> {
@@ -435,6 +457,21 @@ fn parse_subnet(text: &str) -> Result<([u8; 4], u8), String> {
     parsed.ok_or_else(|| format!("{text:?} is no subnet; example: 10.9.0.0/24"))
 }
 
+fn parse_prefix(text: &str) -> Result<([u8; 16], u8), String> {
+    let parsed = text.split_once('/').and_then(|(address, bits)| {
+        let address: Ipv6Addr = address.parse().ok()?;
+        Some(prefix(address, bits.parse().ok().filter(|bits| *bits <= 128)?))
+    });
+    parsed.ok_or_else(|| format!("{text:?} is no prefix of IPv6; example: fd00:1::/64"))
+}
+
+/// The first bits of an address, the others zero.
+fn prefix(address: Ipv6Addr, bits: u8) -> ([u8; 16], u8) {
+    let others = 128_u32.saturating_sub(u32::from(bits));
+    let mask = u128::MAX.checked_shl(others).unwrap_or(0);
+    ((address.to_bits() & mask).to_be_bytes(), bits)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -445,6 +482,12 @@ mod tests {
         assert_eq!(parse_subnet("10.9.0.77/0"), Ok(([0; 4], 0)));
         for bad in ["10.9.0.0", "10.9.0/8", "10.9.0.0/33", "x/1"] {
             assert!(parse_subnet(bad).is_err(), "{bad}");
+        }
+        let long = parse_prefix("fd00:1::77/64").unwrap();
+        assert_eq!(long, (Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0).octets(), 64));
+        assert_eq!(parse_prefix("fd00::1/0"), Ok(([0; 16], 0)));
+        for bad in ["fd00::1", "10.9.0.0/24", "fd00::/129"] {
+            assert!(parse_prefix(bad).is_err(), "{bad}");
         }
         assert_eq!(parse_chid("0xff01"), Ok(0xff01));
         assert!(parse_chid("x").is_err());
