@@ -47,10 +47,10 @@ fn play(kinds: Kinds, fault: Fault, layer: &str, only: &[&str]) -> Results {
 
 #[test]
 fn a_client_without_faults_passes() {
-    let all = "confirm d2 data echo offers-d2 offers-r1 offers-r2 offers-v1 release-2.1 smc";
-    for (kinds, known) in
-        [(Kinds::SMCD_V2, "confirm d2 data echo offers-d2 release-2.1 smc"), (Kinds::all(), all)]
-    {
+    let one = "confirm d2 data echo offers-d2 offers-emulated release-2.1 remembers smc";
+    let all = "confirm d2 data echo offers-d1 offers-d2 offers-emulated offers-r1 offers-r2 \
+               offers-v1 release-2.1 remembers smc";
+    for (kinds, known) in [(Kinds::SMCD_V2, one), (Kinds::all(), all)] {
         let results = play(kinds, Fault::NONE, "clc", &[]);
         let facts: Vec<&str> = results.facts.iter().collect();
         assert_eq!(facts.join(" "), known);
