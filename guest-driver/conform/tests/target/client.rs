@@ -6,11 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use smc_core::handshake::{ClientStep, Config, Kinds, KnownLink, SendDecline, start_on};
+use smc_core::handshake::{
+    Accepted, ClientStep, Config, DeclineReason, KnownLink, SendDecline, start_on,
+};
 use smc_core::time::Tick;
+use smc_core::wire::ids::{Chid, Gid};
 
 use super::links::TargetEnds;
-use super::{Fault, LINK, Network, WAIT, abort, config, dmbe, echo, links, read, route, write};
+use super::{Fault, Host, Known, LINK, Network, WAIT, abort, dmbe, echo, links, read, write};
 
 /// Clients of one server until they are dropped.
 pub(crate) struct Clients {
@@ -19,18 +22,14 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    pub(crate) fn start(
-        server: SocketAddr,
-        kinds: Kinds,
-        network: Network,
-        fault: Fault,
-    ) -> Clients {
+    pub(crate) fn start(server: SocketAddr, host: Host, network: Network, fault: Fault) -> Clients {
         let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, config) = (stop.clone(), Arc::new(config(kinds)));
+        let (stopped, config) = (stop.clone(), Arc::new(host.config.clone()));
+        let client = Client { config, host, network, known: Known::default(), fault };
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 let Ok(tcp) = TcpStream::connect(server) else { return };
-                connect(&tcp, &config, &network, &fault);
+                client.connect(&tcp);
             }
         });
         Clients { stop, thread: Some(thread) }
@@ -43,39 +42,62 @@ impl Clients {
     }
 }
 
-fn connect(tcp: &TcpStream, config: &Arc<Config>, network: &Network, fault: &Fault) {
-    let _ = tcp.set_nodelay(true);
-    let Ok((awaiting, proposal)) = start_on(config.clone(), route(), Tick(0)) else { return };
-    write(tcp, proposal, fault);
-    let _ = tcp.set_read_timeout(Some(WAIT));
-    let message = match read(tcp, awaiting.reader(), fault) {
-        Ok(message) => message,
-        Err(_) if fault.falls_back => return echo(tcp, fault),
-        Err(_) => return abort(tcp),
-    };
-    match awaiting.handle_with(&message, |_, _| None, |_| KnownLink::NoGroup) {
-        ClientStep::Offered(accepted) => {
-            let (_, confirm) = accepted.confirm(dmbe(), LINK);
-            write(tcp, confirm, fault);
-            after_confirm(tcp);
-        }
-        ClientStep::OfferedR(accepted) => {
-            let (ends, own) = TargetEnds::new(network);
-            let (established, confirm) = accepted.confirm(own, &[]);
-            write(tcp, confirm, fault);
-            links::carry(tcp, ends, &established, config, fault);
-        }
-        ClientStep::Decline(decline) => decline_with(tcp, decline, fault),
-        ClientStep::PeerDeclined(_) if fault.ends_after_decline => abort(tcp),
-        ClientStep::PeerDeclined(_) => echo(tcp, fault),
-        ClientStep::Fail(_) if fault.falls_back => echo(tcp, fault),
-        ClientStep::Fail(_) => abort(tcp),
-    }
+struct Client {
+    config: Arc<Config>,
+    host: Host,
+    network: Network,
+    known: Known,
+    fault: Fault,
 }
 
-fn decline_with(tcp: &TcpStream, decline: SendDecline, fault: &Fault) {
-    write(tcp, decline.message, fault);
-    echo(tcp, fault);
+impl Client {
+    fn connect(&self, tcp: &TcpStream) {
+        let fault = &self.fault;
+        let _ = tcp.set_nodelay(true);
+        let started = start_on(self.config.clone(), self.host.route.clone(), Tick(0));
+        let Ok((awaiting, proposal)) = started else { return };
+        write(tcp, proposal, fault);
+        let _ = tcp.set_read_timeout(Some(WAIT));
+        let message = match read(tcp, awaiting.reader(), fault) {
+            Ok(message) => message,
+            Err(_) if fault.falls_back => return echo(tcp, fault),
+            Err(_) => return abort(tcp),
+        };
+        let known =
+            |chid: Chid, gid: Gid| self.known.lock().unwrap().get(&(chid.0, gid.0)).copied();
+        match awaiting.handle_with(&message, known, |_| KnownLink::NoGroup) {
+            ClientStep::Offered(accepted) => self.confirm(tcp, accepted),
+            ClientStep::OfferedR(accepted) => {
+                let (ends, own) = TargetEnds::new(&self.network);
+                let (established, confirm) = accepted.confirm(own, &self.host.alternates);
+                write(tcp, confirm, fault);
+                links::carry(tcp, ends, &established, &self.config, fault);
+            }
+            ClientStep::Decline(decline) => self.decline(tcp, decline),
+            ClientStep::PeerDeclined(_) if fault.ends_after_decline => abort(tcp),
+            ClientStep::PeerDeclined(_) => echo(tcp, fault),
+            ClientStep::Fail(_) if fault.falls_back => echo(tcp, fault),
+            ClientStep::Fail(_) => abort(tcp),
+        }
+    }
+
+    fn confirm(&self, tcp: &TcpStream, accepted: Accepted) {
+        if let Some(fabric) = &self.host.fabric
+            && !(fabric.reaches(&accepted.devices()) && fabric.has(&accepted.peer()))
+        {
+            return self.decline(tcp, accepted.decline(DeclineReason::Unreachable));
+        }
+        let (established, confirm) = accepted.confirm(dmbe(), LINK);
+        let pair = established.devices;
+        self.known.lock().unwrap().insert((pair.chid.0, pair.peer.0), established.terms);
+        write(tcp, confirm, &self.fault);
+        after_confirm(tcp);
+    }
+
+    fn decline(&self, tcp: &TcpStream, decline: SendDecline) {
+        write(tcp, decline.message, &self.fault);
+        echo(tcp, &self.fault);
+    }
 }
 
 /// Whatever comes behind the Confirm breaks the connection.

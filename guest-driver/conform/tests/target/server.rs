@@ -8,21 +8,21 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use smc_core::handshake::{
-    AfterDecline, AwaitProposal, Choice, Config, ConfirmStep, ConfirmStepR, Kinds, Selection,
-    SendDecline, ServerStep,
+    AfterDecline, AwaitProposal, Choice, Config, ConfirmStep, ConfirmStepR, DeclineReason,
+    Selection, SendDecline, ServerStep,
 };
 use smc_core::time::Tick;
 use smc_core::wire::clc::{Guess, looks_like_clc};
 
 use super::links::TargetEnds;
 use super::{
-    Fault, Known, LINK, Network, WAIT, Wrong, abort, config, dmbe, echo, hold, links, read, route,
-    write,
+    Fault, Host, Known, LINK, Network, WAIT, Wrong, abort, dmbe, echo, hold, links, read, write,
 };
 
 /// A server that listens until it is dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
+    pub(crate) host: Host,
     /// Where the suite makes its queue pairs.
     pub(crate) network: Network,
     stop: Arc<AtomicBool>,
@@ -31,19 +31,21 @@ pub(crate) struct Server {
 
 struct Shared {
     config: Arc<Config>,
+    host: Host,
     known: Known,
     fault: Fault,
     network: Network,
 }
 
 impl Server {
-    pub(crate) fn start(kinds: Kinds, fault: Fault) -> Server {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    pub(crate) fn start(host: Host, fault: Fault) -> Server {
+        let listener = TcpListener::bind((host.address, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let (config, known, network) =
-            (Arc::new(config(kinds)), Known::default(), Network::default());
-        let shared = Arc::new(Shared { config, known, fault, network: network.clone() });
+            (Arc::new(host.config.clone()), Known::default(), Network::default());
+        let shown = host.clone();
+        let shared = Arc::new(Shared { config, host, known, fault, network: network.clone() });
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
             for tcp in listener.incoming().map_while(Result::ok) {
@@ -54,7 +56,7 @@ impl Server {
                 std::thread::spawn(move || shared.serve(&tcp));
             }
         });
-        Server { address, network, stop, thread: Some(thread) }
+        Server { address, host: shown, network, stop, thread: Some(thread) }
     }
 }
 
@@ -86,7 +88,7 @@ impl Shared {
         if (self.fault.refuses)(&message) {
             return abort(tcp);
         }
-        match awaiting.handle_on(&message, route) {
+        match awaiting.handle_on(&message, || self.host.route.clone()) {
             ServerStep::Eligible(selection) => self.accept(tcp, selection),
             ServerStep::Decline(decline) => self.decline(tcp, decline),
             ServerStep::PeerDeclined(_) => {
@@ -118,11 +120,17 @@ impl Shared {
     }
 
     fn accept(&self, tcp: &TcpStream, selection: Selection) {
-        let choice = match self.fault.takes_last {
-            true => selection.choices().last(),
-            false => selection.choices().next(),
+        let reached = |choice: &Choice| match (choice, &self.host.fabric) {
+            (Choice::D(_, pair), Some(fabric)) => fabric.reaches(pair),
+            _ => true,
         };
-        let Some(choice) = choice else { return abort(tcp) };
+        let choice = match self.fault.takes_last {
+            true => selection.choices().filter(reached).last(),
+            false => selection.choices().find(reached),
+        };
+        let Some(choice) = choice else {
+            return self.decline(tcp, selection.decline(DeclineReason::Unreachable));
+        };
         match choice {
             Choice::D(_, candidate) => {
                 let key = (candidate.chid.0, candidate.peer.0);
@@ -136,6 +144,9 @@ impl Shared {
                 };
                 match awaiting.handle(&message) {
                     ConfirmStep::Established(established) => {
+                        if self.host.fabric.as_ref().is_some_and(|on| !on.has(&established.peer)) {
+                            return abort(tcp);
+                        }
                         self.known.lock().unwrap().insert(key, established.terms);
                         hold(tcp);
                     }
