@@ -36,6 +36,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PERCENT", default_value_t = 70)]
     at_least: usize,
 
+    /// Try only these of the rules drawn, by the numbers that a run prints.
+    #[arg(long, value_name = "N,N..", value_delimiter = ',')]
+    only: Vec<u32>,
+
     /// Targets at a time.
     #[arg(long, value_name = "N", default_value_t = 8)]
     jobs: usize,
@@ -71,7 +75,8 @@ const LONGEST: Duration = Duration::from_secs(240);
 pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let tree = root.join("target/mutants/tree");
     copy(root, &tree)?;
-    let mutants = break_rules(&tree, args)?;
+    let mut mutants = break_rules(&tree, args)?;
+    mutants.retain(|one| args.only.is_empty() || args.only.contains(&one.number));
     let programs = build(root, &tree)?;
     println!("{} rules of {:?} are broken, seed {}", mutants.len(), BROKEN, args.seed);
     let next = AtomicUsize::new(0);
@@ -260,6 +265,7 @@ fn build(root: &Path, tree: &Path) -> Result<Programs, ToolError> {
     command.args(["test", "--no-run", "--offline", "--message-format=json"]);
     command.args(["-p", "smc-core", "--lib", "--test", "handshake", "--test", "golden"]);
     command.args(["-p", "smc-conform", "--test", "server", "--test", "client"]);
+    command.args(["--test", "hosts"]);
     command.stdout(Stdio::piped()).stderr(Stdio::inherit());
     let output =
         command.output().map_err(|source| ToolError::Start { program: "cargo".into(), source })?;
@@ -280,6 +286,8 @@ fn build(root: &Path, tree: &Path) -> Result<Programs, ToolError> {
                 let only = &["--exact", "a_client_without_faults_passes"];
                 programs.suite.push(Program { path, only, folder });
             }
+            // They notice most, and are quick.
+            Some("hosts") => programs.suite.insert(0, Program { path, only: &[], folder }),
             Some("smc_core") => {
                 let only = &["handshake", "wire"];
                 programs.tests.push(Program { path, only, folder });
