@@ -58,29 +58,63 @@ pub(crate) fn wrapped(text: &str) -> String {
     }
 }
 
-fn wrapped_at(text: &str, room: usize) -> String {
+/// As [`wrapped`], for so many columns.
+pub(crate) fn wrapped_at(text: &str, room: usize) -> String {
     let mut out = String::new();
     for line in text.split_inclusive('\n') {
-        let end = if line.ends_with('\n') { "\n" } else { "" };
-        let line = line.trim_end_matches('\n');
-        let indent = line.chars().take_while(|c| *c == ' ').count();
-        let mut used = 0;
-        // The spaces between words stay as they are.
-        for part in line.split_inclusive(' ') {
-            let length = part.trim_end_matches(' ').chars().count();
-            if length > 0 && used + length > room && used > indent + 2 {
-                let kept = out.trim_end_matches(' ').len();
-                out.truncate(kept);
-                out.push('\n');
-                used = indent + 2;
-                out.extend(std::iter::repeat_n(' ', used));
-            }
-            out.push_str(part);
-            used += part.chars().count();
-        }
-        out.push_str(end);
+        let indent = line.chars().take_while(|c| *c == ' ').count() + 2;
+        break_line(&mut out, line, 0, (room, indent));
     }
     out
+}
+
+/// A line that begins with a head. Where the terminal is narrow, the sentence goes on below its begin.
+pub(crate) fn hanging(head: &str, says: &str) -> String {
+    hanging_at(head, says, columns())
+}
+
+fn hanging_at(head: &str, says: &str, room: Option<usize>) -> String {
+    let used = head.chars().count();
+    let mut out = head.to_owned();
+    for (at, line) in says.lines().enumerate() {
+        if at > 0 {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', used));
+        }
+        match room {
+            // With a few columns less than the head has, there is no room below it.
+            Some(room) => {
+                let indent = if room > used + NARROW { used } else { 4 };
+                break_line(&mut out, line, used, (room, indent));
+            }
+            None => out.push_str(line),
+        }
+    }
+    out.push('\n');
+    out
+}
+
+/// Columns that a sentence needs at least.
+const NARROW: usize = 20;
+
+/// Adds a line to a text whose last line has `used` columns, broken between words where it is longer
+/// than `room`. The parts after the first are indented.
+fn break_line(out: &mut String, line: &str, mut used: usize, (room, indent): (usize, usize)) {
+    let end = if line.ends_with('\n') { "\n" } else { "" };
+    // The spaces between words stay as they are.
+    for part in line.trim_end_matches('\n').split_inclusive(' ') {
+        let length = part.trim_end_matches(' ').chars().count();
+        if length > 0 && used + length > room && used > indent {
+            let kept = out.trim_end_matches(' ').len();
+            out.truncate(kept);
+            out.push('\n');
+            used = indent;
+            out.extend(std::iter::repeat_n(' ', used));
+        }
+        out.push_str(part);
+        used += part.chars().count();
+    }
+    out.push_str(end);
 }
 
 /// A page for a terminal that is written over the page before. What has no room below is left out; a
@@ -121,6 +155,22 @@ mod tests {
         assert_eq!(wrapped_at("  four five six", 9), "  four\n    five\n    six");
         assert_eq!(wrapped_at("averylongword x", 5), "averylongword\n  x");
         assert_eq!(wrapped_at("a  b\n", 3), "a\n  b\n");
+    }
+
+    #[test]
+    fn a_sentence_goes_on_below_its_begin() {
+        let says = "one two three four five six seven";
+        let head = "ok      option  ";
+        let broken = "ok      option  one two three four five\n                six seven\n";
+        assert_eq!(hanging_at(head, says, Some(39)), broken);
+        assert_eq!(hanging_at(head, says, None), format!("{head}{says}\n"));
+        for room in 8..60 {
+            let text = hanging_at(head, says, Some(room));
+            let longest = text.lines().map(|line| line.trim_end().chars().count()).max();
+            assert!(longest.unwrap() <= room.max(head.trim_end().len()), "{room}: {text}");
+            assert_eq!(text.split_whitespace().count(), 9, "{text}");
+        }
+        assert_eq!(hanging_at("a ", "b\nc", Some(80)), "a b\n  c\n");
     }
 
     #[test]

@@ -130,7 +130,7 @@ fn line(step: &Step) -> String {
     // The text may contain the peer's host name, which is untrusted.
     let says: String =
         step.says.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-    format!("{:<3} {:<10} {says}\n", step.status.word(), step.name)
+    output::hanging(&format!("{:<3} {:<10} ", step.status.word(), step.name), &says)
 }
 
 #[cfg(test)]

@@ -99,7 +99,8 @@ fn as_text(findings: &[Finding], able: bool) -> String {
     let width = findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
     for finding in findings {
         let Finding { name, says, .. } = finding;
-        text += &format!("{:<6}  {name:<width$}  {says}\n", finding.status.word());
+        let head = format!("{:<6}  {name:<width$}  ", finding.status.word());
+        text += &output::hanging(&head, says);
         for line in finding.grant.iter().flat_map(|grant| grant.lines()) {
             text += &format!("{:8}{:width$}  > {line}\n", "", "");
         }
