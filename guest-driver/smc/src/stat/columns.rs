@@ -17,8 +17,9 @@ use super::tables::{buffers, by, pair, unread_by_peer};
 pub(super) struct ConnectionRow<'a> {
     pub(super) process: &'a Process,
     pub(super) connection: &'a Connection,
-    /// The same connection before, and how long ago that was, with `--watch`.
-    pub(super) before: Option<(&'a Connection, Duration)>,
+    /// With `--watch`, the same connection at the look before, if it was there, and how long ago that
+    /// look was.
+    pub(super) before: Option<(Option<&'a Connection>, Duration)>,
 }
 
 /// A column.
@@ -45,6 +46,13 @@ enum Where {
     Always,
     /// If asked for.
     Asked,
+}
+
+impl Column {
+    /// What `--output` and `--sort` call it.
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
 }
 
 /// Characters of the brief name of a process.
@@ -106,9 +114,9 @@ static COLUMNS: [Column; 17] = [
 
 impl ConnectionRow<'_> {
     /// What has passed since the last look, per second, or altogether.
-    fn count(&self, of: fn(&Connection) -> u64) -> u64 {
+    pub(super) fn count(&self, of: fn(&Connection) -> u64) -> u64 {
         match self.before {
-            Some((old, time)) => per_second(of(self.connection), of(old), time),
+            Some((old, time)) => per_second(of(self.connection), old.map_or(0, of), time),
             None => of(self.connection),
         }
     }

@@ -8,6 +8,7 @@ mod filter;
 mod host;
 mod metrics;
 pub(crate) mod processes;
+mod sums;
 mod table;
 mod tables;
 
@@ -66,6 +67,7 @@ pub(crate) const AFTER: &str = "\
 Examples:
   smc stat
   smc stat connections --watch --sort sent
+  smc stat connections --by process
   smc stat connections --carrier tcp -o process,peer,reason
   smc stat --json | jq '.processes[].connections[] | {peer, kind, reason: .reason.says}'";
 
@@ -229,7 +231,7 @@ impl Snapshot {
             What::Overview => {
                 format!("{}\n{}", self.fabric(before).trim_end(), tables::overview(processes))
             }
-            What::Connections => tables::connections(processes, old, &args.view),
+            What::Connections => tables::connections(processes, old, &args.view, output::columns()),
             What::Groups => tables::groups(processes),
             What::Rnics => tables::rnics(processes),
             What::Endpoints => endpoints::table_of(processes),

@@ -11,6 +11,7 @@ use guest_driver::statistics::{Connection, Handshakes, Process, Reason};
 
 use super::columns::{self, Column, ColumnList, ConnectionRow};
 use super::processes::Processes;
+use super::sums::{self, By};
 use super::table::{printable, row, size, table};
 use crate::output;
 
@@ -98,7 +99,7 @@ fn devices(process: &Process) -> String {
 }
 
 /// How the connections are shown.
-#[derive(Args, Debug, Default)]
+#[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Connections")]
 pub(super) struct View {
     /// Print more about each connection.
@@ -111,21 +112,36 @@ pub(super) struct View {
 
     /// Sort by this column, numbers with the largest first.
     #[arg(long, value_name = "COLUMN", value_parser = columns::find)]
-    sort: Option<&'static Column>,
+    pub(super) sort: Option<&'static Column>,
+
+    /// What a line is: a connection, or all of a process or of a peer's address.
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
+    pub(super) by: By,
 }
 
-/// A line per connection.
-pub(super) fn connections(processes: &Processes, before: Before<'_>, view: &View) -> String {
-    if processes.list.is_empty() {
-        return format!("{NO_PROCESS}{}", silent(processes));
-    }
+/// The connections, as rows of a table.
+pub(super) fn rows<'a>(processes: &'a Processes, before: Before<'a>) -> Vec<ConnectionRow<'a>> {
     let mut rows = Vec::new();
     for process in &processes.list {
         rows.extend(process.connections.iter().map(|connection| {
-            let old = |(old, time)| Some((same(old, process, connection)?, time));
-            ConnectionRow { process, connection, before: before.and_then(old) }
+            let before = before.map(|(old, time)| (same(old, process, connection), time));
+            ConnectionRow { process, connection, before }
         }));
     }
+    rows
+}
+
+/// A line per connection, process or peer. `room`: columns of the terminal, if there is one.
+pub(super) fn connections(
+    processes: &Processes,
+    before: Before<'_>,
+    view: &View,
+    room: Option<usize>,
+) -> String {
+    if processes.list.is_empty() {
+        return format!("{NO_PROCESS}{}", silent(processes));
+    }
+    let mut rows = rows(processes, before);
     if let Some(column) = view.sort {
         columns::sort(&mut rows, column);
     }
@@ -139,15 +155,16 @@ pub(super) fn connections(processes: &Processes, before: Before<'_>, view: &View
     if omitted > 0 {
         let _ = writeln!(more, "{omitted} connections more");
     }
-    let text = match &rows[..] {
-        [] => NO_CONNECTION.to_owned(),
-        rows => {
+    let text = match (&rows[..], view.by) {
+        ([], _) => NO_CONNECTION.to_owned(),
+        (rows, By::Connection) => {
             let chosen = view.output.clone().unwrap_or_default();
-            columns::lines(rows, &chosen, output::columns()) + "\n"
+            columns::lines(rows, &chosen, room) + "\n"
         }
+        (rows, by) => sums::lines(rows, by, view.sort) + "\n",
     };
     let rest = format!("{}{more}{}", why_tcp(processes), silent(processes));
-    text + &output::wrapped(&rest)
+    text + &room.map_or(rest.clone(), |room| output::wrapped_at(&rest, room))
 }
 
 fn same<'a>(
@@ -525,7 +542,7 @@ mod tests {
 
     #[test]
     fn connections_show_what_carries_them_and_why_they_are_tcp() {
-        let text = connections(&some(), None, &View { details: true, ..View::default() });
+        let text = connections(&some(), None, &View { details: true, ..View::default() }, None);
         has(
             &text,
             &[
@@ -543,14 +560,15 @@ mod tests {
                 "9 connections more",
             ],
         );
-        assert!(!connections(&some(), None, &View::default()).contains("rkeys"));
+        assert!(!connections(&some(), None, &View::default(), None).contains("rkeys"));
     }
 
     #[test]
     fn a_second_snapshot_gives_rates() {
         let mut old = some();
         old.list[0].connections[0].sent = 1 << 20;
-        let text = connections(&some(), Some((&old, Duration::from_secs(2))), &View::default());
+        let text =
+            connections(&some(), Some((&old, Duration::from_secs(2))), &View::default(), None);
         has(&text, &["sent/s", "1.0 MiB"]);
     }
 
@@ -576,7 +594,7 @@ mod tests {
     fn no_process_is_a_hint() {
         for text in [
             overview(&Processes::default()),
-            connections(&Processes::default(), None, &View::default()),
+            connections(&Processes::default(), None, &View::default(), None),
             groups(&Processes::default()),
             rnics(&Processes::default()),
             totals(&Processes::default()),

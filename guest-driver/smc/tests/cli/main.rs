@@ -19,3 +19,4 @@ mod smc_tools;
 mod stat;
 mod stat_tcp;
 mod support;
+mod terminal;
