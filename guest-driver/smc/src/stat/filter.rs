@@ -9,7 +9,7 @@ use guest_driver::statistics::{Connection, Process};
 use super::processes::Processes;
 
 /// Options that choose connections. Those that are given have to fit.
-#[derive(Args, Debug, Default)]
+#[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Connections")]
 pub(super) struct Filter {
     /// Only those of a process: its id, or a part of its name.
@@ -30,7 +30,7 @@ pub(super) struct Filter {
 
     /// Only those on TCP whose reason has this in its number, name or sentence.
     #[arg(long, value_name = "TEXT")]
-    reason: Option<String>,
+    pub(super) reason: Option<String>,
 }
 
 /// What carries a connection.
@@ -42,7 +42,29 @@ enum Carrier {
     Tcp,
 }
 
+impl Carrier {
+    /// In the order of a key of `--watch`.
+    const ALL: [Carrier; 4] = [Carrier::Smc, Carrier::SmcD, Carrier::SmcR, Carrier::Tcp];
+}
+
 impl Filter {
+    /// Chooses the next carrier; after the last one, all.
+    pub(super) fn next_carrier(&mut self) {
+        let now = Carrier::ALL.iter().position(|one| Some(*one) == self.carrier);
+        self.carrier = Carrier::ALL.get(now.map_or(0, |now| now + 1)).copied();
+    }
+
+    /// What carries the connections that are chosen.
+    pub(super) fn carrier_name(&self) -> &'static str {
+        match self.carrier {
+            None => "all",
+            Some(Carrier::Smc) => "smc",
+            Some(Carrier::SmcD) => "smc-d",
+            Some(Carrier::SmcR) => "smc-r",
+            Some(Carrier::Tcp) => "tcp",
+        }
+    }
+
     fn is_empty(&self) -> bool {
         let Filter { process, port, address, carrier, reason } = self;
         process.is_none()

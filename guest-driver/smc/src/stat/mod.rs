@@ -6,6 +6,7 @@ mod daemon;
 mod endpoints;
 mod filter;
 mod host;
+mod live;
 mod metrics;
 pub(crate) mod processes;
 mod sums;
@@ -37,7 +38,9 @@ this user, and for root those of all users and containers. If XDG_RUNTIME_DIR is
   fabric        the daemon's guests only
   connections   type, state, addresses, bytes, buffers; why it is TCP. With --details also cursors,
                 GIDs, tokens and keys. A narrow terminal gets fewer columns; -o wide shows all. Of
-                a TCP connection that the program has to itself the kernel counts the bytes (ss -ti)
+                a TCP connection that the program has to itself the kernel counts the bytes (ss -ti).
+                With --watch on a terminal, keys sort, choose by carrier and reason, and show
+                processes or peers in the place of connections; q ends it
   groups        link groups of SMC-R, and their links
   rnics         RNICs that processes use
   endpoints     servers and listeners: what their connections are like, and whether a client leaves
@@ -149,15 +152,17 @@ struct JsonSnapshot<'a> {
 /// # Errors
 /// There is neither a daemon nor a process to be asked, or the daemon that was named does not answer.
 pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
-    let scope = if args.all { Scope::Host } else { Scope::of_environment() };
-    let mut client = None;
+    let mut source = Source { args, client: None };
+    if let Some(seconds) = args.watch
+        && args.what == What::Connections
+        && !args.json
+        && let Some(keyboard) = live::Keyboard::open()
+    {
+        return watch_connections(&mut source, Duration::from_secs(seconds.into()), &keyboard);
+    }
     let mut before: Option<Snapshot> = None;
     loop {
-        let mut snapshot = Snapshot {
-            at: Instant::now(),
-            guests: guests(args, &mut client),
-            processes: processes::of(&scope),
-        };
+        let mut snapshot = source.look();
         args.filter.apply(&mut snapshot.processes);
         // With --watch, an empty snapshot is an error only at the start.
         if before.is_none() {
@@ -174,6 +179,50 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
         let Some(seconds) = args.watch else { return Ok(()) };
         before = Some(snapshot);
         std::thread::sleep(Duration::from_secs(seconds.into()));
+    }
+}
+
+/// Shows connections until a key ends it. Other keys change what is shown of the last look.
+fn watch_connections(
+    source: &mut Source<'_>,
+    interval: Duration,
+    keyboard: &live::Keyboard,
+) -> Result<(), CliError> {
+    let Source { args, .. } = *source;
+    let mut choice = live::Choice { filter: args.filter.clone(), view: args.view.clone() };
+    let mut before: Option<Snapshot> = None;
+    let mut snapshot = source.look().check(args)?;
+    loop {
+        let next = snapshot.at + interval;
+        loop {
+            let old = before.as_ref().map(|old| (&old.processes, snapshot.at - old.at));
+            let page = live::page(&snapshot.processes, old, &choice, output::columns());
+            output::print(&output::screen(&page))?;
+            match keyboard.key(next).map_err(CliError::io("the terminal is gone"))? {
+                Some(key) if !choice.press(key, &snapshot.processes) => return Ok(()),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        before = Some(std::mem::replace(&mut snapshot, source.look()));
+    }
+}
+
+/// Where snapshots come from.
+struct Source<'a> {
+    args: &'a StatArgs,
+    /// The connection to the daemon, if there is one.
+    client: Option<Client>,
+}
+
+impl Source<'_> {
+    fn look(&mut self) -> Snapshot {
+        let scope = if self.args.all { Scope::Host } else { Scope::of_environment() };
+        Snapshot {
+            at: Instant::now(),
+            guests: guests(self.args, &mut self.client),
+            processes: processes::of(&scope),
+        }
     }
 }
 

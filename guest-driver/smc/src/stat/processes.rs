@@ -15,7 +15,7 @@ use crate::paths;
 const AT_A_TIME: usize = 32;
 
 /// The answers of processes, and what the kernel says of them.
-#[derive(Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Processes {
     #[serde(rename = "processes")]
     pub(crate) list: Vec<Process>,
@@ -24,7 +24,7 @@ pub(crate) struct Processes {
 }
 
 /// A process that does not answer.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Silent {
     pub(crate) socket: PathBuf,
     pub(crate) problem: String,

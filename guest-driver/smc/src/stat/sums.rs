@@ -30,6 +30,14 @@ impl By {
         }
     }
 
+    pub(super) fn next(self) -> By {
+        match self {
+            By::Connection => By::Process,
+            By::Process => By::Peer,
+            By::Peer => By::Connection,
+        }
+    }
+
     /// Of which line a connection is a part.
     fn key(self, row: &ConnectionRow<'_>) -> String {
         match self {
@@ -53,6 +61,12 @@ struct Sum {
 }
 
 impl Sum {
+    fn of<'a>(rows: impl IntoIterator<Item = &'a ConnectionRow<'a>>) -> Sum {
+        let mut sum = Sum::default();
+        rows.into_iter().for_each(|row| sum.add(row));
+        sum
+    }
+
     fn add(&mut self, row: &ConnectionRow<'_>) {
         match carrier(row.connection) {
             "TCP" => self.tcp += 1,
@@ -65,6 +79,17 @@ impl Sum {
     fn is_counted(&self) -> bool {
         self.smc > 0 || self.sent > 0 || self.received > 0
     }
+}
+
+/// A sentence about all connections.
+pub(super) fn of_all(rows: &[ConnectionRow<'_>], processes: usize) -> String {
+    let Sum { smc, tcp, sent, received } = Sum::of(rows);
+    let per = if is_rate(rows) { "/s" } else { "" };
+    format!(
+        "processes: {processes}   on SMC: {smc}   on TCP: {tcp}   sent: {}{per}   received: {}{per}\n",
+        size(sent),
+        size(received),
+    )
 }
 
 fn is_rate(rows: &[ConnectionRow<'_>]) -> bool {

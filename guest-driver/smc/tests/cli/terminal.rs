@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a terminal shows: sums of connections, and sentences that fit.
+//! What a terminal shows: keys of the live view, and sentences that fit.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
 
-use crate::support::{Fabric, text};
+use crate::support::{Fabric, Running, eventually, text};
 
 /// A shell on a terminal of so many columns, in which `smc` is the command.
 fn shell(fabric: &Fabric, columns: u32, line: &str) -> Command {
@@ -17,6 +18,53 @@ fn shell(fabric: &Fabric, columns: u32, line: &str) -> Command {
     }
     command.env("SHELL", "/bin/sh");
     command
+}
+
+#[test]
+fn keys_change_the_live_view_and_the_terminal_is_left_as_it_was() {
+    let fabric = Fabric::start("live");
+    let (mut server, port, _log) = fabric.listen(&[]);
+    let client = crate::stat::client(&fabric, port, &[]);
+    server.0.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+    for columns in [80, 160] {
+        let line = "smc stat connections --watch; echo \"ended $?\"; stty -a";
+        let mut command = shell(&fabric, columns, line);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut terminal = Running(command.spawn().unwrap());
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (mut output, all) = (terminal.0.stdout.take().unwrap(), seen.clone());
+        std::thread::spawn(move || {
+            let mut piece = [0; 4096];
+            while let Ok(n @ 1..) = output.read(&mut piece) {
+                all.lock().unwrap().extend_from_slice(&piece[..n]);
+            }
+        });
+        // Pages are whole: a word of a page is there once the page is.
+        let shown = || String::from_utf8_lossy(&seen.lock().unwrap()).into_owned();
+        let mut wait_for = |key: &[u8], what: &[&str]| {
+            let from = shown().len();
+            terminal.0.stdin.as_mut().unwrap().write_all(key).unwrap();
+            eventually(&format!("{what:?} in {}", shown()), || {
+                let now = shown();
+                what.iter().all(|part| now.get(from..).is_some_and(|now| now.contains(part)))
+            });
+        };
+        let pid = client.0.id().to_string();
+        wait_for(b"", &["processes: 2", "on SMC: 2", "lines: connection", &pid, "sent/s"]);
+        wait_for(b"v", &["lines: process", &format!("smc {pid}")]);
+        wait_for(b"v", &["lines: peer", "127.0.0.1"]);
+        wait_for(b"vss", &["lines: connection", "sort: received"]);
+        wait_for(b"cccc", &["carrier: tcp", "No connection fits"]);
+        wait_for(b"q", &["ended 0", "\nisig icanon iexten echo "]);
+        // The last lines are stty's own.
+        let pages = shown();
+        let pages = pages.split("ended").next().unwrap();
+        for line in pages.lines() {
+            let line = line.trim_end().trim_start_matches("\x1b[H\x1b[J");
+            assert!(line.chars().count() <= columns as usize, "{line:?} of {columns}");
+        }
+        drop(terminal);
+    }
 }
 
 #[test]
