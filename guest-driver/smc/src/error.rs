@@ -60,6 +60,9 @@ pub(crate) enum CliError {
     /// No CDI specification can be made.
     #[error("no specification for containers: {0}")]
     Cdi(String),
+    /// A process cannot be captured.
+    #[error("no capture: {0}")]
+    Capture(String),
     /// A cgroup cannot be granted TCP option 254.
     #[error("no grant: {0}")]
     Grant(String),

@@ -6,8 +6,8 @@ mod pcapng;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use clap::Args;
 use guest_driver::statistics::{self, Record};
 
 use crate::error::CliError;
+use crate::output;
 use crate::stat::{ReportRequest, Scope, sockets};
 use pcapng::Writer;
 
@@ -29,7 +30,10 @@ A capture begins with the bytes of the moment. If the processes write faster tha
 bytes are missing, and Wireshark shows the gap; the processes never wait. A capture costs a process one
 system call for each send and receive, and nothing once it has ended.
 
-Only the user of a process, and root, may capture it. The file has all the data of the connections.";
+Only the user of a process, and root, may capture it; another user is refused, and told so. One
+capture of a process is on at a time: a second one ends the first, which says so. Processes are looked
+for twice a second, so one that lives shorter is seen by its peer alone. The file has all the data of
+the connections.";
 
 /// End of the help of `smc capture`.
 pub(crate) const AFTER: &str = "\
@@ -67,14 +71,19 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// Records that wait to be written at most.
 const QUEUE: usize = 256;
 
-/// A process, and a record of it.
-type Found = (u32, Record);
+/// What the capture of a process tells.
+enum Told {
+    Record(u32, Record),
+    /// No more comes from the socket of this process.
+    End(u32, PathBuf),
+}
 
 /// Captures until the time is over or nobody reads any more.
 ///
 /// # Errors
-/// The file cannot be written.
+/// The file cannot be written, or the process that was named may not be captured.
 pub(crate) fn run(args: &CaptureArgs) -> Result<(), CliError> {
+    args.check_process()?;
     let out: Box<dyn Write> = if args.write.as_os_str() == "-" {
         Box::new(io::stdout().lock())
     } else {
@@ -90,11 +99,14 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<(), CliError> {
 }
 
 fn write(args: &CaptureArgs, out: impl Write) -> io::Result<()> {
-    let scope = if args.all { Scope::Host } else { Scope::of_environment() };
     let end = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds.into()));
-    let (sender, records) = mpsc::sync_channel(QUEUE);
+    let (sender, told) = mpsc::sync_channel(QUEUE);
+    let mut captured = Captured { args, known: BTreeSet::new(), refused: BTreeSet::new(), sender };
     let mut writer = Writer::new(out)?;
-    let mut known = BTreeSet::new();
+    captured.look();
+    if captured.known.is_empty() {
+        output::note("smc: no process that may be captured has SMC now; those that get it will be");
+    }
     let mut next_look = Instant::now();
     loop {
         let now = Instant::now();
@@ -102,55 +114,113 @@ fn write(args: &CaptureArgs, out: impl Write) -> io::Result<()> {
             return writer.flush();
         }
         if now >= next_look {
-            look(args, &scope, &mut known, &sender);
+            captured.look();
             writer.flush()?;
             next_look = Instant::now() + INTERVAL;
         }
-        match records.recv_timeout(next_look.saturating_duration_since(Instant::now())) {
-            Ok((pid, record)) => {
+        match told.recv_timeout(next_look.saturating_duration_since(Instant::now())) {
+            Ok(Told::Record(pid, record)) => {
                 let ports = [record.local.port(), record.peer.port()];
                 if args.port.is_none_or(|port| ports.contains(&port)) {
                     writer.record(pid, &record)?;
                 }
             }
+            Ok(Told::End(pid, socket)) => note_end(pid, &socket),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return writer.flush(),
         }
     }
 }
 
-/// Begins to capture the processes that were not there at the last look.
-fn look(
-    args: &CaptureArgs,
-    scope: &Scope,
-    known: &mut BTreeSet<PathBuf>,
-    sender: &SyncSender<Found>,
-) {
-    let found: Vec<ReportRequest> = sockets(scope);
-    // A socket of the same name may come back later.
-    known.retain(|path| found.iter().any(|one| one.socket == *path));
-    for one in found {
-        if known.contains(&one.socket) || !is_wanted(args, one.process()) {
-            continue;
-        }
-        let Ok(mut stream) = statistics::capture(&one.at(), one.pid) else { continue };
-        let (pid, sender) = (one.process(), sender.clone());
-        let body = move || {
-            while let Ok(Some(record)) = Record::read(&mut stream) {
-                if sender.send((pid, record)).is_err() {
-                    return;
-                }
-            }
-        };
-        if std::thread::Builder::new().spawn(body).is_ok() {
-            known.insert(one.socket);
-        }
+/// Says that the capture of a process has ended though the process goes on.
+fn note_end(pid: u32, socket: &Path) {
+    if socket.exists() && Path::new(&format!("/proc/{pid}")).exists() {
+        let program = output::printable(&pcapng::program(pid));
+        output::note(&format!(
+            "smc: the capture of {program} {pid} has ended: another capture of it has begun"
+        ));
     }
 }
 
-fn is_wanted(args: &CaptureArgs, pid: u32) -> bool {
-    args.process.as_deref().is_none_or(|wanted| match wanted.parse::<u32>() {
-        Ok(wanted) => wanted == pid,
-        Err(_) => pcapng::program(pid).contains(wanted),
-    })
+/// The processes that are captured.
+struct Captured<'a> {
+    args: &'a CaptureArgs,
+    known: BTreeSet<PathBuf>,
+    /// Those that may not be captured, which is said once.
+    refused: BTreeSet<PathBuf>,
+    sender: SyncSender<Told>,
+}
+
+impl Captured<'_> {
+    /// Begins to capture the processes that were not there at the last look.
+    fn look(&mut self) {
+        let scope = if self.args.all { Scope::Host } else { Scope::of_environment() };
+        let found: Vec<ReportRequest> = sockets(&scope);
+        // A socket of the same name may come back later.
+        self.known.retain(|path| found.iter().any(|one| one.socket == *path));
+        for one in found {
+            if self.known.contains(&one.socket) || !self.args.wants(one.process()) {
+                continue;
+            }
+            match self.begin(&one) {
+                Ok(()) => {
+                    self.known.insert(one.socket);
+                }
+                // It ends, or does not answer now.
+                Err(error) if !is_refusal(&error) => {}
+                Err(error) => {
+                    let pid = one.process();
+                    let program = output::printable(&pcapng::program(pid));
+                    if self.refused.insert(one.socket) {
+                        output::note(&format!("smc: {program} {pid} cannot be captured: {error}"));
+                    }
+                }
+            }
+        }
+    }
+
+    fn begin(&self, one: &ReportRequest) -> io::Result<()> {
+        let mut stream = statistics::capture(&one.at(), one.pid)?;
+        let (pid, socket, sender) = (one.process(), one.socket.clone(), self.sender.clone());
+        let body = move || {
+            while let Ok(Some(record)) = Record::read(&mut stream) {
+                if sender.send(Told::Record(pid, record)).is_err() {
+                    return;
+                }
+            }
+            // Nobody listens at the end.
+            let _ = sender.send(Told::End(pid, socket));
+        };
+        std::thread::Builder::new().spawn(body).map(drop)
+    }
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
+}
+
+impl CaptureArgs {
+    fn wants(&self, pid: u32) -> bool {
+        self.process.as_deref().is_none_or(|wanted| match wanted.parse::<u32>() {
+            Ok(wanted) => wanted == pid,
+            Err(_) => pcapng::program(pid).contains(wanted),
+        })
+    }
+
+    /// Whether a process that is named by its id can ever be captured.
+    fn check_process(&self) -> Result<(), CliError> {
+        let Some(pid) = self.process.as_deref().and_then(|wanted| wanted.parse::<u32>().ok())
+        else {
+            return Ok(());
+        };
+        let own = rustix::process::geteuid();
+        match std::fs::metadata(format!("/proc/{pid}")) {
+            Err(_) => Err(CliError::Capture(format!("there is no process {pid}"))),
+            Ok(process) if own.is_root() || process.uid() == own.as_raw() => Ok(()),
+            Ok(process) => Err(CliError::Capture(format!(
+                "process {pid} is of user {}: only that user and root may capture it",
+                process.uid()
+            ))),
+        }
+    }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod capture;
+mod capture_who;
 mod check;
 mod conform;
 mod decode;

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `smc capture`: who may, into a pipe, and two at a time.
+
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+
+use crate::support::{Dir, Fabric, Running, eventually, smc, text};
+
+/// A server and a client, between which bytes go.
+fn pair(fabric: &Fabric) -> (Running, Running, u16) {
+    let (mut server, port, _log) = fabric.listen(&[]);
+    let client = crate::stat::client(fabric, port, &[]);
+    server.0.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+    (server, client, port)
+}
+
+fn send(client: &mut Running, server: &mut Running, bytes: &[u8]) {
+    client.0.stdin.as_mut().unwrap().write_all(bytes).unwrap();
+    server.0.stdout.as_mut().unwrap().read_exact(&mut vec![0; bytes.len()]).unwrap();
+}
+
+/// What a program says on standard error, as a growing file.
+fn said(dir: &Dir, name: &str) -> (std::fs::File, impl Fn() -> String + use<>) {
+    let path = dir.path(name);
+    let file = std::fs::File::create(&path).unwrap();
+    (file, move || std::fs::read_to_string(&path).unwrap())
+}
+
+#[test]
+fn a_process_of_another_user_and_one_that_is_none_are_refused_aloud() {
+    let output = smc(&["capture", "-w", "-", "--process", "999999999"]).output().unwrap();
+    assert!(text(&output.stderr).contains("there is no process 999999999"), "{output:?}");
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let fabric = Fabric::start("capture-other");
+    let (server, _client, _port) = pair(&fabric);
+    let dir = Dir::new("capture-other-files");
+    let program = dir.path("smc");
+    std::fs::copy(env!("CARGO_BIN_EXE_smc"), &program).unwrap();
+    let as_other = |options: &[&str]| {
+        let mut other = Command::new("setpriv");
+        other.args(["--reuid", "4243", "--regid", "4243", "--clear-groups", &program, "capture"]);
+        other.args(options).env("XDG_RUNTIME_DIR", "/nonexistent").stdin(Stdio::null());
+        let output = other.output().unwrap();
+        (output.status.code(), text(&output.stderr), output.stdout)
+    };
+    let pid = server.0.id().to_string();
+    let (status, error, bytes) = as_other(&["-w", "-", "--process", &pid]);
+    assert_eq!((status, bytes.len()), (Some(1), 0), "{error}");
+    assert!(error.contains("of user 0: only that user and root may capture it"), "{error}");
+    // Without a name it gets nothing, and says that there is nothing for it.
+    let (_, error, bytes) = as_other(&["-w", "-", "--all", "--seconds", "1"]);
+    assert!(error.contains("no process that may be captured has SMC now"), "{error}");
+    assert!(bytes.len() < 64, "the head of the file alone");
+}
+
+#[test]
+fn a_pipe_gets_what_passes_while_it_passes() {
+    let fabric = Fabric::start("capture-pipe");
+    let (mut server, mut client, port) = pair(&fabric);
+    let mut command = fabric.smc(&["capture", "-w", "-", "--port", &port.to_string()]);
+    let mut capture = Running(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut pipe = capture.0.stdout.take().unwrap();
+    let (sender, pieces) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut piece = [0; 4096];
+        while let Ok(n @ 1..) = pipe.read(&mut piece) {
+            if sender.send(piece[..n].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    // The capture goes on, and the pipe has the bytes already.
+    let mut all = Vec::new();
+    eventually("the pipe has the bytes", || {
+        send(&mut client, &mut server, b"in the pipe");
+        all.extend(pieces.try_iter().flatten());
+        all.windows(11).any(|bytes| bytes == b"in the pipe")
+    });
+    assert!(capture.0.try_wait().unwrap().is_none());
+    // Nobody reads any more: it ends by itself, and quietly.
+    drop(pieces);
+    eventually("it ends", || {
+        send(&mut client, &mut server, b"to nobody");
+        capture.0.try_wait().unwrap().is_some()
+    });
+}
+
+#[test]
+fn a_second_capture_ends_the_first_which_says_so() {
+    let fabric = Fabric::start("capture-two");
+    let (mut server, mut client, _port) = pair(&fabric);
+    let dir = Dir::new("capture-two-files");
+    let begin = |name: &str| {
+        let (file, said) = said(&dir, &format!("{name}.log"));
+        let path = dir.path(name);
+        let capture = fabric.smc(&["capture", "-w", &path]).stderr(file).spawn().unwrap();
+        let length = move || std::fs::metadata(&path).map_or(0, |file| file.len());
+        (Running(capture), length, said)
+    };
+    let (_first, length, first_said) = begin("first");
+    eventually("the first has begun", || {
+        send(&mut client, &mut server, b"to the first");
+        length() > 200
+    });
+    let (_second, length, second_said) = begin("second");
+    eventually("the second has begun", || {
+        send(&mut client, &mut server, b"to the second");
+        length() > 200
+    });
+    eventually("the first says that it has ended", || {
+        send(&mut client, &mut server, b"more");
+        let said = first_said();
+        [&client, &server].iter().all(|one| {
+            let line = format!("the capture of smc {} has ended: another capture", one.0.id());
+            said.contains(&line)
+        })
+    });
+    assert_eq!(second_said(), "");
+}
