@@ -11,6 +11,8 @@
 //! - [`uml`]: `cargo xtask uml`, the kernel's driver under user-mode Linux.
 //! - [`coverage`]: `cargo xtask coverage`, how many lines tests reach.
 //! - [`siege`]: `cargo xtask siege`, a long hostile run.
+//! - [`site`]: `cargo xtask site`, the documents as a site; [`dependencies`]: `cargo xtask
+//!   dependencies`, rules for crates. Both use programs that [`wheel`] gets.
 //! - [`protocol_map`]: `cargo xtask protocol-map`, which rule is where.
 #![forbid(unsafe_code)]
 
@@ -18,6 +20,7 @@ mod artifacts;
 mod cache;
 mod coverage;
 mod cpio;
+mod dependencies;
 mod image;
 mod library_page;
 mod mutants;
@@ -27,10 +30,12 @@ mod packages;
 mod programs;
 mod protocol_map;
 mod siege;
+mod site;
 mod third_party;
 mod tool;
 mod uml;
 mod vm;
+mod wheel;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -64,6 +69,12 @@ enum Task {
     /// Build Debian packages and a tarball.
     #[command(long_about = package::LONG_ABOUT)]
     Package(package::Args),
+    /// Build the documents as a site, and look at its links.
+    #[command(long_about = site::LONG_ABOUT)]
+    Site,
+    /// Look at the crates that are used: licences, sources, advisories.
+    #[command(long_about = dependencies::LONG_ABOUT)]
+    Dependencies,
     /// Write docs/protocol-map.md: which rule of the specifications is where, and what tests it.
     ProtocolMap,
 }
@@ -77,6 +88,8 @@ fn main() -> ExitCode {
         Task::Siege(args) => siege::run(&args, &root).map_err(|error| error.to_string()),
         Task::Mutants(args) => mutants::run(&args, &root).map_err(|error| error.to_string()),
         Task::Package(args) => package::run(&args, &root).map_err(|error| error.to_string()),
+        Task::Site => site::run(&root).map_err(|error| error.to_string()),
+        Task::Dependencies => dependencies::run(&root).map_err(|error| error.to_string()),
         Task::ProtocolMap => protocol_map::write(&root)
             .map(|()| ExitCode::SUCCESS)
             .map_err(|error| error.to_string()),
