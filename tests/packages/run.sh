@@ -208,6 +208,9 @@ installed() {
         /usr/share/bash-completion/completions/smc /lib/systemd/system/vhost-device-ism.service \
         /usr/share/doc/vhost-device-ism/examples/vhost-device-ism.socket \
         /usr/share/vhost-device-ism/grafana-dashboard.json \
+        /usr/share/vhost-device-ism/grafana-programs.json \
+        /usr/share/vhost-device-ism/prometheus-alerts.yaml \
+        /usr/share/doc/smc/preload.md.gz /usr/share/doc/smc/troubleshooting.md.gz \
         /etc/apparmor.d/vhost-device-ism /etc/apparmor.d/local/vhost-device-ism; do
         [ -e "$place$file" ] || fail "there is no $file"
     done

@@ -130,8 +130,29 @@ fn version(root: &Path) -> String {
     }
 }
 
+/// Pages of docs/ that are for those who use the programs: their links lead to each other.
+const PAGES: [&str; 17] = [
+    "first-hour.md",
+    "trying.md",
+    "preload.md",
+    "preload-contract.md",
+    "sockets.md",
+    "containers.md",
+    "clusters.md",
+    "virtual-machines.md",
+    "embedding.md",
+    "troubleshooting.md",
+    "faq.md",
+    "operating.md",
+    "observing.md",
+    "performance.md",
+    "threat-model.md",
+    "compatibility.md",
+    "linux.md",
+];
+
 /// Files that are installed: from where, to where below a prefix, and with which mode.
-fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 24] {
+fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 22] {
     let packaging = root.join("packaging");
     [
         (release.join("smc"), "bin/smc", 0o755),
@@ -143,10 +164,8 @@ fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 24] {
         (release.join("libsmc.so"), "lib/libsmc.so.0", 0o644),
         (root.join("guest-driver/c/include/smc.h"), "include/smc.h", 0o644),
         (root.join("guest-driver/c/examples/echo.c"), "doc/examples/echo.c", 0o644),
-        (root.join("docs/embedding.md"), "doc/embedding.md", 0o644),
         (packaging.join("smc_run.8"), "share/man/man8/smc_run.8", 0o644),
         (packaging.join("service.conf"), "doc/examples/service.conf", 0o644),
-        (root.join("docs/sockets.md"), "doc/sockets.md", 0o644),
         (packaging.join("vhost-device-ism.toml"), "etc/vhost-device-ism.toml", 0o644),
         (
             root.join("backend/systemd/vhost-device-ism.service"),
@@ -173,10 +192,18 @@ fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 24] {
             "share/vhost-device-ism/grafana-dashboard.json",
             0o644,
         ),
+        (
+            packaging.join("grafana-programs.json"),
+            "share/vhost-device-ism/grafana-programs.json",
+            0o644,
+        ),
+        (
+            packaging.join("prometheus-alerts.yaml"),
+            "share/vhost-device-ism/prometheus-alerts.yaml",
+            0o644,
+        ),
         (packaging.join("apparmor-profile"), "etc/apparmor.d/vhost-device-ism", 0o644),
         (packaging.join("INSTALL.md"), "INSTALL.md", 0o644),
-        (root.join("docs/threat-model.md"), "doc/threat-model.md", 0o644),
-        (root.join("docs/operating.md"), "doc/operating.md", 0o644),
         (root.join("LICENSE-APACHE"), "doc/LICENSE-APACHE", 0o644),
         (root.join("LICENSE-BSD-3-Clause"), "doc/LICENSE-BSD-3-Clause", 0o644),
     ]
@@ -191,7 +218,9 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
     build.env("SMC_VERSION", version(root));
     tool::succeed(&mut build)?;
 
-    for (from, to, mode) in files(root, release) {
+    let page = |name: &str| (root.join("docs").join(name), format!("doc/{name}"), 0o644);
+    let files = files(root, release).map(|(from, to, mode)| (from, to.to_owned(), mode));
+    for (from, to, mode) in files.into_iter().chain(PAGES.map(page)) {
         let to = tree.join(to);
         let directory = to.parent().unwrap_or(tree);
         fs::create_dir_all(directory).map_err(at(directory))?;

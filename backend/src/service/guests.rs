@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use virtio_ism_abi::Chid;
 use virtio_ism_abi::event::LeaveReason;
@@ -28,6 +28,7 @@ pub(crate) struct Guests {
     sockets: Mutex<BTreeMap<String, Served>>,
     events: LoopHandle,
     names: Arc<dyn SocketNames>,
+    started: SystemTime,
 }
 
 /// A guest that is served.
@@ -109,6 +110,7 @@ impl Guests {
             sockets: Mutex::default(),
             events,
             names,
+            started: SystemTime::now(),
         };
         for fabric in &guests.config.fabrics {
             guests.add_fabric(fabric)?;
@@ -255,7 +257,7 @@ impl Guests {
 
     /// Metrics in Prometheus' text format.
     pub(crate) fn metrics(&self) -> String {
-        metrics::render(&self.list(), self.names.is_up())
+        metrics::render(&self.list(), self.names.is_up(), self.started)
     }
 
     /// Removes all guests, and waits until their sockets have stopped.

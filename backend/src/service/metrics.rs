@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Counters in Prometheus' text format (OpenMetrics).
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use crate::vhost::FAULTS;
@@ -83,10 +86,20 @@ fn by_guest(statuses: &[GuestStatus]) -> Vec<Devices<'_>> {
 }
 
 /// All metrics of all guests. Counters go on when front ends come and go. `is_broker_up`: whether the
-/// process that makes sockets is there; `None`: the daemon needs none.
-pub(crate) fn render(statuses: &[GuestStatus], is_broker_up: Option<bool>) -> String {
+/// process that makes sockets is there; `None`: the daemon needs none. `started`: when the daemon began.
+pub(crate) fn render(
+    statuses: &[GuestStatus],
+    is_broker_up: Option<bool>,
+    started: SystemTime,
+) -> String {
     let guests = &by_guest(statuses);
     let mut registry = Registry::with_prefix("ism");
+    let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+    registry.register("build", "Version of the daemon", version);
+    let start = Gauge::<i64>::default();
+    let since = started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    start.set(i64::try_from(since).unwrap_or(i64::MAX));
+    registry.register("start_time_seconds", "When the daemon began, in seconds since 1970", start);
     if let Some(is_up) = is_broker_up {
         let gauge = Gauge::<i64>::default();
         gauge.set(is_up.into());
@@ -197,7 +210,7 @@ mod tests {
             pool: None,
             member: None,
         };
-        let text = render(&[guest], Some(false));
+        let text = render(&[guest], Some(false), UNIX_EPOCH + std::time::Duration::from_secs(77));
         for line in [
             "ism_moves_total{guest=\"vm1\",chid=\"ff00\"} 10",
             "ism_peers{guest=\"vm1\",chid=\"ff00\"} 0",
@@ -206,6 +219,8 @@ mod tests {
             "ism_commands_refused_total{guest=\"vm1\",chid=\"ff00\",reason=\"enoent\"} 3",
             "ism_faults_total{guest=\"vm1\",chid=\"ff00\",reason=\"bad_chain\"} 1",
             "ism_broker_up 0",
+            "ism_start_time_seconds 77",
+            concat!("ism_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
             "# EOF",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
@@ -239,7 +254,11 @@ mod tests {
             ..status(name, Some(with_moves(7)))
         };
         let pool = GuestStatus { pool, ended: with_moves(100), ..status("any", None) };
-        let text = render(&[pool, front_end("any/2"), front_end("any/3"), status("b", None)], None);
+        let text = render(
+            &[pool, front_end("any/2"), front_end("any/3"), status("b", None)],
+            None,
+            UNIX_EPOCH,
+        );
         for line in [
             "ism_moves_total{guest=\"any\",chid=\"ff00\"} 114",
             "ism_peers{guest=\"any\",chid=\"ff00\"} 2",

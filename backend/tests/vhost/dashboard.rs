@@ -12,6 +12,9 @@ use super::front_end::*;
 const DASHBOARD: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/grafana-dashboard.json"));
 
+const ALERTS: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/prometheus-alerts.yaml"));
+
 /// Types of the metrics by the names of their samples, from a daemon that has something to tell of
 /// each.
 fn exported() -> BTreeMap<String, &'static str> {
@@ -30,6 +33,8 @@ fn exported() -> BTreeMap<String, &'static str> {
     }
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     let names = samples.filter_map(|line| Some(line.split_once('{')?.0.to_owned()));
+    // The version is no number.
+    let names = names.filter(|name| name != "ism_build_info");
     let typed = |name: String| {
         let counter = format!("# TYPE {} counter", name.trim_end_matches("_total"));
         let is_counter = name.ends_with("_total") && text.contains(&counter);
@@ -87,6 +92,27 @@ fn the_dashboard_shows_every_metric_that_is_exported_and_no_other() {
     let forgotten: Vec<&String> =
         exported.keys().filter(|name| !shown.contains(name.as_str())).collect();
     assert!(forgotten.is_empty(), "no panel for {forgotten:?}");
+}
+
+/// The rules about programs are tested with the command that exports their metrics.
+#[test]
+fn the_rules_for_alerts_are_about_what_is_exported() {
+    let mut exported = exported();
+    // These have no labels. Only a daemon that makes sockets for pools has the first.
+    exported.insert("ism_broker_up".into(), "gauge");
+    exported.insert("ism_start_time_seconds".into(), "gauge");
+    let queries = ALERTS.lines().filter_map(|line| line.trim().strip_prefix("expr: "));
+    let mut found = 0;
+    for query in queries {
+        for (before, name) in metrics(query) {
+            let kind = exported.get(name);
+            let kind = kind.unwrap_or_else(|| panic!("{name} is not exported: {query}"));
+            assert_eq!(*kind == "counter", before.ends_with("increase("), "{query}");
+            found += 1;
+        }
+    }
+    assert!(found >= 6, "{found}");
+    assert_eq!(ALERTS.matches("- alert: Ism").count(), 6);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use super::processes::Processes;
 
 /// Labels that samples have by themselves.
-const OWN_LABELS: [&str; 4] = ["program", "kind", "reason", "side"];
+const OWN_LABELS: [&str; 5] = ["program", "service", "kind", "reason", "side"];
 
 /// A label that the user gives to all samples: a name, and a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +54,26 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
+/// The service of systemd that a process is of, by the name of its cgroup.
+fn service(pid: u32) -> Option<String> {
+    service_of(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
+}
+
+/// The service in what the kernel says of a process's cgroups: that of the line of cgroup v2, or of
+/// systemd's own hierarchy.
+fn service_of(cgroups: &str) -> Option<String> {
+    let path = |line: &str| {
+        let path =
+            line.strip_prefix("0::").or_else(|| line.split_once(":name=systemd:").map(|s| s.1));
+        path.map(str::to_owned)
+    };
+    let of = |path: String| {
+        let name = path.rsplit('/').find(|name| name.ends_with(".service"))?;
+        Some(name.to_owned())
+    };
+    cgroups.lines().filter_map(path).find_map(of)
+}
+
 /// All metrics. Processes of one program are one sample: their ids would be without number.
 pub(super) fn text(processes: &Processes, labels: &[Label]) -> String {
     let common =
@@ -64,7 +84,10 @@ pub(super) fn text(processes: &Processes, labels: &[Label]) -> String {
     let mut connections = Samples::default();
     let mut running = Samples::default();
     for process in &processes.list {
-        let who = format!("{common}program=\"{}\"", escaped(&process.program));
+        let mut who = format!("{common}program=\"{}\"", escaped(&process.program));
+        if let Some(service) = service(process.pid) {
+            let _ = write!(who, ",service=\"{}\"", escaped(&service));
+        }
         let totals = &process.totals;
         let kinds = [
             ("SMC-D", totals.smc_d),
@@ -101,6 +124,10 @@ mod tests {
 
     use super::*;
 
+    const ALERTS: &str = include_str!(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../packaging/prometheus-alerts.yaml"
+    ));
     const DASHBOARD: &str =
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/grafana-programs.json"));
 
@@ -138,6 +165,40 @@ mod tests {
             assert!(text.lines().any(|one| one == line), "{line} is not in\n{text}");
         }
         assert_eq!(text.matches("# TYPE smc_tcp_total counter\n").count(), 1);
+    }
+
+    #[test]
+    fn a_process_of_a_service_has_its_name_as_a_label() {
+        for (cgroups, service) in [
+            ("0::/system.slice/redis-server.service\n", Some("redis-server.service")),
+            ("0::/system.slice/docker.service/payload\n", Some("docker.service")),
+            (
+                "4:memory:/x.service\n1:name=systemd:/system.slice/a@1.service\n0::/\n",
+                Some("a@1.service"),
+            ),
+            ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
+            ("0::/\n", None),
+        ] {
+            assert_eq!(service_of(cgroups).as_deref(), service, "{cgroups}");
+        }
+    }
+
+    #[test]
+    fn the_rules_for_alerts_are_about_what_is_exported() {
+        let text = text(&Processes { list: vec![nginx(1)], silent: Vec::new() }, &[]);
+        let start = ALERTS.find("- name: smc\n").unwrap();
+        let rules = &ALERTS[start..];
+        let mut found = 0;
+        for (at, _) in rules.match_indices("smc_") {
+            // Words of a sentence are followed by something else.
+            let name: String = rules[at..]
+                .chars()
+                .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')
+                .collect();
+            assert!(text.contains(&format!("# TYPE {name} counter\n")), "{name}");
+            found += 1;
+        }
+        assert!(found >= 3, "{found}");
     }
 
     #[test]
