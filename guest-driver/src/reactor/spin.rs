@@ -87,6 +87,45 @@ enum Round {
     Trial(u32),
 }
 
+/// A wait that spins, whose thread does other things between its looks at shared memory.
+#[derive(Debug)]
+#[cfg(feature = "tokio")]
+pub(crate) struct SpinWait {
+    round: Round,
+    start: Instant,
+    limit: Duration,
+}
+
+#[cfg(feature = "tokio")]
+impl SpinWait {
+    /// Whether the thread should sleep now.
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.start) >= self.limit
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl Spin {
+    /// Begins to spin, for a thread that does other things in between. `None`: it should sleep.
+    pub(crate) fn begin(&self, now: Instant) -> Option<SpinWait> {
+        if self.max_us == 0 || self.contention.is_paused(|| now) {
+            return None;
+        }
+        let round = self.next_round();
+        let (Round::Usual(limit) | Round::Probe(limit) | Round::Trial(limit)) = round;
+        Some(SpinWait { round, start: now, limit: Duration::from_micros(u64::from(limit)) })
+    }
+
+    /// Ends what [`Spin::begin`] has begun. `found`: there was something to do.
+    pub(crate) fn end(&self, SpinWait { round, .. }: SpinWait, found: bool) {
+        match found {
+            true if round != Round::Usual(self.max_us) => self.succeeded(round),
+            true => {}
+            false => self.failed(round),
+        }
+    }
+}
+
 impl Spin {
     /// A budget of at most `max` per wait; zero: never spin.
     pub(crate) fn new(max: Duration) -> Spin {

@@ -131,7 +131,10 @@ impl Waiter {
         self.count.fetch_add(1, Ordering::SeqCst);
         match (self.state.load(Ordering::SeqCst), &self.notifier) {
             (POLLING, None) => return true,
-            (POLLING, Some(notifier)) => notifier.signal(),
+            // Once is enough until the poller sleeps again.
+            (POLLING, Some(notifier)) if self.state.swap(AWAKE, Ordering::SeqCst) == POLLING => {
+                notifier.signal();
+            }
             (ASLEEP, _) => {
                 let _ = futex::wake(&self.count, futex::Flags::PRIVATE, 1);
             }

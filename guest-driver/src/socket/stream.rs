@@ -472,6 +472,11 @@ impl SmcStream {
         self.shared.keepalive.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[cfg(feature = "tokio")]
+    pub(super) fn stack(&self) -> &Arc<Stack> {
+        &self.shared.stack
+    }
+
     pub(super) fn conn(&self) -> Option<&Arc<Conn>> {
         match &self.shared.kind {
             Kind::Smc(conn) => Some(conn),

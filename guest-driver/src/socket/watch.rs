@@ -139,6 +139,14 @@ impl WatchedStream {
     }
 }
 
+#[cfg(feature = "tokio")]
+impl WatchedStream {
+    /// The connection.
+    pub(super) fn conn(&self) -> &Arc<Conn> {
+        &self.conn
+    }
+}
+
 impl Drop for WatchedStream {
     fn drop(&mut self) {
         self.conn.remove_poller(&self.entry);
@@ -192,6 +200,27 @@ impl Watch {
             reactor.poll_lines();
         });
         self.watched.queue.has_news()
+    }
+
+    /// Whether [`Watch::take_news`] has numbers.
+    #[cfg(feature = "tokio")]
+    pub(super) fn has_queued(&self) -> bool {
+        self.watched.queue.has_news()
+    }
+
+    /// From now on a wake-up makes the notifier readable, for a caller that waits for it by other means
+    /// than [`Watch::sleep`]. `false`: there was one after `count`, so the caller must not wait.
+    /// [`Watch::end_sleep`] follows in any case.
+    #[cfg(feature = "tokio")]
+    pub(super) fn begin_sleep(&self, count: u32) -> bool {
+        self.waiter.set_polling(true);
+        !self.waiter.is_woken(count)
+    }
+
+    /// Undoes one [`Watch::begin_sleep`].
+    #[cfg(feature = "tokio")]
+    pub(super) fn end_sleep(&self) {
+        self.waiter.set_polling(false);
     }
 
     /// The numbers of connections that may have changed. The caller calls [`WatchedStream::begin`] for
