@@ -19,11 +19,12 @@ const TAKEN_OVER: [&str; 3] =
     ["guest-driver/sys/src/", "guest-driver/ism/src/", "guest-driver/src/"];
 
 /// Locks that no keeper takes, and why.
-const LEFT: [(&str, &str); 9] = [
+const LEFT: [(&str, &str); 10] = [
     ("guest-driver/src/capture.rs", "only the process that is captured takes it"),
     ("guest-driver/src/smcr/", "no child can take over what an RNIC keeps of a process"),
     ("guest-driver/src/socket/listener.rs", "a keeper accepts nothing"),
     ("guest-driver/src/socket/poller.rs", "pollers are the program's"),
+    ("guest-driver/src/socket/tokio/", "runtimes are the program's"),
     ("guest-driver/src/socket/watch.rs", "a keeper makes a watch of its own"),
     ("guest-driver/src/reactor/poll_queue.rs", "so its connections have no queues of the parent"),
     ("guest-driver/src/socket/stream.rs", "calls of the program take them; drop needs no lock"),
