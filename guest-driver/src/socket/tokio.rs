@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `SmcStream` and `SmcListener` as tokio objects (feature `tokio`).
 //!
-//! Readiness comes through the pollable descriptor, so any number of connections share tokio's
-//! reactor. The handshake of a client runs on tokio's blocking pool.
+//! A task of the runtime looks into shared memory for all connections of the runtime, and wakes the
+//! tasks that wait for them ([`watcher`]). Listeners and connections that are TCP have a descriptor
+//! in tokio's reactor. The handshake of a client runs on tokio's blocking pool.
+
+mod watcher;
 
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
@@ -13,29 +16,49 @@ use std::task::{Context, Poll, ready};
 
 use ::tokio::io::unix::AsyncFd;
 use ::tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use ::tokio::task::coop;
 
+use self::watcher::{Direction, Registration};
 use super::{ConnectionInfo, SmcListener, SmcStream, Stack};
 
-/// An [`SmcStream`] for tokio.
+/// An [`SmcStream`] for tokio. Tasks of any runtime may use it, as long as the one that it was made in
+/// exists.
 #[derive(Debug)]
 pub struct AsyncSmcStream {
     // Before the stream: it leaves the reactor first.
-    ready: AsyncFd<OwnedFd>,
+    ready: ReadinessSource,
     stream: SmcStream,
+}
+
+/// What tells that a connection is ready.
+#[derive(Debug)]
+enum ReadinessSource {
+    /// The runtime's task, from shared memory.
+    Watcher(Registration),
+    /// The kernel, because the connection is TCP.
+    Kernel(AsyncFd<OwnedFd>),
 }
 
 impl AsyncSmcStream {
     /// Takes over a connection, which becomes non-blocking.
     ///
     /// # Errors
-    /// No descriptors are left; there is no tokio runtime with IO.
+    /// No descriptors are left; there is no tokio runtime.
+    ///
+    /// # Panics
+    /// The runtime has no IO (`enable_io`).
     pub fn new(stream: SmcStream) -> io::Result<AsyncSmcStream> {
         stream.set_nonblocking(true)?;
-        let fd = stream.pollable()?.try_clone_to_owned()?;
-        // Deprecated in favour of an unsafe constructor for descriptors of unknown origin; an
-        // `OwnedFd` keeps the promise that it asks for.
-        #[allow(deprecated, reason = "see above")]
-        let ready = AsyncFd::new(fd)?;
+        let ready = match Registration::new(&stream)? {
+            Some(registration) => ReadinessSource::Watcher(registration),
+            None => {
+                let fd = stream.pollable()?.try_clone_to_owned()?;
+                // Deprecated in favour of an unsafe constructor for descriptors of unknown origin; an
+                // `OwnedFd` keeps the promise that it asks for.
+                #[allow(deprecated, reason = "see above")]
+                ReadinessSource::Kernel(AsyncFd::new(fd)?)
+            }
+        };
         Ok(AsyncSmcStream { ready, stream })
     }
 
@@ -59,6 +82,45 @@ impl AsyncSmcStream {
     pub fn get_ref(&self) -> &SmcStream {
         &self.stream
     }
+
+    /// Calls `act` until it does not have to wait, or has the task woken when it may not have to.
+    fn poll_io<T>(
+        &self,
+        cx: &mut Context<'_>,
+        direction: Direction,
+        mut act: impl FnMut(&SmcStream) -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        match &self.ready {
+            ReadinessSource::Kernel(fd) => loop {
+                let mut guard = ready!(match direction {
+                    Direction::Read => fd.poll_read_ready(cx),
+                    Direction::Write => fd.poll_write_ready(cx),
+                })?;
+                match act(&self.stream) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
+                    done => return Poll::Ready(done),
+                }
+            },
+            ReadinessSource::Watcher(registration) => {
+                // The runtime's share of time for a task: others have to run as well.
+                let budget = ready!(coop::poll_proceed(cx));
+                let mut done = act(&self.stream);
+                if would_block(&done) {
+                    registration.wake_later(cx, direction)?;
+                    done = act(&self.stream);
+                    if would_block(&done) {
+                        return Poll::Pending;
+                    }
+                }
+                budget.made_progress();
+                Poll::Ready(done)
+            }
+        }
+    }
+}
+
+fn would_block<T>(done: &io::Result<T>) -> bool {
+    matches!(done, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
 impl AsyncRead for AsyncSmcStream {
@@ -67,33 +129,10 @@ impl AsyncRead for AsyncSmcStream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        loop {
-            let mut guard = ready!(self.ready.poll_read_ready(cx))?;
-            match self.stream.recv(buf.initialize_unfilled()) {
-                Ok(n) => {
-                    buf.advance(n);
-                    return Poll::Ready(Ok(()));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
-                Err(error) => return Poll::Ready(Err(error)),
-            }
-        }
-    }
-}
-
-impl AsyncSmcStream {
-    fn poll_send(
-        &self,
-        cx: &mut Context<'_>,
-        mut send: impl FnMut(&SmcStream) -> io::Result<usize>,
-    ) -> Poll<io::Result<usize>> {
-        loop {
-            let mut guard = ready!(self.ready.poll_write_ready(cx))?;
-            match send(&self.stream) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
-                done => return Poll::Ready(done),
-            }
-        }
+        let into = buf.initialize_unfilled();
+        let n = ready!(self.poll_io(cx, Direction::Read, |stream| stream.recv(into)))?;
+        buf.advance(n);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -103,7 +142,7 @@ impl AsyncWrite for AsyncSmcStream {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.poll_send(cx, |stream| stream.send(buf))
+        self.poll_io(cx, Direction::Write, |stream| stream.send(buf))
     }
 
     fn poll_write_vectored(
@@ -112,7 +151,7 @@ impl AsyncWrite for AsyncSmcStream {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         use std::io::Write;
-        self.poll_send(cx, |mut stream| stream.write_vectored(bufs))
+        self.poll_io(cx, Direction::Write, |mut stream| stream.write_vectored(bufs))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -143,7 +182,7 @@ impl AsyncSmcListener {
     pub fn new(listener: SmcListener) -> io::Result<AsyncSmcListener> {
         listener.set_nonblocking(true)?;
         let fd = listener.pollable().try_clone_to_owned()?;
-        // As above.
+        // As for connections.
         #[allow(deprecated, reason = "see above")]
         let ready = AsyncFd::with_interest(fd, Interest::READABLE)?;
         Ok(AsyncSmcListener { ready, listener })
