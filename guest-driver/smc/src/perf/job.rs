@@ -26,6 +26,8 @@ pub(super) enum Program {
     Echo,
     /// As [`Program::Echo`], with epoll on every transport.
     EchoEpoll,
+    /// As [`Program::Echo`], by tokio: a task for each connection, on one thread at either side.
+    EchoTokio,
     /// Connect, request, reply, close, again and again.
     Short,
 }
@@ -103,7 +105,7 @@ pub(super) struct Job {
     pub(super) buffer: usize,
     /// How long SMC spins before it sleeps, microseconds.
     pub(super) spin_us: u64,
-    /// Connections of [`Program::Echo`] and [`Program::EchoEpoll`].
+    /// Connections of [`Program::Echo`], [`Program::EchoEpoll`] and [`Program::EchoTokio`].
     pub(super) connections: usize,
     /// How many of these have no message under way.
     pub(super) idle: usize,

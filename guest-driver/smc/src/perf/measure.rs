@@ -173,6 +173,9 @@ impl Experiment {
             Program::EchoEpoll => {
                 format!("echo by epoll on {} connections, {}", self.connections, bytes(self.size))
             }
+            Program::EchoTokio => {
+                format!("echo by tokio on {} connections, {}", self.connections, bytes(self.size))
+            }
             Program::Short => {
                 format!("short connections of {}, {} each way", threads(self.threads), {
                     bytes(self.size)
@@ -197,11 +200,12 @@ pub(super) fn bytes(n: usize) -> String {
 }
 
 /// Names that `smc perf` takes, with a sentence each.
-pub(super) const NAMES: [(&str, &str); 20] = [
+pub(super) const NAMES: [(&str, &str); 21] = [
     ("latency_1k", "64 B to and fro, 1,000 messages/s on an absolute schedule; median and p99"),
     ("latency_10k", "the same, 10,000 messages/s"),
     ("rr_threads", "64 B to and fro by 16 threads, each blocking on a connection of its own"),
     ("echo_epoll", "4 KiB to and fro on 200 connections at once, both ends by epoll"),
+    ("echo_tokio", "the same, both ends by tokio on one thread each"),
     ("short_conn_1", "as short_conn, by 1 client thread"),
     ("cpu_1g", "processor time of a stream of 1 GB/s in 64 KiB writes"),
     ("bulk", "throughput of one connection, 64 KiB writes, 1 MiB receive buffer; window and move"),
@@ -295,6 +299,10 @@ pub(super) fn by_name(name: &str, overrides: &Overrides) -> Option<Experiment> {
             let echo = experiment("", Program::EchoEpoll, Unit::EchoesPerSecond, 4096);
             echo.row(name, TransportKind::Window)
         }
+        "echo_tokio" => {
+            let echo = experiment("", Program::EchoTokio, Unit::EchoesPerSecond, 4096);
+            echo.row(name, TransportKind::Window)
+        }
         "short_conn_1" => {
             let mut one = conn();
             one.threads = 1;
@@ -348,7 +356,7 @@ pub(super) fn between(
         "rate" | "rate_100b" => "rate_100b",
         "echo" | "echo_200" => "echo_200",
         "conn" | "short_conn" => "short_conn",
-        "rtt_sleep" | "latency_1k" | "latency_10k" | "rr_threads" | "echo_epoll"
+        "rtt_sleep" | "latency_1k" | "latency_10k" | "rr_threads" | "echo_epoll" | "echo_tokio"
         | "short_conn_1" => name,
         _ => return None,
     };

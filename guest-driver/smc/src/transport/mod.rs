@@ -11,6 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 pub(crate) use ring::Ring;
 pub(crate) use smc::{Path, Smc};
@@ -88,7 +89,14 @@ pub(crate) trait Stream: Read + Write + Send {
     fn finish(&self) -> io::Result<()>;
     /// What a program adds to an epoll set of its own.
     fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>>;
+    /// The same connection for tasks of the runtime that the caller is in.
+    fn into_tokio(self) -> io::Result<Box<dyn AsyncStream>>;
 }
+
+/// A connection of tokio.
+pub(crate) trait AsyncStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> AsyncStream for T {}
 
 /// The conditions to wait for on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use std::time::Duration;
 use ism_sys::{OutOfBounds, SharedMem, SharedSlice, sealed_memfd};
 use rustix::fd::OwnedFd;
 
-use super::{NoPoll, Stream, Transport};
+use super::{AsyncStream, NoPoll, Stream, Transport};
 
 /// Bytes of a ring, as many as the largest DMB has.
 pub(crate) const CAPACITY: usize = 1 << 20;
@@ -215,6 +215,10 @@ impl Stream for RingStream {
     }
 
     fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn into_tokio(self) -> io::Result<Box<dyn AsyncStream>> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }

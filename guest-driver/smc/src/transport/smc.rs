@@ -7,11 +7,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use guest_driver::socket::tokio::AsyncSmcStream;
 use guest_driver::socket::{self, PollEvent, Poller};
 use guest_driver::{ConnectionInfo, SmcListener, SmcStream, SmcdInfo, Stack};
 use virtio_ism_abi::command::stat;
 
-use super::{Counters, Interest, Poll, SmcPath, Stream, Transport};
+use super::{AsyncStream, Counters, Interest, Poll, SmcPath, Stream, Transport};
 
 /// Which way bytes have to travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +123,10 @@ impl Stream for SmcStream {
     fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>> {
         // As "smc run" gives it to the kernel when a program adds a socket to an epoll set.
         self.pollable_exact()
+    }
+
+    fn into_tokio(self) -> io::Result<Box<dyn AsyncStream>> {
+        Ok(Box::new(AsyncSmcStream::new(self)?))
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
 
-use super::{Interest, Poll, Stream, Transport};
+use super::{AsyncStream, Interest, Poll, Stream, Transport};
 
 /// Where servers listen that only this machine asks.
 pub(crate) const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -64,6 +64,11 @@ impl Stream for TcpStream {
 
     fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>> {
         Ok(self.as_fd())
+    }
+
+    fn into_tokio(self) -> io::Result<Box<dyn AsyncStream>> {
+        self.set_nonblocking(true)?;
+        Ok(Box::new(tokio::net::TcpStream::from_std(self)?))
     }
 }
 
@@ -125,6 +130,11 @@ impl Stream for UnixStream {
 
     fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>> {
         Ok(self.as_fd())
+    }
+
+    fn into_tokio(self) -> io::Result<Box<dyn AsyncStream>> {
+        self.set_nonblocking(true)?;
+        Ok(Box::new(tokio::net::UnixStream::from_std(self)?))
     }
 }
 

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::sockets::Epoll;
-use super::{Stream, Transport};
+use super::{AsyncStream, Stream, Transport};
 
 /// In an address to listen on: every CID of this machine, any free port.
 pub(crate) const ANY_CID: u32 = u32::MAX;
@@ -124,6 +124,10 @@ impl Stream for VsockStream {
 
     fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>> {
         Ok(self.socket.as_fd())
+    }
+
+    fn into_tokio(self) -> io::Result<Box<dyn AsyncStream>> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 }
 

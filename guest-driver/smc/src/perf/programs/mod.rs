@@ -2,6 +2,7 @@
 //! The measured programs, written once for all transports.
 
 mod echo;
+mod echo_tokio;
 mod paced;
 mod round_trip;
 mod short;
@@ -30,6 +31,7 @@ pub(super) fn serve<T: Transport>(
         Program::RoundTripThreads => nothing(round_trip::serve_threads(transport, &listener, job))?,
         Program::Echo => nothing(echo::serve(transport, transport.poll()?, &listener, job))?,
         Program::EchoEpoll => nothing(echo::serve(transport, Epoll::new()?, &listener, job))?,
+        Program::EchoTokio => nothing(echo_tokio::serve(transport, &listener, job))?,
         Program::Short => nothing(short::serve(transport, &listener, job))?,
     };
     Ok(EndReport { smc: transport.smc_path(), ..report })
@@ -48,6 +50,7 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndRep
         Program::RoundTripThreads => round_trip::drive_threads(transport, job)?,
         Program::Echo => echo::drive(transport, transport.poll()?, job)?,
         Program::EchoEpoll => echo::drive(transport, Epoll::new()?, job)?,
+        Program::EchoTokio => echo_tokio::drive(transport, job)?,
         Program::Short => short::drive(transport, job)?,
     };
     Ok(EndReport { smc: transport.smc_path(), ..report })

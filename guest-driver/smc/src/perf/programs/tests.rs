@@ -98,10 +98,12 @@ fn a_paced_stream_is_as_fast_as_it_should_be() {
 }
 
 #[test]
-fn every_transport_with_descriptors_echoes_by_epoll() {
-    let dir = std::env::temp_dir();
-    assert_rate(run(&Tcp::LOOPBACK, job(Program::EchoEpoll, 4096)));
-    assert_rate(run(&Unix { dir }, job(Program::EchoEpoll, 4096)));
+fn every_transport_with_descriptors_echoes_by_epoll_and_by_tokio() {
+    for program in [Program::EchoEpoll, Program::EchoTokio] {
+        let dir = std::env::temp_dir();
+        assert_rate(run(&Tcp::LOOPBACK, job(program, 4096)));
+        assert_rate(run(&Unix { dir }, job(program, 4096)));
+    }
 }
 
 #[test]
@@ -115,6 +117,7 @@ fn a_client_that_knows_the_other_processes_reports_processor_time() {
         Program::RoundTripThreads,
         Program::Echo,
         Program::EchoEpoll,
+        Program::EchoTokio,
         Program::Short,
     ] {
         let rate = if program == Program::Paced { 1000 } else { 0 };

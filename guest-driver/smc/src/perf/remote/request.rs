@@ -117,7 +117,7 @@ impl Request {
             return Err(Refused::Rate(self.rate));
         }
         let under_way = self.size.saturating_mul(self.connections);
-        let many = matches!(self.program, Program::Echo | Program::EchoEpoll);
+        let many = matches!(self.program, Program::Echo | Program::EchoEpoll | Program::EchoTokio);
         if many && under_way > MAX_UNDER_WAY {
             return Err(Refused::UnderWay(self.connections, self.size));
         }
