@@ -42,6 +42,22 @@ pub fn obstacle(
     program: &Path,
     find: impl Fn(&OsStr) -> Option<PathBuf>,
 ) -> Option<Result<(), Obstacle>> {
+    let (file, program) = file_of(program, find)?;
+    if is_privileged(&file, &program) {
+        return Some(Err(Obstacle::Privileged));
+    }
+    elf(&file)
+}
+
+/// Whether a program is for another kind of machine than this library, such as a 32-bit one. `false`
+/// also if the file does not tell. `find`: as for [`obstacle`].
+pub fn is_for_other_machine(program: &Path, find: impl Fn(&OsStr) -> Option<PathBuf>) -> bool {
+    let header = file_of(program, find).and_then(|(file, _)| bytes::<64>(&file, 0));
+    header.is_some_and(|header| header.starts_with(MAGIC) && !is_for_this_machine(&header))
+}
+
+/// The file of a program, or of the interpreter if it is a script.
+fn file_of(program: &Path, find: impl Fn(&OsStr) -> Option<PathBuf>) -> Option<(File, PathBuf)> {
     let mut program = program.to_owned();
     for _ in 0..DEPTH {
         let mut file = File::open(&program).ok()?;
@@ -59,10 +75,7 @@ pub fn obstacle(
             };
             continue;
         }
-        if is_privileged(&file, &program) {
-            return Some(Err(Obstacle::Privileged));
-        }
-        return elf(&file);
+        return Some((file, program));
     }
     None
 }
@@ -86,6 +99,13 @@ const MACHINE: u16 = 183;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const MACHINE: u16 = 0;
 
+/// How an ELF file begins.
+const MAGIC: &[u8] = b"\x7fELF";
+
+fn is_for_this_machine(header: &[u8; 64]) -> bool {
+    header.get(4..6) == Some(&[2, 1]) && word::<2>(header, 18) == Some(u64::from(MACHINE))
+}
+
 /// Program headers and sections at most.
 const MOST: u64 = 4096;
 
@@ -102,10 +122,10 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
 /// Reads the headers of a 64-bit little-endian ELF file.
 fn elf(file: &File) -> Option<Result<(), Obstacle>> {
     let header: [u8; 64] = bytes(file, 0)?;
-    if header.get(..4)? != b"\x7fELF" {
+    if !header.starts_with(MAGIC) {
         return None;
     }
-    if header.get(4..6)? != [2, 1] || word::<2>(&header, 18)? != u64::from(MACHINE) {
+    if !is_for_this_machine(&header) {
         return Some(Err(Obstacle::OtherMachine));
     }
     if has_section(file, &header, b".go.buildinfo").unwrap_or(false) {
@@ -183,6 +203,8 @@ mod tests {
         header[18] ^= 1;
         std::fs::write(&linked, &header).unwrap();
         assert_eq!(of(&linked), Some(Err(Obstacle::OtherMachine)));
+        assert!(is_for_other_machine(&script, find), "by its interpreter");
+        assert!(!is_for_other_machine(Path::new("/bin/sh"), find));
         header.truncate(30);
         std::fs::write(&linked, &header).unwrap();
         assert_eq!(of(&linked), None);

@@ -42,6 +42,29 @@ impl TargetProgram<'_> {
             && config::get().is_some_and(|config| config.has_rules_of(&file))
     }
 
+    /// LD_PRELOAD without this library, if the program is for another kind of machine: its dynamic
+    /// linker cannot load the library, and would say so on standard error. Returns the place of the
+    /// entry in the environment, and the new one. `library`: the file of this library.
+    pub(crate) fn preload_without(&self, library: &Path) -> Option<(usize, Vec<u8>)> {
+        let (at, list) = self.environment.iter().enumerate().find_map(|(at, entry)| {
+            let list = entry.as_bytes().strip_prefix(PRELOAD.as_bytes())?.strip_prefix(b"=")?;
+            Some((at, list))
+        })?;
+        let separates = |byte: &u8| byte.is_ascii_whitespace() || *byte == b':';
+        let all: Vec<_> = list.split(separates).filter(|entry| !entry.is_empty()).collect();
+        let others = all.iter().copied().filter(|entry| !is_entry_of(entry, library));
+        let others: Vec<_> = others.collect();
+        if others.len() == all.len() {
+            return None;
+        }
+        let file = match self.in_path {
+            true => find(self.file.as_os_str())?,
+            false => self.file.to_owned(),
+        };
+        program_file::is_for_other_machine(&file, find)
+            .then(|| (at, [PRELOAD.as_bytes(), b"=", &others.join(&b':')].concat()))
+    }
+
     /// Whether the environment, or the list for all programs, has the dynamic linker load the library.
     fn loads(&self, library: &Path) -> bool {
         let is_in = |list: &[u8]| {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs in environments that change what the library finds: with sanitizers, and with another
-//! clock.
+//! Programs in environments that change what the library finds: with sanitizers, with another clock,
+//! with small stacks, of other machines, and with a log.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use common::{Fabric, Running, await_listener, free_port};
@@ -106,4 +107,51 @@ fn a_program_with_the_thread_sanitizer_runs_on_smc() {
 #[test]
 fn a_program_with_the_sanitizer_of_undefined_behaviour_runs_on_smc() {
     run_with("-fsanitize=undefined");
+}
+
+#[test]
+fn a_program_of_another_machine_starts_without_the_library_and_without_a_word() {
+    let compile = |name: &str, options: &[&str]| compiled(name, options);
+    let starts = compile("starts", &[]);
+    let narrow = ["-m32", "-nostdlib", "-static", "-fno-pic", "-fno-stack-protector", "-no-pie"];
+    let program = compile("shows_preload", &narrow);
+    // Another library stays in the list.
+    let other = format!("/lib/{}-linux-gnu/libm.so.6", std::env::consts::ARCH);
+    let fabric = Fabric::new(1);
+    let directory = program.parent().unwrap();
+    let name = program.file_name().unwrap();
+    let script = fabric.file("script");
+    std::fs::write(&script, format!("#!{}\n", program.display())).unwrap();
+    make_executable(&script);
+    let run = |way: &str, directory: &Path, name: &OsStr| {
+        let mut command = fabric.smc(&starts);
+        let list = std::env::join_paths([common::library(), other.clone().into()]).unwrap();
+        command.env("LD_PRELOAD", list).arg(way).arg(directory).arg(name);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{way}: {}", output.status);
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{way}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let expected = format!("LD_PRELOAD={other}\n");
+    for way in [
+        "execve", "execv", "execvp", "execvpe", "execl", "execlp", "execle", "fexecve", "execveat",
+        "syscall", "spawn", "spawnp",
+    ] {
+        assert_eq!(run(way, directory, name), expected, "{way}");
+    }
+    assert_eq!(run("vfork", directory, name), expected.repeat(2));
+    assert_eq!(run("execve", script.parent().unwrap(), OsStr::new("script")), expected);
+    // Programs that can have the library have it.
+    let all = run("execvp", Path::new("/usr/bin"), OsStr::new("env"));
+    assert!(
+        all.lines().any(|line| line.starts_with("LD_PRELOAD=") && line.contains("libsmc_preload"))
+    );
+    for file in [starts, program] {
+        std::fs::remove_file(file).unwrap();
+    }
+}
+
+fn make_executable(file: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o755)).unwrap();
 }

@@ -277,10 +277,13 @@ fn before_spawn(actions: *const c_void, target: &Target) {
 
 /// Defines hooks of functions that start a program.
 macro_rules! spawns {
-    ($($name:ident($($arg:ident : $type:ty),*) -> $result:ty, $actions:expr, $target:expr;)*) => {
+    ($($name:ident($($arg:ident : $type:ty),*) -> $result:ty, $actions:expr, $target:expr
+       $(, with $environment:ident)?;)*) => {
         $(#[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
             within(|| before_spawn($actions, &$target));
+            $(let other = within(|| $target.other_environment());
+            let $environment = other.unwrap_or($environment);)?
             let result = call_libc!($name, -1, ($($arg: $type),*) -> $result);
             fork::note_child();
             take_back::end_spawn();
@@ -291,15 +294,15 @@ macro_rules! spawns {
 
 spawns! {
     posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
-        argv: *const c_void, envp: Words) -> c_int, actions, Target::path(path, envp);
+        argv: *const c_void, envp: Words) -> c_int, actions, Target::path(path, envp), with envp;
     posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
-        argv: *const c_void, envp: Words) -> c_int, actions, Target::in_path(path, envp);
+        argv: *const c_void, envp: Words) -> c_int, actions, Target::in_path(path, envp), with envp;
     pidfd_spawn(pidfd: *mut c_int, path: *const c_char, actions: *const c_void,
         attr: *const c_void, argv: *const c_void, envp: Words) -> c_int, actions,
-        Target::path(path, envp);
+        Target::path(path, envp), with envp;
     pidfd_spawnp(pidfd: *mut c_int, path: *const c_char, actions: *const c_void,
         attr: *const c_void, argv: *const c_void, envp: Words) -> c_int, actions,
-        Target::in_path(path, envp);
+        Target::in_path(path, envp), with envp;
     system(command: *const c_char) -> c_int, std::ptr::null(), Target::shell();
     __libc_system(command: *const c_char) -> c_int, std::ptr::null(), Target::shell();
     popen(command: *const c_char, mode: *const c_char) -> *mut c_void, std::ptr::null(),

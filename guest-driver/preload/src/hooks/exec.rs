@@ -2,9 +2,11 @@
 //! Hooks of the functions that end the program or replace it by another one, and what becomes of
 //! the connections that somebody else still uses.
 
-use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::hooks::assembly::in_assembly;
@@ -88,22 +90,52 @@ impl Target {
     }
 
     fn has_library(&self) -> bool {
-        let Some(file) = &self.file else { return true };
-        let Some(library) = own_path() else { return false };
-        let mut entries = Vec::new();
+        let words = self.words();
+        let Some(program) = self.program(&words) else { return true };
+        own_path().is_some_and(|library| program.has_library(library))
+    }
+
+    /// The entries of its environment.
+    fn words(&self) -> Vec<*const c_char> {
+        let mut words = Vec::new();
         for at in 0.. {
             if is_nowhere(self.environment.wrapping_add(at), size_of::<usize>()) {
                 break;
             }
             // SAFETY: the program's list, up to the null that ends it.
-            let entry = unsafe { self.environment.add(at).read_unaligned() };
-            if is_nowhere(entry, 1) {
+            let word = unsafe { self.environment.add(at).read_unaligned() };
+            if is_nowhere(word, 1) {
                 break;
             }
-            // SAFETY: the program's text.
-            entries.push(OsStr::from_bytes(unsafe { CStr::from_ptr(entry) }.to_bytes()));
+            words.push(word);
         }
-        TargetProgram { file, in_path: self.in_path, environment: entries }.has_library(library)
+        words
+    }
+
+    /// It with these entries. `None`: the call names no program.
+    fn program(&self, words: &[*const c_char]) -> Option<TargetProgram<'_>> {
+        // SAFETY: the program's texts.
+        let text = |word: &*const c_char| unsafe { CStr::from_ptr(*word) }.to_bytes();
+        let environment = words.iter().map(|word| OsStr::from_bytes(text(word))).collect();
+        Some(TargetProgram { file: self.file.as_ref()?, in_path: self.in_path, environment })
+    }
+
+    /// The environment that it gets instead of the call's, if there is one. It is valid until the
+    /// thread executes or starts another program: the child of vfork leaves it to its parent.
+    pub(super) fn other_environment(&self) -> Option<Words> {
+        thread_local! {
+            static LAST: RefCell<(Vec<*const c_char>, CString)> = RefCell::default();
+        }
+        let library = LIBRARY.get()?.as_deref()?;
+        let mut words = self.words();
+        let (at, preload) = self.program(&words)?.preload_without(library)?;
+        let preload = CString::new(preload).ok()?;
+        *words.get_mut(at)? = preload.as_ptr();
+        words.push(std::ptr::null());
+        let environment = words.as_ptr();
+        // What is moved there stays where it is on the heap.
+        LAST.try_with(|last| last.replace((words, preload))).ok()?;
+        Some(environment)
     }
 }
 
@@ -126,16 +158,24 @@ fn path_of(text: *const c_char) -> Option<PathBuf> {
 }
 
 /// The file of this library.
-fn own_path() -> Option<&'static Path> {
+static LIBRARY: OnceLock<Option<PathBuf>> = OnceLock::new();
+
+/// The file of this library. It is looked up when the library is loaded: the dynamic linker takes a
+/// lock for that.
+pub(super) fn own_path() -> Option<&'static Path> {
+    LIBRARY.get_or_init(find_own_path).as_deref()
+}
+
+fn find_own_path() -> Option<PathBuf> {
     // SAFETY: an all-zero value is valid.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    let here = own_path as fn() -> Option<&'static Path> as *const c_void;
+    let here = find_own_path as fn() -> Option<PathBuf> as *const c_void;
     // SAFETY: the address is one of this library, and `info` is valid until the call returns.
     if unsafe { libc::dladdr(here, &raw mut info) } == 0 || info.dli_fname.is_null() {
         return None;
     }
     // SAFETY: the dynamic linker's text, which lives as long as the library: for ever.
-    Some(Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes())))
+    Some(OsStr::from_bytes(unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes()).into())
 }
 
 /// Leaves the connections and listeners to the kernel that a program gets which is executed next.
@@ -154,11 +194,12 @@ pub(super) fn leave_to(target: &Target, named: impl Fn(c_int) -> bool) {
     }
 }
 
-/// Executes a program by `execute`, which returns if that fails. It is not within the library, whose
-/// state a child of vfork shares, and which leaves no signals blocked.
-fn around(target: impl FnOnce() -> Target, execute: impl FnOnce() -> c_int) -> c_int {
+/// Executes a program by `execute`, which returns if that fails, and to which the environment is
+/// passed if it is another one than the call's. It is not within the library, whose state a child of
+/// vfork shares, and which leaves no signals blocked.
+fn around(target: impl FnOnce() -> Target, execute: impl FnOnce(Option<Words>) -> c_int) -> c_int {
     if config::get().is_none() {
-        return execute();
+        return execute(within(|| target().other_environment()));
     }
     // The parent of a child that shares its memory would count it for ever.
     let counts = !fork::shares_memory();
@@ -172,12 +213,19 @@ fn around(target: impl FnOnce() -> Target, execute: impl FnOnce() -> c_int) -> c
     result
 }
 
-fn execute_with_keeper(target: impl FnOnce() -> Target, execute: impl FnOnce() -> c_int) -> c_int {
-    if !within(|| prepare(&target())) {
-        return execute();
+fn execute_with_keeper(
+    target: impl FnOnce() -> Target,
+    execute: impl FnOnce(Option<Words>) -> c_int,
+) -> c_int {
+    let (has_work, other) = within(|| {
+        let target = target();
+        (prepare(&target), target.other_environment())
+    });
+    if !has_work {
+        return execute(other);
     }
     let mut execute = Some(execute);
-    let mut once = || execute.take().map(|execute| (execute(), errno()));
+    let mut once = || execute.take().map(|execute| (execute(other), errno()));
     let done = keep(|| KeeperResult::GoOn(once()));
     match done.flatten().or_else(&mut once) {
         Some((result, error)) => {
@@ -205,27 +253,39 @@ fn prepare(target: &Target) -> bool {
     keeper::has_work()
 }
 
-/// Defines hooks of functions that execute a program.
+/// Defines hooks of functions that execute a program, each with the function that takes another
+/// environment.
 macro_rules! executes {
-    ($($name:ident($($arg:ident : $type:ty),*), $number:expr, $target:expr;)*) => {
+    ($($name:ident($($arg:ident : $type:ty),*), $number:expr, $target:expr,
+       $with:ident($($given:ident : $kind:ty),*), $environment:ident;)*) => {
         $(#[unsafe(no_mangle)]
         pub(super) unsafe extern "C-unwind" fn $name($($arg: $type),*) -> c_int {
-            around(|| $target, || call_libc!($name, $number, ($($arg: $type),*) -> c_int))
+            around(|| $target, |other| match other {
+                None => call_libc!($name, $number, ($($arg: $type),*) -> c_int),
+                Some($environment) => call_libc!($with, -1, ($($given: $kind),*) -> c_int),
+            })
         })*
     };
 }
 
 executes! {
     execve(path: *const c_char, words: Words, environment: Words), libc::SYS_execve,
-        Target::path(path, environment);
-    execv(path: *const c_char, words: Words), -1, Target::path(path, own_environment());
-    execvp(file: *const c_char, words: Words), -1, Target::in_path(file, own_environment());
+        Target::path(path, environment),
+        execve(path: *const c_char, words: Words, environment: Words), environment;
+    execv(path: *const c_char, words: Words), -1, Target::path(path, own_environment()),
+        execve(path: *const c_char, words: Words, environment: Words), environment;
+    execvp(file: *const c_char, words: Words), -1, Target::in_path(file, own_environment()),
+        execvpe(file: *const c_char, words: Words, environment: Words), environment;
     execvpe(file: *const c_char, words: Words, environment: Words), -1,
-        Target::in_path(file, environment);
+        Target::in_path(file, environment),
+        execvpe(file: *const c_char, words: Words, environment: Words), environment;
     fexecve(file: c_int, words: Words, environment: Words), -1,
-        Target::at(file, c"".as_ptr(), environment);
+        Target::at(file, c"".as_ptr(), environment),
+        fexecve(file: c_int, words: Words, environment: Words), environment;
     execveat(dir: c_int, path: *const c_char, words: Words, environment: Words, flags: c_int),
-        libc::SYS_execveat, Target::at(dir, path, environment);
+        libc::SYS_execveat, Target::at(dir, path, environment),
+        execveat(dir: c_int, path: *const c_char, words: Words, environment: Words, flags: c_int),
+        environment;
 }
 
 // Functions with a variable number of arguments, all of them addresses. Each is a few instructions

@@ -48,6 +48,7 @@ extern "C" fn begin() {
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return;
     }
+    let _ = exec::own_path();
     if let Some(fd) = std::env::var(PROOF).ok().and_then(|fd| fd.parse().ok()) {
         let _ = raw::write(fd, b"loaded");
         let _ = raw::close(fd);
