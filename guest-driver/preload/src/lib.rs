@@ -15,8 +15,8 @@
 //! The rooms, from the ground up; each uses only those before it:
 //!
 //! - `sys`: system calls, the table, and memory of the program;
-//! - `config`, `status`, `fork`, `next_program`: settings, the report of what happened, the process's
-//!   identity, and what it executes;
+//! - `config`, `status`, `log`, `fork`, `next_program`: settings, the report of what happened, the
+//!   log, the process's identity, and what it executes;
 //! - `socket`: what the library knows of a descriptor;
 //! - `selection`: whether SMC or TCP carries a connection, and the handshake;
 //! - `relay`: connections that the kernel serves;
@@ -33,6 +33,7 @@ mod fork;
 mod hooks;
 mod io;
 mod last_thread;
+mod log;
 mod next_program;
 mod relay;
 mod selection;

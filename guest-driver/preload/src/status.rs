@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +19,7 @@ use crate::sys::borrowed;
 use crate::{config, tcp_notes};
 
 fn write_line(text: &str) {
+    tracing::info!(target: TARGET, "{text}");
     let Some(dir) = config::get().and_then(|config| config.status.as_ref()) else { return };
     let path = dir.join(format!("{}.jsonl", std::process::id()));
     // The program goes on without a report that cannot be written.
@@ -27,9 +28,12 @@ fn write_line(text: &str) {
     }
 }
 
+/// The part of the log that has what is reported.
+const TARGET: &str = "smc_preload";
+
 /// Opens a file to append to, if it is this user's. Others may be able to write the directory, and to
 /// plant links there under the names of processes to come.
-fn open_own(path: &Path) -> Option<File> {
+pub(crate) fn open_own(path: &Path) -> Option<File> {
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
     let mut options = File::options();
     options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
@@ -119,6 +123,11 @@ pub(crate) fn cannot_read(mistakes: &[String]) {
     }
 }
 
+/// Reports on standard error that the library's log cannot be written.
+pub(crate) fn no_log(mistake: &str) {
+    print_error(&format!("smc run: {mistake}: there is no log\n"));
+}
+
 /// Device and inode of standard error when the program began.
 static STANDARD_ERROR: OnceLock<(u64, u64)> = OnceLock::new();
 /// Whether standard error has the message that there is no device. Forked children do not repeat
@@ -136,6 +145,12 @@ pub(crate) fn init() {
     {
         let _ = STANDARD_ERROR.set((stat.st_dev, stat.st_ino));
     }
+}
+
+/// A descriptor of standard error. `None`: there is none, or it is a connection.
+pub(crate) fn standard_error() -> Option<OwnedFd> {
+    STANDARD_ERROR.get()?;
+    rustix::io::fcntl_dupfd_cloexec(borrowed(2), 3).ok()
 }
 
 /// Writes to standard error, unless the program has replaced it or the write would block.
@@ -164,7 +179,8 @@ pub(crate) fn connection_decided(fd: c_int, socket: impl AsFd, role: &str, info:
     if let ConnectionInfo::Tcp(why) = info {
         tcp_notes::note(fd, why);
     }
-    if config::get().is_none_or(|config| config.status.is_none()) {
+    let has_file = config::get().is_some_and(|config| config.status.is_some());
+    if !has_file && !tracing::enabled!(target: TARGET, tracing::Level::INFO) {
         return;
     }
     let text = |name: Option<rustix::net::SocketAddrAny>| {

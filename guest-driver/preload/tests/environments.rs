@@ -155,3 +155,68 @@ fn make_executable(file: &Path) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
+
+/// Runs both ends with a log, and returns what the client has said on standard error.
+fn run_with_log(fabric: &Fabric, program: &Path, prepare: impl Fn(&mut Command)) -> String {
+    let port = free_port().to_string();
+    let command = |mode: &str| {
+        let mut command = fabric.smc(program);
+        prepare(&mut command);
+        command.args([mode, &port]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let mut server = command("server").spawn().unwrap();
+    // Nobody reads what the server logs, and that does not end it.
+    drop(server.stderr.take());
+    await_listener(port.parse().unwrap());
+    let client = command("client").output().unwrap();
+    assert!(client.status.success(), "{}", client.status);
+    assert_eq!(String::from_utf8_lossy(&client.stdout), "all bytes\n");
+    let server = server.wait_with_output().unwrap();
+    assert!(server.status.success(), "{}", server.status);
+    String::from_utf8(client.stderr).unwrap()
+}
+
+#[test]
+fn the_librarys_log_goes_where_it_is_asked_for() {
+    let program = compiled("sanitized", &[]);
+    let fabric = Fabric::new(4);
+    let quiet = run_with_log(&fabric, &program, |command| {
+        command.env_remove("SMC_LOG").env("RUST_LOG", "trace");
+    });
+    assert_eq!(quiet, "", "RUST_LOG is the program's");
+
+    let said = run_with_log(&fabric, &program, |command| {
+        command.env("SMC_LOG", "debug");
+    });
+    assert!(!said.contains('\u{1b}'), "colours in a pipe:\n{said}");
+    for line in said.lines() {
+        let words: Vec<_> = line.split_whitespace().collect();
+        assert!(words.len() > 4 && words[0].ends_with('Z'), "{line}");
+        assert!(["ERROR", "WARN", "INFO", "DEBUG"].contains(&words[1]), "{line}");
+    }
+    let has =
+        |said: &str, words: [&str; 2]| said.lines().any(|l| words.iter().all(|w| l.contains(w)));
+    assert!(has(&said, [" smc_preload: ", "\"event\":\"connection\""]), "{said}");
+    assert!(has(&said, ["DEBUG", " guest_driver::"]), "{said}");
+
+    let said = run_with_log(&fabric, &program, |command| {
+        command.env("SMC_LOG", "off,guest_driver=debug");
+    });
+    assert!(has(&said, ["DEBUG", " guest_driver::"]) && !said.contains(" smc_preload: "), "{said}");
+
+    let file = fabric.file("log");
+    let said = run_with_log(&fabric, &program, |command| {
+        command.env("SMC_LOG", "info").env("SMC_LOG_FILE", &file);
+    });
+    assert_eq!(said, "", "the file has it");
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(has(&text, [" INFO ", "\"role\":\"client\""]), "{text}");
+    assert!(has(&text, [" INFO ", "\"role\":\"server\""]), "{text}");
+
+    let said = run_with_log(&fabric, &program, |command| {
+        command.env("SMC_LOG", "loud");
+    });
+    assert!(said.contains("SMC_LOG: `loud` is no level"), "{said}");
+    std::fs::remove_file(program).unwrap();
+}

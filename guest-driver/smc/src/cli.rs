@@ -30,7 +30,8 @@ An example in three terminals:
   smc stat                                    counters of the daemon, and SMC connections
   cmp copy /bin/ls
 
-RUST_LOG=debug prints the log of the library. \"smc COMMAND --help\" describes a command.";
+SMC_LOG=debug prints the log of the library, in programs of \"smc run\" as well.
+\"smc COMMAND --help\" describes a command.";
 
 /// The version; a package has told the commit, too.
 pub(crate) const VERSION: &str = match option_env!("SMC_VERSION") {
@@ -149,7 +150,10 @@ pub(crate) fn main() -> ExitCode {
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // The daemon has a log of its own, with other defaults.
     if !matches!(cli.command, Command::Fabric(_) | Command::Daemon { .. }) {
-        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+        let filter = ["SMC_LOG", EnvFilter::DEFAULT_ENV]
+            .into_iter()
+            .find_map(|name| EnvFilter::try_from_env(name).ok())
+            .unwrap_or_else(|| EnvFilter::new("warn"));
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
         log.with_ansi(output::colours_of_errors()).init();
     }

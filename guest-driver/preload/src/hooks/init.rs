@@ -13,7 +13,7 @@ use crate::selection::{establish, option, outcome, running, short_lived, waiting
 use crate::socket::table::NUMBERS;
 use crate::sys::heap::{self, Heap};
 use crate::sys::{clock, raw};
-use crate::{config, fork, last_thread, relay, status, tcp_notes};
+use crate::{config, fork, last_thread, log, relay, status, tcp_notes};
 
 #[global_allocator]
 static MEMORY: Heap = Heap::new();
@@ -63,6 +63,7 @@ extern "C" fn begin() {
         if !rebound {
             status::libc_stays();
         }
+        log::begin().iter().for_each(|mistake| status::no_log(mistake));
         status::cannot_read(config::get().map(|config| &config.mistakes[..]).unwrap_or_default());
         option::init();
         outcome::grow_table();

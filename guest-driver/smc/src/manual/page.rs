@@ -153,7 +153,9 @@ fn environment(command: &Command) -> String {
             let _ = writeln!(text, "  {}    The default of --{long}.", name.to_string_lossy());
         }
     }
-    text + "  RUST_LOG    What to log on standard error, in detail.\n  \
+    text + "  SMC_LOG    What to log on standard error, in detail; for programs of smc run, too.\n  \
+            SMC_LOG_FILE    Where the log of programs of smc run goes instead.\n  \
+            RUST_LOG    As SMC_LOG, for the command alone.\n  \
             NO_COLOR    The log has no colours on a terminal either.\n  \
             XDG_RUNTIME_DIR    Where the user's own fabric and the sockets of reports are."
 }
