@@ -109,6 +109,36 @@ fn a_program_with_the_sanitizer_of_undefined_behaviour_runs_on_smc() {
     run_with("-fsanitize=undefined");
 }
 
+/// Runs both ends of a program that takes `MODE PORT SIZE`, and returns what they have printed.
+fn run_ends(fabric: &Fabric, program: &Path, size: &str, prepare: impl Fn(&mut Command)) {
+    let port = free_port().to_string();
+    let command = |mode: &str| {
+        let mut command = fabric.smc(program);
+        prepare(&mut command);
+        command.args([mode, &port, size]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let server = command("server").spawn().unwrap();
+    await_listener(port.parse().unwrap());
+    let client = Running::start(&mut command("client")).finish();
+    assert_eq!(client, "all bytes\n");
+    let server = server.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&server.stdout), "all bytes\n");
+    assert!(fabric.decided().0 > 0, "the connections were on TCP");
+}
+
+#[test]
+fn threads_with_the_smallest_stack_use_connections() {
+    let program = compiled("small_stacks", &[]);
+    // The least that there is, and a little more.
+    for size in ["0", "32768"] {
+        for fabric in [Fabric::new(4), Fabric::with_pool(4)] {
+            run_ends(&fabric, &program, size, |_| {});
+        }
+    }
+    std::fs::remove_file(program).unwrap();
+}
+
 #[test]
 fn a_program_of_another_machine_starts_without_the_library_and_without_a_word() {
     let compile = |name: &str, options: &[&str]| compiled(name, options);

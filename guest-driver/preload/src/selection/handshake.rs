@@ -16,6 +16,7 @@ use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::status;
 use crate::sys::borrowed;
+use crate::sys::own_stack::on_own_stack;
 use crate::sys::raw::{self, Errno};
 
 /// Begins the handshake, if the state of the socket allows it after this event. `true`: a signal
@@ -39,7 +40,9 @@ pub(super) fn begin(
         }
     }
     carry_out(descriptor, fd, event)
-        && raw::blocking_signals(|mask| start(descriptor, socket, fd, (wait, mask), copy))
+        && raw::blocking_signals(|mask| {
+            on_own_stack(|| start(descriptor, socket, fd, (wait, mask), copy))
+        })
 }
 
 /// The client of a server proposes nothing, and no handshake has begun.

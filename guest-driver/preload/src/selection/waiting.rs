@@ -18,6 +18,7 @@ use crate::socket::states::SocketEvent;
 use crate::socket::stream::{SocketRole, SocketState};
 use crate::socket::table::DescriptorRef;
 use crate::sys::fork_lock::ForkMutex;
+use crate::sys::own_stack::on_own_stack;
 use crate::sys::raw::Errno;
 use crate::sys::{STACK, epoll_wait, owned, raw, timespec};
 
@@ -73,7 +74,8 @@ impl Waiting {
         }
         unwatch(set, &self.watched);
         self.watched.clear();
-        self.pending = self.pending.advance(&self.descriptor, self.fd)?;
+        let (pending, descriptor) = (self.pending, &self.descriptor);
+        self.pending = on_own_stack(|| pending.advance(descriptor, self.fd))?;
         Some(self)
     }
 

@@ -7,6 +7,7 @@ pub(crate) mod elf;
 pub(crate) mod fork_lock;
 pub(crate) mod heap;
 pub(crate) mod own_numbers;
+pub(crate) mod own_stack;
 pub(crate) mod quiet_write;
 pub(crate) mod raw;
 pub(crate) mod table;

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Stacks of the library, for work that takes much of one: a handshake. A thread of the program may
+//! have no more than PTHREAD_STACK_MIN, and a coroutine less.
+
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use super::fork_lock::ForkMutex;
+
+/// Bytes of a stack: a handshake may open the device. Those that are not used cost no memory.
+const SIZE: usize = super::STACK;
+/// Bytes below it that nobody may touch.
+const GUARD: usize = 64 << 10;
+
+/// Stacks that no thread uses.
+static FREE: ForkMutex<Vec<Stack>> = ForkMutex::new(Vec::new());
+/// So many are kept.
+const KEPT: usize = 2;
+
+/// Memory for a stack, with the guard below it.
+struct Stack(NonNull<libc::c_void>);
+
+// SAFETY: the memory belongs to whoever has the value.
+unsafe impl Send for Stack {}
+
+impl Stack {
+    fn new() -> Option<Stack> {
+        let (access, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK,
+        );
+        let nowhere = std::ptr::null_mut();
+        // SAFETY: a new mapping, and the protection of a part of it.
+        unsafe {
+            let base = libc::mmap(nowhere, GUARD + SIZE, access, flags, -1, 0);
+            if base == libc::MAP_FAILED {
+                return None;
+            }
+            let stack = Stack(NonNull::new(base)?);
+            (libc::mprotect(base, GUARD, libc::PROT_NONE) == 0).then_some(stack)
+        }
+    }
+
+    /// The end of the memory, where a stack begins. It is a multiple of the size of a page.
+    fn top(&self) -> *mut libc::c_void {
+        self.0.as_ptr().wrapping_byte_add(GUARD + SIZE)
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's, and no thread runs on it.
+        unsafe { libc::munmap(self.0.as_ptr(), GUARD + SIZE) };
+    }
+}
+
+/// Work and its result.
+union Slot<F, T> {
+    work: ManuallyDrop<F>,
+    result: ManuallyDrop<T>,
+}
+
+/// Does the work of a slot. A panic ends the process, as it does in an exported function.
+extern "C" fn run<F: FnOnce() -> T, T>(slot: *mut Slot<F, T>) {
+    // SAFETY: `on_own_stack` has put the work there, and takes the result.
+    unsafe {
+        let work = ManuallyDrop::take(&mut (*slot).work);
+        (*slot).result = ManuallyDrop::new(work());
+    }
+}
+
+/// Does work on a stack of the library, or on the caller's if there is no memory for another one. The
+/// work must return.
+pub(crate) fn on_own_stack<F: FnOnce() -> T, T>(work: F) -> T {
+    let free = FREE.lock().pop();
+    let Some(stack) = free.or_else(Stack::new) else { return work() };
+    let mut slot = Slot { work: ManuallyDrop::new(work) };
+    // SAFETY: the stack is nobody else's until the call returns, and the slot lives as long.
+    unsafe { call_on(stack.top(), run::<F, T> as *const libc::c_void, (&raw mut slot).cast()) };
+    let mut free = FREE.lock();
+    let surplus = match free.len() < KEPT {
+        true => {
+            free.push(stack);
+            None
+        }
+        false => Some(stack),
+    };
+    drop(free);
+    drop(surplus);
+    // SAFETY: `run` has put the result there.
+    unsafe { ManuallyDrop::into_inner(slot.result) }
+}
+
+/// Calls a function of one argument with another stack.
+///
+/// # Safety
+/// The function has this type, and the argument is valid for it. `top` is aligned to 16 bytes, and the
+/// memory below it is nobody else's.
+#[cfg(target_arch = "x86_64")]
+unsafe fn call_on(
+    top: *mut libc::c_void,
+    function: *const libc::c_void,
+    argument: *mut libc::c_void,
+) {
+    // SAFETY: the caller's promises. The function keeps r12, in which the stack pointer is.
+    unsafe {
+        std::arch::asm!(
+            "mov r12, rsp",
+            "mov rsp, {top}",
+            "call {function}",
+            "mov rsp, r12",
+            top = in(reg) top,
+            function = in(reg) function,
+            in("rdi") argument,
+            out("r12") _,
+            clobber_abi("C"),
+        );
+    }
+}
+
+/// Calls a function of one argument with another stack.
+///
+/// # Safety
+/// The function has this type, and the argument is valid for it. `top` is aligned to 16 bytes, and the
+/// memory below it is nobody else's.
+#[cfg(target_arch = "aarch64")]
+unsafe fn call_on(
+    top: *mut libc::c_void,
+    function: *const libc::c_void,
+    argument: *mut libc::c_void,
+) {
+    // SAFETY: the caller's promises. The function keeps x20, in which the stack pointer is.
+    unsafe {
+        std::arch::asm!(
+            "mov x20, sp",
+            "mov sp, {top}",
+            "blr {function}",
+            "mov sp, x20",
+            top = in(reg) top,
+            function = in(reg) function,
+            in("x0") argument,
+            out("x20") _,
+            clobber_abi("C"),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An address on the caller's stack.
+    #[inline(never)]
+    fn here() -> usize {
+        let local = 0u8;
+        std::hint::black_box(&raw const local) as usize
+    }
+
+    #[test]
+    fn work_runs_elsewhere_and_its_result_comes_back() {
+        let text = String::from("moved in");
+        let before = here();
+        let (at, text) = on_own_stack(|| (here(), text + " and out"));
+        assert_eq!(text, "moved in and out");
+        assert!(at.abs_diff(before) > SIZE / 2, "{at:x}, {before:x}");
+        let deep = on_own_stack(|| {
+            let room = std::hint::black_box([7u8; SIZE / 2]);
+            on_own_stack(|| room.iter().map(|byte| usize::from(*byte)).sum::<usize>())
+        });
+        assert_eq!(deep, 7 * SIZE / 2);
+    }
+
+    #[test]
+    fn threads_have_stacks_of_their_own() {
+        std::thread::scope(|scope| {
+            for number in 0..8u64 {
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        let sum = on_own_stack(|| {
+                            let room = std::hint::black_box([number; 512]);
+                            std::thread::yield_now();
+                            room.iter().sum::<u64>()
+                        });
+                        assert_eq!(sum, 512 * number, "round {round}");
+                    }
+                });
+            }
+        });
+        assert!(FREE.lock().len() <= KEPT);
+    }
+}
