@@ -36,6 +36,18 @@ pub(crate) fn is_child() -> bool {
     generation() != FIRST
 }
 
+/// A process, as opposed to those that it is a fork of and those that are forks of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProcessIdentity {
+    generation: u32,
+    pid: c_int,
+}
+
+/// The identity of this process, without a system call.
+pub(crate) fn identity() -> ProcessIdentity {
+    ProcessIdentity { generation: generation(), pid: PID.load(Ordering::Relaxed) }
+}
+
 fn store_in_page() {
     if let Some(word) = leaked(IN_PAGE.load(Ordering::Relaxed)) {
         word.store(GENERATION.load(Ordering::Relaxed), Ordering::Relaxed);

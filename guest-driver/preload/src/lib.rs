@@ -36,6 +36,7 @@ mod last_thread;
 mod log;
 mod next_program;
 mod relay;
+mod report_file;
 mod selection;
 mod socket;
 mod status;

@@ -18,8 +18,8 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber};
 
-use crate::status;
 use crate::sys::{is_writable, own_numbers, quiet_write, raw};
+use crate::{report_file, status};
 
 /// How much: a level, or levels for parts, as `warn,guest_driver=trace`.
 pub(crate) const LEVELS: &str = "SMC_LOG";
@@ -56,7 +56,7 @@ pub(crate) fn begin() -> Option<String> {
 fn open(file: Option<&OsStr>) -> std::io::Result<c_int> {
     let fd: OwnedFd = match file {
         Some(file) => {
-            let file = status::open_own(Path::new(file));
+            let file = report_file::open_own(Path::new(file));
             file.ok_or(std::io::ErrorKind::PermissionDenied)?.into()
         }
         None => status::standard_error().ok_or(std::io::ErrorKind::NotFound)?,

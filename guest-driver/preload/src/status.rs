@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The report of what became of the connections of this process. It has a line per event, in a file
-//! per process, if the user gave `smc run --status`.
+//! per process (`report_file`), if the user gave `smc run --status`.
 
 use std::ffi::c_int;
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -16,32 +14,17 @@ use guest_driver::{ConnectionInfo, Fallback};
 use smc_core::handshake::FallbackReason;
 
 use crate::sys::borrowed;
-use crate::{config, tcp_notes};
+use crate::{config, report_file, tcp_notes};
 
 fn write_line(text: &str) {
     tracing::info!(target: TARGET, "{text}");
-    let Some(dir) = config::get().and_then(|config| config.status.as_ref()) else { return };
-    let path = dir.join(format!("{}.jsonl", std::process::id()));
-    // The program goes on without a report that cannot be written.
-    if let Some(mut file) = open_own(&path) {
-        let _ = file.write_all(format!("{text}\n").as_bytes());
+    if let Some(directory) = config::get().and_then(|config| config.status.as_ref()) {
+        report_file::append(directory, &format!("{text}\n"));
     }
 }
 
 /// The part of the log that has what is reported.
 const TARGET: &str = "smc_preload";
-
-/// Opens a file to append to, if it is this user's. Others may be able to write the directory, and to
-/// plant links there under the names of processes to come.
-pub(crate) fn open_own(path: &Path) -> Option<File> {
-    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-    let mut options = File::options();
-    options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let file = options.open(path).ok()?;
-    let found = file.metadata().ok()?;
-    let own = found.uid() == rustix::process::geteuid().as_raw() && found.nlink() == 1;
-    (own && found.is_file()).then_some(file)
-}
 
 /// Text as a JSON string.
 fn quoted(text: &str) -> String {
@@ -246,33 +229,4 @@ pub(crate) fn client_connects_again(server: &SocketAddr, why: &std::io::Error) {
 pub(crate) fn client_has_left(why: &std::io::Error) {
     let why = quoted(&why.to_string());
     write_line(&format!("{{\"event\":\"left\",\"role\":\"server\",\"why\":{why}}}"));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_report_goes_into_no_file_that_somebody_planted() {
-        let dir = std::env::temp_dir().join(format!("smc-status-{}", std::process::id()));
-        std::fs::create_dir(&dir).unwrap();
-        let (secret, link) = (dir.join("secret"), dir.join("link"));
-        std::fs::write(&secret, "x").unwrap();
-        assert!(open_own(&secret).is_some() && open_own(&dir.join("new")).is_some());
-        std::os::unix::fs::symlink(&secret, &link).unwrap();
-        assert!(open_own(&link).is_none(), "a symbolic link");
-        let fifo = dir.join("fifo");
-        rustix::fs::mknodat(
-            rustix::fs::CWD,
-            &fifo,
-            rustix::fs::FileType::Fifo,
-            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
-            0,
-        )
-        .unwrap();
-        assert!(open_own(&fifo).is_none(), "a FIFO, which would block");
-        std::fs::hard_link(&secret, dir.join("hard")).unwrap();
-        assert!(open_own(&dir.join("hard")).is_none(), "a second name of another file");
-        std::fs::remove_dir_all(&dir).unwrap();
-    }
 }

@@ -116,7 +116,9 @@ fn plays_links(b: &Guest, command: &str) -> usize {
     let cases = report["cases"].as_array().unwrap().iter();
     let failed: Vec<String> = cases
         .filter(|one| one["verdict"] == "FAIL")
-        .map(|one| format!("{} [{}]: {}\n{:#}", one["id"], one["level"], one["says"], one["exchanges"]))
+        .map(|one| {
+            format!("{} [{}]: {}\n{:#}", one["id"], one["level"], one["says"], one["exchanges"])
+        })
         .collect();
     println!("{}", failed.join("\n"));
     assert_eq!(report["failed_musts"], 0, "{} cases failed", failed.len());

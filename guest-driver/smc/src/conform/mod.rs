@@ -200,8 +200,7 @@ fn conform(args: &ConformArgs) -> Result<bool, CliError> {
         return Ok(false);
     }
     for name in [Some(&args.eid), args.seid.as_ref()].into_iter().flatten() {
-        Eid::new(name)
-            .map_err(|why| CliError::Eid { name: name.clone(), why: why.to_string() })?;
+        Eid::new(name).map_err(|why| CliError::Eid { name: name.clone(), why: why.to_string() })?;
     }
     let discovery = discovery(args);
     let (target, described, address) = target(args, discovery.as_ref().ok())?;

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The file of `smc run --status`: what it costs, and what it never does.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+#[path = "common/c.rs"]
+mod c;
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::Path;
+
+use common::{Fabric, await_listener, free_port, my_role, role};
+use rustix::fs::inotify;
+
+const CLIENTS: usize = 40;
+
+/// Accepts a client and returns its bytes.
+fn serve(listener: &TcpListener) {
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut word = [0; 5];
+    stream.read_exact(&mut word).unwrap();
+    stream.write_all(&word).unwrap();
+}
+
+/// A client without the library.
+fn ask(port: u16) {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.write_all(b"hello").unwrap();
+    let mut back = Vec::new();
+    stream.read_to_end(&mut back).unwrap();
+    assert_eq!(back, b"hello");
+}
+
+/// The lines of each report in a directory.
+fn lines(directory: &Path) -> Vec<usize> {
+    let files = std::fs::read_dir(directory).unwrap().flatten();
+    let texts = files.map(|file| std::fs::read_to_string(file.path()).unwrap());
+    let mut lines: Vec<_> = texts
+        .map(|text| {
+            assert!(text.ends_with("}\n") && text.starts_with('{'), "{text}");
+            text.lines().count()
+        })
+        .collect();
+    lines.sort_unstable();
+    lines
+}
+
+/// How often each file was opened since the descriptor was made.
+fn opened(watch: &OwnedFd) -> BTreeMap<String, usize> {
+    let mut times = BTreeMap::new();
+    let mut room = [MaybeUninit::uninit(); 4096];
+    let mut reader = inotify::Reader::new(watch, &mut room);
+    while let Ok(event) = reader.next() {
+        let name = event.file_name().map(|name| name.to_string_lossy().into_owned());
+        if event.events().contains(inotify::ReadFlags::OPEN) {
+            *times.entry(name.unwrap_or_default()).or_default() += 1;
+        }
+    }
+    times
+}
+
+#[test]
+fn a_process_opens_its_report_once_and_its_children_have_their_own() {
+    const TEST: &str = "a_process_opens_its_report_once_and_its_children_have_their_own";
+    if let Some((_, port)) = my_role() {
+        let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        (0..CLIENTS).for_each(|_| serve(&listener));
+        c::wait(c::fork(|| (0..2).for_each(|_| serve(&listener))));
+        (0..2).for_each(|_| serve(&listener));
+        return;
+    }
+    let fabric = Fabric::new(1);
+    let status = std::fs::canonicalize(fabric.file("status")).unwrap();
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    // Without something between them, the kernel counts events of a kind as one.
+    let events = inotify::WatchFlags::OPEN | inotify::WatchFlags::CLOSE_WRITE;
+    inotify::add_watch(&watch, &status, events).unwrap();
+    let port = free_port();
+    let server = role(&mut fabric.smc(std::env::current_exe().unwrap()), TEST, "server", port);
+    await_listener(port);
+    (0..CLIENTS + 4).for_each(|_| ask(port));
+    server.finish();
+    let times = opened(&watch);
+    assert_eq!(times.values().copied().collect::<Vec<_>>(), [1, 1], "{times:?}");
+    assert_eq!(lines(&status), [2, CLIENTS + 2]);
+}
+
+#[test]
+fn lines_go_into_no_file_that_has_got_the_number_of_the_report() {
+    const TEST: &str = "lines_go_into_no_file_that_has_got_the_number_of_the_report";
+    if let Some((_, port)) = my_role() {
+        let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        serve(&listener);
+        let of_report = |number: &u32| {
+            let file = std::fs::read_link(format!("/proc/self/fd/{number}"));
+            file.is_ok_and(|file| file.extension().is_some_and(|end| end == "jsonl"))
+        };
+        let number = (0..1 << 16).find(of_report).unwrap();
+        let mut other = tempfile();
+        // SAFETY: the number is open. By an instruction of its own, this program takes it away.
+        let mut report = unsafe { OwnedFd::from_raw_fd(number as i32) };
+        rustix::io::dup3(&other, &mut report, rustix::io::DupFlags::CLOEXEC).unwrap();
+        (0..2).for_each(|_| serve(&listener));
+        let mut text = String::new();
+        other.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "");
+        std::mem::forget(report);
+        return;
+    }
+    let fabric = Fabric::new(1);
+    let port = free_port();
+    let server = role(&mut fabric.smc(std::env::current_exe().unwrap()), TEST, "server", port);
+    await_listener(port);
+    (0..3).for_each(|_| ask(port));
+    server.finish();
+    assert_eq!(lines(&fabric.file("status")), [3]);
+}
+
+/// A file that is empty and has no name.
+fn tempfile() -> File {
+    let path = std::env::temp_dir().join(format!("smc-status-{}", std::process::id()));
+    let file = File::options().read(true).append(true).create_new(true).open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    file
+}
+
+#[test]
+fn a_report_that_was_removed_begins_anew() {
+    const TEST: &str = "a_report_that_was_removed_begins_anew";
+    if let Some((_, port)) = my_role() {
+        let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        (0..3).for_each(|_| serve(&listener));
+        return;
+    }
+    let fabric = Fabric::new(1);
+    let port = free_port();
+    let server = role(&mut fabric.smc(std::env::current_exe().unwrap()), TEST, "server", port);
+    await_listener(port);
+    ask(port);
+    let report = fabric.file("status").join(format!("{}.jsonl", server.pid()));
+    std::fs::remove_file(report).unwrap();
+    (0..2).for_each(|_| ask(port));
+    server.finish();
+    assert_eq!(lines(&fabric.file("status")), [2]);
+}
