@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use smc_settings::Settings;
 use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
@@ -62,9 +63,8 @@ enum Command {
     /// Measure SMC next to TCP, Unix sockets and raw shared memory.
     #[command(long_about = perf::LONG_ABOUT, after_long_help = perf::AFTER)]
     Perf(perf::PerfArgs),
-    /// Run a program with its TCP connections on SMC.
-    #[command(long_about = run::LONG_ABOUT, after_long_help = run::AFTER)]
-    Run(Box<run::RunArgs>),
+    #[command(flatten)]
+    Start(StartCommand),
     #[command(after_long_help = decode::AFTER)]
     Decode(decode::DecodeArgs),
     /// Show which connections use SMC and why others do not, link groups, RNICs, a daemon's counters.
@@ -105,8 +105,6 @@ enum Command {
     #[command(about = "Run the daemon that emulates virtio-ism devices",
               long_about = fabric::LONG_ABOUT, after_long_help = "")]
     Fabric(Box<fabric::FabricArgs>),
-    #[command(name = "__load_check", hide = true)]
-    LoadCheck { task: String },
     #[command(name = "__supervisor", hide = true)]
     Supervisor { task: String },
     #[command(name = "__daemon", hide = true, disable_help_flag = true)]
@@ -124,6 +122,22 @@ enum Command {
     Idle { task: String },
 }
 
+/// The command that starts programs, for which it must not take long.
+#[derive(Debug, Subcommand)]
+enum StartCommand {
+    /// Run a program with its TCP connections on SMC.
+    #[command(long_about = run::LONG_ABOUT, after_long_help = run::AFTER)]
+    Run(Box<run::RunArgs>),
+}
+
+/// The command line of [`StartCommand`], without all the options of the other commands.
+#[derive(Debug, Parser)]
+#[command(name = "smc", version = VERSION, subcommand_required = true)]
+struct StartCli {
+    #[command(subcommand)]
+    command: StartCommand,
+}
+
 impl Command {
     /// Whether the settings of the machine are defaults of its options.
     fn has_settings(&self) -> bool {
@@ -132,24 +146,36 @@ impl Command {
             Command::Listen(_)
                 | Command::Connect(_)
                 | Command::Check(_)
-                | Command::Run(_)
+                | Command::Start(_)
                 | Command::Stat(_)
                 | Command::Cdi(_)
         )
     }
 }
 
+/// The command that the process was started with.
+fn parsed(settings: Option<&Settings>) -> Command {
+    let matches = |command: clap::Command| {
+        let command = match settings {
+            Some(settings) => settings::applied(command, settings),
+            None => command,
+        };
+        help::wrapped(command).get_matches()
+    };
+    if std::env::args_os().nth(1).is_some_and(|first| first == "run") {
+        let cli = StartCli::from_arg_matches(&matches(StartCli::command()));
+        return Command::Start(cli.unwrap_or_else(|error| error.exit()).command);
+    }
+    let cli = Cli::from_arg_matches(&matches(Cli::command()));
+    cli.unwrap_or_else(|error| error.exit()).command
+}
+
 /// Runs the command that the process was started with.
 pub(crate) fn main() -> ExitCode {
     let settings = settings::load();
-    let command = match &settings {
-        Ok(settings) => settings::applied(Cli::command(), settings),
-        Err(_) => Cli::command(),
-    };
-    let matches = help::wrapped(command).get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let command = parsed(settings.as_ref().ok());
     // The daemon has a log of its own, with other defaults.
-    if !matches!(cli.command, Command::Fabric(_) | Command::Daemon { .. }) {
+    if !matches!(command, Command::Fabric(_) | Command::Daemon { .. }) {
         let filter = ["SMC_LOG", EnvFilter::DEFAULT_ENV]
             .into_iter()
             .find_map(|name| EnvFilter::try_from_env(name).ok())
@@ -158,12 +184,12 @@ pub(crate) fn main() -> ExitCode {
         log.with_ansi(output::colours_of_errors()).init();
     }
     if let Err(error) = settings
-        && cli.command.has_settings()
+        && command.has_settings()
     {
         show(&error);
         return ExitCode::from(error.status());
     }
-    let result = match cli.command {
+    let result = match command {
         Command::Perf(args) => perf::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Demo(args) => demo::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Listen(args) => pipe::listen(&args).map(|()| ExitCode::SUCCESS),
@@ -171,8 +197,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Decode(args) => {
             decode::run(args).map(|good| ExitCode::from(u8::from(!good))).map_err(CliError::from)
         }
-        Command::Run(args) => run::run(&args),
-        Command::LoadCheck { task } => return run::check_loaded(&task),
+        Command::Start(StartCommand::Run(args)) => run::run(&args),
         Command::Stat(args) => stat::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Capture(args) => capture::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Check(args) => check::run(&args),
@@ -219,5 +244,6 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+        StartCli::command().debug_assert();
     }
 }

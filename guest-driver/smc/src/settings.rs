@@ -132,7 +132,9 @@ pub(crate) fn applied(command: Command, settings: &Settings) -> Command {
         return command;
     }
     let entries = entries(settings);
-    COMMANDS.iter().fold(command, |command, name| {
+    let known: Vec<_> =
+        COMMANDS.iter().filter(|name| command.find_subcommand(name).is_some()).collect();
+    known.into_iter().fold(command, |command, name| {
         command.mut_subcommand(name, |mut command| {
             for Entry { id, values, .. } in entries.iter().filter(|entry| !entry.values.is_empty())
             {

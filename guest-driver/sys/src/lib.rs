@@ -6,9 +6,10 @@
 //! [`sleep_on_words`] waits for a word that another process changes. A [`Doorbell`] wakes a thread of
 //! another process that waits for a descriptor. [`VfioDevice`],
 //! [`Registers`] and [`DmaMemory`] drive a PCI function. [`tcp_counts`] and [`peer_process`] query
-//! a socket, and [`connect_unix`] connects one. [`open_regular`] and [`read_text`] open files that a user
-//! names.
+//! a socket, and [`connect_unix`] connects one. [`run_apart`] makes a process. [`open_regular`] and
+//! [`read_text`] open files that a user names.
 
+mod apart;
 mod descriptor;
 mod dma;
 mod doorbell;
@@ -30,6 +31,7 @@ mod time;
 mod unix;
 mod vfio;
 
+pub use apart::run_apart;
 pub use descriptor::out_of_the_way;
 pub use descriptor::set_lowest_descriptor;
 pub use dma::{DmaError, DmaMemory};

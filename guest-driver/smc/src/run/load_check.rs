@@ -1,38 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether the program has loaded the library: the dynamic linker may ignore it without a message.
 //!
-//! The program inherits the writing end of a pipe, into which the library writes when it begins. The
-//! reading end belongs to a watcher process. Its parent ends at once, so that the program, which
+//! The program inherits the writing end of a pipe, into which the library writes when it begins. A
+//! watcher process has the reading end. It is no child of this process, so that the program, which
 //! replaces this process by exec, has no child that it does not know.
 
-use std::io::Read;
+use std::io::PipeReader;
 use std::os::fd::AsRawFd;
-use std::process::{Command, ExitCode, Stdio};
-use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::process::Command;
+use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal};
-use serde::{Deserialize, Serialize};
 
 use crate::error::CliError;
 
 /// How long a program may take until its libraries are loaded.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// The task of a watcher.
-#[derive(Debug, Serialize, Deserialize)]
-struct Task {
-    /// For messages.
-    name: String,
-    pid: i32,
-    /// End the program if the library was not loaded.
-    strict: bool,
-    /// The parent of this process has ended, as it should.
-    detached: bool,
-}
-
-/// Starts a watcher, and gives the program the pipe to it.
+/// Starts a watcher, and gives the program the pipe to it. `strict`: the watcher ends the program if
+/// the library was not loaded.
 ///
 /// # Errors
 /// No descriptors or processes are left.
@@ -42,10 +30,9 @@ pub(super) fn request(command: &mut Command, name: &str, strict: bool) -> Result
         Ok(pipe) => pipe,
         Err(error) => return Err(failed(error)),
     };
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
-    let task = Task { name: name.into(), pid, strict, detached: false };
-    let started = start(&task, Stdio::from(reader)).and_then(|mut first| first.wait());
-    if let Err(error) = started {
+    let program = rustix::process::getpid();
+    let watched = ism_sys::run_apart(&reader, || watch(&reader, program, name, strict));
+    if let Err(error) = watched {
         return Err(failed(error));
     }
     // Kept open across exec; the library closes it.
@@ -57,38 +44,36 @@ pub(super) fn request(command: &mut Command, name: &str, strict: bool) -> Result
     Ok(())
 }
 
-fn start(task: &Task, stdin: Stdio) -> std::io::Result<std::process::Child> {
-    use std::os::unix::process::CommandExt;
-    let task = serde_json::to_string(task).unwrap_or_default();
-    Command::new("/proc/self/exe")
-        .arg0("smc")
-        .args(["__load_check", &task])
-        .stdin(stdin)
-        .stdout(Stdio::null())
-        .process_group(0)
-        .spawn()
+/// What the watcher process does.
+fn watch(reader: &PipeReader, program: Pid, name: &str, strict: bool) {
+    if is_loaded(reader) {
+        return;
+    }
+    let name = crate::output::printable(name);
+    let ends = if strict { ", so it is ended (--strict)" } else { "" };
+    eprintln!("smc run: {name} did not load the library: its connections are TCP{ends}");
+    if strict {
+        let _ = rustix::process::kill_process(program, Signal::TERM);
+    }
 }
 
-/// Runs the watcher process.
-pub(crate) fn check(task: &str) -> ExitCode {
-    let Ok(task) = serde_json::from_str::<Task>(task) else { return ExitCode::FAILURE };
-    if !task.detached {
-        let started = start(&Task { detached: true, ..task }, Stdio::inherit());
-        return if started.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    }
-    let (sender, receiver) = channel();
-    std::thread::spawn(move || {
-        let mut word = [0u8; 6];
-        let _ = sender.send(std::io::stdin().read_exact(&mut word).is_ok());
-    });
-    if receiver.recv_timeout(TIMEOUT) != Ok(true) {
-        let ends = if task.strict { ", so it is ended (--strict)" } else { "" };
-        eprintln!("smc run: {} did not load the library: its connections are TCP{ends}", task.name);
-        if task.strict
-            && let Some(pid) = Pid::from_raw(task.pid)
-        {
-            let _ = rustix::process::kill_process(pid, Signal::TERM);
+/// Whether the library has written its word in time.
+fn is_loaded(reader: &PipeReader) -> bool {
+    let until = Instant::now() + TIMEOUT;
+    let mut word = [0u8; 6];
+    let mut got = 0;
+    while let Some(room) = word.get_mut(got..).filter(|room| !room.is_empty()) {
+        let left = until.saturating_duration_since(Instant::now());
+        let limit = Timespec::try_from(left).unwrap_or_default();
+        match poll(&mut [PollFd::new(reader, PollFlags::IN)], Some(&limit)) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Ok(1) => {}
+            _ => return false,
+        }
+        match rustix::io::read(reader, room) {
+            Ok(0) | Err(_) => return false,
+            Ok(n) => got += n,
         }
     }
-    ExitCode::SUCCESS
+    true
 }

@@ -23,7 +23,6 @@ use crate::error::CliError;
 use crate::stack::RendezvousArg;
 
 pub(crate) use library::LIB;
-pub(crate) use load_check::check as check_loaded;
 pub(crate) use rule::Rule;
 
 /// Help of `smc run`.

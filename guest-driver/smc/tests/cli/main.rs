@@ -10,6 +10,7 @@ mod decode;
 mod demo;
 mod first_hour;
 mod help;
+mod load_check;
 mod pages;
 mod perf;
 mod perf_remote;

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The process that watches whether a program of `smc run` loads the library.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+use crate::support::{eventually, text};
+
+/// `smc run` with a library that does not say that it was loaded.
+fn smc_run(args: &[&str]) -> Command {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| line.contains("/libc.so")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_smc"));
+    command.args(["run", "--rendezvous", "off"]).args(args).stdin(Stdio::null());
+    command.env("SMC_PRELOAD", &line[line.find('/').unwrap()..]).env_remove("SMC_RENDEZVOUS");
+    command
+}
+
+#[test]
+fn a_program_that_does_not_load_the_library_is_told_of_when_it_has_ended() {
+    let output = smc_run(&["echo", "it runs"]).output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(text(&output.stdout), "it runs\n");
+    let said = text(&output.stderr);
+    assert!(said.contains("echo did not load the library: its connections are TCP\n"), "{said}");
+}
+
+/// What `/proc` says of the process that watches a program with this word on its command line.
+fn watcher_of(word: &str) -> Option<std::path::PathBuf> {
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_smc")).canonicalize().unwrap();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    processes.into_iter().find(|process| {
+        let command = std::fs::read(process.join("cmdline")).unwrap_or_default();
+        std::fs::read_link(process.join("exe")).is_ok_and(|exe| exe == program)
+            && command.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes())
+    })
+}
+
+#[test]
+fn the_watcher_is_no_child_of_the_program_and_has_nothing_of_it_but_standard_error() {
+    let word = format!("watched-{}", std::process::id());
+    // It says that it runs, and ends with its standard input.
+    let mut command = smc_run(&["sh", "-c", "echo runs; read line", &word]);
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut program = command.spawn().unwrap();
+    let mut said = [0; 5];
+    program.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    let watcher = watcher_of(&word).unwrap();
+    let status = std::fs::read_to_string(watcher.join("status")).unwrap();
+    assert!(!status.contains(&format!("PPid:\t{}\n", program.id())), "{status}");
+    let descriptors = std::fs::read_dir(watcher.join("fd")).unwrap().flatten();
+    let mut files: Vec<_> = descriptors
+        .map(|entry| std::fs::read_link(entry.path()).unwrap().display().to_string())
+        .collect();
+    files.sort();
+    let [one, two, three, pipe] = &files[..] else { panic!("{files:?}") };
+    assert!([one, two, three].iter().all(|file| *file == "/dev/null"), "{files:?}");
+    assert!(pipe.starts_with("pipe:"), "{files:?}");
+    drop(program.stdin.take());
+    program.wait().unwrap();
+    eventually("the watcher ends", || watcher_of(&word).is_none());
+}
