@@ -45,10 +45,17 @@ fn expect_pattern(mut from: &TcpStream, n: usize) {
 }
 
 fn exchange_patterns(stream: &TcpStream) {
+    let before = stream.nodelay().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| send_pattern(stream, N));
         expect_pattern(stream, N);
     });
+    // The connection has left its device by now, and the library has set the option for itself.
+    assert_eq!(stream.nodelay().unwrap(), before);
+    for on in [!before, before] {
+        stream.set_nodelay(on).unwrap();
+        assert_eq!(stream.nodelay().unwrap(), on);
+    }
 }
 
 fn server(listener: TcpListener) {

@@ -237,11 +237,15 @@ impl Conn {
             Action::StopRing => {
                 self.hold_writes();
                 self.carrier().fail();
+                if let Ok(on) = self.nodelay() {
+                    self.options.keep_nodelay(on);
+                }
                 self.tcp.watch_room();
             }
             Action::Write(record) => {
                 change.out.push(&record.header());
                 self.pump_out(tx);
+                self.tcp.push();
             }
             Action::SendTcp => {
                 change.copies = Vec::new();

@@ -247,6 +247,11 @@ impl Conn {
         }
     }
 
+    /// Whether [`Conn::nodelay`] is not that of the TCP connection.
+    pub(crate) fn remembers_nodelay(&self) -> bool {
+        self.options.nodelay().is_some()
+    }
+
     fn tx(&self) -> MutexGuard<'_, Tx> {
         lock(&self.tx)
     }

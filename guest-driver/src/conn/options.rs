@@ -11,7 +11,7 @@ use super::keepalive::Silence;
 #[derive(Debug)]
 pub(super) struct Options {
     nonblocking: AtomicBool,
-    /// TCP_NODELAY, once it was set. It changes nothing.
+    /// TCP_NODELAY, once it was set, or as it was when the ring was left. It changes nothing.
     nodelay: OnceLock<AtomicBool>,
     /// Since when the peer is silent; `None`: silence is not tested.
     pub(super) keepalive: Mutex<Option<Silence>>,
@@ -43,6 +43,11 @@ impl Options {
     /// Remembers TCP_NODELAY.
     pub(super) fn set_nodelay(&self, on: bool) {
         self.nodelay.get_or_init(AtomicBool::default).store(on, Ordering::Relaxed);
+    }
+
+    /// Remembers TCP_NODELAY, unless it was set before.
+    pub(super) fn keep_nodelay(&self, on: bool) {
+        self.nodelay.get_or_init(|| AtomicBool::new(on));
     }
 
     /// TCP_NODELAY as it was set; `None`: it was not.

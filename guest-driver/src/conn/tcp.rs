@@ -59,6 +59,13 @@ impl HandshakeTcp {
         }
     }
 
+    /// Has the kernel send at once what the stream has taken, and from now on each write. Nagle's
+    /// algorithm and TCP_CORK would keep a record from a peer that waits for it.
+    pub(super) fn push(&self) {
+        // Without a stream there is nothing to send.
+        let _ = self.with(|stream| stream.set_nodelay(true));
+    }
+
     /// Whether the stream is there.
     pub(super) fn is_open(&self) -> bool {
         self.stream().is_some()

@@ -64,6 +64,12 @@ impl SmcStream {
         Ok(())
     }
 
+    /// Whether [`SmcStream::nodelay`] is what was set once, and not what the TCP connection has: the
+    /// program has set it on an SMC connection, or that has left its device.
+    pub fn remembers_nodelay(&self) -> bool {
+        self.conn().is_some_and(|conn| conn.remembers_nodelay())
+    }
+
     /// What [`SmcStream::set_nodelay`] set.
     ///
     /// # Errors

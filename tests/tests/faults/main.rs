@@ -15,6 +15,7 @@ mod leave;
 mod moves;
 mod outlive;
 mod pauses;
+mod prompt;
 mod settled;
 mod support;
 mod vanish;

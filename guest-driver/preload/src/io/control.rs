@@ -122,6 +122,10 @@ pub(crate) fn get_option(
         // The handshake has changed it on the TCP socket; by default it is on.
         return Some(1);
     }
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY) {
+        // A connection that has left its device has set it.
+        return socket.smc()?.nodelay().ok().map(c_int::from);
+    }
     if (level, name) != (libc::SOL_SOCKET, libc::SO_ERROR) {
         return None;
     }
@@ -185,6 +189,12 @@ pub(crate) fn follow_option(fd: c_int, socket: &StreamSocket, level: c_int, name
         let on = raw::socket_option(fd, level, name).is_ok_and(|on| on != 0);
         socket.options.set_queue_size_wanted(on);
         QUEUE_SIZE_WANTED.store(true, Ordering::Relaxed);
+    }
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY)
+        && let Some(stream) = socket.smc().filter(|stream| stream.remembers_nodelay())
+    {
+        let on = raw::socket_option(fd, level, name).is_ok_and(|on| on != 0);
+        let _ = stream.set_nodelay(on);
     }
     if level != libc::SOL_SOCKET {
         return;

@@ -107,7 +107,7 @@ const OPTIONS: [Row; 229] = [
     (libc::SOL_SOCKET, 82, "SO_RCVPRIORITY", Kernel),
     (libc::SOL_SOCKET, 83, "SO_PASSRIGHTS", Kernel),
     (libc::SOL_SOCKET, 84, "SO_INQ", Kernel),
-    (libc::IPPROTO_TCP, 1, "TCP_NODELAY", Kernel),
+    (libc::IPPROTO_TCP, 1, "TCP_NODELAY", Followed),
     (libc::IPPROTO_TCP, 2, "TCP_MAXSEG", Kernel),
     (libc::IPPROTO_TCP, 3, "TCP_CORK", Kernel),
     (libc::IPPROTO_TCP, 4, "TCP_KEEPIDLE", Kernel),

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! TCP keeps no record back from a peer that waits for it, and programs do not see how.
+
+use std::os::fd::{OwnedFd, RawFd};
+
+use guest_driver::SmcStream;
+use rustix::net::{SocketAddrAny, getpeername, getsockname, sockopt};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use smc_tests::watch::LIMIT;
+use smc_tests::{eventually, read_exactly, send_all, watched};
+
+use crate::outlive::{Loss, Scene};
+
+/// The TCP socket of a stream, of which this process has the only descriptor.
+fn tcp_of(stream: &SmcStream) -> OwnedFd {
+    let (local, peer) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+    let is_it = |fd: &OwnedFd| {
+        getsockname(fd).is_ok_and(|at| at == SocketAddrAny::from(local))
+            && getpeername(fd).is_ok_and(|at| at == Some(SocketAddrAny::from(peer)))
+    };
+    let me = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let names =
+        std::fs::read_dir("/proc/self/fd").unwrap().flatten().map(|entry| entry.file_name());
+    let numbers = names.filter_map(|name| name.to_str()?.parse::<RawFd>().ok());
+    // Threads of other tests close theirs.
+    let mut all = numbers.filter_map(|n| pidfd_getfd(&me, n, PidfdGetfdFlags::empty()).ok());
+    all.find(is_it).expect("the stream's socket")
+}
+
+// Nagle's algorithm would wait for the acknowledgement of the record before, and the peer's kernel
+// gives that after 40 ms.
+#[test]
+fn records_do_not_wait_for_acknowledgements() {
+    for loss in [Loss::Left, Loss::Killed] {
+        watched(LIMIT, || {
+            let mut scene = Scene::new();
+            let (_stack, client, server) = scene.pair(true);
+            client.set_nodelay(true).unwrap();
+            for end in [&client, &server] {
+                assert!(!sockopt::tcp_nodelay(tcp_of(end)).unwrap(), "nothing is sent so far");
+            }
+            scene.lose(loss);
+            eventually("both ends have left", || {
+                send_all(&client, b"there");
+                assert_eq!(read_exactly(&server, 5), b"there");
+                send_all(&server, b"and back");
+                assert_eq!(read_exactly(&client, 8), b"and back");
+                [&client, &server].iter().all(|end| sockopt::tcp_nodelay(tcp_of(end)).unwrap())
+            });
+            assert_eq!([&client, &server].map(|end| end.nodelay().unwrap()), [true, false]);
+            server.set_nodelay(true).unwrap();
+            assert!(server.nodelay().unwrap());
+        });
+    }
+}
