@@ -294,6 +294,7 @@ impl Conn {
     /// and all of it is here, or it had closed.
     pub(super) fn cut_by_change(&self, tx: &mut Tx, violation: Violation) {
         self.refresh_tx(tx);
+        self.end_awaiting();
         if let Some(change) = &mut tx.change {
             change.out.discard();
             if std::mem::take(&mut change.closing) {

@@ -2,6 +2,7 @@
 //! The receive side of records: what TCP brings is stored into the own ring.
 
 use std::io;
+use std::sync::atomic::Ordering;
 
 use rustix::net::{RecvFlags, recv};
 use smc_core::carrier::{Input, Outgoing, Reading};
@@ -83,13 +84,19 @@ impl Conn {
             if gone {
                 arrived = if self.carrier().keep_ring() { self.arrived(rx, tx) } else { None };
             }
-            let (input, arrived) = match arrived {
+            let (input, up_to) = match arrived {
                 Some(arrived) if gone => (Input::RingGone(self.carrier().reason()), arrived),
                 Some(arrived) => (Input::Arrived, arrived),
                 None => (Input::Violated, 0),
             };
-            if let Some(from) = self.change(tx, input, arrived) {
+            if let Some(from) = self.change(tx, input, up_to) {
                 return Round::Reads(from);
+            }
+            if tx.change.as_ref().is_some_and(|change| !change.end.is_over()) {
+                self.await_ring();
+                if self.arrived(rx, tx) != arrived {
+                    return Round::Again;
+                }
             }
         }
         let Some(change) = &mut tx.change else { return Round::Done };
@@ -121,6 +128,33 @@ impl Conn {
         self.fill(tx)
     }
 
+    /// Not all bytes of the ring are here that the peer has left. The device's next event goes on.
+    fn await_ring(&self) {
+        if !self.waiting.awaiting.swap(true, Ordering::SeqCst) {
+            self.watch_events();
+        }
+        // Without a line armed, what comes is seen at the next recheck.
+        for _ in 0..MAX_ROUNDS {
+            if self.arm() {
+                return;
+            }
+        }
+    }
+
+    /// Undoes [`Conn::await_ring`].
+    pub(super) fn end_awaiting(&self) {
+        if self.waiting.awaiting.swap(false, Ordering::SeqCst) {
+            self.ignore_events();
+        }
+    }
+
+    /// Goes on with what waits for the last bytes of a ring.
+    pub(super) fn serve_awaited(&self) {
+        if self.waiting.awaiting.load(Ordering::SeqCst) {
+            self.serve_tcp(&mut self.rx());
+        }
+    }
+
     /// Reads go on at this position, which TCP brings.
     fn begin_reading(&self, tx: &mut Tx, from: u64) {
         let last = ConsumerWord::from_u64(self.words()[1]);
@@ -142,6 +176,7 @@ impl Conn {
             change.mark = Some(from);
         }
         self.end.read_tcp();
+        self.end_awaiting();
         self.store_words(tx);
     }
 

@@ -316,6 +316,7 @@ impl Conn {
 
 impl ConnectionHandler for Conn {
     fn on_wake(&self) {
+        self.serve_awaited();
         self.send_held();
         self.check_blocked_writer();
         self.wake_all();
@@ -408,6 +409,7 @@ impl Drop for Conn {
             self.reactor.remove_unwatched();
         }
         self.end_holding();
+        self.end_awaiting();
         self.carrier.release();
         if self.end.is_finished() {
             let rx = self.rx.get_mut().unwrap_or_else(PoisonError::into_inner);

@@ -224,7 +224,7 @@ impl Conn {
             return;
         }
         if !self.waiting.holding.swap(true, Ordering::SeqCst) {
-            self.watch_held();
+            self.watch_events();
             self.holding_count().fetch_add(1, Ordering::SeqCst);
         }
         tx.sender.block();
@@ -240,15 +240,25 @@ impl Conn {
         if self.carrier().must_be_polled() { others } else { inheritable }
     }
 
-    fn watch_held(&self) {
+    /// Has the reactor call the connection at each event, although no thread waits for it.
+    pub(super) fn watch_events(&self) {
         self.waiting.add_waiter();
         self.reactor.add_pollable();
+    }
+
+    /// Undoes one [`Conn::watch_events`].
+    pub(super) fn ignore_events(&self) {
+        self.reactor.remove_pollable();
+        self.remove_waiter();
     }
 
     /// Begins again in the child of a fork that has taken the connection over.
     pub(super) fn hold_on(&self) {
         if self.has_held() {
-            self.watch_held();
+            self.watch_events();
+        }
+        if self.waiting.awaiting.load(Ordering::SeqCst) {
+            self.watch_events();
         }
     }
 
@@ -392,8 +402,7 @@ impl Conn {
             let less = |holding: usize| holding.checked_sub(1);
             let count = self.holding_count();
             let _ = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
-            self.reactor.remove_pollable();
-            self.remove_waiter();
+            self.ignore_events();
         }
     }
 

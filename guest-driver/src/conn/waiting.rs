@@ -18,8 +18,8 @@ const MAX_MISSED: u8 = 3;
 
 /// The waiters of one connection.
 pub(super) struct Waiting {
-    /// Number of sleeping threads and pollers, plus one for a readiness descriptor, plus one for
-    /// bytes in the send queue.
+    /// Number of sleeping threads and pollers, plus one for a readiness descriptor, one for bytes in
+    /// the send queue, and one for the last bytes of a ring that the peer has left.
     waiters: AtomicU32,
     sleepers: Mutex<Vec<Arc<Waiter>>>,
     /// The entries of the pollers that watch the connection.
@@ -34,6 +34,8 @@ pub(super) struct Waiting {
     /// The send queue has bytes. Not under the lock of the send side, because the reactor asks at
     /// every event.
     pub(super) holding: AtomicBool,
+    /// The peer has left the ring, and not all of its bytes are here.
+    pub(super) awaiting: AtomicBool,
     pub(super) spin: Spin,
 }
 
@@ -49,6 +51,7 @@ impl Waiting {
             readiness: OnceLock::new(),
             write_blocked: AtomicBool::new(false),
             holding: AtomicBool::new(false),
+            awaiting: AtomicBool::new(false),
             spin: Spin::of(spin),
         }
     }
