@@ -4,7 +4,7 @@
 //! ```text
 //! smc-test-peer daemon SOCKET...        says "ready"; does what its standard input says: "remove
 //!                                       GUEST", "drain GUEST" and "leave" (each says "left N of M"),
-//!                                       "stop"
+//!                                       "stop" (says "stopped")
 //! smc-test-peer pour FABRIC DEVICE ADDRESS SEED LIMIT
 //!                                       writes a pattern; at the first error drops the socket, says
 //!                                       "failed" and how many bytes it wrote, and ends; kills itself
@@ -15,6 +15,7 @@
 //! smc-test-peer echo DEVICE ADDRESS     says "connected smc"; sends back what it reads, never spins
 //! smc-test-peer serve DEVICE ADDRESS    echoes, see `smc_tests::talk`
 //! smc-test-peer talk DEVICE ADDRESS     does what its standard input says, see there
+//! smc-test-peer mirror DEVICE DEVICE    sends back what comes, see `smc_tests::mirror`
 //! smc-test-peer rogue ...               a guest that misbehaves, see `smc_tests::rogue`
 //! smc-test-peer agent DEVICE ADDRESS [while-stdin]
 //!                                       the far end of conformance tests, see `smc_tests::agent`:
@@ -163,6 +164,7 @@ fn work(args: &[&str]) {
                 }
             }
             daemon.stop();
+            say("stopped");
         }
         ["pour", fabric, device, address, seed, limit] => {
             pour(fabric, device, address, [seed, limit].map(|number| number.parse().unwrap()));
@@ -193,6 +195,7 @@ fn work(args: &[&str]) {
             smc_tests::talk::talk(device, address, say);
             std::process::exit(0);
         }
+        ["mirror", window, moves] => smc_tests::mirror::serve([window, moves], say),
         ["rogue", ref args @ ..] => {
             smc_tests::rogue::run(args, say);
             std::process::exit(0);
@@ -238,8 +241,9 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // Started by a shell in another machine, it may have no standard input.
-    let own_end =
-        ["daemon", "agent", "serve", "talk", "rogue", "probe", "rdma", "linux", "interop"];
+    let own_end = [
+        "daemon", "agent", "serve", "talk", "mirror", "rogue", "probe", "rdma", "linux", "interop",
+    ];
     let own_end = args.first().is_some_and(|word| own_end.contains(word));
     if !own_end || args.last() == Some(&"while-stdin") {
         std::thread::spawn(|| {
