@@ -5,6 +5,7 @@
 
 mod asleep;
 mod damage;
+mod deaths;
 mod doorbell;
 mod ends;
 mod half_open;
@@ -14,7 +15,6 @@ mod killed;
 mod leave;
 mod moves;
 mod outlive;
-mod pauses;
 mod prompt;
 mod settled;
 mod support;
