@@ -152,7 +152,7 @@ fn nanos(duration: Duration) -> u64 {
 }
 
 /// Processor time of the calling thread.
-fn thread_time() -> Duration {
+pub(super) fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))

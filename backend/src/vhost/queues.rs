@@ -260,15 +260,10 @@ impl Connection {
     /// possible, or has taken long; then the device's own worker has to.
     pub(super) fn deliver_inline(&self) -> bool {
         let start = Instant::now();
-        self.wake_cost.allows(start)
-            && with_context(|context| {
-                let delivered = self.deliver_events(context);
-                self.wake_cost.took(start, Instant::now());
-                delivered
-            })
+        self.wake_cost.allows(start) && with_context(|context| self.deliver_events(start, context))
     }
 
-    fn deliver_events(&self, context: &mut InlineContext) -> bool {
+    fn deliver_events(&self, start: Instant, context: &mut InlineContext) -> bool {
         let Some(ring) = self.ring(EVENT_QUEUE) else { return true };
         let InlineContext { chain, kicker } = context;
         let memory = self.memory.memory();
@@ -282,7 +277,10 @@ impl Connection {
             signal = used != 0 && queue.needs_notification(&*memory).unwrap_or(true);
             turn
         });
-        if signal && !ring.signal_nonblocking(kicker) {
+        let published = Instant::now();
+        self.wake_cost.took(start, published);
+        let mut call = || ring.signal_nonblocking(kicker);
+        if signal && !self.wake_cost.signal(published, &mut call) {
             self.call_pending.store(true, Ordering::Release);
             return false;
         }

@@ -4,10 +4,17 @@
 //! A front end can make them last: with thousands of watchers on its call eventfd, which the kernel
 //! runs in the thread that signals, or with an event queue in memory whose pages take long to come.
 //! So each wake is timed. After one that took long, the front end's own worker does them, for a
-//! time in proportion: others spend a sixty-fourth of their time on it at most.
+//! time in proportion.
+//!
+//! A signal that takes long may have lost the processor to the driver that it has woken, which is no
+//! cost of anybody's making. It cannot wait for anything, so processor time tells the two apart. That
+//! takes system calls, so a signal that took long by the clock is only a reason to look, for a time in
+//! proportion. Others spend a thirty-second of their time on wakes at most.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use super::processor_account::thread_time;
 
 /// A wake takes a few microseconds. One that takes longer than this is not done by others for a
 /// while.
@@ -23,11 +30,17 @@ pub(super) struct WakeCost {
     epoch: Instant,
     /// When others may do its wakes again, nanoseconds after `epoch`.
     paused_until: AtomicU64,
+    /// Until when the processor time of signals is looked at, nanoseconds after `epoch`.
+    watched_until: AtomicU64,
 }
 
 impl Default for WakeCost {
     fn default() -> Self {
-        WakeCost { epoch: Instant::now(), paused_until: AtomicU64::new(0) }
+        WakeCost {
+            epoch: Instant::now(),
+            paused_until: AtomicU64::new(0),
+            watched_until: AtomicU64::new(0),
+        }
     }
 }
 
@@ -37,12 +50,35 @@ impl WakeCost {
         self.since_epoch(now) >= self.paused_until.load(Ordering::Relaxed)
     }
 
-    /// A wake by a thread of another device has taken from `start` to `end`.
+    /// A thread of another device has put an event into the queue, which has taken from `start` to
+    /// `end`.
     pub(super) fn took(&self, start: Instant, end: Instant) {
-        let took = end.saturating_duration_since(start);
+        self.extend(&self.paused_until, end, end.saturating_duration_since(start));
+    }
+
+    /// Has a thread of another device signal the driver, from `start` on.
+    pub(super) fn signal<R>(&self, start: Instant, signal: impl FnOnce() -> R) -> R {
+        let is_watched = self.since_epoch(start) < self.watched_until.load(Ordering::Relaxed);
+        let before = is_watched.then(thread_time);
+        let done = signal();
+        let end = Instant::now();
+        if end.saturating_duration_since(start) > SLOW_WAKE {
+            self.signalled(start, end, before.map(|before| thread_time().saturating_sub(before)));
+        }
+        done
+    }
+
+    /// A signal has taken from `start` to `end`, and so much processor time if that was looked at.
+    fn signalled(&self, start: Instant, end: Instant, used: Option<Duration>) {
+        self.extend(&self.watched_until, end, end.saturating_duration_since(start));
+        self.extend(&self.paused_until, end, used.unwrap_or_default());
+    }
+
+    /// Moves the end of a time to `end` and later, if something took long.
+    fn extend(&self, until: &AtomicU64, end: Instant, took: Duration) {
         if took > SLOW_WAKE {
             let pause = took.saturating_mul(FACTOR).min(MAX_PAUSE);
-            self.paused_until.store(self.since_epoch(end + pause), Ordering::Relaxed);
+            until.store(self.since_epoch(end + pause), Ordering::Relaxed);
         }
     }
 
@@ -55,6 +91,36 @@ impl WakeCost {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signal_that_loses_the_processor_costs_its_front_end_nothing() {
+        let (cost, start) = (WakeCost::default(), Instant::now());
+        let after = |micros| start + Duration::from_micros(micros);
+        let quick = Some(Duration::from_micros(20));
+        cost.signalled(start, after(1_000), None);
+        assert!(cost.allows(after(1_000)), "it is looked at from now on");
+        cost.signalled(after(1_000), after(3_000), quick);
+        assert!(cost.allows(after(3_000)), "the driver ran meanwhile");
+        cost.signalled(after(3_000), after(5_000), Some(Duration::from_micros(1_000)));
+        assert!(!cost.allows(after(68_000)) && cost.allows(after(69_000)), "64 times as long");
+    }
+
+    #[test]
+    fn a_signal_that_lasts_is_seen() {
+        let cost = WakeCost::default();
+        let signal = || {
+            let began = thread_time();
+            while thread_time() - began < Duration::from_millis(2) {}
+        };
+        cost.signal(Instant::now(), signal);
+        assert!(cost.allows(Instant::now()), "the first one is a reason to look");
+        // A thread that gets no processor for 128 ms misses the time.
+        let is_paused = || {
+            cost.signal(Instant::now(), signal);
+            !cost.allows(Instant::now())
+        };
+        assert!((0..20).any(|_| is_paused()));
+    }
 
     #[test]
     fn who_makes_wakes_last_does_them_itself_for_a_time() {
