@@ -256,13 +256,18 @@ impl Bed<'_> {
         panic!("nobody listens on port {port}: {}", server.said());
     }
 
+    /// The command, for the processes of a user.
+    pub fn smc(&self, user: &str) -> Command {
+        let mut smc = Command::new(self.net.tools.join("smc"));
+        smc.env("XDG_RUNTIME_DIR", self.runtime(user));
+        smc
+    }
+
     /// Waits until `smc stat` shows a connection over SMC-D.
     pub fn await_smc_d(&self, user: &str, timeout: Duration) -> Result<(), String> {
         let begun = Instant::now();
         loop {
-            let mut stat = Command::new(self.net.tools.join("smc"));
-            stat.args(["stat", "--json"]).env("XDG_RUNTIME_DIR", self.runtime(user));
-            let output = stat.output().unwrap();
+            let output = self.smc(user).args(["stat", "--json"]).output().unwrap();
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             if text.contains("\"SMC-D v2") {
                 return Ok(());

@@ -10,6 +10,7 @@
 #![allow(unreachable_pub, reason = "a program of tests has no public")]
 
 mod bed;
+mod captured;
 mod case;
 #[path = "../common/mod.rs"]
 mod common;
