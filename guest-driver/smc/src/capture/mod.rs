@@ -31,9 +31,10 @@ bytes are missing, and Wireshark shows the gap; the processes never wait. A capt
 system call for each send and receive, and nothing once it has ended.
 
 Only the user of a process, and root, may capture it; another user is refused, and told so. One
-capture of a process is on at a time: a second one ends the first, which says so. Processes are looked
-for twice a second, so one that lives shorter is seen by its peer alone. The file has all the data of
-the connections.";
+capture of a process is on at a time: a second one ends the first, which says so. Processes are
+looked for twice a second, so one that lives shorter is seen by its peer alone. A process tells of
+itself: where processes do not trust each other, capture one. The file has all the data of the
+connections.";
 
 /// End of the help of `smc capture`.
 pub(crate) const AFTER: &str = "\

@@ -138,6 +138,8 @@ struct Snapshot {
     /// Guests of the daemon, or why there is no answer.
     guests: Result<Vec<Guest>, CliError>,
     processes: Processes,
+    /// Whether there are processes, and no connection of them fits.
+    fits_none: bool,
 }
 
 #[derive(Serialize)]
@@ -163,11 +165,11 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
     let mut before: Option<Snapshot> = None;
     loop {
         let mut snapshot = source.look();
-        args.filter.apply(&mut snapshot.processes);
         // With --watch, an empty snapshot is an error only at the start.
         if before.is_none() {
             snapshot = snapshot.check(args)?;
         }
+        snapshot.choose(&args.filter);
         let text = match args.json {
             true => snapshot.json()?,
             false => {
@@ -222,6 +224,7 @@ impl Source<'_> {
             at: Instant::now(),
             guests: guests(self.args, &mut self.client),
             processes: processes::of(&scope),
+            fits_none: false,
         }
     }
 }
@@ -263,6 +266,13 @@ impl Snapshot {
         }
     }
 
+    /// Leaves the connections that a filter wants.
+    fn choose(&mut self, filter: &filter::Filter) {
+        let was_empty = self.processes.list.is_empty();
+        filter.apply(&mut self.processes);
+        self.fits_none = !was_empty && self.processes.list.is_empty();
+    }
+
     fn json(&self) -> Result<String, CliError> {
         let fabrics = self.guests.as_ref().ok().map(|guests| daemon::by_fabric(guests));
         let whole = JsonSnapshot { fabrics, processes: &self.processes };
@@ -280,6 +290,7 @@ impl Snapshot {
             What::Overview => {
                 format!("{}\n{}", self.fabric(before).trim_end(), tables::overview(processes))
             }
+            What::Connections if self.fits_none => "No connection fits.\n".to_owned(),
             What::Connections => tables::connections(processes, old, &args.view, output::columns()),
             What::Groups => tables::groups(processes),
             What::Rnics => tables::rnics(processes),

@@ -88,6 +88,20 @@ fn sums_are_asked_for_by_an_option() {
     assert_eq!(words, ["2", "0", "5", "B", "5", "B"], "both ends: {shown}");
 }
 
+#[test]
+fn a_filter_that_nothing_fits_is_not_taken_for_no_process() {
+    let fabric = Fabric::start("live-filter");
+    let (_server, port, _log) = fabric.listen(&[]);
+    let client = crate::stat::client(&fabric, port, &[]);
+    eventually("it is there", || {
+        let output = fabric.smc(&["stat", "connections"]).output().unwrap();
+        text(&output.stdout).contains(&client.0.id().to_string())
+    });
+    let output = fabric.smc(&["stat", "connections", "--port", "1"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(text(&output.stdout), "No connection fits.\n");
+}
+
 /// Commands that are to be copied are not broken.
 #[test]
 fn sentences_of_doctor_and_check_fit_80_columns() {
