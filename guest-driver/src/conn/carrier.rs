@@ -373,7 +373,7 @@ impl Carrier {
     }
 
     /// Both ends have finished with the own buffer, into which the peer wrote `received` bytes.
-    pub(super) fn allow_reuse(&mut self, received: u64) {
+    pub(super) fn allow_reuse(&self, received: u64) {
         // The part before the ring, and the bytes that were written after it.
         let dirty = |head: u32| {
             usize::try_from(received.saturating_add(u64::from(head))).unwrap_or(usize::MAX)

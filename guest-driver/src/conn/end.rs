@@ -381,7 +381,8 @@ impl Conn {
                 tx.seen
             };
             let flushed = || self.end.has_left_ring() && self.tx().has_room_on_tcp();
-            if self.wait(&deadline, || self.words()[1] != seen || flushed()).is_err() {
+            let carrier = self.carrier();
+            if self.wait(&deadline, || carrier.words()[1] != seen || flushed()).is_err() {
                 return;
             }
         }

@@ -39,6 +39,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use arc_swap::{ArcSwap, Guard};
 use smc_core::connection::{Close, Event, Receiver, Sender};
 use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 
@@ -70,6 +71,8 @@ const CHUNK: u32 = 64 << 10;
 
 /// The send side.
 pub(super) struct Tx {
+    /// What carries both directions, as [`Conn::carrier`].
+    carrier: Arc<Carrier>,
     sender: Sender,
     close: Close,
     /// State flags of the last control words that were sent.
@@ -94,6 +97,8 @@ pub(super) struct Tx {
 
 /// The receive side.
 pub(super) struct Rx {
+    /// What carries both directions, as [`Conn::carrier`].
+    carrier: Arc<Carrier>,
     receiver: Receiver,
     /// No bytes will follow those that are here, and all of them could be read when this was found.
     ended: bool,
@@ -117,8 +122,9 @@ pub(crate) struct Conn {
     options: Options,
     tcp: HandshakeTcp,
     reactor: Arc<Reactor<Conn>>,
-    /// Only [`Conn::carrier`] and the drop use it.
-    carrier: Carrier,
+    /// What carries both directions. It is exchanged under both locks, so a thread with one of them
+    /// uses the copy there.
+    carrier: ArcSwap<Carrier>,
 }
 
 /// The part of the two words that concerns readers: everything but the consumer cursor.
@@ -144,6 +150,7 @@ impl Conn {
         watch: Option<Arc<TcpWatch<Conn>>>,
     ) -> io::Result<Arc<Conn>> {
         let watch = watch.filter(|_| carrier.may_be_outlived());
+        let carrier = Arc::new(carrier);
         let sender = carrier.sender().map_err(no_ring)?;
         let receiver = Receiver::new(carrier.local_ring().map_err(no_ring)?);
         // The words of both ends before they have sent any: cursors at the start of the rings.
@@ -153,6 +160,7 @@ impl Conn {
         let mut close = Close::new();
         close.on(Event::Established);
         let tx = Tx {
+            carrier: carrier.clone(),
             close,
             published: StateFlags::empty(),
             producer: sender.producer_word().to_u64(),
@@ -166,6 +174,7 @@ impl Conn {
             change: watch.as_ref().map(|_| Box::new(Change::new(!carrier.must_be_polled()))),
         };
         let rx = Rx {
+            carrier: carrier.clone(),
             receiver,
             ended: false,
             failed: false,
@@ -183,7 +192,7 @@ impl Conn {
             options: Options::new(close_timeout),
             tcp: HandshakeTcp::new(tcp),
             reactor: reactor.clone(),
-            carrier,
+            carrier: ArcSwap::new(carrier),
         });
         reactor.register(conn.carrier().registration(), Arc::downgrade(&conn));
         if let Some(watch) = watch
@@ -260,10 +269,11 @@ impl Conn {
         lock(&self.rx)
     }
 
-    /// The carrier of both directions. All uses go through here, so that it can be exchanged.
+    /// The carrier of both directions, for threads without a lock. It stays alive as long as the
+    /// result, and another one may be in use by then.
     #[inline]
-    fn carrier(&self) -> &Carrier {
-        &self.carrier
+    fn carrier(&self) -> Guard<Arc<Carrier>> {
+        self.carrier.load()
     }
 
     #[inline]
@@ -410,10 +420,10 @@ impl Drop for Conn {
         }
         self.end_holding();
         self.end_awaiting();
-        self.carrier.release();
+        let rx = self.rx.get_mut().unwrap_or_else(PoisonError::into_inner);
+        rx.carrier.release();
         if self.end.is_finished() {
-            let rx = self.rx.get_mut().unwrap_or_else(PoisonError::into_inner);
-            self.carrier.allow_reuse(rx.total);
+            rx.carrier.allow_reuse(rx.total);
         }
     }
 }

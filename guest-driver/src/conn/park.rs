@@ -25,11 +25,14 @@ impl Conn {
         // The kernel restarts a sleep on a word after a handler with SA_RESTART, as it does with calls
         // that have no time limit.
         let (end, on_word) = (deadline.into(), deadline.is_none());
+        let carrier = self.carrier();
         listening(|| match write {
             true => self.await_room(&end, on_word, seen[1], was_interrupted),
             false => self.wait_as(&end, on_word, || {
                 let read_shut = || self.end.is_read_shut();
-                reader_view(self.words()) != reader_view(seen) || read_shut() || was_interrupted()
+                reader_view(carrier.words()) != reader_view(seen)
+                    || read_shut()
+                    || was_interrupted()
             }),
         })?;
         if was_interrupted() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }

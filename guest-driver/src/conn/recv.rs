@@ -97,9 +97,10 @@ impl Conn {
                 }
                 continue;
             }
-            let before = reader_view(rx.seen);
+            let (before, carrier) = (reader_view(rx.seen), self.carrier());
             drop(rx);
-            self.wait(deadline, || reader_view(self.words()) != before || self.end.is_read_shut())?;
+            let changed = || reader_view(carrier.words()) != before || self.end.is_read_shut();
+            self.wait(deadline, changed)?;
             rx = self.rx();
         }
     }
@@ -109,7 +110,7 @@ impl Conn {
         // Loaded before the words: the send side may learn of the end at any time, but only words
         // that are loaded later include the last bytes.
         let was_done = self.end.is_peer_done();
-        let words = self.words();
+        let words = rx.carrier.words();
         let mut ended = was_done;
         if reader_view(words) != reader_view(rx.seen) {
             let flags = self.take_words(rx)?;
@@ -118,7 +119,7 @@ impl Conn {
         }
         if ended && !rx.ended {
             // The words of memory that is gone say that nothing more has arrived.
-            if !self.carrier().has_memory() {
+            if !rx.carrier.has_memory() {
                 return Err(self.memory_lost());
             }
             rx.ended = true;
@@ -129,13 +130,13 @@ impl Conn {
     /// Takes the words as they are now and returns the state flags that belong to them.
     #[inline(never)]
     fn take_words(&self, rx: &mut Rx) -> io::Result<StateFlags> {
-        let (producer, consumer) = read_words(|| self.words()[0], || self.words()[1]);
+        let (producer, consumer) = read_words(|| rx.carrier.words()[0], || rx.carrier.words()[1]);
         rx.seen = [producer.to_u64(), consumer.to_u64()];
         // The send side handles failover.
         let flags = consumer.producer_flags - ProducerFlags::FAILOVER;
         let arrival = match rx.receiver.on_peer_producer(producer.cursor, flags) {
             Ok(arrival) => arrival,
-            Err(_) if !self.carrier().has_memory() => return Err(self.memory_lost()),
+            Err(_) if !rx.carrier.has_memory() => return Err(self.memory_lost()),
             Err(violation) => {
                 tracing::warn!(peer = %self.carrier(), %violation, "connection aborted");
                 self.abort_locked(&mut self.tx());
@@ -146,8 +147,8 @@ impl Conn {
         rx.arrivals += u64::from(arrival.bytes > 0);
         if let UrgentEvent::Present { offset } = arrival.urgent {
             let mut byte = [0u8];
-            self.carrier().copy_out(offset, &mut byte).map_err(io::Error::other)?;
-            if !self.carrier().has_memory() {
+            rx.carrier.copy_out(offset, &mut byte).map_err(io::Error::other)?;
+            if !rx.carrier.has_memory() {
                 return Err(self.memory_lost());
             }
             rx.receiver.remember_urgent(byte[0]);
@@ -182,15 +183,15 @@ impl Conn {
             }
             let [first, second] = rx.receiver.peek(done, room);
             let (a, b) = buf.split_at_mut(first.len as usize);
-            self.carrier().copy_out(first.offset, a)?;
+            rx.carrier.copy_out(first.offset, a)?;
             if second.len != 0
                 && let Some(b) = b.get_mut(..second.len as usize)
             {
-                self.carrier().copy_out(second.offset, b)?;
+                rx.carrier.copy_out(second.offset, b)?;
             }
             done += room;
         }
-        if self.carrier().has_memory() { Ok(done) } else { Err(self.memory_lost()) }
+        if rx.carrier.has_memory() { Ok(done) } else { Err(self.memory_lost()) }
     }
 
     /// Ends the connection: its buffer is gone with the device, and the last reads may be zeros.

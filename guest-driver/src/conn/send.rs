@@ -116,7 +116,7 @@ impl Conn {
 
     /// Takes the peer's consumer word. Failures show in the connection's state.
     pub(super) fn refresh_tx(&self, tx: &mut Tx) {
-        let word = self.words()[1];
+        let word = tx.carrier.words()[1];
         if word == tx.seen || Self::is_held(tx) {
             return;
         }
@@ -247,7 +247,7 @@ impl Conn {
         let sent = match tx.sender.flags_ahead() {
             None => {
                 let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
-                self.carrier().deliver(pieces, words, true).map(|()| words)
+                tx.carrier.deliver(pieces, words, true).map(|()| words)
             }
             Some(flags) => self.deliver_flags_ahead(tx, pieces, flags),
         };
@@ -269,9 +269,9 @@ impl Conn {
         flags: ProducerFlags,
     ) -> Result<[u64; 2], DeliverError> {
         let [_, ahead] = self.out_words(tx, flags, tx.published);
-        self.carrier().deliver(pieces, [tx.producer, ahead], false)?;
+        tx.carrier.deliver(pieces, [tx.producer, ahead], false)?;
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
-        self.carrier().deliver(&[], words, true)?;
+        tx.carrier.deliver(&[], words, true)?;
         Ok(words)
     }
 
@@ -293,8 +293,8 @@ impl Conn {
     pub(super) fn publish_last(&self, tx: &mut Tx) {
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
         // Before the words, because the peer may offer its buffer again as soon as it sees them.
-        self.carrier().release();
-        match self.carrier().deliver(&[], words, true) {
+        tx.carrier.release();
+        match tx.carrier.deliver(&[], words, true) {
             Ok(()) => self.sent(tx, words),
             Err(_) if tx.has_left() || self.leave(tx) => self.tell_by_tcp(tx),
             // The peer must not take the FIN of a process that exits now for an end.

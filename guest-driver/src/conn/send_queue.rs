@@ -424,8 +424,8 @@ impl Conn {
                 write_shut() || or() || self.tx().has_room_on_tcp()
             });
         }
-        let left = || self.end.has_left_ring();
-        let changed = || self.words()[1] != seen || write_shut() || left() || or();
+        let (carrier, left) = (self.carrier(), || self.end.has_left_ring());
+        let changed = || carrier.words()[1] != seen || write_shut() || left() || or();
         let queues_at = self.tx().queues_at();
         let ends_before = |at: Instant| deadline.left().is_some_and(|(now, left)| now + left < at);
         match queues_at.filter(|at| !ends_before(*at)) {
@@ -451,10 +451,10 @@ impl Conn {
                 _ => return true,
             }
         };
-        let begun = Instant::now();
+        let (begun, carrier) = (Instant::now(), self.carrier());
         while begun.elapsed() < LOOK {
             self.reactor.poll();
-            if self.words()[1] != seen || self.has_failed() {
+            if carrier.words()[1] != seen || self.has_failed() {
                 return true;
             }
             std::thread::yield_now();

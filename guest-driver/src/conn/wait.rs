@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers};
 
-use super::Conn;
+use super::{Carrier, Conn};
 use crate::reactor::Limit;
 use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Waiter, clear_interrupted};
 
@@ -42,7 +42,7 @@ impl Conn {
         }
         let mut done = || changed() || self.has_failed();
         // A poll of an RNIC's queues takes much longer than a check of memory.
-        let (spun, learns) = match self.carrier().must_be_polled() {
+        let (spun, learns) = match self.reactor.must_be_polled() {
             true => {
                 let poll = || {
                     self.reactor.poll();
@@ -93,9 +93,10 @@ impl Conn {
     ) -> io::Result<()> {
         loop {
             let count = waiter.wake_count();
-            let word = self.futex_line().filter(|_| on_word);
+            let carrier = self.carrier();
+            let word = self.futex_line(&carrier).filter(|_| on_word);
             let how = if word.is_some() { Sleepers::FUTEX } else { Sleepers::KICK };
-            let armed = self.arm_as(how, Some(waiter));
+            let armed = self.arm_as(&carrier, how, Some(waiter));
             if done() {
                 return Ok(());
             }
@@ -118,8 +119,8 @@ impl Conn {
     }
 
     /// The line on whose word a thread may sleep now.
-    fn futex_line(&self) -> Option<Line<'_>> {
-        let line = self.carrier().futex_line()?;
+    fn futex_line<'a>(&self, carrier: &'a Carrier) -> Option<Line<'a>> {
+        let line = carrier.futex_line()?;
         let room = !self.waiting.exceeds(MAX_FUTEX_SLEEPERS);
         (room && self.waiting.word_state.is_allowed()).then_some(line)
     }
@@ -138,14 +139,14 @@ impl Conn {
     /// Arms the signal line for a waiter that is woken through the device. `false`: a signal came
     /// before, so the caller checks again.
     pub(super) fn arm(&self) -> bool {
-        self.arm_as(Sleepers::KICK, None).is_some()
+        self.arm_as(&self.carrier(), Sleepers::KICK, None).is_some()
     }
 
     /// Arms the signal line for `me`, which sleeps in this way. Returns the armed word; `None`: a
     /// signal came before, so the caller checks again.
-    fn arm_as(&self, how: Sleepers, me: Option<&Arc<Waiter>>) -> Option<u32> {
+    fn arm_as(&self, carrier: &Carrier, how: Sleepers, me: Option<&Arc<Waiter>>) -> Option<u32> {
         // For guest memory the device reports every signal, armed or not.
-        let Some(line) = self.carrier().line() else { return Some(0) };
+        let Some(line) = carrier.line() else { return Some(0) };
         line.take();
         let (before, quiet) = line.arm_as(how);
         let taken = how == Sleepers::FUTEX && before & how.bits() == 0;

@@ -320,7 +320,7 @@ fn offer(params: &ServerParams<'_>, candidate: Candidate) -> Result<Offered, Dec
 /// Handles the answer to Accept. After a Confirm, attaches the client's buffer. Only then there is a
 /// stream: early data waits (CLC-43), and then the server may speak first (CLC-44).
 fn complete(tcp: &TcpStream, accepted: Accepted) -> Result<Outcome, Broken> {
-    let Accepted { awaiting, reader, fabric, peer, mut own, slot } = accepted;
+    let Accepted { awaiting, reader, fabric, peer, own, slot } = accepted;
     let dirty = own.dmb().memory().len();
     match awaiting.handle(reader.message().unwrap_or_default()) {
         ConfirmStep::Established(established) => {

@@ -6,7 +6,7 @@
 //! peer needs no device command.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Instant;
 
 use rustc_hash::FxHashMap;
@@ -100,8 +100,8 @@ pub(crate) struct OwnBuffer {
     dmb: Option<OwnDmb>,
     in_use: DmbBytes,
     peer: Weak<Peer>,
-    /// Bytes from the start that may not be zero; `None`: the DMB must not be used again.
-    dirty: Option<usize>,
+    /// Bytes from the start that may not be zero; unset: the DMB must not be used again.
+    dirty: OnceLock<usize>,
 }
 
 impl OwnBuffer {
@@ -123,8 +123,8 @@ impl OwnBuffer {
     }
 
     /// Both sides have finished with it, and the first `dirty` bytes were written.
-    pub(crate) fn allow_reuse(&mut self, dirty: usize) {
-        self.dirty = Some(dirty);
+    pub(crate) fn allow_reuse(&self, dirty: usize) {
+        let _ = self.dirty.set(dirty);
     }
 }
 
@@ -134,7 +134,7 @@ impl Drop for OwnBuffer {
         self.in_use.remove(dmb.len());
         let Some(peer) = self.peer.upgrade() else { return };
         peer.live.fetch_sub(1, Ordering::Relaxed);
-        let Some(dirty) = self.dirty else { return };
+        let Some(&dirty) = self.dirty.get() else { return };
         // The next connection must not see a byte of this one (SEC-8), and its control block starts
         // at zero.
         let memory = dmb.memory();
@@ -223,7 +223,7 @@ impl Peer {
         self.live.fetch_add(1, Ordering::Relaxed);
         self.in_use.add(dmb.len());
         let in_use = self.in_use.clone();
-        Ok(OwnBuffer { dmb: Some(dmb), in_use, peer: Arc::downgrade(self), dirty: None })
+        Ok(OwnBuffer { dmb: Some(dmb), in_use, peer: Arc::downgrade(self), dirty: OnceLock::new() })
     }
 
     fn return_to_pool(&self, dmb: OwnDmb) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Both ends' elements of one connection.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use smc_core::connection::Ring;
@@ -28,7 +28,7 @@ pub(crate) struct SmcrConn {
     established: EstablishedR,
     eye_catcher: bool,
     /// Bytes from the start that may be other than zero, if it may be reused.
-    dirty: Option<usize>,
+    dirty: OnceLock<usize>,
 }
 
 impl SmcrConn {
@@ -40,7 +40,7 @@ impl SmcrConn {
         established: EstablishedR,
     ) -> SmcrConn {
         let eye_catcher = group.shared().options.eye_catcher;
-        SmcrConn { groups, group, endpoint, rmb, established, eye_catcher, dirty: None }
+        SmcrConn { groups, group, endpoint, rmb, established, eye_catcher, dirty: OnceLock::new() }
     }
 
     /// The number by which [`ReactorEvent::Arrived`](crate::reactor::source::ReactorEvent::Arrived) names it: the own
@@ -188,8 +188,8 @@ impl SmcrConn {
 
     /// Both ends are done: the own RMB may serve another connection once its first `dirty` bytes are
     /// zeroed, which happens when this is dropped.
-    pub(crate) fn allow_reuse(&mut self, dirty: usize) {
-        self.dirty = Some(dirty);
+    pub(crate) fn allow_reuse(&self, dirty: usize) {
+        let _ = self.dirty.set(dirty);
     }
 
     /// What was negotiated, and how it travels now.
@@ -203,7 +203,7 @@ impl Drop for SmcrConn {
     fn drop(&mut self) {
         self.endpoint.release();
         // Writes of the peer on a link that it no longer uses may still be under way (LG-32).
-        let dirty = self.dirty.filter(|_| !self.endpoint.has_moved());
+        let dirty = self.dirty.get().copied().filter(|_| !self.endpoint.has_moved());
         self.group.release_rmb(&self.rmb, dirty);
         self.groups.close(self.group.clone(), self.endpoint.clone());
     }
