@@ -411,7 +411,8 @@ impl Drop for Conn {
         if capture::is_on() {
             self.capture_no_more();
         }
-        self.reactor.remove(self.carrier().key());
+        let me: *const Conn = self;
+        self.reactor.remove(self.carrier().key(), me);
         if self.waiting.readiness.get().is_some() {
             self.reactor.remove_pollable();
         }

@@ -17,7 +17,7 @@ use super::leader::Leadership;
 use super::source::PeerObserver;
 use super::wait::RECHECK_INTERVAL;
 use super::work::Work;
-use super::{BACKGROUND, CALLER, ConnectionHandler, DelayedUpdate, FREE, Reactor};
+use super::{BACKGROUND, CALLER, ConnectionHandler, DelayedUpdate, FREE, Reactor, Session};
 use ism_sys::lock;
 
 /// Time to the next maintenance if none is wanted.
@@ -121,7 +121,8 @@ impl<C: ConnectionHandler> Reactor<C> {
     pub(crate) fn run(&self, mut maintenance: impl FnMut() -> Option<Duration>) {
         let mut schedule = Schedule::starting(Instant::now());
         let mut callers = Activity::unknown();
-        while !self.is_over() {
+        let session = self.session.load_full();
+        while !self.is_over(&session) {
             let count = self.background.wake_count();
             // Taken before this thread looks at what there is to watch for.
             self.work.take(Work::WATCH);
@@ -149,6 +150,7 @@ impl<C: ConnectionHandler> Reactor<C> {
                 self.sleep_in_background(count, pause, wanted);
             }
         }
+        self.stopped();
     }
 
     /// Has the background thread do its maintenance soon.
@@ -193,7 +195,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             schedule.tick = now + tick_interval(now.elapsed());
         }
         if self.work.take(Work::TIMERS) || schedule.timer.is_some_and(|timer| now >= timer) {
-            schedule.timer = self.source.on_timer(now);
+            schedule.timer = self.session().source.on_timer(now);
         }
         self.flush_updates(schedule, now);
     }
@@ -239,13 +241,14 @@ impl<C: ConnectionHandler> Reactor<C> {
         }
     }
 
-    fn is_over(&self) -> bool {
-        self.work.is_pending(Work::STOP) || self.is_lost()
+    fn is_over(&self, session: &Session) -> bool {
+        self.work.is_pending(Work::STOP) || session.is_lost()
     }
 
     /// Whether the background thread leads while no caller does.
     fn must_watch(&self) -> bool {
-        self.unwatched.load(Ordering::SeqCst) > 0 || self.polled && self.source.has_peers()
+        self.unwatched.load(Ordering::SeqCst) > 0
+            || self.polled && self.session().source.has_peers()
     }
 
     /// Leads if callers have not led for some time, and otherwise sleeps a little.
@@ -299,15 +302,16 @@ impl<C: ConnectionHandler> Reactor<C> {
         // This thread watches already.
         let wanted = (wanted - Work::WATCH) | yields_for;
         self.dispatch();
+        let session = self.session();
         {
             let _asleep = self.work.prepare_sleep(wanted);
-            let stay = !(self.work.is_pending(wanted) || self.is_lost());
-            if stay && self.source.arm_interrupts() {
+            let stay = !(self.work.is_pending(wanted) || session.is_lost());
+            if stay && session.source.arm_interrupts() {
                 self.wait_for_source(Some(pause), None);
                 self.dispatch();
             }
         }
-        self.source.suppress_interrupts();
+        session.source.suppress_interrupts();
         drop(leadership);
         self.work.is_pending(yields_for)
     }

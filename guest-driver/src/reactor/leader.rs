@@ -10,7 +10,7 @@ use rustix::fd::{AsFd, BorrowedFd};
 use super::source::REACTOR_NAME;
 use super::wait::{Waiter, clear_interrupted, note_error, poll_for, was_interrupted};
 use super::work::Work;
-use super::{BACKGROUND, CALLER, ConnectionHandler, FREE, Limit, Reactor, wait};
+use super::{BACKGROUND, CALLER, ConnectionHandler, FREE, Limit, Reactor, Session, wait};
 use ism_sys::{SignalMask, lock, wait_in_set};
 
 /// The right to lead. Its drop wakes a follower, which may lead next.
@@ -115,10 +115,11 @@ impl<C: ConnectionHandler> Reactor<C> {
         let (mut left, mut slept) = (limit.map(|(_, timeout)| timeout), false);
         // On a polled source the first poll is skipped, because one follows once it is armed.
         let (mut skip, mut has_polled) = (self.polled, false);
+        let session = self.session();
         loop {
             // After a sleep, what ended it comes first.
             if slept && self.polled {
-                while self.source.poll_arrivals(&mut |event| self.handle(event)) {}
+                while session.source.poll_arrivals(&mut |event| self.handle(event)) {}
                 if waiter.is_woken(count) {
                     break;
                 }
@@ -127,7 +128,7 @@ impl<C: ConnectionHandler> Reactor<C> {
                 self.dispatch();
                 has_polled = true;
             }
-            let has_to_stop = self.is_lost() || self.pollables.load(Ordering::SeqCst) > 0;
+            let has_to_stop = session.is_lost() || self.pollables.load(Ordering::SeqCst) > 0;
             if waiter.is_woken(count) || has_to_stop {
                 break;
             }
@@ -138,7 +139,7 @@ impl<C: ConnectionHandler> Reactor<C> {
                 break;
             }
             // Another thread may have armed the source, and then an earlier event is still there.
-            if !self.source.arm_interrupts() || !has_polled {
+            if !session.source.arm_interrupts() || !has_polled {
                 continue;
             }
             waiter.set_polling(true);
@@ -149,7 +150,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             }
             slept = true;
         }
-        self.source.suppress_interrupts();
+        session.source.suppress_interrupts();
         drop(leadership);
     }
 
@@ -159,28 +160,28 @@ impl<C: ConnectionHandler> Reactor<C> {
         timeout: Option<Duration>,
         extra: Option<BorrowedFd<'_>>,
     ) -> bool {
-        let interrupt = self.interrupt.as_fd();
-        let edges = self.edges.as_ref().map(AsFd::as_fd);
-        match (edges.or_else(|| self.source.event_set()), extra) {
+        let (interrupt, session) = (self.interrupt.as_fd(), self.session());
+        let edges = session.edges.as_ref().map(AsFd::as_fd);
+        match (edges.or_else(|| session.source.event_set()), extra) {
             (Some(set), None) => {
-                self.wait_in_set(set, timeout, wait::mask());
+                self.wait_in_set(&session, set, timeout, wait::mask());
                 return false;
             }
             (Some(set), Some(extra)) if edges.is_none() && !self.polled => {
                 let [by_set, by_extra, _] = poll_for(&[set, extra], timeout);
                 if by_set {
-                    self.wait_in_set(set, Some(Duration::ZERO), None);
+                    self.wait_in_set(&session, set, Some(Duration::ZERO), None);
                 }
                 return by_extra;
             }
             _ => {}
         }
-        let source = self.source.event_fd();
+        let source = session.source.event_fd();
         let fds = [source, interrupt, extra.unwrap_or(interrupt)];
         let n = if extra.is_some() { 3 } else { 2 };
         let [by_source, by_interrupt, by_extra] = poll_for(&fds[..n], timeout);
         if by_source {
-            self.source.clear_event_fd();
+            session.source.clear_event_fd();
         }
         if by_interrupt {
             self.interrupt.clear();
@@ -190,19 +191,20 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     fn wait_in_set(
         &self,
+        session: &Session,
         set: BorrowedFd<'_>,
         timeout: Option<Duration>,
         mask: Option<SignalMask>,
     ) {
         note_error(wait_in_set(set, timeout, mask).map(|events| {
             // The reactor's own set says only that there is something.
-            events.filter(|_| self.edges.is_none()).for_each(|event| match event {
+            events.filter(|_| session.edges.is_none()).for_each(|event| match event {
                 // Edges need not be cleared.
                 REACTOR_NAME if !self.polled => {}
                 REACTOR_NAME => {
                     self.interrupt.clear();
                 }
-                name => self.source.on_reported(name),
+                name => session.source.on_reported(name),
             });
         }));
     }

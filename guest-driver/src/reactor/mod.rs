@@ -17,6 +17,9 @@
 //! ([`Reactor::poll`]) beside the leader. The background thread leads when no caller has led or
 //! polled for some time, and stops when a caller asks for the lead.
 //!
+//! A source may come to an end, and another one take its place ([`Reactor::renew`]), as that of a
+//! device whose daemon was started again. Connections and event loops keep their reactor.
+//!
 //! The reactor knows neither what connections carry nor what a source is. Threads, locks and
 //! wake-ups are described in docs/concurrency.md.
 
@@ -38,6 +41,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use arc_swap::{ArcSwap, Guard};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::event::epoll;
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -148,9 +152,45 @@ impl<C> Table<C> {
     }
 }
 
+/// A source, from its beginning to its end.
+struct Session {
+    source: Arc<dyn Source>,
+    /// An epoll set that reports edges of the reactor's interrupt and of the source. A leader that
+    /// sleeps on nothing else need not clear them, which saves a system call for each wake-up.
+    /// `None`: the source has a set of its own, or must be polled.
+    edges: Option<OwnedFd>,
+    lost: AtomicBool,
+    /// The source has asked its connections to leave it.
+    leaving: AtomicBool,
+}
+
+impl Session {
+    fn new(source: Arc<dyn Source>, interrupt: &EventFd) -> io::Result<Arc<Session>> {
+        let polled = source.must_be_polled();
+        let edges = match source.event_set() {
+            None if polled => None,
+            None => Some(edges([source.event_fd(), interrupt.as_fd()])?),
+            Some(set) => {
+                let mut flags = epoll::EventFlags::IN;
+                flags.set(epoll::EventFlags::ET, !polled);
+                epoll::add(set, interrupt, epoll::EventData::new_u64(REACTOR_NAME), flags)?;
+                None
+            }
+        };
+        let (lost, leaving) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Arc::new(Session { source, edges, lost, leaving }))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+}
+
 /// What the threads of one source share. `C` is the type of its connections.
 pub(crate) struct Reactor<C> {
-    source: Arc<dyn Source>,
+    session: ArcSwap<Session>,
+    /// The background thread of the present session has not ended, or is about to be started.
+    runs: AtomicBool,
     /// [`Source::must_be_polled`], asked once.
     polled: bool,
     /// The leader: [`FREE`], [`CALLER`] or [`BACKGROUND`].
@@ -165,19 +205,12 @@ pub(crate) struct Reactor<C> {
     table: Mutex<Table<C>>,
     /// Ends the sleep of the leader.
     interrupt: EventFd,
-    /// An epoll set that reports edges of `interrupt` and of the source. A leader that sleeps on
-    /// nothing else need not clear them, which saves a system call for each wake-up. `None`: the
-    /// source has a set of its own, or must be polled.
-    edges: Option<OwnedFd>,
     /// Connections whose readiness the kernel must learn of at once.
     pollables: AtomicUsize,
     /// Event loops that poll lines.
     pollers: AtomicUsize,
     /// Connections with threads that sleep where the source does not wake them.
     unwatched: AtomicUsize,
-    lost: AtomicBool,
-    /// The source has asked its connections to leave it.
-    leaving: AtomicBool,
     background: Arc<Waiter>,
     epoch: Instant,
     /// When [`Reactor::try_poll`] polled last, microseconds since `epoch`.
@@ -197,10 +230,12 @@ impl<C: ConnectionHandler> ForkLocks for Reactor<C> {
         self.pollables.store(0, Ordering::SeqCst);
         self.unwatched.store(0, Ordering::SeqCst);
         self.pollers.store(0, Ordering::Relaxed);
+        self.runs.store(false, Ordering::Release);
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
-        let edges = self.edges.as_ref().map(AsRawFd::as_raw_fd);
+        let session = self.session();
+        let edges = session.edges.as_ref().map(AsRawFd::as_raw_fd);
         edges.into_iter().chain([self.interrupt.as_fd().as_raw_fd()]).collect()
     }
 }
@@ -213,21 +248,13 @@ impl<C: ConnectionHandler> Reactor<C> {
     pub(crate) fn new(source: Arc<dyn Source>) -> io::Result<Arc<Reactor<C>>> {
         let interrupt = EventFd::new()?;
         let polled = source.must_be_polled();
-        let edges = match source.event_set() {
-            None if polled => None,
-            None => Some(edges([source.event_fd(), interrupt.as_fd()])?),
-            Some(set) => {
-                let mut flags = epoll::EventFlags::IN;
-                flags.set(epoll::EventFlags::ET, !polled);
-                epoll::add(set, &interrupt, epoll::EventData::new_u64(REACTOR_NAME), flags)?;
-                None
-            }
-        };
+        let session = Session::new(source, &interrupt)?;
         let (by_key, by_group, by_line) = Default::default();
         let table = Table { by_key, by_group, by_line };
         Ok(Arc::new(Reactor {
             polled,
-            source,
+            session: ArcSwap::new(session),
+            runs: AtomicBool::new(true),
             lead: AtomicU32::new(FREE),
             activity: AtomicU32::new(0),
             work: PendingWork::new(Work::MAINTENANCE),
@@ -235,12 +262,9 @@ impl<C: ConnectionHandler> Reactor<C> {
             followers: Mutex::default(),
             table: Mutex::new(table),
             interrupt,
-            edges,
             pollables: AtomicUsize::new(0),
             pollers: AtomicUsize::new(0),
             unwatched: AtomicUsize::new(0),
-            lost: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
             background: Arc::default(),
             epoch: Instant::now(),
             last_try_us: AtomicU32::new(0),
@@ -252,18 +276,66 @@ impl<C: ConnectionHandler> Reactor<C> {
         self.polled
     }
 
+    /// Goes on with another source in place of one that is gone. The caller starts [`Reactor::run`]
+    /// again. Connections of the source that is gone are not registered any more.
+    ///
+    /// # Errors
+    /// No descriptor is left. `ResourceBusy`: the last source is not gone, or its thread has not
+    /// ended.
+    pub(crate) fn renew(&self, source: Arc<dyn Source>) -> io::Result<()> {
+        let session = Session::new(source, &self.interrupt)?;
+        let mut table = lock(&self.table);
+        if !self.is_free() {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        self.runs.store(true, Ordering::Release);
+        table.by_key.clear();
+        table.by_group.clear();
+        table.by_line.clear();
+        self.session.store(session);
+        drop(table);
+        lock(&self.delayed_updates).clear();
+        self.post(Work::MAINTENANCE | Work::TIMERS);
+        Ok(())
+    }
+
+    /// Whether the source is gone, and no thread runs for it, so that another one may take its place.
+    pub(crate) fn is_free(&self) -> bool {
+        self.is_lost() && !self.runs.load(Ordering::Acquire)
+    }
+
+    /// Says that [`Reactor::run`] has ended, or could not be started.
+    pub(crate) fn stopped(&self) {
+        self.runs.store(false, Ordering::Release);
+    }
+
+    #[inline]
+    fn session(&self) -> Guard<Arc<Session>> {
+        self.session.load()
+    }
+
     /// Whether the source is gone. All connections have learnt of it, or are about to.
     pub(crate) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Acquire)
+        self.session().is_lost()
     }
 
     /// Whether the source is about to go. All connections have learnt of it, or are about to.
     pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::Acquire)
+        self.session().leaving.load(Ordering::Acquire)
     }
 
-    /// Adds a connection.
+    /// Adds a connection, which learns of it if the source is gone.
     pub(crate) fn register(&self, registration: Registration, connection: Weak<C>) {
+        if !self.enter(registration, connection.clone())
+            && let Some(connection) = connection.upgrade()
+        {
+            connection.on_lost();
+        }
+    }
+
+    /// Adds a connection. `false`: the source is gone.
+    #[must_use = "false means: nobody tells the connection that the source is gone"]
+    pub(crate) fn enter(&self, registration: Registration, connection: Weak<C>) -> bool {
         let Registration { key, group, line, tags } = registration;
         let mut table = lock(&self.table);
         if let Some(group) = group {
@@ -274,14 +346,15 @@ impl<C: ConnectionHandler> Reactor<C> {
         }
         table.by_key.insert(key, Entry { group, line, tags, connection });
         drop(table);
-        if self.is_lost() {
-            self.fail();
-        }
+        !self.is_lost()
     }
 
-    /// Removes a connection.
-    pub(crate) fn remove(&self, key: u32) {
+    /// Removes a connection. Another one may have its key since the last [`Reactor::renew`].
+    pub(crate) fn remove(&self, key: u32, connection: *const C) {
         let mut table = lock(&self.table);
+        if table.by_key.get(&key).is_none_or(|entry| entry.connection.as_ptr() != connection) {
+            return;
+        }
         let Some(Entry { group, line, .. }) = table.by_key.remove(&key) else { return };
         if let Some(name) = group.zip(line)
             && let Some(keys) = table.by_line.get_mut(&name)
@@ -382,7 +455,7 @@ impl<C: ConnectionHandler> Reactor<C> {
     #[inline]
     pub(crate) fn poll_lines(&self) {
         let mut raised = Vec::new();
-        self.source.poll_lines(&mut raised);
+        self.session().source.poll_lines(&mut raised);
         raised.into_iter().for_each(|name| self.wake_line(name));
     }
 
@@ -408,18 +481,18 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// are news, so it must not. [`Reactor::disarm_lines`] follows in any case.
     #[must_use = "false means: do not sleep"]
     pub(crate) fn arm_lines(&self) -> bool {
-        self.source.arm_lines()
+        self.session().source.arm_lines()
     }
 
     /// Undoes one [`Reactor::arm_lines`].
     pub(crate) fn disarm_lines(&self) {
-        self.source.disarm_lines();
+        self.session().source.disarm_lines();
     }
 
     /// Wakes the waiters for wake groups that were not busy lately, of which only events tell. A caller
     /// of [`Reactor::poll_lines`] that does not sleep calls this every 200 us or so.
     pub(crate) fn poll_idle_groups(&self) {
-        self.source.age_lines();
+        self.session().source.age_lines();
         self.poll_without_sleep(|reactor| {
             reactor.wait_for_source(Some(Duration::ZERO), None);
         });
@@ -427,7 +500,7 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     /// Looks at wake groups again whose peers should have sent an event.
     pub(crate) fn recheck_lines(&self) {
-        self.source.recheck_lines();
+        self.session().source.recheck_lines();
     }
 
     /// Whether [`Reactor::try_poll`] would poll now, so that a caller releases its locks for it.
@@ -456,9 +529,10 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// Takes events from the source and passes them on. Only the leader may call this, and any
     /// thread if the source must be polled.
     fn dispatch(&self) {
-        while self.source.poll_events(&mut |event| self.handle(event)) {}
-        if self.source.is_gone() && !self.is_lost() {
-            self.fail();
+        let session = self.session();
+        while session.source.poll_events(&mut |event| self.handle(event)) {}
+        if session.source.is_gone() && !session.is_lost() {
+            self.fail(&session);
         }
     }
 
@@ -552,18 +626,20 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// The source is about to go: has all connections leave it, and then the background thread do its
     /// maintenance.
     fn leave(&self) {
-        self.leaving.store(true, Ordering::Release);
+        self.session().leaving.store(true, Ordering::Release);
         self.each(|connection| connection.on_leave());
         self.post(Work::MAINTENANCE);
     }
 
     /// The source is gone: fails all connections and wakes all followers.
-    fn fail(&self) {
-        self.lost.store(true, Ordering::Release);
+    fn fail(&self, session: &Session) {
+        session.lost.store(true, Ordering::Release);
         self.each(|connection| connection.on_lost());
         for waiter in std::mem::take(&mut *lock(&self.followers)) {
             self.wake(&waiter);
         }
+        // It has nothing more to do for this source.
+        self.wake_background_thread();
     }
 }
 

@@ -245,7 +245,7 @@ fn of_the_connections_of_a_wake_group_those_with_new_words_and_waiters_are_woken
     assert_eq!(wake([true, false, false]), [1, 0, 0, 0]);
     assert_eq!(wake([true, true, true]), [1, 1, 0, 0], "the third has no waiters");
     assert_eq!(wake([false, false, false]), [0, 0, 0, 0]);
-    reactor.remove(0);
+    reactor.remove(0, Arc::as_ptr(&members[0]));
     assert_eq!(wake([true, true, true]), [0, 1, 0, 0]);
     reactor.handle(ReactorEvent::WakeGroup(7));
 }
