@@ -241,31 +241,44 @@ fn confirm(
     params: &ClientParams<'_>,
     accepted: Accepted,
 ) -> Result<Outcome, Broken> {
+    let (conn, confirm) = match prepare(params, accepted) {
+        Ok(prepared) => prepared,
+        Err(decline) => return send_decline(tcp, decline),
+    };
+    if let Err(error) = send(tcp, &confirm) {
+        conn.theirs.release();
+        return Err(error.into());
+    }
+    conn.note_terms();
+    Ok(Outcome::Smc(EstablishedConn::D(conn)))
+}
+
+/// Takes an own buffer and attaches the server's. Returns the connection, and Confirm, which has to
+/// be sent before the connection is used; or a Decline.
+pub(super) fn prepare(
+    params: &ClientParams<'_>,
+    accepted: Accepted,
+) -> Result<(Box<SmcdConn>, Vec<u8>), SendDecline> {
     let Some(fabric) = params.fabrics.of(accepted.devices()) else {
-        return send_decline(tcp, accepted.decline(DeclineReason::NoIsmDevice));
+        return Err(accepted.decline(DeclineReason::NoIsmDevice));
     };
     let peer = fabric.peer(Gid(accepted.devices().peer.0));
     let Some(slot) = peer.attach_slot() else {
-        return send_decline(tcp, accepted.decline(DeclineReason::NoDmb));
+        return Err(accepted.decline(DeclineReason::NoDmb));
     };
     let theirs = match fabric.attach(&peer, accepted.peer(), &slot) {
         Ok(Some(theirs)) => theirs,
-        Ok(None) => return send_decline(tcp, accepted.decline(DeclineReason::Registration)),
-        Err(error) => return send_decline(tcp, accepted.decline(device_decline_reason(&error))),
+        Ok(None) => return Err(accepted.decline(DeclineReason::Registration)),
+        Err(error) => return Err(accepted.decline(device_decline_reason(&error))),
     };
     let own = match peer.take(params.buffer) {
         Ok(own) => own,
         Err(error) => {
             theirs.release();
-            return send_decline(tcp, accepted.decline(device_decline_reason(&error)));
+            return Err(accepted.decline(device_decline_reason(&error)));
         }
     };
     let (established, confirm) = accepted.confirm(own.dmbe(), peer.link());
-    if let Err(error) = send(tcp, &confirm) {
-        theirs.release();
-        return Err(error.into());
-    }
-    peer.established(established.terms, established.peer_link);
     let conn = SmcdConn { fabric: fabric.clone(), peer, own, theirs, slot, established };
-    Ok(Outcome::Smc(EstablishedConn::D(Box::new(conn))))
+    Ok((Box::new(conn), confirm))
 }

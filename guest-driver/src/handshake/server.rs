@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
     AwaitConfirm, AwaitProposal, Awaited, Candidate, Choice, ClcReader, Config, ConfirmStep,
-    DeclineReason, FallbackReason, HandshakeError, PeerRnic, Route, Selection, SendDecline,
-    ServerStep,
+    DeclineReason, FallbackReason, HandshakeError, PeerDecline, PeerRnic, Route, Selection,
+    SendDecline, ServerStep,
 };
 use smc_core::time::Tick;
 use virtio_ism_abi::Gid;
@@ -58,7 +58,8 @@ enum Stage {
     Over,
 }
 
-struct Accepted {
+/// What a server keeps until the answer to its Accept.
+pub(super) struct Accepted {
     awaiting: AwaitConfirm,
     reader: ClcReader,
     fabric: Arc<Fabric>,
@@ -159,8 +160,11 @@ impl ServerHandshake {
                     }
                     let route = || params.rdma.map_or_else(Route::default, |rdma| rdma.route(tcp));
                     match awaiting.handle_on(reader.message().unwrap_or_default(), route) {
-                        ServerStep::Eligible(selection) => match accept(tcp, params, selection)? {
-                            Ok(stage) => {
+                        ServerStep::Eligible(selection) => match accept(params, selection) {
+                            Ok((stage, message)) => {
+                                if let Some(message) = message {
+                                    send(tcp, &message)?;
+                                }
                                 self.deadline = Instant::now() + params.message_timeout;
                                 self.stage = stage;
                                 // No client answers so soon. But the stream may have ended already,
@@ -243,12 +247,12 @@ fn peer_not_smc() -> Outcome {
 }
 
 /// Accepts with the first choice that works: a device that reaches the client and has a DMB free, or
-/// an RNIC. If none works, returns the Decline to send.
+/// an RNIC. Returns the Accept to send, if the next stage does not send it; if no choice works, the
+/// Decline to send.
 fn accept(
-    tcp: &TcpStream,
     params: &ServerParams<'_>,
     mut selection: Selection,
-) -> Result<Result<Stage, SendDecline>, Broken> {
+) -> Result<(Stage, Option<Vec<u8>>), SendDecline> {
     let mut reason = DeclineReason::NoIsmDevice;
     for at in 0.. {
         let choice = selection.choices().nth(at);
@@ -261,15 +265,14 @@ fn accept(
                     let known = if candidate.chid.is_loopback() { None } else { peer.terms() };
                     let (awaiting, message) =
                         selection.accept(candidate, known, own.dmbe(), peer.link(), Tick(0));
-                    send(tcp, &message)?;
                     let reader = awaiting.reader();
                     let accepted = Accepted { awaiting, reader, fabric, peer, own, slot };
-                    return Ok(Ok(Stage::Confirm(Box::new(accepted))));
+                    return Ok((Stage::Confirm(Box::new(accepted)), Some(message)));
                 }
                 Err(because) => because,
             },
             Choice::R(peer) => match offer_r(params, selection, peer) {
-                Ok(accepting) => return Ok(Ok(Stage::Rdma(Box::new(accepting)))),
+                Ok(accepting) => return Ok((Stage::Rdma(Box::new(accepting)), None)),
                 Err((back, because)) => {
                     selection = *back;
                     because
@@ -278,7 +281,19 @@ fn accept(
         };
         selection.refuse(choice.kind(), reason);
     }
-    Ok(Err(selection.decline(reason)))
+    Err(selection.decline(reason))
+}
+
+/// Accepts with a device, as [`accept`]. Returns what awaits Confirm, and the Accept to send.
+pub(super) fn accept_on_device(
+    params: &ServerParams<'_>,
+    selection: Selection,
+) -> Result<(Box<Accepted>, Vec<u8>), SendDecline> {
+    match accept(params, selection)? {
+        (Stage::Confirm(accepted), Some(message)) => Ok((accepted, message)),
+        // Nothing else comes without RNICs.
+        _ => Err(SendDecline::opening(params.config, DeclineReason::NoIsmDevice)),
+    }
 }
 
 fn offer_r(
@@ -320,30 +335,58 @@ fn offer(params: &ServerParams<'_>, candidate: Candidate) -> Result<Offered, Dec
 /// Handles the answer to Accept. After a Confirm, attaches the client's buffer. Only then there is a
 /// stream: early data waits (CLC-43), and then the server may speak first (CLC-44).
 fn complete(tcp: &TcpStream, accepted: Accepted) -> Result<Outcome, Broken> {
-    let Accepted { awaiting, reader, fabric, peer, own, slot } = accepted;
+    let message = accepted.reader.message().unwrap_or_default().to_vec();
+    match attach(accepted, &message) {
+        AcceptOutcome::Smc(conn) => Ok(Outcome::Smc(EstablishedConn::D(conn))),
+        // Too late for TCP: the client may have written already (CLC-63).
+        AcceptOutcome::NotAttached(reason) => Err(Broken::Late(reason)),
+        AcceptOutcome::Decline(decline) => send_decline(tcp, decline),
+        AcceptOutcome::PeerDeclined(declined) => {
+            Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(declined).into()))
+        }
+        AcceptOutcome::Fail(error) => Err(error.into()),
+    }
+}
+
+/// What became of an Accept.
+pub(super) enum AcceptOutcome {
+    /// Both ends have the buffer of the other.
+    Smc(Box<SmcdConn>),
+    /// The client has confirmed, and its buffer cannot be attached.
+    NotAttached(DeclineReason),
+    /// Confirm cannot be used.
+    Decline(SendDecline),
+    /// The client has declined.
+    PeerDeclined(PeerDecline),
+    /// The client breaks the protocol.
+    Fail(HandshakeError),
+}
+
+/// Takes the answer to Accept. After a Confirm, attaches the client's buffer.
+pub(super) fn attach(accepted: Accepted, message: &[u8]) -> AcceptOutcome {
+    let Accepted { awaiting, reader: _, fabric, peer, own, slot } = accepted;
     let dirty = own.dmb().memory().len();
-    match awaiting.handle(reader.message().unwrap_or_default()) {
+    match awaiting.handle(message) {
         ConfirmStep::Established(established) => {
             match fabric.attach_or_gone(&peer, established.peer, &slot) {
                 Ok(Some(theirs)) => {
-                    peer.established(established.terms, established.peer_link);
                     let conn = SmcdConn { fabric, peer, own, theirs, slot, established };
-                    Ok(Outcome::Smc(EstablishedConn::D(Box::new(conn))))
+                    conn.note_terms();
+                    AcceptOutcome::Smc(Box::new(conn))
                 }
-                // Too late for TCP: the client may have written already (CLC-63).
-                Ok(None) => Err(Broken::Late(DeclineReason::Registration)),
-                Err(error) => Err(Broken::Late(device_decline_reason(&error))),
+                Ok(None) => AcceptOutcome::NotAttached(DeclineReason::Registration),
+                Err(error) => AcceptOutcome::NotAttached(device_decline_reason(&error)),
             }
         }
-        ConfirmStep::Decline(decline) => send_decline(tcp, decline),
+        ConfirmStep::Decline(decline) => AcceptOutcome::Decline(decline),
         ConfirmStep::PeerDeclined(declined) => {
             // No peer has written into the buffer, and none will.
             own.allow_reuse(dirty);
             if declined.out_of_sync {
                 peer.reset_link();
             }
-            Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(declined).into()))
+            AcceptOutcome::PeerDeclined(declined)
         }
-        ConfirmStep::Fail(error) => Err(error.into()),
+        ConfirmStep::Fail(error) => AcceptOutcome::Fail(error),
     }
 }

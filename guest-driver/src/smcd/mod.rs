@@ -24,3 +24,10 @@ pub(crate) struct SmcdConn {
     pub(crate) slot: AttachSlot,
     pub(crate) established: Established,
 }
+
+impl SmcdConn {
+    /// Notes the terms of the handshake, which hold for later connections with the peer.
+    pub(crate) fn note_terms(&self) {
+        self.peer.established(self.established.terms, self.established.peer_link);
+    }
+}

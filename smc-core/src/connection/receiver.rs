@@ -96,6 +96,15 @@ impl Receiver {
         }
     }
 
+    /// A receiver at the start of another ring, to which the peer goes over when all bytes of this one
+    /// were read. What the program has chosen about urgent bytes, and one that it has not taken, stay.
+    #[must_use]
+    pub const fn renew(&self, ring: Ring) -> Receiver {
+        let mut new = Receiver::new(ring);
+        new.urgent = self.urgent;
+        new
+    }
+
     /// The own ring.
     pub const fn ring(&self) -> &Ring {
         &self.ring

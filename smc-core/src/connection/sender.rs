@@ -78,6 +78,15 @@ impl Sender {
         }
     }
 
+    /// Goes over to another ring, whose sender is `new`. What bounds its use stays.
+    #[must_use]
+    pub fn renew(&self, mut new: Sender) -> Sender {
+        if self.reserve > 0 && self.reserve != new.reserve {
+            new.limit_to(self.usable());
+        }
+        new
+    }
+
     /// Holds back so many bytes of the ring for [`Sender::peer_moved`], each of which lends one
     /// until the peer has answered. Rings that are not much longer hold back nothing.
     #[must_use]
