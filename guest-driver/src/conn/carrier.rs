@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use smc_core::connection::{EYE_CATCHER_LEN, Ring, RingError, SMCD_CONTROL_LEN, Sender};
+use smc_core::wire::clc::CarrierFeatures;
 use smc_core::wire::cursor::Cursor;
 use smc_core::wire::record::Reason;
 use virtio_ism_abi::signal::Line;
@@ -42,8 +43,8 @@ pub(crate) struct DmbPair {
     released: AtomicBool,
     peer: Arc<Peer>,
     info: SmcdInfo,
-    /// Both ends speak records on TCP.
-    agreed: bool,
+    /// What both ends have agreed on for records on TCP; `None`: they speak none.
+    agreed: Option<CarrierFeatures>,
     // Dropped after `theirs`, which can be detached then.
     _slot: AttachSlot,
     // Dropped last: the buffer returns to its pool when nothing refers to it any more.
@@ -261,8 +262,25 @@ impl Carrier {
     /// has what may be lost.
     pub(super) fn may_be_outlived(&self) -> bool {
         match self {
-            Carrier::D(pair) => pair.agreed,
+            Carrier::D(pair) => pair.agreed.is_some(),
             Carrier::R(element) => element.may_be_outlived(),
+        }
+    }
+
+    /// Whether both ends have agreed that a connection which goes on over TCP may come back to a ring.
+    pub(super) fn may_come_back(&self) -> bool {
+        let agreed = match self {
+            Carrier::D(pair) => pair.agreed,
+            Carrier::R(element) => element.agreed(),
+        };
+        agreed.is_some_and(|features| features.contains(CarrierFeatures::RETURN))
+    }
+
+    /// Whether the own device is gone.
+    pub(super) fn is_device_gone(&self) -> bool {
+        match self {
+            Carrier::D(pair) => pair.own.dmb().is_device_gone(),
+            Carrier::R(_) => false,
         }
     }
 
@@ -427,7 +445,7 @@ impl DmbPair {
             window: theirs.dmb().is_window(),
             peer_host: established.peer_host.and_then(|h| h.hostname.text().map(str::to_owned)),
         };
-        let agreed = established.terms.carriers.is_some();
+        let agreed = established.terms.carriers.map(|options| options.features());
         DmbPair { agreed, theirs, released: AtomicBool::new(false), peer, info, _slot: slot, own }
     }
 }

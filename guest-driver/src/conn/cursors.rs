@@ -32,6 +32,12 @@ impl ConsumerCursors {
         }
     }
 
+    /// Begins anew, with a new ring.
+    pub(super) fn restart(&self, start: Cursor) {
+        self.note_announced(start);
+        self.note_consumed(start);
+    }
+
     /// Notes how far the program has read. The bytes were copied out before.
     #[inline]
     pub(super) fn note_consumed(&self, cursor: Cursor) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How far a connection has ended, and its directions have left their ring, in one word.
 //!
-//! Each transition sets bits, and none clears one. So a thread that has seen a step of the end sees
-//! it for good, whatever other threads add. The failure is the one part with a choice: the first
+//! Each step of the end sets bits, and none clears one. So a thread that has seen a step sees it for
+//! good, whatever other threads add. Only the two bits of the ring are cleared, when both directions
+//! come back to one; the upper half of the word counts how often they did. The failure is the one part with a choice: the first
 //! that is noted stays. A transition releases what its thread has done before, and a read of the
 //! word acquires it: whoever sees that the peer has said its last word finds the bytes before it.
 //! The tests below hold each transition in each state; `loom_tests` those of two threads at once.
@@ -56,6 +57,9 @@ bitflags! {
         const FAILURE = Self::RESET.bits() | Self::ABORTED.bits() | Self::ENDED.bits();
     }
 }
+
+/// How often the connection came back to a ring, in the upper half of the word.
+const RETURN: u32 = 1 << 16;
 
 impl From<Failure> for Bits {
     fn from(failure: Failure) -> Bits {
@@ -186,6 +190,20 @@ impl EndWord {
     #[inline]
     pub(super) fn reads_tcp(&self) -> bool {
         self.bits().contains(Bits::READS_TCP)
+    }
+
+    /// Notes that the peer's bytes come by a new ring, and with `writes` that this end writes one.
+    pub(super) fn come_back(&self, writes: bool) {
+        let left = if writes { Bits::LEFT_RING } else { Bits::empty() };
+        let cleared = (Bits::READS_TCP | left).bits();
+        let back = |word: u32| Some((word & !cleared).wrapping_add(RETURN));
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, back);
+    }
+
+    /// How often the connection came back to a ring.
+    #[inline]
+    pub(super) fn returns(&self) -> u32 {
+        self.0.load(Ordering::Acquire) / RETURN
     }
 
     /// Notes that both ends have finished with the own buffer, which may serve another connection.
@@ -348,6 +366,28 @@ mod tests {
                 assert_eq!(seen(&word), expected, "{event:?} again in {state:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_return_clears_the_bits_of_the_ring_and_no_others_and_is_counted() {
+        for state in states() {
+            for writes in [false, true] {
+                let word = word_in(state);
+                let before = word.returns();
+                word.come_back(writes);
+                let left_ring = state.left_ring && !writes;
+                assert_eq!(seen(&word), Seen { left_ring, reads_tcp: false, ..state });
+                assert_eq!(word.returns(), before + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn the_count_of_returns_overflows_into_nothing() {
+        let word = EndWord::new();
+        word.end_of_peer();
+        (0..=u32::from(u16::MAX)).for_each(|_| word.come_back(true));
+        assert_eq!((word.returns(), word.is_peer_done()), (0, true));
     }
 }
 

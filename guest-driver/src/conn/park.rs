@@ -25,12 +25,13 @@ impl Conn {
         // The kernel restarts a sleep on a word after a handler with SA_RESTART, as it does with calls
         // that have no time limit.
         let (end, on_word) = (deadline.into(), deadline.is_none());
-        let carrier = self.carrier();
+        let look = self.look();
         listening(|| match write {
             true => self.await_room(&end, on_word, seen[1], was_interrupted),
             false => self.wait_as(&end, on_word, || {
                 let read_shut = || self.end.is_read_shut();
-                reader_view(carrier.words()) != reader_view(seen)
+                reader_view(look.words()) != reader_view(seen)
+                    || look.is_over()
                     || read_shut()
                     || was_interrupted()
             }),

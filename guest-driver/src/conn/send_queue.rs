@@ -123,6 +123,11 @@ impl SendQueue {
         self.taken = self.taken.saturating_sub(bytes);
     }
 
+    /// A new ring begins, which is empty.
+    pub(super) fn begin_ring(&mut self) {
+        self.full = None;
+    }
+
     /// Whether it can take a byte.
     fn has_room(&self) -> bool {
         self.len() < self.limit && self.bytes.may_grow()
@@ -421,11 +426,13 @@ impl Conn {
         let write_shut = || self.end.is_write_shut();
         if self.end.has_left_ring() {
             return self.wait_as(deadline, on_word, || {
-                write_shut() || or() || self.tx().has_room_on_tcp()
+                let on_tcp = self.end.has_left_ring();
+                write_shut() || or() || !on_tcp || self.tx().has_room_on_tcp()
             });
         }
-        let (carrier, left) = (self.carrier(), || self.end.has_left_ring());
-        let changed = || carrier.words()[1] != seen || write_shut() || left() || or();
+        let look = self.look();
+        let left = || self.end.has_left_ring() || look.is_over();
+        let changed = || look.words()[1] != seen || write_shut() || left() || or();
         let queues_at = self.tx().queues_at();
         let ends_before = |at: Instant| deadline.left().is_some_and(|(now, left)| now + left < at);
         match queues_at.filter(|at| !ends_before(*at)) {

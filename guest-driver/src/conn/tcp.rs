@@ -66,6 +66,13 @@ impl HandshakeTcp {
         let _ = self.with(|stream| stream.set_nodelay(true));
     }
 
+    /// Has the stack look whether the connection can come back to a ring.
+    pub(super) fn want_return(&self) {
+        if let Some((set, _)) = self.watched.get() {
+            set.want_return();
+        }
+    }
+
     /// Whether the stream is there.
     pub(super) fn is_open(&self) -> bool {
         self.stream().is_some()

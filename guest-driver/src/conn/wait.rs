@@ -9,13 +9,43 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use arc_swap::Guard;
 use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers};
 
+use super::end_word::EndWord;
 use super::{Carrier, Conn};
 use crate::reactor::Limit;
 use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Waiter, clear_interrupted};
 
+/// The carrier that a thread without a lock looks at while it waits.
+pub(super) struct Look<'a> {
+    end: &'a EndWord,
+    returns: u32,
+    carrier: Guard<Arc<Carrier>>,
+}
+
+impl Look<'_> {
+    /// The peer's words, as [`Carrier::words`].
+    #[inline]
+    pub(super) fn words(&self) -> [u64; 2] {
+        self.carrier.words()
+    }
+
+    /// Whether the connection has come back to a ring since, so that these words change no more.
+    #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        self.end.returns() != self.returns
+    }
+}
+
 impl Conn {
+    /// What to look at from now on.
+    pub(super) fn look(&self) -> Look<'_> {
+        // The count first: it is raised when the carrier has been exchanged.
+        let returns = self.end.returns();
+        Look { end: &self.end, returns, carrier: self.carrier() }
+    }
+
     /// Waits until `changed` returns `true` or the connection has failed. The caller holds no
     /// locks.
     ///

@@ -27,6 +27,8 @@ pub(crate) struct TcpWatch<C> {
     stopped: AtomicBool,
     /// All connections are to be called.
     again: AtomicBool,
+    /// A connection can do a step of its way back to a ring.
+    returns: AtomicBool,
     next: AtomicU64,
     connections: Mutex<FxHashMap<u64, Weak<C>>>,
     /// What a stopped watch still waits for.
@@ -46,9 +48,9 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         let wake = EventFd::new()?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&set, &wake, epoll::EventData::new_u64(WAKE), flags)?;
-        let (stopped, again) = (AtomicBool::new(false), AtomicBool::new(false));
+        let [stopped, again, returns] = std::array::from_fn(|_| AtomicBool::new(false));
         let (next, connections, last) = (AtomicU64::new(0), Mutex::default(), Mutex::default());
-        Ok(Arc::new(TcpWatch { set, wake, stopped, again, next, connections, last }))
+        Ok(Arc::new(TcpWatch { set, wake, stopped, again, returns, next, connections, last }))
     }
 
     /// Watches the TCP connection of a connection, for bytes and its end. Returns the name of it.
@@ -99,6 +101,18 @@ impl<C: ConnectionHandler> TcpWatch<C> {
     /// Has the thread do its upkeep now.
     pub(crate) fn wake(&self) {
         self.wake.signal();
+    }
+
+    /// Has the upkeep of the thread look for connections that can come back to a ring.
+    pub(crate) fn want_return(&self) {
+        if !self.returns.swap(true, Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// Whether [`TcpWatch::want_return`] was called since the last call of this.
+    pub(crate) fn take_wish(&self) -> bool {
+        self.returns.swap(false, Ordering::SeqCst)
     }
 
     /// Has the thread call all connections, because events may have come to nothing.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use smc_core::connection::Ring;
 use smc_core::handshake::EstablishedR;
+use smc_core::wire::clc::CarrierFeatures;
 
 use super::buffers::{BufferError, Rmb};
 use super::endpoint::{Endpoint, SmcrSendError};
@@ -144,7 +145,12 @@ impl SmcrConn {
 
     /// Whether both ends have agreed to go on over TCP when no link is left.
     pub(crate) fn may_be_outlived(&self) -> bool {
-        self.group.terms().is_some_and(|terms| terms.carriers.is_some())
+        self.agreed().is_some()
+    }
+
+    /// What both ends have agreed on for records on TCP; `None`: they speak none.
+    pub(crate) fn agreed(&self) -> Option<CarrierFeatures> {
+        Some(self.group.terms()?.carriers?.features())
     }
 
     /// Whether no link is left.
