@@ -61,7 +61,7 @@ impl Conn {
             let mut rx = self.rx();
             // A failure has ended the connection already.
             let _ = self.refresh_rx(&mut rx);
-            rx.receiver.available() > 0 && !self.end.is_read_shut()
+            (rx.receiver.available() > 0 || rx.kept.is_some()) && !self.end.is_read_shut()
         };
         self.on(match abort {
             true => Event::Abort,
@@ -381,8 +381,9 @@ impl Conn {
                 tx.seen
             };
             let flushed = || self.end.has_left_ring() && self.tx().has_room_on_tcp();
-            let carrier = self.carrier();
-            if self.wait(&deadline, || carrier.words()[1] != seen || flushed()).is_err() {
+            let look = self.look();
+            let flushed = || flushed() || look.is_over();
+            if self.wait(&deadline, || look.words()[1] != seen || flushed()).is_err() {
                 return;
             }
         }

@@ -23,6 +23,7 @@ mod end_word;
 mod from_tcp;
 mod inherit;
 mod keepalive;
+mod kept;
 mod options;
 mod park;
 mod ready;
@@ -34,6 +35,7 @@ mod tcp;
 mod wait;
 mod waiting;
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -108,6 +110,8 @@ pub(super) struct Rx {
     seen: [u64; 2],
     /// Number of bytes received.
     total: u64,
+    /// Bytes of an earlier ring that the program has not read.
+    kept: Option<VecDeque<u8>>,
     /// How often new bytes were found.
     arrivals: u64,
 }
@@ -180,6 +184,7 @@ impl Conn {
             failed: false,
             seen: [producer, seen],
             total: 0,
+            kept: None,
             arrivals: 0,
         };
         let words = carrier.words();

@@ -48,7 +48,7 @@ impl Conn {
         let said = tx.close.flags().union(tx.close.pending());
         let own_end = said.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED);
         Ready {
-            readable: rx.receiver.readable() > 0 || ended || shut || failed,
+            readable: rx.readable() > 0 || ended || shut || failed,
             writable: failed || !tx.close.can_write() || self.shows_room(&tx),
             read_closed: ended || shut || failed,
             hang_up: failed || closed || (own_end && (ended || shut)),
@@ -154,7 +154,7 @@ impl Conn {
             return reader_view(self.words()) == reader_view(rx.seen) && !self.has_failed();
         }
         self.sync_readiness_locked(rx);
-        rx.receiver.readable() == 0 && !self.has_failed() && !self.end.is_peer_done()
+        rx.readable() == 0 && !self.has_failed() && !self.end.is_peer_done()
     }
 
     /// Adds a poller, which looks at the connection afterwards. `true`: from then on its queue and

@@ -50,9 +50,16 @@ impl Conn {
             if rx.failed || self.end.is_purged() {
                 self.check()?;
             }
+            if rx.kept.is_some() {
+                return Ok(self.recv_kept(&mut rx, bufs, peek));
+            }
             if (rx.receiver.readable() as usize) < wanted {
                 if self.end.reads_tcp() {
                     self.serve_tcp(&mut rx);
+                    if rx.kept.is_some() {
+                        // The connection came back to a ring. What was not read of the last is first.
+                        continue;
+                    }
                 }
                 let ended = self.refresh_rx(&mut rx);
                 if self.end.is_purged() {
@@ -97,9 +104,10 @@ impl Conn {
                 }
                 continue;
             }
-            let (before, carrier) = (reader_view(rx.seen), self.carrier());
+            let (before, look) = (reader_view(rx.seen), self.look());
             drop(rx);
-            let changed = || reader_view(carrier.words()) != before || self.end.is_read_shut();
+            let shut = || self.end.is_read_shut() || look.is_over();
+            let changed = || reader_view(look.words()) != before || shut();
             self.wait(deadline, changed)?;
             rx = self.rx();
         }
@@ -173,7 +181,7 @@ impl Conn {
     }
 
     /// Copies readable bytes into the slices, as many as both hold.
-    fn copy_out(&self, rx: &Rx, bufs: &mut [IoSliceMut<'_>]) -> io::Result<u32> {
+    pub(super) fn copy_out(&self, rx: &Rx, bufs: &mut [IoSliceMut<'_>]) -> io::Result<u32> {
         let readable = rx.receiver.readable();
         let mut done = 0u32;
         for buf in bufs.iter_mut().take(MAX_SLICES) {
@@ -204,7 +212,7 @@ impl Conn {
     }
 
     /// The application has taken the next `n` bytes.
-    fn consume(&self, rx: &mut Rx, n: u32) -> io::Result<()> {
+    pub(super) fn consume(&self, rx: &mut Rx, n: u32) -> io::Result<()> {
         rx.receiver.on_published(self.cursors.announced());
         let decision = rx.receiver.consume(n);
         self.cursors.note_consumed(rx.receiver.cursor());
@@ -290,7 +298,7 @@ impl Conn {
         self.reactor.poll();
         let mut rx = self.rx();
         self.refresh_rx(&mut rx)?;
-        Ok(rx.receiver.at_mark())
+        Ok(rx.kept.is_none() && rx.receiver.at_mark())
     }
 
     /// Whether urgent data is announced or there (POLLPRI).
@@ -314,7 +322,7 @@ impl Conn {
         let mut rx = self.rx();
         self.check()?;
         self.refresh_rx(&mut rx)?;
-        Ok(rx.receiver.readable() as usize)
+        Ok(rx.readable())
     }
 
     /// `shutdown(read)`: reads return end of data once the ring is empty; the peer is not told
