@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! How a connection that is on TCP comes back to a ring.
+//!
+//! The messages of the handshake come in CLC records. A thread of the stack does what they ask for
+//! ([`Conn::come_back`]), because that takes device commands, and no lock is held meanwhile.
+//!
+//! Both directions go to the new ring at once: when the peer's CHANGE is taken. A server has sent its
+//! own CHANGE before, and sends nothing in between. So that this takes no longer than the peer's
+//! answer, an end that awaits CHANGE takes DATA in front of it out of TCP, also if the program does
+//! not read.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use smc_core::carrier::{BackOff, Input, Outgoing, Reading, Renewal, Role};
+use smc_core::connection::State;
+use smc_core::handshake::AwaitAccept;
+use smc_core::time::Tick;
+use smc_core::wire::cdc::{ConsumerWord, StateFlags};
+use smc_core::wire::clc::{Peek, peek_header};
+use smc_core::wire::record::{HEADER_LEN, Record};
+
+use super::carrier::Carrier;
+use super::change::{Change, ChangeReason};
+use super::from_tcp::first_chunk;
+use super::{Conn, Rx, Tx, first_words};
+use crate::handshake::ring::{NoRing, Offer, RingParams, Stage};
+use crate::smcd::{DeferredDrop, SmcdConn};
+
+/// How long a server waits for its own device after a Proposal.
+const DEVICE_TIME: Duration = Duration::from_millis(500);
+
+/// The way of a connection back to a ring.
+pub(super) struct WayBack {
+    /// The connection.
+    pub(super) me: Weak<Conn>,
+    role: Role,
+    /// Both ends have agreed to come back.
+    agreed: bool,
+    begin: Instant,
+    back_off: BackOff,
+    /// The CLC message that comes, or came last.
+    message: Vec<u8>,
+    /// Bytes that it lacks.
+    missing: u32,
+    /// When it was complete.
+    complete: Instant,
+    /// The message that the next CLC record brings to the peer.
+    pub(super) answer: Vec<u8>,
+    stage: Option<Stage>,
+    /// A thread does a step.
+    is_busy: bool,
+    /// The ring that was negotiated and is not in use.
+    next: Option<Arc<Carrier>>,
+    /// What is dropped without a lock.
+    retired: Vec<DeferredDrop>,
+    /// This end has sent an urgent byte by TCP.
+    has_marked: bool,
+}
+
+/// A step that takes device commands.
+enum Step {
+    Propose,
+    Accept(Vec<u8>),
+    Confirm(Box<AwaitAccept>, Vec<u8>),
+    Attach(Box<Offer>, Vec<u8>),
+    /// There will be no ring this time.
+    Decline,
+}
+
+/// What has become of a step.
+enum Done {
+    Stage(Stage, Vec<u8>),
+    Ring(Box<SmcdConn>, Vec<u8>),
+    No(NoRing),
+}
+
+impl WayBack {
+    pub(super) fn new(role: Role, agreed: bool) -> WayBack {
+        let begin = Instant::now();
+        WayBack {
+            me: Weak::new(),
+            role,
+            agreed,
+            begin,
+            back_off: BackOff::new(Tick(0)),
+            message: Vec::new(),
+            missing: 0,
+            complete: begin,
+            answer: Vec::new(),
+            stage: None,
+            is_busy: false,
+            next: None,
+            retired: Vec::new(),
+            has_marked: false,
+        }
+    }
+
+    fn now(&self) -> Tick {
+        Tick(u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// Whether there is a ring that was negotiated and is not in use.
+    pub(super) fn has_ring(&self) -> bool {
+        self.next.is_some()
+    }
+
+    /// Notes that this end has sent an urgent byte by TCP.
+    pub(super) fn note_mark(&mut self) {
+        self.has_marked = true;
+    }
+
+    /// The connection has left its ring.
+    pub(super) fn begin_wait(&mut self) {
+        self.back_off.on_tcp(self.now());
+    }
+
+    /// The connection stays on TCP this time.
+    pub(super) fn stay(&mut self) {
+        self.begin_wait();
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        self.message.clear();
+        self.answer.clear();
+        if let Some(stage) = self.stage.take() {
+            self.retired.push(Box::new(stage));
+        }
+        if let Some(next) = self.next.take() {
+            self.retired.push(Box::new(next));
+        }
+    }
+
+    /// A CLC record of so many bytes begins.
+    pub(super) fn begin_message(&mut self, len: u32) {
+        self.message.clear();
+        self.missing = len;
+    }
+
+    /// Bytes that a CLC record lacks.
+    pub(super) fn missing(&self) -> u32 {
+        self.missing
+    }
+
+    /// Takes bytes of a CLC record. Returns what the machine has to know when all are there.
+    pub(super) fn take_bytes(&mut self, input: &mut VecDeque<u8>) -> Option<Input> {
+        let n = input.len().min(self.missing as usize);
+        self.message.extend(input.drain(..n));
+        self.missing -= n as u32;
+        if self.missing > 0 {
+            return None;
+        }
+        self.complete = Instant::now();
+        Some(match peek_header(&self.message) {
+            Peek::Message { kind, length } if length == self.message.len() => Input::Message(kind),
+            _ => Input::Violated,
+        })
+    }
+}
+
+impl Change {
+    /// Whether the connection has been on TCP for long enough, at an end that may propose.
+    fn is_return_due(&self) -> bool {
+        let way = &self.way_back;
+        way.role == Role::Client && self.may_return() && way.back_off.may_return(way.now())
+    }
+
+    fn may_return(&self) -> bool {
+        self.way_back.agreed && !self.way_back.has_marked && self.end.is_on_tcp()
+    }
+}
+
+impl Conn {
+    /// Whether the connection is on TCP and may come back to a ring, or has to let go of one.
+    pub(crate) fn may_come_back(&self) -> bool {
+        let tx = self.tx();
+        tx.change.as_ref().is_some_and(|change| {
+            let may_return = change.may_return() && tx.close.state() == State::Active;
+            let is_asked = change.end.renewal() != Renewal::None;
+            !change.way_back.retired.is_empty()
+                || (may_return || is_asked) && !change.end.is_over() && self.tcp.is_open()
+        })
+    }
+
+    /// Does the next step of the way back to a ring, if one is due. It may take device commands.
+    pub(crate) fn come_back(&self, params: &RingParams) {
+        let (step, retired) = {
+            let mut tx = self.tx();
+            let step = next_step(&mut tx, params);
+            let retired = tx.change.as_mut().map(|c| std::mem::take(&mut c.way_back.retired));
+            (step, retired)
+        };
+        drop(retired);
+        let Some(step) = step else { return };
+        let done = match step {
+            Step::Propose => match params.propose() {
+                Some((stage, message)) => Done::Stage(stage, message),
+                None => Done::No(params.decline()),
+            },
+            Step::Accept(message) => match params.accept(&message) {
+                Ok((stage, message)) => Done::Stage(stage, message),
+                Err(why) => Done::No(why),
+            },
+            Step::Confirm(awaiting, message) => match params.confirm(*awaiting, &message) {
+                Ok((ring, message)) => Done::Ring(ring, message),
+                Err(why) => Done::No(why),
+            },
+            Step::Attach(offer, message) => match params.attach(*offer, &message) {
+                Ok(ring) => Done::Ring(ring, Vec::new()),
+                Err(why) => Done::No(why),
+            },
+            Step::Decline => Done::No(params.decline()),
+        };
+        self.end_step(&mut self.tx(), done, params);
+    }
+
+    fn end_step(&self, tx: &mut Tx, done: Done, params: &RingParams) {
+        let Some(change) = &mut tx.change else { return };
+        let renewal = change.end.renewal();
+        let way = &mut change.way_back;
+        way.is_busy = false;
+        let input = match done {
+            Done::Stage(stage, message) => {
+                (way.stage, way.answer) = (Some(stage), message);
+                match renewal {
+                    Renewal::None => Input::Return,
+                    _ => Input::Prepared(true),
+                }
+            }
+            Done::Ring(ring, message) => {
+                let carrier = Arc::new(Carrier::smcd(*ring));
+                let is_ring = carrier.sender().is_ok() && carrier.local_ring().is_ok();
+                let fits = is_ring && carrier.may_come_back();
+                match (fits, params.decline()) {
+                    (false, NoRing::Decline(message)) => {
+                        way.answer = message;
+                        way.retired.push(Box::new(carrier));
+                    }
+                    _ => (way.next, way.answer) = (Some(carrier), message),
+                }
+                Input::Prepared(fits)
+            }
+            Done::No(NoRing::Decline(message)) => {
+                way.answer = message;
+                if renewal == Renewal::None {
+                    way.begin_wait();
+                }
+                Input::Prepared(false)
+            }
+            Done::No(NoRing::Violated) => Input::Violated,
+        };
+        self.change(tx, input, 0);
+        if let Some(change) = &mut tx.change
+            && change.end.renewal() == Renewal::None
+        {
+            // TCP has ended meanwhile, or there is no ring.
+            change.way_back.forget();
+        }
+    }
+
+    /// Takes the peer's CHANGE, which is the next record, and begins both directions of the new ring.
+    /// `false`: the program has to read an urgent byte before.
+    pub(super) fn begin_ring(&self, rx: &mut Rx) -> bool {
+        if self.refresh_rx(rx).is_err() || rx.receiver.exception() || self.keep_unread(rx).is_err()
+        {
+            return false;
+        }
+        let mut tx = self.tx();
+        let Some(change) = &mut tx.change else { return false };
+        let Some(Ok(record)) = first_chunk(&change.input).map(|header| Record::parse(&header))
+        else {
+            return false;
+        };
+        change.input.drain(..HEADER_LEN);
+        self.change(&mut tx, Input::Record(record), 0);
+        let Some(change) = &mut tx.change else { return false };
+        if change.end.is_over() || change.end.incoming().reading() != Reading::Ring {
+            return true;
+        }
+        let Some(next) = change.way_back.next.take() else { return false };
+        if rx.total != change.stored {
+            self.change(&mut tx, Input::Violated, 0);
+            return true;
+        }
+        let me = change.way_back.me.clone();
+        let last = self.carrier().key();
+        self.exchange(rx, &mut tx, next.clone());
+        drop(tx);
+        self.reactor.remove(last, std::ptr::from_ref(self));
+        let is_known = self.reactor.enter(next.registration(), me);
+        if self.reactor.is_leaving() {
+            self.leave_in_order();
+        }
+        if !is_known || next.is_device_gone() || next.has_failed() {
+            self.lost_locked(&mut self.tx());
+        }
+        // The descriptor that shows readiness arms the new line, and what is retired goes.
+        self.tcp.watch_room();
+        self.tcp.want_return();
+        true
+    }
+
+    /// Has both directions use another carrier, at its beginning.
+    fn exchange(&self, rx: &mut Rx, tx: &mut Tx, next: Arc<Carrier>) {
+        let (Ok(sender), Ok(ring)) = (next.sender(), next.local_ring()) else { return };
+        let Some(change) = &mut tx.change else { return };
+        tracing::debug!(peer = %next, "connection comes back to a device");
+        rx.receiver = rx.receiver.renew(ring);
+        tx.sender = tx.sender.renew(sender);
+        let [producer, seen] = first_words(&rx.receiver, &tx.sender);
+        self.cursors.restart(rx.receiver.cursor());
+        (rx.seen, tx.seen) = ([producer, seen], seen);
+        (tx.base, tx.lost) = (tx.total, None);
+        tx.producer = tx.sender.producer_word().to_u64();
+        tx.published = StateFlags::empty();
+        tx.queue.begin_ring();
+        change.base = change.stored;
+        (change.word, change.told) = (ConsumerWord::default(), StateFlags::empty());
+        (change.gone, change.mark) = (false, None);
+        change.copies = Vec::new();
+        (change.why, change.count) = (Some(ChangeReason::Back), change.count + 1);
+        let way = &mut change.way_back;
+        way.back_off.on_ring(way.now());
+        let writes = change.end.outgoing() == Outgoing::Ring;
+        // The copies first: whoever sees the new one has one of the locks, or takes none.
+        let last = std::mem::replace(&mut tx.carrier, next.clone());
+        rx.carrier = next.clone();
+        self.carrier.store(next.clone());
+        change.way_back.retired.push(Box::new(last));
+        self.end.come_back(writes);
+        self.watch_line(&next);
+        if !writes {
+            next.fail();
+        }
+        // Whatever was said of the own direction by TCP, the ring says it again.
+        let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
+        if tx.close.flags().contains(StateFlags::CLOSED) {
+            next.release();
+        }
+        if writes && next.deliver(&[], words, true).is_ok() {
+            self.sent(tx, words);
+        }
+        self.flush_held(tx);
+        self.wake_all();
+    }
+}
+
+/// Takes the next step out, if one is due and no thread does one.
+fn next_step(tx: &mut Tx, params: &RingParams) -> Option<Step> {
+    let is_active = tx.close.state() == State::Active;
+    let change = tx.change.as_mut().filter(|change| !change.end.is_over())?;
+    let renewal = change.end.renewal();
+    if change.way_back.is_busy {
+        return None;
+    }
+    let step = match renewal {
+        Renewal::None if is_active && params.has_device() && change.is_return_due() => {
+            Step::Propose
+        }
+        Renewal::Accepting | Renewal::Confirming | Renewal::Attaching => {
+            let fits = is_active && change.may_return();
+            let way = &mut change.way_back;
+            if !params.has_device() && way.complete.elapsed() < DEVICE_TIME {
+                return None;
+            }
+            let message = std::mem::take(&mut way.message);
+            match (renewal, way.stage.take()) {
+                (Renewal::Accepting, None) if fits => Step::Accept(message),
+                (Renewal::Confirming, Some(Stage::Proposed(awaiting))) if fits => {
+                    Step::Confirm(awaiting, message)
+                }
+                (Renewal::Attaching, Some(Stage::Accepted(offer))) if fits => {
+                    Step::Attach(offer, message)
+                }
+                (_, stage) => {
+                    way.stage = stage;
+                    Step::Decline
+                }
+            }
+        }
+        _ => return None,
+    };
+    change.way_back.is_busy = true;
+    Some(step)
+}
