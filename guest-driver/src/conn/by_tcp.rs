@@ -30,6 +30,9 @@ impl Conn {
     ) -> io::Result<usize> {
         let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
         loop {
+            if !self.end.has_left_ring() {
+                return self.send_from(tx, bufs, done, deadline);
+            }
             match self.may_write(&tx) {
                 Ok(()) if done < wanted => {}
                 Err(error) if done == 0 => return Err(error),
@@ -72,6 +75,10 @@ impl Conn {
         deadline: &Deadline,
     ) -> io::Result<()> {
         loop {
+            if !self.end.has_left_ring() {
+                drop(tx);
+                return self.send_urgent_byte(byte, deadline);
+            }
             self.may_write(&tx)?;
             self.flush_held(&mut tx);
             if tx.queue.is_empty() && self.put_urgent_on_tcp(&mut tx, byte) {
@@ -89,7 +96,10 @@ impl Conn {
 
     /// Waits until a record may be sent, or this end writes no more.
     pub(super) fn await_room_on_tcp(&self, deadline: &Deadline) -> io::Result<()> {
-        self.wait_as(deadline, true, || self.end.is_write_shut() || self.tx().has_room_on_tcp())
+        self.wait_as(deadline, true, || {
+            let ends = self.end.is_write_shut() || !self.end.has_left_ring();
+            ends || self.tx().has_room_on_tcp()
+        })
     }
 
     /// Sends bytes of the slices from byte `skip` on as one record. The program has been told that
@@ -167,6 +177,7 @@ impl Conn {
                 false
             }
             Ok(taken) => {
+                change.way_back.note_mark();
                 change.out.push(bytes.get(taken..).unwrap_or_default());
                 tx.total += 1;
                 tx.deliveries += 1;

@@ -15,6 +15,8 @@ use smc_core::connection::{Event, Ring, SMCD_CONTROL_LEN, State};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_core::wire::record::{Reason, Record};
 
+use super::carrier::Carrier;
+use super::come_back::WayBack;
 use super::copies::cursor_at;
 use super::record_queue::RecordQueue;
 use super::send_queue::queues_are_held;
@@ -33,8 +35,12 @@ const SAID: StateFlags = StateFlags::SENDING_DONE.union(StateFlags::CLOSED);
 /// The part of a connection that may outlive its carrier.
 pub(super) struct Change {
     pub(super) end: End,
-    /// Why the ring was left.
-    why: Option<Why>,
+    /// ChangeReason the carrier has changed the last time.
+    pub(super) why: Option<ChangeReason>,
+    /// How often it has.
+    pub(super) count: u32,
+    /// How the connection comes back to a ring.
+    pub(super) way_back: WayBack,
     /// What TCP has not taken.
     pub(super) out: RecordQueue,
     /// TCP has no room. The watch tells when it has some.
@@ -47,6 +53,8 @@ pub(super) struct Change {
     pub(super) body: u32,
     /// Position in the peer's direction up to which the own ring has the bytes.
     pub(super) stored: u64,
+    /// Position in the peer's direction of the first byte of the own ring.
+    pub(super) base: u64,
     /// Position behind the last urgent byte of the peer.
     pub(super) mark: Option<u64>,
     /// The peer's second word, as this end stores it.
@@ -63,18 +71,21 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// The state at the start. `inheritable`: the child of a fork can take the connection over.
-    pub(super) fn new(inheritable: bool) -> Change {
+    /// The state at the start, on this carrier.
+    pub(super) fn new(carrier: &Carrier, role: Role) -> Change {
         Change {
-            // Neither end comes back to a ring, so it does not matter which this is.
-            end: End::on_ring(Role::Server, false),
+            end: End::on_ring(role, carrier.may_come_back()),
             why: None,
-            out: RecordQueue::new(inheritable),
+            count: 0,
+            way_back: WayBack::new(role, carrier.may_come_back()),
+            // The child of a fork can take a connection over that need not be polled.
+            out: RecordQueue::new(!carrier.must_be_polled()),
             blocked: false,
             closing: false,
             input: VecDeque::new(),
             body: 0,
             stored: 0,
+            base: 0,
             mark: None,
             word: ConsumerWord::default(),
             told: StateFlags::empty(),
@@ -92,10 +103,11 @@ impl Change {
                 end if end.is_on_tcp() => CurrentCarrier::Tcp,
                 _ => CurrentCarrier::Leaving,
             },
-            count: u32::from(self.why.is_some()),
+            count: self.count,
             why: self.why.map(|why| match why {
-                Why::Own(reason) => reason.name().to_owned(),
-                Why::Peer(reason) => format!("the peer leaves: {}", reason.name()),
+                ChangeReason::Back => "a device is there again".to_owned(),
+                ChangeReason::Own(reason) => reason.name().to_owned(),
+                ChangeReason::Peer(reason) => format!("the peer leaves: {}", reason.name()),
             }),
         }
     }
@@ -107,19 +119,21 @@ impl Change {
     }
 }
 
-/// Which end has left the ring first, and why.
+/// ChangeReason a carrier has changed: which end has left the ring first, or that there is a new one.
 #[derive(Clone, Copy, Debug)]
-enum Why {
+pub(super) enum ChangeReason {
+    /// Both ends have come back to a ring.
+    Back,
     Own(Reason),
     Peer(Reason),
 }
 
-impl Why {
-    /// Why an input has a connection leave its ring, if it has.
-    fn of(input: &Input) -> Option<Why> {
+impl ChangeReason {
+    /// ChangeReason an input has a connection leave its ring, if it has.
+    fn of(input: &Input) -> Option<ChangeReason> {
         match *input {
-            Input::Leave(reason) | Input::RingGone(reason) => Some(Why::Own(reason)),
-            Input::Record(Record::Leave { reason, .. }) => Some(Why::Peer(reason)),
+            Input::Leave(reason) | Input::RingGone(reason) => Some(ChangeReason::Own(reason)),
+            Input::Record(Record::Leave { reason, .. }) => Some(ChangeReason::Peer(reason)),
             _ => None,
         }
     }
@@ -136,9 +150,11 @@ impl Tx {
         self.change.as_ref().is_some_and(|change| change.closing)
     }
 
-    /// Whether the carrier's machine has left the ring.
+    /// Whether the carrier's machine has left the ring, and the connection uses no new one yet.
     pub(super) fn has_left(&self) -> bool {
-        self.change.as_ref().is_some_and(|change| change.end.outgoing() != Outgoing::Ring)
+        self.change.as_ref().is_some_and(|change| {
+            change.end.outgoing() != Outgoing::Ring || change.way_back.has_ring()
+        })
     }
 }
 
@@ -196,11 +212,8 @@ impl Conn {
     /// reads: `Some` is the position at which the caller begins that.
     pub(super) fn change(&self, tx: &mut Tx, input: Input, arrived: u64) -> Option<u64> {
         let mut input = input;
-        let leaves = matches!(
-            input,
-            Input::Leave(_) | Input::RingGone(_) | Input::Record(Record::Leave { .. })
-        );
-        let copies = match leaves && !tx.has_left() {
+        let leaves = ChangeReason::of(&input).filter(|_| !tx.has_left());
+        let copies = match leaves.is_some() {
             true => self.copies(tx).unwrap_or_else(|| {
                 input = Input::Violated;
                 Vec::new()
@@ -216,7 +229,10 @@ impl Conn {
             arrived,
         };
         let Some(change) = &mut tx.change else { return None };
-        change.why = change.why.or_else(|| Why::of(&input));
+        if leaves.is_some() {
+            change.why = leaves;
+            change.count += 1;
+        }
         if !copies.is_empty() {
             change.copies = copies;
         }
@@ -260,10 +276,26 @@ impl Conn {
             // The next turn sees what has arrived. A ring in memory of both processes has all that was
             // written before LEAVE.
             Action::Await { .. } => self.carrier().give_up(),
-            // The device may go.
-            Action::ReleaseRing if self.reactor.is_leaving() => self.reactor.wake_background(),
-            // The ring is in memory that stays as long as the connection.
-            Action::ReleaseRing => {}
+            // The ring is in memory that stays as long as there is no other.
+            Action::ReleaseRing => {
+                change.way_back.begin_wait();
+                self.tcp.want_return();
+                if self.reactor.is_leaving() {
+                    // The device may go.
+                    self.reactor.wake_background();
+                }
+            }
+            Action::Propose | Action::Accept | Action::Confirm | Action::Decline => {
+                let message = std::mem::take(&mut change.way_back.answer);
+                change.out.push(&Record::Clc { len: message.len() as u32 }.header());
+                change.out.push(&message);
+                self.pump_out(tx);
+            }
+            Action::Prepare => self.tcp.want_return(),
+            Action::DropRing => {
+                change.way_back.stay();
+                self.tcp.want_return();
+            }
             Action::PeerSaid(flags) => {
                 change.word.state_flags |= flags;
                 self.store_words(tx);
@@ -283,10 +315,8 @@ impl Conn {
                 self.store_words(tx);
             }
             Action::Reset(violation) => self.cut_by_change(tx, violation),
-            other => {
-                tracing::error!(?other, "an action that this end does not take part in");
-                self.cut_by_change(tx, Violation::Protocol);
-            }
+            // The caller begins to read; with the ring it begins to write, too.
+            Action::ReadTcp { .. } | Action::ReadRing { .. } | Action::SendRing => {}
         }
     }
 
@@ -318,7 +348,7 @@ impl Conn {
         if !self.end.reads_tcp() {
             return;
         }
-        let cursor = cursor_at(change.stored, &self.own_ring());
+        let cursor = cursor_at(change.stored - change.base, &self.own_ring());
         let producer = ProducerWord { cursor }.to_u64();
         self.carrier().store_words([producer, change.word.to_u64()]);
     }

@@ -72,7 +72,7 @@ impl Conn {
             return Some(Vec::new());
         }
         let ring = tx.sender.ring();
-        let end = cursor_at(tx.total, ring);
+        let end = cursor_at(tx.total - tx.base, ring);
         let unread = distance(tx.sender.consumed(), end, ring).unwrap_or(0);
         self.carrier().last_sent(end, unread, ring)
     }
@@ -82,7 +82,7 @@ impl Conn {
     pub(super) fn lost_mark(&self, tx: &Tx) -> Option<u64> {
         let may_be_lost = self.carrier().keeps_copies() && tx.sender.urgent_unread();
         // The sender counts the bytes of a delivery that has failed, too.
-        let delivered = tx.sender.cursor() == cursor_at(tx.total, tx.sender.ring());
+        let delivered = tx.sender.cursor() == cursor_at(tx.total - tx.base, tx.sender.ring());
         (may_be_lost && delivered).then_some(tx.total)
     }
 

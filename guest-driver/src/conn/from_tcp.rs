@@ -29,6 +29,10 @@ enum Round {
     /// The peer has left the ring: the last words in it come first, then reads go on at this
     /// position.
     Reads(u64),
+    /// The ring has no room, and what waits behind the bytes has to be seen.
+    Full,
+    /// The next record begins a new ring.
+    Ring,
 }
 
 /// What TCP has brought.
@@ -71,6 +75,18 @@ impl Conn {
                     let _ = self.refresh_rx(rx);
                     self.begin_reading(&mut self.tx(), from);
                 }
+                Round::Full => {
+                    drop(tx);
+                    if !self.make_room(rx) {
+                        break;
+                    }
+                }
+                Round::Ring => {
+                    drop(tx);
+                    if !self.begin_ring(rx) {
+                        break;
+                    }
+                }
             }
         }
         self.wake_all();
@@ -106,12 +122,22 @@ impl Conn {
         if change.body > 0 {
             return self.store_body(tx);
         }
+        if change.way_back.missing() > 0 {
+            return self.take_message(tx);
+        }
         if let Some(header) = first_chunk(&change.input) {
+            if change.way_back.has_ring()
+                && matches!(Record::parse(&header), Ok(Record::Change { .. }))
+            {
+                return Round::Ring;
+            }
             change.input.drain(..HEADER_LEN);
             let input = match Record::parse(&header) {
                 Ok(record) => {
-                    if let Record::Data { len, .. } = record {
-                        change.body = len;
+                    match record {
+                        Record::Data { len, .. } => change.body = len,
+                        Record::Clc { len } => change.way_back.begin_message(len),
+                        _ => {}
                     }
                     Input::Record(record)
                 }
@@ -198,7 +224,7 @@ impl Conn {
             return self.fill(tx);
         }
         let consumed = ConsumerWord::from_u64(self.cursors.consumed()).cursor;
-        let end = cursor_at(change.stored, &ring);
+        let end = cursor_at(change.stored - change.base, &ring);
         let unread = distance(consumed, end, &ring).unwrap_or(ring.len());
         let to_mark = match change.mark {
             Some(mark) if mark > change.stored => mark - change.stored,
@@ -221,7 +247,7 @@ impl Conn {
         let to_end = ring.element_len() - at;
         let n = first.len().min(room as usize).min(to_end as usize);
         if n == 0 {
-            return Round::Done;
+            return if change.way_back.has_ring() { Round::Full } else { Round::Done };
         }
         self.carrier().store(at, first.get(..n).unwrap_or_default());
         change.input.drain(..n);
@@ -232,6 +258,18 @@ impl Conn {
             change.word.producer_flags |= urgent;
         }
         self.store_words(tx);
+        Round::Again
+    }
+
+    /// Takes bytes of a CLC message, and tells the machine when all are there.
+    fn take_message(&self, tx: &mut Tx) -> Round {
+        let Some(change) = &mut tx.change else { return Round::Done };
+        if change.input.is_empty() {
+            return self.fill(tx);
+        }
+        if let Some(input) = change.way_back.take_bytes(&mut change.input) {
+            self.change(tx, input, 0);
+        }
         Round::Again
     }
 
@@ -250,7 +288,8 @@ impl Conn {
             (Brought::Nothing, _) => return Round::Done,
             (Brought::End, _) => {
                 change.ended = true;
-                Input::TcpEnded { whole: change.body == 0 && change.input.is_empty() }
+                let missing = change.body + change.way_back.missing();
+                Input::TcpEnded { whole: missing == 0 && change.input.is_empty() }
             }
             (Brought::Reset, _) => {
                 change.ended = true;
@@ -289,7 +328,8 @@ impl Conn {
     }
 }
 
-fn first_chunk(input: &std::collections::VecDeque<u8>) -> Option<[u8; HEADER_LEN]> {
+/// The header of the next record, if all of it is there.
+pub(super) fn first_chunk(input: &std::collections::VecDeque<u8>) -> Option<[u8; HEADER_LEN]> {
     let mut header = [0; HEADER_LEN];
     if input.len() < HEADER_LEN {
         return None;

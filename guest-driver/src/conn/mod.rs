@@ -16,6 +16,7 @@ mod by_tcp;
 mod captured;
 mod carrier;
 mod change;
+mod come_back;
 mod copies;
 mod cursors;
 mod end;
@@ -42,6 +43,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, Guard};
+use smc_core::carrier::Role;
 use smc_core::connection::{Close, Event, Receiver, Sender};
 use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 
@@ -89,6 +91,8 @@ pub(super) struct Tx {
     lost: Option<Instant>,
     /// Number of bytes sent.
     total: u64,
+    /// As many of them went before the first byte of the ring.
+    base: u64,
     /// How often bytes were sent.
     deliveries: u64,
     /// Bytes for which the ring has no room.
@@ -138,10 +142,19 @@ pub(super) fn reader_view([producer, consumer]: [u64; 2]) -> [u64; 2] {
     [producer, flags.to_u64()]
 }
 
+/// The words of both ends before they have sent any: cursors at the start of the rings. The peer's
+/// producer word, then its consumer word.
+fn first_words(receiver: &Receiver, sender: &Sender) -> [u64; 2] {
+    let producer = ProducerWord { cursor: receiver.ring().start() }.to_u64();
+    let seen = ConsumerWord { cursor: sender.ring().start(), ..Default::default() }.to_u64();
+    [producer, seen]
+}
+
 impl Conn {
     /// Makes a connection on its carrier, and registers it with the reactor.
     ///
     /// `watch`: connections may go on over TCP when their device is gone, if the peer has agreed.
+    /// `role`: whether this end has proposed the connection.
     ///
     /// # Errors
     /// One of the buffers is too small for a ring.
@@ -152,14 +165,13 @@ impl Conn {
         spin: &Arc<Spin>,
         close_timeout: Duration,
         watch: Option<Arc<TcpWatch<Conn>>>,
+        role: Role,
     ) -> io::Result<Arc<Conn>> {
         let watch = watch.filter(|_| carrier.may_be_outlived());
         let carrier = Arc::new(carrier);
         let sender = carrier.sender().map_err(no_ring)?;
         let receiver = Receiver::new(carrier.local_ring().map_err(no_ring)?);
-        // The words of both ends before they have sent any: cursors at the start of the rings.
-        let producer = ProducerWord { cursor: receiver.ring().start() }.to_u64();
-        let seen = ConsumerWord { cursor: sender.ring().start(), ..Default::default() }.to_u64();
+        let [producer, seen] = first_words(&receiver, &sender);
         let cursors = ConsumerCursors::new(receiver.cursor());
         let mut close = Close::new();
         close.on(Event::Established);
@@ -173,9 +185,10 @@ impl Conn {
             timer: None,
             lost: None,
             total: 0,
+            base: 0,
             deliveries: 0,
             queue: SendQueue::default(),
-            change: watch.as_ref().map(|_| Box::new(Change::new(!carrier.must_be_polled()))),
+            change: watch.as_ref().map(|_| Box::new(Change::new(&carrier, role))),
         };
         let rx = Rx {
             carrier: carrier.clone(),
@@ -199,6 +212,9 @@ impl Conn {
             reactor: reactor.clone(),
             carrier: ArcSwap::new(carrier),
         });
+        if let Some(change) = &mut conn.tx().change {
+            change.way_back.me = Arc::downgrade(&conn);
+        }
         reactor.register(conn.carrier().registration(), Arc::downgrade(&conn));
         if let Some(watch) = watch
             && let Err(error) = conn.tcp.watch(watch, Arc::downgrade(&conn))
@@ -385,8 +401,10 @@ impl ConnectionHandler for Conn {
     fn on_lost(&self) {
         // The device reports the buffers of a peer that leaves ahead of the peer itself.
         if self.carrier().may_hear_of_peer() {
+            // Under the lock, because the connection may come back to another ring meanwhile.
+            let tx = self.tx();
             self.hold_writes();
-            self.carrier().fail();
+            tx.carrier.fail();
         } else {
             self.lost();
         }

@@ -9,7 +9,7 @@ use smc_core::connection::Sender;
 use smc_core::wire::cdc::StateFlags;
 use virtio_ism_abi::signal::Sleepers;
 
-use super::{Conn, Rx, Tx, reader_view};
+use super::{Carrier, Conn, Rx, Tx, reader_view};
 use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::{ReadinessFd, Ready};
 
@@ -171,6 +171,16 @@ impl Conn {
             }
             // An RNIC's completions name connections.
             None => self.carrier().must_be_polled(),
+        }
+    }
+
+    /// The line of a new ring, of which the pollers are told as of the last one's.
+    pub(super) fn watch_line(&self, carrier: &Carrier) {
+        let pollers = self.waiting.pollers();
+        if !pollers.is_empty()
+            && let Some(line) = carrier.line_in_slab()
+        {
+            line.set_in_slab(true);
         }
     }
 

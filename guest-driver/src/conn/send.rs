@@ -2,6 +2,7 @@
 //! The send side: into the peer's ring.
 
 use std::io::{self, IoSlice};
+use std::sync::MutexGuard;
 
 use smc_core::connection::Span;
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
@@ -31,9 +32,19 @@ impl Conn {
     }
 
     fn send_some(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
+        let tx = self.tx();
+        self.send_from(tx, bufs, 0, deadline)
+    }
+
+    /// Goes on with a write that has sent `done` bytes.
+    pub(super) fn send_from<'a>(
+        &'a self,
+        mut tx: MutexGuard<'a, Tx>,
+        bufs: &[IoSlice<'_>],
+        mut done: usize,
+        deadline: &Deadline,
+    ) -> io::Result<usize> {
         let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
-        let mut done = 0usize;
-        let mut tx = self.tx();
         // An application that only writes, and finds room, learns here that the peer has closed
         // (CLOSE-43).
         self.refresh_tx(&mut tx);
@@ -175,7 +186,7 @@ impl Conn {
         result
     }
 
-    fn send_urgent_byte(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
+    pub(super) fn send_urgent_byte(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
         let mut tx = self.tx();
         let mut announced = false;
         loop {
@@ -231,7 +242,7 @@ impl Conn {
     }
 
     /// The control words to send now.
-    fn out_words(&self, tx: &Tx, flags: ProducerFlags, state: StateFlags) -> [u64; 2] {
+    pub(super) fn out_words(&self, tx: &Tx, flags: ProducerFlags, state: StateFlags) -> [u64; 2] {
         let consumed = ConsumerWord::from_u64(self.cursors.consumed());
         let consumer =
             ConsumerWord { cursor: consumed.cursor, producer_flags: flags, state_flags: state };
@@ -275,7 +286,7 @@ impl Conn {
         Ok(words)
     }
 
-    fn sent(&self, tx: &mut Tx, [producer, consumer]: [u64; 2]) {
+    pub(super) fn sent(&self, tx: &mut Tx, [producer, consumer]: [u64; 2]) {
         tx.sender.on_published();
         tx.producer = producer;
         tx.published = tx.close.flags();

@@ -14,6 +14,7 @@ use super::stream::SmcStream;
 use crate::handshake::server::{ServerHandshake, ServerParams};
 use crate::handshake::{Broken, FirstBytes, Outcome};
 use crate::smcd::Fabrics;
+use smc_core::carrier::Role;
 use smc_rendezvous::{Mode, PROPOSAL_TIMEOUT, ServerAction};
 
 /// How long [`Incoming::decline`] waits for the rest of a Proposal.
@@ -210,7 +211,7 @@ impl Incoming {
     pub(super) fn finish(&mut self, result: Result<Outcome, Broken>) -> io::Result<SmcStream> {
         let tcp = self.tcp.take().ok_or(io::ErrorKind::NotConnected)?;
         self.offer = None;
-        SmcStream::of_handshake(&self.stack, tcp, result)
+        SmcStream::of_handshake(&self.stack, tcp, result, Role::Server)
     }
 }
 

@@ -13,6 +13,7 @@ use super::stream::SmcStream;
 use crate::handshake::client::{ClientHandshake, ClientParams};
 use crate::handshake::{Broken, Outcome};
 use crate::smcd::Fabrics;
+use smc_core::carrier::Role;
 
 /// A handshake with a server on a TCP stream that was just connected.
 ///
@@ -189,7 +190,7 @@ impl Outgoing {
             }
             result => result,
         };
-        SmcStream::of_handshake(&self.stack, tcp, result)
+        SmcStream::of_handshake(&self.stack, tcp, result, Role::Client)
     }
 }
 

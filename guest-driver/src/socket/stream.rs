@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags, sockopt};
+use smc_core::carrier::Role;
 use smc_core::handshake::{Awaited, HandshakeError};
 
 use super::statistics::TcpSocket;
@@ -50,14 +51,15 @@ enum Kind {
 }
 
 impl SmcStream {
-    /// The connection that a handshake results in.
+    /// The connection that a handshake results in, at the end with this role.
     pub(super) fn of_handshake(
         stack: &Arc<Stack>,
         tcp: TcpStream,
         result: Result<Outcome, Broken>,
+        role: Role,
     ) -> io::Result<SmcStream> {
         match result {
-            Ok(Outcome::Smc(established)) => Self::of_established(stack, tcp, established),
+            Ok(Outcome::Smc(established)) => Self::of_established(stack, tcp, established, role),
             Ok(Outcome::Tcp(why)) => Self::of_tcp(stack, tcp, why),
             Err(broken) => {
                 if !broken.is_departure() {
@@ -86,6 +88,7 @@ impl SmcStream {
         stack: &Arc<Stack>,
         tcp: TcpStream,
         established: EstablishedConn,
+        role: Role,
     ) -> io::Result<SmcStream> {
         let current = stack.current();
         let Some(reactor) = current.reactor(&established) else {
@@ -105,6 +108,7 @@ impl SmcStream {
             stack.spin(),
             config.testing.close_timeout,
             stack.tcp_watch(),
+            role,
         )?;
         Ok(Self::new(stack, Kind::Smc(conn)))
     }
