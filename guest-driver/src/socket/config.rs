@@ -39,9 +39,12 @@ pub struct Config {
     pub guest_memory: usize,
     /// Whether connections go on over TCP when their device or that of their peer is gone, or the last
     /// link of SMC-R, if the peer can do that, too. This holds for devices between processes and for
-    /// SMC-R of release 2.1. They leave a device in order that asks for it, and do not come back.
-    /// A stack with this has one more thread.
+    /// SMC-R of release 2.1. They leave a device in order that asks for it. A stack with this has one
+    /// more thread.
     pub outlive_device: bool,
+    /// Whether connections that have left a device (see [`Config::outlive_device`]) come back when it is
+    /// there again, if the peer can do that, too. Not so for SMC-R.
+    pub return_to_device: bool,
     /// How long to wait for a device behind a socket that another process uses; zero: not at all.
     pub device_timeout: Duration,
     /// How long one CLC message of the peer may take.
@@ -141,6 +144,7 @@ impl Default for Config {
             path: DataPath::Auto,
             guest_memory: 64 << 20,
             outlive_device: false,
+            return_to_device: true,
             device_timeout: Duration::from_secs(10),
             clc_timeout: Duration::from_secs(6),
             detect_timeout: Duration::from_millis(200),

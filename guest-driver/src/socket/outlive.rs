@@ -3,15 +3,34 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashSet;
+use smc_core::wire::clc::CarrierFeatures;
 
 use super::stack::Stack;
 use super::upkeep::SWEEP_PAUSE;
 use crate::conn::Conn;
-use crate::reactor::ConnectionHandler;
+use crate::handshake::ring::RingParams;
 use crate::reactor::tcp_watch::TcpWatch;
-use crate::smcd::Fabric;
+use crate::reactor::{ConnectionHandler, Reactor};
+use crate::smcd::{Fabric, Fabrics};
 use ism_sys::lock;
+
+/// How often a stack looks whether a device is there again that connections have left.
+const RETURN_PAUSE: Duration = Duration::from_millis(250);
+
+/// How far connections on TCP are on their way back to a device.
+#[derive(Debug, Default)]
+pub(super) struct ReturnState {
+    /// Some connection may come back.
+    any: AtomicBool,
+    /// A thread looks at them.
+    runs: AtomicBool,
+    /// It is to look once more.
+    again: AtomicBool,
+}
 
 impl Stack {
     /// The watch for the TCP connections of connections that may outlive their device, if such are
@@ -29,7 +48,7 @@ impl Stack {
     }
 
     /// Tells a device that its driver needs it no more, if the device asks for that and no connection
-    /// is about to leave it. Returns when to look again at the latest.
+    /// is about to leave it. ReturnState when to look again at the latest.
     pub(super) fn answer_leave(&self, fabric: &Fabric) -> Option<Duration> {
         fabric.answer_leave(self.config().testing.leave_time, || {
             let live = self.live_devices();
@@ -44,9 +63,93 @@ impl Stack {
     pub(super) fn without_device(&self) -> Vec<Arc<Conn>> {
         let watch = self.tcp_watch.get();
         let mut all = watch.map(|watch| watch.connections()).unwrap_or_default();
-        let known = self.reactors();
-        all.retain(|conn| !known.iter().any(|reactor| Arc::ptr_eq(reactor, conn.reactor())));
+        let known: FxHashSet<_> = self
+            .reactors()
+            .iter()
+            .flat_map(|reactor| reactor.connections())
+            .map(|conn| Arc::as_ptr(&conn).addr())
+            .collect();
+        all.retain(|conn| !known.contains(&Arc::as_ptr(conn).addr()));
         all
+    }
+
+    /// Whether connections of this reactor, whose device is gone, may go on with another one.
+    pub(super) fn waits_on_tcp(&self, reactor: &Arc<Reactor<Conn>>) -> bool {
+        let watch = self.tcp_watch.get();
+        let all = watch.map(|watch| watch.connections()).unwrap_or_default();
+        all.iter().any(|conn| Arc::ptr_eq(conn.reactor(), reactor))
+    }
+
+    /// What both ends of a connection that outlives its device can do.
+    pub(super) fn carrier_features(&self) -> CarrierFeatures {
+        match self.config().return_to_device {
+            true => CarrierFeatures::RETURN,
+            false => CarrierFeatures::empty(),
+        }
+    }
+
+    /// Has connections on TCP come back to their devices, on a thread of its own, which ends when it
+    /// has looked at all of them. ReturnState when to call again at the latest.
+    fn bring_back(
+        self: &Arc<Self>,
+        watch: &TcpWatch<Conn>,
+        next: &mut Instant,
+    ) -> Option<Duration> {
+        let is_wanted = watch.take_wish();
+        if is_wanted {
+            // Until a thread has looked.
+            self.returns.any.store(true, Ordering::SeqCst);
+        }
+        if !is_wanted && !self.returns.any.load(Ordering::SeqCst) {
+            return None;
+        }
+        let now = Instant::now();
+        if !is_wanted && now < *next {
+            return Some(next.saturating_duration_since(now));
+        }
+        if self.returns.runs.swap(true, Ordering::SeqCst) {
+            // Seen by the one that runs, or by the next.
+            self.returns.again.store(true, Ordering::SeqCst);
+            return Some(RETURN_PAUSE);
+        }
+        *next = now + RETURN_PAUSE;
+        let stack = self.clone();
+        let started = std::thread::Builder::new().name("smc-return".into()).spawn(move || {
+            loop {
+                stack.returns.again.store(false, Ordering::SeqCst);
+                stack.look_for_returns();
+                if !stack.returns.again.load(Ordering::SeqCst) {
+                    break;
+                }
+            }
+            stack.returns.runs.store(false, Ordering::SeqCst);
+            if stack.returns.again.load(Ordering::SeqCst)
+                && let Some(watch) = stack.tcp_watch.get()
+            {
+                watch.want_return();
+            }
+        });
+        if let Err(error) = started {
+            tracing::warn!(%error, "connections stay on TCP for now");
+            self.returns.runs.store(false, Ordering::SeqCst);
+        }
+        Some(RETURN_PAUSE)
+    }
+
+    /// Does the next step for each connection that may come back to its device.
+    fn look_for_returns(self: &Arc<Self>) {
+        let watch = self.tcp_watch.get();
+        let mut all = watch.map(|watch| watch.connections()).unwrap_or_default();
+        all.retain(|conn| conn.may_come_back());
+        self.returns.any.store(!all.is_empty(), Ordering::SeqCst);
+        if all.is_empty() {
+            return;
+        }
+        // Opens the devices that can be opened.
+        let current = self.current();
+        for conn in all {
+            conn.come_back(&current.ring_params(conn.reactor(), self.buffer_len()));
+        }
     }
 
     /// Does what the thread for TCP would do, in a process without it: calls the connections that are
@@ -55,8 +158,15 @@ impl Stack {
         let watch = self.tcp_watch.get();
         let all = watch.map(|watch| watch.connections()).unwrap_or_default();
         let mut any = false;
+        let stays = RingParams {
+            config: Arc::new(smc_core::handshake::Config::new(self.peer_id())),
+            fabrics: Fabrics::default(),
+            buffer: self.buffer_len(),
+        };
         for conn in all.iter().filter(|conn| conn.needs_turns()) {
             conn.on_tcp();
+            // Without a device of this process, it declines.
+            conn.come_back(&stays);
             any = true;
         }
         any
@@ -66,11 +176,14 @@ impl Stack {
         let watch = TcpWatch::new()?;
         let (stack, set) = (Arc::downgrade(self), watch.clone());
         std::thread::Builder::new().name("smc-tcp".into()).spawn(move || {
+            let mut next = Instant::now();
             set.run(|| {
                 let stack = stack.upgrade()?;
                 // A connection may have lost the reactor that would do this.
                 stack.sweep();
-                (!lock(&stack.closing).is_empty()).then_some(SWEEP_PAUSE)
+                let sweeps = (!lock(&stack.closing).is_empty()).then_some(SWEEP_PAUSE);
+                let returns = stack.bring_back(&set, &mut next);
+                sweeps.into_iter().chain(returns).min()
             });
         })?;
         // Only a watch with a thread, and only one of them.

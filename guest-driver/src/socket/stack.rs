@@ -8,15 +8,17 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use smc_core::handshake::{self, IsmDevice as Offered, Kinds, Tolerance};
-use smc_core::wire::clc::{CarrierFeatures, CarrierOptions, Limits};
+use smc_core::wire::clc::{CarrierOptions, Limits};
 use smc_core::wire::ids::{Chid, Gid as WireGid, Hostname, LinkLimits, PeerId, Release};
 use virtio_ism_abi::Gid;
 
 use super::config::{Config, DataPath, MAX_DEVICES};
 use super::offers::Offers;
+use super::outlive::ReturnState;
 use super::statistics::{DeviceInfo, Handshakes, Process, Server, TcpConnections};
 use super::{ConnectionSnapshot, LinkGroupInfo, RnicInfo, Rnics};
 use crate::conn::Conn;
+use crate::handshake::ring::RingParams;
 use crate::handshake::{ByRdma, EstablishedConn};
 use crate::info::Fallback;
 use crate::reactor::spin::Spin;
@@ -58,6 +60,7 @@ pub struct Stack {
     statistics: OnceLock<Server>,
     /// The TCP connections of connections that may outlive their carrier.
     pub(super) tcp_watch: OnceLock<Arc<TcpWatch<Conn>>>,
+    pub(super) returns: ReturnState,
 }
 
 #[derive(Default)]
@@ -98,6 +101,8 @@ pub(super) struct Slots {
 struct Slot {
     address: DeviceAddress,
     live: Option<OpenDevice>,
+    /// The reactor of the device that was open last.
+    reactor: Option<Arc<Reactor<Conn>>>,
     tried: Option<Instant>,
     error: String,
     /// Another process uses the device.
@@ -156,6 +161,23 @@ impl Current {
         self.rdma.as_ref().map(|(host, reactor)| ByRdma { host, observer: &**reactor })
     }
 
+    /// What a connection of this reactor uses to come back to a ring: its device, if that is open.
+    pub(super) fn ring_params(&self, reactor: &Arc<Reactor<Conn>>, buffer: u32) -> RingParams {
+        let is_its = |open: &&OpenDevice| Arc::ptr_eq(&open.reactor, reactor);
+        let open = self.open.iter().find(is_its).filter(|open| {
+            let device = open.fabric.device();
+            !device.is_leaving() && !device.is_gone()
+        });
+        let fabrics = Fabrics(open.map(|open| open.fabric.clone()).into_iter().collect());
+        let mut config = handshake::Config::clone(&self.config);
+        config.kinds -= Kinds::SMCR_V1 | Kinds::SMCR_V2;
+        config.devices.retain(|device| {
+            let gid = |fabric: &Arc<Fabric>| fabric.device().gid().0;
+            fabrics.0.iter().any(|f| gid(f) == device.gid.0 && f.chid().0 == device.chid.0)
+        });
+        RingParams { config: Arc::new(config), fabrics, buffer }
+    }
+
     /// Why there is no device, if there is none.
     pub(crate) fn no_device(&self) -> Option<Fallback> {
         (self.fabrics.0.is_empty() && self.rdma.is_none())
@@ -178,6 +200,7 @@ impl Stack {
         let slot = |address: &DeviceAddress| Slot {
             address: address.clone(),
             live: None,
+            reactor: None,
             tried: None,
             error: String::new(),
             in_use: false,
@@ -203,6 +226,7 @@ impl Stack {
             offers: Arc::default(),
             statistics: OnceLock::new(),
             tcp_watch: OnceLock::new(),
+            returns: ReturnState::default(),
         });
         let rdma = stack.start_rdma();
         match (&rdma, &stack.config.rnics) {
@@ -402,8 +426,11 @@ impl Stack {
             let due = |tried: Instant| tried.elapsed() >= REOPEN_PAUSE;
             if slot.live.is_none() && slot.tried.is_none_or(due) {
                 slot.tried = Some(Instant::now());
-                match self.start(&slot.address) {
-                    Ok(live) => slot.live = Some(live),
+                match self.start(&slot.address, slot.reactor.as_ref()) {
+                    Ok(live) => {
+                        slot.reactor = Some(live.reactor.clone());
+                        slot.live = Some(live);
+                    }
                     Err(error) => {
                         slot.in_use = error.kind() == io::ErrorKind::ResourceBusy;
                         slot.error = error.to_string();
@@ -432,7 +459,7 @@ impl Stack {
         config.wait = self.config.clc_timeout;
         config.tolerance = Tolerance { sizes: Limits::LINUX, ..Tolerance::STRICT };
         config.carriers =
-            (self.config.outlive_device).then(|| CarrierOptions::new(CarrierFeatures::empty()));
+            (self.config.outlive_device).then(|| CarrierOptions::new(self.carrier_features()));
         if self.config.testing.release_2_0 {
             config.release = Release::V2_0;
         }
@@ -475,7 +502,18 @@ impl Stack {
         }
     }
 
-    fn start(self: &Arc<Self>, address: &DeviceAddress) -> io::Result<OpenDevice> {
+    /// Opens a device. `last`: the reactor of the device that was open there before.
+    fn start(
+        self: &Arc<Self>,
+        address: &DeviceAddress,
+        last: Option<&Arc<Reactor<Conn>>>,
+    ) -> io::Result<OpenDevice> {
+        // Connections that wait for the device on TCP keep their reactor.
+        let last = last.filter(|reactor| self.waits_on_tcp(reactor));
+        if let Some(reactor) = last.filter(|reactor| !reactor.is_free()) {
+            reactor.wake_background();
+            return Err(io::Error::other("connections are leaving the device that is gone"));
+        }
         let mut options = OpenOptions::new(address.clone());
         options.guest_memory = self.config.guest_memory as u64;
         options.timeout = self.config.device_timeout;
@@ -492,7 +530,13 @@ impl Stack {
         let fabric = Fabric::new(device);
         let drop_queue: Weak<Stack> = Arc::downgrade(self);
         let source = SmcdSource::new(&fabric, drop_queue);
-        let reactor = Reactor::new(source)?;
+        let reactor = match last {
+            Some(reactor) => {
+                reactor.renew(source)?;
+                reactor.clone()
+            }
+            None => Reactor::new(source)?,
+        };
         let (stack, maintained) = (Arc::downgrade(self), Arc::downgrade(&fabric));
         let maintenance = move || {
             let stack = stack.upgrade()?;
@@ -604,11 +648,12 @@ fn run_in_background(
     name: &str,
     maintenance: impl FnMut() -> Option<Duration> + Send + 'static,
 ) -> io::Result<()> {
-    let reactor = reactor.clone();
+    let running = reactor.clone();
     std::thread::Builder::new()
         .name(name.into())
-        .spawn(move || reactor.run(maintenance))
+        .spawn(move || running.run(maintenance))
         .map(|_| ())
+        .inspect_err(|_| reactor.stopped())
 }
 
 /// This host's name as far as CLC can carry it.
