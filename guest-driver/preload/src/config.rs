@@ -45,6 +45,8 @@ const BUFFER: &str = "SMC_RUN_BUFFER";
 const SPIN: &str = "SMC_RUN_SPIN_US";
 /// `true`: connections go on over TCP when their device is gone.
 const OUTLIVE: &str = "SMC_RUN_OUTLIVE";
+/// `true`: connections that have left their device do not come back to it.
+const STAY_ON_TCP: &str = "SMC_RUN_STAY_ON_TCP";
 /// Milliseconds after which a server takes a client that sends nothing for one without SMC.
 const DETECT: &str = "SMC_RUN_DETECT_MS";
 
@@ -112,6 +114,8 @@ pub(crate) struct RunConfig {
     pub(crate) spin: Duration,
     /// Connections go on over TCP when their device is gone.
     pub(crate) outlive_device: bool,
+    /// Connections that have left their device do not come back to it.
+    pub(crate) stay_on_tcp: bool,
     /// How long a server waits for the first bytes of a client.
     pub(crate) detect: Duration,
     /// What could not be read, for the user.
@@ -193,6 +197,7 @@ fn of_machine(settings: &Settings, name: &str) -> Option<OsString> {
         BUFFER => settings.buffer.map(|bytes| bytes.to_string().into()),
         SPIN => settings.spin_us.map(|us| us.to_string().into()),
         OUTLIVE => settings.outlive_device.map(|outlive| outlive.to_string().into()),
+        STAY_ON_TCP => settings.stay_on_tcp.map(|stay| stay.to_string().into()),
         _ => None,
     }
 }
@@ -256,6 +261,7 @@ impl RunConfig {
             buffer: usize::try_from(number(BUFFER, 256 << 10)).unwrap_or(256 << 10),
             spin: Duration::from_micros(number(SPIN, 50)),
             outlive_device: text(OUTLIVE) == "true",
+            stay_on_tcp: text(STAY_ON_TCP) == "true",
             detect: Duration::from_millis(number(DETECT, 200)),
         }
     }

@@ -53,6 +53,8 @@ pub struct Settings {
     pub spin_us: Option<u64>,
     /// Whether connections go on over TCP when their device is gone.
     pub outlive_device: Option<bool>,
+    /// Whether connections that have left their device stay on TCP when it is there again.
+    pub stay_on_tcp: Option<bool>,
 }
 
 /// How a program finds out whether a peer speaks SMC.
@@ -231,13 +233,14 @@ mod tests {
             buffer = "256K"
             spin-us = 0
             outlive-device = true
+            stay-on-tcp = true
         "#;
         let settings = parse(text).unwrap();
         assert_eq!(settings.device, ["/run/a.sock", "pci"]);
         assert_eq!(settings.rnics, ["none"]);
         assert_eq!(settings.rendezvous.map(Rendezvous::word), Some("required"));
         assert_eq!((settings.buffer, settings.spin_us), (Some(256 << 10), Some(0)));
-        assert_eq!(settings.outlive_device, Some(true));
+        assert_eq!([settings.outlive_device, settings.stay_on_tcp], [Some(true); 2]);
         assert_eq!(parse("").unwrap(), Settings::default());
     }
 

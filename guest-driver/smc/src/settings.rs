@@ -39,6 +39,7 @@ Keys of /etc/smc/smc.toml, each with a text, or where an option can be repeated 
   buffer      as --buffer
   spin-us     as --spin-us, a number
   outlive-device  as --outlive-device, true or false
+  stay-on-tcp  as --stay-on-tcp, true or false
 
 An example:
   rendezvous = \"auto\"
@@ -101,7 +102,7 @@ fn entries(settings: &Settings) -> Vec<Entry> {
     };
     let number = |number: Option<u64>| number.iter().map(u64::to_string).collect::<Vec<_>>();
     let buffer = settings.buffer.and_then(|bytes| u64::try_from(bytes).ok());
-    let outlive: Vec<_> = settings.outlive_device.iter().map(bool::to_string).collect();
+    let switch = |on: Option<bool>| on.iter().map(bool::to_string).collect::<Vec<_>>();
     let how = settings.rendezvous.map(|how| how.word().to_owned());
     vec![
         entry("device", "device", Some("SMC_DEVICE"), &settings.device, ""),
@@ -122,7 +123,8 @@ fn entries(settings: &Settings) -> Vec<Entry> {
         entry("always", "always", None, &settings.always, "none"),
         entry("buffer", "buffer", None, &number(buffer), "256K for \"smc run\", else 512K"),
         entry("spin-us", "spin_us", None, &number(settings.spin_us), "50"),
-        entry("outlive-device", "outlive_device", None, &outlive, "false"),
+        entry("outlive-device", "outlive_device", None, &switch(settings.outlive_device), "false"),
+        entry("stay-on-tcp", "stay_on_tcp", None, &switch(settings.stay_on_tcp), "false"),
     ]
 }
 

@@ -67,11 +67,16 @@ pub(crate) struct StackArgs {
     pub(crate) spin_us: u64,
 
     /// Have connections go on over TCP when their device or last link is gone, if the peer does that,
-    /// too. So far this holds between processes of one host and for SMC-R of release 2.1, and
-    /// connections do not come back.
+    /// too. So far this holds between processes of one host and for SMC-R of release 2.1.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     pub(crate) outlive_device: bool,
+
+    /// Have connections that have left their device stay on TCP when it is there again. SMC-R does so
+    /// in any case.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
+    pub(crate) stay_on_tcp: bool,
 
     /// How bytes travel between the buffers of SMC-D.
     #[arg(long, value_enum, value_name = "PATH", default_value_t = PathArg::Auto)]
@@ -169,6 +174,7 @@ impl StackArgs {
         config.spin = Duration::from_micros(self.spin_us);
         config.path = self.path.into();
         config.outlive_device = self.outlive_device;
+        config.return_to_device = !self.stay_on_tcp;
         Ok((config, device))
     }
 }

@@ -322,6 +322,7 @@ fn apply_settings(stack: &mut StackConfig, config: &RunConfig) {
     stack.recv_buffer = config.buffer;
     stack.spin = config.spin;
     stack.outlive_device = config.outlive_device;
+    stack.return_to_device = !config.stay_on_tcp;
     stack.detect_timeout = config.detect;
     // The kernel accepts connections that the server's program may look at much later.
     stack.clc_timeout = Duration::from_secs(30);

@@ -126,11 +126,16 @@ pub(crate) struct RunArgs {
     spin_us: u64,
 
     /// Have connections go on over TCP when their device or last link is gone, if the peer does that,
-    /// too. So far this holds between processes of one host and for SMC-R of release 2.1, and
-    /// connections do not come back.
+    /// too. So far this holds between processes of one host and for SMC-R of release 2.1.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     outlive_device: bool,
+
+    /// Have connections that have left their device stay on TCP when it is there again. SMC-R does so
+    /// in any case.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
+    stay_on_tcp: bool,
 
     /// Write a file per process into this directory, with a line for each connection and why it is SMC
     /// or TCP.
@@ -255,7 +260,8 @@ fn prepare(
         .env("SMC_RUN_ALWAYS", if args.strict { "*".into() } else { list(&args.always) })
         .env("SMC_RUN_BUFFER", args.buffer.to_string())
         .env("SMC_RUN_SPIN_US", args.spin_us.to_string())
-        .env("SMC_RUN_OUTLIVE", args.outlive_device.to_string());
+        .env("SMC_RUN_OUTLIVE", args.outlive_device.to_string())
+        .env("SMC_RUN_STAY_ON_TCP", args.stay_on_tcp.to_string());
     command.env_remove("SMC_RUN_TRAFFIC");
     if let Ok(traffic) = traffic::create() {
         // The descriptor is the program's from now on.
