@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 mod asleep;
+mod back;
 mod damage;
 mod deaths;
 mod doorbell;

@@ -15,7 +15,8 @@ use smc_tests::helper::Helper;
 use smc_tests::watch::LIMIT;
 use smc_tests::{Dir, Fabric, TIMEOUT, eventually, note, pattern, read_exactly, send_all, watched};
 
-use crate::support::PEER;
+use crate::back::{is_back, talk};
+use crate::outlive::start_daemon;
 
 const STREAMS: usize = 16;
 /// Bytes of each direction of a stream.
@@ -37,15 +38,13 @@ struct Scene {
     listener: SmcListener,
     stacks: [Arc<Stack>; 2],
     paths: [DataPath; 2],
-    _dir: Dir,
+    dir: Dir,
 }
 
 impl Scene {
     fn new(paths: [DataPath; 2]) -> Scene {
         let dir = Dir::new();
-        let sockets = [0, 1].map(|n| dir.socket(n).display().to_string());
-        let (daemon, ready) = Helper::start(PEER, &["daemon", &sockets[0], &sockets[1]]);
-        assert_eq!(ready, "ready");
+        let daemon = start_daemon(&dir);
         let stacks = [1, 0].map(|n| {
             let mut config = Fabric::Window.config(n, dir.socket(n));
             config.path = paths[1 - n];
@@ -53,7 +52,7 @@ impl Scene {
             Stack::open(config).unwrap()
         });
         let listener = SmcListener::bind(&stacks[1], "127.0.0.1:0").unwrap();
-        Scene { daemon: Some(daemon), listener, stacks, paths, _dir: dir }
+        Scene { daemon: Some(daemon), listener, stacks, paths, dir }
     }
 
     /// Both ends of a connection, the client's first.
@@ -174,6 +173,38 @@ fn ends_and_urgent_bytes_survive_the_loss_of_moves() {
             drop(server);
             assert_eq!(read_exactly(&client, 6), b"answer");
             assert_eq!(client.recv(&mut [0; 1]).unwrap(), 0);
+        });
+    }
+}
+
+#[test]
+fn connections_by_moves_come_back() {
+    for paths in PATHS {
+        watched(LIMIT, || {
+            let mut scene = Scene::new(paths);
+            let [client, server] = scene.connect();
+            let bytes = pattern(3, 50_000);
+            for _ in 0..2 {
+                send_all(&client, &bytes);
+                send_all(&server, &bytes);
+                scene.lose("kill");
+                eventually("devices are gone", || {
+                    scene.stacks.iter().all(|stack| stack.devices().is_empty())
+                });
+                scene.daemon = Some(start_daemon(&scene.dir));
+                eventually("it is back", || scene.stacks.iter().all(is_back));
+                // What was not read of the last ring comes first.
+                send_all(&client, b"after");
+                assert!(read_exactly(&client, bytes.len()) == bytes);
+                assert!(read_exactly(&server, bytes.len()) == bytes);
+                assert_eq!(read_exactly(&server, 5), b"after");
+                talk(&client, &server);
+                let path = |end: &SmcStream| match end.info() {
+                    ConnectionInfo::Smcd(info) => info.window,
+                    other => panic!("{other}"),
+                };
+                assert!(paths[0] != DataPath::Move || !path(&client));
+            }
         });
     }
 }

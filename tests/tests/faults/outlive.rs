@@ -64,9 +64,7 @@ impl Scene {
     /// a connection that leaves too late.
     pub(crate) fn with_leave_time(seconds: u64) -> Scene {
         let dir = Dir::new();
-        let sockets = [0, 1].map(|n| dir.socket(n).display().to_string());
-        let (daemon, ready) = Helper::start(PEER, &["daemon", &sockets[0], &sockets[1]]);
-        assert_eq!(ready, "ready");
+        let daemon = start_daemon(&dir);
         let mut config = config(0, &dir, true);
         config.testing.leave_time = Duration::from_secs(seconds);
         let stack = Stack::open(config).unwrap();
@@ -113,6 +111,14 @@ impl Scene {
         daemon.line()
     }
 
+    /// A successor of the daemon, which has ended or is about to.
+    pub(crate) fn restart(&mut self) {
+        if let Some(last) = self.daemon.take() {
+            last.kill();
+        }
+        self.daemon = Some(start_daemon(&self.dir));
+    }
+
     pub(crate) fn lose(&mut self, loss: Loss) {
         note(format!("{loss:?}"));
         let line = match loss {
@@ -134,6 +140,13 @@ fn config(n: usize, dir: &Dir, outlives: bool) -> Config {
     config.outlive_device = outlives;
     config.testing.leave_time = Duration::from_secs(3600);
     config
+}
+
+pub(crate) fn start_daemon(dir: &Dir) -> Helper {
+    let sockets = [0, 1].map(|n| dir.socket(n).display().to_string());
+    let (daemon, ready) = Helper::start(PEER, &["daemon", &sockets[0], &sockets[1]]);
+    assert_eq!(ready, "ready");
+    daemon
 }
 
 /// Sends `BYTES` bytes and reads them back to the end; returns how many came back.

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Connections that come back to a device when there is one again: no byte is lost, none comes
+//! twice, no end is told of a reset, and nothing of the devices before is left.
+//!
+//! `SMC_BACK=50` is the number of daemons that end under the streams; the default is three.
+//! `SMC_SEED` chooses when.
+
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_driver::socket::CurrentCarrier;
+use guest_driver::{Interest, Poller, SmcStream, Stack};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smc_tests::bytes::{check, fill};
+use smc_tests::watch::LIMIT;
+use smc_tests::{TIMEOUT, eventually, note, pattern, read_exactly, send_all, watched};
+
+use crate::outlive::{Loss, Scene};
+
+const STREAMS: usize = 16;
+/// Bytes of a message.
+const MESSAGE: usize = 30_000;
+
+pub(crate) fn is_back(stack: &Arc<Stack>) -> bool {
+    let on_device = |now| matches!(now, CurrentCarrier::Device);
+    stack.connections().iter().all(|c| on_device(c.changes.clone().unwrap_or_default().now))
+}
+
+/// Both directions carry bytes.
+pub(crate) fn talk(client: &SmcStream, server: &SmcStream) {
+    let bytes = pattern(5, 5000);
+    send_all(client, &bytes);
+    assert!(read_exactly(server, bytes.len()) == bytes);
+    send_all(server, &bytes);
+    assert!(read_exactly(client, bytes.len()) == bytes);
+}
+
+fn changes(stack: &Arc<Stack>) -> (CurrentCarrier, u32, Option<String>) {
+    let changes = stack.connections().pop().unwrap().changes.unwrap();
+    (changes.now, changes.count, changes.why)
+}
+
+#[test]
+fn a_connection_comes_back_when_the_daemon_has_a_successor() {
+    for loss in [Loss::Killed, Loss::Left] {
+        watched(LIMIT, || {
+            let mut scene = Scene::new();
+            let (stack, client, server) = scene.pair(true);
+            talk(&client, &server);
+            for round in 1..=2 {
+                scene.lose(loss);
+                eventually("it is on TCP", || {
+                    [&stack, &scene.stack].map(|stack| changes(stack).0) == [CurrentCarrier::Tcp; 2]
+                });
+                talk(&client, &server);
+                // What was not read comes first.
+                send_all(&client, b"sent by TCP");
+                send_all(&server, b"answered by TCP");
+                scene.restart();
+                let begun = Instant::now();
+                eventually("it is back", || is_back(&stack) && is_back(&scene.stack));
+                println!("back after {:?}", begun.elapsed());
+                for stack in [&stack, &scene.stack] {
+                    let (_, count, why) = changes(stack);
+                    assert_eq!(count, 2 * round);
+                    assert_eq!(why.as_deref(), Some("a device is there again"));
+                }
+                send_all(&client, b" and by the ring");
+                assert_eq!(client.peek(&mut [0; 99]).unwrap(), 15);
+                assert_eq!(read_exactly(&client, 15), b"answered by TCP");
+                assert_eq!(read_exactly(&server, 27), b"sent by TCP and by the ring");
+                talk(&client, &server);
+                assert!(client.is_smc() && server.is_smc());
+            }
+            client.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(server.recv(&mut [0; 1]).unwrap(), 0);
+            send_all(&server, b"last");
+            drop(server);
+            assert_eq!(read_exactly(&client, 4), b"last");
+            assert_eq!(client.recv(&mut [0; 1]).unwrap(), 0);
+            drop(client);
+            eventually("nothing is left", || {
+                stack.totals().closing + scene.stack.totals().closing == 0
+            });
+        });
+    }
+}
+
+/// Sends messages and reads them back until it is stopped, and then to the end.
+fn echo(stream: &SmcStream, seed: u64, stop: &AtomicBool, done: &AtomicUsize) -> usize {
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
+    thread::scope(|scope| {
+        let sent = scope.spawn(|| {
+            let (mut block, mut sent) = (vec![0; MESSAGE], 0);
+            while !stop.load(Ordering::Relaxed) {
+                fill(seed, sent, &mut block);
+                send_all(stream, &block);
+                sent += MESSAGE;
+                // A machine under load has time for the rest.
+                thread::sleep(Duration::from_millis(1));
+            }
+            stream.shutdown(Shutdown::Write).unwrap();
+            sent
+        });
+        let (mut buf, mut got) = (vec![0; 7000], 0);
+        loop {
+            match stream.recv(&mut buf).unwrap_or_else(|e| panic!("{seed} {got}: {e}")) {
+                0 => break,
+                n => {
+                    check(seed, got, &buf[..n]);
+                    got += n;
+                    done.fetch_add(n, Ordering::Relaxed);
+                }
+            }
+        }
+        assert_eq!(sent.join().unwrap(), got, "{seed}");
+        got
+    })
+}
+
+// Some connections are on their way back then, at each of its steps, and some are back.
+#[test]
+fn a_device_that_goes_again_while_connections_come_back_costs_no_byte() {
+    let mut scene = Scene::with_leave_time(3600);
+    let (mut peer, streams) = scene.repeat(STREAMS);
+    let (stop, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        let echoes: Vec<_> = (0..STREAMS)
+            .map(|n| (n as u64, &streams[n], &stop, &done))
+            .map(|(n, stream, stop, done)| scope.spawn(move || echo(stream, n, stop, done)))
+            .collect();
+        for loss in [Loss::Killed, Loss::Left, Loss::Killed] {
+            watched(LIMIT, || {
+                scene.lose(loss);
+                eventually("the device is gone", || scene.stack.devices().is_empty());
+                scene.restart();
+                eventually("one is about to be back", || {
+                    let changes = scene.stack.connections().into_iter().filter_map(|c| c.changes);
+                    changes.into_iter().any(|changes| changes.count % 2 == 0)
+                });
+            });
+        }
+        let more = done.load(Ordering::Relaxed) + (STREAMS << 20);
+        eventually("the streams flow", || done.load(Ordering::Relaxed) > more);
+        stop.store(true, Ordering::Relaxed);
+        assert!(echoes.into_iter().all(|echo| echo.join().unwrap() > 0));
+    });
+    for _ in 0..STREAMS {
+        assert_eq!(peer.line(), "whole");
+    }
+}
+
+// An event loop that was told of the last ring is told of the new one.
+#[test]
+fn event_loops_and_sleepers_follow_a_connection_to_its_new_ring() {
+    watched(LIMIT, || {
+        let mut scene = Scene::new();
+        let (stack, client, server) = scene.pair(true);
+        let poller = Poller::new(Duration::ZERO).unwrap();
+        poller.add(&server, 7, Interest::READ).unwrap();
+        let set = client.pollable().unwrap();
+        let readable = |limit: i64| {
+            let mut fds = [PollFd::from_borrowed_fd(set, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec { tv_sec: limit, tv_nsec: 0 })).unwrap() == 1
+        };
+        let mut ready = Vec::new();
+        for _ in 0..2 {
+            scene.lose(Loss::Killed);
+            eventually("it is on TCP", || {
+                [&stack, &scene.stack].map(|stack| changes(stack).0) == [CurrentCarrier::Tcp; 2]
+            });
+            // Both sleep while the carrier is exchanged.
+            let begun = thread::scope(|scope| {
+                let asleep = scope.spawn(|| {
+                    poller.wait(&mut ready, 8, Some(TIMEOUT)).unwrap();
+                    Instant::now()
+                });
+                scene.restart();
+                eventually("it is back", || is_back(&stack) && is_back(&scene.stack));
+                send_all(&client, b"x");
+                let begun = Instant::now();
+                assert!(asleep.join().unwrap() < begun + Duration::from_secs(5));
+                begun
+            });
+            assert_eq!(ready.iter().map(|event| event.key).collect::<Vec<_>>(), [7]);
+            assert_eq!(read_exactly(&server, 1), b"x");
+            assert!(!readable(0), "{begun:?}");
+            send_all(&server, b"y");
+            assert!(readable(5));
+            assert_eq!(read_exactly(&client, 1), b"y");
+        }
+    });
+}
+
+fn resources() -> (usize, usize) {
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    (fds, maps)
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+#[test]
+fn streams_come_back_again_and_again_and_lose_nothing() {
+    let (rounds, mut random) = (number("SMC_BACK", 3), number("SMC_SEED", 1));
+    let mut scene = Scene::with_leave_time(3600);
+    let (mut peer, streams) = scene.repeat(STREAMS);
+    let (stop, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let mut longest = Duration::ZERO;
+    thread::scope(|scope| {
+        let echoes: Vec<_> = (0..STREAMS)
+            .map(|n| (n as u64, &streams[n], &stop, &done))
+            .map(|(n, stream, stop, done)| scope.spawn(move || echo(stream, n, stop, done)))
+            .collect();
+        let mut first = None;
+        for round in 0..rounds {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let more = done.load(Ordering::Relaxed) + (random >> 33) as usize % (4 << 20);
+            watched(LIMIT, || {
+                eventually("the streams flow", || done.load(Ordering::Relaxed) > more);
+                let loss = [Loss::Killed, Loss::Left][(random >> 40) as usize % 2];
+                note(format!("round {round}: {loss:?}"));
+                scene.lose(loss);
+                eventually("the device is gone", || scene.stack.devices().is_empty());
+                scene.restart();
+                let begun = Instant::now();
+                eventually("all are back", || {
+                    !scene.stack.devices().is_empty() && is_back(&scene.stack)
+                });
+                longest = longest.max(begun.elapsed());
+                // A ring that has lasted as long as the way to it was a good one.
+                thread::sleep(begun.elapsed() + Duration::from_secs(1));
+            });
+            // What one end has let go of goes a moment later.
+            let first = *first.get_or_insert_with(resources);
+            eventually("nothing grows", || {
+                let now = resources();
+                now.0 <= first.0 + 8 && now.1 <= first.1 + 16
+            });
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(echoes.into_iter().all(|echo| echo.join().unwrap() > 0));
+    });
+    println!("{rounds} daemons, back after {longest:?} at most");
+    for _ in 0..STREAMS {
+        assert_eq!(peer.line(), "whole");
+    }
+}
