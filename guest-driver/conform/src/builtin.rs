@@ -43,6 +43,8 @@ const FILES: &[(&str, &str)] = &[
     ("llc.toml", include_str!("../cases/llc.toml")),
     ("llc-server.toml", include_str!("../cases/llc-server.toml")),
     ("llc-client.toml", include_str!("../cases/llc-client.toml")),
+    ("llc-second-server.toml", include_str!("../cases/llc-second-server.toml")),
+    ("llc-second-client.toml", include_str!("../cases/llc-second-client.toml")),
 ];
 
 impl Cases {

@@ -56,23 +56,30 @@ impl Role {
                 "[{ expect = ['proposal'] }, { send = 'accept' }, { expect = ['confirm'] }]".into()
             }
             (_, Establish::SmcR(what)) => {
-                let (version, links, is_whole) = match what.as_str() {
-                    "r1" => (1, 1, false),
-                    "r2" => (2, 1, false),
-                    "two-r2" => (2, 2, false),
-                    "link-r1" => (1, 1, true),
-                    "link-r2" => (2, 1, true),
+                // Version, links that are asked for, and links that come about.
+                let (version, links, linked) = match what.as_str() {
+                    "r1" => (1, 1, 0),
+                    "r2" => (2, 1, 0),
+                    "two-r2" => (2, 2, 0),
+                    "link-r1" => (1, 1, 1),
+                    "link-r2" => (2, 1, 1),
+                    "second-r2" => (2, 2, 2),
                     _ => return Err(format!("nothing called {what:?} can be established")),
                 };
                 let clc = if self == Role::Server { R_SERVER } else { R_CLIENT };
                 let llc = match (self, version) {
-                    _ if !is_whole => "",
+                    _ if linked == 0 => "",
                     (Role::Server, 1) => LINK_SERVER_V1,
                     (Role::Server, _) => LINK_SERVER_V2,
                     (Role::Client, 1) => LINK_CLIENT_V1,
                     (Role::Client, _) => LINK_CLIENT_V2,
                 };
-                let steps = format!("[{clc}{llc}]").replace("{v}", &version.to_string());
+                let second = match self {
+                    _ if linked < 2 => "",
+                    Role::Server => SECOND_SERVER,
+                    Role::Client => SECOND_CLIENT,
+                };
+                let steps = format!("[{clc}{llc}{second}]").replace("{v}", &version.to_string());
                 steps.replace("{links}", &links.to_string())
             }
         };
@@ -110,6 +117,19 @@ const LINK_CLIENT_V1: &str = "
     { send = 'llc-add-link' },
     { expect = [{ llc-add-link = { reply = 1, rejected = 1 } }] },";
 
+/// What LLC does for a second link.
+const SECOND_SERVER: &str = "
+    { expect = [{ llc-add-link = { reply = 0 } }] },
+    { send = 'llc-add-link-second', \
+        fields = { reply = 1, link_number = '$llc-add-link.link_number' } },
+    { expect = [{ llc-confirm-link = { reply = 0, link_number = 2 } }] },
+    { send = 'llc-confirm-link-second', link = 2, fields = { reply = 1 } },";
+const SECOND_CLIENT: &str = "
+    { send = 'llc-add-link-second' },
+    { expect = [{ llc-add-link = { reply = 1, rejected = 0 } }] },
+    { send = 'llc-confirm-link-second', link = 2 },
+    { expect = [{ llc-confirm-link = { reply = 1, link_number = 2 } }] },";
+
 /// What a step brings about.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
@@ -117,7 +137,7 @@ enum Establish {
     /// SMC-D version 2.
     SmcD(bool),
     /// "r1", "r2": SMC-R up to Confirm; "two-r2": for two links; "link-r1", "link-r2": with the
-    /// first link.
+    /// first link; "second-r2": with both.
     SmcR(String),
 }
 
@@ -184,6 +204,8 @@ pub(crate) struct Step {
     #[serde(default)]
     pub(crate) gap: u64,
     pub(crate) repeat: Option<u16>,
+    /// Link of SMC-R that a message of LLC goes over, 1 or 2; the first one unless it says so.
+    pub(crate) link: Option<usize>,
     /// Segments in the opposite order.
     #[serde(default)]
     pub(crate) reorder: bool,
@@ -382,10 +404,14 @@ impl Cases {
         base.get("token").and_then(Value::as_str) == Some("$token")
     }
 
-    /// Whether a base names a queue pair of the suite.
-    pub(crate) fn names_queue_pair(&self, base: &str) -> bool {
+    /// Which queue pair of the suite a base names: 0 that of the first link, 1 that of the second.
+    pub(crate) fn queue_pair_of(&self, base: &str) -> Option<usize> {
         let base = self.base(base).unwrap_or_default();
-        base.get("qpn").and_then(Value::as_str) == Some("$qpn")
+        match base.get("qpn").and_then(Value::as_str) {
+            Some("$qpn") => Some(0),
+            Some("$second_qpn") => Some(1),
+            _ => None,
+        }
     }
 
     /// The cases that a template stands for.

@@ -97,7 +97,7 @@ pub(crate) fn play(case: &Case, context: &CaseContext<'_>) -> CaseRun {
         program: None,
         buffers: Vec::new(),
         stream: None,
-        queue_pair: None,
+        queue_pairs: Vec::new(),
         is_linked: false,
         carries_smc: false,
         user: None,
@@ -137,8 +137,8 @@ struct Dialogue<'a> {
     buffers: Vec<Box<dyn Buffer>>,
     /// The data path, once a step used it.
     stream: Option<Stream>,
-    /// The own end of the link of SMC-R.
-    queue_pair: Option<Box<dyn QueuePair>>,
+    /// The own ends of the links of SMC-R, that of the first one first.
+    queue_pairs: Vec<Box<dyn QueuePair>>,
     /// Whether it is connected, and the target has not ended it.
     is_linked: bool,
     /// Whether a Confirm has passed, and the target has not ended the connection.
@@ -162,7 +162,7 @@ impl Dialogue<'_> {
         }
         self.stream = None;
         self.end_link();
-        self.queue_pair = None;
+        self.queue_pairs.clear();
         if let Some(link) = self.link.take() {
             self.passed.push(link.passed);
         }
@@ -247,13 +247,13 @@ impl Dialogue<'_> {
         if cases.names_token(base) {
             self.make_buffer()?;
         }
-        if cases.names_queue_pair(base) {
-            self.make_queue_pair()?;
+        if let Some(which) = cases.queue_pair_of(base) {
+            self.make_queue_pair(which)?;
         }
         let mut message = cases.message(base, &step.fields, &self.scope).map_err(lacks)?;
         if message.kind == Kind::Confirm {
             self.carries_smc = true;
-            self.connect_queue_pair("accept")?;
+            self.connect_queue_pair(0, "accept")?;
         }
         // Checks of what follows compare with what the message was to say.
         message.publish(&mut self.scope);
@@ -262,7 +262,8 @@ impl Dialogue<'_> {
         }
         let mut bytes = message.bytes;
         if matches!(message.kind, Kind::Llc(_)) {
-            return (0..step.repeat.unwrap_or(1)).try_for_each(|_| self.write_llc(&bytes));
+            let on = step.link.unwrap_or(1).saturating_sub(1);
+            return (0..step.repeat.unwrap_or(1)).try_for_each(|_| self.write_llc(on, &bytes));
         }
         if let Some(then) = &step.then {
             let then = bytes_of(then, None, &self.scope).map_err(lacks)?;
@@ -341,7 +342,7 @@ impl Dialogue<'_> {
             Event::Message(message) => {
                 self.learn(message);
                 if message.kind == Kind::Confirm {
-                    self.connect_queue_pair("confirm")?;
+                    self.connect_queue_pair(0, "confirm")?;
                 }
             }
             Event::End | Event::Reset => self.carries_smc = false,

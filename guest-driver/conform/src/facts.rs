@@ -29,11 +29,18 @@ pub(crate) const NAMES: &[(&str, usize)] = &[
     ("psn", 3),
     ("rkey", 4),
     ("address", 8),
+    ("second_mac", 6),
+    ("second_gid", 16),
+    ("second_qpn", 3),
+    ("second_psn", 3),
+    ("second_rkey", 4),
+    ("second_address", 8),
     ("fresh_peer_id", 8),
 ];
 
 /// Facts without which the suite cannot see what a case is about. The others are about the target.
-const OF_THE_SUITE: &[&str] = &["data", "device", "echo", "option", "prefix", "rnic", "seid"];
+const OF_THE_SUITE: &[&str] =
+    &["data", "device", "echo", "option", "prefix", "rnic", "second-rnic", "seid"];
 
 /// The facts that hold.
 #[derive(Clone, Debug, Default)]

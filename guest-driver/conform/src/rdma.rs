@@ -20,6 +20,10 @@ pub struct LinkEnd {
 pub trait RdmaDevice: Send + Sync {
     /// Its address.
     fn gid(&self) -> [u8; 16];
+    /// Another address, for a second link. Without one there are no second links.
+    fn second_gid(&self) -> Option<[u8; 16]> {
+        None
+    }
     /// MAC address of its port.
     fn mac(&self) -> [u8; 6];
     /// Makes a queue pair, and registers memory that its peer may write.

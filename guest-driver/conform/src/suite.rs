@@ -119,6 +119,9 @@ impl Names {
         scope.set("foreign2", [0x88, 0xf9, 0xfa, 0xfb, 0xfc, 0xfd, 0xfe, 0xff]);
         scope.set("peer_id", [&[0x43, 0x46][..], &self.mac].concat());
         scope.set("mac", self.mac);
+        // A second link is between other RNICs than the first one.
+        let [a, b, c, d, e, last] = self.mac;
+        scope.set("second_mac", [a, b, c, d, e, last ^ 1]);
         scope.set("roce_gid", self.roce_gid);
         // Of the range for documentation, in the family of the connection and in the other one.
         let families = [DOCUMENTED_V4, DOCUMENTED_V6];
@@ -223,7 +226,9 @@ pub fn run(
 ) -> Result<Results, SuiteError> {
     let began = Instant::now();
     let role = options.target.role();
-    let run = Run { cases, options, scope: options.names.scope() };
+    let mut scope = options.names.scope();
+    scope.set("second_gid", options.rdma.and_then(RdmaDevice::second_gid).unwrap_or_default());
+    let run = Run { cases, options, scope };
     let facts = run.find_facts()?;
     let of_target = |case: &&Case| case.role == role && case.layer != FACTS;
     let wanted = |case: &&Case| {
@@ -371,6 +376,9 @@ impl Run<'_> {
         if self.options.rdma.is_some() {
             facts.add("rnic");
         }
+        if self.options.rdma.is_some_and(|rdma| rdma.second_gid().is_some()) {
+            facts.add("second-rnic");
+        }
         if self.options.echo {
             facts.add("echo");
         }
@@ -424,6 +432,7 @@ fn in_words(fact: &str) -> String {
         "echo" => "a target that sends data back: --echo".into(),
         "device" => "a device on a fabric of the target: --device".into(),
         "rnic" => "an RNIC for SMC-R on a network of the target: --rnic".into(),
+        "second-rnic" => "a second RNIC, which only its tests have".into(),
         "link-r2" => "links of SMC-R version 2 with the suite".into(),
         "two-links" => "two links of SMC-R with the suite".into(),
         "link-r1" => "links of SMC-R version 1 with the suite".into(),
@@ -434,6 +443,7 @@ fn in_words(fact: &str) -> String {
         "prefix-d1" => "SMC-D version 1 by a prefix of IPv6".into(),
         "records" | "offers-records" => "vendor options for records on TCP".into(),
         "remembers" => "a second contact".into(),
+        "takes-second" => "a second link of SMC-R with the suite".into(),
         "lists-gids" => "more addresses than one".into(),
         "d2" => "SMC-D version 2 with the suite".into(),
         "d1" => "SMC-D version 1 with the suite".into(),

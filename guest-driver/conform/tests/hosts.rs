@@ -80,25 +80,25 @@ const OF_SERVERS: [&str; 12] = [
 #[test]
 fn a_server_with_everything_passes() {
     let known = "confirm d2 data device echo link-r2 prefix prefix-d1 prefix-r1 r2 records \
-                 release-2.1 rnic seid smc two-links";
+                 release-2.1 rnic second-rnic seid smc takes-second two-links";
     passes(&Host::rich(), Role::Server, known, &OF_SERVERS, 100);
 }
 
 #[test]
 fn a_server_without_names_passes() {
-    let known = "d1 data echo link-r1 r1 rnic smc";
+    let known = "d1 data echo link-r1 r1 rnic second-rnic smc";
     passes(&Host::nameless(), Role::Server, known, &OF_SERVERS, 30);
 }
 
 #[test]
 fn a_server_without_smc_d_passes() {
-    let known = "data echo link-r1 link-r2 r1 r2 rnic smc two-links";
+    let known = "data echo link-r1 link-r2 r1 r2 rnic second-rnic smc takes-second two-links";
     passes(&Host::without_d(), Role::Server, known, &OF_SERVERS, 30);
 }
 
 #[test]
 fn a_server_of_release_2_0_passes() {
-    let known = "confirm d1 d2 data echo r2 rnic smc";
+    let known = "confirm d1 d2 data echo r2 rnic second-rnic smc";
     let only = [
         "server-types-v2",
         "server-types-reasons",
@@ -126,25 +126,26 @@ fn a_client_with_everything_passes() {
     let known = "confirm d2 data device echo link-r1 link-r2 lists-gids offers-associated \
                  offers-d1 offers-d2 offers-emulated offers-prefixes offers-r1 offers-r2 \
                  offers-records offers-second offers-seid offers-v1 prefix release-2.1 remembers \
-                 rnic seid smc";
+                 rnic second-rnic seid smc takes-second";
     passes(&Host::rich(), Role::Client, known, &OF_CLIENTS, 100);
 }
 
 #[test]
 fn a_client_without_names_passes() {
-    let known = "data echo link-r1 offers-d1 offers-r1 offers-v1 rnic smc";
+    let known = "data echo link-r1 offers-d1 offers-r1 offers-v1 rnic second-rnic smc";
     passes(&Host::nameless(), Role::Client, known, &OF_CLIENTS, 10);
 }
 
 #[test]
 fn a_client_without_smc_d_passes() {
-    let known = "data echo link-r1 link-r2 offers-r1 offers-r2 offers-v1 rnic smc";
+    let known =
+        "data echo link-r1 link-r2 offers-r1 offers-r2 offers-v1 rnic second-rnic smc takes-second";
     passes(&Host::without_d(), Role::Client, known, &OF_CLIENTS, 10);
 }
 
 #[test]
 fn a_client_of_release_2_0_passes() {
-    let known = "data echo offers-associated offers-d1 offers-r2 offers-v1 rnic smc";
+    let known = "data echo offers-associated offers-d1 offers-r2 offers-v1 rnic second-rnic smc";
     let only =
         ["client-offer-", "client-proposal-", "client-d1-", "client-r-accept-r2-taken-release"];
     passes(&Host::old(), Role::Client, known, &only, 10);

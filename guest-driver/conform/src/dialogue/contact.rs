@@ -9,6 +9,7 @@ use crate::link::{Event, Sender};
 use crate::llc::Llc;
 use crate::message::{Kind, Message, parse_llc};
 use crate::outcome::{describe, describe_all, is_open};
+use crate::peer::Peer;
 use crate::rdma::LinkEnd;
 use crate::value::as_number;
 
@@ -19,42 +20,50 @@ const LAST_WORD: Duration = Duration::from_millis(50);
 
 impl Dialogue<'_> {
     /// A queue pair for a message that names one; without an RNIC a number that nobody has.
-    pub(super) fn make_queue_pair(&mut self) -> Judged<()> {
-        let Some(rdma) = self.context.rdma.filter(|_| self.queue_pair.is_none()) else {
-            return Ok(());
-        };
+    pub(super) fn make_queue_pair(&mut self, which: usize) -> Judged<()> {
+        let is_next = self.queue_pairs.len() == which;
+        let Some(rdma) = self.context.rdma.filter(|_| is_next) else { return Ok(()) };
         let made = rdma.queue_pair().map_err(|why| (Verdict::NotObservable, why))?;
         let three = |number: u32| number.to_be_bytes().get(1..).unwrap_or_default().to_vec();
-        self.scope.set("qpn", three(made.qpn()));
-        self.scope.set("psn", three(made.psn()));
-        self.scope.set("rkey", made.rkey().to_be_bytes());
-        self.scope.set("address", made.address().to_be_bytes());
-        self.queue_pair = Some(made);
-        Ok(())
+        let start = if which == 0 { "" } else { "second_" };
+        self.scope.set(format!("{start}qpn"), three(made.qpn()));
+        self.scope.set(format!("{start}psn"), three(made.psn()));
+        self.scope.set(format!("{start}rkey"), made.rkey().to_be_bytes());
+        self.scope.set(format!("{start}address"), made.address().to_be_bytes());
+        self.queue_pairs.push(made);
+        // A server's Add Link is there before its client needs a queue pair.
+        match (which, &self.context.peer) {
+            (1, Peer::Server { .. }) => self.connect_queue_pair(1, "llc-add-link"),
+            _ => Ok(()),
+        }
     }
 
-    /// Connects the queue pair with that of the target's Accept or Confirm.
-    pub(super) fn connect_queue_pair(&mut self, answer: &str) -> Judged<()> {
-        let field = |name: &str| self.scope.get(&format!("{answer}.{name}"));
+    /// Connects a queue pair with that which the target's message names.
+    pub(super) fn connect_queue_pair(&mut self, which: usize, message: &str) -> Judged<()> {
+        let field = |name: &str| self.scope.get(&format!("{message}.{name}"));
         let number = |name: &str| field(name).map_or(0, as_number);
         let gid = field("gid").and_then(|gid| <[u8; 16]>::try_from(gid).ok());
-        let (Some(queue_pair), Some(gid)) = (&mut self.queue_pair, gid) else { return Ok(()) };
+        let (Some(queue_pair), Some(gid)) = (self.queue_pairs.get_mut(which), gid) else {
+            return Ok(());
+        };
         let peer = LinkEnd {
             gid,
             qpn: u32::try_from(number("qpn")).unwrap_or(0),
             psn: u32::try_from(number("psn")).unwrap_or(0),
             mtu: u8::try_from(number("mtu")).unwrap_or(0),
         };
-        let version = number("version").max(1);
-        self.scope.set("llc_version", [u8::try_from(version).unwrap_or(1)]);
+        if which == 0 {
+            let version = number("version").max(1);
+            self.scope.set("llc_version", [u8::try_from(version).unwrap_or(1)]);
+        }
         queue_pair.connect(&peer).map_err(|why| (Verdict::NotObservable, why))?;
         self.is_linked = true;
         Ok(())
     }
 
     /// Sends a message of LLC. That the link is over is no error: what follows shows it.
-    pub(super) fn write_llc(&mut self, bytes: &[u8]) -> Judged<()> {
-        let Some(queue_pair) = &mut self.queue_pair else {
+    pub(super) fn write_llc(&mut self, on: usize, bytes: &[u8]) -> Judged<()> {
+        let Some(queue_pair) = self.queue_pairs.get_mut(on) else {
             return Err((Verdict::NotObservable, "there is no link".into()));
         };
         let sent = queue_pair.send(bytes);
@@ -74,40 +83,43 @@ impl Dialogue<'_> {
         for (to, from) in word.iter_mut().zip(head.into_iter().chain([0, 0, 3, 0, 0])) {
             *to = from;
         }
-        if self.write_llc(&word).is_ok()
-            && let Some(queue_pair) = &mut self.queue_pair
+        if self.write_llc(0, &word).is_ok()
+            && let Some(queue_pair) = self.queue_pairs.first_mut()
         {
             // The queue pair has to live until the message is away.
             let _ = queue_pair.receive(LAST_WORD);
         }
     }
 
-    /// What comes next on the link, or on TCP.
-    fn next_of_link(&mut self, until: Instant) -> Judged<Event> {
+    /// What comes next on a link, or on TCP, and on which link.
+    fn next_of_link(&mut self, until: Instant) -> Judged<(usize, Event)> {
         loop {
             let event = self.link()?.next(Duration::from_millis(1));
             if !matches!(event, Event::Nothing) {
-                return Ok(event);
+                return Ok((0, event));
             }
-            let Some(queue_pair) = &mut self.queue_pair else {
+            if self.queue_pairs.is_empty() {
                 return Err((Verdict::NotObservable, "there is no link".into()));
-            };
-            match queue_pair.receive(LOOK) {
-                Ok(Some(bytes)) => {
-                    self.link()?.note_llc(Sender::Target, &bytes, "");
-                    if bytes.first() != Some(&CDC) {
-                        let read = parse_llc(&bytes);
-                        return Ok(read.map_or_else(Event::Unreadable, Event::Message));
+            }
+            for on in 0..self.queue_pairs.len() {
+                let received = self.queue_pairs.get_mut(on).map(|pair| pair.receive(LOOK));
+                match received.unwrap_or(Ok(None)) {
+                    Ok(Some(bytes)) => {
+                        self.link()?.note_llc(Sender::Target, &bytes, "");
+                        if bytes.first() != Some(&CDC) {
+                            let read = parse_llc(&bytes);
+                            return Ok((on, read.map_or_else(Event::Unreadable, Event::Message)));
+                        }
                     }
-                }
-                Ok(None) => {}
-                Err(why) => {
-                    self.link()?.note_llc(Sender::Target, &[], &why);
-                    return Ok(Event::LinkDown(why));
+                    Ok(None) => {}
+                    Err(why) => {
+                        self.link()?.note_llc(Sender::Target, &[], &why);
+                        return Ok((on, Event::LinkDown(why)));
+                    }
                 }
             }
             if Instant::now() >= until {
-                return Ok(Event::Nothing);
+                return Ok((0, Event::Nothing));
             }
         }
     }
@@ -120,16 +132,20 @@ impl Dialogue<'_> {
         let until = Instant::now() + Duration::from_millis(within);
         let mut others = Vec::new();
         loop {
-            let event = self.next_of_link(until)?;
+            let (on, event) = self.next_of_link(until)?;
             if let Event::Message(message) = &event {
                 self.learn(message);
-                self.answer_test(message)?;
+                self.answer_test(on, message)?;
+                if accepts_link(message) && matches!(self.context.peer, Peer::Client { .. }) {
+                    self.connect_queue_pair(1, "llc-add-link")?;
+                }
             }
             let is_over = matches!(event, Event::End | Event::Reset | Event::LinkDown(_));
             if is_over {
                 (self.is_linked, self.carries_smc) = (false, false);
             }
-            let event = if ends_link(&event) && wants_down(step) {
+            let is_only = self.queue_pairs.len() == 1;
+            let event = if is_only && ends_link(&event) && wants_down(step) {
                 Event::LinkDown("the target deletes it".into())
             } else {
                 event
@@ -156,7 +172,7 @@ impl Dialogue<'_> {
     }
 
     /// Sends the target's Test Link back.
-    fn answer_test(&mut self, message: &Message) -> Judged<()> {
+    fn answer_test(&mut self, on: usize, message: &Message) -> Judged<()> {
         if message.kind != Kind::Llc(Llc::TestLink) || message.number("reply") == 1 {
             return Ok(());
         }
@@ -164,7 +180,7 @@ impl Dialogue<'_> {
         if let Some(flags) = answer.get_mut(3) {
             *flags |= 0x80;
         }
-        self.write_llc(&answer)
+        self.write_llc(on, &answer)
     }
 }
 
@@ -173,6 +189,12 @@ fn may_come_any_time(event: &Event) -> bool {
     let Event::Message(message) = event else { return false };
     let kinds = [Kind::Llc(Llc::TestLink), Kind::Llc(Llc::ConfirmRkey)];
     kinds.contains(&message.kind) && message.number("reply") == 0
+}
+
+/// Whether a client agrees to another link.
+fn accepts_link(message: &Message) -> bool {
+    let is_answer = message.kind == Kind::Llc(Llc::AddLink) && message.number("reply") == 1;
+    is_answer && message.number("rejected") == 0
 }
 
 /// Whether a message ends the only link.

@@ -71,6 +71,12 @@ impl RdmaDevice for Network {
         SUITE_GID
     }
 
+    fn second_gid(&self) -> Option<[u8; 16]> {
+        let mut other = SUITE_GID;
+        other[15] = 77;
+        Some(other)
+    }
+
     fn mac(&self) -> [u8; 6] {
         SUITE_MAC
     }

@@ -369,7 +369,7 @@ fn names(
 
 fn not_tried(args: &ConformArgs, no_option: Option<String>) -> Vec<(String, String)> {
     let mut all = vec![(
-        "Data over SMC-R, and links beside the first one".to_owned(),
+        "Data over SMC-R, and a second link beyond its offer".to_owned(),
         "the suite has no cases of them".to_owned(),
     )];
     match no_option {
