@@ -140,6 +140,37 @@ fn threads_with_the_smallest_stack_use_connections() {
 }
 
 #[test]
+fn what_a_program_changes_of_its_process_leaves_its_connections() {
+    let program = compiled("changes", &[]);
+    let is_root = rustix::process::geteuid().is_root();
+    let anybodys = ["descriptors", "dumpable", "threads", "memory", "files", "alone"];
+    let roots = ["user", "root", "locked", "mounts", "network", "processes", "joined"];
+    let roots = roots.iter().filter(|_| is_root);
+    for change in anybodys.iter().chain(roots) {
+        for smc in [false, true] {
+            let fabric = Fabric::new(2);
+            let port = free_port().to_string();
+            let command = |mode: &str| {
+                let mut command = fabric.on(smc, &program);
+                command.args([mode, &port, change]);
+                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+                command
+            };
+            let server = command("server").spawn().unwrap();
+            await_listener(port.parse().unwrap());
+            let client = command("client").output().unwrap();
+            for output in [client, server.wait_with_output().unwrap()] {
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                assert_eq!(said, "", "{change}, smc: {smc}");
+                assert_eq!(String::from_utf8_lossy(&output.stdout), "all bytes\n", "{change}");
+            }
+            assert!(!smc || fabric.decided() == (2, 0), "{change}: {:?}", fabric.decided());
+        }
+    }
+    std::fs::remove_file(program).unwrap();
+}
+
+#[test]
 fn a_program_of_another_machine_starts_without_the_library_and_without_a_word() {
     let compile = |name: &str, options: &[&str]| compiled(name, options);
     let starts = compile("starts", &[]);

@@ -2,6 +2,7 @@
 //! `clone`, whose child may be one as of `fork`: libc then calls no handlers.
 
 use std::ffi::{c_int, c_void};
+use std::time::Duration;
 
 use super::init;
 use crate::config;
@@ -113,16 +114,52 @@ fn standard_to_null() -> c_int {
     0
 }
 
-/// Makes the calling thread's table of descriptors its own. A program with one thread has that
-/// already; the threads of the library go on with the same table.
+/// What a program with one thread has for itself already. The threads of the library go on with the
+/// same table of descriptors.
+const OF_ONE_THREAD: c_int =
+    libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_VM;
+
+/// How often, and with which pauses, the threads are counted: one of the library has its name only
+/// when it has begun to run.
+const LOOKS: usize = 10;
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Whether the program has one thread, and must not notice those of the library.
+fn has_one_thread() -> bool {
+    let looks = || {
+        let is_one = raw::threads_of_program() == 1;
+        if !is_one {
+            std::thread::sleep(PAUSE);
+        }
+        is_one
+    };
+    config::get().is_some()
+        && !fork::shares_memory()
+        && std::iter::repeat_with(looks).take(LOOKS).any(|is_one| is_one)
+}
+
+/// Makes what the calling thread shares its own.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
-    let spared = flags & libc::CLONE_FILES != 0
-        && config::get().is_some()
-        && !fork::shares_memory()
-        && raw::threads_of_program() == 1;
-    let flags = if spared { flags & !libc::CLONE_FILES } else { flags };
+    let spared = flags & OF_ONE_THREAD != 0 && has_one_thread();
+    let flags = if spared { flags & !OF_ONE_THREAD } else { flags };
     call_libc!(unshare, libc::SYS_unshare, (flags: c_int) -> c_int)
+}
+
+/// Joins a namespace. The kernel lets nobody join one of mounts who shares root and working directory,
+/// as the program does with the library's threads. These keep what they have.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C-unwind" fn setns(fd: c_int, kind: c_int) -> c_int {
+    let native = || call_libc!(setns, libc::SYS_setns, (fd: c_int, kind: c_int) -> c_int);
+    let result = native();
+    let error = errno();
+    if result == 0 || error != libc::EINVAL || !has_one_thread() {
+        set_errno(error);
+        return result;
+    }
+    let own = libc::CLONE_FS;
+    call_libc!(unshare, libc::SYS_unshare, (own: c_int) -> c_int);
+    native()
 }
 
 /// The child's first function.

@@ -68,7 +68,7 @@ functions! {
     timerfd_create memfd_create inotify_init1 signalfd pipe pipe2 __pipe __open __open64 socketpair fdopen fclose dprintf vdprintf __dprintf_chk
     __vdprintf_chk fork vfork posix_spawn posix_spawnp posix_spawn_file_actions_adddup2
     posix_spawn_file_actions_destroy system popen aio_read aio_read64 aio_write aio_write64
-    lio_listio lio_listio64 execve execv execvp execvpe fexecve execveat clone _Fork daemon unshare
+    lio_listio lio_listio64 execve execv execvp execvpe fexecve execveat clone _Fork daemon unshare setns
     sigaction signal sigset pthread_cancel pthread_exit dlmopen __libc_system pidfd_spawn pidfd_spawnp _IO_popen backtrace_symbols_fd
 }
 

@@ -138,6 +138,7 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
             return unsafe { signals::rt_sigaction(a as c_int, b as *const _, c as *mut _, d) };
         }
         libc::SYS_unshare => call!(clone::unshare(a => c_int)),
+        libc::SYS_setns => call!(clone::setns(a => c_int, b => c_int)),
         _ => return by_old_number(number, [a, b, c, d, e, f]),
     })
 }

@@ -193,13 +193,22 @@ pub(crate) fn this_thread() -> usize {
 /// are the library's, as their names say.
 pub(crate) fn threads_of_program() -> usize {
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return 1 };
+    let stat_of = |thread: &std::path::Path| std::fs::read_to_string(thread.join("stat"));
+    // The name in parentheses.
+    let name_of = |stat: &str| {
+        let name = stat.split_once(" (").and_then(|(_, name)| name.rsplit_once(") "));
+        name.map_or_else(String::new, |(name, _)| name.to_owned())
+    };
+    // A program's own name, which its threads begin with, may be like those.
+    let first = stat_of("/proc/self".as_ref()).map(|stat| name_of(&stat)).unwrap_or_default();
     let is_programs = |thread: &std::fs::DirEntry| {
-        // The name in parentheses, and a letter for the state.
-        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        let name = stat.split_once(" (").map_or("", |(_, name)| name);
+        let stat = stat_of(&thread.path()).unwrap_or_default();
+        let name = name_of(&stat);
+        // A letter for the state.
         let state = stat.rsplit_once(") ").map_or("", |(_, state)| state);
         let has_ended = state.is_empty() || state.starts_with(['Z', 'X']);
-        !has_ended && !name.starts_with("smc-") && !name.starts_with("ism-")
+        let is_ours = name.starts_with("smc-") || name.starts_with("ism-");
+        !has_ended && (!is_ours || name == first)
     };
     threads.flatten().filter(is_programs).take(2).count()
 }
