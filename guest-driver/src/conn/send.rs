@@ -280,9 +280,10 @@ impl Conn {
         flags: ProducerFlags,
     ) -> Result<[u64; 2], DeliverError> {
         let [_, ahead] = self.out_words(tx, flags, tx.published);
-        tx.carrier.deliver(pieces, [tx.producer, ahead], false)?;
+        tx.carrier.deliver(&[], [tx.producer, ahead], false)?;
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
-        tx.carrier.deliver(&[], words, true)?;
+        // Bytes and their words in one: of those that may not have arrived the carrier has copies.
+        tx.carrier.deliver(pieces, words, true)?;
         Ok(words)
     }
 

@@ -247,7 +247,7 @@ impl PeerDmb {
         // The device writes an aligned segment this small by ascending 8-byte Release stores.
         batch.keep_room(words.len())?;
         batch.add(PRODUCER_WORD, &words)?;
-        batch.post(signal)
+        batch.post(signal, true)
     }
 }
 
@@ -273,7 +273,7 @@ impl<'a, 'b> Batch<'a, 'b> {
     fn add(&mut self, mut offset: u32, mut bytes: &'b [u8]) -> Result<(), DeliverError> {
         while !bytes.is_empty() {
             if self.n == self.max_pieces || self.bytes >= self.max {
-                self.post(false)?;
+                self.post(false, false)?;
             }
             let (now, later) = bytes.split_at(bytes.len().min(self.max - self.bytes));
             if let Some(piece) = self.pieces.get_mut(self.n) {
@@ -289,13 +289,13 @@ impl<'a, 'b> Batch<'a, 'b> {
 
     /// Posts a MOVE unless `len` more bytes fit as one piece.
     fn keep_room(&mut self, len: usize) -> Result<(), DeliverError> {
-        if self.bytes + len > self.max { self.post(false) } else { Ok(()) }
+        if self.bytes + len > self.max { self.post(false, false) } else { Ok(()) }
     }
 
-    fn post(&mut self, signal: bool) -> Result<(), DeliverError> {
+    fn post(&mut self, signal: bool, is_last: bool) -> Result<(), DeliverError> {
         let pieces = self.pieces.get(..self.n).unwrap_or(&self.pieces);
         let path = &self.dmb.path;
-        self.dmb.device.running().queues.of(path)?.post(path, pieces, signal)?;
+        self.dmb.device.running().queues.of(path)?.post(path, pieces, signal, is_last)?;
         (self.n, self.bytes) = (0, 0);
         Ok(())
     }

@@ -52,6 +52,8 @@ struct Entry {
     refused: Vec<Parts>,
     // It has executed a move behind one that it had refused.
     has_hole: bool,
+    // Slots of moves that were executed, and whose delivery was not yet as a whole.
+    begun: Vec<u32>,
 }
 
 /// Offsets in the DMB, and the bytes that go there.
@@ -65,6 +67,7 @@ impl Entry {
         closed: false,
         refused: Vec::new(),
         has_hole: false,
+        begun: Vec::new(),
     };
 }
 
@@ -76,6 +79,8 @@ struct State {
     users: [u32; SLOTS as usize],
     // The number of the move in each slot, by which moves have their order.
     numbers: [u64; SLOTS as usize],
+    // Whether the move in each slot is the last of its delivery.
+    ends: [bool; SLOTS as usize],
     posted: u64,
     entries: Vec<Entry>,
     free_entries: Vec<u32>,
@@ -115,6 +120,7 @@ impl MoveQueue {
             free: (0..SLOTS).rev().collect(),
             users: [0; SLOTS as usize],
             numbers: [0; SLOTS as usize],
+            ends: [true; SLOTS as usize],
             posted: 0,
             entries: Vec::new(),
             free_entries: Vec::new(),
@@ -171,6 +177,8 @@ impl MoveQueue {
     /// posts one MOVE. The device executes the moves of one path in the order of posting. The call
     /// waits for a free slot if need be, but not for the move; the queue notes a refusal in `path`.
     ///
+    /// `is_last`: a delivery ends with this move, and what its moves brought counts only as a whole.
+    ///
     /// # Errors
     /// There are more than [`MAX_PIECES`] pieces or [`Queues::max_payload`](super::Queues::max_payload)
     /// bytes, or the device is gone.
@@ -179,6 +187,7 @@ impl MoveQueue {
         path: &MovePath,
         pieces: &[(u32, &[u8])],
         signal: bool,
+        is_last: bool,
     ) -> Result<(), QueueError> {
         let total: usize = pieces.iter().map(|(_, bytes)| bytes.len()).sum();
         if pieces.len() > MAX_PIECES {
@@ -202,6 +211,9 @@ impl MoveQueue {
         }
         if let Some(place) = state.numbers.get_mut(slot as usize) {
             *place = number;
+        }
+        if let Some(place) = state.ends.get_mut(slot as usize) {
+            *place = is_last;
         }
         if let Some(entry) = state.entries.get_mut(path.slot() as usize) {
             entry.moves += 1;
@@ -236,7 +248,7 @@ impl MoveQueue {
 
     /// The pieces of the moves of a path that were not executed, as far as this driver knows, in the
     /// order of posting: those under way, whose slots have them still, and those that the device has
-    /// refused. `None`: the device has executed a move behind one that it had refused.
+    /// refused. The moves of a delivery that was not executed as a whole are among them. `None`: the device has executed a move behind one that it had refused.
     pub(crate) fn unconfirmed(&self, path: &MovePath) -> Option<Parts> {
         let mut state = lock(&self.state);
         self.collect(&mut state);
@@ -292,6 +304,9 @@ impl MoveQueue {
                 && let Some(slot) = state.free.pop()
             {
                 return Ok((state, slot));
+            }
+            if state.give_up_begun() {
+                continue;
             }
             let waited = start.get_or_insert_with(Instant::now).elapsed();
             if waited > CONTROL_TIMEOUT {
@@ -416,12 +431,14 @@ impl MoveQueue {
         } else {
             let at = done.cookie as usize * SLOT;
             let number = state.users.get(done.cookie as usize).copied().unwrap_or(u32::MAX);
-            state.free.push(done.cookie);
             (read_status(&self.slots, at), number)
         };
         let status = status.filter(|_| done.written as usize >= STATUS);
         let ok = Some(u32::from(Status::Ok.code()));
         let refused = (!is_kick && status != ok).then(|| self.pieces_of(done.cookie));
+        if !is_kick {
+            state.free_slot(done.cookie, number, refused.is_none());
+        }
         let Some(entry) = state.entries.get_mut(number as usize) else { return };
         if is_kick {
             entry.kick = false;
@@ -451,8 +468,38 @@ impl State {
         let Some(entry) = self.entries.get_mut(number as usize) else { return };
         if entry.closed && entry.moves == 0 && !entry.kick && entry.path.take().is_some() {
             entry.refused = Vec::new();
+            self.free.append(&mut entry.begun);
             self.free_entries.push(number);
         }
+    }
+
+    /// Frees the slot of a completed move of the entry with this number, and with the last move of a
+    /// delivery those of all its moves.
+    fn free_slot(&mut self, slot: u32, number: u32, is_executed: bool) {
+        let is_last = self.ends.get(slot as usize).is_none_or(|is_last| *is_last);
+        match self.entries.get_mut(number as usize) {
+            Some(entry) if is_executed && !is_last => entry.begun.push(slot),
+            Some(entry) => {
+                // A delivery whose last move was refused was not executed as a whole.
+                if is_executed {
+                    self.free.append(&mut entry.begun);
+                }
+                self.free.push(slot);
+            }
+            None => self.free.push(slot),
+        }
+    }
+
+    /// Frees the slots of deliveries that were not executed as a whole, because there is no other.
+    /// `true`: there are some.
+    fn give_up_begun(&mut self) -> bool {
+        if !self.free.is_empty() {
+            return false;
+        }
+        for entry in &mut self.entries {
+            self.free.append(&mut entry.begun);
+        }
+        !self.free.is_empty()
     }
 }
 

@@ -28,7 +28,7 @@ fn queue() -> (Arc<MoveQueue>, DeviceSide, Arc<EventFd>, Arc<Health>) {
 fn a_move_has_the_bytes_of_the_chapter() {
     let (queue, mut device, ..) = queue();
     let path = queue.open_path(TOKEN, 0).unwrap();
-    queue.post(&path, &[(100, b"abc"), (8, b"01234567")], true).unwrap();
+    queue.post(&path, &[(100, b"abc"), (8, b"01234567")], true, true).unwrap();
     let head = device.next().unwrap();
     let (bytes, status) = device.read(head);
     let expected = [
@@ -46,7 +46,7 @@ fn moves_keep_their_order_and_slots_come_back() {
     let (queue, mut device, ..) = queue();
     let path = queue.open_path(TOKEN, 0).unwrap();
     for i in 0..1000u32 {
-        queue.post(&path, &[(i, &i.to_le_bytes())], false).unwrap();
+        queue.post(&path, &[(i, &i.to_le_bytes())], false, true).unwrap();
         if i % 20 == 19 {
             for expected in i - 19..=i {
                 let head = device.next().unwrap();
@@ -63,8 +63,8 @@ fn a_refusal_is_noted_in_its_path_only() {
     let (queue, mut device, ..) = queue();
     let good = queue.open_path(TOKEN, 0).unwrap();
     let bad = queue.open_path(Token(2), 0).unwrap();
-    queue.post(&good, &[(0, b"x")], false).unwrap();
-    queue.post(&bad, &[(0, b"x")], false).unwrap();
+    queue.post(&good, &[(0, b"x")], false, true).unwrap();
+    queue.post(&bad, &[(0, b"x")], false, true).unwrap();
     let heads = [device.next().unwrap(), device.next().unwrap()];
     device.answer(heads[0], &OK);
     device.answer(heads[1], &[2, 0, 0, 0]);
@@ -78,10 +78,10 @@ fn what_was_not_executed_is_known_in_its_order() {
     let (queue, mut device, _, health) = queue();
     let path = queue.open_path(TOKEN, 0).unwrap();
     let other = queue.open_path(Token(2), 0).unwrap();
-    queue.post(&path, &[(40, b"a"), (8, b"w")], false).unwrap();
-    queue.post(&other, &[(40, b"x")], false).unwrap();
-    queue.post(&path, &[(41, b"bc"), (8, b"v")], false).unwrap();
-    queue.post(&path, &[(43, b"")], false).unwrap();
+    queue.post(&path, &[(40, b"a"), (8, b"w")], false, true).unwrap();
+    queue.post(&other, &[(40, b"x")], false, true).unwrap();
+    queue.post(&path, &[(41, b"bc"), (8, b"v")], false, true).unwrap();
+    queue.post(&path, &[(43, b"")], false, true).unwrap();
     let piece = |at: u32, bytes: &[u8]| (at, bytes.to_vec());
     let second = [piece(41, b"bc"), piece(8, b"v"), piece(43, b"")];
     let all = [&[piece(40, b"a"), piece(8, b"w")], &second[..]].concat();
@@ -103,12 +103,37 @@ fn what_was_not_executed_is_known_in_its_order() {
     assert_eq!(queue.unconfirmed(&path), None);
 }
 
+// Its reader does not know of the bytes before the words are there, which come last.
+#[test]
+fn a_delivery_is_unconfirmed_until_its_last_move_is_executed() {
+    let (queue, mut device, ..) = queue();
+    let path = queue.open_path(TOKEN, 0).unwrap();
+    let parts = [(40, &b"a"[..]), (41, b"b"), (8, b"w")];
+    let all = parts.map(|(at, bytes)| (at, bytes.to_vec())).to_vec();
+    let post = |n: usize| queue.post(&path, &parts[n..n + 1], false, n == 2).unwrap();
+    for refused in [false, true] {
+        (0..3).for_each(post);
+        for _ in 0..2 {
+            let head = device.next().unwrap();
+            device.answer(head, &OK);
+            assert_eq!(queue.unconfirmed(&path), Some(all.clone()));
+        }
+        let head = device.next().unwrap();
+        device.answer(head, if refused { &[2, 0, 0, 0] } else { &OK });
+        let mut left = queue.unconfirmed(&path).unwrap();
+        // What was refused comes first.
+        left.sort();
+        assert_eq!(left.len(), if refused { 3 } else { 0 });
+        assert!(left.iter().all(|part| all.contains(part)), "{left:?}");
+    }
+}
+
 #[test]
 fn a_missing_or_odd_status_is_a_refusal() {
     for status in [&[][..], &[0, 0, 0], &[0, 0, 1, 0], &[99, 0, 0, 0]] {
         let (queue, mut device, ..) = queue();
         let path = queue.open_path(TOKEN, 0).unwrap();
-        queue.post(&path, &[(0, b"x")], false).unwrap();
+        queue.post(&path, &[(0, b"x")], false, true).unwrap();
         let head = device.next().unwrap();
         device.answer(head, status);
         queue.reap();
@@ -142,7 +167,7 @@ fn a_busy_peer_s_queue_fails_a_move_but_not_a_kick() {
     device.answer(head, &again);
     queue.reap();
     assert!(!path.is_failed());
-    queue.post(&path, &[(0, b"x")], false).unwrap();
+    queue.post(&path, &[(0, b"x")], false, true).unwrap();
     let head = device.next().unwrap();
     device.answer(head, &again);
     queue.reap();
@@ -157,7 +182,7 @@ fn a_full_queue_waits_for_the_device() {
         let (queue, path) = (queue.clone(), path.clone());
         std::thread::spawn(move || {
             for _ in 0..2 * SLOTS {
-                queue.post(&path, &[(0, b"x")], false).unwrap();
+                queue.post(&path, &[(0, b"x")], false, true).unwrap();
             }
         })
     };
@@ -189,7 +214,7 @@ fn kicks_of_many_paths_find_room_or_say_busy() {
 fn a_closed_path_is_reused_only_when_nothing_is_under_way() {
     let (queue, mut device, ..) = queue();
     let path = queue.open_path(TOKEN, 0).unwrap();
-    queue.post(&path, &[(0, b"x")], false).unwrap();
+    queue.post(&path, &[(0, b"x")], false, true).unwrap();
     queue.kick(&path).unwrap();
     queue.close_path(&path);
     let next = queue.open_path(Token(9), 0).unwrap();
@@ -211,11 +236,11 @@ fn a_closed_path_is_reused_only_when_nothing_is_under_way() {
 fn a_lie_of_the_device_fails_it() {
     let (queue, mut device, _, health) = queue();
     let path = queue.open_path(TOKEN, 0).unwrap();
-    queue.post(&path, &[(0, b"x")], false).unwrap();
+    queue.post(&path, &[(0, b"x")], false, true).unwrap();
     device.put(77, 4);
     queue.reap();
     assert!(health.is_gone());
-    assert!(matches!(queue.post(&path, &[], true), Err(QueueError::Gone)));
+    assert!(matches!(queue.post(&path, &[], true, true), Err(QueueError::Gone)));
     assert!(matches!(queue.kick(&path), Err(QueueError::Gone)));
 }
 
@@ -224,9 +249,9 @@ fn too_much_for_one_move_is_refused() {
     let (queue, ..) = queue();
     let path = queue.open_path(TOKEN, 0).unwrap();
     let long = vec![0; queue.max_payload() + 1];
-    let result = queue.post(&path, &[(0, &long)], false);
+    let result = queue.post(&path, &[(0, &long)], false, true);
     assert!(matches!(result, Err(QueueError::Length { what: "payload", .. })));
     let many = [(0u32, &b"x"[..]); MAX_PIECES + 1];
-    assert!(queue.post(&path, &many, false).is_err());
-    queue.post(&path, &[(0, &long[1..])], false).unwrap();
+    assert!(queue.post(&path, &many, false, true).is_err());
+    queue.post(&path, &[(0, &long[1..])], false, true).unwrap();
 }
