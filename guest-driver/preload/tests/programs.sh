@@ -52,30 +52,7 @@ own_option() {
 parse "$@"
 if $learn && ! $forced; then export SMC_PROGRAMS_LEARN=1; fi
 
-if $install; then
-    missing=()
-    for package in "${packages[@]}"; do
-        dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
-    done
-    # Any flavour of these will do.
-    has() { PATH="$PATH:/usr/sbin" command -v "$1" >/dev/null; }
-    wanted=()
-    for package in "${missing[@]}"; do
-        case $package in
-        nginx-light) has nginx || wanted+=("$package") ;;
-        nodejs) has node || wanted+=("$package") ;;
-        golang-go) has go || wanted+=("$package") ;;
-        default-jdk-headless) has javac || wanted+=("$package") ;;
-        *) wanted+=("$package") ;;
-        esac
-    done
-    if [ ${#wanted[@]} -gt 0 ]; then
-        echo "installing ${wanted[*]}"
-        apt-get update -q
-        # The run level keeps the packages from starting their services.
-        DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -q --no-install-recommends "${wanted[@]}"
-    fi
-fi
+if $install; then install_missing "${packages[@]}"; fi
 
 # The whole workspace is selected so that this shares the artifacts of `cargo test --workspace`.
 run() {

@@ -128,6 +128,15 @@ impl Carrier {
         }
     }
 
+    /// Whether the device has carried out or dropped all that the peer had delivered, because the peer
+    /// has left it. Nobody can say that on a loopback fabric.
+    pub(super) fn brings_no_more(&self) -> bool {
+        match self {
+            Carrier::D(pair) => pair.info.local_gid != pair.info.peer_gid && pair.peer.has_left(),
+            Carrier::R(_) => false,
+        }
+    }
+
     /// Whether the device may still report that the peer has left, while it has reported the loss of
     /// the peer's buffer.
     pub(super) fn may_hear_of_peer(&self) -> bool {

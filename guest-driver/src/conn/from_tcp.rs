@@ -96,7 +96,9 @@ impl Conn {
         let mut arrived = self.arrived(rx, tx);
         if matches!(tx.change.as_ref().map(|c| c.end.incoming().reading()), Some(Reading::Until(_)))
         {
-            let gone = tx.change.as_ref().is_some_and(|change| change.gone);
+            // This end may have heard of it before it left the ring.
+            let gone = tx.change.as_ref().is_some_and(|change| change.gone)
+                || self.carrier().brings_no_more();
             if gone {
                 arrived = if self.carrier().keep_ring() { self.arrived(rx, tx) } else { None };
             }
