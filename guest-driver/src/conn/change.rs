@@ -270,6 +270,7 @@ impl Conn {
                 self.store_words(tx);
                 self.refresh_tx(tx);
                 self.flush_held(tx);
+                self.waiting.note_room_on_tcp();
                 self.wake_all();
             }
             Action::Repeat { from, to } => self.repeat(tx, from, to),

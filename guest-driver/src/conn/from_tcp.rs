@@ -52,7 +52,9 @@ impl Conn {
             if queues_are_held() {
                 return;
             }
-            change.blocked = false;
+            if std::mem::take(&mut change.blocked) {
+                self.waiting.note_room_on_tcp();
+            }
             self.pump_out(&mut tx);
             if tx.has_left() {
                 self.flush_held(&mut tx);

@@ -22,12 +22,15 @@ pub(crate) struct LocalEnd {
     read_shut: bool,
     /// A write that must not wait has found no room, and no poll has shown room since.
     write_blocked: bool,
+    /// How often TCP has got room for records, after the ring was left.
+    rooms_on_tcp: u32,
 }
 
 impl LocalEnd {
     /// Whether a reader finds no difference.
     pub(crate) fn same_for_reader(self, other: LocalEnd) -> bool {
-        LocalEnd { write_blocked: false, ..self } == LocalEnd { write_blocked: false, ..other }
+        let view = |end| LocalEnd { write_blocked: false, rooms_on_tcp: 0, ..end };
+        view(self) == view(other)
     }
 }
 
@@ -75,6 +78,10 @@ impl Conn {
             failed: self.has_failed(),
             read_shut: self.end.is_read_shut(),
             write_blocked: self.waiting.is_write_blocked(),
+            rooms_on_tcp: match self.end.has_left_ring() {
+                true => self.waiting.rooms_on_tcp(),
+                false => 0,
+            },
         }
     }
 

@@ -31,6 +31,8 @@ pub(super) struct Waiting {
     pub(super) readiness: OnceLock<ReadinessFd>,
     /// A write that must not wait found no room, and no poll has shown room since.
     write_blocked: AtomicBool,
+    /// How often TCP has got room for records: the first time, and after it had none.
+    rooms: AtomicU32,
     /// The send queue has bytes. Not under the lock of the send side, because the reactor asks at
     /// every event.
     pub(super) holding: AtomicBool,
@@ -50,6 +52,7 @@ impl Waiting {
             word_state: WordState::default(),
             readiness: OnceLock::new(),
             write_blocked: AtomicBool::new(false),
+            rooms: AtomicU32::new(0),
             holding: AtomicBool::new(false),
             awaiting: AtomicBool::new(false),
             spin: Spin::of(spin),
@@ -136,6 +139,16 @@ impl Waiting {
     /// Notes that a write found no room, or that a poll has shown some.
     pub(super) fn set_write_blocked(&self, on: bool) {
         self.write_blocked.store(on, Ordering::Relaxed);
+    }
+
+    /// Notes that TCP has got room for records.
+    pub(super) fn note_room_on_tcp(&self) {
+        self.rooms.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How often TCP has got room for records.
+    pub(super) fn rooms_on_tcp(&self) -> u32 {
+        self.rooms.load(Ordering::SeqCst)
     }
 
     /// Whether no thread holds a lock.
