@@ -43,7 +43,8 @@ pub(crate) struct DmbPair {
     released: AtomicBool,
     peer: Arc<Peer>,
     info: SmcdInfo,
-    /// What both ends have agreed on for records on TCP; `None`: they speak none.
+    /// What both ends have agreed on for records on TCP, if the connection may go on without its
+    /// device; `None`: it may not, or they speak none.
     agreed: Option<CarrierFeatures>,
     // Dropped after `theirs`, which can be detached then.
     _slot: AttachSlot,
@@ -349,20 +350,29 @@ impl Carrier {
         }
     }
 
-    /// Makes the own ring safe from deliveries that are still being carried out. `false`: that is not
-    /// possible.
+    /// Makes the own ring safe from deliveries that are still being carried out, and from the end of a
+    /// device that takes its memory with it. The caller has the locks of both sides. `false`: that is
+    /// not possible.
     pub(super) fn keep_ring(&self) -> bool {
         let Carrier::D(pair) = self else { return true };
         let own = pair.own.dmb();
-        if !own.is_device_gone() {
+        if !own.is_device_gone() && own.memory_stays() {
             return true;
         }
-        let kept = own.make_private();
+        let kept = own.keep();
         if let Err(error) = &kept {
             tracing::debug!(peer = %self, %error, "a ring is not kept");
         }
         // In a slab the peer stores by itself, and has stopped before it said so.
-        kept.is_ok() || own.slab_id().is_some()
+        kept.is_ok() || own.memory_stays() && own.slab_id().is_some()
+    }
+
+    /// Whether the own ring stays as long as the connection, whatever becomes of its device.
+    pub(super) fn ring_stays(&self) -> bool {
+        match self {
+            Carrier::D(pair) => pair.own.dmb().memory_stays(),
+            Carrier::R(_) => true,
+        }
     }
 
     /// Whether the peer's words arrive only when a thread polls the reactor.
@@ -454,7 +464,11 @@ impl DmbPair {
             window: theirs.dmb().is_window(),
             peer_host: established.peer_host.and_then(|h| h.hostname.text().map(str::to_owned)),
         };
-        let agreed = established.terms.carriers.map(|options| options.features());
+        // Moves of a device that takes its memory with it end with the device, as before.
+        let stays =
+            own.dmb().memory_stays() || own.dmb().slab_id().is_some() && theirs.dmb().is_window();
+        let options = established.terms.carriers.filter(|_| stays);
+        let agreed = options.map(|options| options.features());
         DmbPair { agreed, theirs, released: AtomicBool::new(false), peer, info, _slot: slot, own }
     }
 }

@@ -182,13 +182,29 @@ impl Conn {
         }
     }
 
-    /// Whether the connection goes on over TCP when its device goes, and does not yet.
+    /// Whether the connection goes on over TCP when its device goes, and does not yet, or reads
+    /// memory that may go with the device.
     pub(crate) fn must_leave_device(&self) -> bool {
         self.must_leave(&self.tx())
     }
 
+    /// Whether the connection goes on without its device, and reads memory that goes with the device.
+    pub(crate) fn needs_device_memory(&self) -> bool {
+        self.must_leave(&self.tx()) && !self.carrier().ring_stays()
+    }
+
+    /// Goes on with a copy of the own ring, whose memory is about to go with a device that is gone. What
+    /// the peer writes from now on does not arrive, and the peer is told so.
+    pub(crate) fn keep_memory(&self) {
+        self.lost();
+        let (_rx, _tx) = (self.rx(), self.tx());
+        // Otherwise the next look at the memory finds that it went with the device.
+        self.carrier().keep_ring();
+    }
+
     fn must_leave(&self, tx: &Tx) -> bool {
-        let stays = tx.change.as_ref().is_some_and(|c| !c.end.is_on_tcp() && !c.end.is_over());
+        let has_left = |end: &End| end.is_on_tcp() && self.end.reads_tcp();
+        let stays = tx.change.as_ref().is_some_and(|c| !has_left(&c.end) && !c.end.is_over());
         let is_over = tx.close.state() == State::Closed
             || tx.close.peer_flags().contains(StateFlags::CLOSED)
             || self.has_failed();

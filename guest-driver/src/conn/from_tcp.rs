@@ -187,6 +187,10 @@ impl Conn {
 
     /// Reads go on at this position, which TCP brings.
     fn begin_reading(&self, tx: &mut Tx, from: u64) {
+        if !self.carrier().ring_stays() && !self.carrier().keep_ring() {
+            self.change(tx, Input::Violated, 0);
+            return;
+        }
         let last = ConsumerWord::from_u64(self.words()[1]);
         let sent = tx.sender.producer_word().cursor;
         let Some(change) = &mut tx.change else { return };
@@ -208,6 +212,9 @@ impl Conn {
         self.end.read_tcp();
         self.end_awaiting();
         self.store_words(tx);
+        if self.reactor.is_leaving() {
+            self.reactor.wake_background();
+        }
     }
 
     /// Bytes that the own ring has received, if its words can be true.

@@ -117,7 +117,8 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// The background thread; returns after [`Reactor::stop`], or once the source is gone.
     ///
     /// It calls `maintenance` at first and whenever that is due. `maintenance` returns the time to
-    /// its next call; `None`: nothing is due until [`Reactor::wake_background`].
+    /// its next call; `None`: nothing is due until [`Reactor::wake_background`]. The caller says
+    /// [`Reactor::stopped`] when the thread needs the source no more.
     pub(crate) fn run(&self, mut maintenance: impl FnMut() -> Option<Duration>) {
         let mut schedule = Schedule::starting(Instant::now());
         let mut callers = Activity::unknown();
@@ -150,7 +151,6 @@ impl<C: ConnectionHandler> Reactor<C> {
                 self.sleep_in_background(count, pause, wanted);
             }
         }
-        self.stopped();
     }
 
     /// Has the background thread do its maintenance soon.

@@ -304,7 +304,7 @@ impl<C: ConnectionHandler> Reactor<C> {
         self.is_lost() && !self.runs.load(Ordering::Acquire)
     }
 
-    /// Says that [`Reactor::run`] has ended, or could not be started.
+    /// Says that the thread of [`Reactor::run`] has ended, or could not be started.
     pub(crate) fn stopped(&self) {
         self.runs.store(false, Ordering::Release);
     }

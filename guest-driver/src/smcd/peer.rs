@@ -134,7 +134,8 @@ impl Drop for OwnBuffer {
         self.in_use.remove(dmb.len());
         let Some(peer) = self.peer.upgrade() else { return };
         peer.live.fetch_sub(1, Ordering::Relaxed);
-        let Some(&dirty) = self.dirty.get() else { return };
+        // The peer writes other memory than that which was kept.
+        let Some(&dirty) = self.dirty.get().filter(|_| !dmb.is_kept()) else { return };
         // The next connection must not see a byte of this one (SEC-8), and its control block starts
         // at zero.
         let memory = dmb.memory();

@@ -17,6 +17,32 @@ use crate::reactor::tcp_watch::TcpWatch;
 use crate::reactor::{ConnectionHandler, Reactor};
 use crate::smcd::{Fabric, Fabrics};
 use ism_sys::lock;
+use virtio_ism::IsmDevice;
+
+/// How often a thread looks whether connections have left a device that is gone.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How long connections may read memory of a device that is gone. Their peers answer meanwhile.
+const LONGEST_STAY: Duration = Duration::from_secs(5);
+
+/// Waits until no connection reads memory of a device that is gone, and lets the device take it.
+pub(super) fn part_from(device: &IsmDevice, reactor: &Reactor<Conn>) {
+    let start = Instant::now();
+    while !device.memory_stays() && device.has_memory() {
+        let mut stay = reactor.connections();
+        stay.retain(|conn| conn.needs_device_memory());
+        if stay.is_empty() {
+            break;
+        }
+        if start.elapsed() > LONGEST_STAY {
+            tracing::debug!(connections = stay.len(), "peers have not left a device in time");
+            stay.iter().for_each(|conn| conn.keep_memory());
+            break;
+        }
+        std::thread::sleep(LOOK);
+    }
+    device.let_go();
+}
 
 /// How often a stack looks whether a device is there again that connections have left.
 const RETURN_PAUSE: Duration = Duration::from_millis(250);
@@ -48,7 +74,7 @@ impl Stack {
     }
 
     /// Tells a device that its driver needs it no more, if the device asks for that and no connection
-    /// is about to leave it. ReturnState when to look again at the latest.
+    /// is about to leave it. Returns when to look again at the latest.
     pub(super) fn answer_leave(&self, fabric: &Fabric) -> Option<Duration> {
         fabric.answer_leave(self.config().testing.leave_time, || {
             let live = self.live_devices();
@@ -89,7 +115,7 @@ impl Stack {
     }
 
     /// Has connections on TCP come back to their devices, on a thread of its own, which ends when it
-    /// has looked at all of them. ReturnState when to call again at the latest.
+    /// has looked at all of them. Returns when to call again at the latest.
     fn bring_back(
         self: &Arc<Self>,
         watch: &TcpWatch<Conn>,

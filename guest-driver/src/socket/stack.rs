@@ -14,7 +14,7 @@ use virtio_ism_abi::Gid;
 
 use super::config::{Config, DataPath, MAX_DEVICES};
 use super::offers::Offers;
-use super::outlive::ReturnState;
+use super::outlive::{self, ReturnState};
 use super::statistics::{DeviceInfo, Handshakes, Process, Server, TcpConnections};
 use super::{ConnectionSnapshot, LinkGroupInfo, RnicInfo, Rnics};
 use crate::conn::Conn;
@@ -538,12 +538,14 @@ impl Stack {
             None => Reactor::new(source)?,
         };
         let (stack, maintained) = (Arc::downgrade(self), Arc::downgrade(&fabric));
+        let device = fabric.device().clone();
         let maintenance = move || {
             let stack = stack.upgrade()?;
             let fabric = maintained.upgrade()?;
             stack.maintain(Some(&fabric))
         };
-        run_in_background(&reactor, "smc-driver", maintenance)?;
+        let lost = move |reactor: &Reactor<Conn>| outlive::part_from(&device, reactor);
+        run_in_background(&reactor, "smc-driver", maintenance, lost)?;
         Ok(OpenDevice { fabric, reactor })
     }
 
@@ -552,8 +554,8 @@ impl Stack {
         let none = |error: io::Error| NoRdma::System(error.to_string());
         let reactor = Reactor::new(host.clone()).map_err(none)?;
         let stack = Arc::downgrade(self);
-        run_in_background(&reactor, "smc-rdma", move || stack.upgrade()?.maintain(None))
-            .map_err(none)?;
+        let maintenance = move || stack.upgrade()?.maintain(None);
+        run_in_background(&reactor, "smc-rdma", maintenance, |_| ()).map_err(none)?;
         Ok(Rdma { host, reactor })
     }
 
@@ -647,13 +649,19 @@ fn run_in_background(
     reactor: &Arc<Reactor<Conn>>,
     name: &str,
     maintenance: impl FnMut() -> Option<Duration> + Send + 'static,
+    lost: impl FnOnce(&Reactor<Conn>) + Send + 'static,
 ) -> io::Result<()> {
     let running = reactor.clone();
-    std::thread::Builder::new()
-        .name(name.into())
-        .spawn(move || running.run(maintenance))
-        .map(|_| ())
-        .inspect_err(|_| reactor.stopped())
+    let body = move || {
+        running.run(maintenance);
+        if running.is_lost() {
+            lost(&running);
+        }
+        // From here on it may get another source.
+        running.stopped();
+    };
+    let thread = std::thread::Builder::new().name(name.into()).spawn(body);
+    thread.map(|_| ()).inspect_err(|_| reactor.stopped())
 }
 
 /// This host's name as far as CLC can carry it.

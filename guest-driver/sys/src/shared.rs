@@ -15,9 +15,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-use rustix::mm::{
-    Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap_fixed, munmap,
-};
+use rustix::mm::{Advice, madvise};
 use thiserror::Error;
 
 use super::SharedMem;
@@ -88,33 +86,16 @@ impl SharedSlice {
         self.owner.revoke()
     }
 
-    /// Replaces the pages of the slice by private ones with the same bytes. Whoever else maps the
-    /// memory neither sees nor changes them any more.
+    /// A copy of the slice in private memory, which nobody else reads or writes.
     ///
     /// # Errors
-    /// The slice is not made of whole pages, or those of mmap(2) and mremap(2); the mapping is
-    /// unchanged then.
-    pub fn make_private(&self) -> io::Result<()> {
-        let page = rustix::param::page_size();
-        if !self.address().is_multiple_of(page) || !self.len.is_multiple_of(page) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
+    /// Those of mmap(2).
+    pub fn private_copy(&self) -> io::Result<SharedSlice> {
         let mut bytes = vec![0; self.len];
         self.copy_out(0, &mut bytes).map_err(io::Error::other)?;
-        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing. The bytes fit
-        // into it, and nobody else knows it. Then it takes the place of pages that stay readable and
-        // writable for views of them.
-        unsafe {
-            let copy = mmap_anonymous(std::ptr::null_mut(), self.len, prot, flags)?;
-            copy.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), self.len);
-            let (flags, place) = (MremapFlags::MAYMOVE, self.start.as_ptr().cast());
-            if let Err(error) = mremap_fixed(copy, self.len, self.len, flags, place) {
-                munmap(copy, self.len)?;
-                return Err(error.into());
-            }
-        }
-        Ok(())
+        let copy = SharedMem::anonymous(self.len)?.slice(0, self.len).map_err(io::Error::other)?;
+        copy.copy_in(0, &bytes).map_err(io::Error::other)?;
+        Ok(copy)
     }
 
     /// The first byte.
@@ -323,25 +304,17 @@ mod tests {
     }
 
     #[test]
-    fn private_pages_have_the_bytes_and_nobody_else_changes_them() {
-        let page = rustix::param::page_size();
-        let fd = crate::sealed_memfd("t", 3 * page as u64).unwrap();
-        let [own, other] = [0, 1].map(|_| {
-            let mem = SharedMem::from_fd(&fd, 3 * page).unwrap();
-            mem.slice(0, 3 * page).unwrap()
-        });
-        own.copy_in(page - 1, &[1, 2]).unwrap();
-        let part = own.slice(page, page).unwrap();
-        part.make_private().unwrap();
-        other.copy_in(page - 1, &[7, 8]).unwrap();
+    fn a_private_copy_has_the_bytes_and_nobody_else_changes_them() {
+        let shared = slice(64);
+        shared.copy_in(15, &[1, 2]).unwrap();
+        let copy = shared.slice(10, 10).unwrap().private_copy().unwrap();
+        shared.copy_in(15, &[7, 8]).unwrap();
         let mut bytes = [0; 2];
-        own.copy_out(page - 1, &mut bytes).unwrap();
-        assert_eq!(bytes, [7, 2]);
-        part.copy_in(0, &[9]).unwrap();
-        other.copy_out(page - 1, &mut bytes).unwrap();
+        copy.copy_out(5, &mut bytes).unwrap();
+        assert_eq!((copy.len(), bytes), (10, [1, 2]));
+        copy.copy_in(5, &[9]).unwrap();
+        shared.copy_out(15, &mut bytes).unwrap();
         assert_eq!(bytes, [7, 8]);
-        assert!(own.slice(1, page).unwrap().make_private().is_err());
-        assert!(own.slice(0, page - 1).unwrap().make_private().is_err());
     }
 
     #[test]

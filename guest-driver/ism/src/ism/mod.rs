@@ -203,7 +203,19 @@ impl IsmDevice {
     pub fn has_memory(&self) -> bool {
         // Orders the reads before the check: memory goes after the device is marked as gone.
         fence(Ordering::Acquire);
-        !self.running.is_gone() || self.running.window.outlives_device()
+        !self.running.is_gone() || self.running.window.has_memory()
+    }
+
+    /// Whether own DMBs keep their memory when the device is gone.
+    pub fn memory_stays(&self) -> bool {
+        self.running.window.outlives_device()
+    }
+
+    /// Says that nobody reads own DMBs any more that were not kept ([`OwnDmb::keep`]). A device whose
+    /// memory goes with it waits for that when it is gone, some seconds at most, if it was opened with
+    /// [`OpenOptions::leaves`].
+    pub fn let_go(&self) {
+        self.running.window.let_go();
     }
 
     /// Speed of a copy into the window in bytes per second; none until the first DMB of the

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! An own DMB: memory that one peer may write.
 
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use virtio_ism_abi::command::{
     BACKING_GUEST, BACKING_WINDOW, Op, RegisterReply, RegisterRequest, SgEntry, TokenRequest,
@@ -37,11 +38,20 @@ pub struct OwnDmb {
     index: u32,
     user: Gid,
     backing: Backing,
+    /// What has taken the place of the memory that the device reaches.
+    kept: OnceLock<SharedSlice>,
 }
 
 impl OwnDmb {
     /// The memory: [`CONTROL_BLOCK`](super::CONTROL_BLOCK) bytes, then the ring.
+    #[inline]
     pub fn memory(&self) -> &SharedSlice {
+        self.kept.get().unwrap_or_else(|| self.shared())
+    }
+
+    /// The memory that its user writes.
+    #[inline]
+    fn shared(&self) -> &SharedSlice {
         match &self.backing {
             Backing::Window(placed) => &placed.memory,
             Backing::Guest(mem) => mem.slice(),
@@ -120,10 +130,11 @@ impl OwnDmb {
     /// therefore at least as new as the flags, and the bytes that it announces are there.
     #[inline]
     pub fn words(&self) -> [u64; 2] {
+        let memory = self.memory();
         let load = |offset: u32| {
             // Acquire: partner of the Release stores of `PeerDmb::deliver`. A DMB is never shorter
             // than its control block.
-            self.memory().atomic_u64(offset as usize).map_or(0, |word| word.load(Ordering::Acquire))
+            memory.atomic_u64(offset as usize).map_or(0, |word| word.load(Ordering::Acquire))
         };
         let consumer = load(CONSUMER_WORD);
         [load(PRODUCER_WORD), consumer]
@@ -137,16 +148,41 @@ impl OwnDmb {
     /// Whether earlier reads of this DMB have read its bytes; see [`IsmDevice::has_memory`].
     #[inline]
     pub fn has_memory(&self) -> bool {
-        self.device.has_memory()
+        self.device.has_memory() || self.is_kept()
     }
 
-    /// Keeps it as it is now in private memory, because the device is gone: moves that it has begun
-    /// may still be carried out for a moment, and they change nothing any more.
+    /// Whether the memory stays as long as the DMB, whatever becomes of the device.
+    pub fn memory_stays(&self) -> bool {
+        self.is_kept() || self.device.memory_stays()
+    }
+
+    /// Whether [`keep`](Self::keep) was called.
+    pub fn is_kept(&self) -> bool {
+        self.kept.get().is_some()
+    }
+
+    /// Keeps its bytes as they are now in private memory, which takes the place of the memory that
+    /// the device reaches: what its user and the device store from now on is lost. The caller makes
+    /// sure that nobody reads the DMB meanwhile.
     ///
     /// # Errors
-    /// The memory is not made of whole pages, or cannot be replaced.
-    pub fn make_private(&self) -> std::io::Result<()> {
-        self.memory().make_private()
+    /// The device has gone with the memory, or those of mmap(2).
+    pub fn keep(&self) -> io::Result<()> {
+        if self.is_kept() {
+            return Ok(());
+        }
+        // First, so that the bytes which the words announce are there.
+        let words = self.words();
+        let copy = self.shared().private_copy()?;
+        for (at, word) in [PRODUCER_WORD, CONSUMER_WORD].into_iter().zip(words) {
+            let place = copy.atomic_u64(at as usize).map_err(io::Error::other)?;
+            place.store(word, Ordering::Relaxed);
+        }
+        if !self.device.has_memory() {
+            return Err(io::Error::other("the memory went with the device"));
+        }
+        let _ = self.kept.set(copy);
+        Ok(())
     }
 
     /// Zeroes all of it, control block included, for another use.
@@ -281,7 +317,8 @@ fn in_window(
                 device.lines.add(placed.slab_id, line);
             }
             let device = Arc::clone(device);
-            Ok(OwnDmb { device, token, index, user, backing: Backing::Window(placed) })
+            let (backing, kept) = (Backing::Window(placed), OnceLock::new());
+            Ok(OwnDmb { device, token, index, user, backing, kept })
         }
         Err(error) => {
             if unregister(device, token) {
@@ -329,6 +366,7 @@ fn in_guest_memory(
         index,
         user,
         backing: Backing::Guest(mem),
+        kept: OnceLock::new(),
     })
 }
 

@@ -164,6 +164,22 @@ fn guest_memory_is_signalled_by_index() {
 }
 
 #[test]
+fn a_dmb_that_is_kept_has_its_bytes_and_hears_nothing_more_of_its_user() {
+    for prefer in [Prefer::Window, Prefer::Move] {
+        let pair = pair(prefer);
+        let (own, peer) = pair.dmb();
+        peer.deliver(&[(64, b"kept")], [4, 1], true).unwrap();
+        own.keep().unwrap();
+        assert!(own.is_kept() && own.has_memory() && own.memory_stays());
+        peer.deliver(&[(64, b"lost")], [8, 2], true).unwrap();
+        assert_eq!((own.words(), bytes_at(&own, 64, 4)), ([4, 1], b"kept".to_vec()));
+        own.memory().copy_in(64, b"mine").unwrap();
+        own.keep().unwrap();
+        assert_eq!(bytes_at(&own, 64, 4), b"mine".to_vec());
+    }
+}
+
+#[test]
 fn a_piece_beyond_the_dmb_delivers_nothing() {
     for prefer in [Prefer::Window, Prefer::Move] {
         let pair = pair(prefer);

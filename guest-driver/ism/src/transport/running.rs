@@ -45,8 +45,16 @@ pub(crate) trait Window: Send + Sync {
     fn is_cached(&self) -> bool;
 
     /// Whether window and guest memory keep their bytes when the device is gone. Where they do not,
-    /// they read as zeros some time later.
+    /// they read as zeros some time later, see [`Window::let_go`].
     fn outlives_device(&self) -> bool;
+
+    /// Whether window and guest memory still have their bytes.
+    fn has_memory(&self) -> bool {
+        self.outlives_device()
+    }
+
+    /// Says that nobody needs window and guest memory of a device that is gone.
+    fn let_go(&self) {}
 
     /// The doorbells of the slabs; `None`: users kick.
     fn doorbells(&self) -> Option<&Doorbells> {

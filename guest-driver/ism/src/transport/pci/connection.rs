@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use super::release::MemoryRelease;
 use super::window::BarWindow;
 use crate::transport::Window;
 use crate::virtqueue::{Health, Notify};
@@ -13,6 +14,7 @@ use ism_sys::{Registers, SharedSlice};
 pub(super) struct Pci {
     pub(super) health: Arc<Health>,
     pub(super) window: Option<Arc<BarWindow>>,
+    pub(super) release: Arc<MemoryRelease>,
     // The thread owns the function. It resets and closes the function when it ends.
     pub(super) monitor: Option<JoinHandle<()>>,
 }
@@ -49,11 +51,20 @@ impl Window for Pci {
         // The thread closes the function when the device fails, see `monitor`.
         false
     }
+
+    fn has_memory(&self) -> bool {
+        !self.release.is_over()
+    }
+
+    fn let_go(&self) {
+        self.release.let_go();
+    }
 }
 
 impl Drop for Pci {
     fn drop(&mut self) {
         self.health.fail("closed by the driver");
+        self.release.let_go();
         // The device is reset when this returns: only then may its memory go.
         if let Some(monitor) = self.monitor.take()
             && monitor.join().is_err()

@@ -11,6 +11,7 @@ use virtio_ism_abi::virtio_pci::status;
 
 use super::common::Common;
 use super::function::Function;
+use super::release::MemoryRelease;
 use super::window::BarWindow;
 use super::{Interrupts, PciError};
 use crate::virtqueue::{GuestPool, Health};
@@ -19,8 +20,6 @@ use ism_sys::{EventFd, PollInterest, Registers, SharedMem, wait};
 /// How often the thread reads the device's status without an interrupt. This finds a device that
 /// was removed without notice.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
-/// Time between the failure of the device and the release of its memory.
-const GRACE: Duration = Duration::from_millis(50);
 /// Bit of the interrupt status: a queue.
 const ISR_QUEUE: u8 = 1;
 /// Number of the event queue.
@@ -34,10 +33,12 @@ pub(super) struct PciDevice {
     pub(super) maps: Vec<Arc<SharedMem>>,
     pub(super) window: Option<Arc<BarWindow>>,
     pub(super) pool: Option<Arc<GuestPool>>,
+    pub(super) release: Arc<MemoryRelease>,
 }
 
 impl Drop for PciDevice {
     fn drop(&mut self) {
+        self.release.end();
         // First of all, the device must stop using memory of this process.
         if let Err(error) = self.common.reset() {
             tracing::warn!(%error, "the device was not reset");
@@ -142,10 +143,11 @@ impl PciMonitor {
         while !self.health.is_gone() {
             if let Err(why) = self.wait_once(&device) {
                 self.health.fail(&why);
-                // `fail` wakes the threads that use the device. If its memory turned to zeros
-                // before they know why, the zeros would look like wrong data of a peer.
-                std::thread::sleep(GRACE);
             }
+        }
+        // Of a function that has left its bus, loads from the window bring nobody's bytes.
+        if device.window.is_none() || device.common.status() != status::NO_DEVICE {
+            device.release.wait();
         }
         drop(device);
     }

@@ -12,6 +12,7 @@ use super::common::{Common, Io, notify_offset};
 use super::connection::{NotifyRegister, Pci};
 use super::function::Function;
 use super::monitor::{PciDevice, PciMonitor};
+use super::release::MemoryRelease;
 use super::window::BarWindow;
 use super::{Interrupts, NoPciDevice, PciAddress, PciError, discover, error};
 use crate::transport::{RunningDevice, SetupOptions};
@@ -44,7 +45,8 @@ pub fn open(
     function.enable()?;
     let space = function.config_space()?;
     let layout = read_layout(&space, |bar| function.bar_size(bar))?;
-    let (device, notify, registers) = map(function, &layout)?;
+    let release = MemoryRelease::new(wanted.leaves);
+    let (device, notify, registers) = map(function, &layout, Arc::clone(&release))?;
 
     let negotiated =
         negotiate(&device.common, &registers, layout.window.is_some(), wanted.refused())?;
@@ -107,7 +109,8 @@ pub fn open(
         pages = if huge { "huge" } else { "locked; reserve huge pages to be safe" },
         "PCI device is set up"
     );
-    let function = Box::new(Pci { health: Arc::clone(&health), window, monitor: Some(monitor) });
+    let health_of = Arc::clone(&health);
+    let function = Box::new(Pci { health: health_of, window, release, monitor: Some(monitor) });
     let device = RunningDevice::new(config, features, queues, pool, health, function);
     Ok((Arc::new(device), interrupts))
 }
@@ -133,14 +136,25 @@ fn system(what: &str, source: std::io::Error) -> PciError {
 }
 
 /// Maps the device's structures. Returns notification registers and configuration separately.
-fn map(function: Function, layout: &Layout) -> Result<(PciDevice, Registers, Registers), PciError> {
+fn map(
+    function: Function,
+    layout: &Layout,
+    release: Arc<MemoryRelease>,
+) -> Result<(PciDevice, Registers, Registers), PciError> {
     let (common_map, common) = function.registers(layout.common)?;
     let (notify_map, notify) = function.registers(layout.notify)?;
     let (isr_map, isr) = function.registers(layout.isr)?;
     let (config_map, config) = function.registers(layout.device)?;
     let maps = vec![common_map, notify_map, isr_map, config_map];
-    let device =
-        PciDevice { function, common: Common(common), isr, maps, window: None, pool: None };
+    let device = PciDevice {
+        function,
+        common: Common(common),
+        isr,
+        maps,
+        window: None,
+        pool: None,
+        release,
+    };
     Ok((device, notify, config))
 }
 
