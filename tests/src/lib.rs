@@ -19,6 +19,7 @@ pub mod mirror;
 pub mod raw;
 pub mod rogue;
 pub mod siege;
+pub mod streams;
 pub mod talk;
 pub mod vm;
 pub mod watch;

@@ -16,6 +16,8 @@
 //! smc-test-peer serve DEVICE ADDRESS    echoes, see `smc_tests::talk`
 //! smc-test-peer talk DEVICE ADDRESS     does what its standard input says, see there
 //! smc-test-peer mirror DEVICE DEVICE    sends back what comes, see `smc_tests::mirror`
+//! smc-test-peer streams serve|talk ...  streams that go on without their device, see
+//!                                       `smc_tests::streams`
 //! smc-test-peer rogue ...               a guest that misbehaves, see `smc_tests::rogue`
 //! smc-test-peer agent DEVICE ADDRESS [while-stdin]
 //!                                       the far end of conformance tests, see `smc_tests::agent`:
@@ -196,6 +198,15 @@ fn work(args: &[&str]) {
             std::process::exit(0);
         }
         ["mirror", window, moves] => smc_tests::mirror::serve([window, moves], say),
+        ["streams", "serve", device, path, address] => {
+            log();
+            smc_tests::streams::serve(device, path, address, say);
+        }
+        ["streams", "talk", device, path, address, streams] => {
+            log();
+            smc_tests::streams::talk(device, path, address, streams.parse().unwrap(), say);
+            std::process::exit(0);
+        }
         ["rogue", ref args @ ..] => {
             smc_tests::rogue::run(args, say);
             std::process::exit(0);
@@ -242,7 +253,8 @@ fn main() {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // Started by a shell in another machine, it may have no standard input.
     let own_end = [
-        "daemon", "agent", "serve", "talk", "mirror", "rogue", "probe", "rdma", "linux", "interop",
+        "daemon", "agent", "serve", "talk", "mirror", "streams", "rogue", "probe", "rdma", "linux",
+        "interop",
     ];
     let own_end = args.first().is_some_and(|word| own_end.contains(word));
     if !own_end || args.last() == Some(&"while-stdin") {

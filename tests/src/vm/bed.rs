@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vhost_device_ism::management::{AddGuest, Client, Guest as Port};
 
@@ -19,6 +19,9 @@ use super::paths;
 use super::semaphore::Permit;
 use super::uml::Uml;
 use crate::helper::Helper;
+
+/// How long a daemon may take to end, on a busy host.
+const STOPS_WITHIN: Duration = Duration::from_secs(60);
 
 /// A daemon of its own, as a process, and the place where guests are started.
 pub struct Bed {
@@ -164,6 +167,20 @@ impl Bed {
     #[track_caller]
     pub fn kill_daemon(&self) {
         self.host.daemon().take().expect("no daemon runs").kill();
+    }
+
+    /// Has the daemon end by SIGTERM, and waits for that.
+    #[track_caller]
+    pub fn stop_daemon(&self) {
+        let daemon = self.host.daemon().take().expect("no daemon runs");
+        daemon.terminate();
+        daemon.wait(STOPS_WITHIN);
+    }
+
+    /// Adds a port again that was removed.
+    #[track_caller]
+    pub fn add_again(&self, name: &str) {
+        self.host.add_again(name);
     }
 
     /// Starts the daemon again, with the ports it had.

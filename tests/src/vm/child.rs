@@ -84,6 +84,13 @@ impl Program {
         let _ = child.wait();
     }
 
+    /// SIGTERM.
+    #[track_caller]
+    pub fn terminate(&self) {
+        let pid = rustix::process::Pid::from_raw(self.pid as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
     /// Waits until it has ended by itself.
     #[track_caller]
     pub fn wait(&self, limit: Duration) -> ExitStatus {

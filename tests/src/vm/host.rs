@@ -104,6 +104,14 @@ impl Host {
         socket
     }
 
+    /// Adds a port to the daemon again that it was told to remove.
+    #[track_caller]
+    pub(super) fn add_again(&self, name: &str) {
+        let ports = self.ports();
+        let port = ports.iter().find(|port| port.name.as_deref() == Some(name));
+        self.management().add(port.unwrap_or_else(|| panic!("no port {name}"))).unwrap();
+    }
+
     /// Adds the ports of a guest that are not known yet.
     #[track_caller]
     pub(super) fn add_ports(&self, vm: &Vm) {
