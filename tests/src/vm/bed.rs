@@ -68,8 +68,14 @@ impl Bed {
     /// this bed reach each other if they are on the Ethernet, see [`Vm::lan`].
     #[track_caller]
     pub fn another_host(&self) -> Bed {
+        self.another_host_with(&[])
+    }
+
+    /// As [`Bed::another_host`], with further options of its daemon.
+    #[track_caller]
+    pub fn another_host_with(&self, daemon_args: &[&str]) -> Bed {
         let test = format!("{}, another host", self.test);
-        let host = Arc::new(self.host.beside(&test, &[]));
+        let host = Arc::new(self.host.beside(&test, daemon_args));
         let bed = Bed { host, test, since: Instant::now(), _permit: None };
         bed.start_daemon();
         bed

@@ -270,7 +270,7 @@ impl Machine {
         Machine { name, program, channel, qmp, boots: AtomicU32::new(1), console }
     }
 
-    /// Starts a QEMU that waits for the guest's state. Its ISM devices must have been unplugged.
+    /// Starts a QEMU that waits for the guest's state. ISM devices that can be unplugged must have been.
     #[track_caller]
     pub(super) fn incoming(vm: &Vm, wires: &Wires<'_>, logs: &Logs) -> Incoming {
         // A console begins with an empty log.

@@ -81,6 +81,18 @@ impl Guest {
         moved
     }
 
+    /// Is not migrated to a host whose QEMU refuses it, and goes on.
+    #[track_caller]
+    pub fn migrate_in_vain(&self, to: &Bed) {
+        to.host.add_ports(&self.vm);
+        let mut there = to.host.start_incoming(&self.vm);
+        let uri = format!("unix:{}", to.path(&format!("{}.migration", self.vm.name)).display());
+        self.receive(&mut there, &uri);
+        self.qmp_with("migrate", &json!({ "uri": uri }));
+        let mut qmp = self.machine.qmp.lock().unwrap_or_else(PoisonError::into_inner);
+        self.poll(&mut qmp, "query-migrate", |now| now["status"] == "failed");
+    }
+
     /// Has its state written to a file by `saving`, which pauses it first, and ends its QEMU.
     #[track_caller]
     pub fn save(&mut self, saving: impl FnOnce(&Guest)) -> Moved {

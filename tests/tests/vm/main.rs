@@ -18,6 +18,7 @@ mod kernel;
 mod kvm;
 mod lifecycle;
 mod migration;
+mod moved;
 mod outlive;
 mod page;
 mod programs;

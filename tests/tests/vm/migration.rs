@@ -122,28 +122,6 @@ fn is_on_smc(client: &mut Client) {
 }
 
 #[test]
-fn a_guest_with_a_device_cannot_be_migrated_and_goes_on() {
-    let bed = Bed::new();
-    let [a, b] = bed.boot([stays(), goes()]);
-    let mut server = serve(&a);
-    let mut client = Client::new(&b, &a);
-    client.connect();
-    assert_eq!(server.line(), "0 accepted smc");
-    let gid = client.command("gid");
-    for (guest, device) in [(&a, "0000:00:04.0"), (&b, "0000:00:04.0:00.0")] {
-        let refused = guest.try_qmp("migrate", &json!({ "uri": "exec:cat > /dev/null" }));
-        let words = format!("State blocked by non-migratable device '{device}/vhost-user-ism'");
-        assert_eq!(refused.unwrap_err(), words);
-        assert!(guest.running());
-        client.ping();
-    }
-    assert_eq!(bed.counters("b").connections, 1);
-    client.connect();
-    assert_eq!(client.command("gid"), gid);
-    bed.assert_faultless();
-}
-
-#[test]
 fn a_guest_is_migrated_without_its_device_and_speaks_smc_again() {
     let bed = Bed::new();
     let [a, mut b] = bed.boot([stays(), goes()]);

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Guests that are migrated with their device: it asks its driver for a reset, and connections go on.
+//!
+//! The guest `b` goes, and `a` stays. The other host has a daemon of its own.
+
+use std::os::unix::net::UnixListener;
+
+use serde_json::json;
+use smc_tests::eventually;
+use smc_tests::vm::ends::{End, connection_on, give_eid};
+use smc_tests::vm::{Bed, Guest, Vm};
+
+use crate::ends::{self, Client};
+use crate::outlive::{Streams, serve};
+
+fn machine(name: &str) -> Vm {
+    Vm::named(name).lan()
+}
+
+#[test]
+fn streams_go_on_when_their_guest_is_migrated() {
+    let bed = Bed::new();
+    let there = bed.another_host();
+    let [mut a, mut b] = bed.boot([machine("a"), machine("b")]);
+    let server = serve(&a, "window");
+    let mut client = Streams::new(&b, &a, "window");
+    client.flow();
+    println!("{:?}", b.migrate(&there));
+    client.finish_on_tcp("migrated");
+    // Apart, it is TCP; and when the other one has followed, SMC again.
+    assert_eq!(client.command("open"), "open tcp");
+    println!("{:?}", a.migrate(&there));
+    client.flow();
+    client.finish("together again");
+    assert_eq!(server.out(), "listens\n", "no connection has failed");
+    there.assert_faultless();
+}
+
+#[test]
+fn a_guest_that_is_not_migrated_in_the_end_goes_on() {
+    let bed = Bed::new();
+    let [a, b] = bed.boot([machine("a"), machine("b")]);
+    let server = serve(&a, "window");
+    let mut client = Streams::new(&b, &a, "window");
+    for cancelled in [true, false] {
+        client.flow();
+        // Somebody who takes a part of it and no more.
+        let path = bed.path(if cancelled { "cancelled" } else { "failed" });
+        let door = UnixListener::bind(&path).unwrap();
+        b.qmp_with("migrate", &json!({ "uri": format!("unix:{}", path.display()) }));
+        assert_eq!(client.command("left"), "left");
+        if cancelled {
+            b.qmp("migrate_cancel");
+        }
+        drop(door);
+        let ended = ["cancelled", "failed"];
+        eventually("it has ended", || {
+            let status = b.qmp("query-migrate")["status"].clone();
+            ended.iter().any(|ended| status == *ended)
+        });
+        assert!(b.running());
+        client.finish("not migrated");
+    }
+    client.flow();
+    client.finish("at the end");
+    assert_eq!(server.out(), "listens\n", "no connection has failed");
+    bed.assert_faultless();
+}
+
+#[test]
+fn a_host_with_another_window_refuses_the_guest_which_goes_on() {
+    let bed = Bed::new();
+    let there = bed.another_host_with(&["--window-size", "1G"]);
+    let [a, b] = bed.boot([machine("a"), machine("b")]);
+    let server = serve(&a, "window");
+    let mut client = Streams::new(&b, &a, "window");
+    client.flow();
+    b.migrate_in_vain(&there);
+    assert!(b.running());
+    client.finish("refused");
+    client.flow();
+    client.finish("at the end");
+    assert_eq!(server.out(), "listens\n", "no connection has failed");
+    bed.assert_faultless();
+}
+
+// Its connections cannot go on without the device, and its migration is not refused for them.
+#[test]
+fn a_guest_with_the_kernels_driver_is_migrated_with_its_device() {
+    let bed = Bed::new();
+    let there = bed.another_host();
+    let [a, mut b] = bed.boot([machine("a"), machine("b")].map(|vm| vm.append("ism.bind=no")));
+    for guest in [&a, &b] {
+        guest.ok("insmod /lib/modules/virtio_ism.ko");
+        give_eid(guest);
+    }
+    let mut server = End::serve(&a, "linux");
+    let mut client = End::talk(&b, "linux", &a.ip());
+    connection_on("smc-d", &mut server, &mut client, "bulk 1000000 1");
+    client.order("pour 0 2 &");
+    assert_eq!(client.report().carrier.kind, "smc-d");
+    println!("{:?}", b.migrate(&there));
+    for end in [&mut client, &mut server] {
+        assert_ne!(end.report().error, "", "its connection has ended");
+    }
+    connection_on("tcp", &mut server, &mut client, "bulk 1000000 3");
+    [&a, &b].into_iter().for_each(Guest::assert_no_splats);
+    there.assert_faultless();
+}
+
+// A program that ends with its device is told of a reset at both ends, and nothing else.
+#[test]
+fn connections_that_end_with_their_device_are_reset() {
+    let bed = Bed::new();
+    let there = bed.another_host();
+    let [a, mut b] = bed.boot([machine("a"), machine("b")]);
+    let server = ends::serve(&a);
+    let mut client = Client::new(&b, &a);
+    client.connect();
+    assert_eq!(client.command("stream"), "streams");
+    b.migrate(&there);
+    client.failed_after();
+    server.wait_for("0 ended ConnectionReset");
+    assert_eq!(client.command("connect"), "connected tcp");
+    client.ping();
+}
