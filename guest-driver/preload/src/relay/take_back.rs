@@ -135,9 +135,14 @@ pub(crate) fn hold(fd: c_int) -> Option<DescriptorRef> {
     }
 }
 
-/// Takes a relay back. `descriptor`: the caller's reference to one of its entries.
+/// Takes a relay back. `descriptor`: the caller's reference to one of its entries. `true`: the number
+/// has another entry now.
 fn take_back(temporary: &Arc<TemporaryRelay>, descriptor: &DescriptorRef) -> bool {
     let _numbers = NUMBERS.lock();
+    if temporary.is_being_taken() {
+        // Another thread has taken it back while this one waited for the lock.
+        return true;
+    }
     let has_this = |found: &DescriptorRef| {
         found
             .stream()
