@@ -86,7 +86,9 @@ impl FromStr for Filter {
                 Some((part, level)) => (Some(part), level),
                 None => (None, word),
             };
-            let level: LevelFilter = level.parse().map_err(|_| word.to_owned())?;
+            // An empty word would be a level.
+            let level = (!level.is_empty()).then(|| level.parse().ok()).flatten();
+            let level: LevelFilter = level.ok_or_else(|| word.to_owned())?;
             match part {
                 Some(part) => filter.parts.push((part.into(), level)),
                 None => filter.others = level,
