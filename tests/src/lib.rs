@@ -15,7 +15,7 @@ pub mod hostile;
 pub mod interop;
 pub mod leaks;
 pub mod linux;
-pub mod mirror;
+pub mod outlive;
 pub mod raw;
 pub mod rogue;
 pub mod siege;

@@ -15,7 +15,7 @@
 //! smc-test-peer echo DEVICE ADDRESS     says "connected smc"; sends back what it reads, never spins
 //! smc-test-peer serve DEVICE ADDRESS    echoes, see `smc_tests::talk`
 //! smc-test-peer talk DEVICE ADDRESS     does what its standard input says, see there
-//! smc-test-peer mirror DEVICE DEVICE    sends back what comes, see `smc_tests::mirror`
+//! smc-test-peer outlive DEVICE DEVICE   sends back what comes, see `smc_tests::outlive`
 //! smc-test-peer streams serve|talk ...  streams that go on without their device, see
 //!                                       `smc_tests::streams`
 //! smc-test-peer rogue ...               a guest that misbehaves, see `smc_tests::rogue`
@@ -197,7 +197,7 @@ fn work(args: &[&str]) {
             smc_tests::talk::talk(device, address, say);
             std::process::exit(0);
         }
-        ["mirror", window, moves] => smc_tests::mirror::serve([window, moves], say),
+        ["outlive", window, moves] => smc_tests::outlive::serve([window, moves], say),
         ["streams", "serve", device, path, address] => {
             log();
             smc_tests::streams::serve(device, path, address, say);
@@ -253,7 +253,7 @@ fn main() {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // Started by a shell in another machine, it may have no standard input.
     let own_end = [
-        "daemon", "agent", "serve", "talk", "mirror", "streams", "rogue", "probe", "rdma", "linux",
+        "daemon", "agent", "serve", "talk", "outlive", "streams", "rogue", "probe", "rdma", "linux",
         "interop",
     ];
     let own_end = args.first().is_some_and(|word| own_end.contains(word));

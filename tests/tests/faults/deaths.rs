@@ -22,7 +22,7 @@ use guest_driver::socket::CurrentCarrier;
 use guest_driver::{SmcStream, Stack};
 use smc_tests::bytes::{difference, fill};
 use smc_tests::helper::Helper;
-use smc_tests::mirror::{Held, PATHS, stack};
+use smc_tests::outlive::{Held, PATHS, stack};
 use smc_tests::watch::LIMIT;
 use smc_tests::{Dir, TIMEOUT, eventually, note, watched};
 
@@ -52,11 +52,11 @@ enum Death {
     Killed,
 }
 
-/// Four devices of a daemon: two of this process, which connects, and two of the mirror.
+/// Four devices of a daemon: two of this process, which connects, and two of the peer.
 struct Scene {
     dir: Dir,
     daemon: Option<Helper>,
-    mirror: Helper,
+    peer: Helper,
     stacks: Vec<Arc<Stack>>,
     servers: Vec<SocketAddr>,
 }
@@ -66,15 +66,15 @@ impl Scene {
         let dir = Dir::new();
         let daemon = Some(daemon(&dir));
         let devices = [0, 1, 2, 3].map(|n| dir.socket(n).display().to_string());
-        let (mirror, addresses) = Helper::start(PEER, &["mirror", &devices[0], &devices[1]]);
+        let (peer, addresses) = Helper::start(PEER, &["outlive", &devices[0], &devices[1]]);
         let servers = addresses.split(' ').map(|address| address.parse().unwrap()).collect();
         let stacks = (0..2).map(|pair| stack(pair, &devices[2 + pair]).unwrap()).collect();
-        Scene { dir, daemon, mirror, stacks, servers }
+        Scene { dir, daemon, peer, stacks, servers }
     }
 
-    fn mirror(&mut self) -> Held {
-        self.mirror.feed("held\n");
-        Held::from_line(&self.mirror.line())
+    fn peer(&mut self) -> Held {
+        self.peer.feed("held\n");
+        Held::from_line(&self.peer.line())
     }
 
     fn end_daemon(&mut self, death: Death) {
@@ -94,7 +94,7 @@ impl Scene {
     fn start_daemon(&mut self) {
         self.daemon = Some(daemon(&self.dir));
         eventually("this process has devices", || Held::now(&self.stacks).devices == 2);
-        eventually("the mirror has devices", || self.mirror().devices == 2);
+        eventually("the peer has devices", || self.peer().devices == 2);
     }
 
     /// A connection of each path that begins while there is no daemon.
@@ -366,9 +366,9 @@ fn live_through(scene: &mut Scene, deaths: &[(Death, Duration)], found: &mut Fou
 /// What both processes hold once all connections are closed.
 fn settled(scene: &mut Scene) -> [Held; 2] {
     eventually("closed connections are gone", || {
-        Held::now(&scene.stacks).closing + scene.mirror().closing == 0
+        Held::now(&scene.stacks).closing + scene.peer().closing == 0
     });
-    [Held::now(&scene.stacks), scene.mirror()]
+    [Held::now(&scene.stacks), scene.peer()]
 }
 
 fn number(name: &str, default: usize) -> usize {
@@ -403,17 +403,17 @@ fn connections_live_through_daemons_that_end_one_after_the_other() {
     assert_eq!(found.wrong, Vec::<String>::new());
     let end = settled(&mut scene);
     let begin = begin.unwrap_or_default();
-    for (who, begin, end) in [("this process", begin[0], end[0]), ("mirror", begin[1], end[1])] {
+    for (who, begin, end) in [("this process", begin[0], end[0]), ("peer", begin[1], end[1])] {
         println!(
             "{who}: {} descriptors and {} KiB after the first set, {} and {} at the end",
             begin.descriptors, begin.memory_kib, end.descriptors, end.memory_kib
         );
     }
-    let mirror = end[1];
-    assert_eq!((mirror.whole, mirror.failed), (found.streams + found.by_tcp, 0));
+    let peer = end[1];
+    assert_eq!((peer.whole, peer.failed), (found.streams + found.by_tcp, 0));
     // Other tests run in this process, but not in that one. Threads close what has ended.
     eventually("descriptors are closed", || {
-        scene.mirror().descriptors <= begin[1].descriptors + FEW
+        scene.peer().descriptors <= begin[1].descriptors + FEW
     });
-    assert!(mirror.memory_kib <= begin[1].memory_kib + SLACK, "{:?} {mirror:?}", begin[1]);
+    assert!(peer.memory_kib <= begin[1].memory_kib + SLACK, "{:?} {peer:?}", begin[1]);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A process that sends back what comes, on connections that outlive their devices, while daemons come
-//! and go. `smc-test-peer mirror` is that process, and its test is the other end of the connections.
+//! and go. `smc-test-peer outlive` is that process, and its test is the other end of the connections.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -69,7 +69,7 @@ impl Held {
         format!("{descriptors} {memory_kib} {devices} {closing} {whole} {failed}")
     }
 
-    /// What the mirror has said.
+    /// What the process has said.
     ///
     /// # Panics
     /// The line is none of it.
@@ -101,7 +101,7 @@ pub fn serve(devices: [&str; 2], say: impl Fn(&str)) {
                 let (stream, ended) = (stream.unwrap(), ended.clone());
                 thread::spawn(move || {
                     let failed =
-                        send_back(stream).inspect_err(|error| eprintln!("mirror: {error}"));
+                        send_back(stream).inspect_err(|error| eprintln!("outlive: {error}"));
                     ended[usize::from(failed.is_err())].fetch_add(1, Ordering::SeqCst);
                 });
             }
