@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use virtio_ism_abi::Chid;
 use virtio_ism_abi::event::LeaveReason;
@@ -28,7 +28,7 @@ pub(crate) struct Guests {
     sockets: Mutex<BTreeMap<String, Served>>,
     events: LoopHandle,
     names: Arc<dyn SocketNames>,
-    started: SystemTime,
+    started: Instant,
 }
 
 /// A guest that is served.
@@ -110,7 +110,7 @@ impl Guests {
             sockets: Mutex::default(),
             events,
             names,
-            started: SystemTime::now(),
+            started: Instant::now(),
         };
         for fabric in &guests.config.fabrics {
             guests.add_fabric(fabric)?;
@@ -257,7 +257,7 @@ impl Guests {
 
     /// Metrics in Prometheus' text format.
     pub(crate) fn metrics(&self) -> String {
-        metrics::render(&self.list(), self.names.is_up(), self.started)
+        metrics::render(&self.list(), self.names.is_up(), self.started.elapsed())
     }
 
     /// Removes all guests, and waits until their sockets have stopped.

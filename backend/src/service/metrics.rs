@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Counters in Prometheus' text format (OpenMetrics).
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
@@ -86,20 +86,19 @@ fn by_guest(statuses: &[GuestStatus]) -> Vec<Devices<'_>> {
 }
 
 /// All metrics of all guests. Counters go on when front ends come and go. `is_broker_up`: whether the
-/// process that makes sockets is there; `None`: the daemon needs none. `started`: when the daemon began.
+/// process that makes sockets is there; `None`: the daemon needs none. `uptime`: how long the daemon has run.
 pub(crate) fn render(
     statuses: &[GuestStatus],
     is_broker_up: Option<bool>,
-    started: SystemTime,
+    uptime: Duration,
 ) -> String {
     let guests = &by_guest(statuses);
     let mut registry = Registry::with_prefix("ism");
     let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
     registry.register("build", "Version of the daemon", version);
-    let start = Gauge::<i64>::default();
-    let since = started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    start.set(i64::try_from(since).unwrap_or(i64::MAX));
-    registry.register("start_time_seconds", "When the daemon began, in seconds since 1970", start);
+    let running = Gauge::<i64>::default();
+    running.set(i64::try_from(uptime.as_secs()).unwrap_or(i64::MAX));
+    registry.register("uptime_seconds", "How long the daemon has run", running);
     if let Some(is_up) = is_broker_up {
         let gauge = Gauge::<i64>::default();
         gauge.set(is_up.into());
@@ -210,7 +209,7 @@ mod tests {
             pool: None,
             member: None,
         };
-        let text = render(&[guest], Some(false), UNIX_EPOCH + std::time::Duration::from_secs(77));
+        let text = render(&[guest], Some(false), Duration::from_secs(77));
         for line in [
             "ism_moves_total{guest=\"vm1\",chid=\"ff00\"} 10",
             "ism_peers{guest=\"vm1\",chid=\"ff00\"} 0",
@@ -219,7 +218,7 @@ mod tests {
             "ism_commands_refused_total{guest=\"vm1\",chid=\"ff00\",reason=\"enoent\"} 3",
             "ism_faults_total{guest=\"vm1\",chid=\"ff00\",reason=\"bad_chain\"} 1",
             "ism_broker_up 0",
-            "ism_start_time_seconds 77",
+            "ism_uptime_seconds 77",
             concat!("ism_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
             "# EOF",
         ] {
@@ -257,7 +256,7 @@ mod tests {
         let text = render(
             &[pool, front_end("any/2"), front_end("any/3"), status("b", None)],
             None,
-            UNIX_EPOCH,
+            Duration::ZERO,
         );
         for line in [
             "ism_moves_total{guest=\"any\",chid=\"ff00\"} 114",

@@ -100,7 +100,7 @@ fn the_rules_for_alerts_are_about_what_is_exported() {
     let mut exported = exported();
     // These have no labels. Only a daemon that makes sockets for pools has the first.
     exported.insert("ism_broker_up".into(), "gauge");
-    exported.insert("ism_start_time_seconds".into(), "gauge");
+    exported.insert("ism_uptime_seconds".into(), "gauge");
     let queries = ALERTS.lines().filter_map(|line| line.trim().strip_prefix("expr: "));
     let mut found = 0;
     for query in queries {

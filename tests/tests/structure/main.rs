@@ -118,7 +118,6 @@ fn leaves_by_super(source: &Source, room: &Row) -> Vec<String> {
 const NEVER: &[(&str, &[&str])] = &[
     ("smcr", &["smcd"]),
     ("smcd", &["smcr"]),
-    ("conn", &["handshake"]),
     ("handshake", &["conn"]),
     ("reactor", &["smcd", "smcr", "conn", "handshake", "socket"]),
 ];
