@@ -2,7 +2,7 @@
 //! `SmcStream` and `SmcListener` as tokio objects (feature `tokio`).
 //!
 //! A task of the runtime looks into shared memory for all connections of the runtime, and wakes the
-//! tasks that wait for them ([`watcher`]). Listeners and connections that are TCP have a descriptor
+//! tasks that wait for them (`watcher`). Listeners and connections that are TCP have a descriptor
 //! in tokio's reactor. The handshake of a client runs on tokio's blocking pool.
 
 mod watcher;

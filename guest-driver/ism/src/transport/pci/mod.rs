@@ -10,7 +10,7 @@
 //! A thread per device receives configuration changes and requests to remove the device. When the
 //! device fails, or the driver closes it, the same thread resets the device and closes the
 //! function. If the owner goes on without the device, the thread waits for the owner first
-//! ([`release`]). Views of the window may still exist; they read zeros from then on. So the kernel can
+//! (`release`). Views of the window may still exist; they read zeros from then on. So the kernel can
 //! remove the function, and a process can open it again.
 
 mod address;
