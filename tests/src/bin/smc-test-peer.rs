@@ -253,8 +253,8 @@ fn main() {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // Started by a shell in another machine, it may have no standard input.
     let own_end = [
-        "daemon", "agent", "serve", "talk", "outlive", "streams", "rogue", "probe", "rdma", "linux",
-        "interop",
+        "daemon", "agent", "serve", "talk", "outlive", "streams", "rogue", "probe", "rdma",
+        "linux", "interop",
     ];
     let own_end = args.first().is_some_and(|word| own_end.contains(word));
     if !own_end || args.last() == Some(&"while-stdin") {

@@ -412,8 +412,6 @@ fn connections_live_through_daemons_that_end_one_after_the_other() {
     let peer = end[1];
     assert_eq!((peer.whole, peer.failed), (found.streams + found.by_tcp, 0));
     // Other tests run in this process, but not in that one. Threads close what has ended.
-    eventually("descriptors are closed", || {
-        scene.peer().descriptors <= begin[1].descriptors + FEW
-    });
+    eventually("descriptors are closed", || scene.peer().descriptors <= begin[1].descriptors + FEW);
     assert!(peer.memory_kib <= begin[1].memory_kib + SLACK, "{:?} {peer:?}", begin[1]);
 }
