@@ -88,6 +88,9 @@ impl Guest {
         let mut there = to.host.start_incoming(&self.vm);
         let uri = format!("unix:{}", to.path(&format!("{}.migration", self.vm.name)).display());
         self.receive(&mut there, &uri);
+        // Without it the one who sends is done before it can hear of the refusal.
+        let answers = json!({ "capability": "return-path", "state": true });
+        self.qmp_with("migrate-set-capabilities", &json!({ "capabilities": [answers] }));
         self.qmp_with("migrate", &json!({ "uri": uri }));
         let mut qmp = self.machine.qmp.lock().unwrap_or_else(PoisonError::into_inner);
         self.poll(&mut qmp, "query-migrate", |now| now["status"] == "failed");
