@@ -471,7 +471,7 @@ fn nothing_grows() {
     let lines = (length / 60).clamp(Duration::from_secs(2), Duration::from_secs(60));
     let mut next = lines;
     // By then every part has been used once.
-    let warm = (length / 3).min(Duration::from_secs(180));
+    let warm = (length / 2).min(Duration::from_secs(180));
     let mut record = Record { servers: bed.servers.clone(), ..Record::default() };
     while started.elapsed() < length {
         load.turn();

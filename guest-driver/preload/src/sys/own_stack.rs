@@ -4,6 +4,7 @@
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::fork_lock::ForkMutex;
 
@@ -15,7 +16,7 @@ const GUARD: usize = 64 << 10;
 /// Stacks that no thread uses.
 static FREE: ForkMutex<Vec<Stack>> = ForkMutex::new(Vec::new());
 /// So many are kept.
-const KEPT: usize = 2;
+const KEPT: usize = 1;
 
 /// Memory for a stack, with the guard below it.
 struct Stack(NonNull<libc::c_void>);
@@ -77,8 +78,11 @@ pub(crate) fn on_own_stack<F: FnOnce() -> T, T>(work: F) -> T {
     let mut slot = Slot { work: ManuallyDrop::new(work) };
     // SAFETY: the stack is nobody else's until the call returns, and the slot lives as long.
     unsafe { call_on(stack.top(), run::<F, T> as *const libc::c_void, (&raw mut slot).cast()) };
+    // The first work opens a device, and touches more of a stack than any work after it.
+    static WAS_USED: AtomicBool = AtomicBool::new(false);
+    let was_used = WAS_USED.swap(true, Ordering::Relaxed);
     let mut free = FREE.lock();
-    let surplus = match free.len() < KEPT {
+    let surplus = match was_used && free.len() < KEPT {
         true => {
             free.push(stack);
             None
