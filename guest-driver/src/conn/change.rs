@@ -35,7 +35,7 @@ const SAID: StateFlags = StateFlags::SENDING_DONE.union(StateFlags::CLOSED);
 /// The part of a connection that may outlive its carrier.
 pub(super) struct Change {
     pub(super) end: End,
-    /// ChangeReason the carrier has changed the last time.
+    /// Why the carrier has changed the last time.
     pub(super) why: Option<ChangeReason>,
     /// How often it has.
     pub(super) count: u32,
@@ -119,7 +119,7 @@ impl Change {
     }
 }
 
-/// ChangeReason a carrier has changed: which end has left the ring first, or that there is a new one.
+/// Why a carrier has changed: which end has left the ring first, or that there is a new one.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ChangeReason {
     /// Both ends have come back to a ring.
@@ -129,7 +129,7 @@ pub(super) enum ChangeReason {
 }
 
 impl ChangeReason {
-    /// ChangeReason an input has a connection leave its ring, if it has.
+    /// Why an input has a connection leave its ring, if it has.
     fn of(input: &Input) -> Option<ChangeReason> {
         match *input {
             Input::Leave(reason) | Input::RingGone(reason) => Some(ChangeReason::Own(reason)),

@@ -45,7 +45,7 @@ pub(super) fn text(
     output::print(&text)
 }
 
-/// DeviceLists lists.
+/// What the command lists.
 #[derive(Serialize)]
 struct DeviceLists<'a> {
     ism: &'a [DeviceReport],
