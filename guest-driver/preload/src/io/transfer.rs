@@ -77,17 +77,25 @@ pub(crate) fn dispatch_write(
     socket.undecided.note_write();
     // TCP sends what a client writes whether the server's program uses the connection or not.
     let is_client = socket.role() == SocketRole::Client;
+    let may_wait = !dont_wait && !socket.options.is_nonblocking();
     match undecided(descriptor, socket, fd, (dont_wait || is_client, libc::SO_SNDTIMEO)) {
         Dispatch::Fail(Errno(libc::EAGAIN)) if socket.state() == SocketState::Deciding => {
             let is_connected = socket.stage() == SocketStage::Proposing;
             if is_client && !is_connected && !crate::sys::is_writable(fd) {
                 // TCP is still connecting.
-                return match dont_wait || socket.options.is_nonblocking() {
-                    true => Dispatch::Fail(Errno(libc::EAGAIN)),
-                    false => undecided(descriptor, socket, fd, (false, libc::SO_SNDTIMEO)),
+                return match may_wait {
+                    true => undecided(descriptor, socket, fd, (false, libc::SO_SNDTIMEO)),
+                    false => Dispatch::Fail(Errno(libc::EAGAIN)),
                 };
             }
             Dispatch::Keep(socket)
+        }
+        // Another thread has decided it since, or a client's has not begun. A call that may wait never
+        // fails with EAGAIN for that, and one that may not finds what was decided.
+        Dispatch::Fail(Errno(libc::EAGAIN))
+            if is_client || socket.state() != SocketState::Undecided =>
+        {
+            undecided(descriptor, socket, fd, (dont_wait, libc::SO_SNDTIMEO))
         }
         Dispatch::Kernel
             if socket.state() == SocketState::Failed && socket.end.begin_write_after_close() =>
