@@ -152,6 +152,7 @@ impl Reused {
 
 /// Carries orders out, one connection after the other.
 fn server(listener: &TcpListener) {
+    let mut held = Vec::new();
     loop {
         let (mut stream, _) = listener.accept().unwrap();
         let mut order = [0];
@@ -173,6 +174,9 @@ fn server(listener: &TcpListener) {
                 let end = stream.read_to_end(&mut all).map_err(|error| error.kind());
                 let right = all == common::pattern(MANY);
                 println!("seen order {}: {} bytes, {right}, {end:?}", order[0], all.len());
+                if order[0] == b'h' {
+                    held.push(stream);
+                }
             }
         }
     }
@@ -215,10 +219,11 @@ fn client(port: u16) {
         one.carries_many_bytes();
     }
 
-    // The program ends it itself first.
+    // The program ends it itself first. What a disconnect says depends on whether the peer has ended it,
+    // too: this one does not.
     let one = Reused::new(port);
     one.connect();
-    one.meet(b'e');
+    one.meet(b'h');
     one.socket.shutdown(Shutdown::Both).unwrap();
     one.disconnect();
     one.show("unconnected after shutdown");
