@@ -20,7 +20,7 @@ pub(crate) struct LocalEnd {
     failed: bool,
     /// The application reads no more.
     read_shut: bool,
-    /// A write that must not wait has found no room, and no poll has shown room since.
+    /// A write that must not wait, or a poll, has found no room, and no poll has shown room since.
     write_blocked: bool,
     /// How often TCP has got room for records, after the ring was left.
     rooms_on_tcp: u32,
@@ -35,9 +35,15 @@ impl LocalEnd {
 }
 
 impl Conn {
-    /// The readiness of the connection now.
+    /// The readiness of the connection now. Who is told that there is no room is told when the queue
+    /// takes a write, because the peer has stalled, which no signal of the peer says.
     pub(crate) fn ready(&self) -> Ready {
-        self.ready_locked(&mut self.rx())
+        let ready = self.ready_locked(&mut self.rx());
+        if !ready.writable {
+            self.waiting.set_write_blocked(true);
+            self.await_stall();
+        }
+        ready
     }
 
     fn ready_locked(&self, rx: &mut Rx) -> Ready {

@@ -482,16 +482,18 @@ impl Conn {
         if self.ready().writable {
             self.waiting.set_write_blocked(false);
             self.wake_all();
-            return;
         }
-        self.await_stall();
     }
 
-    /// Has the background thread look again whether the peer has stalled.
+    /// Has the background thread look again whether the peer has stalled. Nothing to do if it has,
+    /// and the queue is too full to show room: it shows some when the peer reads.
     pub(super) fn await_stall(&self) {
+        if self.end.has_left_ring() {
+            return;
+        }
         let mut tx = self.tx();
         tx.note_full();
-        let waits = !tx.has_stalled() && tx.queue.has_room();
+        let waits = tx.queue.has_room() && (!tx.has_stalled() || tx.shows_room());
         drop(tx);
         if waits {
             self.schedule_update();

@@ -29,7 +29,7 @@ pub(super) struct Waiting {
     /// How threads sleep on the armed word of the line.
     pub(super) word_state: WordState,
     pub(super) readiness: OnceLock<ReadinessFd>,
-    /// A write that must not wait found no room, and no poll has shown room since.
+    /// A write that must not wait, or a poll, found no room, and no poll has shown room since.
     write_blocked: AtomicBool,
     /// How often TCP has got room for records: the first time, and after it had none.
     rooms: AtomicU32,
@@ -130,13 +130,13 @@ impl Waiting {
         !same
     }
 
-    /// Whether a write that must not wait found no room, and no poll has shown room since.
+    /// Whether a write that must not wait, or a poll, found no room, and no poll has shown room since.
     #[inline]
     pub(super) fn is_write_blocked(&self) -> bool {
         self.write_blocked.load(Ordering::Relaxed)
     }
 
-    /// Notes that a write found no room, or that a poll has shown some.
+    /// Notes that a write or a poll found no room, or that a poll has shown some.
     pub(super) fn set_write_blocked(&self, on: bool) {
         self.write_blocked.store(on, Ordering::Relaxed);
     }

@@ -37,12 +37,14 @@ mod client {
 mod smc {
     use super::{
         a_send_buffer_bounds_what_waits, a_thread_that_polls_sees_room_while_nobody_reads,
+        room_is_shown_again_when_the_peer_stops_reading,
         urgent_bytes_between_megabytes_keep_their_place,
     };
 
     on_smc_in_this_process! {
         a_send_buffer_bounds_what_waits
         a_thread_that_polls_sees_room_while_nobody_reads
+        room_is_shown_again_when_the_peer_stops_reading
         urgent_bytes_between_megabytes_keep_their_place
     }
 }
@@ -232,11 +234,9 @@ fn a_thread_that_polls_sees_room_while_nobody_reads(site: &Site) {
     read_and_check(&server, 8, MUCH);
 }
 
-fn a_send_buffer_bounds_what_waits(site: &Site) {
-    let pair = site.pair();
-    let (client, server) = pair.connect();
+/// Bytes that are written without waiting until there is no room for more.
+fn fill_up(client: &End) -> usize {
     client.set_nonblocking(true).unwrap();
-    client.stream().set_send_buffer(1 << 20);
     let (mut sent, mut refused) = (0, 0);
     while refused < 20 {
         match client.send(&[7; 10_000]) {
@@ -247,6 +247,34 @@ fn a_send_buffer_bounds_what_waits(site: &Site) {
             }
         }
     }
+    sent
+}
+
+/// The background thread may have seen room in between, when nobody polled.
+fn room_is_shown_again_when_the_peer_stops_reading(site: &Site) {
+    let pair = site.pair();
+    let (client, server) = pair.connect();
+    let sent = fill_up(&client);
+    let poller = guest_driver::Poller::new(Duration::ZERO).unwrap();
+    let interest = guest_driver::Interest { readable: false, writable: true };
+    poller.add(client.stream(), 1, interest).unwrap();
+    let mut left = sent - sent / 2;
+    read_exactly(&server, sent / 2);
+    while left > 400_000 {
+        thread::sleep(Duration::from_millis(20));
+        read_exactly(&server, 100_000);
+        left -= 100_000;
+        let mut ready = Vec::new();
+        poller.wait(&mut ready, 4, Some(test_timeout())).unwrap();
+        assert_eq!(ready.len(), 1, "no room, and {left} bytes are unread");
+    }
+}
+
+fn a_send_buffer_bounds_what_waits(site: &Site) {
+    let pair = site.pair();
+    let (client, server) = pair.connect();
+    client.stream().set_send_buffer(1 << 20);
+    let sent = fill_up(&client);
     let most = (1 << 20) + site.fabric().room().min(128 << 10);
     assert!(sent <= most && sent > most - 20_000, "{sent} bytes of {most}");
     assert_eq!(client.unread_by_peer(), Some(sent));
