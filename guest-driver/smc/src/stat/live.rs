@@ -5,12 +5,7 @@
 //! show.
 
 use std::collections::BTreeSet;
-use std::io::{self, IsTerminal};
-use std::time::{Duration, Instant};
-
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::termios::{self, LocalModes, OptionalActions, Termios};
+use std::time::Duration;
 
 use super::filter::Filter;
 use super::processes::Processes;
@@ -36,8 +31,8 @@ impl Choice {
             b'v' => self.view.by = self.view.by.next(),
             b'c' => self.filter.next_carrier(),
             b'r' => self.next_reason(now),
-            // Control-C and Control-D.
-            b'q' | 3 | 4 => return false,
+            // Control-D. The terminal makes a signal of Control-C.
+            b'q' | 4 => return false,
             _ => {}
         }
         true
@@ -90,65 +85,6 @@ pub(super) fn page(
         tables::connections(&chosen, before, &choice.view, room)
     };
     format!("{head}\n{body}")
-}
-
-/// The terminal of this process, which gives each key at once and does not show it.
-pub(super) struct Keyboard {
-    before: Termios,
-}
-
-impl Keyboard {
-    /// `None`: there is no terminal for keys and for pages, or another process has it.
-    pub(super) fn open() -> Option<Keyboard> {
-        let keys = io::stdin();
-        if !io::stdout().is_terminal() {
-            return None;
-        }
-        let before = termios::tcgetattr(&keys).ok()?;
-        // One in the background would be stopped.
-        if termios::tcgetpgrp(&keys).ok()? != rustix::process::getpgrp() {
-            return None;
-        }
-        let mut raw = before.clone();
-        raw.local_modes -= LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG;
-        termios::tcsetattr(&keys, OptionalActions::Now, &raw).ok()?;
-        Some(Keyboard { before })
-    }
-
-    /// Waits for a key until `end`.
-    ///
-    /// # Errors
-    /// The terminal is gone.
-    pub(super) fn key(&self, end: Instant) -> io::Result<Option<u8>> {
-        let keys = io::stdin();
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            let left = Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: left.subsec_nanos().into(),
-            };
-            match poll(&mut [PollFd::new(&keys, PollFlags::IN)], Some(&left)) {
-                Ok(0) => return Ok(None),
-                Ok(_) => {}
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
-            }
-            let mut key = [0];
-            match rustix::io::read(&keys, &mut key) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(_) => return Ok(key.first().copied()),
-                Err(Errno::INTR | Errno::AGAIN) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-}
-
-impl Drop for Keyboard {
-    fn drop(&mut self) {
-        // A terminal that is gone needs no mode.
-        let _ = termios::tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
-    }
 }
 
 #[cfg(test)]
@@ -252,7 +188,7 @@ mod tests {
         // A carrier and a reason that exclude each other.
         let page = shown(&pressed(b"cr"), 80);
         assert!(page.contains("No connection fits"), "{page}");
-        for end in [b'q', 3, 4] {
+        for end in [b'q', 4] {
             assert!(!choice.press(end, &now));
         }
         assert!(choice.press(b'x', &now), "other keys do nothing");

@@ -6,6 +6,7 @@ mod daemon;
 mod endpoints;
 mod filter;
 mod host;
+mod keyboard;
 mod live;
 mod metrics;
 pub(crate) mod processes;
@@ -24,6 +25,7 @@ use vhost_device_ism::management::{Client, ClientError, Guest};
 use crate::error::CliError;
 use crate::{output, paths};
 pub(crate) use host::Scope;
+use keyboard::{Input, Keyboard};
 use processes::Processes;
 pub(crate) use processes::{ReportRequest, sockets};
 
@@ -158,7 +160,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
     if let Some(seconds) = args.watch
         && args.what == What::Connections
         && !args.json
-        && let Some(keyboard) = live::Keyboard::open()
+        && let Some(keyboard) = Keyboard::open()
     {
         return watch_connections(&mut source, Duration::from_secs(seconds.into()), &keyboard);
     }
@@ -188,7 +190,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
 fn watch_connections(
     source: &mut Source<'_>,
     interval: Duration,
-    keyboard: &live::Keyboard,
+    keyboard: &Keyboard,
 ) -> Result<(), CliError> {
     let Source { args, .. } = *source;
     let mut choice = live::Choice { filter: args.filter.clone(), view: args.view.clone() };
@@ -200,10 +202,10 @@ fn watch_connections(
             let old = before.as_ref().map(|old| (&old.processes, snapshot.at - old.at));
             let page = live::page(&snapshot.processes, old, &choice, output::columns());
             output::print(&output::screen(&page))?;
-            match keyboard.key(next).map_err(CliError::io("the terminal is gone"))? {
-                Some(key) if !choice.press(key, &snapshot.processes) => return Ok(()),
-                Some(_) => {}
-                None => break,
+            match keyboard.next(next).map_err(CliError::io("the terminal is gone"))? {
+                Input::Key(key) if !choice.press(key, &snapshot.processes) => return Ok(()),
+                Input::Key(_) | Input::Redraw => {}
+                Input::Nothing => break,
             }
         }
         before = Some(std::mem::replace(&mut snapshot, source.look()));

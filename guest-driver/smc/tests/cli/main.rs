@@ -17,6 +17,7 @@ mod perf_remote;
 mod pipe;
 mod run;
 mod settings;
+mod signals;
 mod smc_tools;
 mod stat;
 mod stat_tcp;

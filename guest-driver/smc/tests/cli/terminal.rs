@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use crate::support::{Fabric, Running, eventually, text};
 
 /// A shell on a terminal of so many columns, in which `smc` is the command.
-fn shell(fabric: &Fabric, columns: u32, line: &str) -> Command {
+pub(crate) fn shell(fabric: &Fabric, columns: u32, line: &str) -> Command {
     let smc = env!("CARGO_BIN_EXE_smc");
     let line = format!("stty cols {columns} rows 40; smc() {{ '{smc}' \"$@\"; }}; {line}");
     let mut command = Command::new("script");
@@ -20,15 +20,14 @@ fn shell(fabric: &Fabric, columns: u32, line: &str) -> Command {
     command
 }
 
-#[test]
-fn keys_change_the_live_view_and_the_terminal_is_left_as_it_was() {
-    let fabric = Fabric::start("live");
-    let (mut server, port, _log) = fabric.listen(&[]);
-    let client = crate::stat::client(&fabric, port, &[]);
-    server.0.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
-    for columns in [80, 160] {
-        let line = "smc stat connections --watch; echo \"ended $?\"; stty -a";
-        let mut command = shell(&fabric, columns, line);
+/// A terminal on which a command runs, and what it has shown.
+pub(crate) struct Screen {
+    terminal: Running,
+    seen: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Screen {
+    pub(crate) fn open(command: &mut Command) -> Screen {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut terminal = Running(command.spawn().unwrap());
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -39,16 +38,44 @@ fn keys_change_the_live_view_and_the_terminal_is_left_as_it_was() {
                 all.lock().unwrap().extend_from_slice(&piece[..n]);
             }
         });
-        // Pages are whole: a word of a page is there once the page is.
-        let shown = || String::from_utf8_lossy(&seen.lock().unwrap()).into_owned();
-        let mut wait_for = |key: &[u8], what: &[&str]| {
-            let from = shown().len();
-            terminal.0.stdin.as_mut().unwrap().write_all(key).unwrap();
-            eventually(&format!("{what:?} in {}", shown()), || {
-                let now = shown();
-                what.iter().all(|part| now.get(from..).is_some_and(|now| now.contains(part)))
-            });
+        Screen { terminal, seen }
+    }
+
+    pub(crate) fn shown(&self) -> String {
+        String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned()
+    }
+
+    /// Does something, and waits until all of `what` is shown after that. Pages are whole: a word of a
+    /// page is there once the page is.
+    pub(crate) fn after(&mut self, action: impl FnOnce(&mut Screen), what: &[&str]) -> String {
+        let from = self.shown().len();
+        action(self);
+        eventually(&format!("{what:?} in {}", self.shown()), || {
+            let now = self.shown();
+            what.iter().all(|part| now.get(from..).is_some_and(|now| now.contains(part)))
+        });
+        self.shown().split_off(from)
+    }
+
+    /// Types something, and waits as [`Screen::after`].
+    pub(crate) fn press(&mut self, keys: &[u8], what: &[&str]) {
+        let typed = |screen: &mut Screen| {
+            screen.terminal.0.stdin.as_mut().unwrap().write_all(keys).unwrap();
         };
+        self.after(typed, what);
+    }
+}
+
+#[test]
+fn keys_change_the_live_view_and_the_terminal_is_left_as_it_was() {
+    let fabric = Fabric::start("live");
+    let (mut server, port, _log) = fabric.listen(&[]);
+    let client = crate::stat::client(&fabric, port, &[]);
+    server.0.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+    for columns in [80, 160] {
+        let line = "smc stat connections --watch; echo \"ended $?\"; stty -a";
+        let mut screen = Screen::open(&mut shell(&fabric, columns, line));
+        let mut wait_for = |key: &[u8], what: &[&str]| screen.press(key, what);
         let pid = client.0.id().to_string();
         wait_for(b"", &["processes: 2", "on SMC: 2", "lines: connection", &pid, "sent/s"]);
         wait_for(b"v", &["lines: process", &format!("smc {pid}")]);
@@ -57,13 +84,12 @@ fn keys_change_the_live_view_and_the_terminal_is_left_as_it_was() {
         wait_for(b"cccc", &["carrier: tcp", "No connection fits"]);
         wait_for(b"q", &["ended 0", "\nisig icanon iexten echo "]);
         // The last lines are stty's own.
-        let pages = shown();
+        let pages = screen.shown();
         let pages = pages.split("ended").next().unwrap();
         for line in pages.lines() {
             let line = line.trim_end().trim_start_matches("\x1b[H\x1b[J");
             assert!(line.chars().count() <= columns as usize, "{line:?} of {columns}");
         }
-        drop(terminal);
     }
 }
 
