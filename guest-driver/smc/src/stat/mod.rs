@@ -253,11 +253,12 @@ fn guests(args: &StatArgs, client: &mut Option<Client>) -> Result<Vec<Guest>, Cl
 }
 
 impl Snapshot {
-    /// Fails if there is nothing to show.
+    /// Fails if there is nothing to show. A program that reads JSON or metrics is told so.
     fn check(self, args: &StatArgs) -> Result<Snapshot, CliError> {
         let named = args.management.is_some() || args.what == What::Fabric;
         match self.guests {
             Err(error) if named && args.what.asks_daemon() => Err(error),
+            _ if args.json || args.what == What::Metrics => Ok(self),
             Err(CliError::Management { socket, .. })
                 if self.processes.is_empty() && !socket.exists() =>
             {
