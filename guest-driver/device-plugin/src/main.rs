@@ -31,14 +31,16 @@ struct Args {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false);
+    // Of a line that cannot be written: it would be reported to the same place, by a panic.
+    log.log_internal_errors(false).init();
     let ends = signal(SignalKind::terminate()).and_then(|terminate| {
         signal(SignalKind::interrupt()).map(|interrupt| (terminate, interrupt))
     });
     let (mut terminate, mut interrupt) = match ends {
         Ok(signals) => signals,
         Err(error) => {
-            eprintln!("smc-device-plugin: cannot wait for signals: {error}");
+            tracing::error!(%error, "cannot wait for signals");
             return ExitCode::FAILURE;
         }
     };

@@ -2,6 +2,7 @@
 //! The command line: which subcommand, and how its error is shown.
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -160,14 +161,14 @@ fn parsed(settings: Option<&Settings>) -> Command {
             Some(settings) => settings::applied(command, settings),
             None => command,
         };
-        help::wrapped(command).get_matches()
+        help::wrapped(command).try_get_matches().unwrap_or_else(|wrong| end(&wrong))
     };
     if std::env::args_os().nth(1).is_some_and(|first| first == "run") {
         let cli = StartCli::from_arg_matches(&matches(StartCli::command()));
-        return Command::Start(cli.unwrap_or_else(|error| error.exit()).command);
+        return Command::Start(cli.unwrap_or_else(|wrong| end(&wrong)).command);
     }
     let cli = Cli::from_arg_matches(&matches(Cli::command()));
-    cli.unwrap_or_else(|error| error.exit()).command
+    cli.unwrap_or_else(|wrong| end(&wrong)).command
 }
 
 /// Runs the command that the process was started with.
@@ -181,12 +182,13 @@ pub(crate) fn main() -> ExitCode {
             .find_map(|name| EnvFilter::try_from_env(name).ok())
             .unwrap_or_else(|| EnvFilter::new("warn"));
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-        log.with_ansi(output::colours_of_errors()).init();
+        // Of a line that cannot be written: it would be reported to the same place, by a panic.
+        log.with_ansi(output::colours_of_errors()).log_internal_errors(false).init();
     }
     if let Err(error) = settings
         && command.has_settings()
     {
-        show(&error);
+        error.show();
         return ExitCode::from(error.status());
     }
     let result = match command {
@@ -225,15 +227,20 @@ pub(crate) fn main() -> ExitCode {
         if error.is_closed_output() {
             return ExitCode::SUCCESS;
         }
-        show(&error);
+        error.show();
         ExitCode::from(error.status())
     })
 }
 
-fn show(error: &CliError) {
-    eprintln!("smc: {}", output::printable(&error.to_string()));
-    if let Some(hint) = error.hint() {
-        eprintln!("     {hint}");
+/// Ends the process where the command line is wrong, or help or a version was asked for.
+pub(crate) fn end(wrong: &clap::Error) -> ! {
+    let printed = wrong.print().and_then(|()| std::io::stdout().flush());
+    match printed.map_err(CliError::Output) {
+        Err(error) if !wrong.use_stderr() && !error.is_closed_output() => {
+            error.show();
+            std::process::exit(error.status().into())
+        }
+        _ => std::process::exit(wrong.exit_code()),
     }
 }
 

@@ -10,7 +10,7 @@ use guest_driver::DeviceAddress;
 use ism_sys::connect_unix;
 use thiserror::Error;
 
-use crate::access;
+use crate::{access, output};
 
 /// Why there is no program to run.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -260,6 +260,13 @@ impl CliError {
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> CliError {
         let what = what.into();
         move |source| CliError::Io { what, source }
+    }
+
+    /// Prints the error, and what to do about it.
+    pub(crate) fn show(&self) {
+        let hint = self.hint().map(|hint| format!("\n     {}", output::printable(&hint)));
+        let text = output::printable(&self.to_string());
+        output::note(&format!("smc: {text}{}", hint.unwrap_or_default()));
     }
 
     /// The exit status of the command. That of "smc run" is the program's otherwise, so its own

@@ -69,15 +69,21 @@ pub(crate) fn run(args: &FabricArgs) -> Result<ExitCode, CliError> {
             command.extend(["--log-level".into(), "warn".into()]);
         }
         let [server, client, pool] = [paths::SERVER, paths::CLIENT, paths::POOL];
-        eprintln!("devices: {0}/{server} {0}/{client} {0}/{pool}", dir.display());
+        crate::output::note(&format!(
+            "devices: {0}/{server} {0}/{client} {0}/{pool}",
+            dir.display()
+        ));
         if let Some(before) = Place::ALL
             .into_iter()
             .take_while(|place| *place != Place::Own)
             .find(|place| PlaceReport::at(*place).sockets.is_ok())
         {
-            eprintln!("programs use {before} unless SMC_DEVICE={}/{pool} is set", dir.display());
+            crate::output::note(&format!(
+                "programs use {before} unless SMC_DEVICE={}/{pool} is set",
+                dir.display()
+            ));
         }
-        eprintln!("statistics: smc stat    end: Ctrl-C");
+        crate::output::note("statistics: smc stat    end: Ctrl-C");
     }
     Ok(vhost_device_ism::run_main(std::iter::once("smc fabric".into()).chain(command)))
 }

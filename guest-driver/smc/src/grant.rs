@@ -58,7 +58,9 @@ pub(crate) fn run(args: &GrantArgs) -> Result<(), CliError> {
     };
     match result {
         Err(error) if args.hook => {
-            eprintln!("smc grant: the container finds no peers by TCP option 254: {error}");
+            output::note(&format!(
+                "smc grant: the container finds no peers by TCP option 254: {error}"
+            ));
             Ok(())
         }
         Ok(cgroup) if !args.hook => output::print(&format!("granted to {}\n", cgroup.display())),

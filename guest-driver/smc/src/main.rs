@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The `smc` command: demo, netcat, benchmarks, statistics and a decoder for SMC.
 #![forbid(unsafe_code)]
+// These panic where the stream cannot be written.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod access;
 mod address;

@@ -264,10 +264,10 @@ pub(crate) fn open(mut config: Config, device: &Path) -> Result<Arc<Stack>, CliE
     let mut opened = open_aloud(config.clone(), device);
     let in_use = |error: &io::Error| error.kind() == io::ErrorKind::ResourceBusy;
     if timeout > IN_USE_NOTICE && opened.as_ref().is_err_and(in_use) {
-        eprintln!(
+        crate::output::note(&format!(
             "smc: waiting for the device {name}: another process uses it (see \"smc stat\"; --device \
              names another one)"
-        );
+        ));
         config.device_timeout = timeout - IN_USE_NOTICE;
         opened = Stack::open(config);
     }
@@ -280,7 +280,7 @@ fn open_aloud(config: Config, device: &Path) -> io::Result<Arc<Stack>> {
     let name = device.display().to_string();
     std::thread::spawn(move || {
         if waiting.recv_timeout(NO_ANSWER_NOTICE) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("smc: the device {name} does not answer; still waiting");
+            crate::output::note(&format!("smc: the device {name} does not answer; still waiting"));
         }
     });
     let opened = Stack::open(config);

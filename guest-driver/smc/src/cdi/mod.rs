@@ -108,9 +108,9 @@ pub(crate) fn run(args: &CdiArgs) -> Result<(), CliError> {
     let has_hook = args.format == Format::Cdi && !args.no_hook;
     if let Some(path) = checks::open_to_others(&files.program).filter(|_| has_hook) {
         let program = &files.program;
-        eprintln!(
+        output::note(&format!(
             "smc cdi: the hook runs {program:?} as root, and others than root can change {path:?}"
-        );
+        ));
     }
     let pools = match args.pool.is_empty() {
         true => vec![PlaceReport::at(Place::Service).directory.join(paths::POOL)],

@@ -111,10 +111,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
         Err(error @ CliError::Output(_)) => return Err(error),
         // An error has the exit status of "no connection".
         Err(error) => {
-            eprintln!("smc: {}", output::printable(&error.to_string()));
-            if let Some(hint) = error.hint() {
-                eprintln!("     {hint}");
-            }
+            error.show();
             return Ok(ExitCode::from(Outcome::None.status()));
         }
     };

@@ -184,10 +184,7 @@ pub(crate) fn run(args: &ConformArgs) -> Result<ExitCode, CliError> {
         Ok(failed) => Ok(ExitCode::from(u8::from(failed))),
         Err(error @ CliError::Output(_)) => Err(error),
         Err(error) => {
-            eprintln!("smc: {error}");
-            if let Some(hint) = error.hint() {
-                eprintln!("     {hint}");
-            }
+            error.show();
             Ok(ExitCode::from(2))
         }
     }

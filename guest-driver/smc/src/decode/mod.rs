@@ -154,7 +154,7 @@ pub(crate) fn run_to(
     let result = match &input[..] {
         [] => {
             if io::stdin().is_terminal() && !cfg!(test) {
-                eprintln!("Reading hex from the terminal; end with Ctrl-D.");
+                crate::output::note("Reading hex from the terminal; end with Ctrl-D.");
             }
             stream_of(stdin, kind, &mut report)
         }

@@ -301,7 +301,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
     let memory =
         (failed.is_none() && names.contains(&"memory")).then(|| memory::measure(args.connections));
     let memory = memory.transpose()?;
-    report::load_warning(&all).into_iter().for_each(|warning| eprintln!("{warning}"));
+    report::load_warning(&all).into_iter().for_each(|warning| crate::output::note(&warning));
     match args.json {
         true => report::print_memory_json(memory.as_ref())?,
         false => report::print_tables(&all, memory.as_ref(), &plan)?,

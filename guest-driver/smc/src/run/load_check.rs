@@ -51,7 +51,9 @@ fn watch(reader: &PipeReader, program: Pid, name: &str, strict: bool) {
     }
     let name = crate::output::printable(name);
     let ends = if strict { ", so it is ended (--strict)" } else { "" };
-    eprintln!("smc run: {name} did not load the library: its connections are TCP{ends}");
+    crate::output::note(&format!(
+        "smc run: {name} did not load the library: its connections are TCP{ends}"
+    ));
     if strict {
         let _ = rustix::process::kill_process(program, Signal::TERM);
     }

@@ -220,7 +220,7 @@ fn start(
         }
         Err(why) => {
             let name = crate::output::printable(&name.to_string_lossy());
-            eprintln!("smc run: {name} stays on TCP: {why}");
+            crate::output::note(&format!("smc run: {name} stays on TCP: {why}"));
         }
     }
     let error = command.exec();

@@ -52,7 +52,9 @@ pub(super) fn pass_on(
                 if args.strict {
                     return Err(failed(format!("no TCP option 254: {why}")));
                 }
-                eprintln!("smc run: {name} stays on TCP, for there is no TCP option 254: {why}");
+                crate::output::note(&format!(
+                    "smc run: {name} stays on TCP, for there is no TCP option 254: {why}"
+                ));
             }
             command.env("SMC_RUN_NO_OPTION", why);
         }

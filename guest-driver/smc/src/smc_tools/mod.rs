@@ -7,11 +7,12 @@ mod smcss;
 pub(crate) mod tcp_table;
 mod tool;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Command, CommandFactory, Parser};
+use clap::{Command, CommandFactory, FromArgMatches};
 
-use crate::output;
+use crate::{cli, help, output};
 
 pub(crate) use tool::Tool;
 
@@ -19,10 +20,10 @@ pub(crate) use tool::Tool;
 pub(crate) fn run(tool: Tool) -> ExitCode {
     let args = std::env::args_os();
     let text = match tool {
-        Tool::Smcss => smcss::text(&smcss::Args::parse_from(args)),
+        Tool::Smcss => smcss::text(&parsed(smcss::Args::command(), args)),
         Tool::Smcd | Tool::Smcr => {
             let args = args.map(objects::long_option);
-            objects::text(tool, &objects::Args::parse_as(tool, args))
+            objects::text(tool, &parsed(objects::Args::command().name(tool.name()), args))
         }
     };
     match text.and_then(|text| output::print(&text)) {
@@ -33,6 +34,13 @@ pub(crate) fn run(tool: Tool) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The options in the arguments of this process.
+fn parsed<A: FromArgMatches>(command: Command, args: impl Iterator<Item = OsString>) -> A {
+    let matches = help::wrapped(command).try_get_matches_from(args);
+    let options = matches.and_then(|matches| A::from_arg_matches(&matches));
+    options.unwrap_or_else(|wrong| cli::end(&wrong))
 }
 
 /// The three commands, for their manual pages.

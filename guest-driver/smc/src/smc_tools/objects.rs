@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Write;
 
-use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
+use clap::{ArgAction, Parser};
 use guest_driver::socket::show_gid;
 use guest_driver::statistics::Process;
 
@@ -55,14 +55,6 @@ pub(super) struct Args {
 
     /// An EID to add or to delete.
     argument: Option<String>,
-}
-
-impl Args {
-    /// Parses a command line; ends the process as clap does.
-    pub(super) fn parse_as(tool: Tool, args: impl Iterator<Item = OsString>) -> Args {
-        let matches = Args::command().name(tool.name()).get_matches_from(args);
-        Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
-    }
 }
 
 /// smc-tools' long options have one dash.
@@ -327,6 +319,8 @@ fn statistics(tool: Tool, processes: &[Process]) -> String {
 mod tests {
     use guest_driver::socket::{LinkGroupInfo, LinkInfo, RnicInfo};
     use guest_driver::statistics::Handshakes;
+
+    use clap::CommandFactory;
 
     use super::*;
 

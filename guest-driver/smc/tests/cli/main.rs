@@ -8,6 +8,7 @@ mod check;
 mod conform;
 mod decode;
 mod demo;
+mod every_command;
 mod first_hour;
 mod help;
 mod load_check;

@@ -95,7 +95,10 @@ impl RemoteServer {
         let hello = match control.receive(NOTICE).map_err(failed)? {
             Some(hello) => Some(hello),
             None => {
-                eprintln!("smc: waiting: {} seems to measure with somebody else", target.server);
+                crate::output::note(&format!(
+                    "smc: waiting: {} seems to measure with somebody else",
+                    target.server
+                ));
                 control.receive(BUSY).map_err(failed)?
             }
         };

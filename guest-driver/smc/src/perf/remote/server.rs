@@ -32,15 +32,18 @@ pub(in crate::perf) fn serve(address: &str, own: &Own) -> Result<(), CliError> {
     memory::probe(&own.device, TIMEOUT)?;
     let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
     let local = listener.local_addr().map_err(failed)?;
-    eprintln!("serving measurements on {local}, device {}", own.device.display());
+    crate::output::note(&format!(
+        "serving measurements on {local}, device {}",
+        own.device.display()
+    ));
     loop {
         match listener.accept() {
             Ok((stream, peer)) => match client(stream, own) {
                 Ok(runs) => tracing::info!(%peer, runs, "measured"),
-                Err(error) => eprintln!("smc: {peer}: {error}"),
+                Err(error) => crate::output::note(&format!("smc: {peer}: {error}")),
             },
             Err(error) => {
-                eprintln!("smc: accept: {error}");
+                crate::output::note(&format!("smc: accept: {error}"));
                 std::thread::sleep(PAUSE);
             }
         }
