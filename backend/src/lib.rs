@@ -22,6 +22,8 @@
 //! # Ok::<(), vhost_device_ism::DaemonError>(())
 //! ```
 #![deny(unsafe_code)]
+// These panic where the stream cannot be written.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod config;
 mod service;

@@ -17,12 +17,11 @@ use crate::service::ctl::ControlArgs;
 const ABOUT: &str = "Emulates the virtio-ism device (Internal Shared Memory) for virtual machines \
 and processes of this host.";
 
-const LONG_ABOUT: &str = "\
-Emulates the virtio-ism device (Internal Shared Memory) for virtual machines and processes of this
-host, over the vhost-user protocol.
+const LONG_ABOUT: &str = "Emulates the virtio-ism device (Internal Shared Memory) for virtual \
+machines and processes of this host, over the vhost-user protocol.
 
-Each guest gets a Unix socket of its own, to which its front end connects: QEMU, or a program that
-uses the guest-driver library. Guests on one fabric can let each other write into buffers (DMBs)
+Each guest gets a Unix socket of its own, to which its front end connects: QEMU, or a program that \
+uses the guest-driver library. Guests on one fabric can let each other write into buffers (DMBs) \
 that they register; SMC-D sockets run on top of that. Guests on different fabrics cannot meet.";
 
 const EXAMPLES: &str = "\
@@ -37,7 +36,7 @@ Examples:
   A guest whose QEMU has the upstream 8-region memory table, and memory in a file on a disk:
     vhost-device-ism --socket-path /run/ism/vm3.sock,max-maps=4,allow-any-file
 
-Whoever may connect to a guest's socket is that guest for the daemon. Sockets get mode 0600; put
+Whoever may connect to a guest's socket is that guest for the daemon. Sockets get mode 0600; put \
 them into a directory that only the guest's user can enter.";
 
 /// Which rights the daemon drops after its start.

@@ -12,6 +12,7 @@ use crate::config::log_output::LogOutput;
 use crate::config::{ConfigError, DEFAULT_CHID, GuestSpec, parse_seconds};
 use crate::service::leave::LeaveInfo;
 use crate::service::management::{AddGuest, Client, ClientError, Guest, ReloadInfo};
+use crate::service::output;
 
 /// The variable by which the `smc` command finds the management socket, too.
 const OF_SMC: &str = "SMC_MANAGEMENT";
@@ -101,6 +102,9 @@ pub(crate) enum ControlError {
     /// The working directory is gone.
     #[error("{0}")]
     Directory(#[from] std::io::Error),
+    /// Standard output cannot be written.
+    #[error("standard output: {0}")]
+    Output(std::io::Error),
     /// What was read cannot be printed.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
@@ -163,7 +167,7 @@ pub(crate) fn run(args: &ControlArgs) -> Result<String, ControlError> {
                 }
             }
             if !failed.is_empty() {
-                print!("{text}");
+                output::print(&text).map_err(ControlError::Output)?;
                 return Err(ControlError::Partly(failed));
             }
             text

@@ -17,6 +17,7 @@ mod leave;
 mod logging;
 pub mod management;
 mod metrics;
+mod output;
 mod packets;
 mod privileges;
 mod reload;

@@ -11,7 +11,7 @@ use clap::Parser;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 
-use super::{ctl, fork, logging, privileges, sandbox};
+use super::{ctl, fork, logging, output, privileges, sandbox};
 use crate::config::{Config, ConfigError, Socket};
 use crate::service::activation::{ActivatedSockets, PassedSockets};
 use crate::service::args::{self, Args, SandboxMode};
@@ -30,7 +30,7 @@ use crate::vhost::unix_socket::{LocalNames, SocketNames, directory_of, path_of};
 use ism_device::LeaveGroup;
 
 /// What `--print-capabilities` prints: the type of device, as a VMM's tools expect it.
-const CAPABILITIES: &str = "{\n  \"type\": \"ism\"\n}";
+const CAPABILITIES: &str = "{\n  \"type\": \"ism\"\n}\n";
 /// How long the daemon may take to end when drivers have left, for the service manager.
 const STOPPING: Duration = Duration::from_secs(10);
 /// How often a daemon that is to end looks whether a front end is connected.
@@ -44,14 +44,10 @@ where
 {
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
-        Err(error) => {
-            let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
-        }
+        Err(by_clap) => return output::answer(&by_clap),
     };
     if args.print_capabilities {
-        println!("{CAPABILITIES}");
-        return ExitCode::SUCCESS;
+        return output::print_last(CAPABILITIES);
     }
     if let Some(args::Command::Ctl(args)) = &args.command {
         return run_ctl(args);
@@ -72,8 +68,9 @@ where
             0 => String::new(),
             passed => format!(", passed sockets: {passed}"),
         };
-        println!("nothing is wrong; fabrics: {fabrics}, guests: {guests}{passed}");
-        return ExitCode::SUCCESS;
+        return output::print_last(&format!(
+            "nothing is wrong; fabrics: {fabrics}, guests: {guests}{passed}\n"
+        ));
     }
     match run(&args, config, activated) {
         Ok(()) => ExitCode::SUCCESS,
@@ -86,11 +83,7 @@ where
 
 fn run_ctl(args: &ctl::ControlArgs) -> ExitCode {
     match ctl::run(args) {
-        Ok(text) => {
-            // A reader of the pipe that has gone is no failure.
-            let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
-            ExitCode::SUCCESS
-        }
+        Ok(text) => output::print_last(&text),
         Err(error) => {
             logging::print_error(&error);
             ExitCode::FAILURE

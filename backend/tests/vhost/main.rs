@@ -20,6 +20,7 @@ mod operations;
 mod place;
 mod pool;
 mod program;
+mod streams;
 #[path = "../../vfio-user/tests/client/mod.rs"]
 mod vfio_client;
 mod vfio_user;
