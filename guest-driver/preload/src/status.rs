@@ -157,8 +157,21 @@ fn print_error(text: &str) {
     });
 }
 
+/// The names of a connection that the caller knows anyway; the kernel is asked for the others.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct KnownNames {
+    /// This end's.
+    pub(crate) local: Option<SocketAddr>,
+    /// The peer's.
+    pub(crate) peer: Option<SocketAddr>,
+}
+
 /// Reports what carries a connection. `fd`: the program's descriptor; `socket`: one that is open.
 pub(crate) fn connection_decided(fd: c_int, socket: impl AsFd, role: &str, info: &ConnectionInfo) {
+    decided(fd, socket, role, info, KnownNames::default());
+}
+
+fn decided(fd: c_int, socket: impl AsFd, role: &str, info: &ConnectionInfo, names: KnownNames) {
     if let ConnectionInfo::Tcp(why) = info {
         tcp_notes::note(fd, why);
     }
@@ -166,12 +179,11 @@ pub(crate) fn connection_decided(fd: c_int, socket: impl AsFd, role: &str, info:
     if !has_file && !tracing::enabled!(target: TARGET, tracing::Level::INFO) {
         return;
     }
-    let text = |name: Option<rustix::net::SocketAddrAny>| {
-        let address = name.and_then(|name| std::net::SocketAddr::try_from(name).ok());
-        address.map_or_else(|| "?".into(), |address| address.to_string())
-    };
-    let local = text(rustix::net::getsockname(&socket).ok());
-    let peer = text(rustix::net::getpeername(&socket).ok().flatten());
+    let text = |name: Option<SocketAddr>| name.map_or_else(|| "?".into(), |name| name.to_string());
+    let read = |name: rustix::net::SocketAddrAny| SocketAddr::try_from(name).ok();
+    let local = || rustix::net::getsockname(&socket).ok().and_then(read);
+    let peer = || rustix::net::getpeername(&socket).ok().flatten().and_then(read);
+    let (local, peer) = (text(names.local.or_else(local)), text(names.peer.or_else(peer)));
     write_line(&format!(
         "{{\"event\":\"connection\",\"role\":\"{role}\",\"local\":\"{local}\",\"peer\":\"{peer}\",\
          \"smc\":{},\"info\":{}}}",
@@ -194,13 +206,26 @@ pub(crate) fn no_option() {
 
 /// Reports that an accepted connection stays on TCP, because the client did not propose SMC.
 pub(crate) fn server_stays_on_tcp(fd: c_int, socket: impl AsFd) {
+    accepted_on_tcp(fd, socket, KnownNames::default());
+}
+
+/// As [`server_stays_on_tcp`], for a connection with known names.
+pub(crate) fn accepted_on_tcp(fd: c_int, socket: impl AsFd, names: KnownNames) {
     let info = ConnectionInfo::Tcp(FallbackReason::PeerNotSmc.into());
-    connection_decided(fd, socket, "server", &info);
+    decided(fd, socket, "server", &info, names);
 }
 
 /// Reports that a connection that the program made stays on TCP.
 pub(crate) fn client_stays_on_tcp(fd: c_int, socket: impl AsFd, why: Fallback) {
     connection_decided(fd, socket, "client", &ConnectionInfo::Tcp(why));
+}
+
+/// Reports that a connection that the program is making to this server stays on TCP.
+pub(crate) fn connecting_on_tcp(fd: c_int, to: Option<SocketAddr>, why: Fallback) {
+    // An address that stands for this machine is no name.
+    let peer = to.filter(|to| !to.ip().is_unspecified());
+    let names = KnownNames { local: None, peer };
+    decided(fd, borrowed(fd), "client", &ConnectionInfo::Tcp(why), names);
 }
 
 /// Reports that a handshake failed and took the connection with it.

@@ -41,6 +41,7 @@ pub(super) struct ClientRequest {
 /// A connection that is left to TCP.
 pub(super) struct TcpChoice {
     why: Fallback,
+    server: Option<SocketAddr>,
     /// Whether it is reported; otherwise nobody has expected anything else.
     reported: bool,
     sample: Option<PlainConnection>,
@@ -53,12 +54,12 @@ pub(super) fn choose(fd: c_int, socket: &StreamSocket, to: Option<SocketAddr>) -
     if let Some(plain) = worthwhile::choose_tcp(&to) {
         let not_smc = FallbackReason::PeerNotSmc.into();
         let why = if plain.by_server { not_smc } else { Fallback::TooShort };
-        return Choice::Tcp(TcpChoice { why, reported: true, sample: Some(plain) });
+        return TcpChoice::reported(why, to, Some(plain));
     }
     let server = server_memory::record(&to);
     if server.is_paused(raw::monotonic_micros) {
         let why = FallbackReason::PeerNotSmc.into();
-        return Choice::Tcp(TcpChoice { why, reported: true, sample: None });
+        return TcpChoice::reported(why, to, None);
     }
     let seems_plain = server.is_plain();
     // The handshake takes a descriptor.
@@ -113,13 +114,17 @@ impl ClientRequest {
 impl TcpChoice {
     /// The choice for a connection of which nobody expects SMC.
     fn expected(why: Fallback) -> Choice {
-        Choice::Tcp(TcpChoice { why, reported: false, sample: None })
+        Choice::Tcp(TcpChoice { why, server: None, reported: false, sample: None })
+    }
+
+    fn reported(why: Fallback, server: SocketAddr, sample: Option<PlainConnection>) -> Choice {
+        Choice::Tcp(TcpChoice { why, server: Some(server), reported: true, sample })
     }
 
     /// Reports why TCP carries the connection, which is made or about to be.
     pub(super) fn report(&self, fd: c_int) {
         match self.reported {
-            true => status::client_stays_on_tcp(fd, borrowed(fd), self.why.clone()),
+            true => status::connecting_on_tcp(fd, self.server, self.why.clone()),
             false => tcp_notes::note(fd, &self.why),
         }
     }

@@ -15,8 +15,9 @@ use crate::selection::{
 use crate::socket::pair;
 use crate::socket::stream::{RelayState, ServerSide, SocketRole, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor};
+use crate::status::{self, KnownNames};
 use crate::sys::{borrowed, local_address, raw};
-use crate::{config, fork, status, tcp_notes};
+use crate::{config, fork, tcp_notes};
 
 /// Whether sockets of this kind can be on SMC.
 pub(crate) fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
@@ -77,10 +78,9 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAd
     let known = client.and_then(|client| option::after_accept_from(&client));
     match known.unwrap_or_else(|| option::after_accept(borrowed(fd))) {
         AcceptAction::Tcp => {
-            if let Some(local) = local.or_else(|| local_address(fd)) {
-                worthwhile::count_tcp(&local);
-            }
-            status::server_stays_on_tcp(fd, borrowed(fd));
+            let local = local.or_else(|| local_address(fd));
+            local.iter().for_each(worthwhile::count_tcp);
+            status::accepted_on_tcp(fd, borrowed(fd), KnownNames { local, peer: client });
         }
         AcceptAction::Peek { timeout, announced } => {
             if announced {

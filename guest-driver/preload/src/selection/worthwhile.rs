@@ -158,6 +158,9 @@ impl Sample {
 
     /// The connection ends.
     fn end(&self, fd: c_int) {
+        if self.fd.load(Ordering::Relaxed) != fd {
+            return;
+        }
         let ours = self.fd.compare_exchange(fd, CHANGING, Ordering::Acquire, Ordering::Relaxed);
         if ours.is_ok() {
             self.observe(fd);
