@@ -33,8 +33,9 @@ static BEGIN: extern "C" fn() = begin;
 static END: extern "C" fn() = end;
 
 extern "C" fn begin() {
-    clock::find();
-    libc_symbols::find_all();
+    let behind = rebinding::objects_behind();
+    clock::find(behind.iter().flatten());
+    libc_symbols::find_all(&behind);
     fork::init(in_untold_child);
     // SAFETY: the functions stay valid, because the library is never unloaded.
     unsafe {
@@ -58,11 +59,8 @@ extern "C" fn begin() {
     config::read_stack();
     if let Some(config) = RunConfig::from_environment() {
         config::set(config);
-        let rebound = rebinding::rebind();
         status::init();
-        if !rebound {
-            status::libc_stays();
-        }
+        rebinding::begin();
         log::begin().iter().for_each(|mistake| status::no_log(mistake));
         status::cannot_read(config::get().map(|config| &config.mistakes[..]).unwrap_or_default());
         option::init();

@@ -5,6 +5,8 @@
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::sys::elf::{LoadedObject, SymbolResult};
+
 /// A function of libc.
 pub(in crate::hooks) struct Symbol {
     name: &'static CStr,
@@ -21,6 +23,20 @@ impl Symbol {
         // SAFETY: the name ends with a zero byte.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         self.found.store(found, Ordering::Release);
+    }
+
+    /// As [`Symbol::find`], in the objects behind this library. The linker would take memory of the
+    /// program's heap for each function that is not there.
+    fn find_in(&self, behind: &[Option<LoadedObject>]) {
+        for object in behind {
+            match object.as_ref().map(|object| object.find(self.name)) {
+                Some(SymbolResult::Function(found)) => {
+                    return self.found.store(found as *mut c_void, Ordering::Release);
+                }
+                Some(SymbolResult::Absent) => {}
+                Some(SymbolResult::Other) | None => return self.find(),
+            }
+        }
     }
 
     /// The function, if it was found.
@@ -46,9 +62,9 @@ macro_rules! functions {
             };)*
         }
 
-        /// Looks all functions up.
-        pub(super) fn find_all() {
-            $(symbols::$name.find();)*
+        /// Looks all functions up. `behind`: the objects that the linker would look in.
+        pub(super) fn find_all(behind: &[Option<LoadedObject>]) {
+            [$(&symbols::$name),*].into_iter().for_each(|symbol| symbol.find_in(behind));
         }
 
         /// The names and addresses of the functions that were found. Each is libc's, or that of
@@ -69,7 +85,7 @@ functions! {
     __vdprintf_chk fork vfork posix_spawn posix_spawnp posix_spawn_file_actions_adddup2
     posix_spawn_file_actions_destroy system popen aio_read aio_read64 aio_write aio_write64
     lio_listio lio_listio64 execve execv execvp execvpe fexecve execveat clone _Fork daemon unshare setns
-    sigaction signal sigset pthread_cancel pthread_exit dlmopen __libc_system pidfd_spawn pidfd_spawnp _IO_popen backtrace_symbols_fd
+    sigaction signal sigset pthread_cancel pthread_exit dlopen dlmopen __libc_system pidfd_spawn pidfd_spawnp _IO_popen backtrace_symbols_fd
 }
 
 /// `call_libc!(name, number, (a: type, ...) -> type)`: calls libc's function. Before `init` has run

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `dlmopen`: objects in a namespace of their own have a libc of their own. The hook makes the
-//! namespace itself, with that libc only, and has its symbol table lead to this library. What the
-//! program opens there binds to the hooks.
+//! `dlopen` and `dlmopen`: what the program opens binds to the hooks, however it looks them up.
+//!
+//! Objects in a namespace of their own have a libc of their own. The hook of `dlmopen` makes the
+//! namespace itself, with that libc only, and has its symbol table lead to this library.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 
@@ -87,7 +88,40 @@ struct Next {
     namespace: c_long,
 }
 
+extern "C" fn before_dlopen() -> *mut c_void {
+    rebinding::before_open();
+    if symbols::dlopen.get().is_none() {
+        symbols::dlopen.find();
+    }
+    // The program could not have been linked without it.
+    symbols::dlopen.get().unwrap_or_else(|| std::process::abort())
+}
+
+// The linker looks at the caller, whose search path it takes.
+in_assembly! {
+    dlopen calls before_dlopen:
+    x86_64 {
+        "endbr64"
+        "push rdi" "push rsi" "sub rsp, 8"
+        "call {function}"
+        "mov r11, rax"
+        "add rsp, 8" "pop rsi" "pop rdi"
+        "jmp r11"
+    }
+    aarch64 {
+        "hint #34" // bti c
+        "stp x29, x30, [sp, #-32]!"
+        "stp x0, x1, [sp, #16]"
+        "bl {function}"
+        "mov x16, x0"
+        "ldp x0, x1, [sp, #16]"
+        "ldp x29, x30, [sp], #32"
+        "br x16"
+    }
+}
+
 extern "C" fn before_dlmopen(namespace: c_long, file: *const c_char) -> Next {
+    rebinding::before_open();
     if symbols::dlmopen.get().is_none() {
         symbols::dlmopen.find();
     }
@@ -100,7 +134,7 @@ extern "C" fn before_dlmopen(namespace: c_long, file: *const c_char) -> Next {
     Next { function, namespace: prepared.map_or(namespace, |id| id.0) }
 }
 
-// The linker looks at the caller, whose search path it takes.
+// As above.
 in_assembly! {
     dlmopen calls before_dlmopen:
     x86_64 {

@@ -3,11 +3,18 @@
 //! RTLD_DEEPBIND binds to the libc that it depends on, `dlsym` looks into the object of its handle,
 //! and a namespace of `dlmopen` has a libc of its own. So the symbol table of libc itself leads to
 //! this library: the dynamic linker finds the hooks there, whoever asks and by whatever name.
+//!
+//! All of them take an object that the program opens. So the first `dlopen` or `dlmopen` of the
+//! program changes the table, and most processes of a shell or a build never do.
 
 use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::libc_symbols;
+use crate::status;
 use crate::sys::elf::{ExportedFunction, LoadedObject};
+use crate::sys::fork_lock::ForkLock;
+use crate::sys::raw;
 
 /// The objects whose functions have hooks, as others need them. Before glibc 2.34 its functions were
 /// in several.
@@ -26,9 +33,56 @@ pub(super) fn is_libcs(function: *const c_void) -> bool {
     LoadedObject::containing(function).is_some_and(|object| is_one_of(&object, &GLIBC))
 }
 
+/// How far it is.
+static STATE: AtomicU8 = AtomicU8::new(UNWANTED);
+static LOCK: ForkLock = ForkLock::new();
+/// The process has no settings yet, or none at all.
+const UNWANTED: u8 = 0;
+/// As [`UNWANTED`], and something was opened.
+const ASKED: u8 = 1;
+/// The next object that is opened needs it.
+const WANTED: u8 = 2;
+const DONE: u8 = 3;
+
+/// The library works from now on.
+pub(super) fn begin() {
+    if STATE.swap(WANTED, Ordering::AcqRel) == ASKED {
+        before_open();
+    }
+}
+
+/// The program is about to open an object.
+#[inline]
+pub(super) fn before_open() {
+    if matches!(STATE.load(Ordering::Acquire), UNWANTED | WANTED) {
+        raw::without_signals(open_first);
+    }
+}
+
+#[cold]
+fn open_first() {
+    let _one_at_a_time = LOCK.lock();
+    match STATE.load(Ordering::Acquire) {
+        WANTED => {
+            if !rebind() {
+                status::libc_stays();
+            }
+            STATE.store(DONE, Ordering::Release);
+        }
+        UNWANTED => STATE.store(ASKED, Ordering::Release),
+        _ => {}
+    }
+}
+
+/// The objects that the linker looks in behind this library; `None` for one whose tables are of
+/// kinds that are not known here.
+pub(super) fn objects_behind() -> Vec<Option<LoadedObject>> {
+    this_library().iter().flat_map(LoadedObject::all_successors).collect()
+}
+
 /// Has the objects of the program lead to the hooks. The library has looked up libc's functions
 /// before. `false`: the kernel forbids to write in one of them.
-pub(super) fn rebind() -> bool {
+fn rebind() -> bool {
     let Some(own) = this_library() else { return false };
     let (glibc, others): (Vec<_>, Vec<_>) = own
         .successors()

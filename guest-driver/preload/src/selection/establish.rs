@@ -16,7 +16,7 @@ use crate::socket::pair;
 use crate::socket::stream::{RelayState, ServerSide, SocketRole, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor};
 use crate::status::{self, KnownNames};
-use crate::sys::{borrowed, local_address, raw};
+use crate::sys::{borrowed, local_address, open_numbers, raw};
 use crate::{config, fork, tcp_notes};
 
 /// Whether sockets of this kind can be on SMC.
@@ -113,9 +113,7 @@ pub(crate) fn add_relayed(fd: c_int) {
 /// Finds connections that the process had before the library was loaded. A server that executes a
 /// program for each client leaves the handshake to that program.
 pub(crate) fn add_inherited() {
-    let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return };
-    let fds: Vec<c_int> =
-        fds.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let fds = open_numbers();
     let mut known: Vec<(u64, c_int)> = Vec::new();
     for fd in fds.into_iter().filter(|fd| !option::is_reserved(*fd)) {
         match raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) {

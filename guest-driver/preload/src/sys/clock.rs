@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The clock of this library. A program may have another one: libfaketime replaces libc's functions,
 //! and its clock may stand still. So the library has functions of these names for itself, which
-//! nobody else can link: `std` calls them. They ask libc by its handle, which no other library stands
-//! before, and the kernel until the handle is known.
+//! nobody else can link: `std` calls them. They ask libc's function by its address in libc, where no
+//! other library stands before it, and the kernel until the address is known.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_void, clockid_t, timespec};
 
+use super::elf::{LoadedObject, SymbolResult};
 use super::raw;
 use super::user_memory::libc_result;
 
@@ -51,17 +52,12 @@ hidden! {
 /// libc's own `clock_gettime`, which needs no system call; null until it is known.
 static OF_LIBC: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Finds libc's own clock.
-pub(crate) fn find() {
-    // SAFETY: the names end with zero bytes. libc is loaded, and stays so.
-    let found = unsafe {
-        let libc = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-        if libc.is_null() {
-            return;
-        }
-        libc::dlsym(libc, c"clock_gettime".as_ptr())
-    };
-    OF_LIBC.store(found, Ordering::Release);
+/// Finds libc's own clock among the objects behind this library.
+pub(crate) fn find<'a>(mut behind: impl Iterator<Item = &'a LoadedObject>) {
+    let libc = behind.find(|object| object.soname() == Some(c"libc.so.6"));
+    if let Some(SymbolResult::Function(found)) = libc.map(|libc| libc.find(c"clock_gettime")) {
+        OF_LIBC.store(found as *mut c_void, Ordering::Release);
+    }
 }
 
 /// `clock_gettime`.

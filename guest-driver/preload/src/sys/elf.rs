@@ -33,6 +33,10 @@ const DT_SYMTAB: i64 = 6;
 const DT_STRSZ: i64 = 10;
 const DT_SONAME: i64 = 14;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
+const DT_VERSYM: i64 = 0x6fff_fff0;
+
+/// A bit of a symbol's version: only those find it who name the version.
+const HIDDEN: u16 = 1 << 15;
 
 const STT_FUNC: u8 = 2;
 
@@ -58,6 +62,8 @@ pub(crate) struct LoadedObject {
     strings_size: usize,
     soname: Option<usize>,
     hash: *const u32,
+    /// Null: the symbols have no versions.
+    versions: *const u16,
 }
 
 // SAFETY: what the addresses lead to does not change, but for addresses of symbols, each of which is
@@ -84,8 +90,28 @@ impl NamespaceId {
 /// The parts of a table of the section `.gnu.hash`.
 struct GnuHash {
     first: u32,
+    /// Bits of the hashes of all names.
+    filter: &'static [u64],
+    filter_shift: u32,
     buckets: &'static [u32],
     chains: *const u32,
+}
+
+impl GnuHash {
+    /// Whether a name with this hash may be in the table.
+    fn may_have(&self, hash: u32) -> bool {
+        let word = (hash as usize / 64).checked_rem(self.filter.len());
+        let word = word.and_then(|at| self.filter.get(at));
+        let shifted = hash.checked_shr(self.filter_shift).unwrap_or(0);
+        word.is_some_and(|word| word >> (hash % 64) & word >> (shifted % 64) & 1 != 0)
+    }
+
+    /// The first symbol of a name with this hash; 0: there is none.
+    fn begin(&self, hash: u32) -> u32 {
+        let place = (hash as usize).checked_rem(self.buckets.len());
+        let begin = place.filter(|_| self.may_have(hash)).and_then(|at| self.buckets.get(at));
+        begin.copied().unwrap_or(0)
+    }
 }
 
 impl LoadedObject {
@@ -120,6 +146,7 @@ impl LoadedObject {
             strings_size: 0,
             soname: None,
             hash: std::ptr::null(),
+            versions: std::ptr::null(),
         };
         let mut at = map.dynamic;
         while !at.is_null() {
@@ -130,6 +157,7 @@ impl LoadedObject {
                 DT_STRTAB => found.strings = found.address(entry.value) as *const _,
                 DT_SYMTAB => found.symbols = found.address(entry.value) as *const _,
                 DT_GNU_HASH => found.hash = found.address(entry.value) as *const _,
+                DT_VERSYM => found.versions = found.address(entry.value) as *const _,
                 DT_STRSZ => found.strings_size = entry.value,
                 DT_SONAME => found.soname = Some(entry.value),
                 _ => {}
@@ -149,6 +177,11 @@ impl LoadedObject {
     /// The objects that were loaded after this one, in the same namespace. A name that several
     /// objects export is that of the first.
     pub(crate) fn successors(&self) -> impl Iterator<Item = LoadedObject> + use<> {
+        self.all_successors().flatten()
+    }
+
+    /// As [`LoadedObject::successors`], with `None` for each object whose tables are of other kinds.
+    pub(crate) fn all_successors(&self) -> impl Iterator<Item = Option<LoadedObject>> + use<> {
         let mut next = self.map.next;
         std::iter::from_fn(move || {
             // SAFETY: null, or the description of the next object.
@@ -156,7 +189,7 @@ impl LoadedObject {
             next = map.next;
             Some(map)
         })
-        .filter_map(|map| LoadedObject::new(map))
+        .map(|map| LoadedObject::new(map))
     }
 
     /// Number of objects in its namespace.
@@ -194,10 +227,13 @@ impl LoadedObject {
     fn gnu_hash(&self) -> GnuHash {
         // SAFETY: the table begins with four numbers, and says itself how long its parts are.
         unsafe {
-            let [buckets, first, bloom] = [0, 1, 2].map(|i| self.hash.add(i).read());
-            let at = self.hash.add(4 + 2 * bloom as usize);
+            let [buckets, first, words, filter_shift] =
+                [0, 1, 2, 3].map(|i| self.hash.add(i).read());
+            let filter = std::slice::from_raw_parts(self.hash.add(4).cast(), words as usize);
+            let at = self.hash.add(4 + 2 * filter.len());
             let buckets = std::slice::from_raw_parts(at, buckets as usize);
-            GnuHash { first, buckets, chains: at.add(buckets.len()) }
+            let chains = at.add(buckets.len());
+            GnuHash { first, filter, filter_shift, buckets, chains }
         }
     }
 
@@ -226,20 +262,42 @@ impl LoadedObject {
         functions.map(|symbol| (self.string(symbol.st_name as usize), self.address_of(symbol)))
     }
 
+    /// The exported symbols of a name, one for each version.
+    fn symbols_named(&self, name: &CStr) -> impl Iterator<Item = &'static Elf64_Sym> {
+        let hash = gnu_hash(name);
+        let same = self.chain(self.gnu_hash().begin(hash));
+        let same = same.filter(move |(other, _)| (other ^ hash) >> 1 == 0);
+        let fits = move |symbol: &&Elf64_Sym| {
+            symbol.st_shndx != 0 && self.string(symbol.st_name as usize) == name
+        };
+        same.map(|(_, symbol)| symbol).filter(fits)
+    }
+
     /// The exported functions of a name, one for each version.
     pub(crate) fn named(&self, name: &CStr) -> impl Iterator<Item = ExportedFunction> {
-        let hash = gnu_hash(name);
-        let buckets = self.gnu_hash().buckets;
-        let place = (hash as usize).checked_rem(buckets.len());
-        let begin = place.and_then(|place| buckets.get(place)).copied().unwrap_or(0);
-        let same = self.chain(begin).filter(move |(other, _)| (other ^ hash) >> 1 == 0);
-        let fits = move |symbol: &&Elf64_Sym| {
-            is_function(symbol) && self.string(symbol.st_name as usize) == name
-        };
-        same.map(|(_, symbol)| symbol).filter(fits).map(|symbol| ExportedFunction {
+        let functions = self.symbols_named(name).filter(|symbol| is_function(symbol));
+        functions.map(|symbol| ExportedFunction {
             address: self.address_of(symbol),
             symbol: std::ptr::from_ref(symbol).cast_mut(),
         })
+    }
+
+    /// What whoever names no version finds by a name in this object.
+    pub(crate) fn find(&self, name: &CStr) -> SymbolResult {
+        let is_found = |symbol: &&Elf64_Sym| {
+            // SAFETY: the symbol is an entry of the object's table of symbols.
+            let at = unsafe { std::ptr::from_ref(*symbol).offset_from(self.symbols) };
+            let version = || {
+                // SAFETY: each symbol has a version, if there are any.
+                unsafe { self.versions.offset(at).read() }
+            };
+            self.versions.is_null() || version() & HIDDEN == 0
+        };
+        match self.symbols_named(name).find(is_found) {
+            Some(symbol) if is_function(symbol) => SymbolResult::Function(self.address_of(symbol)),
+            Some(_) => SymbolResult::Other,
+            None => SymbolResult::Absent,
+        }
     }
 
     fn address_of(&self, symbol: &Elf64_Sym) -> usize {
@@ -278,6 +336,17 @@ impl LoadedObject {
         }
         protect(libc::PROT_READ)
     }
+}
+
+/// What an object has by a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SymbolResult {
+    /// A function, at this address.
+    Function(usize),
+    /// Something else, as a function that is chosen by the processor (STT_GNU_IFUNC).
+    Other,
+    /// Nothing.
+    Absent,
 }
 
 /// A function that an object exports.
@@ -319,7 +388,28 @@ mod tests {
             assert!(all.any(|function| function.address == found as usize), "{name:?}");
         }
         assert_eq!(object.named(c"no such function").count(), 0);
+        assert_eq!(object.find(c"no such function"), SymbolResult::Absent);
         assert!(object.functions().count() > 1000);
+    }
+
+    #[test]
+    fn a_name_without_a_version_leads_where_dlsym_leads() {
+        let object = libc_object();
+        // SAFETY: the name ends with a zero byte.
+        let handle = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY) };
+        let (mut same, mut chosen, mut different) = (0, 0, Vec::new());
+        for (name, _) in object.functions() {
+            // SAFETY: the handle is libc's, and the name ends with a zero byte.
+            let found = unsafe { libc::dlsym(handle, name.as_ptr()) } as usize;
+            match object.find(name) {
+                _ if found == 0 => {}
+                SymbolResult::Function(address) if address == found => same += 1,
+                SymbolResult::Other => chosen += 1,
+                _ => different.push(name),
+            }
+        }
+        assert!(different.is_empty(), "{different:?}");
+        assert!(same > 1000 && chosen < 10, "{same} and {chosen}");
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(crate) mod user_memory;
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
@@ -138,6 +138,24 @@ pub(crate) fn epoll_wait(
     }
     // SAFETY: as above.
     unsafe { raw::sleep(libc::SYS_epoll_pwait, args) }
+}
+
+/// The numbers of the open descriptors. Libc would read the directory into memory of the program's
+/// heap.
+pub(crate) fn open_numbers() -> Vec<c_int> {
+    use rustix::fs::{Mode, OFlags, RawDir};
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(directory) = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty()) else {
+        return Vec::new();
+    };
+    let mut room = [std::mem::MaybeUninit::uninit(); 2048];
+    let mut entries = RawDir::new(&directory, &mut room);
+    let mut numbers = Vec::new();
+    while let Some(Ok(entry)) = entries.next() {
+        numbers.extend(entry.file_name().to_str().ok().and_then(|name| name.parse::<c_int>().ok()));
+    }
+    numbers.retain(|fd| *fd != directory.as_raw_fd());
+    numbers
 }
 
 /// Whether a descriptor is an epoll set.
