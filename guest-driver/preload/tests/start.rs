@@ -14,11 +14,23 @@ fn changed(smaps: &str) -> usize {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-#[test]
-fn libcs_table_of_symbols_stays_as_it_is_until_the_program_opens_an_object() {
+/// The memory of a program that does nothing, with the library.
+fn memory() -> String {
     let fabric = Fabric::new(1);
     let output = fabric.smc("cat").arg("/proc/self/smaps").output().unwrap();
     let smaps = String::from_utf8(output.stdout).unwrap();
     assert!(smaps.contains("/libsmc_preload.so"), "{smaps}");
+    smaps
+}
+
+#[test]
+fn libcs_table_of_symbols_stays_as_it_is_until_the_program_opens_an_object() {
+    let smaps = memory();
     assert_eq!(changed(&smaps), 0, "{smaps}");
+}
+
+#[test]
+fn the_unwinder_is_not_loaded_until_somebody_needs_it() {
+    let smaps = memory();
+    assert!(!smaps.contains("/libgcc_s"), "{smaps}");
 }

@@ -11,6 +11,7 @@ pub(crate) mod own_stack;
 pub(crate) mod quiet_write;
 pub(crate) mod raw;
 pub(crate) mod table;
+mod unwinding;
 pub(crate) mod user_memory;
 
 use std::ffi::c_int;
