@@ -67,7 +67,7 @@ use crate::reactor::spin::Spin;
 use crate::reactor::tcp_watch::TcpWatch;
 use crate::reactor::wait::Deadline;
 use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
-use ism_sys::lock;
+use ism_sys::{lock, may_delay};
 
 /// Bytes of a long write between two updates of the producer cursor. Updates cost little at this
 /// size, and the peer can read one part while this end writes the next.
@@ -299,6 +299,7 @@ impl Conn {
 
     #[inline]
     fn words(&self) -> [u64; 2] {
+        may_delay();
         self.carrier().words()
     }
 

@@ -10,6 +10,7 @@
 //! [`read_text`] open files that a user names.
 
 mod apart;
+mod delays;
 mod descriptor;
 mod dma;
 mod doorbell;
@@ -32,6 +33,7 @@ mod unix;
 mod vfio;
 
 pub use apart::run_apart;
+pub use delays::may_delay;
 pub use descriptor::out_of_the_way;
 pub use descriptor::set_lowest_descriptor;
 pub use dma::{DmaError, DmaMemory};
@@ -61,5 +63,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 ///
 /// The driver does not panic while it holds a lock. A test may, and its own message must show.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    may_delay();
+    let guard = mutex.lock().unwrap_or_else(PoisonError::into_inner);
+    may_delay();
+    guard
 }

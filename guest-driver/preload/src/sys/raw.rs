@@ -50,6 +50,7 @@ impl From<rustix::io::Errno> for Errno {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> SysResult {
+    ism_sys::may_delay();
     let result: isize;
     // SAFETY: the caller's promise; the kernel clobbers rcx and r11 only.
     unsafe {
@@ -68,6 +69,7 @@ pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> SysResult {
 #[cfg(target_arch = "aarch64")]
 #[inline]
 pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> SysResult {
+    ism_sys::may_delay();
     let result: isize;
     // SAFETY: the caller's promise; the kernel keeps all registers but x0.
     unsafe {

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
+use ism_sys::may_delay;
 use rustix::thread::futex;
 
 use crate::socket::pair::high;
@@ -37,7 +38,9 @@ impl Decision {
     /// The row of the table of states.
     #[inline]
     pub(crate) fn stage(&self) -> SocketStage {
-        SocketStage::of(self.stage.load(Ordering::Acquire))
+        let stage = SocketStage::of(self.stage.load(Ordering::Acquire));
+        may_delay();
+        stage
     }
 
     /// Whether SMC carries the connection.
