@@ -13,5 +13,6 @@ mod smcr_declines;
 mod smcr_golden;
 mod smcr_pairs;
 mod smcr_support;
+mod stated;
 mod support;
 mod types;
