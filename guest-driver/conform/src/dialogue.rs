@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Plays a case: its steps one after the other on one connection, or on several.
 
+mod case_end;
 mod contact;
 
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use crate::peer::{Connection, Peer, Program};
 use crate::rdma::{QueuePair, RdmaDevice};
 use crate::stream::Stream;
 use crate::value::{Scope, as_number, bytes_of, to_hex};
+use case_end::{CaseEnd, fail_at};
 
 /// How a case ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,6 +68,8 @@ pub(crate) struct CaseContext<'a> {
     pub(crate) fabric: Option<&'a dyn Fabric>,
     pub(crate) rdma: Option<&'a dyn RdmaDevice>,
     pub(crate) data: DataPath,
+    /// How many times as long as usual the target has to answer.
+    pub(crate) time_factor: u32,
 }
 
 /// A case that was played.
@@ -73,6 +77,8 @@ pub(crate) struct CaseRun {
     pub(crate) verdict: Verdict,
     /// Why, as a sentence; what was not seen.
     pub(crate) says: String,
+    /// Whether it failed in a way that a busy machine explains.
+    pub(crate) is_of_load: bool,
     /// All that passed, per connection.
     pub(crate) passed: Vec<Vec<Passed>>,
 }
@@ -107,21 +113,17 @@ pub(crate) fn play(case: &Case, context: &CaseContext<'_>) -> CaseRun {
     };
     let played = dialogue.play(case);
     dialogue.hang_up();
-    let (verdict, says) = match played {
-        Ok(()) if dialogue.unseen => {
-            (Verdict::Pass, "data over TCP was not looked at: the target sends nothing back".into())
-        }
-        Ok(()) => (Verdict::Pass, String::new()),
-        Err((verdict, says)) => (verdict, says),
-    };
-    CaseRun { verdict, says, passed: dialogue.passed }
+    let ended = played.err().unwrap_or_else(|| {
+        let unseen = "data over TCP was not looked at: the target sends nothing back";
+        let says = if dialogue.unseen { unseen } else { "" };
+        (Verdict::Pass, says.to_owned()).into()
+    });
+    let CaseEnd { verdict, says, is_of_load } = ended;
+    let is_of_load = is_of_load && verdict == Verdict::Fail;
+    CaseRun { verdict, says, is_of_load, passed: dialogue.passed }
 }
 
-type Judged<T> = Result<T, (Verdict, String)>;
-
-fn fail<T>(says: String) -> Judged<T> {
-    Err((Verdict::Fail, says))
-}
+type Judged<T> = Result<T, CaseEnd>;
 
 /// What a case needs and the target has not sent, or a mistake of the case's author.
 fn lacks(why: String) -> (Verdict, String) {
@@ -189,7 +191,8 @@ impl Dialogue<'_> {
         if self.link.is_none() {
             self.connect()?;
         }
-        self.link.as_mut().ok_or((Verdict::NotObservable, "there is no connection".into()))
+        let none = (Verdict::NotObservable, "there is no connection".to_owned());
+        self.link.as_mut().ok_or_else(|| none.into())
     }
 
     fn play(&mut self, case: &Case) -> Judged<()> {
@@ -217,7 +220,7 @@ impl Dialogue<'_> {
         if let Some(words) = &step.stream {
             let stream = self.stream()?;
             stream.has_room(words).map_err(lacks)?;
-            stream.steps(words).map_err(|why| (Verdict::Fail, why))?;
+            stream.steps(words)?;
         }
         if let Some(pause) = step.pause {
             std::thread::sleep(Duration::from_millis(pause));
@@ -231,9 +234,9 @@ impl Dialogue<'_> {
             return Ok(Progress::On);
         }
         if step.data.is_some()
-            && let Err((verdict, says)) = self.check_data()
+            && let Err(ended) = self.check_data()
         {
-            return self.known_of_linux(step, verdict, says);
+            return self.known_of_linux(step, ended);
         }
         if !step.expect.is_empty() {
             return self.expect(step);
@@ -328,8 +331,7 @@ impl Dialogue<'_> {
     }
 
     fn expect(&mut self, step: &Step) -> Judged<Progress> {
-        let default = if step.expect.iter().any(is_open) { OPEN } else { ANSWER };
-        let within = step.within.unwrap_or(default);
+        let within = self.limit_of(step);
         if step.expect.iter().any(|outcome| of_words(outcome).is_some()) {
             return self.expect_words(step, Duration::from_millis(within));
         }
@@ -362,22 +364,30 @@ impl Dialogue<'_> {
             says = format!("{says}; {why}");
         }
         match self.find(&step.linux, &event)?.0 {
-            Some(_) => Err((Verdict::DeviatesAsLinux, says)),
-            None => fail(says),
+            Some(_) => Err((Verdict::DeviatesAsLinux, says).into()),
+            None => fail_at(&event, says),
+        }
+    }
+
+    /// How long a step waits, in milliseconds. Silence that has to be is not waited for longer.
+    fn limit_of(&self, step: &Step) -> u64 {
+        match step.expect.iter().any(is_open) {
+            true => step.within.unwrap_or(OPEN),
+            false => step.within.unwrap_or(ANSWER) * u64::from(self.context.time_factor),
         }
     }
 
     /// Data has not come through; the verdict is another if Linux is known for what happened instead.
-    fn known_of_linux(&mut self, step: &Step, verdict: Verdict, says: String) -> Judged<Progress> {
+    fn known_of_linux(&mut self, step: &Step, ended: CaseEnd) -> Judged<Progress> {
         if step.linux.is_empty() {
-            return Err((verdict, says));
+            return Err(ended);
         }
         let event = self.link()?.next(Duration::from_millis(OPEN));
         let verdict = match self.find(&step.linux, &event)?.0 {
             Some(_) => Verdict::DeviatesAsLinux,
-            None => verdict,
+            None => ended.verdict,
         };
-        Err((verdict, says))
+        Err(CaseEnd { verdict, ..ended })
     }
 
     /// The data path of the connection, with the DMBs that the messages named.
@@ -390,10 +400,11 @@ impl Dialogue<'_> {
             let field = |name: &str| self.scope.get(&format!("{kind}.{name}")).map(<[u8]>::to_vec);
             let token = field("token").unwrap_or_default();
             let size = field("size").and_then(|size| size.first().copied()).unwrap_or(0);
-            let stream = Stream::new(fabric, own, &token, size);
-            self.stream = Some(stream.map_err(|why| (Verdict::Fail, why))?);
+            let time_factor = self.context.time_factor;
+            self.stream = Some(Stream::new(fabric, own, (&token, size), time_factor)?);
         }
-        self.stream.as_mut().ok_or((Verdict::NotObservable, "there is no data path".into()))
+        let none = (Verdict::NotObservable, "there is no data path".to_owned());
+        self.stream.as_mut().ok_or_else(|| none.into())
     }
 
     /// Waits for words of the target's control block, or for an end of TCP.
@@ -406,7 +417,7 @@ impl Dialogue<'_> {
             if is_over && !was_over {
                 // The end of TCP is none of SMC: the last words may come a moment later.
                 was_over = true;
-                end = end.min(Instant::now() + LAST_WORDS);
+                end = end.min(Instant::now() + LAST_WORDS * self.context.time_factor);
             } else if is_over {
                 std::thread::sleep(LOOK);
             }
@@ -417,14 +428,15 @@ impl Dialogue<'_> {
                 return Ok(Progress::On);
             }
             if Instant::now() > end {
-                let came = describe(&event, step.within.unwrap_or(ANSWER));
+                let came = describe(&event, self.limit_of(step));
                 let words = self.stream()?.describe();
                 let expected = describe_all(&step.expect);
                 let says = format!("expected {expected}; TCP: {came}; SMC: {words}");
                 let is_known = self.find(&step.linux, &event)?.0.is_some();
                 return match is_known || self.shows(&step.linux)? {
-                    true => Err((Verdict::DeviatesAsLinux, says)),
-                    false => fail(says),
+                    true => Err((Verdict::DeviatesAsLinux, says).into()),
+                    // Words that have not come are silence, whatever became of TCP.
+                    false => fail_at(&Event::Nothing, says),
                 };
             }
         }
@@ -493,13 +505,14 @@ impl Dialogue<'_> {
 
     /// Sends data, and looks that it comes through.
     fn check_data(&mut self) -> Judged<()> {
+        let limit = DATA * self.context.time_factor;
         let pattern = format!("conformance {:08x}\n", as_number(&self.nonce()));
         match (self.context.data, self.program.is_some()) {
             (DataPath::Echo, _) => {
                 let mut expected = std::mem::take(&mut self.expected);
                 expected.extend(pattern.as_bytes());
                 self.link()?.write(pattern.as_bytes());
-                let got = self.link()?.data(expected.len(), DATA);
+                let got = self.link()?.data(expected.len(), limit);
                 same("came back over TCP", &got, &expected)
             }
             (DataPath::Program, true) => {
@@ -507,12 +520,12 @@ impl Dialogue<'_> {
                 expected.extend(pattern.as_bytes());
                 self.link()?.write(pattern.as_bytes());
                 let program = self.program.as_mut();
-                let got = program.map(|program| program.read(expected.len(), DATA));
+                let got = program.map(|program| program.read(expected.len(), limit));
                 same("came out of the client", &got.unwrap_or_default(), &expected)?;
                 if let Some(program) = &mut self.program {
                     program.write(pattern.as_bytes());
                 }
-                let got = self.link()?.data(pattern.len(), DATA);
+                let got = self.link()?.data(pattern.len(), limit);
                 same("came from the client over TCP", &got, pattern.as_bytes())
             }
             _ => {
@@ -520,10 +533,13 @@ impl Dialogue<'_> {
                 let event = self.link()?.next(Duration::from_millis(OPEN));
                 match event {
                     Event::Nothing | Event::Data(_) => Ok(()),
-                    event => fail(format!(
-                        "expected that TCP stays open for data; came {}",
-                        describe(&event, OPEN)
-                    )),
+                    event => {
+                        let came = describe(&event, OPEN);
+                        fail_at(
+                            &event,
+                            format!("expected that TCP stays open for data; came {came}"),
+                        )
+                    }
                 }
             }
         }
@@ -546,13 +562,16 @@ fn same(what: &str, got: &[u8], expected: &[u8]) -> Judged<()> {
         return Ok(());
     }
     let show = |bytes: &[u8]| to_hex(bytes.get(..64).unwrap_or(bytes));
-    fail(format!(
+    let says = format!(
         "{} bytes {what} instead of {}: {} instead of {}",
         got.len(),
         expected.len(),
         show(got),
         show(expected)
-    ))
+    );
+    // So far it is right: the rest may be late.
+    let is_of_load = expected.starts_with(got);
+    Err(CaseEnd { verdict: Verdict::Fail, says, is_of_load })
 }
 
 /// Whether a dialogue goes on.

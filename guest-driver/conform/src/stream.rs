@@ -17,6 +17,32 @@ const BLOCK: u32 = 32;
 /// How often the suite looks into its control block.
 const LOOK: Duration = Duration::from_millis(2);
 
+/// How long bytes may take to come back.
+const BACK: Duration = Duration::from_secs(8);
+/// How long a DMB may be busy with a connection that has just ended.
+const FREED: Duration = Duration::from_secs(2);
+
+/// What a step on the data path did not bring about.
+#[derive(Debug)]
+pub(crate) struct StreamFailure {
+    /// A sentence.
+    pub(crate) says: String,
+    /// Whether it may still come.
+    pub(crate) is_late: bool,
+}
+
+impl From<String> for StreamFailure {
+    fn from(says: String) -> StreamFailure {
+        StreamFailure { says, is_late: false }
+    }
+}
+
+impl From<&str> for StreamFailure {
+    fn from(says: &str) -> StreamFailure {
+        says.to_owned().into()
+    }
+}
+
 /// A place in a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cursor {
@@ -66,27 +92,42 @@ pub(crate) struct Stream {
     sent: Vec<u8>,
     /// Bytes written so far, which decide what comes next.
     written: u32,
+    /// How long bytes may take to come back.
+    back: Duration,
 }
 
 impl Stream {
-    /// Attaches the target's DMB, as its Accept or Confirm named it.
+    /// Attaches the target's DMB, by the token and the size that its Accept or Confirm has. The
+    /// target may take `time_factor` times as long as usual.
     ///
     /// # Errors
-    /// Why not, as a sentence.
+    /// Why not.
     pub(crate) fn new(
         fabric: &dyn Fabric,
         own: Box<dyn Buffer>,
-        token: &[u8],
-        size: u8,
-    ) -> Result<Stream, String> {
+        (token, size): (&[u8], u8),
+        time_factor: u32,
+    ) -> Result<Stream, StreamFailure> {
         let len = 16384u32.checked_shl(size.into()).filter(|_| size < 7).ok_or("no such size")?;
         let token = token.try_into().map_err(|_| "a token has 8 bytes")?;
-        let theirs = attach(fabric, token, len)?;
+        let theirs = attach(fabric, token, len, FREED * time_factor)
+            .map_err(|says| StreamFailure { says, is_late: true })?;
         let own_ring = (16384 << own.size_code()) - BLOCK;
         let (producer, consumer) = (Cursor::default(), Cursor::default());
         let sent = Vec::new();
-        let (their_ring, flags, written) = (len - BLOCK, [0; 2], 0);
-        Ok(Stream { own, theirs, own_ring, their_ring, producer, consumer, flags, sent, written })
+        let (their_ring, flags, written, back) = (len - BLOCK, [0; 2], 0, BACK * time_factor);
+        Ok(Stream {
+            own,
+            theirs,
+            own_ring,
+            their_ring,
+            producer,
+            consumer,
+            flags,
+            sent,
+            written,
+            back,
+        })
     }
 
     /// Whether the target's ring has room for what a step writes at once.
@@ -104,8 +145,8 @@ impl Stream {
     /// What a step says, as many `times` as it says.
     ///
     /// # Errors
-    /// What did not happen, as a sentence.
-    pub(crate) fn steps(&mut self, step: &Table) -> Result<(), String> {
+    /// What did not happen.
+    pub(crate) fn steps(&mut self, step: &Table) -> Result<(), StreamFailure> {
         let times = step.get("times").and_then(Value::as_integer).unwrap_or(1);
         (0..times.min(10_000)).try_for_each(|_| self.step(step))
     }
@@ -115,8 +156,8 @@ impl Stream {
     /// how much the cursors that are told are off; `wrap`, by how much their wraps are.
     ///
     /// # Errors
-    /// What did not happen, as a sentence.
-    fn step(&mut self, step: &Table) -> Result<(), String> {
+    /// What did not happen.
+    fn step(&mut self, step: &Table) -> Result<(), StreamFailure> {
         let number = |name: &str| step.get(name).and_then(Value::as_integer);
         if let Some(flags) = number("flags") {
             self.flags[0] = u8::try_from(flags).map_err(|_| "flags are a byte")?;
@@ -174,18 +215,19 @@ impl Stream {
     }
 
     /// Waits for `len` bytes, compares them with what was sent, and tells that they are consumed.
-    fn take(&mut self, len: usize) -> Result<(), String> {
-        let end = Instant::now() + Duration::from_secs(8);
+    fn take(&mut self, len: usize) -> Result<(), StreamFailure> {
+        let end = Instant::now() + self.back;
         let mut got = 0;
         while got < len {
             let [producer, _] = self.own.words();
             let ready = self.consumer.distance(Cursor::of_word(producer), self.own_ring);
             if ready > self.own_ring {
-                return Err("the target's producer cursor is beyond the ring".into());
+                return Err(StreamFailure::from("the target's producer cursor is beyond the ring"));
             }
             if ready == 0 {
                 if Instant::now() > end {
-                    return Err(format!("{got} of {len} bytes came back"));
+                    let says = format!("{got} of {len} bytes came back");
+                    return Err(StreamFailure { says, is_late: true });
                 }
                 std::thread::sleep(LOOK);
                 continue;
@@ -194,7 +236,7 @@ impl Stream {
             let bytes = self.own.read(BLOCK + self.consumer.count, run as usize);
             let expected: Vec<u8> = self.sent.drain(..bytes.len().min(self.sent.len())).collect();
             if bytes != expected {
-                return Err(format!("other bytes came back, from byte {got}"));
+                return Err(format!("other bytes came back, from byte {got}").into());
             }
             got += bytes.len();
             self.consumer = self.consumer.advanced(run, self.own_ring);
@@ -242,8 +284,13 @@ impl Stream {
 
 /// Attaches a DMB. The target may use that of a connection which has just ended, and which another
 /// worker of the suite is about to detach.
-fn attach(fabric: &dyn Fabric, token: [u8; 8], len: u32) -> Result<Box<dyn PeerBuffer>, String> {
-    let end = Instant::now() + Duration::from_secs(2);
+fn attach(
+    fabric: &dyn Fabric,
+    token: [u8; 8],
+    len: u32,
+    limit: Duration,
+) -> Result<Box<dyn PeerBuffer>, String> {
+    let end = Instant::now() + limit;
     loop {
         match fabric.attach(token, len) {
             Err(_) if Instant::now() < end => std::thread::sleep(LOOK),

@@ -22,6 +22,8 @@ const FACTS: &str = "facts";
 /// How often a case of a fact is played, and how long the suite waits in between.
 const FACT_TRIES: u32 = 3;
 const FACT_PAUSE: Duration = Duration::from_millis(500);
+/// Most cases that are played again: a target that is silent in more of them is not just slow.
+const MOST_AGAIN: usize = 16;
 /// Addresses of nobody, as GIDs: 192.0.2.1 and 2001:db8::1.
 const DOCUMENTED_V4: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1];
 const DOCUMENTED_V6: [u8; 16] = [0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
@@ -64,6 +66,9 @@ pub struct Options<'a> {
     pub connections: usize,
     /// How long to wait for a client to connect.
     pub wait: Duration,
+    /// A case that a busy machine may have made fail is played again, alone, and the target has so
+    /// many times as long to answer. 1: no case is played again.
+    pub time_factor: u32,
     /// Only cases whose id contains one of these.
     pub only: Vec<String>,
     /// Layers to play.
@@ -154,6 +159,8 @@ pub struct CaseResult {
     pub verdict: Verdict,
     /// Why.
     pub says: String,
+    /// How it failed at first, if it was played again.
+    pub first: Option<String>,
     /// How long it took.
     pub took: Duration,
     /// All that passed, per connection.
@@ -249,13 +256,19 @@ pub fn run(
     };
     let (alone, together): (Vec<usize>, Vec<usize>) =
         (0..all.len()).partition(|at| all.get(*at).is_some_and(|case| case.alone));
+    let of_load: Mutex<Vec<(usize, CaseResult)>> = Mutex::default();
     for (indices, at_a_time) in [(together, options.connections.max(1)), (alone, 1)] {
         let next = AtomicUsize::new(0);
         let work = || -> Result<(), SuiteError> {
             let own = run.own_listener()?;
             while let Some(at) = indices.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Some(case) = all.get(*at) {
-                    finish(*at, run.one(case, &facts, own.as_ref()));
+                let Some(case) = all.get(*at) else { continue };
+                match run.one(case, &facts, own.as_ref(), 1) {
+                    (result, true) if options.time_factor > 1 => {
+                        let mut of_load = of_load.lock().unwrap_or_else(|lost| lost.into_inner());
+                        of_load.push((*at, result));
+                    }
+                    (result, _) => finish(*at, result),
                 }
             }
             Ok(())
@@ -265,6 +278,8 @@ pub fn run(
             workers.into_iter().try_for_each(|worker| worker.join().unwrap_or(Ok(())))
         })?;
     }
+    let of_load = of_load.into_inner().unwrap_or_else(|lost| lost.into_inner());
+    run.again(of_load, &facts, finish)?;
     let results = results.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
     let results = results.into_iter().flatten().collect();
     Ok(Results { role, facts, results, took: began.elapsed() })
@@ -301,6 +316,7 @@ impl Run<'_> {
         case: &Case,
         facts: &Facts,
         own: Option<&'b TcpListener>,
+        time_factor: u32,
     ) -> CaseContext<'b> {
         // A server that has answered the option once takes it to be sent by every client of SMC.
         let asks = case.needs.iter().any(|fact| fact == OPTION);
@@ -327,12 +343,25 @@ impl Run<'_> {
             fabric: self.options.fabric,
             rdma: self.options.rdma,
             data,
+            time_factor,
         }
     }
 
-    fn one(&self, case: &Case, facts: &Facts, own: Option<&TcpListener>) -> CaseResult {
+    /// Plays a case. Also tells whether it failed in a way that a busy machine explains.
+    fn one(
+        &self,
+        case: &Case,
+        facts: &Facts,
+        own: Option<&TcpListener>,
+        time_factor: u32,
+    ) -> (CaseResult, bool) {
         let began = Instant::now();
-        let not = |verdict, says: String| CaseRun { verdict, says, passed: Vec::new() };
+        let not = |verdict, says: String| CaseRun {
+            verdict,
+            says,
+            is_of_load: false,
+            passed: Vec::new(),
+        };
         let played = match (&case.aggressive, facts.missing(&case.needs)) {
             (_, Some((fact, true))) => {
                 not(Verdict::NotObservable, format!("the suite needs {}", in_words(fact)))
@@ -347,22 +376,50 @@ impl Run<'_> {
             (Some(why), None) if !self.options.aggressive => {
                 not(Verdict::NotObservable, format!("only with --aggressive: {why}"))
             }
-            _ => play(case, &self.context(case, facts, own)),
+            _ => play(case, &self.context(case, facts, own, time_factor)),
         };
-        let CaseRun { verdict, says, passed } = played;
-        CaseResult { case: case.clone(), verdict, says, took: began.elapsed(), passed }
+        let CaseRun { verdict, says, is_of_load, passed } = played;
+        let (case, took) = (case.clone(), began.elapsed());
+        (CaseResult { case, verdict, says, first: None, took, passed }, is_of_load)
+    }
+
+    /// Plays cases again that a busy machine may have made fail, one at a time, with more time for
+    /// each answer. If there are many, the target is silent, and they have failed.
+    fn again(
+        &self,
+        of_load: Vec<(usize, CaseResult)>,
+        facts: &Facts,
+        finish: impl Fn(usize, CaseResult),
+    ) -> Result<(), SuiteError> {
+        let own = self.own_listener()?;
+        let is_silent = of_load.len() > MOST_AGAIN;
+        for (at, first) in of_load {
+            if is_silent {
+                finish(at, first);
+                continue;
+            }
+            let (mut second, _) =
+                self.one(&first.case, facts, own.as_ref(), self.options.time_factor);
+            second.first = Some(first.says);
+            finish(at, second);
+        }
+        Ok(())
     }
 
     /// Plays a case that finds out what the target is. One that has something to build on is played
     /// again if it fails: Linux ends connections of a link group whose first contact was given up.
     fn play_fact(&self, case: &Case, facts: &Facts, own: Option<&TcpListener>) -> CaseRun {
-        let mut played = play(case, &self.context(case, facts, own));
+        // Who does not speak SMC is sent one message only, and gets all the time at once.
+        let is_first = case.needs.is_empty();
+        let time_factor = if is_first { self.options.time_factor } else { 1 };
+        let mut played = play(case, &self.context(case, facts, own, time_factor));
         for _ in 1..FACT_TRIES {
-            if played.verdict != Verdict::Fail || case.needs.is_empty() {
+            if played.verdict != Verdict::Fail || is_first {
                 break;
             }
             std::thread::sleep(FACT_PAUSE);
-            played = play(case, &self.context(case, facts, own));
+            let time_factor = if played.is_of_load { self.options.time_factor } else { 1 };
+            played = play(case, &self.context(case, facts, own, time_factor));
         }
         played
     }

@@ -24,6 +24,7 @@ fn play(kinds: Kinds, fault: Fault, layer: &str, only: &[&str]) -> Results {
         aggressive: true,
         connections: 8,
         wait: Duration::from_secs(20),
+        time_factor: target::time_factor(only),
         only: only.iter().map(|part| (*part).to_owned()).collect(),
         layers: vec![layer.into()],
         fabric: None,
@@ -75,6 +76,8 @@ fn every_fault_is_found() {
     };
     let mut faults = target::faults::of_client();
     faults.extend(target::llc_faults::of_client());
+    println!("{} faults", faults.len());
+    assert!(faults.len() >= 40);
     let missed = target::missed(&faults, found);
     assert!(missed.is_empty(), "not found: {missed:?}");
 }

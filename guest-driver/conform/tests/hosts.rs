@@ -32,6 +32,7 @@ fn play(host: &Host, role: Role, only: &[&str]) -> Results {
         aggressive: true,
         connections: 16,
         wait: Duration::from_secs(20),
+        time_factor: target::time_factor(&[]),
         only: only.iter().map(|part| (*part).to_owned()).collect(),
         layers: vec!["clc".into(), "llc".into()],
         fabric: host.fabric.as_ref().map(|fabric| fabric as &dyn Fabric),

@@ -18,6 +18,7 @@ fn play(server: &Server, layer: &str, only: &[&str]) -> Results {
         aggressive: true,
         connections: 16,
         wait: Duration::from_secs(5),
+        time_factor: target::time_factor(only),
         only: only.iter().map(|part| (*part).to_owned()).collect(),
         layers: vec![layer.into()],
         fabric: None,

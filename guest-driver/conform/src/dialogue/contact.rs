@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::{ANSWER, Dialogue, Judged, LOOK, OPEN, Progress, Verdict, fail};
+use super::case_end::fail_at;
+use super::{Dialogue, Judged, LOOK, Progress, Verdict};
 use crate::case::Step;
 use crate::link::{Event, Sender};
 use crate::llc::Llc;
@@ -64,7 +65,7 @@ impl Dialogue<'_> {
     /// Sends a message of LLC. That the link is over is no error: what follows shows it.
     pub(super) fn write_llc(&mut self, on: usize, bytes: &[u8]) -> Judged<()> {
         let Some(queue_pair) = self.queue_pairs.get_mut(on) else {
-            return Err((Verdict::NotObservable, "there is no link".into()));
+            return Err((Verdict::NotObservable, "there is no link".to_owned()).into());
         };
         let sent = queue_pair.send(bytes);
         let event = sent.err().map_or(String::new(), |why| format!("not sent: {why}"));
@@ -99,7 +100,7 @@ impl Dialogue<'_> {
                 return Ok((0, event));
             }
             if self.queue_pairs.is_empty() {
-                return Err((Verdict::NotObservable, "there is no link".into()));
+                return Err((Verdict::NotObservable, "there is no link".to_owned()).into());
             }
             for on in 0..self.queue_pairs.len() {
                 let received = self.queue_pairs.get_mut(on).map(|pair| pair.receive(LOOK));
@@ -128,7 +129,7 @@ impl Dialogue<'_> {
     /// outcome is about are passed over.
     pub(super) fn expect_llc(&mut self, step: &Step) -> Judged<Progress> {
         let is_silent = step.expect.iter().any(is_open);
-        let within = step.within.unwrap_or(if is_silent { OPEN } else { ANSWER });
+        let within = self.limit_of(step);
         let until = Instant::now() + Duration::from_millis(within);
         let mut others = Vec::new();
         loop {
@@ -165,8 +166,8 @@ impl Dialogue<'_> {
             let why = wrong.map_or(String::new(), |why| format!("; {why}"));
             let says = format!("expected {}; came {came}{why}", describe_all(&step.expect));
             return match self.find(&step.linux, &event)?.0 {
-                Some(_) => Err((Verdict::DeviatesAsLinux, says)),
-                None => fail(says),
+                Some(_) => Err((Verdict::DeviatesAsLinux, says).into()),
+                None => fail_at(&event, says),
             };
         }
     }

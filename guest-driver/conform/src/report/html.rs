@@ -141,6 +141,10 @@ fn case(page: &mut String, one: &CaseResult) {
     if let Some(note) = &one.case.note {
         let _ = write!(page, "<p class=\"note\">{}</p>", escaped(note));
     }
+    if let Some(first) = &one.first {
+        let again = "Played again, alone, with more time for each answer; at first: ";
+        let _ = write!(page, "<p class=\"note\">{again}{}</p>", escaped(first));
+    }
     let exchanges = of_case(&one.passed);
     let several = exchanges.iter().any(|exchange| exchange.connection > 1);
     for exchange in exchanges {

@@ -35,6 +35,8 @@ struct JsonCase<'a> {
     verdict: &'static str,
     says: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    first: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<&'a str>,
     seconds: f64,
     exchanges: Vec<Exchange>,
@@ -57,6 +59,7 @@ impl Report<'_> {
             rules: &one.case.rules,
             verdict: one.verdict.name(),
             says: &one.says,
+            first: one.first.as_deref(),
             note: one.case.note.as_deref(),
             seconds: one.took.as_secs_f64(),
             exchanges: of_case(&one.passed),

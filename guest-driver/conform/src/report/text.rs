@@ -25,6 +25,7 @@ impl Report<'_> {
             self.results.results.len(),
             self.results.took.as_secs()
         );
+        self.again(&mut text);
         for verdict in super::ORDER {
             let is_shown = all || matches!(verdict, Verdict::Fail | Verdict::DeviatesAsLinux);
             let mut of =
@@ -50,6 +51,17 @@ impl Report<'_> {
         let _ = writeln!(text, "\n{}", self.headline());
         // The target's text may hold anything.
         text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+    }
+
+    /// Cases that were played a second time, and how they failed at first.
+    fn again(&self, text: &mut String) {
+        let again = self.results.results.iter().filter_map(|one| one.first.as_ref().zip(Some(one)));
+        for (i, (first, one)) in again.enumerate() {
+            if i == 0 {
+                let _ = writeln!(text, "\nPlayed again, alone, with more time for each answer");
+            }
+            let _ = writeln!(text, "  {}, at first: {first}", one.case.id);
+        }
     }
 
     /// What was not tried and why: parts of the protocol, and cases by their reason.

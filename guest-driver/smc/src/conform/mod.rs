@@ -54,6 +54,9 @@ Examples:
 
 Exit status: 0 no MUST failed, 1 at least one failed, 2 the suite did not run.";
 
+/// How many times as long a case is waited for that is played again.
+const TIME_FACTOR: u32 = 4;
+
 /// A level of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Layer {
@@ -211,6 +214,7 @@ fn conform(args: &ConformArgs) -> Result<bool, CliError> {
         aggressive: args.aggressive,
         connections: usize::from(args.connections),
         wait: Duration::from_secs(args.wait.into()),
+        time_factor: TIME_FACTOR,
         only: args.only.clone(),
         layers: layers(args).iter().map(|layer| layer.name().to_owned()).collect(),
         fabric: fabric.as_ref().map(|fabric| fabric as &dyn Fabric),
