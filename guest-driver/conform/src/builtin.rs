@@ -94,12 +94,21 @@ fn files_of(directory: &Path) -> Result<Vec<(String, String)>, SuiteError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::case::Role;
 
     #[test]
     fn the_cases_of_the_suite_are_well_formed() {
         let cases = Cases::load(None).unwrap();
-        println!("{} cases", cases.cases.len());
-        assert!(cases.cases.len() > 300);
+        let page = include_str!("../../../docs/conformance.md");
+        for (layer, fewest) in [("clc", 300), ("llc", 100), ("cdc", 60), ("option", 20)] {
+            let of = |role| {
+                cases.cases.iter().filter(|one| one.layer == layer && one.role == role).count()
+            };
+            let [server, client] = [Role::Server, Role::Client].map(of);
+            assert!(server + client >= fewest, "{layer}: {server} and {client}");
+            let row = format!("| `{layer}` | {server} | {client} |");
+            assert!(page.contains(&row), "docs/conformance.md has no row {row}");
+        }
     }
 
     #[test]
