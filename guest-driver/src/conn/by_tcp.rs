@@ -192,9 +192,14 @@ impl Conn {
 
     /// Has TCP take what it has not taken.
     pub(super) fn pump_out(&self, tx: &mut Tx) {
+        let mut has_waited = false;
         loop {
             let Some(change) = &mut tx.change else { return };
             if change.out.is_empty() {
+                if has_waited {
+                    // A writer may have found no room behind these records.
+                    self.waiting.note_room_on_tcp();
+                }
                 if std::mem::take(&mut change.closing) {
                     drop(self.tcp.take());
                 }
@@ -203,6 +208,7 @@ impl Conn {
             if queues_are_held() {
                 return;
             }
+            has_waited = true;
             let (first, second) = change.out.slices();
             match self.write_tcp(&[IoSlice::new(first), IoSlice::new(second)]) {
                 Ok(0) => {

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! TCP keeps no record back from a peer that waits for it, and programs do not see how.
+//! What TCP must not cost after a connection has left its ring: no record waits for an
+//! acknowledgement, and no event loop waits for room that is there.
 
+use std::io::ErrorKind;
 use std::os::fd::{OwnedFd, RawFd};
 
 use guest_driver::SmcStream;
 use rustix::net::{SocketAddrAny, getpeername, getsockname, sockopt};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use smc_tests::watch::LIMIT;
-use smc_tests::{eventually, read_exactly, send_all, watched};
+use smc_tests::{eventually, pattern, read_exactly, send_all, watched};
 
 use crate::outlive::{Loss, Scene};
 
@@ -52,4 +54,34 @@ fn records_do_not_wait_for_acknowledgements() {
             assert!(server.nodelay().unwrap());
         });
     }
+}
+
+// An event loop looks at a connection again if it has changed since the last look.
+#[test]
+fn room_on_tcp_is_a_change() {
+    watched(LIMIT, || {
+        let mut scene = Scene::new();
+        let (_stack, client, server) = scene.pair(true);
+        scene.lose(Loss::Killed);
+        client.set_nonblocking(true).unwrap();
+        let block = pattern(0, 1 << 20);
+        for round in 0..3 {
+            let (mut sent, mut token) = (0, client.change_token());
+            eventually("no room is left", || match client.send(&block) {
+                Ok(n) => {
+                    sent += n;
+                    false
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                    // Before the look, as event loops do it.
+                    token = client.change_token();
+                    sent > 100_000 && !client.readiness(false).writable
+                }
+            });
+            read_exactly(&server, sent);
+            eventually("there is room", || client.readiness(false).writable);
+            assert!(client.changed_since(token), "{round}");
+        }
+    });
 }
