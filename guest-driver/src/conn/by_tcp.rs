@@ -58,7 +58,7 @@ impl Conn {
                 return if done > 0 { Ok(done) } else { Err(io::ErrorKind::WouldBlock.into()) };
             }
             drop(tx);
-            let waited = self.await_room_on_tcp(deadline);
+            let waited = self.await_turn_on_tcp(deadline, Tx::has_room_on_tcp);
             tx = self.tx();
             if let Err(error) = waited {
                 return if done > 0 { Ok(done) } else { Err(error) };
@@ -89,16 +89,23 @@ impl Conn {
             if self.options.is_nonblocking() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            self.await_room_on_tcp(deadline)?;
+            self.await_turn_on_tcp(deadline, |tx| {
+                let may_send = tx.change.as_ref().is_some_and(|change| change.may_send_urgent());
+                tx.queue.is_empty() && may_send
+            })?;
             tx = self.tx();
         }
     }
 
     /// Waits until a record may be sent, or this end writes no more.
-    pub(super) fn await_room_on_tcp(&self, deadline: &Deadline) -> io::Result<()> {
+    fn await_turn_on_tcp(
+        &self,
+        deadline: &Deadline,
+        may_send: impl Fn(&Tx) -> bool,
+    ) -> io::Result<()> {
         self.wait_as(deadline, true, || {
             let ends = self.end.is_write_shut() || !self.end.has_left_ring();
-            ends || self.tx().has_room_on_tcp()
+            ends || may_send(&self.tx())
         })
     }
 
@@ -159,7 +166,7 @@ impl Conn {
 
     /// Sends an urgent byte: the mark, and a record with the byte. `false`: there is no room.
     pub(super) fn put_urgent_on_tcp(&self, tx: &mut Tx, byte: u8) -> bool {
-        if !tx.change.as_ref().is_some_and(|change| change.may_send()) {
+        if !tx.change.as_ref().is_some_and(|change| change.may_send_urgent()) {
             return false;
         }
         let mark = Record::Urgent { at: tx.total + 1 }.header();

@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use smc_core::carrier::{Action, End, Input, Outgoing, Positions, Role, Violation};
+use smc_core::carrier::{Action, End, Input, Outgoing, Positions, Renewal, Role, Violation};
 use smc_core::connection::{Event, Ring, SMCD_CONTROL_LEN, State};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_core::wire::record::{Reason, Record};
@@ -116,6 +116,14 @@ impl Change {
     pub(super) fn may_send(&self) -> bool {
         let has_room = self.out.is_empty() && !self.blocked && !queues_are_held();
         self.end.outgoing() == Outgoing::Tcp && has_room
+    }
+}
+
+impl Change {
+    /// Whether an urgent byte may be sent by TCP. Not when the peer is about to begin a ring, which it
+    /// would not before its program has read the byte.
+    pub(super) fn may_send_urgent(&self) -> bool {
+        self.may_send() && !matches!(self.end.renewal(), Renewal::Confirmed { .. })
     }
 }
 
@@ -312,6 +320,8 @@ impl Conn {
             Action::DropRing => {
                 change.way_back.stay();
                 self.tcp.want_return();
+                // An urgent byte may have waited for the ring.
+                self.flush_held(tx);
             }
             Action::PeerSaid(flags) => {
                 change.word.state_flags |= flags;

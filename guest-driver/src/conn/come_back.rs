@@ -187,8 +187,9 @@ impl Conn {
     /// Does the next step of the way back to a ring, if one is due. It may take device commands.
     pub(crate) fn come_back(&self, params: &RingParams) {
         let (step, retired) = {
+            let has_urgent = self.rx().receiver.exception();
             let mut tx = self.tx();
-            let step = next_step(&mut tx, params);
+            let step = next_step(&mut tx, params, has_urgent);
             let retired = tx.change.as_mut().map(|c| std::mem::take(&mut c.way_back.retired));
             (step, retired)
         };
@@ -232,7 +233,8 @@ impl Conn {
             Done::Ring(ring, message) => {
                 let carrier = Arc::new(Carrier::smcd(*ring));
                 let is_ring = carrier.sender().is_ok() && carrier.local_ring().is_ok();
-                let fits = is_ring && carrier.may_come_back();
+                // An urgent byte may have gone by TCP meanwhile.
+                let fits = is_ring && carrier.may_come_back() && !way.has_marked;
                 match (fits, params.decline()) {
                     (false, NoRing::Decline(message)) => {
                         way.answer = message;
@@ -347,9 +349,11 @@ impl Conn {
     }
 }
 
-/// Takes the next step out, if one is due and no thread does one.
-fn next_step(tx: &mut Tx, params: &RingParams) -> Option<Step> {
-    let is_active = tx.close.state() == State::Active;
+/// Takes the next step out, if one is due and no thread does one. `has_urgent`: there is an urgent byte
+/// that the program has not read. A ring does not begin before it has, and this end would send nothing
+/// meanwhile.
+fn next_step(tx: &mut Tx, params: &RingParams, has_urgent: bool) -> Option<Step> {
+    let is_active = tx.close.state() == State::Active && !has_urgent;
     let change = tx.change.as_mut().filter(|change| !change.end.is_over())?;
     let renewal = change.end.renewal();
     if change.way_back.is_busy {

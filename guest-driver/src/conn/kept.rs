@@ -22,26 +22,51 @@ impl Rx {
 }
 
 impl Conn {
-    /// Reads bytes that were kept, of which there are some. With `peek` they stay.
+    /// Reads bytes that were kept, of which there are some, and behind them those of the ring. With
+    /// `peek` they stay. Fewer bytes than there is room for say that there are no more, as on TCP:
+    /// programs wait then, or look again only when more have come.
     #[cold]
-    pub(super) fn recv_kept(&self, rx: &mut Rx, bufs: &mut [IoSliceMut<'_>], peek: bool) -> usize {
-        let Some(kept) = &mut rx.kept else { return 0 };
-        let mut done = 0;
+    pub(super) fn recv_kept(
+        &self,
+        rx: &mut Rx,
+        bufs: &mut [IoSliceMut<'_>],
+        peek: bool,
+    ) -> io::Result<usize> {
+        let Some(kept) = &mut rx.kept else { return Ok(0) };
+        let (mut done, mut rest) = (0, Vec::new());
         for buf in bufs {
             let end = kept.len().min(done + buf.len());
-            buf.iter_mut().zip(kept.range(done..end)).for_each(|(to, from)| *to = *from);
+            let (now, later) = buf.split_at_mut(end - done);
+            now.iter_mut().zip(kept.range(done..end)).for_each(|(to, from)| *to = *from);
             done = end;
+            if !later.is_empty() {
+                rest.push(IoSliceMut::new(later));
+            }
         }
         if !peek {
             kept.drain(..done);
             if kept.is_empty() {
                 rx.kept = None;
             }
+        }
+        // A failure shows at the next read, and so does the end.
+        if !rest.is_empty() && self.refresh_rx(rx).is_ok() && !rx.receiver.at_mark() {
+            let n = self.copy_out(rx, &mut rest)?;
+            done += n as usize;
+            if !peek && n > 0 {
+                self.consume(rx, n)?;
+            }
+        }
+        if !peek {
+            if self.end.reads_tcp() {
+                // There may be room for what TCP has.
+                self.serve_tcp(rx);
+            }
             if rx.readable() == 0 {
                 self.note_empty(rx);
             }
         }
-        done
+        Ok(done)
     }
 
     /// Takes what the program has not read out of the ring, and keeps it. Returns how many bytes that

@@ -51,7 +51,7 @@ impl Conn {
                 self.check()?;
             }
             if rx.kept.is_some() {
-                return Ok(self.recv_kept(&mut rx, bufs, peek));
+                return self.recv_kept(&mut rx, bufs, peek);
             }
             if (rx.receiver.readable() as usize) < wanted {
                 if self.end.reads_tcp() {
@@ -285,12 +285,17 @@ impl Conn {
         let mut rx = self.rx();
         self.check()?;
         self.refresh_rx(&mut rx)?;
-        rx.receiver.take_urgent(peek).map_err(|error| match error {
+        let byte = rx.receiver.take_urgent(peek).map_err(|error| match error {
             OobError::NotYet => io::ErrorKind::WouldBlock.into(),
             OobError::NoUrgent | OobError::Inline => {
                 io::Error::new(io::ErrorKind::InvalidInput, error)
             }
-        })
+        });
+        if self.end.reads_tcp() && !peek && byte.is_ok() {
+            // What waits behind the byte has its turn.
+            self.serve_tcp(&mut rx);
+        }
+        byte
     }
 
     /// Whether the reader stands at the urgent mark (SIOCATMARK).
