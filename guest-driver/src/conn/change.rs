@@ -153,6 +153,11 @@ impl Tx {
         self.queue.is_empty() && self.change.as_ref().is_some_and(|change| change.may_send())
     }
 
+    /// Whether TCP has taken all records.
+    pub(super) fn has_no_records(&self) -> bool {
+        self.change.as_ref().is_none_or(|change| change.out.is_empty())
+    }
+
     /// Whether the end of the connection waits for TCP to take the last records.
     pub(super) fn is_flushing(&self) -> bool {
         self.change.as_ref().is_some_and(|change| change.closing)

@@ -369,7 +369,8 @@ impl Conn {
             let seen = {
                 let mut tx = self.tx();
                 self.refresh_tx(&mut tx);
-                if tx.sender.in_flight() == 0 && tx.queue.is_empty() || self.has_failed() {
+                let is_sent = tx.queue.is_empty() && tx.has_no_records();
+                if tx.sender.in_flight() == 0 && is_sent || self.has_failed() {
                     return;
                 }
                 // The peer need not report its last reads by itself (CDC-21), so ask it (CDC-23,

@@ -137,7 +137,14 @@ impl Conn {
             let Some(value) = armed else { continue };
             // If the deadline is far away, a recheck of the background thread ends the sleep
             // earlier. So the kernel need not set and cancel a timer for each sleep.
-            let limit = limit.filter(|(_, left)| *left < 3 * RECHECK_INTERVAL);
+            let limit = match self.end.has_left_ring() || self.end.reads_tcp() {
+                // No background thread looks at a connection that has left its device.
+                true => {
+                    let left = limit.map_or(RECHECK_INTERVAL, |(_, left)| left);
+                    Some((Instant::now(), left.min(RECHECK_INTERVAL)))
+                }
+                false => limit.filter(|(_, left)| *left < 3 * RECHECK_INTERVAL),
+            };
             match word {
                 Some(line) => self.sleep_on_word(waiter, count, limit, line, value),
                 None => self.reactor.sleep(waiter, count, limit, None),

@@ -16,6 +16,7 @@ mod killed;
 mod leave;
 mod like_tcp;
 mod moves;
+mod on_tcp;
 mod outlive;
 mod prompt;
 mod settled;

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Calls that wait on a connection whose device is gone. No device wakes them any more, and no thread
+//! of it looks after them.
+
+use std::io::ErrorKind;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use smc_tests::watch::LIMIT;
+use smc_tests::{TIMEOUT, eventually, note, pattern, read_exactly, send_all, watched};
+
+use crate::outlive::{Loss, Scene};
+
+/// A call with more time than this sleeps without a time of its own while a device is there.
+const LONG: Duration = Duration::from_millis(3500);
+
+#[test]
+fn calls_end_at_their_time_after_the_device_has_gone() {
+    watched(LIMIT, || {
+        let mut scene = Scene::new();
+        let (stack, client, server) = scene.pair(true);
+        scene.lose(Loss::Killed);
+        send_all(&client, b"by TCP");
+        assert_eq!(read_exactly(&server, 6), b"by TCP");
+        for restarts in [false, true] {
+            if restarts {
+                // Ends its direction, so that it stays on TCP.
+                server.shutdown(std::net::Shutdown::Write).unwrap();
+                scene.restart();
+                eventually("devices are there", || {
+                    !stack.devices().is_empty() && !scene.stack.devices().is_empty()
+                });
+            }
+            let end = if restarts { &server } else { &client };
+            end.set_read_timeout(Some(LONG)).unwrap();
+            let begun = Instant::now();
+            let nothing = end.recv(&mut [0]).map_err(|error| error.kind());
+            assert_eq!(nothing, Err(ErrorKind::WouldBlock));
+            assert!(begun.elapsed() >= LONG, "{:?}", begun.elapsed());
+        }
+        client.set_write_timeout(Some(LONG)).unwrap();
+        note("fills TCP");
+        let block = vec![0; 1 << 20];
+        let full = loop {
+            if let Err(error) = client.send(&block) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+    });
+}
+
+#[test]
+fn a_close_that_lingers_waits_until_tcp_has_all_records() {
+    watched(LIMIT, || {
+        let mut scene = Scene::new();
+        let (stack, client, server) = scene.pair(true);
+        scene.lose(Loss::Killed);
+        let block = pattern(0, 1 << 20);
+        // Blocks go in whole and in parts, so bytes are counted within a block.
+        let (mut sent, mut done) = (0, 0);
+        let read = |done: &mut usize| {
+            let mut buf = vec![0; 50_000];
+            let n = server.recv(&mut buf).unwrap();
+            for (at, byte) in buf[..n].iter().enumerate() {
+                assert_eq!(*byte, block[(*done + at) % block.len()], "{done} {at}");
+            }
+            *done += n;
+            n
+        };
+        client.set_nonblocking(true).unwrap();
+        eventually("records wait for TCP", || {
+            while let Ok(n) = client.send(&block[sent % block.len()..]) {
+                sent += n;
+            }
+            thread::sleep(Duration::from_millis(50));
+            let waits = client.unread_by_peer().unwrap() > 0;
+            if !waits {
+                // A little room: a record goes into TCP in part.
+                read(&mut done);
+            }
+            waits
+        });
+        client.set_linger(Some(TIMEOUT)).unwrap();
+        thread::scope(|scope| {
+            let closing = scope.spawn(|| drop(client));
+            thread::sleep(Duration::from_millis(200));
+            assert!(!closing.is_finished(), "it has not waited");
+            while read(&mut done) > 0 {}
+            assert_eq!(done, sent);
+        });
+        drop(server);
+        eventually("nothing is left", || {
+            stack.totals().closing + scene.stack.totals().closing == 0
+        });
+    });
+}
