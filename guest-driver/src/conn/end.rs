@@ -184,8 +184,10 @@ impl Conn {
                     self.end.fail(Failure::Ended);
                 }
                 // The kernel may not have closed the process's sockets yet: the background thread
-                // comes back to it, by `check_carrier`.
-                None if tx.lost.get_or_insert_with(Instant::now).elapsed() < FIN_TIME => {
+                // comes back to it, by `check_carrier`, as long as there is one.
+                None if !self.reactor.is_lost()
+                    && tx.lost.get_or_insert_with(Instant::now).elapsed() < FIN_TIME =>
+                {
                     return self.schedule_update();
                 }
                 _ if self.leave(tx) => self.note_ring_gone(tx),

@@ -14,6 +14,7 @@ mod handshake;
 mod hostile;
 mod killed;
 mod leave;
+mod liars;
 mod like_tcp;
 mod moves;
 mod on_tcp;

@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A peer that has agreed to go on over TCP and then lies in records, or in the messages by which a
+//! connection comes back to a device, or dies at one of its steps. Its victim's connection is reset at
+//! worst, or stays on TCP and works; others are not harmed, and no buffer is left.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Instant;
+
+use guest_driver::{SmcStream, Stack};
+use smc_core::handshake::{
+    Accepted, AwaitAccept, AwaitConfirm, AwaitProposal, ClientStep, Config, ServerStep, Terms,
+};
+use smc_core::time::Tick;
+use smc_core::wire::cdc::StateFlags;
+use smc_core::wire::clc::{CarrierFeatures, CarrierOptions};
+use smc_core::wire::ids::{DmbToken, Features, Release};
+use smc_core::wire::record::{HEADER_LEN, MAX_DATA, Reason, Record};
+use smc_tests::hostile::LEN;
+use smc_tests::leaks::Devices;
+use smc_tests::raw::{self, Device, LINK, dmbe, put};
+use smc_tests::watch::LIMIT;
+use smc_tests::{Bench, Fabric, Pair, TIMEOUT, eventually, note, read_exactly, send_all, watched};
+use virtio_ism::{OwnDmb, PeerDmb};
+use virtio_ism_abi::{Gid, Token};
+
+use crate::support::{SOON, nothing_is_left, read_until_it_ends, works};
+
+/// What both ends have agreed on.
+const OPTIONS: CarrierOptions = CarrierOptions::new(CarrierFeatures::RETURN);
+
+/// A bench, an honest connection, and the device of a liar.
+struct Stage {
+    bench: Bench,
+    pair: Pair,
+    honest: (SmcStream, SmcStream),
+    device: Device,
+    before: Devices,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        Stage::with(true)
+    }
+
+    /// `outlives`: the honest ends have the option.
+    fn with(outlives: bool) -> Stage {
+        let bench = Bench::new(Fabric::Window, 3);
+        let pair = bench.pair_with(|config| config.outlive_device = outlives);
+        let honest = pair.connect();
+        let device = Device::open(&bench, 2);
+        let before = Devices::of(bench.daemon()).levels();
+        Stage { bench, pair, honest, device, before }
+    }
+
+    fn config(&self) -> Arc<Config> {
+        Arc::new(Config { carriers: Some(OPTIONS), ..self.device.config() })
+    }
+
+    /// A liar that has connected to the server.
+    #[track_caller]
+    fn client(&self) -> Liar {
+        note("a liar connects");
+        let mut tcp = TcpStream::connect(self.pair.addr()).unwrap();
+        tcp.set_nodelay(true).unwrap();
+        tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let (awaiting, proposal) = raw::proposal(&self.config());
+        let (rings, victim) = std::thread::scope(|scope| {
+            let accepting = scope.spawn(|| self.pair.listener.accept().unwrap().0);
+            tcp.write_all(&proposal).unwrap();
+            let message = raw::read_message(&tcp, awaiting.reader());
+            let rings = Rings::confirm(self, accept_of(awaiting, &message));
+            tcp.write_all(&rings.1).unwrap();
+            (rings.0, accepting.join().unwrap())
+        });
+        Liar { tcp, victim, _rings: vec![rings] }
+    }
+
+    /// A liar to which the client has connected.
+    #[track_caller]
+    fn server(&self) -> Liar {
+        note("a victim connects to a liar");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let stack: &Arc<Stack> = &self.pair.client;
+        let (tcp, rings, victim) = std::thread::scope(|scope| {
+            let connecting = scope.spawn(|| SmcStream::connect(stack, address).unwrap());
+            let (mut tcp, _) = listener.accept().unwrap();
+            tcp.set_nodelay(true).unwrap();
+            tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
+            let awaiting = AwaitProposal::new(self.config(), Tick(0));
+            let proposal = raw::read_message(&tcp, awaiting.reader());
+            let (own, awaiting, accept) = self.accept(awaiting, &proposal);
+            tcp.write_all(&accept).unwrap();
+            let confirm = raw::read_message(&tcp, awaiting.reader());
+            let rings = Rings::attach(self, own, awaiting, &confirm);
+            (tcp, rings, connecting.join().unwrap())
+        });
+        Liar { tcp, victim, _rings: vec![rings] }
+    }
+
+    /// The Accept for a Proposal, with a ring for it.
+    fn accept(&self, awaiting: AwaitProposal, proposal: &[u8]) -> (OwnDmb, AwaitConfirm, Vec<u8>) {
+        let ServerStep::Eligible(selection) = awaiting.handle(proposal) else { panic!() };
+        let candidate = selection.candidates()[0];
+        let own = self.device.ism.register(Gid(candidate.peer.0), LEN, 0).unwrap();
+        let element = dmbe(own.token().0, LEN);
+        let (awaiting, accept) = selection.accept(candidate, None, element, LINK, Tick(0));
+        (own, awaiting, accept)
+    }
+
+    #[track_caller]
+    fn nobody_else_is_harmed(&self) {
+        works(&self.honest.0, &self.honest.1);
+        eventually("closed connections are gone", || {
+            self.pair.client.totals().closing + self.pair.server.totals().closing == 0
+        });
+        nothing_is_left(&self.bench, self.before);
+    }
+}
+
+fn accept_of(awaiting: AwaitAccept, message: &[u8]) -> Accepted {
+    let carriers = Some(OPTIONS);
+    let known = Terms { release: Release::V2_1, features: Features::EMULATED_ISM, carriers };
+    match awaiting.handle(message, |_, _| Some(known)) {
+        ClientStep::Offered(accepted) => accepted,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The liar's ring, and the victim's.
+struct Rings {
+    _own: OwnDmb,
+    theirs: PeerDmb,
+}
+
+impl Rings {
+    /// Of a liar that confirms; and its Confirm.
+    fn confirm(stage: &Stage, accepted: Accepted) -> (Rings, Vec<u8>) {
+        let DmbToken(token) = accepted.peer().token;
+        let ism = &stage.device.ism;
+        let theirs = ism.attach(Token(token), accepted.peer().size.bytes()).unwrap();
+        let own = ism.register(Gid(accepted.devices().peer.0), LEN, 0).unwrap();
+        let (_, confirm) = accepted.confirm(dmbe(own.token().0, LEN), LINK);
+        (Rings { _own: own, theirs }, confirm)
+    }
+
+    /// Of a liar to which Confirm has come.
+    fn attach(stage: &Stage, own: OwnDmb, awaiting: AwaitConfirm, confirm: &[u8]) -> Rings {
+        let smc_core::handshake::ConfirmStep::Established(established) = awaiting.handle(confirm)
+        else {
+            panic!()
+        };
+        let DmbToken(token) = established.peer.token;
+        let len = established.peer.size.bytes();
+        Rings { _own: own, theirs: stage.device.ism.attach(Token(token), len).unwrap() }
+    }
+}
+
+/// The lying end of a connection, and its victim.
+struct Liar {
+    tcp: TcpStream,
+    victim: SmcStream,
+    _rings: Vec<Rings>,
+}
+
+fn data(at: u64, bytes: &[u8]) -> Vec<u8> {
+    let header = Record::Data { at, len: bytes.len() as u32, more: false }.header();
+    [&header[..], bytes].concat()
+}
+
+fn clc(message: &[u8]) -> Vec<u8> {
+    [&Record::Clc { len: message.len() as u32 }.header()[..], message].concat()
+}
+
+/// A header with other bytes at a place.
+fn bent(record: Record, at: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut header = record.header().to_vec();
+    header[at..at + bytes.len()].copy_from_slice(bytes);
+    header
+}
+
+impl Liar {
+    fn put(&self, bytes: &[u8]) {
+        put(&self.tcp, bytes);
+    }
+
+    /// The next record of the victim, and its body.
+    #[track_caller]
+    fn record(&mut self) -> (Record, Vec<u8>) {
+        note("reads a record");
+        let mut header = [0; HEADER_LEN];
+        self.tcp.read_exact(&mut header).unwrap();
+        let record = Record::parse(&header).unwrap();
+        let len = match record {
+            Record::Data { len, .. } | Record::Clc { len } => len,
+            _ => 0,
+        };
+        let mut body = vec![0; len as usize];
+        self.tcp.read_exact(&mut body).unwrap();
+        (record, body)
+    }
+
+    /// The next CLC message.
+    #[track_caller]
+    fn message(&mut self) -> Vec<u8> {
+        match self.record() {
+            (Record::Clc { .. }, body) => body,
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+
+    /// Both directions go to TCP, at their beginning.
+    fn on_tcp(mut self) -> Self {
+        self.put(&Record::Leave { at: 0, reason: Reason::Wanted, more: false }.header());
+        assert!(matches!(self.record().0, Record::Leave { at: 0, .. }));
+        assert_eq!(self.record().0, Record::Received { at: 0 });
+        self.put(&Record::Received { at: 0 }.header());
+        self
+    }
+
+    /// The victim is on TCP, and works in both directions from these positions on.
+    #[track_caller]
+    fn works(&mut self, own: u64, its: u64) {
+        self.put(&data(own, b"hello"));
+        self.victim.set_read_timeout(Some(TIMEOUT)).unwrap();
+        assert_eq!(read_exactly(&self.victim, 5), b"hello");
+        send_all(&self.victim, b"answer");
+        let (record, body) = self.record();
+        assert_eq!(record, Record::Data { at: its, len: 6, more: false });
+        assert_eq!(body, b"answer");
+    }
+
+    #[track_caller]
+    fn is_reset(self, what: &str) {
+        is_reset(&self.victim, what);
+    }
+
+    /// The liar dies. It has promised nothing, so that is an end of data.
+    #[track_caller]
+    fn dies(self, what: &str) {
+        note(what.to_owned());
+        drop(self.tcp);
+        assert_eq!(read_until_it_ends(&self.victim), None, "{what}");
+    }
+
+    /// The TCP connection is reset.
+    #[track_caller]
+    fn resets(self, what: &str) {
+        ism_sys::reset_tcp(self.tcp);
+        is_reset(&self.victim, what);
+    }
+}
+
+/// The victim is told of a reset, and soon.
+#[track_caller]
+fn is_reset(victim: &SmcStream, what: &str) {
+    note(what.to_owned());
+    let start = Instant::now();
+    assert!(read_until_it_ends(victim).is_some(), "{what}: an end of data");
+    assert!(start.elapsed() < SOON, "{what}: {:?}", start.elapsed());
+    assert!(victim.send(b"x").is_err(), "{what}");
+}
+
+/// Records that no end on TCP may send.
+fn lies() -> Vec<(&'static str, Vec<u8>)> {
+    let end = |at, flags| Record::End { at, flags }.header().to_vec();
+    let done = StateFlags::SENDING_DONE;
+    let leave = Record::Leave { at: 0, reason: Reason::Wanted, more: false };
+    vec![
+        ("no record", vec![0xff; HEADER_LEN]),
+        ("bytes of a program", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
+        ("LEAVE of a ring that was left", leave.header().to_vec()),
+        ("LEAVE with reserved bytes", bent(leave, 2, &[1])),
+        ("RECEIVED twice", Record::Received { at: 0 }.header().to_vec()),
+        ("CHANGE without a ring", Record::Change { at: 0 }.header().to_vec()),
+        ("DATA at another position", data(1, b"x")),
+        ("DATA at the last position", data(u64::MAX, b"x")),
+        ("DATA of no bytes", bent(Record::Data { at: 0, len: 1, more: false }, 4, &[0; 4])),
+        (
+            "DATA of too many bytes",
+            bent(Record::Data { at: 0, len: 1, more: false }, 4, &(MAX_DATA + 1).to_be_bytes()),
+        ),
+        ("END at another position", end(7, done)),
+        ("URGENT before the first byte", Record::Urgent { at: 0 }.header().to_vec()),
+        ("URGENT far ahead", Record::Urgent { at: 1 << 40 }.header().to_vec()),
+        ("CLC of no message", clc(&[0xe2; 12])),
+        (
+            "CLC with another length",
+            clc(&[b"\xe2\xd4\xc3\xc4\x01\x00\x20\x00".as_slice(), &[0; 20]].concat()),
+        ),
+        ("CLC that is too long", bent(Record::Clc { len: 12 }, 4, &[0xff; 4])),
+    ]
+}
+
+#[test]
+fn lies_in_records_reset_the_connection() {
+    watched(LIMIT, || {
+        let stage = Stage::new();
+        for (what, lie) in lies() {
+            for server in [false, true] {
+                let liar = if server { stage.server() } else { stage.client() };
+                let mut liar = liar.on_tcp();
+                if server {
+                    // Before the victim can propose a ring.
+                    liar.put(&lie);
+                } else {
+                    liar.works(0, 0);
+                    // Positions lie by five.
+                    liar.put(&lie);
+                }
+                liar.is_reset(what);
+            }
+        }
+        // What was said before holds.
+        let end = |at| Record::End { at, flags: StateFlags::SENDING_DONE }.header();
+        for lie in [data(0, b"x"), end(1).to_vec()] {
+            let liar = stage.client().on_tcp();
+            liar.put(&[&end(0)[..], &lie].concat());
+            assert_eq!(read_until_it_ends(&liar.victim), None);
+            eventually("the victim is told", || liar.victim.send(b"x").is_err());
+        }
+        stage.nobody_else_is_harmed();
+    });
+}
+
+/// A liar that has proposed a ring and got the answer.
+fn accepted(stage: &Stage) -> (Liar, Accepted) {
+    let mut liar = stage.client().on_tcp();
+    let (awaiting, proposal) = raw::proposal(&stage.config());
+    liar.put(&clc(&proposal));
+    let message = liar.message();
+    (liar, accept_of(awaiting, &message))
+}
+
+/// A liar whose Confirm was taken: the victim's CHANGE has come.
+fn confirmed(stage: &Stage) -> Liar {
+    let (mut liar, accepted) = accepted(stage);
+    let (rings, confirm) = Rings::confirm(stage, accepted);
+    liar.put(&clc(&confirm));
+    assert_eq!(liar.record().0, Record::Change { at: 0 });
+    liar._rings.push(rings);
+    liar
+}
+
+/// A message of the kind that comes at the place of another.
+fn decline(stage: &Stage) -> Vec<u8> {
+    let (awaiting, _) = raw::proposal(&stage.config());
+    let declined = awaiting.handle(&[0; 8], |_, _| None);
+    drop(declined);
+    smc_core::handshake::SendDecline::opening(
+        &stage.config(),
+        smc_core::handshake::DeclineReason::NoIsmDevice,
+    )
+    .message
+}
+
+#[test]
+fn a_client_that_lies_while_it_comes_back_harms_only_itself() {
+    watched(LIMIT, || {
+        let stage = Stage::new();
+        let change = |at| Record::Change { at }.header();
+        let (_, proposal) = raw::proposal(&stage.config());
+        // Instead of Confirm.
+        let (liar, _) = accepted(&stage);
+        liar.put(&clc(&proposal));
+        liar.is_reset("a second Proposal");
+        let (liar, _) = accepted(&stage);
+        liar.put(&change(0));
+        liar.is_reset("CHANGE without Confirm");
+        let (liar, _) = accepted(&stage);
+        liar.put(&Record::Leave { at: 0, reason: Reason::Wanted, more: false }.header());
+        liar.is_reset("LEAVE of a ring that has not begun");
+        let (mut liar, _) = accepted(&stage);
+        liar.put(&clc(&decline(&stage)));
+        liar.works(0, 0);
+        liar.put(&clc(&proposal));
+        liar.message();
+        liar.dies("after Accept");
+        let (liar, _) = accepted(&stage);
+        liar.resets("TCP after Accept");
+        // A ring that is not there: the victim declines, and goes on.
+        let (mut liar, agreed) = accepted(&stage);
+        let (_, confirm) = agreed.confirm(dmbe(0x1234_5678, LEN), LINK);
+        liar.put(&clc(&confirm));
+        liar.message();
+        liar.works(0, 0);
+        liar.dies("after a Confirm of no ring");
+        // After the victim's CHANGE.
+        let liar = confirmed(&stage);
+        liar.put(&change(3));
+        liar.is_reset("CHANGE at another position");
+        let liar = confirmed(&stage);
+        liar.put(&clc(&proposal));
+        liar.is_reset("a Proposal instead of CHANGE");
+        let liar = confirmed(&stage);
+        liar.resets("TCP instead of CHANGE");
+        let liar = confirmed(&stage);
+        note("death instead of CHANGE");
+        drop(liar.tcp);
+        // The victim has left TCP.
+        assert!(read_until_it_ends(&liar.victim).is_some());
+        drop(liar.victim);
+        drop(liar._rings);
+        // What the ring says before CHANGE is not read; and the victim works behind it.
+        let liar = confirmed(&stage);
+        let abort = u64::from(StateFlags::ABORT.bits()) << 8 | u64::from(StateFlags::ABORT.bits());
+        let _ = liar._rings[1].theirs.deliver(&[], [u64::MAX, abort], true);
+        let _ = liar._rings[1].theirs.deliver(&[], [0, 0], true);
+        liar.put(&data(0, b"by TCP"));
+        assert_eq!(read_exactly(&liar.victim, 6), b"by TCP");
+        liar.put(&change(6));
+        liar.victim.set_read_timeout(Some(std::time::Duration::from_millis(50))).unwrap();
+        let nothing = liar.victim.recv(&mut [0]).map_err(|error| error.kind());
+        assert_eq!(nothing, Err(std::io::ErrorKind::WouldBlock));
+        liar.resets("TCP on the new ring");
+        stage.nobody_else_is_harmed();
+    });
+}
+
+/// A peer leaves its device, and its TCP connection says nothing. Meanwhile the victim's device goes.
+fn loses_its_device_while_it_waits_for_a_fin(outlives: bool) {
+    let stage = Stage::with(outlives);
+    let Liar { mut tcp, victim, _rings, .. } = stage.client();
+    victim.set_read_timeout(Some(TIMEOUT)).unwrap();
+    drop(_rings);
+    drop(stage.device);
+    // The victim has heard of that by now, and waits for the peer's FIN.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    stage.bench.daemon().remove_guest("port0").unwrap();
+    let mut header = [0; HEADER_LEN];
+    if outlives {
+        tcp.read_exact(&mut header).unwrap();
+        assert!(matches!(Record::parse(&header), Ok(Record::Leave { .. })));
+    }
+    drop(tcp);
+    let end = victim.recv(&mut [0]).map_err(|error| error.kind());
+    assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
+}
+
+#[test]
+fn an_end_that_waits_for_a_fin_hears_that_its_own_device_is_gone() {
+    for outlives in [true, false] {
+        watched(LIMIT, || loses_its_device_while_it_waits_for_a_fin(outlives));
+    }
+}
