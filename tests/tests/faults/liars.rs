@@ -419,6 +419,84 @@ fn a_client_that_lies_while_it_comes_back_harms_only_itself() {
     });
 }
 
+/// A liar to which its victim has proposed a ring: the Proposal.
+fn proposed(stage: &Stage) -> (Liar, Vec<u8>) {
+    let mut liar = stage.server().on_tcp();
+    let proposal = liar.message();
+    (liar, proposal)
+}
+
+/// A liar whose Accept was taken: the victim's Confirm has come.
+fn accepting(stage: &Stage) -> Liar {
+    let (mut liar, proposal) = proposed(stage);
+    let awaiting = AwaitProposal::new(stage.config(), Tick(0));
+    let (own, awaiting, accept) = stage.accept(awaiting, &proposal);
+    liar.put(&clc(&accept));
+    let confirm = liar.message();
+    liar._rings.push(Rings::attach(stage, own, awaiting, &confirm));
+    liar
+}
+
+#[test]
+fn a_server_that_lies_while_its_client_comes_back_harms_only_itself() {
+    watched(LIMIT, || {
+        let stage = Stage::new();
+        let change = |at| Record::Change { at }.header();
+        // Instead of Accept.
+        let (liar, proposal) = proposed(&stage);
+        liar.put(&clc(&proposal));
+        liar.is_reset("a Proposal instead of Accept");
+        let (liar, _) = proposed(&stage);
+        liar.put(&change(0));
+        liar.is_reset("CHANGE instead of Accept");
+        let (mut liar, _) = proposed(&stage);
+        liar.works(0, 0);
+        liar.put(&clc(&decline(&stage)));
+        liar.works(5, 6);
+        liar.dies("after Decline");
+        let (liar, _) = proposed(&stage);
+        liar.dies("instead of Accept");
+        let (liar, _) = proposed(&stage);
+        liar.resets("TCP instead of Accept");
+        // A ring that is not there: the victim declines, and goes on.
+        let (mut liar, proposal) = proposed(&stage);
+        let ServerStep::Eligible(selection) =
+            AwaitProposal::new(stage.config(), Tick(0)).handle(&proposal)
+        else {
+            panic!()
+        };
+        let candidate = selection.candidates()[0];
+        let (_, accept) = selection.accept(candidate, None, dmbe(0x1234_5678, LEN), LINK, Tick(0));
+        liar.put(&clc(&accept));
+        liar.message();
+        liar.works(0, 0);
+        liar.dies("after an Accept of no ring");
+        // After the victim's Confirm.
+        let liar = accepting(&stage);
+        liar.put(&change(3));
+        liar.is_reset("CHANGE at another position");
+        let liar = accepting(&stage);
+        liar.put(&clc(&proposal));
+        liar.is_reset("a Proposal instead of CHANGE");
+        let mut liar = accepting(&stage);
+        liar.works(0, 0);
+        liar.put(&clc(&decline(&stage)));
+        liar.works(5, 6);
+        liar.dies("after a late Decline");
+        let liar = accepting(&stage);
+        liar.dies("instead of CHANGE");
+        let liar = accepting(&stage);
+        liar.resets("TCP instead of CHANGE");
+        let mut liar = accepting(&stage);
+        liar.put(&data(0, b"by TCP"));
+        liar.put(&change(6));
+        assert_eq!(read_exactly(&liar.victim, 6), b"by TCP");
+        assert_eq!(liar.record().0, Record::Change { at: 0 });
+        liar.resets("TCP on the new ring");
+        stage.nobody_else_is_harmed();
+    });
+}
+
 /// A peer leaves its device, and its TCP connection says nothing. Meanwhile the victim's device goes.
 fn loses_its_device_while_it_waits_for_a_fin(outlives: bool) {
     let stage = Stage::with(outlives);
