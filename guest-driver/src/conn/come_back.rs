@@ -184,6 +184,14 @@ impl Conn {
         })
     }
 
+    /// The device that the connection may come back to has been opened anew.
+    pub(crate) fn note_new_device(&self) {
+        if let Some(change) = &mut self.tx().change {
+            let now = change.way_back.now();
+            change.way_back.back_off.on_device(now);
+        }
+    }
+
     /// Does the next step of the way back to a ring, if one is due. It may take device commands.
     pub(crate) fn come_back(&self, params: &RingParams) {
         let (step, retired) = {

@@ -56,6 +56,8 @@ pub(super) struct ReturnState {
     runs: AtomicBool,
     /// It is to look once more.
     again: AtomicBool,
+    /// A device has been opened since the last look.
+    pub(super) opened: AtomicBool,
 }
 
 impl Stack {
@@ -173,7 +175,11 @@ impl Stack {
         }
         // Opens the devices that can be opened.
         let current = self.current();
+        let is_new = self.returns.opened.swap(false, Ordering::SeqCst);
         for conn in all {
+            if is_new {
+                conn.note_new_device();
+            }
             conn.come_back(&current.ring_params(conn.reactor(), self.buffer_len()));
         }
     }

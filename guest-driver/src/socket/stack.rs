@@ -430,6 +430,7 @@ impl Stack {
                     Ok(live) => {
                         slot.reactor = Some(live.reactor.clone());
                         slot.live = Some(live);
+                        self.returns.opened.store(true, Ordering::SeqCst);
                     }
                     Err(error) => {
                         slot.in_use = error.kind() == io::ErrorKind::ResourceBusy;

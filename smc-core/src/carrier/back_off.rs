@@ -7,7 +7,8 @@ use crate::time::Tick;
 
 /// When a client may propose a new ring: a second after it has left one or was refused, then two,
 /// then four, up to 64. A ring that has lasted as long as the last wait starts this anew. So a
-/// device that flaps costs its connections less and less.
+/// device that flaps costs its connections less and less. After a refusal, a device that has been
+/// opened since ends the wait: its machine may be another's neighbour now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackOff {
     /// The last wait.
@@ -16,6 +17,8 @@ pub struct BackOff {
     until: Tick,
     /// When the ring came into use.
     ring_since: Option<Tick>,
+    /// The last wait began with a refusal.
+    refused: bool,
 }
 
 impl BackOff {
@@ -26,11 +29,12 @@ impl BackOff {
 
     /// A connection that is on a ring since `now`, as its handshake made it.
     pub const fn new(now: Tick) -> BackOff {
-        BackOff { wait: Duration::ZERO, until: now, ring_since: Some(now) }
+        BackOff { wait: Duration::ZERO, until: now, ring_since: Some(now), refused: false }
     }
 
     /// The connection has left its ring, or a new one was refused. Returns when the wait ends.
     pub fn on_tcp(&mut self, now: Tick) -> Tick {
+        self.refused = self.ring_since.is_none();
         let lasted = self.ring_since.take().is_some_and(|since| since.after(self.wait) <= now);
         self.wait = match lasted {
             true => BackOff::SHORTEST,
@@ -38,6 +42,13 @@ impl BackOff {
         };
         self.until = now.after(self.wait);
         self.until
+    }
+
+    /// The own device has been opened anew. A refusal was of the one before.
+    pub fn on_device(&mut self, now: Tick) {
+        if self.refused {
+            (self.wait, self.until) = (Duration::ZERO, now);
+        }
     }
 
     /// The connection is on a ring again.
@@ -82,5 +93,21 @@ mod tests {
         assert_eq!(back_off.on_tcp(second(6)), second(7), "lasted two seconds");
         back_off.on_ring(second(7));
         assert_eq!(back_off.on_tcp(second(7)), second(9), "did not last one");
+    }
+
+    #[test]
+    fn a_new_device_ends_the_wait_after_a_refusal_and_no_other() {
+        let mut back_off = BackOff::new(second(0));
+        back_off.on_tcp(second(5));
+        back_off.on_device(second(5));
+        assert!(!back_off.may_return(second(5)), "it has left a device a moment ago");
+        for now in [6, 8, 12] {
+            back_off.on_tcp(second(now));
+        }
+        assert!(!back_off.may_return(second(14)));
+        back_off.on_device(second(14));
+        assert!(back_off.may_return(second(14)));
+        assert_eq!(back_off.on_tcp(second(14)), second(15), "refused");
+        assert_eq!(back_off.on_tcp(second(15)), second(17), "refused again");
     }
 }
