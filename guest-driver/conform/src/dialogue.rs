@@ -112,13 +112,17 @@ pub(crate) fn play(case: &Case, context: &CaseContext<'_>) -> CaseRun {
         passed: Vec::new(),
     };
     let played = dialogue.play(case);
+    let errors = dialogue.program.as_ref().map_or(String::new(), Program::errors);
     dialogue.hang_up();
     let ended = played.err().unwrap_or_else(|| {
         let unseen = "data over TCP was not looked at: the target sends nothing back";
         let says = if dialogue.unseen { unseen } else { "" };
         (Verdict::Pass, says.to_owned()).into()
     });
-    let CaseEnd { verdict, says, is_of_load } = ended;
+    let CaseEnd { verdict, mut says, is_of_load } = ended;
+    if verdict == Verdict::Fail && !errors.is_empty() {
+        says = format!("{says}; the client wrote: {errors}");
+    }
     let is_of_load = is_of_load && verdict == Verdict::Fail;
     CaseRun { verdict, says, is_of_load, passed: dialogue.passed }
 }

@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a connection attempt may take.
@@ -89,7 +90,12 @@ pub(crate) struct Program {
     child: Child,
     output: Receiver<Vec<u8>>,
     read: Vec<u8>,
+    /// The end of what it wrote to standard error.
+    errors: Arc<Mutex<Vec<u8>>>,
 }
+
+/// Most bytes of standard error that are kept.
+const ERRORS: usize = 400;
 
 impl Program {
     /// Starts a command line of the shell, with `{port}` replaced.
@@ -99,7 +105,7 @@ impl Program {
         let mut command = Command::new("/bin/sh");
         // The shell becomes the program, so that killing it kills that.
         command.arg("-c").arg(format!("exec {}", line.replace("{port}", &port.to_string())));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(failed)?;
         let (sender, output) = channel();
         if let Some(mut stdout) = child.stdout.take() {
@@ -112,7 +118,26 @@ impl Program {
                 }
             });
         }
-        Ok(Program { child, output, read: Vec::new() })
+        let errors: Arc<Mutex<Vec<u8>>> = Arc::default();
+        if let Some(mut stderr) = child.stderr.take() {
+            let errors = errors.clone();
+            std::thread::spawn(move || {
+                let mut buffer = [0; 4096];
+                while let Ok(n @ 1..) = stderr.read(&mut buffer) {
+                    let mut errors = errors.lock().unwrap_or_else(|lost| lost.into_inner());
+                    errors.extend(buffer.get(..n).unwrap_or_default());
+                    let surplus = errors.len().saturating_sub(ERRORS);
+                    errors.drain(..surplus);
+                }
+            });
+        }
+        Ok(Program { child, output, read: Vec::new(), errors })
+    }
+
+    /// The end of what it wrote to standard error.
+    pub(crate) fn errors(&self) -> String {
+        let errors = self.errors.lock().unwrap_or_else(|lost| lost.into_inner());
+        String::from_utf8_lossy(&errors).trim().to_owned()
     }
 
     /// Writes to its standard input.

@@ -64,6 +64,8 @@ fn a_client_of_the_project_fails_no_must() {
     let mut command =
         fabric.smc(&["conform", "--echo", "--json", "-", "--listen", "0", "--run", &client]);
     command.args(["--wait", "60"]).arg("--device").arg(other.with_extension("sock"));
+    // A report of a failure has the reason that the client knows.
+    command.env("SMC_LOG", "guest_driver::handshake=debug");
     let report = check(&command.output().unwrap(), 260);
     let data = named(&report, "PASS").iter().filter(|id| id.starts_with("cdc-client-")).count();
     assert!(data > 60, "{data} cases of data passed");
