@@ -169,3 +169,21 @@ impl Drop for Program {
         let _ = self.child.wait();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_standard_error_is_kept() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let line = "sh -c 'yes words | head -c 9000 >&2; echo the last ones >&2'";
+        let program = Program::start(line, &listener).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !program.errors().ends_with("the last ones") {
+            assert!(Instant::now() < deadline, "{}", program.errors());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(program.errors().len() <= ERRORS);
+    }
+}
