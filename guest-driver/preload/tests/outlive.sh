@@ -4,11 +4,12 @@
 # `smc run --outlive-device`, and fails if a client sees an error or wrong data. See docs/testing.md.
 #
 #     outlive.sh                 50 deaths under each program, half of them by SIGTERM, half by SIGKILL
-#     outlive.sh --quick         four of them
+#     outlive.sh --quick         two of them
 #     outlive.sh redis nginx     some of the programs, by name
 #     outlive.sh --install-deps  installs missing packages first, as CI=true does
 #
-# $SMC_DEATHS is another number of deaths, and $SMC_SEED chooses when they come. Between two daemons
+# $SMC_DEATHS is another number of deaths, and $SMC_SEED chooses when they come. $SMC_BUILD is a
+# directory with the programs and the library, which are built by default. Between two daemons
 # new connections go by TCP. As root, each program has a network namespace of its own, and TCP option
 # 254. A program that is not installed is left out aloud; with CI=true that fails.
 set -euo pipefail
@@ -19,7 +20,7 @@ packages=(redis-server redis-tools nginx-light wrk curl haproxy postgresql iprou
 deaths=50
 own_option() {
     [ "$1" = --quick ] || return 1
-    deaths=4
+    deaths=2
 }
 # shellcheck source-path=SCRIPTDIR source=common/options.sh
 . guest-driver/preload/tests/common/options.sh
@@ -33,7 +34,8 @@ if $install; then install_missing "${packages[@]}"; fi
 # The daemon ------------------------------------------------------------------------------------------
 
 # The whole workspace is selected so that this shares the artifacts of `cargo test --workspace`.
-cargo build -q --workspace --lib --bin smc --bin vhost-device-ism
+build=${SMC_BUILD:-target/debug}
+[ -n "${SMC_BUILD:-}" ] || cargo build -q --workspace --lib --bin smc --bin vhost-device-ism
 scratch=$(mktemp -d)
 daemon='' own='' processes=() clients=()
 clean_up() {
@@ -46,7 +48,7 @@ trap clean_up EXIT
 mkdir "$scratch"/{devices,run}
 # PostgreSQL refuses to run as root. Any user has to reach the programs and the devices.
 chmod 755 "$scratch"
-cp target/debug/{smc,vhost-device-ism,libsmc_preload.so} "$scratch"
+cp "$build"/{smc,vhost-device-ism,libsmc_preload.so} "$scratch"
 export XDG_RUNTIME_DIR=$scratch/run
 sockets=()
 for i in {10..41}; do
@@ -54,9 +56,10 @@ for i in {10..41}; do
 done
 
 start_daemon() {
-    "$scratch/vhost-device-ism" --socket-mode 666 "${sockets[@]}" >>"$scratch/daemon.log" 2>&1 &
+    "$scratch/vhost-device-ism" --socket-mode 666 "${sockets[@]}" >"$scratch/daemon.log" 2>&1 &
     daemon=$!
-    until [ "$(ss -Hxl | grep -c "$scratch/devices/")" = 32 ]; do
+    # Its sockets are in a network namespace of its own, so ss does not list them.
+    until [ "$(grep -c 'listening guest' "$scratch/daemon.log")" = 32 ]; do
         kill -0 "$daemon" || fail "the daemon has ended: $(tail -3 "$scratch/daemon.log")"
         sleep 0.02
     done
@@ -76,7 +79,7 @@ fail() {
 
 # ends CARRIER: number of ends of connections that this carries now and that can outlive their device.
 ends() {
-    "$scratch/smc" stat --json 2>/dev/null | grep -cE "\"now\": ?\"$1\"" || true
+    { "$scratch/smc" stat --json 2>/dev/null || true; } | { grep -oE "\"now\": ?\"$1\"" || true; } | wc -l
 }
 
 # Programs --------------------------------------------------------------------------------------------
@@ -262,6 +265,15 @@ declare -A needs=(
 
 # Deaths ----------------------------------------------------------------------------------------------
 
+# await_device: waits until a connection is on a device, for some seconds: clients come and go.
+await_device() {
+    local _
+    for _ in {1..100}; do
+        [ "$(ends device)" = 0 ] && [ ! -e "$own/failed" ] || return 0
+        sleep 0.1
+    done
+}
+
 # under PROGRAM: ends daemons while the program's clients run. Fails if one of the clients has.
 under() {
     local n signal network=() user=() peers=(--peer '*') left=0 stayed=0 pid
@@ -282,6 +294,7 @@ under() {
     "test_$1"
     for ((n = 0; n < deaths; n++)); do
         sleep "1.$((RANDOM % 10))$((RANDOM % 10))"
+        await_device
         [ ! -e "$own/failed" ] || break
         signal=TERM
         [ $((n % 2)) = 0 ] || signal=KILL
