@@ -351,20 +351,16 @@ impl Carrier {
     }
 
     /// Makes the own ring safe from deliveries that are still being carried out, and from the end of a
-    /// device that takes its memory with it. The caller has the locks of both sides. `false`: that is
-    /// not possible.
+    /// device that takes its memory with it: a copy takes its place. A device that works carries out
+    /// moves of a peer that has left, too: those of words alone, behind the last bytes. The caller has
+    /// the locks of both sides. `false`: that is not possible.
     pub(super) fn keep_ring(&self) -> bool {
         let Carrier::D(pair) = self else { return true };
-        let own = pair.own.dmb();
-        if !own.is_device_gone() && own.memory_stays() {
-            return true;
-        }
-        let kept = own.keep();
+        let kept = pair.own.dmb().keep();
         if let Err(error) = &kept {
             tracing::debug!(peer = %self, %error, "a ring is not kept");
         }
-        // In a slab the peer stores by itself, and has stopped before it said so.
-        kept.is_ok() || own.memory_stays() && own.slab_id().is_some()
+        kept.is_ok()
     }
 
     /// Whether the own ring stays as long as the connection, whatever becomes of its device.

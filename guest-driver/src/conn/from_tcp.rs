@@ -187,7 +187,7 @@ impl Conn {
 
     /// Reads go on at this position, which TCP brings.
     fn begin_reading(&self, tx: &mut Tx, from: u64) {
-        if !self.carrier().ring_stays() && !self.carrier().keep_ring() {
+        if !self.carrier().keep_ring() {
             self.change(tx, Input::Violated, 0);
             return;
         }

@@ -325,6 +325,22 @@ fn lies_in_records_reset_the_connection() {
     });
 }
 
+// A device carries out what it was given before, in its own time: words behind the last bytes.
+#[test]
+fn what_comes_into_a_ring_that_was_left_is_not_read() {
+    watched(LIMIT, || {
+        let stage = Stage::new();
+        let mut liar = stage.client().on_tcp();
+        liar.put(&data(0, b"by TCP"));
+        eventually("the bytes are there", || liar.victim.readable().unwrap() == 6);
+        let _ = liar._rings[0].theirs.deliver(&[], [0, 0], true);
+        assert_eq!(read_exactly(&liar.victim, 6), b"by TCP");
+        liar.works(6, 0);
+        liar.dies("with a ring that was left");
+        stage.nobody_else_is_harmed();
+    });
+}
+
 /// A liar that has proposed a ring and got the answer.
 fn accepted(stage: &Stage) -> (Liar, Accepted) {
     let mut liar = stage.client().on_tcp();
