@@ -233,7 +233,7 @@ impl Liar {
     }
 
     #[track_caller]
-    fn is_reset(self, what: &str) {
+    fn hears_of_it(self, what: &str) {
         is_reset(&self.victim, what);
     }
 
@@ -310,7 +310,7 @@ fn lies_in_records_reset_the_connection() {
                     // Positions lie by five.
                     liar.put(&lie);
                 }
-                liar.is_reset(what);
+                liar.hears_of_it(what);
             }
         }
         // What was said before holds.
@@ -381,13 +381,13 @@ fn a_client_that_lies_while_it_comes_back_harms_only_itself() {
         // Instead of Confirm.
         let (liar, _) = accepted(&stage);
         liar.put(&clc(&proposal));
-        liar.is_reset("a second Proposal");
+        liar.hears_of_it("a second Proposal");
         let (liar, _) = accepted(&stage);
         liar.put(&change(0));
-        liar.is_reset("CHANGE without Confirm");
+        liar.hears_of_it("CHANGE without Confirm");
         let (liar, _) = accepted(&stage);
         liar.put(&Record::Leave { at: 0, reason: Reason::Wanted, more: false }.header());
-        liar.is_reset("LEAVE of a ring that has not begun");
+        liar.hears_of_it("LEAVE of a ring that has not begun");
         let (mut liar, _) = accepted(&stage);
         liar.put(&clc(&decline(&stage)));
         liar.works(0, 0);
@@ -406,10 +406,10 @@ fn a_client_that_lies_while_it_comes_back_harms_only_itself() {
         // After the victim's CHANGE.
         let liar = confirmed(&stage);
         liar.put(&change(3));
-        liar.is_reset("CHANGE at another position");
+        liar.hears_of_it("CHANGE at another position");
         let liar = confirmed(&stage);
         liar.put(&clc(&proposal));
-        liar.is_reset("a Proposal instead of CHANGE");
+        liar.hears_of_it("a Proposal instead of CHANGE");
         let liar = confirmed(&stage);
         liar.resets("TCP instead of CHANGE");
         let liar = confirmed(&stage);
@@ -461,10 +461,10 @@ fn a_server_that_lies_while_its_client_comes_back_harms_only_itself() {
         // Instead of Accept.
         let (liar, proposal) = proposed(&stage);
         liar.put(&clc(&proposal));
-        liar.is_reset("a Proposal instead of Accept");
+        liar.hears_of_it("a Proposal instead of Accept");
         let (liar, _) = proposed(&stage);
         liar.put(&change(0));
-        liar.is_reset("CHANGE instead of Accept");
+        liar.hears_of_it("CHANGE instead of Accept");
         let (mut liar, _) = proposed(&stage);
         liar.works(0, 0);
         liar.put(&clc(&decline(&stage)));
@@ -490,10 +490,10 @@ fn a_server_that_lies_while_its_client_comes_back_harms_only_itself() {
         // After the victim's Confirm.
         let liar = accepting(&stage);
         liar.put(&change(3));
-        liar.is_reset("CHANGE at another position");
+        liar.hears_of_it("CHANGE at another position");
         let liar = accepting(&stage);
         liar.put(&clc(&proposal));
-        liar.is_reset("a Proposal instead of CHANGE");
+        liar.hears_of_it("a Proposal instead of CHANGE");
         let mut liar = accepting(&stage);
         liar.works(0, 0);
         liar.put(&clc(&decline(&stage)));
