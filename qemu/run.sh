@@ -20,6 +20,7 @@ Starts one guest and becomes its QEMU, so that the guest's process id is the cal
   --net pair-b:SOCKET   the other end
   --net lan:PORT    a network of all guests of this host that name the same UDP port (multicast on
                     the loopback interface)
+  --net lan:PORT@ADDRESS   the same on the interface that has this address
   --net tap:IF      a tap interface that exists
   --ip ADDRESS/LEN  address of the first network interface (default: 10.0.0.N/24, N from the name: a
                     is 1)
@@ -146,10 +147,11 @@ for i in "${!net[@]}"; do
     case ${net[i]} in
         pair-a:?*) netdev=stream,server=on,addr.type=unix,addr.path=$where ;;
         pair-b:?*) netdev=stream,server=off,addr.type=unix,addr.path=$where,reconnect-ms=200 ;;
-        lan:?*) netdev=dgram,remote.type=inet,remote.host=230.0.0.1,remote.port=$where
-            netdev+=,local.type=inet,local.host=127.0.0.1,local.port=0 ;;
+        lan:?*) netdev=dgram,remote.type=inet,remote.host=230.0.0.1,remote.port=${where%@*}
+            [[ $where = *@* ]] && address=${where#*@} || address=127.0.0.1
+            netdev+=,local.type=inet,local.host=$address,local.port=0 ;;
         tap:?*) netdev=tap,ifname=$where,script=no,downscript=no ;;
-        *) die "--net ${net[i]} is none of pair-a:SOCKET, pair-b:SOCKET, lan:PORT, tap:IF" ;;
+        *) die "--net ${net[i]} is none of pair-a:SOCKET, pair-b:SOCKET, lan:PORT[@ADDRESS], tap:IF" ;;
     esac
     id=net mac=$name
     [ "$i" = 0 ] || id=net$i mac=$name-$i

@@ -81,6 +81,29 @@ impl Bed {
         bed
     }
 
+    /// Two daemons, which stand for two hosts, each with a network of its own (a namespace), and with
+    /// further options. Guests are migrated between them by TCP. `None`, aloud: this takes root.
+    #[track_caller]
+    pub fn two_hosts(daemon_args: [&[&str]; 2]) -> Option<[Bed; 2]> {
+        if !rustix::process::geteuid().is_root() {
+            print_always("NOT TESTED: two hosts in network namespaces, which takes root");
+            return None;
+        }
+        let permit = Permit::shared();
+        let test = thread::current().name().unwrap_or("two hosts").to_owned();
+        let tests = [test.clone(), format!("{test}, another host")];
+        let hosts = Host::two([&tests[0], &tests[1]], daemon_args);
+        let mut permit = Some(permit);
+        let mut tests = tests.into_iter();
+        Some(hosts.map(|host| {
+            let test = tests.next().unwrap_or_default();
+            let host = Arc::new(host);
+            let bed = Bed { host, test, since: Instant::now(), _permit: permit.take() };
+            bed.start_daemon();
+            bed
+        }))
+    }
+
     /// Two guests with a network between them.
     #[track_caller]
     pub fn pair(&self) -> [Guest; 2] {

@@ -11,6 +11,7 @@ use vhost_device_ism::management::{AddGuest, Client};
 use super::child::Program;
 use super::logs::Logs;
 use super::machine::{Incoming, Machine, Vm, Wires};
+use super::namespace::Namespace;
 use super::paths::Built;
 use crate::bench::Dir;
 use crate::watch::eventually;
@@ -21,7 +22,9 @@ pub(super) struct Host {
     daemon: Mutex<Option<Program>>,
     daemon_args: Vec<String>,
     ports: Mutex<Vec<AddGuest>>,
+    /// UDP port of the Ethernet.
     lan: u16,
+    namespace: Option<Namespace>,
     pub(super) dir: Dir,
     pub(super) logs: Logs,
 }
@@ -29,22 +32,35 @@ pub(super) struct Host {
 impl Host {
     /// A host whose daemon does not run yet.
     pub(super) fn new(test: &str, daemon_args: &[&str]) -> Host {
-        Host::on(free_udp_port(), test, daemon_args)
+        Host::on(free_udp_port(), None, Logs::new(test), daemon_args)
+    }
+
+    /// Two hosts with networks of their own and a cable between them, whose daemons do not run yet.
+    #[track_caller]
+    pub(super) fn two(tests: [&str; 2], daemon_args: [&[&str]; 2]) -> [Host; 2] {
+        let [one, two] = tests.map(Logs::new);
+        let [here, there] = Namespace::pair([&one, &two]);
+        let lan = free_udp_port();
+        [
+            Host::on(lan, Some(here), one, daemon_args[0]),
+            Host::on(lan, Some(there), two, daemon_args[1]),
+        ]
     }
 
     /// Another host on the same Ethernet, whose daemon does not run yet.
     pub(super) fn beside(&self, test: &str, daemon_args: &[&str]) -> Host {
-        Host::on(self.lan, test, daemon_args)
+        Host::on(self.lan, None, Logs::new(test), daemon_args)
     }
 
-    fn on(lan: u16, test: &str, daemon_args: &[&str]) -> Host {
+    fn on(lan: u16, namespace: Option<Namespace>, logs: Logs, daemon_args: &[&str]) -> Host {
         Host {
             daemon: Mutex::default(),
             daemon_args: daemon_args.iter().map(ToString::to_string).collect(),
             ports: Mutex::default(),
             lan,
+            namespace,
             dir: Dir::new(),
-            logs: Logs::new(test),
+            logs,
         }
     }
 
@@ -73,7 +89,9 @@ impl Host {
         let management = self.management_path();
         let daemon = Built::Daemon.path();
         // The project's QEMU device tells resets, so a stopped device is only a paused one.
-        let mut args: Vec<&OsStr> = vec![daemon.as_ref(), "--stopped-grace".as_ref(), "0".as_ref()];
+        let enter = self.enter();
+        let mut args: Vec<&OsStr> = enter.iter().map(OsStr::new).collect();
+        args.extend([daemon.as_ref(), OsStr::new("--stopped-grace"), OsStr::new("0")]);
         args.extend([OsStr::new("--management"), management.as_ref()]);
         args.extend(self.daemon_args.iter().map(OsStr::new));
         let program = Program::start("the daemon", &args, &[], &self.logs.open("daemon.log"));
@@ -145,8 +163,28 @@ impl Host {
         vm.ports.iter().map(socket).collect()
     }
 
+    /// Where a QEMU of this host waits for the state of a guest.
+    pub(super) fn migration(&self, guest: &str) -> String {
+        match &self.namespace {
+            // Nobody else uses ports of this network.
+            Some(namespace) => format!("tcp:{}:4444", namespace.address),
+            None => {
+                format!("unix:{}", self.dir.path().join(format!("{guest}.migration")).display())
+            }
+        }
+    }
+
+    /// The words before each command of this host.
+    fn enter(&self) -> Vec<String> {
+        self.namespace.iter().flat_map(Namespace::enter).collect()
+    }
+
     fn wires(&self, vm: &Vm) -> Wires<'_> {
-        Wires { dir: self.dir.path(), ism: self.sockets(vm), lan: self.lan }
+        let lan = match &self.namespace {
+            Some(namespace) => format!("{}@{}", self.lan, namespace.address),
+            None => self.lan.to_string(),
+        };
+        Wires { dir: self.dir.path(), ism: self.sockets(vm), lan, enter: self.enter() }
     }
 }
 

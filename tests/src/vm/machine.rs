@@ -253,8 +253,10 @@ pub(super) struct Wires<'a> {
     pub(super) dir: &'a Path,
     /// The daemon's sockets of its devices.
     pub(super) ism: Vec<PathBuf>,
-    /// UDP port of the Ethernet.
-    pub(super) lan: u16,
+    /// The Ethernet, as `qemu/run.sh` wants it: its UDP port, and the address of an interface.
+    pub(super) lan: String,
+    /// The words before the command of a QEMU.
+    pub(super) enter: Vec<String>,
 }
 
 impl Machine {
@@ -308,7 +310,8 @@ impl Machine {
         for stale in [&control, &qmp] {
             let _ = std::fs::remove_file(stale);
         }
-        let mut args: Vec<String> = vec![text(&paths::run_script()), "--reboot".into()];
+        let mut args = wires.enter.clone();
+        args.extend([text(&paths::run_script()), "--reboot".into()]);
         let mut option = |name: &str, value: String| args.extend([name.to_owned(), value]);
         option("--name", name.clone());
         for socket in wires.ism.iter().filter(|_| !vm.unpluggable) {

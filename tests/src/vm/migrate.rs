@@ -71,7 +71,7 @@ impl Guest {
     pub fn migrate(&mut self, to: &Bed) -> Moved {
         to.host.add_ports(&self.vm);
         let mut there = to.host.start_incoming(&self.vm);
-        let uri = format!("unix:{}", to.path(&format!("{}.migration", self.vm.name)).display());
+        let uri = to.host.migration(&self.vm.name);
         self.receive(&mut there, &uri);
         self.will_move();
         self.qmp_with("migrate", &json!({ "uri": uri }));
@@ -86,7 +86,7 @@ impl Guest {
     pub fn migrate_in_vain(&self, to: &Bed) {
         to.host.add_ports(&self.vm);
         let mut there = to.host.start_incoming(&self.vm);
-        let uri = format!("unix:{}", to.path(&format!("{}.migration", self.vm.name)).display());
+        let uri = to.host.migration(&self.vm.name);
         self.receive(&mut there, &uri);
         // Without it the one who sends is done before it can hear of the refusal.
         let answers = json!({ "capability": "return-path", "state": true });

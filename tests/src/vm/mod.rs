@@ -34,6 +34,7 @@ pub mod leash;
 mod logs;
 mod machine;
 mod migrate;
+mod namespace;
 mod paths;
 pub mod probe;
 mod qmp;
