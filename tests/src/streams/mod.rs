@@ -2,43 +2,47 @@
 //! Streams between two machines that go on when their devices go.
 //!
 //! ```text
-//! smc-test-peer streams serve DEVICE PATH ADDRESS     echoes; prints "listens", then a line for each
-//!                                                     connection that fails
+//! smc-test-peer streams serve DEVICE PATH ADDRESS     echoes, on the next port over TCP alone; prints
+//!                                                     "listens", a line for each connection that
+//!                                                     fails, and pauses when asked for them
 //! smc-test-peer streams talk DEVICE PATH ADDRESS N    reads commands, a word a line, and answers each
 //! ```
 //!
 //! PATH is `window` or `moves`. The commands of `talk`:
 //!
-//! - `open` makes N connections: "open smc", or "open tcp" without any if one of them is TCP;
-//! - `flow` sends and receives on each in the background, and answers when bytes of each came back;
+//! - `open` makes N connections, and one more for requests: "open smc", or "open tcp" without any if
+//!   one of them is TCP;
+//! - `flow` sends and receives on each in the background, and on two of TCP alone beside them, and
+//!   answers when bytes of each came back;
 //! - `more` answers when more bytes of each came back;
-//! - `left` answers when each has left its device;
+//! - `left` answers when each has left its device since the last `flow` or `back`;
+//! - `back` answers when each has left its device since then and is on a device again;
+//! - `carriers` says how many are on a device, on TCP, and on the way;
+//! - `pauses` says the longest times without bytes on any since the last time that it was asked:
+//!   "pauses 120 ms, by TCP alone 80 ms". `serve` knows this command, too;
 //! - `finish` ends all streams: "whole", how many bytes came back, and the longest time without any.
 //!
 //! A stream that fails, or whose bytes are not those that were sent, is an answer that says so.
 
-use std::io::{self, BufRead, Read, Write};
-use std::net::Shutdown;
+mod flow;
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::socket::{CurrentCarrier, DataPath};
+use guest_driver::socket::{CarrierChanges, CurrentCarrier, DataPath};
 use guest_driver::{Config, SmcListener, SmcStream, Stack};
 
-use crate::bytes::{difference, fill};
+use flow::{Flow, Kind, Line, Pauses, echo};
 
 /// How long one CLC message may take. Emulated guests on a busy host are slow.
 const CLC_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long anything may take that happens by itself.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Bytes of one write.
-const BLOCK: usize = 16 << 10;
-/// Between two writes, so that an emulated processor has time for more than copies.
-const PAUSE: Duration = Duration::from_millis(50);
-/// Bytes of each stream that a command awaits.
-const SOME: usize = 128 << 10;
 /// Between two looks at what happens by itself.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -54,103 +58,43 @@ fn open(device: &str, path: &str) -> Arc<Stack> {
     Stack::open(config).unwrap()
 }
 
-/// Listens and echoes.
+/// The address for TCP alone.
+fn beside(address: &str) -> SocketAddr {
+    let mut address: SocketAddr = address.parse().unwrap();
+    address.set_port(address.port() + 1);
+    address
+}
+
+/// Listens and echoes, and says pauses for each line of its standard input.
 ///
 /// # Panics
-/// The device cannot be opened, or the address is taken.
+/// The device cannot be opened, or an address is taken.
 pub fn serve(device: &str, path: &str, address: &str, say: fn(&str)) {
     let stack = open(device, path);
     let listener = SmcListener::bind(&stack, address).unwrap();
+    let beside = TcpListener::bind(beside(address)).unwrap();
+    let pauses = Pauses::default();
     say("listens");
+    let (over_tcp, asked) = (pauses.clone(), pauses.clone());
+    thread::spawn(move || {
+        for stream in beside.incoming().flatten() {
+            let pauses = over_tcp.clone();
+            thread::spawn(move || echo(&stream, &pauses));
+        }
+    });
+    thread::spawn(move || {
+        for _ in io::stdin().lock().lines().map_while(Result::ok) {
+            say(&asked.take());
+        }
+    });
     for stream in listener.incoming() {
-        let Ok(mut stream) = stream else { continue };
+        let Ok(stream) = stream else { continue };
+        let pauses = pauses.clone();
         thread::spawn(move || {
-            if let Err(error) = echo(&mut stream) {
+            if let Err(error) = echo(&stream, &pauses) {
                 say(&format!("failed {:?} on {}", error.kind(), stream.info()));
             }
         });
-    }
-}
-
-fn echo(stream: &mut SmcStream) -> io::Result<()> {
-    let mut buf = vec![0; BLOCK];
-    loop {
-        match stream.read(&mut buf)? {
-            0 => {
-                // The client may have gone.
-                let _ = stream.shutdown(Shutdown::Write);
-                return Ok(());
-            }
-            n => stream.write_all(buf.get(..n).unwrap_or_default())?,
-        }
-    }
-}
-
-/// One stream, and the thread that reads what comes back.
-struct Flow {
-    back: Arc<AtomicUsize>,
-    reader: JoinHandle<Result<Duration, String>>,
-    writer: JoinHandle<Result<usize, String>>,
-}
-
-impl Flow {
-    fn start(stream: SmcStream, seed: u64, stop: &Arc<AtomicBool>) -> Flow {
-        let (stream, back, stop) = (Arc::new(stream), Arc::new(AtomicUsize::new(0)), stop.clone());
-        let (reads, count) = (stream.clone(), back.clone());
-        let reader = thread::spawn(move || read(&reads, seed, &count));
-        let writer = thread::spawn(move || write(&stream, seed, &stop));
-        Flow { back, reader, writer }
-    }
-
-    fn is_over(&self) -> bool {
-        self.reader.is_finished() || self.writer.is_finished()
-    }
-
-    fn end(self) -> Result<(usize, Duration), String> {
-        let ended = |what: &str| format!("{what} has panicked");
-        let back = self.back;
-        let sent = self.writer.join().map_err(|_| ended("a writer"))??;
-        let pause = self.reader.join().map_err(|_| ended("a reader"))??;
-        match back.load(Ordering::Relaxed) {
-            received if received == sent => Ok((sent, pause)),
-            received => Err(format!("{received} bytes of {sent} came back")),
-        }
-    }
-}
-
-fn write(mut stream: &SmcStream, seed: u64, stop: &AtomicBool) -> Result<usize, String> {
-    let (mut block, mut done) = (vec![0; BLOCK], 0);
-    while !stop.load(Ordering::Relaxed) {
-        fill(seed, done, &mut block);
-        stream.write_all(&block).map_err(|error| format!("stream {seed}: write: {error}"))?;
-        done += block.len();
-        thread::sleep(PAUSE);
-    }
-    let ended = stream.shutdown(Shutdown::Write);
-    ended.map_err(|error| format!("stream {seed}: shutdown: {error}"))?;
-    Ok(done)
-}
-
-/// Checks what comes back. The longest time without any of it.
-fn read(mut stream: &SmcStream, seed: u64, back: &AtomicUsize) -> Result<Duration, String> {
-    let (mut buf, mut expected) = (vec![0; BLOCK], vec![0; BLOCK]);
-    let (mut done, mut last, mut longest) = (0, Instant::now(), Duration::ZERO);
-    loop {
-        let n = stream.read(&mut buf);
-        let n = n.map_err(|error| format!("stream {seed}: read after {done} bytes: {error}"))?;
-        longest = longest.max(last.elapsed());
-        last = Instant::now();
-        if n == 0 {
-            return Ok(longest);
-        }
-        let (got, wanted) = (buf.get(..n), expected.get_mut(..n));
-        let (Some(got), Some(wanted)) = (got, wanted) else { return Ok(longest) };
-        fill(seed, done, wanted);
-        if let Some((at, byte, wanted)) = difference(got, wanted) {
-            return Err(format!("stream {seed}: byte {} is {byte}, not {wanted}", done + at));
-        }
-        done += n;
-        back.store(done, Ordering::Relaxed);
     }
 }
 
@@ -160,7 +104,10 @@ struct Talk {
     address: String,
     streams: usize,
     opened: Vec<SmcStream>,
+    /// How often each connection that flows had changed its carrier when a command ended.
+    seen: BTreeMap<SocketAddr, u32>,
     flows: Vec<Flow>,
+    pauses: Pauses,
     stop: Arc<AtomicBool>,
     rounds: u64,
 }
@@ -168,7 +115,7 @@ struct Talk {
 impl Talk {
     fn open(&mut self) -> Result<String, String> {
         self.opened.clear();
-        for _ in 0..self.streams {
+        for _ in 0..=self.streams {
             let stream = SmcStream::connect(&self.stack, &*self.address);
             let stream = stream.map_err(|error| format!("connect: {error}"))?;
             if !stream.is_smc() {
@@ -183,29 +130,74 @@ impl Talk {
     fn flow(&mut self) -> Result<String, String> {
         self.stop = Arc::default();
         self.rounds += 1;
-        let seeds = self.rounds * 1000..;
-        let flows = self.opened.drain(..).zip(seeds);
-        self.flows = flows.map(|(stream, seed)| Flow::start(stream, seed, &self.stop)).collect();
+        let local = self.opened.iter().map(|stream| Some((stream.local_addr().ok()?, 0)));
+        self.seen = local.collect::<Option<_>>().ok_or("a connection without an address")?;
+        let mut lines: Vec<Arc<dyn Line>> = Vec::new();
+        lines.extend(self.opened.drain(..).map(|stream| Arc::new(stream) as Arc<dyn Line>));
+        for _ in Kind::ALL {
+            let tcp = TcpStream::connect(beside(&self.address));
+            lines.push(Arc::new(tcp.map_err(|error| format!("connect by TCP: {error}"))?));
+        }
+        // The last of each carrier is for requests.
+        let requests = [self.streams, self.streams + 2];
+        let flows = lines.into_iter().enumerate().map(|(n, line)| {
+            let kind = if requests.contains(&n) { Kind::Requests } else { Kind::Stream };
+            Flow::start(line, kind, self.rounds * 1000 + n as u64, &self.stop, &self.pauses)
+        });
+        self.flows = flows.collect();
         self.more()?;
         Ok("flows".into())
     }
 
     fn more(&mut self) -> Result<String, String> {
-        let count = |flow: &Flow| flow.back.load(Ordering::Relaxed);
-        let before: Vec<usize> = self.flows.iter().map(count).collect();
+        let before: Vec<usize> = self.flows.iter().map(Flow::back).collect();
         self.until("more bytes of each stream", |talk| {
-            talk.flows.iter().zip(&before).all(|(flow, before)| count(flow) >= before + SOME)
+            talk.flows.iter().zip(&before).all(|(flow, before)| flow.back() >= before + flow.some())
         })?;
         Ok("more".into())
     }
 
+    /// What carries the connections that flow.
+    fn changes(&self) -> BTreeMap<SocketAddr, CarrierChanges> {
+        let all = self.stack.connections().into_iter();
+        let all = all.filter_map(|conn| Some((conn.local?, conn.changes?)));
+        all.filter(|(local, _)| self.seen.contains_key(local)).collect()
+    }
+
+    /// Waits until each connection has changed its carrier since the last command that says so, and its
+    /// carrier is as wanted.
+    fn changed(&mut self, what: &str, wanted: fn(CurrentCarrier) -> bool) -> Result<(), String> {
+        self.until(what, |talk| {
+            let changes = talk.changes();
+            talk.seen.iter().all(|(local, seen)| {
+                changes.get(local).is_some_and(|all| all.count > *seen && wanted(all.now))
+            })
+        })
+    }
+
     fn left(&mut self) -> Result<String, String> {
-        self.until("all streams on TCP", |talk| {
-            let changes = talk.stack.connections().into_iter().filter_map(|conn| conn.changes);
-            let left = |now| !matches!(now, CurrentCarrier::Leaving);
-            changes.filter(|all| all.count > 0 && left(all.now)).count() >= talk.streams
-        })?;
+        self.changed("all streams on TCP", |now| !matches!(now, CurrentCarrier::Leaving))?;
         Ok("left".into())
+    }
+
+    fn back(&mut self) -> Result<String, String> {
+        self.changed("all streams on a device", |now| matches!(now, CurrentCarrier::Device))?;
+        for (local, changes) in self.changes() {
+            self.seen.insert(local, changes.count);
+        }
+        Ok("back".into())
+    }
+
+    fn carriers(&self) -> String {
+        let [mut device, mut tcp, mut leaving] = [0; 3];
+        for changes in self.changes().values() {
+            *match changes.now {
+                CurrentCarrier::Device => &mut device,
+                CurrentCarrier::Tcp => &mut tcp,
+                CurrentCarrier::Leaving => &mut leaving,
+            } += 1;
+        }
+        format!("device {device}, tcp {tcp}, leaving {leaving}")
     }
 
     fn until(&mut self, what: &str, done: impl Fn(&Talk) -> bool) -> Result<(), String> {
@@ -215,7 +207,7 @@ impl Talk {
                 return self.finish().and(Err(format!("{what}: a stream is over")));
             }
             if Instant::now() > end {
-                let back = self.flows.iter().map(|flow| flow.back.load(Ordering::Relaxed));
+                let back = self.flows.iter().map(Flow::back);
                 return Err(format!(
                     "{what}: not within {LIMIT:?}; back: {:?}; {:?}",
                     back.collect::<Vec<_>>(),
@@ -235,6 +227,7 @@ impl Talk {
             bytes += sent;
             longest = longest.max(pause);
         }
+        self.seen.clear();
         Ok(format!("whole {bytes} bytes, longest pause {} ms", longest.as_millis()))
     }
 }
@@ -249,7 +242,9 @@ pub fn talk(device: &str, path: &str, address: &str, streams: usize, say: fn(&st
         address: address.into(),
         streams,
         opened: Vec::new(),
+        seen: BTreeMap::new(),
         flows: Vec::new(),
+        pauses: Pauses::default(),
         stop: Arc::default(),
         rounds: 0,
     };
@@ -259,6 +254,9 @@ pub fn talk(device: &str, path: &str, address: &str, streams: usize, say: fn(&st
             "flow" => talk.flow(),
             "more" => talk.more(),
             "left" => talk.left(),
+            "back" => talk.back(),
+            "carriers" => Ok(talk.carriers()),
+            "pauses" => Ok(talk.pauses.take()),
             "finish" => talk.finish(),
             command => Err(format!("no command {command:?}")),
         };
