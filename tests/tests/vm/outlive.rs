@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Streams between guests that go on when daemons, devices and machines come and go below them.
+//! Streams between guests that go on when daemons and devices come and go below them: over TCP, and
+//! by the device when there is one again.
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use smc_tests::eventually;
 use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
 
 /// How long a program in a guest may take for an answer. An emulated guest on a busy host is slow.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Streams of a client.
+/// Streams of a client. It has one more connection for requests.
 const STREAMS: &str = "16";
+/// All of its connections are on a device, or on TCP.
+pub(crate) const ON_DEVICE: &str = "device 17, tcp 0, leaving 0";
+pub(crate) const ON_TCP: &str = "device 0, tcp 17, leaving 0";
 /// Port of the server.
 const PORT: &str = "5000";
 
@@ -24,11 +29,47 @@ fn program(words: &[&str]) -> Run {
 }
 
 /// A server that echoes.
+pub(crate) struct Server(Job);
+
 #[track_caller]
-pub(crate) fn serve(guest: &Guest, path: &str) -> Job {
-    let mut server = guest.spawn(program(&["serve", "pci", path, &format!("0.0.0.0:{PORT}")]));
+pub(crate) fn serve(guest: &Guest, path: &str) -> Server {
+    let run = program(&["serve", "pci", path, &format!("0.0.0.0:{PORT}")]).open_stdin();
+    let mut server = guest.spawn(run);
     assert_eq!(server.line(), "listens");
-    server
+    Server(server)
+}
+
+impl Server {
+    /// The longest times without bytes since the last time that it was asked.
+    #[track_caller]
+    pub(crate) fn pauses(&mut self) -> Pauses {
+        self.0.feed("pauses\n");
+        Pauses::parse(&self.0.line())
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_whole(&self) {
+        let out = self.0.out();
+        assert!(!out.contains("failed"), "a connection has failed: {out}");
+    }
+}
+
+/// The longest times without bytes, ms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pauses {
+    /// On connections of this stack.
+    pub(crate) smc: u64,
+    /// On connections that are TCP and nothing else.
+    pub(crate) tcp: u64,
+}
+
+impl Pauses {
+    #[track_caller]
+    fn parse(said: &str) -> Pauses {
+        let numbers: Vec<u64> = said.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let [smc, tcp] = numbers[..] else { panic!("{said}") };
+        Pauses { smc, tcp }
+    }
 }
 
 /// A client with some streams.
@@ -56,11 +97,30 @@ impl Streams {
         assert_eq!(self.command("flow"), "flows");
     }
 
-    /// All streams go on over TCP, and end with all of their bytes.
+    /// All streams have left their device, and bytes flow.
     #[track_caller]
-    pub(crate) fn finish_on_tcp(&mut self, what: &str) {
+    pub(crate) fn leave(&mut self, what: &str) {
         assert_eq!(self.command("left"), "left", "{what}");
-        self.finish(what);
+        assert_eq!(self.command("more"), "more", "{what}");
+    }
+
+    /// The same streams come back to a device, as the statistics say, and bytes flow. How long that
+    /// took.
+    #[track_caller]
+    pub(crate) fn come_back(&mut self, what: &str) -> Duration {
+        let begun = Instant::now();
+        assert_eq!(self.command("back"), "back", "{what}");
+        let took = begun.elapsed();
+        assert_eq!(self.command("more"), "more", "{what}");
+        assert_eq!(self.command("carriers"), ON_DEVICE, "{what}");
+        println!("{what}: back on a device after {took:?}");
+        took
+    }
+
+    /// The longest times without bytes since the last time that it was asked.
+    #[track_caller]
+    pub(crate) fn pauses(&mut self) -> Pauses {
+        Pauses::parse(&self.command("pauses"))
     }
 
     /// All streams go on, and end with all of their bytes.
@@ -120,6 +180,7 @@ impl Loss {
     }
 }
 
+// The same streams live through all of them.
 #[track_caller]
 fn streams_go_on(path: &str, losses: &[Loss]) {
     let bed = Bed::new();
@@ -127,26 +188,30 @@ fn streams_go_on(path: &str, losses: &[Loss]) {
     let server = serve(&a, path);
     let mut client = Streams::new(&b, &a, path);
     for run in 0..runs() {
+        client.flow();
         for loss in losses {
-            client.flow();
+            let what = format!("{path}, {loss:?}, run {run}");
             loss.happens(&bed, &b);
-            client.finish_on_tcp(&format!("{path}, {loss:?}, run {run}"));
+            client.leave(&what);
+            assert_eq!(client.command("carriers"), ON_TCP, "{what}");
             loss.is_over(&bed, &b);
+            let took = client.come_back(&what);
+            // A ring that has lasted as long as the way to it was a good one.
+            thread::sleep(took + Duration::from_secs(1));
         }
+        client.finish(&format!("{path}, run {run}"));
     }
-    client.flow();
-    client.finish("at the end");
-    assert_eq!(server.out(), "listens\n", "no connection has failed");
+    server.assert_whole();
 }
 
 const DAEMON: [Loss; 4] = [Loss::Stopped, Loss::Killed, Loss::Removed, Loss::Drained];
 
 #[test]
-fn streams_in_the_window_go_on_when_the_daemon_goes() {
+fn streams_in_the_window_come_back_when_the_daemon_does() {
     streams_go_on("window", &DAEMON);
 }
 
 #[test]
-fn streams_go_on_when_their_device_is_unplugged() {
+fn streams_come_back_when_a_device_is_plugged_in_again() {
     streams_go_on("window", &[Loss::Unplugged]);
 }
