@@ -3,6 +3,8 @@
 //!
 //! The guest `b` goes, and `a` stays. The other host has a daemon of its own.
 
+mod long;
+
 use std::os::unix::net::UnixListener;
 
 use serde_json::json;
@@ -11,7 +13,7 @@ use smc_tests::vm::ends::{End, connection_on, give_eid};
 use smc_tests::vm::{Bed, Guest, Vm};
 
 use crate::ends::{self, Client};
-use crate::outlive::{ON_TCP, Streams, serve};
+use crate::outlive::{ON_DEVICE, ON_TCP, Streams, serve};
 
 fn machine(name: &str) -> Vm {
     Vm::named(name).lan()
@@ -38,6 +40,37 @@ fn streams_go_on_when_their_guest_is_migrated() {
     client.flow();
     client.finish("new ones");
     server.assert_whole();
+    there.assert_faultless();
+}
+
+// By TCP, between networks. Each host has a fabric of its own.
+#[test]
+fn a_guest_speaks_smc_with_the_guests_of_the_host_where_it_is() {
+    let Some([here, there]) = Bed::two_hosts([&["--chid", "ff00"], &["--chid", "ff01"]]) else {
+        return;
+    };
+    let with_two = machine("b").another_ism().append("ism.hugepages=64");
+    let [a, mut b] = here.boot([machine("a"), with_two]);
+    let [c] = there.boot([machine("c")]);
+    let servers = [&a, &c].map(|guest| serve(guest, "window"));
+    let mut to_a = Streams::new(&b, &a, "window");
+    to_a.flow();
+    let mut to_c = Streams::new(&b, &c, "window");
+    assert_eq!(to_c.command("open"), "open tcp");
+    println!("{:?}", b.migrate(&there));
+    to_a.leave("away from a");
+    assert_eq!(to_a.command("open"), "open tcp");
+    to_c.flow();
+    assert_eq!(to_a.command("carriers"), ON_TCP);
+    assert_eq!(to_c.command("carriers"), ON_DEVICE);
+    println!("{:?}", b.migrate(&here));
+    to_c.leave("away from c");
+    to_a.come_back("with a again");
+    assert_eq!(to_c.command("carriers"), ON_TCP);
+    to_a.finish("with a again");
+    to_c.finish("away from c");
+    servers.iter().for_each(|server| server.assert_whole());
+    here.assert_faultless();
     there.assert_faultless();
 }
 

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Migrations one after the other, under streams and requests that live through all of them.
+//!
+//! `SMC_MIGRATIONS=100` is their number (50), and `SMC_SEED` chooses which guest goes and when.
+
+use std::thread;
+use std::time::Duration;
+
+use smc_tests::bytes::Rng;
+use smc_tests::vm::Bed;
+
+use super::machine;
+use crate::outlive::{ON_TCP, Pauses, Streams, serve};
+
+/// The client and the server, in the order of the guests' names.
+const SERVER: usize = 0;
+const CLIENT: usize = 1;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// What was measured, in the order in which it was.
+#[derive(Default)]
+struct Measured {
+    pauses: Vec<Pauses>,
+    /// From the end of a migration until all connections are on a device, by who went last.
+    back: [Vec<Duration>; 2],
+    downtime: Vec<Duration>,
+}
+
+impl Measured {
+    fn print(&self, seed: u64) {
+        let n = self.pauses.len();
+        println!("{n} migrations, seed {seed}; least, median, most:");
+        let row = |what: &str, mut all: Vec<i64>| {
+            all.sort_unstable();
+            let [least, median, most] = [0, all.len() / 2, all.len().saturating_sub(1)]
+                .map(|at| all.get(at).map_or("-".to_owned(), ToString::to_string));
+            println!("  {what}, ms: {least}, {median}, {most} ({} times)", all.len());
+        };
+        let of = |value: fn(&Pauses) -> i64| self.pauses.iter().map(value).collect();
+        row("longest pause of a stream", of(|all| all.smc as i64));
+        row("longest pause of a TCP connection beside it", of(|all| all.tcp as i64));
+        row("the one over the other", of(|all| all.smc as i64 - all.tcp as i64));
+        let millis = |all: &[Duration]| all.iter().map(|time| time.as_millis() as i64).collect();
+        row("without a running processor", millis(&self.downtime));
+        row("back on a device after the server has come", millis(&self.back[SERVER]));
+        row("back on a device after the client has come", millis(&self.back[CLIENT]));
+    }
+}
+
+#[test]
+#[ignore = "long: cargo xtask vm --slow --show-output --only moved::long"]
+fn streams_live_through_many_migrations() {
+    let (rounds, seed) = (number("SMC_MIGRATIONS", 50), number("SMC_SEED", 1));
+    let bed = Bed::alone();
+    let there = bed.another_host();
+    let hosts = [&bed, &there];
+    let mut guests = bed.boot([machine("a"), machine("b")]);
+    let mut server = serve(&guests[SERVER], "window");
+    let mut client = Streams::new(&guests[CLIENT], &guests[SERVER], "window");
+    client.flow();
+    let (mut random, mut at, mut measured) = (Rng::new(seed), [0, 0], Measured::default());
+    for round in 0..rounds {
+        thread::sleep(Duration::from_millis(random.below(1000).into()));
+        let who = random.below(2) as usize;
+        server.pauses();
+        client.pauses();
+        at[who] = 1 - at[who];
+        let what = format!("round {round}, guest {}", guests[who].name());
+        let moved = guests[who].migrate(hosts[at[who]]);
+        measured.downtime.push(moved.downtime);
+        if at[SERVER] == at[CLIENT] {
+            let took = client.come_back(&what);
+            measured.back[who].push(took);
+            // A ring that has lasted as long as the way to it was a good one.
+            thread::sleep(took + Duration::from_secs(1));
+        } else {
+            client.leave(&what);
+            assert_eq!(client.command("carriers"), ON_TCP, "{what}");
+        }
+        // The clock of a guest that is migrated stands still in between.
+        let pauses = if who == CLIENT { server.pauses() } else { client.pauses() };
+        println!("{what}: {pauses:?}, {moved:?}");
+        measured.pauses.push(pauses);
+    }
+    client.finish("at the end");
+    server.assert_whole();
+    measured.print(seed);
+    hosts.into_iter().for_each(Bed::assert_faultless);
+}
