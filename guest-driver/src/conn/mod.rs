@@ -25,6 +25,7 @@ mod from_tcp;
 mod inherit;
 mod keepalive;
 mod kept;
+mod moved;
 mod options;
 mod park;
 mod ready;
@@ -52,6 +53,7 @@ use carrier::no_ring;
 use change::Change;
 use cursors::ConsumerCursors;
 use end_word::{EndWord, Failure};
+pub(crate) use moved::MovedBytes;
 use options::Options;
 use send_queue::SendQueue;
 pub(crate) use send_queue::{forget_unsent_bytes, has_unsent_bytes, hold_queues};
@@ -120,6 +122,15 @@ pub(super) struct Rx {
     arrivals: u64,
 }
 
+/// What the connections of a stack have in common.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) spin: Arc<Spin>,
+    pub(crate) moved: Arc<MovedBytes>,
+    /// How long a closed connection waits for its peer.
+    pub(crate) close_timeout: Duration,
+}
+
 /// One SMC connection.
 pub(crate) struct Conn {
     tx: Mutex<Tx>,
@@ -130,6 +141,7 @@ pub(crate) struct Conn {
     options: Options,
     tcp: HandshakeTcp,
     reactor: Arc<Reactor<Conn>>,
+    moved: Arc<MovedBytes>,
     /// What carries both directions. It is exchanged under both locks, so a thread with one of them
     /// uses the copy there.
     carrier: ArcSwap<Carrier>,
@@ -162,8 +174,7 @@ impl Conn {
         carrier: Carrier,
         tcp: TcpStream,
         reactor: Arc<Reactor<Conn>>,
-        spin: &Arc<Spin>,
-        close_timeout: Duration,
+        common: &Common,
         watch: Option<Arc<TcpWatch<Conn>>>,
         role: Role,
     ) -> io::Result<Arc<Conn>> {
@@ -206,10 +217,11 @@ impl Conn {
             rx: Mutex::new(rx),
             cursors,
             end: EndWord::new(),
-            waiting: Waiting::new(words, spin),
-            options: Options::new(close_timeout),
+            waiting: Waiting::new(words, &common.spin),
+            options: Options::new(common.close_timeout),
             tcp: HandshakeTcp::new(tcp),
             reactor: reactor.clone(),
+            moved: common.moved.clone(),
             carrier: ArcSwap::new(carrier),
         });
         if let Some(change) = &mut conn.tx().change {
@@ -435,6 +447,7 @@ impl Drop for Conn {
         if capture::is_on() {
             self.capture_no_more();
         }
+        self.count_moved();
         let me: *const Conn = self;
         self.reactor.remove(self.carrier().key(), me);
         if self.waiting.readiness.get().is_some() {

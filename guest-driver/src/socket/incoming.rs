@@ -139,7 +139,7 @@ impl Incoming {
         if !matches!(result, Ok(None)) {
             return result;
         }
-        stack.spin().until_asked(|| {
+        stack.common().spin.until_asked(|| {
             result = self.advance();
             !matches!(result, Ok(None))
         });

@@ -311,7 +311,7 @@ impl SmcListener {
             return Ok(());
         }
         let mut tried = Ok(false);
-        self.stack.spin().until_asked(|| {
+        self.stack.common().spin.until_asked(|| {
             tried = self.try_once(pending, current, true);
             // Without unregistered handshakes there is nothing left to spin for.
             tried.is_err() || !pending.ready.is_empty() || pending.unregistered.is_empty()

@@ -106,7 +106,7 @@ impl Outgoing {
             return result;
         }
         let stack = self.stack.clone();
-        stack.spin().until_asked(|| {
+        stack.common().spin.until_asked(|| {
             result = self.advance();
             !matches!(result, Ok(None))
         });

@@ -17,7 +17,7 @@ use super::offers::Offers;
 use super::outlive::{self, ReturnState};
 use super::statistics::{DeviceInfo, Handshakes, Process, Server, TcpConnections};
 use super::{ConnectionSnapshot, LinkGroupInfo, RnicInfo, Rnics};
-use crate::conn::Conn;
+use crate::conn::{Common, Conn};
 use crate::handshake::ring::RingParams;
 use crate::handshake::{ByRdma, EstablishedConn};
 use crate::info::Fallback;
@@ -50,7 +50,8 @@ pub struct Stack {
     pub(super) adopted: AtomicBool,
     /// The background threads do maintenance every [`SWEEP_PAUSE`].
     pub(super) ticking: AtomicBool,
-    spin: Arc<Spin>,
+    /// For its connections.
+    common: Common,
     /// What the background threads drop, because dropping it takes device commands.
     pub(super) deferred_drops: Mutex<Vec<DeferredDrop>>,
     counters: Counters,
@@ -207,12 +208,16 @@ impl Stack {
         };
         let list: Vec<_> = config.devices.iter().take(MAX_DEVICES).map(slot).collect();
         let wanted = !list.is_empty();
-        let spin = Arc::new(Spin::new(config.spin));
+        let common = Common {
+            spin: Arc::new(Spin::new(config.spin)),
+            moved: Arc::default(),
+            close_timeout: config.testing.close_timeout,
+        };
         let peer_discovery =
             PeerDiscovery::open(config.rendezvous, config.rendezvous_options.clone());
         let stack = Arc::new(Stack {
             peer_discovery,
-            spin,
+            common,
             config,
             peer_id: PeerId(random),
             slots: Mutex::new(Slots { list, current: None }),
@@ -323,9 +328,9 @@ impl Stack {
         }
     }
 
-    /// How long handshakes and new connections spin.
-    pub(crate) fn spin(&self) -> &Arc<Spin> {
-        &self.spin
+    /// What its connections have in common.
+    pub(crate) fn common(&self) -> &Common {
+        &self.common
     }
 
     pub(crate) fn count_smc(&self, established: &EstablishedConn) {
@@ -353,6 +358,7 @@ impl Stack {
     /// What there is now: devices, RNICs, link groups, connections, and totals since the start.
     pub fn report(&self) -> Process {
         let totals = self.totals();
+        let (connections, [sent, received]) = self.common.moved.with_open(|| self.connections());
         let mut report = Process {
             devices: self.device_list(),
             rnics: self.rnics(),
@@ -373,10 +379,12 @@ impl Stack {
                 peers: totals.peers,
                 pooled: totals.pooled,
                 reasons: self.tcp_connections.reasons(),
+                sent,
+                received,
             },
             ..Process::new()
         };
-        report.set_connections(self.connections(), &self.tcp_connections);
+        report.set_connections(connections, &self.tcp_connections);
         report
     }
 

@@ -95,21 +95,13 @@ impl SmcStream {
             ism_sys::reset_tcp(tcp);
             return Err(io::ErrorKind::ConnectionReset.into());
         };
-        let config = stack.config();
         stack.count_smc(&established);
         let carrier = match established {
             EstablishedConn::D(parts) => Carrier::smcd(*parts),
             EstablishedConn::R(parts) => Carrier::smcr(*parts),
         };
-        let conn = Conn::new(
-            carrier,
-            tcp,
-            reactor.clone(),
-            stack.spin(),
-            config.testing.close_timeout,
-            stack.tcp_watch(),
-            role,
-        )?;
+        let conn =
+            Conn::new(carrier, tcp, reactor.clone(), stack.common(), stack.tcp_watch(), role)?;
         Ok(Self::new(stack, Kind::Smc(conn)))
     }
 

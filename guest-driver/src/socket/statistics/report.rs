@@ -60,7 +60,7 @@ pub struct DeviceInfo {
     pub problem: Option<String>,
 }
 
-/// Results of handshakes.
+/// Results of handshakes, and what the connections have moved.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handshakes {
     /// Connections over SMC-D.
@@ -79,6 +79,13 @@ pub struct Handshakes {
     pub pooled: usize,
     /// Why connections went on as TCP.
     pub reasons: Vec<Reason>,
+    /// Bytes that connections on SMC have sent, those included that are over. What a connection has
+    /// sent over TCP after it lost its device is among them.
+    #[serde(default)]
+    pub sent: u64,
+    /// Bytes that they have received.
+    #[serde(default)]
+    pub received: u64,
 }
 
 /// A connection.

@@ -215,7 +215,7 @@ impl RuntimeWatch {
             members: Mutex::default(),
             is_over: AtomicBool::new(false),
         });
-        let mut watcher = Watcher::new(&runtime, Spin::of(stream.stack().spin()))?;
+        let mut watcher = Watcher::new(&runtime, Spin::of(&stream.stack().common().spin))?;
         runtimes.push(runtime.clone());
         // A runtime that shuts down drops the task at once.
         drop(runtimes);

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Bytes that all connections of a stack have sent and received since its start.
+//!
+//! Each connection counts its own, under its locks. When it is over they are added here, so a call
+//! that sends or receives does nothing for the sum.
+
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Conn;
+use crate::info::ConnectionSnapshot;
+
+/// Bytes sent, and bytes received.
+type Bytes = [u64; 2];
+
+/// The sum.
+#[derive(Debug, Default)]
+pub(crate) struct MovedBytes {
+    /// Of connections that are over.
+    ended: [AtomicU64; 2],
+    /// The last sum that was told.
+    told: [AtomicU64; 2],
+}
+
+impl MovedBytes {
+    fn add(&self, bytes: Bytes) {
+        for (sum, bytes) in self.ended.iter().zip(bytes) {
+            sum.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// The open connections, which `list` returns, and the sum with theirs. It never becomes less: the
+    /// bytes of a connection that is just being dropped are in neither part for a moment.
+    pub(crate) fn with_open(
+        &self,
+        list: impl FnOnce() -> Vec<ConnectionSnapshot>,
+    ) -> (Vec<ConnectionSnapshot>, Bytes) {
+        // Before the list, so that none is counted twice.
+        let [sent, received] = self.ended.each_ref().map(|ended| ended.load(Ordering::Relaxed));
+        let open = list();
+        let sent = open.iter().fold(sent, |sum, one| sum.saturating_add(one.sent));
+        let received = open.iter().fold(received, |sum, one| sum.saturating_add(one.received));
+        let [told_sent, told_received] = &self.told;
+        let last = |told: &AtomicU64, sum| told.fetch_max(sum, Ordering::Relaxed).max(sum);
+        (open, [last(told_sent, sent), last(told_received, received)])
+    }
+}
+
+impl Conn {
+    /// The connection is over.
+    pub(super) fn count_moved(&mut self) {
+        let sent = self.tx.get_mut().unwrap_or_else(PoisonError::into_inner).total;
+        let received = self.rx.get_mut().unwrap_or_else(PoisonError::into_inner).total;
+        self.moved.add([sent, received]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::info::{ConnectionInfo, Cursors, Fallback};
+
+    #[test]
+    fn the_sum_has_ended_connections_and_never_becomes_less() {
+        let moved = MovedBytes::default();
+        let open = |sent, received| ConnectionSnapshot {
+            local: None,
+            peer: None,
+            info: ConnectionInfo::Tcp(Fallback::Asked),
+            changes: None,
+            state: "Active".into(),
+            sent,
+            received,
+            unread: 0,
+            unread_by_peer: 0,
+            queued: 0,
+            cursors: Cursors::default(),
+        };
+        assert_eq!(moved.with_open(Vec::new).1, [0, 0]);
+        assert_eq!(moved.with_open(|| vec![open(5, 7), open(1, 0)]).1, [6, 7]);
+        // One is being dropped, and is not added yet.
+        assert_eq!(moved.with_open(|| vec![open(1, 0)]).1, [6, 7]);
+        moved.add([5, 9]);
+        assert_eq!(moved.with_open(|| vec![open(1, 0)]).1, [6, 9]);
+        let (list, sum) = moved.with_open(|| {
+            // It ends between the two looks.
+            moved.add([1, 0]);
+            vec![open(1, 0)]
+        });
+        assert_eq!((list.len(), sum), (1, [6, 9]));
+        assert_eq!(moved.with_open(Vec::new).1, [6, 9]);
+    }
+}
