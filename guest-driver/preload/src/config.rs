@@ -106,7 +106,7 @@ pub(crate) struct RunConfig {
     pub(crate) policy: Policy,
     /// Directory of status files.
     pub(crate) status: Option<PathBuf>,
-    /// Directory of statistics sockets.
+    /// Directory of statistics sockets, of the user who started the program.
     pub(crate) statistics: Option<PathBuf>,
     /// Bytes of receive buffer.
     pub(crate) buffer: usize,
@@ -264,6 +264,11 @@ impl RunConfig {
             stay_on_tcp: text(STAY_ON_TCP) == "true",
             detect: Duration::from_millis(number(DETECT, 200)),
         }
+    }
+
+    /// The directory of statistics sockets for the user that this process runs as.
+    pub(crate) fn statistics_of_now(&self) -> Option<PathBuf> {
+        smc_settings::statistics_directory_of_now(self.statistics.as_deref()?)
     }
 
     /// Whether the rules for a program are those for this one.

@@ -56,9 +56,7 @@ pub(crate) fn forget(fd: c_int) {
 
 #[cold]
 fn make() {
-    let Some(directory) = config::get().and_then(|config| config.statistics.as_deref()) else {
-        return;
-    };
+    let Some(config) = config::get() else { return };
     let now = fork::generation();
     // One thread makes it; others note their connections from then on.
     if MADE_BY.swap(now, Ordering::AcqRel) == now {
@@ -66,7 +64,8 @@ fn make() {
     }
     // The parent's file is not this process's to write.
     NOTES.store(std::ptr::null_mut(), Ordering::Release);
-    if let Ok(notes) = raw::without_signals(|| TcpReasons::create(directory)) {
+    let create = || TcpReasons::create(&config.statistics_of_now()?).ok();
+    if let Some(notes) = raw::without_signals(create) {
         NOTES.store(Box::into_raw(Box::new(notes)), Ordering::Release);
     }
 }
@@ -74,8 +73,8 @@ fn make() {
 /// Removes the file, when the program ends.
 pub(crate) fn remove() {
     if own().is_some()
-        && let Some(directory) = config::get().and_then(|config| config.statistics.as_deref())
+        && let Some(directory) = config::get().and_then(|config| config.statistics_of_now())
     {
-        TcpReasons::remove(directory);
+        TcpReasons::remove(&directory);
     }
 }

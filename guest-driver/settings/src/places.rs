@@ -87,11 +87,18 @@ pub struct NotPrivate(pub PathBuf);
 pub fn own_directory() -> Result<PathBuf, NotPrivate> {
     let dir = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
         Some(dir) => PathBuf::from(dir).join("smc"),
-        None => {
-            let uid = rustix::process::getuid().as_raw();
-            std::env::temp_dir().join(format!("smc-{uid}"))
-        }
+        None => temporary_directory(),
     };
+    private(dir)
+}
+
+fn temporary_directory() -> PathBuf {
+    let uid = rustix::process::getuid().as_raw();
+    std::env::temp_dir().join(format!("smc-{uid}"))
+}
+
+/// The directory, if it is not there or is this user's alone.
+fn private(dir: PathBuf) -> Result<PathBuf, NotPrivate> {
     let Ok(found) = std::fs::symlink_metadata(&dir) else { return Ok(dir) };
     let private = found.is_dir()
         && found.uid() == rustix::process::geteuid().as_raw()
@@ -105,12 +112,16 @@ pub fn own_directory() -> Result<PathBuf, NotPrivate> {
 /// # Errors
 /// It cannot be made, or others may write it.
 pub fn make_own_directory() -> io::Result<PathBuf> {
+    make_private(own_directory())
+}
+
+fn make_private(dir: Result<PathBuf, NotPrivate>) -> io::Result<PathBuf> {
     let not_private = |why: NotPrivate| io::Error::new(ErrorKind::PermissionDenied, why);
-    let dir = own_directory().map_err(not_private)?;
+    let dir = dir.map_err(not_private)?;
     match std::fs::DirBuilder::new().mode(0o700).create(&dir) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
         // Somebody else may have been faster.
-        _ => own_directory().map_err(not_private),
+        _ => private(dir).map_err(not_private),
     }
 }
 
@@ -122,6 +133,17 @@ pub fn make_statistics_directory() -> Option<PathBuf> {
         true => Some(container.into()),
         false => make_own_directory().ok(),
     }
+}
+
+/// The directory for the statistics of this process: the one that was named when its program started,
+/// or, if the program has become another user since, as servers do that root starts, the one of that
+/// user among the temporary files, which is made. `None`: it cannot be made, or others may write it.
+pub fn statistics_directory_of_now(named: &Path) -> Option<PathBuf> {
+    let user = rustix::process::geteuid();
+    let may_write = std::fs::metadata(named).is_ok_and(|found| {
+        user.is_root() || found.uid() == user.as_raw() || found.mode() & 0o002 != 0
+    });
+    if may_write { Some(named.into()) } else { make_private(private(temporary_directory())).ok() }
 }
 
 /// What there is at a place.

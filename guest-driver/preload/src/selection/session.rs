@@ -272,7 +272,7 @@ fn open_device(config: &RunConfig, socket: &Path) -> std::io::Result<ProcessSess
     let mut stack = StackConfig::new(socket);
     apply_settings(&mut stack, config);
     stack.device_timeout = Duration::ZERO;
-    stack.statistics = config.statistics.as_deref().map(statistics::path_in);
+    stack.statistics = config.statistics_of_now().as_deref().map(statistics::path_in);
     let tried = AtomicU64::new(raw::monotonic_micros());
     let stack = Stack::open(stack)?;
     status::device_opened(socket);
@@ -285,7 +285,7 @@ fn without_device(config: &RunConfig, with_statistics: bool) -> ProcessSession {
     let mut stack = StackConfig::default();
     apply_settings(&mut stack, config);
     if with_statistics {
-        stack.statistics = config.statistics.as_deref().map(statistics::path_in);
+        stack.statistics = config.statistics_of_now().as_deref().map(statistics::path_in);
     } else {
         stack.rnics = Rnics::None;
     }

@@ -146,6 +146,24 @@ fn root_sees_connections_of_others_and_others_do_not_see_those_of_root() {
     assert!(connections(&mut other, port).is_empty());
 }
 
+/// As servers do that root starts: it cannot write the directory of the one who started it.
+#[test]
+fn a_program_that_becomes_another_user_is_listed_with_its_reason() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let fabric = Fabric::start("stat-becomes");
+    let none = fabric.directory().join("none.sock");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mut command = fabric.smc(&["run", "--rendezvous", "off", "--peer", "*", "--device"]);
+    command.arg(&none).args(["setpriv", "--reuid", "4243", "--regid", "4243", "--clear-groups"]);
+    let client = program(command.stderr(Stdio::null()), port);
+    let _accepted = listener.accept().unwrap();
+    let (pid, _) = only(&fabric, "another user", port, "no virtio-ism");
+    assert_eq!(pid, u64::from(client.0.id()));
+}
+
 /// A terminal of 80 columns shows a connection in one line, and no word is cut.
 #[test]
 fn eighty_columns_are_enough() {
