@@ -237,11 +237,13 @@ fn connect_hint(address: &str, source: &io::Error) -> Option<String> {
     }
 }
 
-/// What is wrong with a device, without its path.
-fn without_path(device: &Path, source: &io::Error) -> String {
+/// What is wrong with a device, without its path, which the caller has named.
+pub(crate) fn without_path(device: &Path, source: impl std::fmt::Display) -> String {
     let path = device.display();
     let text = source.to_string().replace(&format!("connecting to {path}: "), "");
-    text.replace(&format!("{path}: "), "")
+    let text = text.replace(&format!("{path}: "), "");
+    // Who names a device has not asked for RDMA.
+    text.strip_suffix("; no RNIC").map_or(text.clone(), str::to_owned)
 }
 
 fn is_pci(device: &Path) -> bool {

@@ -18,7 +18,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::report::{Outcome, StepReport, StepStatus};
 use super::{CheckArgs, Propose};
 use crate::address::Server;
-use crate::error::CliError;
+use crate::error::{CliError, without_path};
 use crate::paths;
 use crate::stack::RendezvousArg;
 
@@ -83,7 +83,7 @@ fn offer(
     let stack = match open(config.clone(), timeout) {
         Ok(stack) => stack,
         Err(why) => {
-            let says = format!("{}: {why}", device.display());
+            let says = format!("{}: {}", device.display(), without_path(device, &why));
             report.step("device", StepStatus::No, says)?;
             // Like a program without the device: it has RNICs, or nothing.
             let without = Config { devices: Vec::new(), ..config };

@@ -37,8 +37,11 @@ pub(super) fn render(guests: &[Guest], rates: Option<(Duration, &[Guest])>) -> S
         // The front ends of a pool are no guests of their own.
         let guests = || fabric.guests.iter().filter(|guest| guest.pool.is_none());
         let up = guests().filter(|guest| guest.connected).count();
-        let _ =
-            writeln!(text, "fabric {}: {} guests, {up} connected", fabric.chid, guests().count());
+        let number = match guests().count() {
+            1 => "1 guest".to_owned(),
+            number => format!("{number} guests"),
+        };
+        let _ = writeln!(text, "fabric {}: {number}, {up} connected", fabric.chid);
         text += &render_fabric(&fabric, rates);
     }
     text
@@ -137,7 +140,7 @@ mod tests {
         let mut a = guest("vm1", "ff00");
         a.refusals.insert("NO_SPACE".into(), 3);
         let text = render(&[a, guest("vm2", "ff05")], None);
-        assert!(text.contains("fabric ff00: 1 guests, 0 connected"), "{text}");
+        assert!(text.contains("fabric ff00: 1 guest, 0 connected"), "{text}");
         assert!(text.contains("fabric ff05"), "{text}");
         assert!(text.contains("vm1: commands refused, NO_SPACE: 3"), "{text}");
     }
