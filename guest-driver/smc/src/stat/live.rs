@@ -213,6 +213,7 @@ mod tests {
         assert_eq!(of("10.0.0.9")[1..], ["2", "0", "4.0", "MiB", "12.0", "MiB"]);
         // The kernel counts the bytes of what is TCP.
         assert_eq!(of("2001:db8:")[1..], ["0", "1", "-", "-"]);
-        assert_eq!(pressed(b"vvv").view.by, By::Connection);
+        assert_eq!(pressed(b"vvv").view.by, By::Service);
+        assert_eq!(pressed(b"vvvv").view.by, By::Connection);
     }
 }

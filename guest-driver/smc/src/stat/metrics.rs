@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::processes::Processes;
+use super::sums::By;
 
 /// Labels that samples have by themselves.
-const OWN_LABELS: [&str; 5] = ["program", "service", "kind", "reason", "side"];
+const OWN_LABELS: [&str; 6] = ["program", "service", "pid", "kind", "reason", "side"];
 
 /// A label that the user gives to all samples: a name, and a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +56,7 @@ fn escaped(value: &str) -> String {
 }
 
 /// The service of systemd that a process is of, by the name of its cgroup.
-fn service(pid: u32) -> Option<String> {
+pub(super) fn service(pid: u32) -> Option<String> {
     service_of(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }
 
@@ -74,8 +75,9 @@ fn service_of(cgroups: &str) -> Option<String> {
     cgroups.lines().filter_map(path).find_map(of)
 }
 
-/// All metrics. Processes of one program are one sample: their ids would be without number.
-pub(super) fn text(processes: &Processes, labels: &[Label]) -> String {
+/// All metrics. Processes of one program are one sample, since their ids are without number, unless
+/// each is asked for.
+pub(super) fn text(processes: &Processes, labels: &[Label], by: By) -> String {
     let common =
         labels.iter().map(|Label { name, value }| format!("{name}=\"{}\",", escaped(value)));
     let common: String = common.collect();
@@ -83,10 +85,14 @@ pub(super) fn text(processes: &Processes, labels: &[Label]) -> String {
     let mut reasons = Samples::default();
     let mut connections = Samples::default();
     let mut running = Samples::default();
+    let mut moved = [Samples::default(), Samples::default()];
     for process in &processes.list {
         let mut who = format!("{common}program=\"{}\"", escaped(&process.program));
         if let Some(service) = service(process.pid) {
             let _ = write!(who, ",service=\"{}\"", escaped(&service));
+        }
+        if by == By::Process {
+            let _ = write!(who, ",pid=\"{}\"", process.pid);
         }
         let totals = &process.totals;
         let kinds = [
@@ -102,6 +108,9 @@ pub(super) fn text(processes: &Processes, labels: &[Label]) -> String {
             let (name, side) = (escaped(&reason.name), escaped(&reason.side));
             reasons.add(format!("{who},reason=\"{name}\",side=\"{side}\""), reason.count);
         }
+        for (samples, bytes) in moved.iter_mut().zip([totals.sent, totals.received]) {
+            samples.add(who.clone(), bytes);
+        }
         for connection in &process.connections {
             let kind = connection.kind.split(' ').next().unwrap_or_default();
             connections.add(format!("{who},kind=\"{}\"", escaped(kind)), 1);
@@ -114,6 +123,11 @@ pub(super) fn text(processes: &Processes, labels: &[Label]) -> String {
     let help = "Connections that went on as TCP, by the reason and the end that it is about";
     reasons.write(&mut text, "smc_tcp_total", "counter", help);
     connections.write(&mut text, "smc_connections", "gauge", "Connections that are open");
+    let [sent, received] = moved;
+    let help = "Bytes that connections on SMC have sent, those that are over included";
+    sent.write(&mut text, "smc_sent_bytes_total", "counter", help);
+    let help = "Bytes that connections on SMC have received, those that are over included";
+    received.write(&mut text, "smc_received_bytes_total", "counter", help);
     running.write(&mut text, "smc_processes", "gauge", "Processes with SMC");
     text
 }
@@ -139,7 +153,14 @@ mod tests {
             count: 3,
             ..Reason::default()
         };
-        let totals = Handshakes { smc_d, tcp: 3, reasons: vec![reason], ..Handshakes::default() };
+        let totals = Handshakes {
+            smc_d,
+            tcp: 3,
+            reasons: vec![reason],
+            sent: 100 * smc_d,
+            received: 1,
+            ..Handshakes::default()
+        };
         let connection = Connection { kind: "SMC-D v2.1".into(), ..Connection::default() };
         Process {
             program: "ng\"inx\\".into(),
@@ -153,7 +174,7 @@ mod tests {
     fn processes_of_a_program_are_one_sample_and_names_cannot_break_lines() {
         let processes = Processes { list: vec![nginx(5), nginx(7)], silent: Vec::new() };
         let labels = ["container=we\nb".parse().unwrap()];
-        let text = text(&processes, &labels);
+        let text = text(&processes, &labels, By::Connection);
         let who = r#"container="we\nb",program="ng\"inx\\""#;
         for line in [
             format!("smc_handshakes_total{{{who},kind=\"SMC-D\"}} 12"),
@@ -161,10 +182,25 @@ mod tests {
             format!("smc_tcp_total{{{who},reason=\"NOSMCD2DEV\",side=\"here\"}} 6"),
             format!("smc_connections{{{who},kind=\"SMC-D\"}} 2"),
             format!("smc_processes{{{who}}} 2"),
+            format!("smc_sent_bytes_total{{{who}}} 1200"),
+            format!("smc_received_bytes_total{{{who}}} 2"),
         ] {
             assert!(text.lines().any(|one| one == line), "{line} is not in\n{text}");
         }
         assert_eq!(text.matches("# TYPE smc_tcp_total counter\n").count(), 1);
+    }
+
+    #[test]
+    fn processes_are_samples_of_their_own_if_that_is_asked_for() {
+        let mut list = vec![nginx(5), nginx(7)];
+        list[1].pid = 7;
+        let text = text(&Processes { list, silent: Vec::new() }, &[], By::Process);
+        for line in [
+            r#"smc_sent_bytes_total{program="ng\"inx\\",pid="0"} 500"#,
+            r#"smc_sent_bytes_total{program="ng\"inx\\",pid="7"} 700"#,
+        ] {
+            assert!(text.lines().any(|one| one == line), "{line} is not in\n{text}");
+        }
     }
 
     #[test]
@@ -185,7 +221,8 @@ mod tests {
 
     #[test]
     fn the_rules_for_alerts_are_about_what_is_exported() {
-        let text = text(&Processes { list: vec![nginx(1)], silent: Vec::new() }, &[]);
+        let text =
+            text(&Processes { list: vec![nginx(1)], silent: Vec::new() }, &[], By::Connection);
         let start = ALERTS.find("- name: smc\n").unwrap();
         let rules = &ALERTS[start..];
         let mut found = 0;
@@ -212,7 +249,7 @@ mod tests {
     #[test]
     fn the_dashboard_of_programs_shows_every_metric_and_no_other() {
         let processes = Processes { list: vec![nginx(1)], silent: Vec::new() };
-        let text = text(&processes, &[]);
+        let text = text(&processes, &[], By::Connection);
         let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
         let panels = dashboard["panels"].as_array().unwrap();
         let queries: Vec<&str> = panels

@@ -42,13 +42,14 @@ this user, and for root those of all users and containers. If XDG_RUNTIME_DIR is
                 GIDs, tokens and keys. A narrow terminal gets fewer columns; -o wide shows all. Of
                 a TCP connection that the program has to itself the kernel counts the bytes (ss -ti).
                 With --watch on a terminal, keys sort, choose by carrier and reason, and show
-                processes or peers in the place of connections; q ends it
+                processes, peers or services in the place of connections; q ends it
   groups        link groups of SMC-R, and their links
   rnics         RNICs that processes use
   endpoints     servers and listeners: what their connections are like, and whether a client leaves
                 them to TCP because SMC would be slower
-  totals        results of handshakes, with the reasons of TCP counted by code
-  metrics       the same for Prometheus, by program; in a container it shows the container's processes
+  totals        results of handshakes, with the reasons of TCP counted by code; bytes by SMC
+  metrics       the same for Prometheus, by program and service; with --by process also by process;
+                in a container it shows the container's processes
 
 Of a daemon:
   DMBs        registered buffers and their bytes; attached: buffers of peers it may write
@@ -72,7 +73,7 @@ pub(crate) const AFTER: &str = "\
 Examples:
   smc stat
   smc stat connections --watch --sort sent
-  smc stat connections --by process
+  smc stat connections --by service
   smc stat connections --carrier tcp -o process,peer,reason
   smc stat --json | jq '.processes[].connections[] | {peer, kind, reason: .reason.says}'";
 
@@ -299,7 +300,7 @@ impl Snapshot {
             What::Rnics => tables::rnics(processes),
             What::Endpoints => endpoints::table_of(processes),
             What::Totals => tables::totals(processes),
-            What::Metrics => metrics::text(processes, &args.label),
+            What::Metrics => metrics::text(processes, &args.label, args.view.by),
         }
     }
 

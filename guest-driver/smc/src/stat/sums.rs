@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections in sum: of each process, of each peer, and of all.
+//! Connections in sum: of each process, peer or service, and of all.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use clap::ValueEnum;
 
 use super::columns::{Column, ConnectionRow, carrier};
+use super::metrics;
 use super::table::{printable, size};
 
 /// What a line of the list stands for.
@@ -19,6 +20,8 @@ pub(super) enum By {
     Process,
     /// All connections with an address.
     Peer,
+    /// All connections of a service of systemd, or of a program that is of none.
+    Service,
 }
 
 impl By {
@@ -27,6 +30,7 @@ impl By {
             By::Connection => "connection",
             By::Process => "process",
             By::Peer => "peer",
+            By::Service => "service",
         }
     }
 
@@ -34,16 +38,27 @@ impl By {
         match self {
             By::Connection => By::Process,
             By::Process => By::Peer,
-            By::Peer => By::Connection,
+            By::Peer => By::Service,
+            By::Service => By::Connection,
         }
     }
 
     /// Of which line a connection is a part.
-    fn key(self, row: &ConnectionRow<'_>) -> String {
+    ///
+    /// `services`: the names of those that were looked up.
+    fn key(self, row: &ConnectionRow<'_>, services: &mut BTreeMap<u32, String>) -> String {
         match self {
             By::Peer => {
                 let peer = row.connection.peer;
                 peer.map_or("?".into(), |peer| peer.ip().to_canonical().to_string())
+            }
+            By::Service => {
+                let of = services.entry(row.process.pid);
+                let name = of.or_insert_with(|| {
+                    let service = metrics::service(row.process.pid);
+                    service.unwrap_or_else(|| row.process.program.clone())
+                });
+                name.clone()
             }
             By::Process | By::Connection => format!("{} {}", row.process.program, row.process.pid),
         }
@@ -100,15 +115,16 @@ fn is_rate(rows: &[ConnectionRow<'_>]) -> bool {
 /// first.
 pub(super) fn lines(rows: &[ConnectionRow<'_>], by: By, sort: Option<&Column>) -> String {
     let mut sums: BTreeMap<String, Sum> = BTreeMap::new();
+    let mut services = BTreeMap::new();
     for row in rows {
-        sums.entry(by.key(row)).or_default().add(row);
+        sums.entry(by.key(row, &mut services)).or_default().add(row);
     }
     let mut sums: Vec<_> = sums.into_iter().collect();
     match sort.map(Column::name) {
         Some("sent") => sums.sort_by_key(|(_, sum)| std::cmp::Reverse(sum.sent)),
         Some("received") => sums.sort_by_key(|(_, sum)| std::cmp::Reverse(sum.received)),
         // They are sorted by their names.
-        Some("process" | "program" | "peer") => {}
+        Some("process" | "program" | "peer" | "service") => {}
         _ => sums.sort_by_key(|(_, sum)| {
             (
                 std::cmp::Reverse(sum.sent.saturating_add(sum.received)),

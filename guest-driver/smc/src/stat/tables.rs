@@ -389,8 +389,10 @@ pub(super) fn totals(processes: &Processes) -> String {
     if processes.list.is_empty() {
         return format!("{NO_PROCESS}{}", silent(processes));
     }
-    let mut text =
-        table(&["process", "SMC-D", "SMC-R", "TCP", "broken", "closing", "peers", "pooled DMBs"]);
+    let mut text = table(&[
+        "process", "SMC-D", "SMC-R", "TCP", "broken", "closing", "peers", "pooled", "sent",
+        "received",
+    ]);
     let all = merged(processes);
     for process in &processes.list {
         row(&mut text, &name(process), cells(&process.totals));
@@ -398,10 +400,14 @@ pub(super) fn totals(processes: &Processes) -> String {
     if processes.list.len() > 1 {
         row(&mut text, "all", cells(&all));
     }
-    format!("handshakes since each process began:\n{text}\n{}{}", reasons(&all), silent(processes))
+    format!(
+        "handshakes, and bytes by SMC, since each process began:\n{text}\n{}{}",
+        reasons(&all),
+        silent(processes)
+    )
 }
 
-fn cells(totals: &Handshakes) -> [String; 7] {
+fn cells(totals: &Handshakes) -> [String; 9] {
     [
         n(totals.smc_d),
         n(totals.smc_r),
@@ -410,6 +416,8 @@ fn cells(totals: &Handshakes) -> [String; 7] {
         n(totals.closing),
         n(totals.peers),
         n(totals.pooled),
+        size(totals.sent),
+        size(totals.received),
     ]
 }
 
@@ -425,6 +433,8 @@ fn merged(processes: &Processes) -> Handshakes {
         all.closing += totals.closing;
         all.peers += totals.peers;
         all.pooled += totals.pooled;
+        all.sent = all.sent.saturating_add(totals.sent);
+        all.received = all.received.saturating_add(totals.received);
         for reason in &totals.reasons {
             reasons
                 .entry((reason.code, &reason.side))

@@ -62,7 +62,7 @@ fn both_ends_of_a_connection_are_shown_and_dead_processes_are_forgotten() {
     {
         assert!(list.contains(part), "{part} in {list}");
     }
-    assert!(output(&fabric, &["totals"]).contains("handshakes since each process began"));
+    assert!(output(&fabric, &["totals"]).contains("since each process began"));
     assert!(output(&fabric, &["groups"]).contains("No link groups"));
     assert!(output(&fabric, &["rnics"]).contains("RNIC"));
     assert!(!output(&fabric, &["fabric"]).contains("process"));
@@ -110,4 +110,36 @@ fn without_daemon_and_processes_it_says_what_to_do() {
         assert!(error.contains("Start one with \"smc fabric\""), "{error}");
     }
     assert!(!dir.0.join("smc").exists(), "looking leaves nothing behind");
+}
+
+/// A sum of bytes is there after the connection, for metrics of a service.
+#[test]
+fn bytes_of_connections_that_are_over_are_counted() {
+    let fabric = Fabric::start("stat-bytes");
+    let (server, port, _log) = fabric.listen(&["--echo"]);
+    let pid = server.0.id();
+    let totals = || {
+        let all = json(&fabric);
+        let list = all["processes"].as_array().unwrap();
+        let process = list.iter().find(|process| process["pid"] == pid).unwrap();
+        let is_over = process["connections"].as_array().unwrap().is_empty();
+        (is_over, process["totals"]["sent"].as_u64(), process["totals"]["received"].as_u64())
+    };
+    for bytes in [5, 10] {
+        let mut client = client(&fabric, port, &[]);
+        client.0.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+        assert_eq!(totals(), (false, Some(bytes), Some(bytes)));
+        drop(client);
+        eventually("the connection is over", || totals().0);
+        assert_eq!(totals(), (true, Some(bytes), Some(bytes)));
+    }
+    let shown = output(&fabric, &["metrics", "--by", "process"]);
+    let sample = format!(",pid=\"{pid}\"}} 10\n");
+    for name in ["smc_sent_bytes_total{", "smc_received_bytes_total{"] {
+        let line = shown.split_inclusive('\n').find(|line| line.starts_with(name)).unwrap();
+        assert!(line.contains("program=\"smc\"") && line.ends_with(&sample), "{shown}");
+    }
+    let shown = output(&fabric, &["connections", "--by", "service"]);
+    assert!(shown.starts_with("service  ") || shown.contains("No connection"), "{shown}");
+    assert!(output(&fabric, &["totals"]).contains("10 B"), "{shown}");
 }

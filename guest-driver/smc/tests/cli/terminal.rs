@@ -80,6 +80,7 @@ fn keys_change_the_live_view_and_the_terminal_is_left_as_it_was() {
         wait_for(b"", &["processes: 2", "on SMC: 2", "lines: connection", &pid, "sent/s"]);
         wait_for(b"v", &["lines: process", &format!("smc {pid}")]);
         wait_for(b"v", &["lines: peer", "127.0.0.1"]);
+        wait_for(b"v", &["lines: service"]);
         wait_for(b"vss", &["lines: connection", "sort: received"]);
         wait_for(b"cccc", &["carrier: tcp", "No connection fits"]);
         wait_for(b"q", &["ended 0", "\nisig icanon iexten echo "]);
