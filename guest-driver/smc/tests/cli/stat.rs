@@ -102,7 +102,7 @@ fn a_connection_that_is_tcp_says_why() {
 #[test]
 fn without_daemon_and_processes_it_says_what_to_do() {
     let dir = Dir::new("stat-none");
-    for args in [&["stat"][..], &["stat", "connections"], &["stat", "--json"]] {
+    for args in [&["stat"][..], &["stat", "connections"], &["stat", "totals"]] {
         let output = smc(args).env("XDG_RUNTIME_DIR", &dir.0).output().unwrap();
         assert!(!output.status.success(), "{args:?}");
         let error = text(&output.stderr);
