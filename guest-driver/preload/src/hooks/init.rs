@@ -10,7 +10,7 @@ use super::{escapes, exec, libc_symbols, rebinding};
 use crate::config::RunConfig;
 use crate::io::kernel;
 use crate::selection::{establish, option, outcome, running, short_lived, waiting, worthwhile};
-use crate::socket::table::NUMBERS;
+use crate::socket::table::{DESCRIPTORS, NUMBERS};
 use crate::sys::heap::{self, Heap};
 use crate::sys::{clock, raw};
 use crate::{config, fork, last_thread, log, relay, status, tcp_notes};
@@ -64,8 +64,9 @@ extern "C" fn begin() {
         log::begin().iter().for_each(|mistake| status::no_log(mistake));
         status::cannot_read(config::get().map(|config| &config.mistakes[..]).unwrap_or_default());
         option::init();
-        outcome::grow_table();
+        // First, because a list of the open descriptors goes through all numbers of the table.
         establish::add_inherited();
+        outcome::grow_table();
         // A program that is executed for each client may use stdio at once.
         (0..=2).for_each(escapes::leave_standard);
     }
@@ -174,6 +175,10 @@ pub(super) fn close_connections() {
     worthwhile::note_exit();
     relay::fork::settle_all();
     tcp_notes::remove();
+    if DESCRIPTORS.highest() < 0 {
+        // The library has never known one.
+        return;
+    }
     kernel::close_all();
     exec::pass_relays_on();
 }
