@@ -167,7 +167,7 @@ mod tests {
             ..guest("any/7", "ff00")
         };
         let text = render(&[any, front_end], None);
-        assert!(text.contains("fabric ff00: 1 guests"), "{text}");
+        assert!(text.contains("fabric ff00: 1 guest,"), "{text}");
         assert!(text.contains("pool: 1 of 8 devices in use"), "{text}");
         assert!(text.contains("any/7") && text.contains("3f31"), "{text}");
         assert!(render(&[busy], None).contains("in use, 3 refused"));
