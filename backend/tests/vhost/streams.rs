@@ -20,7 +20,7 @@ fn full() -> Stdio {
 
 /// A pipe that nobody reads any more.
 fn closed() -> Stdio {
-    let (_, writer) = rustix::pipe::pipe().unwrap();
+    let (_, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     writer.into()
 }
 

@@ -61,7 +61,7 @@ fn full() -> Stdio {
 
 /// A pipe that nobody reads any more.
 fn closed() -> Stdio {
-    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     drop::<OwnedFd>(reader);
     writer.into()
 }
