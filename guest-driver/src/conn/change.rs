@@ -120,6 +120,12 @@ impl Change {
 }
 
 impl Change {
+    /// Whether the own direction waits for a record, which may come behind bytes that the program reads
+    /// only when it has written: RECEIVED, or the one that begins a new ring.
+    pub(super) fn awaits_record(&self) -> bool {
+        self.way_back.has_ring() || matches!(self.end.outgoing(), Outgoing::Leaving { .. })
+    }
+
     /// Whether an urgent byte may be sent by TCP. Not when the peer is about to begin a ring, which it
     /// would not before its program has read the byte.
     pub(super) fn may_send_urgent(&self) -> bool {

@@ -258,7 +258,7 @@ impl Conn {
         let to_end = ring.element_len() - at;
         let n = first.len().min(room as usize).min(to_end as usize);
         if n == 0 {
-            return if change.way_back.has_ring() { Round::Full } else { Round::Done };
+            return if change.awaits_record() { Round::Full } else { Round::Done };
         }
         self.carrier().store(at, first.get(..n).unwrap_or_default());
         change.input.drain(..n);
@@ -290,7 +290,8 @@ impl Conn {
         if change.ended {
             return Round::Done;
         }
-        let mut bytes = [0; TAKEN_AT_ONCE];
+        // The stack of a program's thread may be smaller.
+        let mut bytes = vec![0; TAKEN_AT_ONCE];
         let input = match self.read_tcp(&mut bytes) {
             (Brought::Bytes, n) => {
                 change.input.extend(bytes.get(..n).unwrap_or_default());

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Bytes that the program has not read when a new ring takes the place of the one that they are in.
-//! They are read first.
+//! Bytes that the program has not read when a new ring takes the place of the one that they are in, or
+//! when a record waits behind others for which the ring has no room. They are read first.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 
 use super::{Conn, Rx};
 
-/// No more bytes of a ring are kept if so many are.
-const MOST: usize = 4 << 20;
+/// No more bytes of a ring are kept if so many are: more than TCP's buffers of both ends hold, as they
+/// are when a connection begins to use them.
+const MOST: usize = 8 << 20;
 
 impl Rx {
     fn kept(&self) -> usize {
@@ -83,8 +84,8 @@ impl Conn {
         Ok(n as usize)
     }
 
-    /// Makes room in a ring to which TCP brings more: a record that begins a new ring waits behind that.
-    /// `false`: there is none.
+    /// Makes room in a ring to which TCP brings more, because the record that this end waits for is
+    /// behind that. `false`: there is none.
     pub(super) fn make_room(&self, rx: &mut Rx) -> bool {
         rx.kept() < MOST && self.keep_unread(rx).is_ok_and(|n| n > 0)
     }

@@ -21,7 +21,9 @@ use smc_tests::hostile::LEN;
 use smc_tests::leaks::Devices;
 use smc_tests::raw::{self, Device, LINK, dmbe, put};
 use smc_tests::watch::LIMIT;
-use smc_tests::{Bench, Fabric, Pair, TIMEOUT, eventually, note, read_exactly, send_all, watched};
+use smc_tests::{
+    Bench, Fabric, Pair, TIMEOUT, eventually, note, pattern, read_exactly, send_all, watched,
+};
 use virtio_ism::{OwnDmb, PeerDmb};
 use virtio_ism_abi::{Gid, Token};
 
@@ -29,6 +31,9 @@ use crate::support::{SOON, nothing_is_left, read_until_it_ends, works};
 
 /// What both ends have agreed on.
 const OPTIONS: CarrierOptions = CarrierOptions::new(CarrierFeatures::RETURN);
+
+/// More than a ring and TCP's buffers hold.
+const MUCH: usize = 7 << 20;
 
 /// A bench, an honest connection, and the device of a liar.
 struct Stage {
@@ -337,6 +342,40 @@ fn what_comes_into_a_ring_that_was_left_is_not_read() {
         assert_eq!(read_exactly(&liar.victim, 6), b"by TCP");
         liar.works(6, 0);
         liar.dies("with a ring that was left");
+        stage.nobody_else_is_harmed();
+    });
+}
+
+/// A peer may have written much when it hears that this end has left the ring, and the program may read
+/// only when it has written.
+#[test]
+fn what_a_peer_has_received_is_seen_behind_megabytes_that_nobody_reads() {
+    watched(LIMIT, || {
+        let stage = Stage::new();
+        let mut liar = stage.client();
+        liar.put(&Record::Leave { at: 0, reason: Reason::Wanted, more: false }.header());
+        assert!(matches!(liar.record().0, Record::Leave { at: 0, .. }));
+        assert_eq!(liar.record().0, Record::Received { at: 0 });
+        let bytes = pattern(1, MUCH);
+        let tcp = liar.tcp.try_clone().unwrap();
+        std::thread::scope(|scope| {
+            let bytes = &bytes;
+            scope.spawn(move || {
+                for (n, block) in bytes.chunks(10_000).enumerate() {
+                    put(&tcp, &data(n as u64 * 10_000, block));
+                }
+                put(&tcp, &Record::Received { at: 0 }.header());
+            });
+            liar.victim.set_write_timeout(Some(TIMEOUT)).unwrap();
+            send_all(&liar.victim, b"answer");
+            assert!(read_exactly(&liar.victim, MUCH) == *bytes);
+        });
+        assert_eq!(
+            liar.record(),
+            (Record::Data { at: 0, len: 6, more: false }, b"answer".to_vec())
+        );
+        liar.works(MUCH as u64, 6);
+        liar.dies("after an answer behind megabytes");
         stage.nobody_else_is_harmed();
     });
 }
