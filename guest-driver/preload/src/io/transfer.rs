@@ -93,7 +93,7 @@ pub(crate) fn dispatch_write(
         // Another thread has decided it since, or a client's has not begun. A call that may wait never
         // fails with EAGAIN for that, and one that may not finds what was decided.
         Dispatch::Fail(Errno(libc::EAGAIN))
-            if is_client || socket.state() != SocketState::Undecided =>
+            if is_client && may_wait || socket.state() != SocketState::Undecided =>
         {
             undecided(descriptor, socket, fd, (dont_wait, libc::SO_SNDTIMEO))
         }
