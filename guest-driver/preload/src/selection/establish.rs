@@ -113,7 +113,7 @@ pub(crate) fn add_relayed(fd: c_int) {
 /// Finds connections that the process had before the library was loaded. A server that executes a
 /// program for each client leaves the handshake to that program.
 pub(crate) fn add_inherited() {
-    let fds = open_numbers(option::passed_on());
+    let fds = open_numbers();
     let mut known: Vec<(u64, c_int)> = Vec::new();
     for fd in fds.into_iter().filter(|fd| !option::is_reserved(*fd)) {
         match raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) {

@@ -101,11 +101,6 @@ pub(crate) fn rendezvous() -> Option<&'static Rendezvous> {
     discovery()?.rendezvous().map(|found| &**found)
 }
 
-/// Descriptors that `smc run` has passed on, ascending.
-pub(super) fn passed_on() -> &'static [c_int] {
-    PASSED.get().map_or(&[], |passed| passed)
-}
-
 /// Whether a descriptor is one that `smc run` has passed on. The program does not know them.
 #[inline]
 pub(crate) fn is_reserved(fd: c_int) -> bool {

@@ -141,32 +141,9 @@ pub(crate) fn epoll_wait(
     unsafe { raw::sleep(libc::SYS_epoll_pwait, args) }
 }
 
-/// The numbers of the open descriptors. `expected`: numbers that are likely to be open.
-pub(crate) fn open_numbers(expected: &[c_int]) -> Vec<c_int> {
-    counted_numbers(expected).unwrap_or_else(listed_numbers)
-}
-
-/// Numbers that are tried before the kernel is asked for a list.
-const TRIED: c_int = 32;
-
-/// The open descriptors, where the kernel says how many there are (Linux 6.2) and all are among the
-/// lowest numbers and the expected ones. For a list it goes through all numbers of the table, and makes
-/// an inode of each that is open.
-fn counted_numbers(expected: &[c_int]) -> Option<Vec<c_int>> {
-    let count = || {
-        let directory = rustix::fs::stat(c"/proc/self/fd").ok()?;
-        usize::try_from(directory.st_size).ok().filter(|count| *count > 0)
-    };
-    let all = count()?;
-    let mut numbers = Vec::with_capacity(all);
-    let behind = expected.iter().copied().filter(|fd| *fd >= TRIED);
-    numbers.extend(behind.chain(0..TRIED).filter(|fd| raw::fcntl(*fd, libc::F_GETFD, 0).is_ok()));
-    // Another thread may have opened or closed some.
-    (numbers.len() == all && count() == Some(all)).then_some(numbers)
-}
-
-/// The open descriptors, by the kernel's list. Libc would read it into memory of the program's heap.
-fn listed_numbers() -> Vec<c_int> {
+/// The numbers of the open descriptors. Libc would read the directory into memory of the program's
+/// heap.
+pub(crate) fn open_numbers() -> Vec<c_int> {
     use rustix::fs::{Mode, OFlags, RawDir};
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(directory) = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty()) else {
@@ -213,22 +190,4 @@ pub(crate) fn can_be_sent(fd: c_int) -> Result<bool, Errno> {
     let flags = rustix::pipe::SpliceFlags::NONBLOCK;
     let moved = rustix::pipe::splice(borrowed(fd), Some(&mut 0), writer, None, 1, flags);
     Ok(moved != Err(rustix::io::Errno::INVAL))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn open_numbers_are_those_of_the_kernels_list() {
-        let file = rustix::fs::open(c"/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
-        let file = file.unwrap();
-        let high = rustix::io::fcntl_dupfd_cloexec(&file, 900).unwrap();
-        for expected in [&[high.as_raw_fd(), 901][..], &[]] {
-            let numbers = open_numbers(expected);
-            for fd in [file.as_raw_fd(), high.as_raw_fd()] {
-                assert_eq!(numbers.iter().filter(|found| **found == fd).count(), 1, "{numbers:?}");
-            }
-        }
-    }
 }
