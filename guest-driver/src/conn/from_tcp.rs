@@ -290,13 +290,14 @@ impl Conn {
         if change.ended {
             return Round::Done;
         }
-        // The stack of a program's thread may be smaller.
-        let mut bytes = vec![0; TAKEN_AT_ONCE];
-        let input = match self.read_tcp(&mut bytes) {
-            (Brought::Bytes, n) => {
-                change.input.extend(bytes.get(..n).unwrap_or_default());
-                return Round::Again;
-            }
+        // Not by the stack of the program's thread, which may be smaller.
+        let before = change.input.len();
+        change.input.resize(before + TAKEN_AT_ONCE, 0);
+        let room = change.input.make_contiguous().get_mut(before..).unwrap_or_default();
+        let (brought, n) = self.read_tcp(room);
+        change.input.truncate(before + n);
+        let input = match (brought, n) {
+            (Brought::Bytes, _) => return Round::Again,
             (Brought::Nothing, _) => return Round::Done,
             (Brought::End, _) => {
                 change.ended = true;
