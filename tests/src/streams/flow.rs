@@ -33,40 +33,32 @@ pub(super) trait Line: Send + Sync + 'static {
     fn end(&self) -> io::Result<()>;
 }
 
-impl Line for SmcStream {
-    fn is_tcp_alone(&self) -> bool {
-        false
-    }
+/// Both kinds of streams have the same calls.
+macro_rules! lines {
+    ($($stream:ty: $is_tcp_alone:literal;)*) => {
+        $(impl Line for $stream {
+            fn is_tcp_alone(&self) -> bool {
+                $is_tcp_alone
+            }
 
-    fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
-        Read::read(&mut &*self, buf)
-    }
+            fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
+                Read::read(&mut &*self, buf)
+            }
 
-    fn send(&self, bytes: &[u8]) -> io::Result<()> {
-        Write::write_all(&mut &*self, bytes)
-    }
+            fn send(&self, bytes: &[u8]) -> io::Result<()> {
+                Write::write_all(&mut &*self, bytes)
+            }
 
-    fn end(&self) -> io::Result<()> {
-        self.shutdown(Shutdown::Write)
-    }
+            fn end(&self) -> io::Result<()> {
+                self.shutdown(Shutdown::Write)
+            }
+        })*
+    };
 }
 
-impl Line for TcpStream {
-    fn is_tcp_alone(&self) -> bool {
-        true
-    }
-
-    fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
-        Read::read(&mut &*self, buf)
-    }
-
-    fn send(&self, bytes: &[u8]) -> io::Result<()> {
-        Write::write_all(&mut &*self, bytes)
-    }
-
-    fn end(&self) -> io::Result<()> {
-        self.shutdown(Shutdown::Write)
-    }
+lines! {
+    SmcStream: false;
+    TcpStream: true;
 }
 
 /// The longest times without bytes, microseconds: of SMC's connections, and of TCP alone.
