@@ -45,10 +45,14 @@ impl Fabric {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("smc-preload-{}-{n}", std::process::id()));
-        std::fs::create_dir_all(dir.join("devices")).unwrap();
         // Each process makes a file there. On a disk that would take longer than what some tests
         // measure.
         let status = in_memory(&dir);
+        // A killed test may have had this process id before.
+        for old in [&dir, &status] {
+            let _ = std::fs::remove_dir_all(old);
+        }
+        std::fs::create_dir_all(dir.join("devices")).unwrap();
         std::fs::create_dir_all(&status).unwrap();
         if status != dir.join("status") {
             std::os::unix::fs::symlink(&status, dir.join("status")).unwrap();
@@ -205,9 +209,18 @@ pub fn library() -> PathBuf {
     built.clone()
 }
 
-/// A port on which no process listens.
+/// A port on which no process listens. No other test of this process gets it, and the kernel gives
+/// it to no client: its own ports begin at 32,768.
 pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let n = std::process::id().wrapping_mul(101);
+        let n = n.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + (n % 20_000) as u16;
+        if std::net::TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Waits until a condition holds.
@@ -323,7 +336,7 @@ impl Running {
         self.finish_beside(&[])
     }
 
-    /// [`Running::finish`] for a program that may hang because of other programs.
+    /// [`Running::finish`] for a program that may hang or fail because of other programs.
     pub fn finish_beside(mut self, others: &[&Running]) -> String {
         let begun = Instant::now();
         let status = loop {
@@ -342,7 +355,15 @@ impl Running {
         };
         // Its last output may still be in the pipe.
         let text = self.settled_output();
-        assert!(status.success(), "{}: {status}\n{text}\n{}", self.name, self.err.text());
+        if !status.success() {
+            let mut said = format!("{}: {status}\n{text}\n{}", self.name, self.err.text());
+            // What made it fail may be a moment from its own end.
+            std::thread::sleep(Duration::from_millis(100));
+            for other in others {
+                said += &format!("\n{}: {}", other.name, other.said());
+            }
+            panic!("{said}");
+        }
         text
     }
 
