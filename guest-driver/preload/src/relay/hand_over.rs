@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use super::forward::{replace, start, start_undecided};
 use crate::socket::pair::{HIGH_FDS, SocketPair};
+use crate::socket::states::SocketStage;
 use crate::socket::stream::{SocketState, StreamSocket, TemporaryRelay};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::sys::{borrowed, owned, raw, wait_readable};
@@ -51,8 +52,16 @@ pub(crate) fn await_first(fd: c_int) {
 }
 
 /// Hands a connection over whose handshake has begun and may end with SMC: the program need not
-/// wait for it. `false`: there are no descriptors for a pair.
+/// wait for it. If it has ended meanwhile, nothing happens. `false`: there are no descriptors for a
+/// pair.
 pub(crate) fn hand_over_undecided(descriptor: &DescriptorRef) -> bool {
+    let Some(socket) = descriptor.stream() else { return true };
+    // Whoever decides the connection has this lock when it stores the state. From then on calls of
+    // other threads sleep in the kernel on the TCP socket, and would never see the pair.
+    let _early = socket.undecided.early();
+    if socket.stage() != SocketStage::Proposing {
+        return true;
+    }
     let _numbers = NUMBERS.lock();
     let numbers = |fd: &c_int| DESCRIPTORS.get(*fd).is_some_and(|now| now.is(descriptor));
     let fds: Vec<c_int> = (0..=DESCRIPTORS.highest()).filter(numbers).collect();
@@ -60,10 +69,8 @@ pub(crate) fn hand_over_undecided(descriptor: &DescriptorRef) -> bool {
     let Ok(tcp) = raw::fcntl(first, libc::F_DUPFD_CLOEXEC, HIGH_FDS) else { return false };
     let tcp = owned(tcp as c_int);
     let Some(pair) = SocketPair::new(first) else { return false };
-    if let Some(socket) = descriptor.stream() {
-        // For good: the handshake goes on although the program has no descriptor of it any more.
-        socket.undecided.add_offer();
-    }
+    // For good: the handshake goes on although the program has no descriptor of it any more.
+    socket.undecided.add_offer();
     replace(descriptor, &fds, &pair.program_end, None);
     let _ = start_undecided(descriptor.clone(), pair, tcp);
     true
