@@ -8,6 +8,7 @@ mod common;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use common::{Fabric, Running, await_listener, free_port};
 
@@ -109,22 +110,20 @@ fn a_program_with_the_sanitizer_of_undefined_behaviour_runs_on_smc() {
     run_with("-fsanitize=undefined");
 }
 
-/// Runs both ends of a program that takes `MODE PORT SIZE`, and returns what they have printed.
-fn run_ends(fabric: &Fabric, program: &Path, size: &str, prepare: impl Fn(&mut Command)) {
+/// Runs both ends of a program that takes `MODE PORT SIZE`.
+fn run_ends(fabric: &Fabric, program: &Path, size: &str) {
     let port = free_port().to_string();
     let command = |mode: &str| {
         let mut command = fabric.smc(program);
-        prepare(&mut command);
-        command.args([mode, &port, size]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args([mode, &port, size]);
         command
     };
-    let server = command("server").spawn().unwrap();
+    let limit = Duration::from_secs(120);
+    let server = Running::start(&mut command("server")).within(limit);
     await_listener(port.parse().unwrap());
-    let client = Running::start(&mut command("client")).finish();
+    let client = Running::start(&mut command("client")).within(limit).finish_beside(&[&server]);
     assert_eq!(client, "all bytes\n");
-    let server = server.wait_with_output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&server.stdout), "all bytes\n");
-    assert!(fabric.decided().0 > 0, "the connections were on TCP");
+    assert_eq!(server.finish(), "all bytes\n");
 }
 
 #[test]
@@ -133,8 +132,21 @@ fn threads_with_the_smallest_stack_use_connections() {
     // The least that there is, and a little more.
     for size in ["0", "32768"] {
         for fabric in [Fabric::new(4), Fabric::with_pool(4)] {
-            run_ends(&fabric, &program, size, |_| {});
+            run_ends(&fabric, &program, size);
+            assert!(fabric.decided().0 > 0, "the connections were on TCP");
         }
+    }
+    std::fs::remove_file(program).unwrap();
+}
+
+#[test]
+fn what_a_program_sets_and_waits_for_does_not_change_while_it_starts_others() {
+    let program = compiled("spawns_beside", &[]);
+    // Without a device the connections are decided for TCP while they get relays.
+    for devices in [4, 0] {
+        let fabric = Fabric::new(devices);
+        run_ends(&fabric, &program, "8");
+        assert_eq!(fabric.decided().0 > 0, devices > 0);
     }
     std::fs::remove_file(program).unwrap();
 }

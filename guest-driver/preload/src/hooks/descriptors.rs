@@ -12,7 +12,8 @@ use crate::relay::take_back;
 use crate::selection::{answering_listeners, option, session, waiting, worthwhile};
 use crate::socket::descriptors;
 use crate::socket::sleeper::Sleeper;
-use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
+use crate::socket::table::{DESCRIPTORS, Descriptor};
+use crate::sys::fork_lock::ForkLockGuard;
 use crate::sys::own_numbers;
 use crate::sys::raw::{self, Errno};
 use crate::sys::user_memory::libc_result;
@@ -30,11 +31,7 @@ pub(super) unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
         });
         return call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int);
     }
-    within(|| {
-        let _numbers = descriptors::lock_numbers(fd, fd);
-        kernel::close(fd);
-        call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int)
-    })
+    within(|| kernel::close(fd, fd, || call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int)))
 }
 
 #[unsafe(no_mangle)]
@@ -47,7 +44,6 @@ pub(super) unsafe extern "C-unwind" fn close_range(
 }
 
 fn close_range_here(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    let mut _numbers = None;
     let unshares = flags & libc::CLOSE_RANGE_UNSHARE as c_int != 0;
     let spared = unshares
         && config::get().is_some()
@@ -55,16 +51,15 @@ fn close_range_here(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         && raw::threads_of_program() == 1;
     // The threads of the library would keep open what the program closes.
     let flags = if spared { flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) } else { flags };
-    if config::get().is_some() && flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
-        let end = c_int::try_from(last).unwrap_or(c_int::MAX);
-        _numbers = descriptors::lock_numbers(c_int::try_from(first).unwrap_or(c_int::MAX), end);
-        kernel::close_range(c_int::try_from(first).unwrap_or(c_int::MAX), end);
-    }
-    let all = || raw::close_range(first as c_int, last as c_int, flags);
-    let range = (c_int::try_from(first), c_int::try_from(last).unwrap_or(c_int::MAX));
-    libc_result(match range {
-        (Ok(first), last) if first <= last => close_around(first, last, flags),
-        _ => all(),
+    let end = c_int::try_from(last).unwrap_or(c_int::MAX);
+    let native = || match c_int::try_from(first) {
+        Ok(first) if first <= end => close_around(first, end, flags),
+        _ => raw::close_range(first as c_int, last as c_int, flags),
+    };
+    let closes = config::get().is_some() && flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0;
+    libc_result(match c_int::try_from(first) {
+        Ok(first) if closes => kernel::close(first, end, native),
+        _ => native(),
     }) as c_int
 }
 
@@ -105,32 +100,36 @@ unsafe extern "C-unwind" fn closefrom(first: c_int) {
 }
 
 fn close_from(first: c_int) {
-    let mut _numbers = None;
-    if config::get().is_some() {
-        _numbers = descriptors::lock_numbers(first, c_int::MAX);
-        kernel::close_range(first, c_int::MAX);
-    }
-    let _ = close_around(first, c_int::MAX, 0);
+    let native = || close_around(first, c_int::MAX, 0);
+    let _ = match config::get() {
+        Some(_) => kernel::close(first, c_int::MAX, native),
+        None => native(),
+    };
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn dup(old: c_int) -> c_int {
     within(|| {
-        let held = held(old);
+        let numbers = locked(old);
         let new = call_libc!(dup, libc::SYS_dup, (old: c_int) -> c_int);
         if new >= 0 {
             descriptors::remove_stale(new);
             descriptors::duplicate(old, new);
-            drop(held);
+            drop(numbers);
             leave_standard(new);
         }
         new
     })
 }
 
-/// The entry of a known descriptor, whose number stays what it is as long as the caller has it.
-fn held(fd: c_int) -> Option<DescriptorRef> {
-    if DESCRIPTORS.has(fd) { take_back::hold(fd) } else { None }
+/// Keeps a number of a connection what it is, as long as the caller has the result. A relay that can
+/// be taken back is taken back before.
+pub(super) fn locked(fd: c_int) -> Option<ForkLockGuard> {
+    if !DESCRIPTORS.has(fd) {
+        return None;
+    }
+    drop(take_back::hold(fd));
+    descriptors::lock_numbers(fd, fd)
 }
 
 /// What `dup2` and `dup3` have in common; `flags` as `dup3`.
@@ -142,20 +141,19 @@ fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
     if old == new || (!DESCRIPTORS.has(old) && !DESCRIPTORS.has(new)) {
         return libc_result(raw::dup3(old, new, flags)) as c_int;
     }
-    let held = held(old);
     // If `old` is not open, the call fails, and `new` stays as it is.
     if let Err(error) = raw::fcntl(old, libc::F_GETFD, 0) {
         return libc_result(Err(error)) as c_int;
     }
-    let numbers = descriptors::lock_numbers(new, new);
-    if DESCRIPTORS.has(new) {
-        kernel::close(new);
-    }
+    kernel::before_close(new, new);
+    let numbers = locked(old).or_else(|| descriptors::lock_numbers(new, new));
+    let closed = descriptors::close(new, new);
     let result = libc_result(raw::dup3(old, new, flags)) as c_int;
     if result >= 0 {
         descriptors::duplicate(old, new);
     }
-    drop((numbers, held));
+    drop(numbers);
+    drop(closed);
     if result >= 0 {
         leave_standard(new);
     }
@@ -203,19 +201,20 @@ fn fcntl_here(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
         // The kernel sends SIGURG.
         leave(fd);
     }
-    let held = held(fd);
+    // A relay that comes or goes meanwhile would have the flags of before.
+    let numbers = locked(fd);
     let result = call_libc!(fcntl, libc::SYS_fcntl, (fd: c_int, command: c_int, argument: c_ulong)
                        -> c_int);
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if result >= 0 => {
             descriptors::remove_stale(result);
             descriptors::duplicate(fd, result);
-            drop(held);
+            drop(numbers);
             leave_standard(result);
         }
         // The kernel sends the signals.
         libc::F_SETFL if result >= 0 && argument & libc::O_ASYNC as c_ulong != 0 => {
-            drop(held);
+            drop(numbers);
             leave(fd);
         }
         libc::F_SETFL if result >= 0 => {
@@ -271,6 +270,7 @@ unsafe fn ioctl_here(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int
             Err(error) => libc_result(Err(error)) as c_int,
         };
     }
+    let _numbers = descriptors::lock_numbers(fd, fd);
     let result = call_libc!(ioctl, libc::SYS_ioctl,
         (fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int);
     if result >= 0

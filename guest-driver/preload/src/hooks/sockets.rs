@@ -394,6 +394,8 @@ unsafe fn set_option(
         // There is no TCP connection whose behaviour the option could change.
         return 0;
     }
+    // A relay that comes or goes meanwhile would have the options of before.
+    let numbers = descriptors::lock_numbers(fd, fd);
     let pair = fd;
     let fd = tcp_fd_of(fd);
     if fd != pair && control::is_of_transfer(level, name) {
@@ -404,6 +406,7 @@ unsafe fn set_option(
     }
     let result = call_libc!(setsockopt, libc::SYS_setsockopt, (fd: c_int, level: c_int, name: c_int,
         value: *const c_void, len: socklen_t) -> c_int);
+    drop(numbers);
     if result == 0
         && let Some(socket) = socket
     {

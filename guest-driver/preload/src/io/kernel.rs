@@ -85,24 +85,30 @@ fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     }
 }
 
-/// Does what the library has to do before the kernel closes a descriptor.
-pub(crate) fn close(fd: c_int) {
-    if let Some(descriptor) = DESCRIPTORS.get(fd)
-        && descriptor.handles() == 1
-        && !fork::shares_memory()
-    {
-        handshake::before_close(&descriptor, fd);
-    }
-    descriptors::close(fd);
-}
-
-/// [`close`] for a range of descriptors.
-pub(crate) fn close_range(first: c_int, last: c_int) {
+/// Does what the library has to do while the descriptors have their entries. It may wait.
+pub(crate) fn before_close(first: c_int, last: c_int) {
     for fd in first.max(0)..=last.min(DESCRIPTORS.highest()) {
-        if DESCRIPTORS.has(fd) {
-            close(fd);
+        if let Some(descriptor) = DESCRIPTORS.get(fd)
+            && descriptor.handles() == 1
+            && !fork::shares_memory()
+        {
+            handshake::before_close(&descriptor, fd);
         }
     }
+}
+
+/// Has the kernel close descriptors by `native`, and does before and afterwards what the library has
+/// to do.
+pub(crate) fn close<T>(first: c_int, last: c_int, native: impl FnOnce() -> T) -> T {
+    before_close(first, last);
+    let numbers = descriptors::lock_numbers(first, last);
+    let closed = descriptors::close(first, last);
+    // The kernel may wait for the peer of a TCP socket, and nobody else has to.
+    let numbers = numbers.filter(|_| descriptors::may_be_replaced(&closed));
+    let result = native();
+    drop(numbers);
+    drop(closed);
+    result
 }
 
 /// Closes all connections when the program ends, as the kernel would, and waits for what has to be
@@ -114,11 +120,12 @@ pub(crate) fn close_all() {
             let is_relayed = DESCRIPTORS
                 .get(fd)
                 .and_then(|found| Some(found.stream()?.state() == SocketState::Relayed));
-            close(fd);
-            if is_relayed == Some(true) {
-                // The relay then sees the end of what the program wrote.
-                let _ = raw::close(fd);
-            }
+            close(fd, fd, || {
+                if is_relayed == Some(true) {
+                    // The relay then sees the end of what the program wrote.
+                    let _ = raw::close(fd);
+                }
+            });
         }
     }
     leave_closed();

@@ -5,46 +5,54 @@ use std::ffi::c_int;
 
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::registrations;
-use crate::socket::stream::StreamSocket;
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef, NUMBERS};
 use crate::sys::fork_lock::ForkLockGuard;
 use crate::sys::own_numbers;
 use crate::{config, fork};
 
-/// Removes the entry of a descriptor that is about to be closed, and closes the connection with the
-/// last one.
-pub(crate) fn close(fd: c_int) {
-    if !DESCRIPTORS.has(fd) || fork::shares_memory() {
-        return;
+/// Entries that were removed from the table. The last one of a connection ends it when it is
+/// dropped, which may wait for the peer: before that the numbers are closed, and not locked any more.
+pub(crate) type ClosedEntries = Vec<DescriptorRef>;
+
+/// Removes the entries of descriptors that are about to be closed. The caller has locked the
+/// numbers.
+pub(crate) fn close(first: c_int, last: c_int) -> ClosedEntries {
+    if fork::shares_memory() {
+        return ClosedEntries::new();
     }
-    let Some(descriptor) = DESCRIPTORS.remove(fd) else { return };
-    if descriptor.handles() > 0 {
-        return;
-    }
-    match &*descriptor {
-        Descriptor::Stream(socket) => {
-            registrations::close(socket);
-            // A call of another thread still refers to the connection, as one refers to a file in
-            // the kernel: the connection ends with that call, or with the process.
-        }
-        Descriptor::Set(set) => {
-            set.close(fd);
-            registrations::forget_set(fd);
-        }
-    }
+    let numbers = first.max(0)..=last.min(DESCRIPTORS.highest());
+    numbers.filter(|fd| DESCRIPTORS.has(*fd)).filter_map(remove).collect()
 }
 
-/// Keeps relays away from a range of numbers that the program is closing, if one may replace a
-/// number or give it back.
+fn remove(fd: c_int) -> Option<DescriptorRef> {
+    let descriptor = DESCRIPTORS.remove(fd)?;
+    if descriptor.handles() == 0 {
+        match &*descriptor {
+            // A call of another thread still refers to the connection, as one refers to a file in
+            // the kernel: the connection ends with that call, or with the process.
+            Descriptor::Stream(socket) => registrations::close(socket),
+            Descriptor::Set(set) => {
+                set.close(fd);
+                registrations::forget_set(fd);
+            }
+        }
+    }
+    Some(descriptor)
+}
+
+/// Keeps a range of numbers what they are, as long as the caller has the result: no relay replaces
+/// a number of a connection, or gives it back.
 pub(crate) fn lock_numbers(first: c_int, last: c_int) -> Option<ForkLockGuard> {
-    let is_relays =
-        |socket: &StreamSocket| socket.undecided.has_offers() || socket.temporary_relay().is_some();
-    let may_change =
-        |fd| DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some_and(is_relays));
+    let is_stream = |fd| DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some());
     let last = last.min(DESCRIPTORS.highest());
     let any = !fork::shares_memory()
-        && (first.max(0)..=last).any(|fd| DESCRIPTORS.has(fd) && may_change(fd));
+        && (first.max(0)..=last).any(|fd| DESCRIPTORS.has(fd) && is_stream(fd));
     any.then(|| NUMBERS.lock())
+}
+
+/// Whether a relay may replace a number that has no entry any more: a child may ask for it.
+pub(crate) fn may_be_replaced(closed: &ClosedEntries) -> bool {
+    closed.iter().filter_map(|entry| entry.stream()).any(|socket| socket.undecided.has_offers())
 }
 
 /// Ends an SMC connection that the program disconnects; the socket is one of the kernel's then.
@@ -90,7 +98,7 @@ pub(crate) fn duplicate(old: c_int, new: c_int) {
 pub(crate) fn remove_stale(fd: c_int) {
     own_numbers::forget(fd);
     if DESCRIPTORS.has(fd) {
-        close(fd);
+        drop(close(fd, fd));
     }
 }
 

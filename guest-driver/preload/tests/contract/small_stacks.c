@@ -13,12 +13,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define CHECK(is) do { if (!(is)) { write(2, #is "\n", sizeof #is); _exit(3); } } while (0)
+#define CHECK(is) \
+    do { if (!(is)) { dprintf(2, "%s: line %d: %s, errno %d\n", name, __LINE__, #is, errno); _exit(3); } } while (0)
 #define THREADS 4
 #define TURNS 40
 #define SIZE 4000
 
+static const char *name;
 static int port, listener = -1;
+static __thread int round_of;
 
 // Reads by another way each time, and waits for bytes by another way each time.
 static void get(int fd, int set, char *room, int turn) {
@@ -33,6 +36,7 @@ static void get(int fd, int set, char *room, int turn) {
         } while (found < 0 && errno == EINTR);
         CHECK(found == 1);
         ssize_t n = turn % 2 ? read(fd, room + got, SIZE - got) : recv(fd, room + got, SIZE - got, 0);
+        if (n <= 0) dprintf(2, "%s: round %d, turn %d: read %zd of %d at %d\n", name, round_of, turn, n, SIZE, got);
         CHECK(n > 0);
         got += n;
     }
@@ -61,6 +65,7 @@ static void *work(void *unused) {
     char *out = malloc(SIZE), *in = malloc(SIZE);
     for (int round = 0; round < 3; round++) {
         int fd;
+        round_of = round;
         if (listener >= 0) {
             fd = accept(listener, NULL, NULL);
         } else {
@@ -93,6 +98,7 @@ static void *work(void *unused) {
 }
 
 int main(int argc, char **argv) {
+    name = argc > 1 ? argv[1] : "nobody";
     CHECK(argc == 4);
     port = atoi(argv[2]);
     if (strcmp(argv[1], "server") == 0) {
