@@ -128,6 +128,7 @@ const PLAN: Plan = Plan {
     faults: 1,
     returns: 0,
     queue: false,
+    urgent: [None; 2],
     mistake: Mistake::None,
 };
 
@@ -169,6 +170,27 @@ fn a_connection_that_has_come_back_can_leave_again() {
     holds(Plan { carrier, bytes: [1, 0], faults: 2, returns: 1, ..PLAN });
 }
 
+#[test]
+fn no_mark_of_an_urgent_byte_is_lost() {
+    for carrier in CARRIERS {
+        for byte in [0, 1] {
+            holds(Plan { carrier, bytes: [2, 0], urgent: [Some(byte), None], ..PLAN });
+        }
+        holds(Plan { carrier, bytes: [1, 1], urgent: [Some(0); 2], ..PLAN });
+        holds(Plan { carrier, bytes: [1, 0], urgent: [Some(0), None], faults: 2, ..PLAN });
+    }
+}
+
+#[test]
+fn no_mark_is_lost_from_a_send_queue_nor_when_connections_come_back() {
+    let marked = Plan { bytes: [2, 0], urgent: [Some(0), None], ..PLAN };
+    for (carrier, byte) in CARRIERS.into_iter().flat_map(|carrier| [(carrier, 0), (carrier, 1)]) {
+        let urgent = [Some(byte), None];
+        holds(Plan { carrier, urgent, queue: true, ..marked });
+        holds(Plan { carrier, urgent, returns: 1, ..marked });
+    }
+}
+
 /// The search finds the mistake, and says this of it.
 fn finds(mistake: Mistake, plan: Plan, expected: &str) {
     let plan = Plan { mistake, ..plan };
@@ -190,5 +212,8 @@ fn the_search_finds_each_mistake() {
     finds(Mistake::OverlooksCutRecord, two, "is told of an end at 0, 1 were");
     finds(Mistake::ForgetsItsEnd, one, "and waits");
     finds(Mistake::AnswersNoLeave, one, "and waits");
+    let marked = Plan { urgent: [Some(1), None], ..copies };
+    finds(Mistake::ForgetsItsMark, marked, "reads the urgent byte 1 as another");
+    finds(Mistake::MarksTooLate, marked, "reads the urgent byte 1 as another");
     finds(Mistake::ReadsRingTooSoon, Plan { returns: 1, ..one }, "in the place of");
 }

@@ -60,6 +60,7 @@ impl<'a> Steps<'a> {
     fn program(&mut self, i: usize) {
         let (plan, side) = (self.plan, &self.from.sides[i]);
         let works = side.device == Device::Works || plan.carrier == Carrier::Window;
+        let works = works && !self.from.awaits_reader(i, plan);
         let may_write = side.written < plan.bytes[i] && !side.done;
         if may_write && side.on_ring && side.held == 0 && works {
             self.add(say!(self, "program {i} writes to the ring"), true, |world| {
@@ -72,7 +73,7 @@ impl<'a> Steps<'a> {
             self.add(say!(self, "program {i} writes to TCP"), true, |world| {
                 let byte = world.sides[i].written;
                 world.sides[i].written += 1;
-                world.send_data(i, byte.into(), byte, 1, plan);
+                world.send_next(i, byte, plan);
                 Ok(())
             });
         }
@@ -92,7 +93,7 @@ impl<'a> Steps<'a> {
             self.add(say!(self, "end {i} sends a held byte to TCP"), true, |world| {
                 let byte = world.sides[i].written - world.sides[i].held;
                 world.sides[i].held -= 1;
-                world.send_data(i, byte.into(), byte, 1, plan);
+                world.send_next(i, byte, plan);
                 Ok(())
             });
         }
@@ -119,7 +120,9 @@ impl<'a> Steps<'a> {
         let memory = side.device != Device::GoneWithMemory;
         let too_soon = plan.mistake == Mistake::ReadsRingTooSoon && ring.first > 0;
         if (side.reads_ring || too_soon) && memory && ring.taken < ring.arrived && !side.knows {
-            self.add(say!(self, "end {i} takes a byte from the ring"), true, |world| world.take(i));
+            self.add(say!(self, "end {i} takes a byte from the ring"), true, |world| {
+                world.take(i, plan)
+            });
         }
         if memory && self.from.sees_done(i) && side.told == Told::Nothing {
             self.add(say!(self, "end {i} sees that its peer is done"), true, |world| {
@@ -199,7 +202,9 @@ impl<'a> Steps<'a> {
                     world.tell(i, Input::Record(record), plan)?;
                     let n = record.body_len() as u8;
                     let good = !world.sides[i].end.is_over();
-                    (0..n).filter(|_| good).try_for_each(|k| world.get(i, first.wrapping_add(k)))
+                    (0..n)
+                        .filter(|_| good)
+                        .try_for_each(|k| world.get(i, first.wrapping_add(k), plan))
                 }
                 Item::Message(kind) => {
                     let clc = Record::Clc { len: 78 };
@@ -315,7 +320,7 @@ impl World {
             && self.sides[i].reads_ring
             && self.rings[1 - i].taken < self.rings[1 - i].arrived
         {
-            self.take(i)?;
+            self.take(i, plan)?;
         }
         self.sides[i].knows = true;
         self.tell(i, Input::RingGone(reason), plan)
@@ -346,7 +351,7 @@ impl World {
         }
         self.rings[1 - i].arrived = self.rings[1 - i].written;
         while self.rings[1 - i].taken < self.rings[1 - i].written {
-            self.take(i)?;
+            self.take(i, plan)?;
         }
         self.told_end(i)
     }

@@ -2,7 +2,7 @@
 //! Two ends, a ring and a stream of TCP in each direction, and two programs. A byte is known by its
 //! number in its direction, so one that is lost, doubled or out of order is seen when it is read.
 
-use smc_core::carrier::{Action, End, Input, Positions, Reading, Role};
+use smc_core::carrier::{Action, End, Input, Positions, Reading, Role, Violation};
 use smc_core::wire::cdc::StateFlags;
 use smc_core::wire::clc;
 use smc_core::wire::record::{Reason, Record};
@@ -38,6 +38,10 @@ pub(crate) enum Mistake {
     OverlooksCutRecord,
     /// The answer is awaited for ever: LEAVE is not answered by LEAVE.
     AnswersNoLeave,
+    /// LEAVE is not followed by the mark of an urgent byte that may not have arrived.
+    ForgetsItsMark,
+    /// The mark of an urgent byte on TCP follows the byte.
+    MarksTooLate,
 }
 
 /// What is searched.
@@ -52,6 +56,8 @@ pub(crate) struct Plan {
     pub(crate) returns: u8,
     /// Ends may hold bytes in a send queue.
     pub(crate) queue: bool,
+    /// Number of the byte of each direction that is urgent.
+    pub(crate) urgent: [Option<u8>; 2],
     pub(crate) mistake: Mistake,
 }
 
@@ -121,6 +127,8 @@ pub(crate) struct Side {
     /// Bytes received, in order.
     pub(crate) got: u8,
     pub(crate) told: Told,
+    /// The program knows that the urgent byte is one.
+    pub(crate) marked: bool,
     /// The owner prepares a new ring.
     pub(crate) preparing: bool,
 }
@@ -158,6 +166,7 @@ impl World {
             reads_ring: true,
             got: 0,
             told: Told::Nothing,
+            marked: false,
             preparing: false,
         };
         World {
@@ -194,7 +203,26 @@ impl World {
         };
         let unsent = side.held > 0 && plan.mistake != Mistake::HidesHeldBytes;
         let arrived = (own.first + arrived).into();
-        Positions { sent: sent.into(), kept: kept.into(), unsent, urgent: None, said, arrived }
+        // Nothing was written behind an urgent byte, or the peer has read it. A window's memory has
+        // the mark as long as it has the byte.
+        let urgent = self.urgent_at(i, sent.wrapping_sub(1), plan)
+            && sent > out.first
+            && plan.carrier != Carrier::Window
+            && plan.mistake != Mistake::ForgetsItsMark;
+        let urgent = urgent.then_some(sent.into());
+        Positions { sent: sent.into(), kept: kept.into(), unsent, urgent, said, arrived }
+    }
+
+    /// Whether the byte with this number is the urgent one of the direction that `i` sends.
+    pub(crate) fn urgent_at(&self, i: usize, byte: u8, plan: &Plan) -> bool {
+        plan.urgent[i] == Some(byte)
+    }
+
+    /// Whether the peer may not have read an urgent byte, behind which nothing goes to the ring.
+    pub(crate) fn awaits_reader(&self, i: usize, plan: &Plan) -> bool {
+        let (ring, sent) = (&self.rings[i], self.sides[i].written - self.sides[i].held);
+        let is_last = sent > ring.first && self.urgent_at(i, sent - 1, plan);
+        is_last && ring.taken < ring.written
     }
 
     /// Tells an end, and carries out what it says.
@@ -224,6 +252,19 @@ impl World {
         self.send(i, Item::Data(Record::Data { at, len: len.into(), more }, first));
     }
 
+    /// Sends the next byte of the program as DATA, behind its mark if it is urgent.
+    pub(crate) fn send_next(&mut self, i: usize, byte: u8, plan: &Plan) {
+        let mark = Item::Record(Record::Urgent { at: u64::from(byte) + 1 });
+        let is_urgent = self.urgent_at(i, byte, plan);
+        if is_urgent && plan.mistake != Mistake::MarksTooLate {
+            self.send(i, mark);
+        }
+        self.send_data(i, byte.into(), byte, 1, plan);
+        if is_urgent && plan.mistake == Mistake::MarksTooLate {
+            self.send(i, mark);
+        }
+    }
+
     fn carry_out(&mut self, i: usize, action: Action, plan: &Plan) -> Result<(), Wrong> {
         match action {
             Action::StopRing => self.sides[i].on_ring = false,
@@ -246,7 +287,7 @@ impl World {
             }
             Action::ReadTcp { from } => {
                 while u64::from(self.sides[i].got) < from {
-                    self.take(i)?;
+                    self.take(i, plan)?;
                 }
                 self.sides[i].reads_ring = false;
             }
@@ -265,14 +306,33 @@ impl World {
                 self.send(i, Item::Message(clc::Kind::Confirm));
             }
             Action::Decline => self.send(i, Item::Message(clc::Kind::Decline)),
-            Action::Reset(_) => self.reset(i),
-            Action::Await { .. } | Action::DropRing | Action::Mark(_) => {}
+            Action::Reset(violation) => {
+                // Each end keeps the rules, so nothing else ends a connection.
+                let fate = matches!(
+                    violation,
+                    Violation::NoCopy { .. }
+                        | Violation::Cut { .. }
+                        | Violation::EndedInChange
+                        | Violation::TcpReset
+                );
+                if !fate && plan.mistake == Mistake::None {
+                    return Err(format!("end {i} accuses its peer: {violation}"));
+                }
+                self.reset(i);
+            }
+            Action::Mark(at) => {
+                if plan.urgent[1 - i].is_none_or(|byte| u64::from(byte) + 1 != at) {
+                    return Err(format!("end {i} has a mark at {at}"));
+                }
+                self.sides[i].marked = true;
+            }
+            Action::Await { .. } | Action::DropRing => {}
         }
         Ok(())
     }
 
     /// Takes the next byte out of the own ring.
-    pub(crate) fn take(&mut self, i: usize) -> Result<(), Wrong> {
+    pub(crate) fn take(&mut self, i: usize, plan: &Plan) -> Result<(), Wrong> {
         let (side, ring) = (&mut self.sides[i], &mut self.rings[1 - i]);
         if ring.taken >= ring.arrived {
             return Err(format!("end {i} reads a byte that has not arrived"));
@@ -282,13 +342,19 @@ impl World {
         }
         let byte = ring.first + ring.taken;
         ring.taken += 1;
-        self.get(i, byte)
+        // The word that says that the byte is there says that it is urgent.
+        self.sides[i].marked |= self.urgent_at(1 - i, byte, plan);
+        self.get(i, byte, plan)
     }
 
-    pub(crate) fn get(&mut self, i: usize, byte: u8) -> Result<(), Wrong> {
+    pub(crate) fn get(&mut self, i: usize, byte: u8, plan: &Plan) -> Result<(), Wrong> {
+        let is_urgent = self.urgent_at(1 - i, byte, plan);
         let side = &mut self.sides[i];
         if byte != side.got {
             return Err(format!("end {i} reads byte {byte} in the place of {}", side.got));
+        }
+        if is_urgent && !side.marked {
+            return Err(format!("end {i} reads the urgent byte {byte} as another"));
         }
         side.got += 1;
         Ok(())
