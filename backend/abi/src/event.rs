@@ -30,6 +30,8 @@ pub enum EventType {
     Lost = 6,
     /// The driver is to leave: [`Notice`].
     Leave = 7,
+    /// The driver need not leave any more: [`Notice`].
+    Stay = 8,
 }
 
 impl EventType {
@@ -43,6 +45,7 @@ impl EventType {
             5 => EventType::SwEvent,
             6 => EventType::Lost,
             7 => EventType::Leave,
+            8 => EventType::Stay,
             _ => return None,
         })
     }
@@ -95,13 +98,13 @@ pub const DMB_SIGNAL_MAX: usize = 7;
 pub const SLAB_WAKE_MAX: usize = 14;
 
 wire!(
-    /// DMB_GONE, PEER_DOWN, SW_EVENT, LOST, LEAVE.
+    /// DMB_GONE, PEER_DOWN, SW_EVENT, LOST, LEAVE, STAY.
     Notice, 64, {
     /// An [`EventType`] code.
     kind: U16,
     /// PEER_DOWN: orderly or failed; SW_EVENT: the sender's trigger; LEAVE: a [`LeaveReason`].
     subtype: U16,
-    /// LOST: how many; LEAVE: its number.
+    /// LOST: how many; LEAVE: its number; STAY: that of the LEAVE that is taken back.
     n: U32,
     /// PEER_DOWN: the peer; DMB_GONE: the owner; SW_EVENT: the sender.
     gid: Gid,
@@ -200,6 +203,11 @@ pub enum Event {
         /// Time that was left when the record was written.
         within: Duration,
     },
+    /// The device stays after all, and takes on new DMBs again.
+    Stay {
+        /// Number of the latest request to leave.
+        number: u32,
+    },
 }
 
 impl Event {
@@ -237,6 +245,7 @@ impl Event {
                 reason: LeaveReason::from_code(notice.subtype.get()),
                 within: Duration::from_millis(notice.code.get().into()),
             },
+            EventType::Stay => Event::Stay { number: notice.n.get() },
         })
     }
 }
@@ -267,8 +276,16 @@ mod tests {
         assert!(matches!(Event::parse(&bytes), Some(Event::SlabWake(e)) if e.n.get() == 2));
         bytes[4] = 15;
         assert!(Event::parse(&bytes).is_none());
-        bytes[0] = 8;
+        bytes[0] = 9;
         assert!(Event::parse(&bytes).is_none());
+    }
+
+    #[test]
+    fn a_request_that_is_taken_back_is_named() {
+        let kind = (EventType::Stay as u16).into();
+        let stay = Notice { kind, n: 7.into(), ..Notice::default() };
+        let event = Event::parse(stay.as_bytes().try_into().unwrap());
+        assert!(matches!(event, Some(Event::Stay { number: 7 })), "{event:?}");
     }
 
     #[test]

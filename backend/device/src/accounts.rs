@@ -129,6 +129,11 @@ impl QuotaAccount {
         self.staying.clear();
     }
 
+    /// The driver need not leave any more: nobody waits for it.
+    pub(super) fn take_leave_back(&mut self) {
+        self.staying.drain(..).for_each(LeaveGuard::take_back);
+    }
+
     fn leave_if_unused(&mut self) {
         if !self.uses_dmbs() {
             self.finish_leaving();

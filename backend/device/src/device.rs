@@ -12,7 +12,7 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 use super::accounts::{MapState, QuotaAccount};
 use super::counters::CounterSnapshot;
 use super::handle::DeviceHandle;
-use super::leave::Leaving;
+use super::leave::{LeaveEvent, Leaving};
 use super::session::DeviceSession;
 use super::sync::{lock, read, write};
 use super::window::Window;
@@ -226,8 +226,10 @@ impl Device {
         let idx_bound = driver_max_idx.min(self.limits.max_dmbs);
         let at_start = CounterSnapshot::of(&self.handle.counters);
         state.account = Some(QuotaAccount::new(session.clone(), idx_bound, at_start));
-        if let Some(leaving) = state.leaving.as_mut().filter(|_| self.knows_leave()) {
-            session.push_leave(leaving.restart());
+        if let Some(request) = state.leaving.as_mut().and_then(Leaving::restart)
+            && self.knows_leave()
+        {
+            session.push_leave(LeaveEvent::Leave(request));
         }
         drop(state);
         *write(&self.current) = Some(session.clone());

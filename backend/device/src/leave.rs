@@ -4,7 +4,8 @@
 //!
 //! A driver has left when it says so (LEFT), when it has neither registered nor attached a DMB, or
 //! when its session has ended. A driver that has not accepted LEAVE is not told and not waited for.
-//! From the first request on the device takes on nothing new: REGISTER and ATTACH get ESTATE.
+//! From the first request on the device takes on nothing new: REGISTER and ATTACH get ESTATE. Who has
+//! asked for a drain or a migration can take it back, and the device is as before.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,6 +30,7 @@ pub struct LeaveGroup {
 struct State {
     asked: usize,
     staying: usize,
+    taken_back: usize,
     is_given_up: bool,
 }
 
@@ -43,7 +45,7 @@ impl LeaveGroup {
         lock(&self.state).asked
     }
 
-    /// Drivers that were asked to leave and have not left.
+    /// Drivers that were asked to leave, have not left, and still are to.
     pub fn staying(&self) -> usize {
         lock(&self.state).staying
     }
@@ -54,8 +56,13 @@ impl LeaveGroup {
         self.changed.notify_all();
     }
 
-    /// Waits until all have left, until [`give_up`](Self::give_up), or for `timeout`. Returns how many
-    /// have not left.
+    /// Drivers that need not leave any more.
+    pub fn taken_back(&self) -> usize {
+        lock(&self.state).taken_back
+    }
+
+    /// Waits until all have left or need not leave any more, until [`give_up`](Self::give_up), or for
+    /// `timeout`. Returns how many have not left.
     pub fn wait(&self, timeout: Duration) -> usize {
         let start = Instant::now();
         let mut state = lock(&self.state);
@@ -67,7 +74,7 @@ impl LeaveGroup {
             let waited = self.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.staying
+        state.staying + state.taken_back
     }
 }
 
@@ -82,6 +89,11 @@ impl LeaveGuard {
         state.staying += 1;
         drop(state);
         LeaveGuard(group.clone())
+    }
+
+    /// The driver need not leave any more.
+    pub(super) fn take_back(self) {
+        lock(&self.0.state).taken_back += 1;
     }
 }
 
@@ -102,25 +114,45 @@ pub(super) struct LeaveRequest {
     pub(super) deadline_ns: u64,
 }
 
+/// What a driver is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LeaveEvent {
+    /// LEAVE.
+    Leave(LeaveRequest),
+    /// STAY: the request with this number is taken back.
+    Stay(u32),
+}
+
+/// What has become of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    None,
+    Left,
+    TakenBack,
+}
+
 /// The latest request.
 #[derive(Debug)]
 pub(super) struct Leaving {
     request: LeaveRequest,
-    is_answered: bool,
+    answer: Answer,
 }
 
 impl Leaving {
     /// The request for a new session, which is told, too.
-    pub(super) fn restart(&mut self) -> LeaveRequest {
-        self.is_answered = false;
-        self.request
+    pub(super) fn restart(&mut self) -> Option<LeaveRequest> {
+        if self.answer == Answer::TakenBack {
+            return None;
+        }
+        self.answer = Answer::None;
+        Some(self.request)
     }
 }
 
 impl DeviceState {
     /// Whether the device takes on nothing new.
     pub(super) fn is_leaving(&self) -> bool {
-        self.leaving.is_some()
+        self.leaving.as_ref().is_some_and(|leaving| leaving.answer != Answer::TakenBack)
     }
 }
 
@@ -136,12 +168,34 @@ impl Device {
         let before = state.leaving.as_ref().map_or(0, |leaving| leaving.request.number);
         let request = LeaveRequest { number: before.wrapping_add(1), reason, deadline_ns };
         if let Some(account) = state.account.as_mut().filter(|_| self.knows_leave()) {
-            account.session.push_leave(request);
+            account.session.push_leave(LeaveEvent::Leave(request));
             if account.uses_dmbs() {
                 account.stay(LeaveGuard::new(group));
             }
         }
-        state.leaving = Some(Leaving { request, is_answered: false });
+        state.leaving = Some(Leaving { request, answer: Answer::None });
+    }
+
+    /// Takes the latest request back, if it was to drain the device or to move its machine: the driver
+    /// may stay, and the device takes on new DMBs again. The other requests are of a device that goes.
+    /// Returns whether there was such a request.
+    pub fn stay(&self) -> bool {
+        let mut state = lock(&self.state);
+        if !state.is_leaving() {
+            return false;
+        }
+        let DeviceState { account, leaving, .. } = &mut *state;
+        let drains = |reason| matches!(reason, LeaveReason::Drain | LeaveReason::Migration);
+        let Some(leaving) = leaving.as_mut().filter(|leaving| drains(leaving.request.reason))
+        else {
+            return false;
+        };
+        leaving.answer = Answer::TakenBack;
+        if let Some(account) = account.as_mut().filter(|_| self.knows_leave()) {
+            account.session.push_leave(LeaveEvent::Stay(leaving.request.number));
+            account.take_leave_back();
+        }
+        true
     }
 
     /// Whether the driver may be told to leave.
@@ -155,8 +209,8 @@ impl Device {
         let DeviceState { account, leaving, .. } = &mut *state;
         let account = account.as_mut().ok_or(Status::Estate)?;
         let asked = leaving.as_mut().filter(|leaving| leaving.request.number == number);
-        let leaving = asked.filter(|leaving| !leaving.is_answered).ok_or(Status::Enoent)?;
-        leaving.is_answered = true;
+        let unanswered = asked.filter(|leaving| leaving.answer == Answer::None);
+        unanswered.ok_or(Status::Enoent)?.answer = Answer::Left;
         account.finish_leaving();
         Ok(done(tag, &[]))
     }

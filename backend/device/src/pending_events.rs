@@ -20,7 +20,7 @@ use virtio_ism_abi::{Gid, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::counters::Counters;
-use super::leave::LeaveRequest;
+use super::leave::LeaveEvent;
 use super::rate::Rate;
 use super::request::CheckedSignalEvent;
 use super::wake_slot::{DmbSignalSlot, SlabWakeSlot};
@@ -34,7 +34,7 @@ pub(super) const SW_EVENTS_PER_SENDER: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct PendingEvents {
     closed: bool,
-    leave: Option<Stamped<LeaveRequest>>,
+    leave: Option<Stamped<LeaveEvent>>,
     /// DMB_GONE: token and owner.
     dmbs_gone: BTreeMap<u64, Stamped<Gid>>,
     /// PEER_DOWN: GID and subtype.
@@ -65,10 +65,10 @@ struct SwEvent {
 }
 
 impl PendingEvents {
-    /// Queues LEAVE, in place of one that waits.
-    pub(super) fn push_leave(&mut self, request: LeaveRequest, time_ns: u64) {
+    /// Queues LEAVE or STAY, in place of one that waits.
+    pub(super) fn push_leave(&mut self, what: LeaveEvent, time_ns: u64) {
         if !self.closed {
-            self.leave = Some(Stamped { what: request, time_ns });
+            self.leave = Some(Stamped { what, time_ns });
         }
     }
 
@@ -190,13 +190,20 @@ impl PendingEvents {
         rate: Rate,
         counters: &Counters,
     ) -> Option<[u8; EVENT_LEN]> {
-        if let Some(Stamped { what: request, time_ns }) = self.leave.take() {
-            let left_ms = request.deadline_ns.saturating_sub(now).div_ceil(1_000_000);
-            return record(Notice {
-                subtype: (request.reason as u16).into(),
-                n: request.number.into(),
-                code: u32::try_from(left_ms).unwrap_or(u32::MAX).into(),
-                ..notice(EventType::Leave, time_ns)
+        if let Some(Stamped { what, time_ns }) = self.leave.take() {
+            return record(match what {
+                LeaveEvent::Leave(request) => {
+                    let left_ms = request.deadline_ns.saturating_sub(now).div_ceil(1_000_000);
+                    Notice {
+                        subtype: (request.reason as u16).into(),
+                        n: request.number.into(),
+                        code: u32::try_from(left_ms).unwrap_or(u32::MAX).into(),
+                        ..notice(EventType::Leave, time_ns)
+                    }
+                }
+                LeaveEvent::Stay(number) => {
+                    Notice { n: number.into(), ..notice(EventType::Stay, time_ns) }
+                }
             });
         }
         if let Some((token, Stamped { what: gid, time_ns })) = self.dmbs_gone.pop_first() {

@@ -8,7 +8,7 @@ use virtio_ism_abi::event::EVENT_LEN;
 use virtio_ism_abi::{Gid, Token};
 
 use super::handle::{Delivery, DeviceHandle};
-use super::leave::LeaveRequest;
+use super::leave::LeaveEvent;
 use super::pending_events::PendingEvents;
 use super::request::CheckedSignalEvent;
 use super::sync::lock;
@@ -78,10 +78,10 @@ impl DeviceSession {
         self.handle.notifier.notify(Delivery::Deferred);
     }
 
-    /// Queues LEAVE, in place of one that the driver has not read.
-    pub(super) fn push_leave(&self, request: LeaveRequest) {
+    /// Queues LEAVE or STAY, in place of one that the driver has not read.
+    pub(super) fn push_leave(&self, event: LeaveEvent) {
         let now = self.handle.clock.now_ns();
-        lock(&self.pending_events).push_leave(request, now);
+        lock(&self.pending_events).push_leave(event, now);
         self.handle.notifier.notify(Delivery::Deferred);
     }
 

@@ -539,7 +539,7 @@ impl Model {
                     assert!(downs.insert(gid));
                 }
                 Event::Lost { n } => lost += n,
-                Event::Leave { .. } => panic!("nobody was asked to leave"),
+                Event::Leave { .. } | Event::Stay { .. } => panic!("nobody was asked to leave"),
                 Event::SwEvent { gid, .. } => {
                     assert!(wakes.is_empty() && signals.is_empty());
                     sw_events.push(gid);

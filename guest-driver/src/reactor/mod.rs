@@ -570,6 +570,8 @@ impl<C: ConnectionHandler> Reactor<C> {
             ReactorEvent::PeerLost(peer) => self.fail_tagged(|tags| tags.peer == peer),
             ReactorEvent::BufferLost(buffer) => self.fail_tagged(|tags| tags.buffer == buffer),
             ReactorEvent::Leave => self.leave(),
+            // A connection that is on its way goes on, and comes back.
+            ReactorEvent::Stay => self.session().leaving.store(false, Ordering::Release),
             ReactorEvent::Timers => self.post(Work::TIMERS),
         }
     }

@@ -29,6 +29,8 @@ pub(crate) enum ReactorEvent {
     BufferLost(u64),
     /// The source is about to go, and connections that can go on without it leave it now.
     Leave,
+    /// The source stays after all.
+    Stay,
     /// [`Source::on_timer`] may want to be called sooner than it said.
     Timers,
 }

@@ -73,6 +73,11 @@ impl Fabric {
         *lock(&self.leaving) = Some(LeaveRequest { number, since: Instant::now(), within });
     }
 
+    /// Notes that the device does not ask for that any more.
+    pub(crate) fn stay(&self) {
+        *lock(&self.leaving) = None;
+    }
+
     /// Answers the device's request to leave, if there is one, when no connection stays or the time
     /// is over, `longest` at most. Returns what is left of it otherwise. `stays` says whether a
     /// connection stays.

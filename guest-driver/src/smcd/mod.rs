@@ -13,7 +13,7 @@ use smc_core::handshake::Established;
 pub(crate) use attachments::AttachSlot;
 pub(crate) use fabric::{DeferredDrop, Fabric, Fabrics};
 pub(crate) use peer::{OwnBuffer, Peer, PeerBuffer};
-pub(crate) use source::{DeferredDropQueue, SmcdSource, tags};
+pub(crate) use source::{DeviceUser, SmcdSource, tags};
 
 /// The parts of an established SMC-D connection.
 pub(crate) struct SmcdConn {

@@ -14,10 +14,13 @@ use super::fabric::{DeferredDrop, Fabric};
 use crate::reactor::source::{LineName, ReactorEvent, Source, Tags};
 use virtio_ism::{EVENTS_PER_POLL, IsmDevice};
 
-/// The owner of objects that may block while they are dropped.
-pub(crate) trait DeferredDropQueue: Send + Sync {
+/// Who uses a device, and hears of what concerns no single connection.
+pub(crate) trait DeviceUser: Send + Sync {
     /// Drops `object` soon, on a thread that may block.
     fn defer_drop(&self, object: DeferredDrop);
+
+    /// The device, which was about to go, stays.
+    fn device_stays(&self);
 }
 
 /// The events of one device, for the connections of one fabric.
@@ -25,17 +28,14 @@ pub(crate) struct SmcdSource {
     device: Arc<IsmDevice>,
     // Weak: connections keep their reactor, and it must not keep the peers of a lost device.
     fabric: Weak<Fabric>,
-    drop_queue: Weak<dyn DeferredDropQueue>,
+    user: Weak<dyn DeviceUser>,
 }
 
 impl SmcdSource {
-    /// The source of the fabric's device. What peers leave behind goes to `drop_queue`.
-    pub(crate) fn new(
-        fabric: &Arc<Fabric>,
-        drop_queue: Weak<dyn DeferredDropQueue>,
-    ) -> Arc<SmcdSource> {
+    /// The source of the fabric's device. What peers leave behind goes to `user`, whose drop may block.
+    pub(crate) fn new(fabric: &Arc<Fabric>, user: Weak<dyn DeviceUser>) -> Arc<SmcdSource> {
         let (device, fabric) = (fabric.device().clone(), Arc::downgrade(fabric));
-        Arc::new(SmcdSource { device, fabric, drop_queue })
+        Arc::new(SmcdSource { device, fabric, user })
     }
 
     /// Passes a record on: to the connections first, so that their failures are known before the
@@ -60,16 +60,16 @@ impl SmcdSource {
             }
             Event::PeerDown { gid, .. } => {
                 handle(ReactorEvent::PeerLost(peer_tag(gid)));
-                if let Some((fabric, drop_queue)) = self.owners() {
-                    drop_queue.defer_drop(fabric.peer_down(gid));
+                if let Some((fabric, user)) = self.owners() {
+                    user.defer_drop(fabric.peer_down(gid));
                 }
             }
             Event::DmbGone { token, .. } => {
                 handle(ReactorEvent::BufferLost(token.0));
-                if let Some((fabric, drop_queue)) = self.owners()
+                if let Some((fabric, user)) = self.owners()
                     && let Some(buffer) = fabric.dmb_gone(token)
                 {
-                    drop_queue.defer_drop(buffer);
+                    user.defer_drop(buffer);
                 }
             }
             Event::SwEvent { gid, code, info } => {
@@ -84,12 +84,20 @@ impl SmcdSource {
                 }
                 handle(ReactorEvent::Leave);
             }
+            Event::Stay { .. } => {
+                tracing::debug!("the device stays");
+                handle(ReactorEvent::Stay);
+                if let Some((fabric, user)) = self.owners() {
+                    fabric.stay();
+                    user.device_stays();
+                }
+            }
             Event::Lost { n } => tracing::warn!(n, "software events were lost"),
         }
     }
 
-    fn owners(&self) -> Option<(Arc<Fabric>, Arc<dyn DeferredDropQueue>)> {
-        Some((self.fabric.upgrade()?, self.drop_queue.upgrade()?))
+    fn owners(&self) -> Option<(Arc<Fabric>, Arc<dyn DeviceUser>)> {
+        Some((self.fabric.upgrade()?, self.user.upgrade()?))
     }
 }
 
@@ -177,10 +185,12 @@ mod tests {
     #[derive(Default)]
     struct Deferred(Mutex<Vec<DeferredDrop>>);
 
-    impl DeferredDropQueue for Deferred {
+    impl DeviceUser for Deferred {
         fn defer_drop(&self, object: DeferredDrop) {
             lock(&self.0).push(object);
         }
+
+        fn device_stays(&self) {}
     }
 
     /// Two devices of a daemon in this process.
@@ -213,9 +223,9 @@ mod tests {
     fn a_signal_names_the_group_of_a_window_or_the_key_of_guest_memory() {
         for prefer in [Prefer::Window, Prefer::Move] {
             let (_daemon, [a, b]) = pair(prefer);
-            let drop_queue = Arc::new(Deferred::default());
-            let drop_queue: Weak<Deferred> = Arc::downgrade(&drop_queue);
-            let source = SmcdSource::new(&Fabric::new(a.clone()), drop_queue);
+            let user = Arc::new(Deferred::default());
+            let user: Weak<Deferred> = Arc::downgrade(&user);
+            let source = SmcdSource::new(&Fabric::new(a.clone()), user);
             let own = a.register(b.gid(), LEN, 0).unwrap();
             let theirs = b.attach(own.token(), LEN).unwrap();
             if let Some(line) = own.line() {
@@ -235,8 +245,8 @@ mod tests {
         let (_daemon, [a, b]) = pair(Prefer::Window);
         let fabric = Fabric::new(a);
         let deferred = Arc::new(Deferred::default());
-        let drop_queue: Weak<Deferred> = Arc::downgrade(&deferred);
-        let source = SmcdSource::new(&fabric, drop_queue);
+        let user: Weak<Deferred> = Arc::downgrade(&deferred);
+        let source = SmcdSource::new(&fabric, user);
         let peer = fabric.peer(b.gid());
         let _own = peer.take(LEN).unwrap();
         let gone = b.gid();

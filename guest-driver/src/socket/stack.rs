@@ -537,8 +537,8 @@ impl Stack {
             false => io::Error::other(error),
         })?;
         let fabric = Fabric::new(device);
-        let drop_queue: Weak<Stack> = Arc::downgrade(self);
-        let source = SmcdSource::new(&fabric, drop_queue);
+        let user: Weak<Stack> = Arc::downgrade(self);
+        let source = SmcdSource::new(&fabric, user);
         let reactor = match last {
             Some(reactor) => {
                 reactor.renew(source)?;

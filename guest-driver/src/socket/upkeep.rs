@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::stack::Stack;
 use crate::conn::Conn;
-use crate::smcd::{DeferredDrop, DeferredDropQueue, Fabric};
+use crate::smcd::{DeferredDrop, DeviceUser, Fabric};
 use ism_sys::lock;
 
 /// Shortest pause between two rounds of maintenance, whatever is configured.
@@ -76,9 +76,16 @@ impl Stack {
     }
 }
 
-impl DeferredDropQueue for Stack {
+impl DeviceUser for Stack {
     fn defer_drop(&self, object: DeferredDrop) {
         lock(&self.deferred_drops).push(object);
         self.wake_backgrounds();
+    }
+
+    fn device_stays(&self) {
+        self.returns.opened.store(true, Ordering::SeqCst);
+        if let Some(watch) = self.tcp_watch.get() {
+            watch.want_return();
+        }
     }
 }

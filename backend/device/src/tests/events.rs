@@ -33,6 +33,7 @@ fn kinds(events: &[Event]) -> Vec<&'static str> {
         Event::SwEvent { .. } => "sw event",
         Event::Lost { .. } => "lost",
         Event::Leave { .. } => "leave",
+        Event::Stay { .. } => "stay",
     };
     events.iter().map(kind).collect()
 }

@@ -142,6 +142,42 @@ fn a_device_that_is_about_to_go_takes_on_nothing_new_but_lets_go() {
 }
 
 #[test]
+fn a_drain_can_be_taken_back_and_the_end_of_a_device_cannot() {
+    let world = World::new();
+    for reason in LeaveReason::ALL {
+        let (mut a, b, _) = pair(&world);
+        assert!(!a.device.stay(), "nobody asked");
+        let group = ask(&a, reason);
+        let drains = matches!(reason, LeaveReason::Drain | LeaveReason::Migration);
+        assert_eq!(a.device.stay(), drains);
+        assert!(!a.device.stay(), "twice");
+        let info = a.device.info();
+        assert_eq!((info.is_leaving, info.counts.leaves_done), (!drains, 0));
+        assert_eq!((group.staying(), group.taken_back()), (!drains as usize, drains as usize));
+        // The driver that has not read the first hears of the second only.
+        let events = a.events();
+        if drains {
+            assert_eq!(group.wait(SECOND), 1, "it has not left");
+            assert!(matches!(events[..], [Event::Stay { number: 1 }]), "{events:?}");
+            assert_eq!(a.left(1), Err(Status::Enoent));
+            a.register(b.gid, 1, K64).unwrap();
+            a.hello();
+            assert!(a.events().iter().all(|event| !matches!(event, Event::Leave { .. })));
+            a.register(b.gid, 1, K64).unwrap();
+        } else {
+            assert!(matches!(events[..], [Event::Leave { number: 1, .. }]), "{events:?}");
+        }
+        // The next request has another number.
+        let _again = ask(&a, LeaveReason::Drain);
+        assert!(a.events().iter().any(|event| matches!(event, Event::Leave { number: 2, .. })));
+    }
+    let old = world.driver("old");
+    old.device.set_features(Features::all() - Features::LEAVE);
+    let _group = ask(&old, LeaveReason::Drain);
+    assert!(old.device.stay() && old.events().is_empty(), "it does not know the record");
+}
+
+#[test]
 fn an_answer_counts_once_for_its_request_and_for_nobody_else() {
     let world = World::new();
     let (mut a, mut b, _) = pair(&world);
@@ -210,6 +246,7 @@ enum Step {
     Detach,
     Ask,
     Left { back: u32 },
+    Stay,
     Hello,
     End,
     Read,
@@ -223,6 +260,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Detach),
         2 => Just(Step::Ask),
         3 => (0u32..3).prop_map(|back| Step::Left { back }),
+        1 => Just(Step::Stay),
         1 => Just(Step::Hello),
         1 => Just(Step::End),
         1 => Just(Step::Read),
@@ -244,17 +282,18 @@ proptest! {
         // Departures with whether they still count the driver; the number of the last request.
         let mut groups: Vec<(Arc<LeaveGroup>, bool)> = Vec::new();
         let (mut last, mut answered, mut is_open, mut idx) = (0, false, true, 0);
+        let (mut leaves, mut taken_back) = (false, 0);
         for step in steps {
             match step {
                 Step::Register => {
                     idx += 1;
-                    let expected = is_open && last == 0;
+                    let expected = is_open && !leaves;
                     match a.register(b.gid, idx, K64) {
                         Ok(reply) => own.push(reply.token.get()),
                         Err(status) => prop_assert_eq!((expected, status), (false, Status::Estate)),
                     }
                 }
-                Step::Attach if is_open && last == 0 => {
+                Step::Attach if is_open && !leaves => {
                     let token = b.register(a.gid, 1000 + idx, K64).unwrap().token.get();
                     idx += 1;
                     a.attach(token).unwrap();
@@ -276,11 +315,11 @@ proptest! {
                     let counts = is_open && !(own.is_empty() && theirs.is_empty());
                     groups.push((group, counts));
                     last += 1;
-                    answered = false;
+                    (leaves, answered) = (true, false);
                 }
                 Step::Left { back } => {
                     let number = u32::saturating_sub(last, back);
-                    let expected = match (is_open, last > 0 && number == last && !answered) {
+                    let expected = match (is_open, leaves && number == last && !answered) {
                         (false, _) => Err(Status::Estate),
                         (true, true) => Ok(()),
                         (true, false) => Err(Status::Enoent),
@@ -289,6 +328,14 @@ proptest! {
                     if expected.is_ok() {
                         answered = true;
                         groups.iter_mut().for_each(|(_, counts)| *counts = false);
+                    }
+                }
+                Step::Stay => {
+                    prop_assert_eq!(a.device.stay(), leaves);
+                    leaves = false;
+                    for (group, counts) in groups.iter_mut().filter(|(_, counts)| *counts) {
+                        prop_assert_eq!(group.taken_back(), 1);
+                        (*counts, taken_back) = (false, taken_back + 1);
                     }
                 }
                 Step::Hello | Step::End => {
@@ -311,8 +358,9 @@ proptest! {
                 prop_assert_eq!(group.staying(), usize::from(*counts), "{:?}", step);
             }
             let (info, staying) = (a.device.info(), groups.iter().filter(|d| d.1).count());
-            prop_assert_eq!(info.counts.leaves_asked - info.counts.leaves_done, staying as u64);
-            prop_assert_eq!(info.is_leaving, last > 0);
+            let done = info.counts.leaves_done + taken_back;
+            prop_assert_eq!(info.counts.leaves_asked - done, staying as u64);
+            prop_assert_eq!(info.is_leaving, leaves);
         }
     }
 }

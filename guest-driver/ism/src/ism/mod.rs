@@ -87,7 +87,7 @@ pub struct IsmDevice {
     window_rate: OnceLock<u64>,
     polling: Mutex<()>,
     unknown_events: AtomicU64,
-    // Number of the last request to leave; 0: the device has not asked.
+    // Number of the last request to leave; 0: the device has not asked, or has taken it back.
     leave: AtomicU32,
 }
 
@@ -548,6 +548,7 @@ impl IsmDevice {
             }
             // Relaxed: nothing is ordered by it.
             Event::Leave { number, .. } => self.leave.store(*number, Ordering::Relaxed),
+            Event::Stay { .. } => self.leave.store(0, Ordering::Relaxed),
             _ => {}
         }
     }
