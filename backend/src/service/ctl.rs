@@ -71,6 +71,14 @@ enum Verb {
         #[arg(long)]
         migration: bool,
     },
+    /// Take a drain back: the devices of a guest take on connections again.
+    ///
+    /// Connections that have left come back. It makes no difference whether all have left. Does
+    /// nothing for a guest that is not drained.
+    Undrain {
+        /// Its name.
+        name: String,
+    },
     /// Have the daemon read its configuration file again, as SIGHUP does.
     Reload,
 }
@@ -96,6 +104,9 @@ pub(crate) enum ControlError {
     /// There is no daemon to ask, and others may write where this user's would be.
     #[error(transparent)]
     NotPrivate(#[from] smc_settings::NotPrivate),
+    /// Another operator has taken the drain back.
+    #[error("the drain was taken back before all drivers had left")]
+    TakenBack,
     /// Drivers still use their devices.
     #[error("{} of {} drivers have not left in time", .0.asked - .0.left, .0.asked)]
     Staying(LeaveInfo),
@@ -153,11 +164,15 @@ pub(crate) fn run(args: &ControlArgs) -> Result<String, ControlError> {
         }
         Verb::Drain { name, timeout, migration } => {
             let info = client.drain(name, *timeout, *migration)?;
+            if info.taken_back > 0 {
+                return Err(ControlError::TakenBack);
+            }
             if info.left < info.asked {
                 return Err(ControlError::Staying(info));
             }
             format!("drivers that have left: {}\n", info.left)
         }
+        Verb::Undrain { name } => format!("devices in service again: {}\n", client.undrain(name)?),
         Verb::Reload => {
             let ReloadInfo { added, removed, changed, failed } = client.reload()?;
             let mut text = String::new();

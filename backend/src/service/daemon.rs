@@ -124,6 +124,16 @@ impl Daemon {
         Ok(self.guests.ask_to_leave(name, reason, Some(within))?.wait())
     }
 
+    /// Takes back what [`drain`](Self::drain) has asked for, before or after the drivers have left.
+    /// The devices take on new DMBs again, and connections come back to them. Returns how many devices
+    /// were drained.
+    ///
+    /// # Errors
+    /// [`DaemonError::NoSuchGuest`].
+    pub fn undrain(&self, name: &str) -> Result<usize, DaemonError> {
+        self.guests.undrain(name)
+    }
+
     /// The guests, by name.
     pub fn list(&self) -> Vec<GuestStatus> {
         self.guests.list()

@@ -80,6 +80,13 @@ impl GuestSocket {
         }
     }
 
+    fn stay(&self) -> usize {
+        match self {
+            GuestSocket::Device(socket) => socket.stay(),
+            GuestSocket::Pool(pool) => pool.stay(),
+        }
+    }
+
     fn request_stop(&self) {
         match self {
             GuestSocket::Device(socket) => socket.request_stop(),
@@ -223,6 +230,17 @@ impl Guests {
         let served = sockets.get(name).ok_or_else(|| DaemonError::NoSuchGuest(name.into()))?;
         leaving.ask(name, &served.socket);
         Ok(leaving)
+    }
+
+    /// Takes a drain of a guest back. Returns how many of its devices were drained.
+    pub(crate) fn undrain(&self, name: &str) -> Result<usize, DaemonError> {
+        let sockets = lock(&self.sockets);
+        let served = sockets.get(name).ok_or_else(|| DaemonError::NoSuchGuest(name.into()))?;
+        let devices = served.socket.stay();
+        if devices > 0 {
+            tracing::info!(guest = name, devices, "the drain was taken back");
+        }
+        Ok(devices)
     }
 
     /// Asks the drivers of these guests to leave, each for its reason, and waits for all together.

@@ -18,6 +18,8 @@ pub struct LeaveInfo {
     pub asked: usize,
     /// Those among them that have left in time.
     pub left: usize,
+    /// Those among them that need not leave any more, because the request was taken back.
+    pub taken_back: usize,
 }
 
 /// Drivers that were asked to leave and have until a deadline.
@@ -69,11 +71,20 @@ impl Leaving {
     pub(crate) fn wait(self) -> LeaveInfo {
         let left = self.within.saturating_sub(self.begin.elapsed());
         let staying = self.group.wait(left);
-        let asked = self.group.asked();
+        let (asked, taken_back) = (self.group.asked(), self.group.taken_back());
         let (reason, after_ms) = (self.reason.name(), self.begin.elapsed().as_millis());
         match staying {
             0 if asked == 0 => {}
             0 => tracing::info!(reason, drivers = asked, after_ms, "all drivers have left"),
+            _ if staying == taken_back => {
+                tracing::info!(
+                    reason,
+                    drivers = asked,
+                    staying,
+                    after_ms,
+                    "drivers need not leave"
+                );
+            }
             _ => tracing::warn!(
                 reason,
                 drivers = asked,
@@ -82,7 +93,7 @@ impl Leaving {
                 "drivers have not left in time: their connections on the device end"
             ),
         }
-        LeaveInfo { asked, left: asked.saturating_sub(staying) }
+        LeaveInfo { asked, left: asked.saturating_sub(staying), taken_back }
     }
 }
 

@@ -207,6 +207,11 @@ impl DevicePool {
         }
     }
 
+    /// Tells the drivers that were to leave, to drain the pool, that they need not. Returns how many.
+    pub(crate) fn stay(&self) -> usize {
+        self.slots().iter().filter(|slot| slot.stay()).count()
+    }
+
     /// Waits for the end of what [`request_stop`](Self::request_stop) began, at the latest until
     /// `deadline`; `false` if a front end keeps a thread from ending.
     pub(crate) fn wait_stopped(&self, deadline: Instant) -> bool {

@@ -198,6 +198,12 @@ impl DeviceSlot {
         }
     }
 
+    /// Tells the driver of the device that it need not leave. Returns whether it was to.
+    pub(super) fn stay(&self) -> bool {
+        let connection = lock(&self.devices).connection.clone();
+        connection.is_some_and(|connection| connection.device.stay())
+    }
+
     /// A device, a connection, and the framework at work on the next connection of `listener`.
     pub(super) fn connect(
         &self,

@@ -160,6 +160,12 @@ impl DeviceSocket {
         self.inner.slot.ask_to_leave(reason, within, group);
     }
 
+    /// Tells the driver that was to leave, to drain the device, that it need not. Returns how many were
+    /// told.
+    pub(crate) fn stay(&self) -> usize {
+        usize::from(self.inner.slot.stay())
+    }
+
     /// Waits for the end of what [`request_stop`](Self::request_stop) began, at the latest until
     /// `deadline`; `false` if a front end keeps a thread from ending.
     pub(crate) fn wait_stopped(&self, deadline: Instant) -> bool {

@@ -235,6 +235,48 @@ fn ctl_drain_fails_if_a_driver_stays_and_can_be_said_again() {
 }
 
 #[test]
+fn ctl_undrain_takes_a_drain_back_before_and_after_the_driver_has_left() {
+    let place = Place::new();
+    let _program = start(&place, &[]);
+    let mut pair = Pair::new(&place);
+    let gid_b = pair.b.hello();
+    let undrain = || {
+        let output = ctl(&place, &["undrain", "a"]).wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let served = "devices in service again: 1\n";
+    for answers in [false, true, false] {
+        let drain = ctl(&place, &["drain", "a", "--timeout", FOREVER]);
+        let number = loop {
+            // Its user has begun anew, which says that it is down.
+            match pair.a.event(TIMEOUT) {
+                Some(Event::Leave { number, .. }) => break number,
+                Some(Event::PeerDown { .. } | Event::DmbGone { .. }) => {}
+                other => panic!("{other:?}"),
+            }
+        };
+        if answers {
+            assert_eq!(left(&mut pair.a, number), Status::Ok);
+            assert!(drain.wait_with_output().unwrap().status.success());
+            assert_eq!(undrain(), served);
+        } else {
+            assert_eq!(undrain(), served);
+            let output = drain.wait_with_output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert!(!output.status.success() && said.contains("taken back"), "{said}");
+        }
+        let event = pair.a.event(TIMEOUT);
+        assert!(matches!(event, Some(Event::Stay { number: n }) if n == number), "{event:?}");
+        assert_eq!(left(&mut pair.a, number), Status::Enoent, "nobody asks any more");
+        pair.a.register(gid_b, 2 + number, DMB, BACKING_WINDOW);
+    }
+    assert_eq!(undrain(), "devices in service again: 0\n", "it is not drained");
+    let unknown = ctl(&place, &["undrain", "nobody"]).wait_with_output().unwrap();
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("no guest"), "{unknown:?}");
+}
+
+#[test]
 fn ctl_remove_waits_for_the_drivers_and_then_removes() {
     let place = Place::new();
     let _program = start(&place, &[]);

@@ -100,7 +100,7 @@ fn an_owner_hears_why_and_how_soon_it_is_to_leave_and_says_when_it_has() {
 
     assert!(!a.left(number + 1).unwrap(), "nobody has asked that");
     assert!(a.left(number).unwrap());
-    assert_eq!(drain.join().unwrap(), LeaveInfo { asked: 1, left: 1 });
+    assert_eq!(drain.join().unwrap(), LeaveInfo { asked: 1, left: 1, taken_back: 0 });
     assert!(!a.left(number).unwrap(), "it has an answer");
     assert_eq!(own.words(), [4, 0], "and what is mapped stays");
     assert!(!a.is_gone());
@@ -115,7 +115,7 @@ fn an_owner_that_lets_all_dmbs_go_need_not_say_that_it_has_left() {
     let drain = world.drain(HOUR);
     asked(&a);
     drop((own, mine));
-    assert_eq!(drain.join().unwrap(), LeaveInfo { asked: 1, left: 1 });
+    assert_eq!(drain.join().unwrap(), LeaveInfo { asked: 1, left: 1, taken_back: 0 });
     drop((theirs, others));
 }
 
@@ -137,7 +137,7 @@ fn an_owner_that_stays_is_waited_for_as_long_as_the_operator_says() {
     let (_own, _theirs) = dmb(&a, &b);
     let start = Instant::now();
     let within = Duration::from_millis(50);
-    assert_eq!(world.drain(within).join().unwrap(), LeaveInfo { asked: 1, left: 0 });
+    assert_eq!(world.drain(within).join().unwrap(), LeaveInfo { asked: 1, left: 0, taken_back: 0 });
     assert!(start.elapsed() >= within);
 }
 

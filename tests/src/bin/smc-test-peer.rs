@@ -3,8 +3,9 @@
 //!
 //! ```text
 //! smc-test-peer daemon SOCKET...        says "ready"; does what its standard input says: "remove
-//!                                       GUEST", "drain GUEST" and "leave" (each says "left N of M"),
-//!                                       "stop" (says "stopped")
+//!                                       GUEST", "drain GUEST", "begin-drain GUEST", which does not
+//!                                       wait, and "leave" (each says "left N of M"), "undrain GUEST"
+//!                                       (says "undrained N"), "stop" (says "stopped")
 //! smc-test-peer pour FABRIC DEVICE ADDRESS SEED LIMIT
 //!                                       writes a pattern; at the first error drops the socket, says
 //!                                       "failed" and how many bytes it wrote, and ends; kills itself
@@ -146,28 +147,41 @@ fn repeat(device: &str, address: &str, streams: usize) {
     }
 }
 
+/// A daemon that does what its standard input says.
+fn serve_devices(sockets: &[&str]) {
+    let guests = sockets.iter().map(GuestSpec::new).collect();
+    let leave_timeout = Duration::from_secs(3600);
+    let config = DaemonConfig { guests, leave_timeout, ..DaemonConfig::default() };
+    let daemon = Daemon::start(config).unwrap();
+    let left = |info: LeaveInfo| say(&format!("left {} of {}", info.left, info.asked));
+    say("ready");
+    let drain = |guest: &str| {
+        left(daemon.drain(guest, LeaveReason::Drain, leave_timeout).unwrap());
+    };
+    std::thread::scope(|scope| {
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            match line.split_once(' ') {
+                Some(("remove", guest)) => daemon.remove_guest(guest).unwrap(),
+                Some(("drain", guest)) => drain(guest),
+                Some(("begin-drain", guest)) => {
+                    let guest = guest.to_owned();
+                    scope.spawn(move || drain(&guest));
+                }
+                Some(("undrain", guest)) => {
+                    say(&format!("undrained {}", daemon.undrain(guest).unwrap()));
+                }
+                None if line == "leave" => left(daemon.leave(&Default::default())),
+                _ => break,
+            }
+        }
+    });
+    daemon.stop();
+    say("stopped");
+}
+
 fn work(args: &[&str]) {
     match *args {
-        ["daemon", ref sockets @ ..] => {
-            let guests = sockets.iter().map(GuestSpec::new).collect();
-            let leave_timeout = Duration::from_secs(3600);
-            let config = DaemonConfig { guests, leave_timeout, ..DaemonConfig::default() };
-            let daemon = Daemon::start(config).unwrap();
-            let left = |info: LeaveInfo| say(&format!("left {} of {}", info.left, info.asked));
-            say("ready");
-            for line in std::io::stdin().lines().map_while(Result::ok) {
-                match line.split_once(' ') {
-                    Some(("remove", guest)) => daemon.remove_guest(guest).unwrap(),
-                    Some(("drain", guest)) => {
-                        left(daemon.drain(guest, LeaveReason::Drain, leave_timeout).unwrap());
-                    }
-                    None if line == "leave" => left(daemon.leave(&Default::default())),
-                    _ => break,
-                }
-            }
-            daemon.stop();
-            say("stopped");
-        }
+        ["daemon", ref sockets @ ..] => serve_devices(sockets),
         ["pour", fabric, device, address, seed, limit] => {
             pour(fabric, device, address, [seed, limit].map(|number| number.parse().unwrap()));
         }

@@ -22,4 +22,5 @@ mod outlive;
 mod prompt;
 mod settled;
 mod support;
+mod undrain;
 mod vanish;

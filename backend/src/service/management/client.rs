@@ -111,6 +111,15 @@ impl Client {
         self.call_within(&Call::Drain { name, timeout, migration: is_migration }, within)
     }
 
+    /// Takes a drain of a guest back, before or after its drivers have left. Returns how many of its
+    /// devices were drained.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn undrain(&mut self, name: &str) -> Result<usize, ClientError> {
+        Ok(self.call(&Call::Undrain { name })?.undrained.unwrap_or_default())
+    }
+
     /// A call that drivers have `within` for. The daemon's own time is an hour at most.
     fn call_within(
         &mut self,

@@ -300,7 +300,11 @@ impl Clients {
             Err(error) => refusal(error.to_string()),
         };
         Some(match request {
-            Request::Add(_) | Request::Remove { .. } | Request::Drain { .. } | Request::Reload
+            Request::Add(_)
+            | Request::Remove { .. }
+            | Request::Drain { .. }
+            | Request::Undrain { .. }
+            | Request::Reload
                 if self.access == Access::Read =>
             {
                 refusal("this socket is for metrics: nothing can be changed here".to_owned())
@@ -341,6 +345,10 @@ impl Clients {
                 let reason = if migration { LeaveReason::Migration } else { LeaveReason::Drain };
                 return self.leave(client, name, reason, timeout);
             }
+            Request::Undrain { name } => match self.guests.undrain(&name) {
+                Ok(devices) => Answer { ok: true, undrained: Some(devices), ..Answer::default() },
+                Err(error) => refusal(error.to_string()),
+            },
         })
     }
 }

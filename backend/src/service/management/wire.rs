@@ -30,6 +30,9 @@ pub(super) enum Request {
         #[serde(default)]
         migration: bool,
     },
+    Undrain {
+        name: String,
+    },
     Metrics,
     Reload,
 }
@@ -78,6 +81,7 @@ pub(super) enum Call<'a> {
     Add(&'a AddGuest),
     Remove { name: &'a str, timeout: Option<LeaveTime> },
     Drain { name: &'a str, timeout: Option<LeaveTime>, migration: bool },
+    Undrain { name: &'a str },
     Metrics,
     Reload,
 }
@@ -96,6 +100,8 @@ pub(super) struct Answer {
     pub(super) reloaded: Option<ReloadInfo>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) left: Option<LeaveInfo>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) undrained: Option<usize>,
 }
 
 /// A guest, as it is now. Counters are those of all its connections; the front ends of a pool have their
