@@ -4,6 +4,8 @@
 //! Connections and listeners that it inherits are decided by that. Where the file or the environment
 //! leaves a doubt, it will not.
 
+mod plain;
+
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -11,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use guest_driver::program_file;
 
-use crate::config;
+use crate::{config, log};
 
 /// The variable by which the dynamic linker finds the library.
 const PRELOAD: &str = "LD_PRELOAD";
@@ -43,9 +45,15 @@ impl TargetProgram<'_> {
     }
 
     /// LD_PRELOAD without this library, if the program is for another kind of machine: its dynamic
-    /// linker cannot load the library, and would say so on standard error. Returns the place of the
-    /// entry in the environment, and the new one. `library`: the file of this library.
-    pub(crate) fn preload_without(&self, library: &Path) -> Option<(usize, Vec<u8>)> {
+    /// linker cannot load the library, and would say so on standard error. The same if the library
+    /// would have nothing to do in the program. Returns the place of the entry in the environment,
+    /// and the new one. `library`: the file of this library. `gets_nothing`: whether the program
+    /// inherits nothing that the library has to know of.
+    pub(crate) fn preload_without(
+        &self,
+        library: &Path,
+        gets_nothing: impl FnOnce() -> bool,
+    ) -> Option<(usize, Vec<u8>)> {
         let (at, list) = self.environment.iter().enumerate().find_map(|(at, entry)| {
             let list = entry.as_bytes().strip_prefix(PRELOAD.as_bytes())?.strip_prefix(b"=")?;
             Some((at, list))
@@ -61,8 +69,16 @@ impl TargetProgram<'_> {
             true => find(self.file.as_os_str())?,
             false => self.file.to_owned(),
         };
-        program_file::is_for_other_machine(&file, find)
+        // Another library may have a use for this one.
+        let spares = || others.is_empty() && !self.has_reader() && gets_nothing();
+        (spares() && plain::is_plain(&file) || program_file::is_for_other_machine(&file, find))
             .then(|| (at, [PRELOAD.as_bytes(), b"=", &others.join(&b':')].concat()))
+    }
+
+    /// Whether somebody wants to read what the library writes in each process.
+    fn has_reader(&self) -> bool {
+        let wants_status = config::get().is_none_or(|config| config.status.is_some());
+        wants_status || self.value(log::LEVELS).is_some()
     }
 
     /// Whether the environment, or the list for all programs, has the dynamic linker load the library.

@@ -271,8 +271,12 @@ fn before_spawn(actions: *const c_void, target: &Target) {
     if config::get().is_none() {
         return;
     }
-    let named = |fd| NAMED.lock().contains(&(actions as usize, fd));
-    exec::leave_to(target, named);
+    exec::leave_to(target, |fd| is_named(actions, fd));
+}
+
+/// Whether file actions of the program duplicate a descriptor.
+fn is_named(actions: *const c_void, fd: c_int) -> bool {
+    NAMED.lock().contains(&(actions as usize, fd))
 }
 
 /// Defines hooks of functions that start a program.
@@ -282,7 +286,7 @@ macro_rules! spawns {
         $(#[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
             within(|| before_spawn($actions, &$target));
-            $(let other = within(|| $target.other_environment());
+            $(let other = within(|| $target.other_environment(|fd| is_named($actions, fd)));
             let $environment = other.unwrap_or($environment);)?
             let result = call_libc!($name, -1, ($($arg: $type),*) -> $result);
             fork::note_child();

@@ -122,13 +122,16 @@ impl Target {
 
     /// The environment that it gets instead of the call's, if there is one. It is valid until the
     /// thread executes or starts another program: the child of vfork leaves it to its parent.
-    pub(super) fn other_environment(&self) -> Option<Words> {
+    /// `named`: as for [`leave_to`].
+    pub(super) fn other_environment(&self, named: impl Fn(c_int) -> bool) -> Option<Words> {
         thread_local! {
             static LAST: RefCell<(Vec<*const c_char>, CString)> = RefCell::default();
         }
         let library = LIBRARY.get()?.as_deref()?;
         let mut words = self.words();
-        let (at, preload) = self.program(&words)?.preload_without(library)?;
+        let gets_nothing =
+            || !kernel::is_inherited(&named) && !handed_listeners::any_inherited(&named);
+        let (at, preload) = self.program(&words)?.preload_without(library, gets_nothing)?;
         let preload = CString::new(preload).ok()?;
         *words.get_mut(at)? = preload.as_ptr();
         words.push(std::ptr::null());
@@ -199,7 +202,7 @@ pub(super) fn leave_to(target: &Target, named: impl Fn(c_int) -> bool) {
 /// vfork shares, and which leaves no signals blocked.
 fn around(target: impl FnOnce() -> Target, execute: impl FnOnce(Option<Words>) -> c_int) -> c_int {
     if config::get().is_none() {
-        return execute(within(|| target().other_environment()));
+        return execute(within(|| target().other_environment(|_| false)));
     }
     // The parent of a child that shares its memory would count it for ever.
     let counts = !fork::shares_memory();
@@ -219,7 +222,7 @@ fn execute_with_keeper(
 ) -> c_int {
     let (has_work, other) = within(|| {
         let target = target();
-        (prepare(&target), target.other_environment())
+        (prepare(&target), target.other_environment(|_| false))
     });
     if !has_work {
         return execute(other);

@@ -167,10 +167,21 @@ pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool, has_library: bool) 
             relay::hand_over::must_be_left(socket) || is_unused && !has_library
         };
         let Some(socket) = descriptor.stream().filter(is_left) else { continue };
-        let stays_open = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0);
         // Bytes that wait for the end of a handshake go out although the descriptor is closed.
-        if named(fd) || stays_open() || socket.undecided.has_early() {
+        if named(fd) || stays_open(fd) || socket.undecided.has_early() {
             leave(descriptor, fd, true);
         }
     }
+}
+
+fn stays_open(fd: c_int) -> bool {
+    raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0)
+}
+
+/// Whether a program that is executed next gets a connection or a socket that may become one. `named`:
+/// as for [`leave_inherited`].
+pub(crate) fn is_inherited(named: impl Fn(c_int) -> bool) -> bool {
+    (0..=DESCRIPTORS.highest())
+        .filter(|fd| DESCRIPTORS.has(*fd))
+        .any(|fd| named(fd) || stays_open(fd))
 }

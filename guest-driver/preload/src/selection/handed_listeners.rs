@@ -38,12 +38,20 @@ pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool) {
     if !answering_listeners::any() {
         return;
     }
-    for fd in kernel_sockets::open_descriptors() {
-        let stays_open = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0);
-        if is_listener(fd) && (named(fd) || stays_open()) {
-            leave(fd);
-        }
-    }
+    inherited(named).into_iter().for_each(leave);
+}
+
+/// Whether a program that is executed next inherits a listener that may answer. `named`: as for
+/// [`leave_inherited`].
+pub(crate) fn any_inherited(named: impl Fn(c_int) -> bool) -> bool {
+    answering_listeners::any() && !inherited(named).is_empty()
+}
+
+fn inherited(named: impl Fn(c_int) -> bool) -> Vec<c_int> {
+    let stays_open = |fd| raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0);
+    let mut fds = kernel_sockets::open_descriptors();
+    fds.retain(|fd| is_listener(*fd) && (named(*fd) || stays_open(*fd)));
+    fds
 }
 
 /// Has a listener answer no more: a program gets it that may not have the library.
