@@ -56,13 +56,13 @@ pub(crate) fn await_first(fd: c_int) {
 /// pair.
 pub(crate) fn hand_over_undecided(descriptor: &DescriptorRef) -> bool {
     let Some(socket) = descriptor.stream() else { return true };
+    let _numbers = NUMBERS.lock();
     // Whoever decides the connection has this lock when it stores the state. From then on calls of
     // other threads sleep in the kernel on the TCP socket, and would never see the pair.
     let _early = socket.undecided.early();
     if socket.stage() != SocketStage::Proposing {
         return true;
     }
-    let _numbers = NUMBERS.lock();
     let numbers = |fd: &c_int| DESCRIPTORS.get(*fd).is_some_and(|now| now.is(descriptor));
     let fds: Vec<c_int> = (0..=DESCRIPTORS.highest()).filter(numbers).collect();
     let Some(&first) = fds.first() else { return true };
