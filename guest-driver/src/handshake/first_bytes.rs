@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use smc_core::wire::clc::{Guess, looks_like_clc};
+use smc_core::wire::clc::{Guess, Kind, looks_like_clc};
 
 use super::tcp::peek;
 
@@ -12,6 +12,8 @@ use super::tcp::peek;
 /// CLC-55); the rest
 /// says how long the message is.
 const OPENING_LEN: usize = 8;
+/// Where the header says of what type the message is.
+const TYPE_AT: usize = 4;
 
 /// What a client has sent on a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +73,13 @@ impl FirstBytes {
     pub fn is_smc(&self) -> bool {
         matches!(self, FirstBytes::Smc(_))
     }
+
+    /// Whether they begin a Proposal. On a socket that may be a client's, other messages are its
+    /// server's.
+    pub fn is_proposal(&self) -> bool {
+        let code = Kind::Proposal.code();
+        matches!(self, FirstBytes::Smc(prefix) if prefix.bytes().get(TYPE_AT) == Some(&code))
+    }
 }
 
 #[cfg(test)]
@@ -93,7 +102,21 @@ mod tests {
         // "SMCR" in EBCDIC, a Proposal's type, a length, and version 2.
         client.write_all(&[0xe2, 0xd4, 0xc3, 0xd9, 1, 0, 100, 0x20]).unwrap();
         for _ in 0..2 {
-            assert!(FirstBytes::peek(&server).unwrap().is_smc());
+            assert!(FirstBytes::peek(&server).unwrap().is_proposal());
+        }
+    }
+
+    #[test]
+    fn only_a_proposal_is_a_proposal() {
+        for (bytes, proposal) in [
+            (&[0xe2, 0xd4, 0xc3, 0xd9, 1][..], true),
+            (&[0xe2, 0xd4, 0xc3, 0xd9, 2, 0, 100, 0x20], false),
+            (&[0xe2, 0xd4, 0xc3, 0xd9], false),
+        ] {
+            let (mut client, server) = pair();
+            client.write_all(bytes).unwrap();
+            let first = FirstBytes::peek(&server).unwrap();
+            assert_eq!((first.is_smc(), first.is_proposal()), (true, proposal), "{bytes:x?}");
         }
     }
 

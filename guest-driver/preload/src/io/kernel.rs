@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use guest_driver::SmcStream;
 
-use crate::relay::take_back;
+use crate::relay::{holders, take_back};
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, handshake, waiting};
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
@@ -92,7 +92,7 @@ pub(crate) fn before_close(first: c_int, last: c_int) {
             && descriptor.handles() == 1
             && !fork::shares_memory()
         {
-            handshake::before_close(&descriptor, fd);
+            handshake::before_close(&descriptor, fd, holders::is_elsewhere);
         }
     }
 }

@@ -7,11 +7,12 @@
 //! cannot be told counts as a holder.
 
 use std::collections::HashMap;
+use std::ffi::c_int;
 use std::fs;
 use std::path::Path;
 
 use crate::socket::stream::TemporaryRelay;
-use crate::sys::raw;
+use crate::sys::{borrowed, raw};
 
 /// Generations between a process and the first one, at most.
 const MAX_DEPTH: usize = 128;
@@ -94,6 +95,20 @@ impl Processes {
 /// each.
 pub(super) fn may_have(temporaries: &[&TemporaryRelay]) -> Vec<bool> {
     look(temporaries).unwrap_or_else(|| vec![true; temporaries.len()])
+}
+
+/// Whether another process has a socket, as far as this one may see that.
+pub(crate) fn is_elsewhere(fd: c_int) -> bool {
+    let Ok(socket) = rustix::fs::fstat(borrowed(fd)) else { return false };
+    let this = raw::getpid();
+    let has = |pid: i32| inodes_of(pid).is_ok_and(|inodes| inodes.contains(&socket.st_ino));
+    processes().into_iter().flatten().any(|pid| pid != this && has(pid))
+}
+
+/// The processes that `/proc` shows.
+fn processes() -> std::io::Result<impl Iterator<Item = i32>> {
+    let entries = fs::read_dir("/proc")?.flatten();
+    Ok(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()))
 }
 
 fn look(temporaries: &[&TemporaryRelay]) -> Option<Vec<bool>> {

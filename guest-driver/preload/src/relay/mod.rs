@@ -18,7 +18,7 @@ mod flow;
 pub(crate) mod fork;
 pub(crate) mod forward;
 pub(crate) mod hand_over;
-mod holders;
+pub(crate) mod holders;
 pub(crate) mod keeper;
 mod owner_end;
 pub(crate) mod take_back;

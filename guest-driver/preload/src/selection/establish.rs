@@ -140,9 +140,16 @@ pub(crate) fn add_inherited() {
         known.push((cookie, fd));
         let first = peek(borrowed(fd));
         let untouched = || raw::has_moved_bytes(fd) == Some(false);
-        if first.is_smc() || first == FirstBytes::Incomplete && untouched() {
+        // It may be a client's, too, in the middle of a handshake: another thread of the process that
+        // has started this program made it just then.
+        if first.is_proposal() || first == FirstBytes::Incomplete && untouched() {
             let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
             add_accepted(fd, flags & libc::O_NONBLOCK != 0, None);
+            if let Some(descriptor) = DESCRIPTORS.get(fd)
+                && let Some(socket) = descriptor.stream()
+            {
+                socket.owner.set_handed_on();
+            }
         }
     }
 }

@@ -101,13 +101,18 @@ fn start(
 /// The program closes the last descriptor of a connection that is not decided. A client that has
 /// proposed SMC gets an answer in any case: TCP would reset the connection for its unread message.
 /// A child process that has the descriptor, too, may do the handshake itself.
-pub(crate) fn before_close(descriptor: &DescriptorRef, fd: c_int) {
+pub(crate) fn before_close(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    is_elsewhere: impl Fn(c_int) -> bool,
+) {
     let Some(socket) = descriptor.stream() else { return };
     if socket.state() == SocketState::Undecided
         && !socket.owner.may_be_shared()
         && socket.role() == SocketRole::Server
-        && (socket.side.is_announced() || peek(borrowed(fd)).is_smc())
+        && (socket.side.is_announced() || peek(borrowed(fd)).is_proposal())
         && !server::has_read_around(socket, fd)
+        && !(socket.owner.is_handed_on() && is_elsewhere(fd))
     {
         begin(descriptor, socket, fd, (SocketEvent::Close, Wait::Short), None);
     }

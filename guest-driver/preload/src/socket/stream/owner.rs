@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The process that a connection belongs to.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::fork;
 
@@ -12,6 +12,8 @@ pub(crate) struct SocketOwner {
     generation: AtomicU32,
     /// The number of [`fork::children`] when the socket was made.
     children_before: u32,
+    /// Another program has made the socket, and may have it still.
+    is_handed_on: AtomicBool,
 }
 
 impl SocketOwner {
@@ -20,7 +22,18 @@ impl SocketOwner {
         SocketOwner {
             generation: AtomicU32::new(fork::generation()),
             children_before: fork::children(),
+            is_handed_on: AtomicBool::new(false),
         }
+    }
+
+    /// Stores that another program has made the socket.
+    pub(crate) fn set_handed_on(&self) {
+        self.is_handed_on.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether another program has made the socket.
+    pub(crate) fn is_handed_on(&self) -> bool {
+        self.is_handed_on.load(Ordering::Relaxed)
     }
 
     /// Whether the connection belongs to an ancestor of this process.

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Sockets in the middle of a handshake that get into a program with the library by chance: another
+//! thread has made them while the program was started.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+mod common;
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use common::{Fabric, eventually};
+
+/// The head of a CLC message of a type: the eye catcher, the type, a length, and version 2.
+const fn head(kind: u8) -> [u8; 8] {
+    [0xe2, 0xd4, 0xc3, 0xd9, kind, 0, 100, 0x20]
+}
+const PROPOSAL: u8 = 1;
+const ACCEPT: u8 = 2;
+const CONFIRM: u8 = 3;
+
+fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (client, listener.accept().unwrap().0)
+}
+
+fn has_bytes(socket: &TcpStream) -> bool {
+    socket.set_nonblocking(true).unwrap();
+    socket.peek(&mut [0; 8]).is_ok_and(|n| n == 8)
+}
+
+/// Runs a program with the library, which gets a socket and does nothing with it.
+fn run_with(fabric: &Fabric, socket: RawFd) {
+    let mut shell: Command = fabric.smc("sh");
+    shell.args(["-c", ":"]);
+    let keep = move || {
+        // It stays open in the program.
+        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
+        Ok(rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?)
+    };
+    // SAFETY: a system call.
+    let output = unsafe { shell.pre_exec(keep) }.output().unwrap();
+    assert!(output.status.success(), "{}", output.status);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+#[test]
+fn a_program_leaves_the_handshakes_of_others_alone() {
+    let fabric = Fabric::new(1);
+    for kind in [PROPOSAL, ACCEPT, CONFIRM] {
+        let (mut sender, receiver) = pair();
+        sender.write_all(&head(kind)).unwrap();
+        eventually(|| has_bytes(&receiver));
+        run_with(&fabric, receiver.as_raw_fd());
+        assert!(has_bytes(&receiver), "type {kind}: the program has read the message");
+        assert!(!has_bytes(&sender), "type {kind}: the program has answered");
+    }
+    assert_eq!(fabric.broken(), [""; 0]);
+}
