@@ -10,6 +10,7 @@
 //! not read.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,15 @@ pub(super) struct WayBack {
     retired: Vec<DeferredDrop>,
     /// This end has sent an urgent byte by TCP.
     has_marked: bool,
+}
+
+/// What a connection knows of its peer's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PeerDevice {
+    /// It has had a ring there since this time.
+    Ring(Instant),
+    /// It was refused a ring at this time, and may propose another one.
+    Refused(Instant),
 }
 
 /// A step that takes device commands.
@@ -184,12 +194,32 @@ impl Conn {
         })
     }
 
-    /// The device that the connection may come back to has been opened anew.
-    pub(crate) fn note_new_device(&self) {
+    /// Has the connection propose a ring at its next turn, although it was refused one before.
+    pub(crate) fn retry_return(&self) {
         if let Some(change) = &mut self.tx().change {
             let now = change.way_back.now();
-            change.way_back.back_off.on_device(now);
+            change.way_back.back_off.retry(now);
         }
+    }
+
+    /// What the connection knows of the device of its peer.
+    pub(crate) fn sign_of_device(&self) -> Option<(IpAddr, PeerDevice)> {
+        let sign = {
+            let tx = self.tx();
+            let change = tx.change.as_ref()?;
+            let way = &change.way_back;
+            let at = |tick: Tick| way.begin + Duration::from_micros(tick.0);
+            match (way.back_off.ring_since(), way.back_off.refused_at()) {
+                (Some(since), _) => PeerDevice::Ring(at(since)),
+                (None, Some(refused)) => {
+                    let may_try = change.may_return() && tx.close.state() == State::Active;
+                    (way.role == Role::Client && may_try)
+                        .then_some(PeerDevice::Refused(at(refused)))?
+                }
+                (None, None) => return None,
+            }
+        };
+        Some((self.tcp.addresses().ok()?.1.ip(), sign))
     }
 
     /// Does the next step of the way back to a ring, if one is due. It may take device commands.

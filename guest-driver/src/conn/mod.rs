@@ -51,6 +51,7 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 pub(crate) use carrier::Carrier;
 use carrier::no_ring;
 use change::Change;
+pub(crate) use come_back::PeerDevice;
 use cursors::ConsumerCursors;
 use end_word::{EndWord, Failure};
 pub(crate) use moved::MovedBytes;

@@ -97,10 +97,11 @@ impl HandshakeTcp {
     /// Local and peer address. Only this call asks the kernel for them, because a short connection
     /// need not pay for two system calls.
     pub(super) fn addresses(&self) -> io::Result<(SocketAddr, SocketAddr)> {
-        match self.addresses.get() {
-            Some(addresses) => Ok(*addresses),
-            None => self.with(|tcp| Ok((tcp.local_addr()?, tcp.peer_addr()?))),
+        if let Some(addresses) = self.addresses.get() {
+            return Ok(*addresses);
         }
+        let addresses = self.with(|tcp| Ok((tcp.local_addr()?, tcp.peer_addr()?)))?;
+        Ok(*self.addresses.get_or_init(|| addresses))
     }
 
     /// Says that no call will ask for the addresses any more.

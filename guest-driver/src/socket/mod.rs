@@ -11,6 +11,7 @@ mod options;
 pub(crate) mod outgoing;
 mod outlive;
 mod poller;
+mod returns;
 mod stack;
 pub mod statistics;
 mod stream;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashSet;
 use smc_core::wire::clc::CarrierFeatures;
 
+use super::returns;
 use super::stack::Stack;
 use super::upkeep::SWEEP_PAUSE;
 use crate::conn::Conn;
@@ -167,19 +168,23 @@ impl Stack {
     /// Does the next step for each connection that may come back to its device.
     fn look_for_returns(self: &Arc<Self>) {
         let watch = self.tcp_watch.get();
-        let mut all = watch.map(|watch| watch.connections()).unwrap_or_default();
-        all.retain(|conn| conn.may_come_back());
-        self.returns.any.store(!all.is_empty(), Ordering::SeqCst);
-        if all.is_empty() {
+        let all = watch.map(|watch| watch.connections()).unwrap_or_default();
+        let mut coming = all.clone();
+        coming.retain(|conn| conn.may_come_back());
+        self.returns.any.store(!coming.is_empty(), Ordering::SeqCst);
+        if coming.is_empty() {
             return;
         }
+        returns::retry(&all);
+        // Those that stay where they are may end meanwhile.
+        drop(all);
         // Opens the devices that can be opened.
         let current = self.current();
-        let is_new = self.returns.opened.swap(false, Ordering::SeqCst);
-        for conn in all {
-            if is_new {
-                conn.note_new_device();
-            }
+        if self.returns.opened.swap(false, Ordering::SeqCst) {
+            // A refusal was of the device before.
+            coming.iter().for_each(|conn| conn.retry_return());
+        }
+        for conn in coming {
             conn.come_back(&current.ring_params(conn.reactor(), self.buffer_len()));
         }
     }

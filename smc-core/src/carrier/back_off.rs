@@ -7,8 +7,8 @@ use crate::time::Tick;
 
 /// When a client may propose a new ring: a second after it has left one or was refused, then two,
 /// then four, up to 64. A ring that has lasted as long as the last wait starts this anew. So a
-/// device that flaps costs its connections less and less. After a refusal, a device that has been
-/// opened since ends the wait: its machine may be another's neighbour now.
+/// device that flaps costs its connections less and less. A wait that began with a refusal ends when
+/// there is a reason to try again ([`BackOff::retry`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackOff {
     /// The last wait.
@@ -44,8 +44,9 @@ impl BackOff {
         self.until
     }
 
-    /// The own device has been opened anew. A refusal was of the one before.
-    pub fn on_device(&mut self, now: Tick) {
+    /// Ends a wait that began with a refusal: the own device has been opened anew, so that its machine
+    /// may be another's neighbour now, or the peer may have a device again.
+    pub fn retry(&mut self, now: Tick) {
         if self.refused {
             (self.wait, self.until) = (Duration::ZERO, now);
         }
@@ -54,6 +55,18 @@ impl BackOff {
     /// The connection is on a ring again.
     pub fn on_ring(&mut self, now: Tick) {
         self.ring_since = Some(now);
+    }
+
+    /// When the ring came into use; `None`: the connection is on TCP.
+    pub const fn ring_since(&self) -> Option<Tick> {
+        self.ring_since
+    }
+
+    /// When the wait began, if it began with a refusal, or [`BackOff::retry`] ended it.
+    pub fn refused_at(&self) -> Option<Tick> {
+        let micros = u64::try_from(self.wait.as_micros()).unwrap_or(u64::MAX);
+        let begin = Tick(self.until.0.saturating_sub(micros));
+        (self.refused && self.ring_since.is_none()).then_some(begin)
     }
 
     /// Whether a ring may be proposed.
@@ -96,18 +109,23 @@ mod tests {
     }
 
     #[test]
-    fn a_new_device_ends_the_wait_after_a_refusal_and_no_other() {
+    fn a_reason_to_try_again_ends_the_wait_after_a_refusal_and_no_other() {
         let mut back_off = BackOff::new(second(0));
         back_off.on_tcp(second(5));
-        back_off.on_device(second(5));
+        back_off.retry(second(5));
+        assert_eq!((back_off.ring_since(), back_off.refused_at()), (None, None));
         assert!(!back_off.may_return(second(5)), "it has left a device a moment ago");
         for now in [6, 8, 12] {
             back_off.on_tcp(second(now));
         }
         assert!(!back_off.may_return(second(14)));
-        back_off.on_device(second(14));
+        assert_eq!(back_off.refused_at(), Some(second(12)));
+        back_off.retry(second(14));
+        assert_eq!(back_off.refused_at(), Some(second(14)));
         assert!(back_off.may_return(second(14)));
         assert_eq!(back_off.on_tcp(second(14)), second(15), "refused");
         assert_eq!(back_off.on_tcp(second(15)), second(17), "refused again");
+        back_off.on_ring(second(17));
+        assert_eq!((back_off.ring_since(), back_off.refused_at()), (Some(second(17)), None));
     }
 }
