@@ -273,12 +273,13 @@ impl Conn {
                 let is_ring = carrier.sender().is_ok() && carrier.local_ring().is_ok();
                 // An urgent byte may have gone by TCP meanwhile.
                 let fits = is_ring && carrier.may_come_back() && !way.has_marked;
-                match (fits, params.decline()) {
-                    (false, NoRing::Decline(message)) => {
+                if fits {
+                    (way.next, way.answer) = (Some(carrier), message);
+                } else {
+                    way.retired.push(Box::new(carrier));
+                    if let NoRing::Decline(message) = params.decline() {
                         way.answer = message;
-                        way.retired.push(Box::new(carrier));
                     }
-                    _ => (way.next, way.answer) = (Some(carrier), message),
                 }
                 Input::Prepared(fits)
             }

@@ -442,7 +442,10 @@ impl Stack {
                     }
                     Err(error) => {
                         slot.in_use = error.kind() == io::ErrorKind::ResourceBusy;
-                        slot.error = error.to_string();
+                        let last = std::mem::replace(&mut slot.error, error.to_string());
+                        if slot.error != last {
+                            tracing::debug!(device = %slot.address, %error, "no device yet");
+                        }
                     }
                 }
                 changed = true;

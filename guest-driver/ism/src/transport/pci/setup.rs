@@ -2,6 +2,7 @@
 //! From an address to a running device (virtio 1.3, 3.1.1).
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use virtio_ism_abi::FIRST_MOVE_QUEUE;
 use virtio_ism_abi::config::{Config, Features};
@@ -40,6 +41,7 @@ pub fn open(
     address: PciAddress,
     wanted: SetupOptions,
 ) -> Result<(Arc<RunningDevice>, Interrupts), PciError> {
+    let begin = Instant::now();
     let function = Function::open(address)?;
     let interrupts = function.interrupts();
     function.enable()?;
@@ -103,6 +105,7 @@ pub fn open(
     tracing::info!(
         %address,
         %interrupts,
+        took = ?begin.elapsed(),
         move_queues,
         window = window.as_ref().map_or(0, |window| window.size()),
         memory = pool.size(),
