@@ -141,7 +141,8 @@ impl<C: ConnectionHandler> TcpWatch<C> {
     }
 
     /// The thread of the set: calls connections whose TCP connection has an event, and `upkeep`
-    /// after each wait, which returns how long the next may be; `None`: without end.
+    /// after each wait and each [`TcpWatch::want_return`], which returns how long the next wait may be;
+    /// `None`: without end.
     pub(crate) fn run(&self, mut upkeep: impl FnMut() -> Option<Duration>) {
         let mut pause = None;
         loop {
@@ -161,6 +162,10 @@ impl<C: ConnectionHandler> TcpWatch<C> {
                 if let Some(connection) = connection {
                     connection.on_tcp();
                 }
+                // A step towards a ring does not wait for the bytes of all other connections.
+                if self.returns.load(Ordering::Relaxed) && !self.stopped.load(Ordering::Relaxed) {
+                    upkeep();
+                }
             }
             pause = match self.stopped.load(Ordering::SeqCst) {
                 false => upkeep(),
@@ -170,3 +175,7 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "tcp_watch_tests.rs"]
+mod tests;
