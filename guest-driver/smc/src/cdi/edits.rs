@@ -22,10 +22,10 @@ pub(super) struct HostFiles {
 }
 
 impl HostFiles {
-    /// Finds them. The list lies beside the library, and is written if it is not there yet.
+    /// Finds them. The list lies beside the library.
     ///
     /// # Errors
-    /// There is no library, or the list cannot be written.
+    /// There is no library.
     pub(super) fn find(library: Option<&Path>) -> Result<HostFiles, CliError> {
         let library = match library {
             Some(file) => file.to_owned(),
@@ -37,15 +37,23 @@ impl HostFiles {
         };
         let program = std::env::current_exe().map_err(CliError::io("cannot find this program"))?;
         let (library, program) = (whole(&library)?, whole(&program)?);
+        let preload_list = library.with_file_name("ld.so.preload");
+        Ok(HostFiles { library, preload_list, program })
+    }
+
+    /// Writes the list, if it is not there yet.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn write_list(&self) -> Result<(), CliError> {
         // musl reads no such list: with LD_PRELOAD, its linker would end each program. $LIB is for
         // machines on which one container has directories of two kinds.
         let list = format!("{PLACE}/preload/$LIB/libsmc_preload.so\n");
-        let preload_list = library.with_file_name("ld.so.preload");
-        if std::fs::read(&preload_list).ok().as_deref() != Some(list.as_bytes()) {
-            file::write(&preload_list, list.as_bytes())
-                .map_err(CliError::io(format!("cannot write {}", preload_list.display())))?;
+        if std::fs::read(&self.preload_list).ok().as_deref() == Some(list.as_bytes()) {
+            return Ok(());
         }
-        Ok(HostFiles { library, preload_list, program })
+        file::write(&self.preload_list, list.as_bytes())
+            .map_err(CliError::io(format!("cannot write {}", self.preload_list.display())))
     }
 }
 

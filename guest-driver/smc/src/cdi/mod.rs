@@ -130,6 +130,8 @@ pub(crate) fn run(args: &CdiArgs) -> Result<(), CliError> {
         Format::Ctr => formats::ctr(&devices)?,
         Format::Compose => formats::compose(&devices)?,
     };
+    // Nothing is written for a pool that is refused.
+    files.write_list()?;
     match &args.output {
         None => output::print(&text),
         Some(file) => file::write(file, text.as_bytes())

@@ -2,6 +2,7 @@
 //! `smc conform`: the conformance suite against an implementation of SMC.
 
 mod device;
+mod files;
 mod rnic;
 
 use std::io::IsTerminal;
@@ -13,9 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use smc_conform::{
-    Announce, Cases, Fabric, Names, Options, RdmaDevice, Report, Results, RunHeader, Target,
-};
+use smc_conform::{Announce, Cases, Fabric, Names, Options, RdmaDevice, Report, RunHeader, Target};
 use smc_core::wire::ids::Eid;
 use smc_rendezvous::{Mode, Options as RendezvousOptions, PeerDiscovery};
 use virtio_ism::IsmDevice;
@@ -24,6 +23,7 @@ use crate::address::{parse_listen, parse_server};
 use crate::error::CliError;
 use crate::output;
 use device::{OnFabric, OptionClient};
+use files::ReportFiles;
 use rnic::Rnic;
 
 /// Help of `smc conform`.
@@ -199,6 +199,7 @@ fn conform(args: &ConformArgs) -> Result<bool, CliError> {
         list(&cases)?;
         return Ok(false);
     }
+    let files = ReportFiles::open(args)?;
     for name in [Some(&args.eid), args.seid.as_ref()].into_iter().flatten() {
         Eid::new(name).map_err(|why| CliError::Eid { name: name.clone(), why: why.to_string() })?;
     }
@@ -239,7 +240,7 @@ fn conform(args: &ConformArgs) -> Result<bool, CliError> {
         began,
         not_tried: not_tried(args, discovery.err()),
     };
-    report(args, &results, &about)?;
+    files.write(&Report { results: &results, about: &about }, args.all)?;
     Ok(results.failed_musts() > 0)
 }
 
@@ -386,27 +387,6 @@ fn not_tried(args: &ConformArgs, no_option: Option<String>) -> Vec<(String, Stri
         all.push(("Cases that may trouble others".to_owned(), why.to_owned()));
     }
     all
-}
-
-fn report(args: &ConformArgs, results: &Results, about: &RunHeader) -> Result<(), CliError> {
-    let report = Report { results, about };
-    let files = [
-        (&args.json, args.json.as_ref().map(|_| report.json())),
-        (&args.junit, args.junit.as_ref().map(|_| report.junit())),
-        (&args.html, args.html.as_ref().map(|_| report.html())),
-    ];
-    let mut is_printed = false;
-    for (path, text) in files {
-        let (Some(path), Some(text)) = (path, text) else { continue };
-        if path.to_str() == Some("-") {
-            output::print(&text)?;
-            is_printed = true;
-            continue;
-        }
-        let failed = CliError::io(format!("cannot write {}", path.display()));
-        std::fs::write(path, text).map_err(failed)?;
-    }
-    if is_printed { Ok(()) } else { output::print(&report.text(args.all)) }
 }
 
 fn list(cases: &Cases) -> Result<(), CliError> {

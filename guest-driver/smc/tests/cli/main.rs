@@ -9,6 +9,7 @@ mod conform;
 mod decode;
 mod demo;
 mod every_command;
+mod files;
 mod first_hour;
 mod help;
 mod load_check;
