@@ -98,7 +98,7 @@ enum Command {
     /// Write an archive for somebody who helps: versions, settings, reports, logs.
     #[command(long_about = debug::LONG_ABOUT, after_long_help = debug::AFTER)]
     Debug(debug::DebugArgs),
-    /// Print completions for a shell: `source <(smc completions bash)`.
+    /// Print completions of a program for a shell: `source <(smc completions bash)`.
     Completions(manual::CompletionsArgs),
     /// Print the manual page, or write those of all commands into a directory.
     Man(manual::ManArgs),

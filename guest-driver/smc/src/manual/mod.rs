@@ -17,6 +17,35 @@ use crate::{output, smc_tools};
 pub(crate) struct CompletionsArgs {
     /// The shell.
     shell: Shell,
+
+    /// The program that is completed.
+    #[arg(value_enum, default_value_t)]
+    program: Program,
+}
+
+/// Programs of the project that have a command line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Program {
+    #[default]
+    Smc,
+    VhostDeviceIsm,
+    Smcss,
+    Smcd,
+    Smcr,
+}
+
+impl Program {
+    /// Its command line. `smc`: that of this program.
+    fn command(self, smc: Command) -> Command {
+        let [smcss, smcd, smcr] = smc_tools::commands();
+        match self {
+            Program::Smc => smc,
+            Program::VhostDeviceIsm => daemon(),
+            Program::Smcss => smcss,
+            Program::Smcd => smcd,
+            Program::Smcr => smcr,
+        }
+    }
 }
 
 /// Options of `smc man`.
@@ -32,9 +61,11 @@ pub(crate) struct ManArgs {
 ///
 /// # Errors
 /// Standard output is gone.
-pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) -> Result<(), CliError> {
+pub(crate) fn completions(args: &CompletionsArgs, command: Command) -> Result<(), CliError> {
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut command, "smc", &mut text);
+    let mut command = args.program.command(command);
+    let name = command.get_name().to_owned();
+    clap_complete::generate(args.shell, &mut command, name, &mut text);
     output::print(&String::from_utf8_lossy(&text))
 }
 
@@ -137,10 +168,14 @@ The log has no colours on a terminal either.
 .BR smc\-cdi (1)
 "#;
 
+/// The command line of the daemon.
+fn daemon() -> Command {
+    vhost_device_ism::args::Args::command().name("vhost-device-ism")
+}
+
 /// The page of the daemon.
 fn daemon_page() -> io::Result<String> {
-    let command = vhost_device_ism::args::Args::command().name("vhost-device-ism");
-    page::page(command, "8", Some(DAEMON))
+    page::page(daemon(), "8", Some(DAEMON))
 }
 
 #[cfg(test)]

@@ -74,3 +74,22 @@ fn a_report_replaces_the_last_one_only_when_there_is_another() {
     let written: serde_json::Value = serde_json::from_str(&written).unwrap();
     assert!(written.to_string().contains("server-types-answer"), "{written}");
 }
+
+#[test]
+fn completions_are_there_for_every_program_and_shell() {
+    for (program, option) in [
+        ("smc", "strict"),
+        ("vhost-device-ism", "check-config"),
+        ("smcss", "listening"),
+        ("smcd", "absolute"),
+        ("smcr", "absolute"),
+    ] {
+        for shell in ["bash", "fish", "zsh"] {
+            let output = run(&["completions", shell, program]);
+            let said = text(&output.stdout);
+            assert!(said.contains(program) && said.contains(option), "{shell} {program}: {said}");
+            assert!(output.status.success());
+        }
+    }
+    assert_eq!(run(&["completions", "bash"]).stdout, run(&["completions", "bash", "smc"]).stdout);
+}
