@@ -14,7 +14,7 @@ set -euo pipefail
 if [ "${1:-}" = "" ]; then
     . tests/containers/common.sh
     need mmdebstrap:mmdebstrap dh:debhelper lintian:lintian musl-gcc:musl-tools objdump:binutils
-    cargo xtask package
+    DEB_BUILD_OPTIONS=noautodbgsym cargo xtask package
     library=${CARGO_TARGET_DIR:-target}/release/libsmc_preload.so
     echo "the libraries that an image needs are those that the document names"
     newest=$(objdump -T "$library" | grep -oE 'GLIBC_[0-9.]+' | sort -Vu | tail -1)

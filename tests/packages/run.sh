@@ -6,8 +6,8 @@
 # The RPM packages have to have the same files. That they work on a system with RPM, nothing here shows.
 #
 # It works in a root directory, a mount and a network namespace of its own. It needs root, a C compiler,
-# pkg-config, debhelper, dh-apparmor, dh-dkms, lintian, apparmor, rpm, rpmlint and mmdebstrap; a missing one fails
-# where CI is true, and is said aloud elsewhere. The root directory is made once and kept in ~/.cache.
+# pkg-config, gdb, debhelper, dh-apparmor, dh-dkms, lintian, apparmor, rpm, rpmlint and mmdebstrap; a
+# missing one fails where CI is true, and is said aloud elsewhere. The root directory is made once and kept in ~/.cache.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -18,13 +18,13 @@ missing() {
 }
 [ "$(id -u)" = 0 ] || missing "this is not root"
 if [ "${1:-}" != inside ]; then
-    for tool in mmdebstrap dh dh_apparmor dh_dkms lintian apparmor_parser rpmbuild rpmlint cc pkg-config; do
+    for tool in mmdebstrap dh dh_apparmor dh_dkms lintian apparmor_parser rpmbuild rpmlint cc pkg-config gdb; do
         command -v "$tool" >/dev/null && continue
         [ "${CI:-false}" = true ] || missing "there is no $tool"
         apt-get update -q
         DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q \
             --no-install-recommends mmdebstrap debhelper dh-apparmor dh-dkms lintian apparmor rpm rpmlint gcc \
-            libc6-dev pkg-config
+            libc6-dev pkg-config gdb
         break
     done
     echo "the AppArmor profile is one, for the path of the program, by the features of AppArmor 3.0"
@@ -36,7 +36,8 @@ if [ "${1:-}" != inside ]; then
         echo "FAILED: the parser takes a rule that is none" >&2
         exit 1
     fi
-    cargo xtask package --rpm
+    # Debug symbols are compressed already.
+    DPKG_DEB_COMPRESSOR_LEVEL=0 cargo xtask package --rpm
     packages=systemd-standalone-sysusers,systemd-standalone-tmpfiles,passwd
     cache=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-device-ism
     image=$cache/packages-$(echo "$packages" | sha256sum | head -c 12).tar
@@ -65,6 +66,7 @@ end() {
 trap end EXIT
 mount -t tmpfs -o mode=755 tmpfs "$place"
 tar -C "$place" -xf "$image"
+mount -t proc proc /proc
 mount -t proc proc "$place/proc"
 mount --rbind /dev "$place/dev"
 ip link set lo up
@@ -195,7 +197,10 @@ run() {
     done
     case $command in
         'apt-get install'*) installed ;;
-        'smc stat fabric'*) library ;;
+        'smc stat fabric'*)
+            library
+            debugged
+            ;;
     esac
 }
 
@@ -205,7 +210,9 @@ installed() {
     size=$(stat -c %s "$place/usr/bin/smc")
     [ "$size" -le $((13 << 20)) ] || fail "smc has $size bytes"
     for file in /usr/share/man/man8/vhost-device-ism.8.gz /usr/share/man/man1/smc-run.1.gz \
-        /usr/share/bash-completion/completions/smc /lib/systemd/system/vhost-device-ism.service \
+        /usr/share/bash-completion/completions/{smc,vhost-device-ism} \
+        /usr/share/fish/vendor_completions.d/{smc,vhost-device-ism}.fish \
+        /usr/share/zsh/vendor-completions/_{smc,vhost-device-ism} /lib/systemd/system/vhost-device-ism.service \
         /usr/share/doc/vhost-device-ism/examples/vhost-device-ism.socket \
         /usr/share/vhost-device-ism/grafana-dashboard.json \
         /usr/share/vhost-device-ism/grafana-programs.json \
@@ -259,6 +266,34 @@ library() {
     kill "$server"
     (user='' && in_root 'dpkg --purge libsmc-dev libsmc0') >/dev/null || fail "libsmc stays"
     echo "    the example in C is compiled with libsmc-dev, and echoes by SMC-D"
+}
+
+# backtraces: those of the daemon's threads.
+backtraces() {
+    gdb --batch --nx -iex "set sysroot $place" -iex "set debug-file-directory $place/usr/lib/debug" \
+        -iex 'set debuginfod enabled off' "$place/usr/bin/vhost-device-ism" -p "$1" \
+        -ex 'thread apply all backtrace' 2>&1
+}
+
+# debugged: the daemon that runs, in a debugger: without debug symbols, and with their package.
+debugged() {
+    local pid said program id user=''
+    for program in vhost-device-ism:bin/vhost-device-ism smc:bin/smc smc:lib/smc/libsmc_preload.so; do
+        id=$(readelf --notes "$place/usr/${program#*:}" | sed -n 's/^ *Build ID: *//p')
+        dpkg-deb --contents "$packages/${program%:*}"-dbgsym_*.deb |
+            grep "/usr/lib/debug/\.build-id/${id:0:2}/${id:2}\.debug\$" >/dev/null ||
+            fail "no debug symbols of $program, build id $id"
+        ! readelf --sections --wide "$place/usr/${program#*:}" | grep '\.debug_info\|\.symtab' >/dev/null ||
+            fail "$program has debug symbols itself"
+    done
+    pid=$(grep -lx vhost-device-is /proc/[0-9]*/comm | grep -o "[0-9]*" | sort -n | head -1)
+    said=$(backtraces "$pid")
+    ! grep -q 'vhost_device_ism::.*\.rs:[0-9]' <<<"$said" || fail "symbols without their package: $said"
+    in_root 'dpkg -i ./vhost-device-ism-dbgsym_*.deb' >/dev/null || fail "vhost-device-ism-dbgsym"
+    said=$(backtraces "$pid")
+    grep -q 'vhost_device_ism::.* at .*\.rs:[0-9]' <<<"$said" || fail "no symbols: $said"
+    in_root 'dpkg --purge vhost-device-ism-dbgsym' >/dev/null || fail "vhost-device-ism-dbgsym stays"
+    echo "    a debugger shows functions and lines of the daemon with vhost-device-ism-dbgsym"
 }
 
 # removal COMMAND: ends the daemon, as systemd would, purges the packages, and compares the files.

@@ -15,9 +15,11 @@ pub(crate) const LONG_ABOUT: &str = "\
 Build Debian packages and a tarball of the release build, in target/package.
 
 The packages are vhost-device-ism, smc, smc-run, libsmc0, libsmc-dev and virtio-ism-dkms. They are built
-by debhelper, and checked by lintian. With --rpm, the same packages but the last are built by rpmbuild,
-too, and checked by rpmlint. A finding of these is a failure. The tarball has the same programs, libraries, manual pages and completions,
-and can be unpacked anywhere.";
+by debhelper, and checked by lintian. Packages whose names end in -dbgsym have the debug symbols of the
+programs; with DEB_BUILD_OPTIONS=noautodbgsym there are none. With --rpm, the same packages but
+virtio-ism-dkms and those of debug symbols are built by rpmbuild, too, and checked by rpmlint. A
+finding of these is a failure. The tarball has the same programs, libraries, manual pages and
+completions, and can be unpacked anywhere.";
 
 /// Debian packages without which nothing is built, and a program of each.
 const TOOLS: [(&str, &str); 5] = [
@@ -70,10 +72,13 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let build = place.join("build");
     let tree = build.join("tree");
     make_tree(&root, &target.join("release"), &tree)?;
-    let mut made = vec![tarball(&tree, &place)?];
+    let mut made = Vec::new();
     if !args.tarball {
+        // debhelper makes packages of the debug information, and strips copies.
         made.extend(debian(&root, &build, &place)?);
     }
+    strip(&tree)?;
+    made.push(tarball(&tree, &place)?);
     if args.rpm {
         made.extend(rpm(&root, &build, &tree, &place)?);
     }
@@ -227,22 +232,7 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         let mut install = Command::new("install");
         tool::succeed(install.arg(format!("-m{mode:o}")).arg(&from).arg(&to))?;
     }
-    for program in [
-        "bin/smc",
-        "bin/vhost-device-ism",
-        "libexec/smc-device-plugin",
-        "lib/smc/libsmc_preload.so",
-        "lib/libsmc.so.0",
-    ] {
-        tool::succeed(Command::new("strip").arg("--strip-unneeded").arg(tree.join(program)))?;
-    }
     let smc = tree.join("bin/smc");
-    let size = fs::metadata(&smc).map_err(at(&smc))?.len();
-    if size > MAX_SMC {
-        let what = format!("has {size} bytes, more than {MAX_SMC}");
-        return Err(ToolError::Answer { program: "smc".into(), what });
-    }
-
     manual_pages(root, tree, &smc)?;
     // Other names of the command, under which it does what smc-tools does; and the name by which a
     // linker finds the library.
@@ -257,16 +247,47 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
     tool::output(list)?;
     kernel_driver(&root.join("guest-driver/kernel"), &tree.join("src"))?;
     write(&tree.join("lib/pkgconfig/smc.pc"), &pkg_config(root)?)?;
-    for (shell, file) in [
-        ("bash", "share/bash-completion/completions/smc"),
-        ("fish", "share/fish/vendor_completions.d/smc.fish"),
-        ("zsh", "share/zsh/vendor-completions/_smc"),
-    ] {
-        let mut completions = Command::new(&smc);
-        completions.args(["completions", shell]);
-        write(&tree.join(file), &tool::output(completions)?)?;
-    }
+    completions(tree, &smc)?;
     write(&tree.join("doc/third-party-licences.txt"), &third_party::licences(root)?)
+}
+
+/// Lays out what shells complete. The command knows the other programs, too.
+fn completions(tree: &Path, smc: &Path) -> Result<(), ToolError> {
+    for program in ["smc", "vhost-device-ism", "smcss", "smcd", "smcr"] {
+        for (shell, file) in [
+            ("bash", format!("share/bash-completion/completions/{program}")),
+            ("fish", format!("share/fish/vendor_completions.d/{program}.fish")),
+            ("zsh", format!("share/zsh/vendor-completions/_{program}")),
+        ] {
+            let mut completions = Command::new(smc);
+            completions.args(["completions", shell, program]);
+            write(&tree.join(file), &tool::output(completions)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Files of the tree that have debug information.
+const PROGRAMS: [&str; 5] = [
+    "bin/smc",
+    "bin/vhost-device-ism",
+    "libexec/smc-device-plugin",
+    "lib/smc/libsmc_preload.so",
+    "lib/libsmc.so.0",
+];
+
+/// Takes the debug information from the programs.
+fn strip(tree: &Path) -> Result<(), ToolError> {
+    for program in PROGRAMS {
+        tool::succeed(Command::new("strip").arg("--strip-unneeded").arg(tree.join(program)))?;
+    }
+    let smc = tree.join("bin/smc");
+    let size = fs::metadata(&smc).map_err(at(&smc))?.len();
+    if size > MAX_SMC {
+        let what = format!("has {size} bytes, more than {MAX_SMC}");
+        return Err(ToolError::Answer { program: "smc".into(), what });
+    }
+    Ok(())
 }
 
 /// The sources of the driver for the kernel, in a directory of the name that DKMS expects.

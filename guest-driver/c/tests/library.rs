@@ -135,6 +135,20 @@ fn the_library_exports_what_the_header_declares_and_nothing_else() {
 }
 
 #[test]
+fn the_debian_package_lists_the_symbols_that_the_library_exports() {
+    let list = include_str!("../../../packaging/debian/libsmc0.symbols");
+    let (head, lines) = list.split_once('\n').unwrap();
+    assert_eq!(head, format!("{SONAME} libsmc0 #MINVER#"));
+    // A line has the version of the first package with the symbol.
+    let names = lines.lines().map(|line| {
+        let (name, since) = line.trim_start().split_once("@Base ").unwrap();
+        assert!(since.split('.').all(|part| part.parse::<u32>().is_ok()), "{line}");
+        name.to_owned()
+    });
+    assert_eq!(names.collect::<BTreeSet<_>>(), symbols("libsmc.so"));
+}
+
+#[test]
 fn no_symbol_is_one_of_the_library_of_smc_run() {
     let preloaded = symbols("libsmc_preload.so");
     assert!(preloaded.contains("connect"), "{preloaded:?}");
