@@ -93,6 +93,12 @@ impl Fabric {
         drop(self.daemon.take());
     }
 
+    /// Has all drivers leave their devices, and ends the daemon.
+    pub fn end_daemon_in_order(&mut self) {
+        let daemon = self.daemon.take().unwrap();
+        daemon.leave(&Default::default());
+    }
+
     /// Has the daemon give one device up, by the name of its socket.
     pub fn remove_device(&self, name: &str) {
         self.daemon.as_ref().unwrap().remove_guest(name).unwrap();
