@@ -149,12 +149,7 @@ fn print_error(text: &str) {
     if list[0].revents() != PollFlags::OUT {
         return;
     }
-    // If the reader closes just now, the write raises SIGPIPE. It stays pending in a thread that
-    // blocks it.
-    std::thread::scope(|scope| {
-        let write = || crate::sys::raw::write(2, text.as_bytes());
-        let _ = std::thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, write);
-    });
+    let _ = crate::sys::quiet_write::write(2, text.as_bytes());
 }
 
 /// The names of a connection that the caller knows anyway; the kernel is asked for the others.
