@@ -10,15 +10,12 @@ use crate::sys::fork_lock::ForkLockGuard;
 use crate::sys::own_numbers;
 use crate::{config, fork};
 
-/// Entries that were removed from the table. The last one of a connection ends it when it is
-/// dropped, which may wait for the peer: before that the numbers are closed, and not locked any more.
-pub(crate) type ClosedEntries = Vec<DescriptorRef>;
-
-/// Removes the entries of descriptors that are about to be closed. The caller has locked the
-/// numbers.
-pub(crate) fn close(first: c_int, last: c_int) -> ClosedEntries {
+/// Removes the entries of descriptors that are about to be closed, and returns them. The caller has
+/// locked the numbers. The last entry of a connection ends it when it is dropped, which may wait for
+/// the peer: before that the caller closes the numbers, and releases the lock.
+pub(crate) fn close(first: c_int, last: c_int) -> Vec<DescriptorRef> {
     if fork::shares_memory() {
-        return ClosedEntries::new();
+        return Vec::new();
     }
     let numbers = first.max(0)..=last.min(DESCRIPTORS.highest());
     numbers.filter(|fd| DESCRIPTORS.has(*fd)).filter_map(remove).collect()
@@ -51,7 +48,7 @@ pub(crate) fn lock_numbers(first: c_int, last: c_int) -> Option<ForkLockGuard> {
 }
 
 /// Whether a relay may replace a number that has no entry any more: a child may ask for it.
-pub(crate) fn may_be_replaced(closed: &ClosedEntries) -> bool {
+pub(crate) fn may_be_replaced(closed: &[DescriptorRef]) -> bool {
     closed.iter().filter_map(|entry| entry.stream()).any(|socket| socket.undecided.has_offers())
 }
 
