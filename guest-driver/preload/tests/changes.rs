@@ -140,7 +140,7 @@ fn echo(mut stream: TcpStream, act: &str, mut random: Random) {
                     random.pause(20);
                 });
                 random.pause(20);
-                if seed % 2 == 0 {
+                if seed.is_multiple_of(2) {
                     c::wait(child);
                 }
             }

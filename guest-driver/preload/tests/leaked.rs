@@ -7,11 +7,9 @@ mod common;
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 
 use common::{Fabric, eventually};
+use rustix::io::{FdFlags, fcntl_setfd};
 
 /// The head of a CLC message of a type: the eye catcher, the type, a length, and version 2.
 const fn head(kind: u8) -> [u8; 8] {
@@ -33,16 +31,9 @@ fn has_bytes(socket: &TcpStream) -> bool {
 }
 
 /// Runs a program with the library, which gets a socket and does nothing with it.
-fn run_with(fabric: &Fabric, socket: RawFd) {
-    let mut shell: Command = fabric.smc("sh");
-    shell.args(["-c", ":"]);
-    let keep = move || {
-        // It stays open in the program.
-        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
-        Ok(rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?)
-    };
-    // SAFETY: a system call.
-    let output = unsafe { shell.pre_exec(keep) }.output().unwrap();
+fn run_with(fabric: &Fabric, socket: &TcpStream) {
+    fcntl_setfd(socket, FdFlags::empty()).unwrap();
+    let output = fabric.smc("sh").args(["-c", ":"]).output().unwrap();
     assert!(output.status.success(), "{}", output.status);
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
@@ -54,7 +45,7 @@ fn a_program_leaves_the_handshakes_of_others_alone() {
         let (mut sender, receiver) = pair();
         sender.write_all(&head(kind)).unwrap();
         eventually(|| has_bytes(&receiver));
-        run_with(&fabric, receiver.as_raw_fd());
+        run_with(&fabric, &receiver);
         assert!(has_bytes(&receiver), "type {kind}: the program has read the message");
         assert!(!has_bytes(&sender), "type {kind}: the program has answered");
     }
