@@ -9,6 +9,11 @@ use libfuzzer_sys::fuzz_target;
 #[allow(dead_code, reason = "the entry of the program is not used here")]
 mod decode;
 
+/// What the command says on a terminal, of which there is none here.
+mod output {
+    pub(crate) fn note(_line: &str) {}
+}
+
 #[derive(Parser)]
 struct Command {
     #[command(flatten)]
