@@ -215,10 +215,12 @@ impl Conn {
     /// Goes on with a copy of the own ring, whose memory is about to go with a device that is gone. What
     /// the peer writes from now on does not arrive, and the peer is told so.
     pub(crate) fn keep_memory(&self) {
-        self.lost();
-        let (_rx, _tx) = (self.rx(), self.tx());
+        self.lost(Carrier::is_device_gone);
+        let (_rx, tx) = (self.rx(), self.tx());
         // Otherwise the next look at the memory finds that it went with the device.
-        self.carrier().keep_ring();
+        if tx.carrier.is_device_gone() {
+            tx.carrier.keep_ring();
+        }
     }
 
     fn must_leave(&self, tx: &Tx) -> bool {

@@ -12,6 +12,7 @@ use smc_core::connection::close::ABORT_TIMEOUT_US;
 use smc_core::connection::{Actions, Event, State};
 use smc_core::wire::cdc::{ConsumerWord, StateFlags};
 
+use super::carrier::Carrier;
 use super::send_queue::UNSENT;
 use super::{Conn, Deadline, Failure, Tx};
 use crate::capture;
@@ -160,16 +161,37 @@ impl Conn {
 
     /// Ends the connection if its carrier has failed and no event has said more since.
     pub(super) fn check_carrier(&self) {
-        if self.carrier().has_failed() && !self.has_failed() && !self.tx().has_left() {
-            self.carrier().ask_for_peer();
-            self.lost();
+        let carrier = self.carrier();
+        if carrier.has_failed() && !self.has_failed() && !self.tx().has_left() {
+            carrier.ask_for_peer();
+            self.lost(|now| std::ptr::eq(now, &**carrier));
         }
     }
 
-    /// The peer, its buffer or the device is gone.
-    pub(super) fn lost(&self) {
-        self.lost_locked(&mut self.tx());
-        self.sync_readiness();
+    /// The peer, its buffer or the device of a carrier is gone. `is_lost` says whether that is the
+    /// carrier that the connection uses: a ring that it has left may be reported when it has come back
+    /// to another one.
+    pub(super) fn lost(&self, is_lost: impl FnOnce(&Carrier) -> bool) {
+        let mut tx = self.tx();
+        if is_lost(&tx.carrier) {
+            self.lost_locked(&mut tx);
+            drop(tx);
+            self.sync_readiness();
+        }
+    }
+
+    /// The device says that a carrier with this key is lost.
+    pub(super) fn heard_of_loss(&self, key: u32) {
+        {
+            let tx = self.tx();
+            // It reports the buffers of a peer that leaves ahead of the peer itself.
+            if tx.carrier.key() == key && tx.carrier.may_hear_of_peer() {
+                self.hold_writes();
+                tx.carrier.fail();
+                return;
+            }
+        }
+        self.lost(|carrier| carrier.key() == key);
     }
 
     pub(super) fn lost_locked(&self, tx: &mut Tx) {
@@ -210,10 +232,13 @@ impl Conn {
         }
     }
 
-    /// The peer uses its buffer for another connection, so this one is over. Unread bytes count for
-    /// nothing (RMB-23), unless the peer had closed in order.
-    pub(super) fn taken(&self) {
+    /// The peer uses the buffer of the carrier with this key for another connection, so this one is
+    /// over. Unread bytes count for nothing (RMB-23), unless the peer had closed in order.
+    pub(super) fn taken(&self, key: u32) {
         let mut tx = self.tx();
+        if tx.carrier.key() != key {
+            return;
+        }
         if !self.is_over_by_loss(&mut tx) {
             self.reset_tcp();
             self.step(&mut tx, Event::TcpReset);

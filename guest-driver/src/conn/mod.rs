@@ -412,16 +412,8 @@ impl ConnectionHandler for Conn {
         self.carrier().probe_peer();
     }
 
-    fn on_lost(&self) {
-        // The device reports the buffers of a peer that leaves ahead of the peer itself.
-        if self.carrier().may_hear_of_peer() {
-            // Under the lock, because the connection may come back to another ring meanwhile.
-            let tx = self.tx();
-            self.hold_writes();
-            tx.carrier.fail();
-        } else {
-            self.lost();
-        }
+    fn on_lost(&self, key: u32) {
+        self.heard_of_loss(key);
     }
 
     fn on_leave(&self) {
@@ -429,8 +421,8 @@ impl ConnectionHandler for Conn {
         self.sync_readiness();
     }
 
-    fn on_taken(&self) {
-        self.taken();
+    fn on_taken(&self, key: u32) {
+        self.taken(key);
     }
 
     fn on_tcp(&self) {

@@ -73,15 +73,15 @@ pub(crate) trait ConnectionHandler: Send + Sync + 'static {
     /// Sends an update that [`Reactor::schedule_update`] announced, unless it is better sent later.
     /// `read_before` is the position of the last [`DelayedUpdate::Since`].
     fn on_delayed_update(&self, read_before: Option<u64>) -> DelayedUpdate;
-    /// The peer, its buffer, the way to it or the source is gone: the connection can neither send
-    /// nor receive any more.
-    fn on_lost(&self);
+    /// The peer, its buffer, the way to it or the source is gone: what the connection registered with
+    /// this key can neither send nor receive any more. It may use something else by now.
+    fn on_lost(&self, key: u32);
     /// The source works and is about to go: a connection that can go on without it leaves it. When it
     /// has, it calls [`Reactor::wake_background`].
     fn on_leave(&self) {}
     /// The peer uses its buffer for another connection: as [`ConnectionHandler::on_lost`], and
     /// unread bytes count for nothing.
-    fn on_taken(&self);
+    fn on_taken(&self, key: u32);
     /// The TCP connection underneath has bytes, room, or an end. Only a
     /// [`TcpWatch`](tcp_watch::TcpWatch) calls this.
     fn on_tcp(&self) {}
@@ -326,10 +326,11 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     /// Adds a connection, which learns of it if the source is gone.
     pub(crate) fn register(&self, registration: Registration, connection: Weak<C>) {
+        let key = registration.key;
         if !self.enter(registration, connection.clone())
             && let Some(connection) = connection.upgrade()
         {
-            connection.on_lost();
+            connection.on_lost(key);
         }
     }
 
@@ -559,12 +560,12 @@ impl<C: ConnectionHandler> Reactor<C> {
             },
             ReactorEvent::Lost(key) => {
                 if let Some(connection) = self.connection(key) {
-                    connection.on_lost();
+                    connection.on_lost(key);
                 }
             }
             ReactorEvent::Taken(key) => {
                 if let Some(connection) = self.connection(key) {
-                    connection.on_taken();
+                    connection.on_taken(key);
                 }
             }
             ReactorEvent::PeerLost(peer) => self.fail_tagged(|tags| tags.peer == peer),
@@ -616,13 +617,17 @@ impl<C: ConnectionHandler> Reactor<C> {
     }
 
     fn fail_tagged(&self, matches: impl Fn(&Tags) -> bool) {
+        self.fail_those(|entry| entry.tags.as_ref().is_some_and(&matches));
+    }
+
+    fn fail_those(&self, matches: impl Fn(&Entry<C>) -> bool) {
         let connections: Vec<_> = lock(&self.table)
             .by_key
-            .values()
-            .filter(|entry| entry.tags.as_ref().is_some_and(&matches))
-            .filter_map(|entry| entry.connection.upgrade())
+            .iter()
+            .filter(|(_, entry)| matches(entry))
+            .filter_map(|(key, entry)| Some((*key, entry.connection.upgrade()?)))
             .collect();
-        connections.iter().for_each(|connection| connection.on_lost());
+        connections.iter().for_each(|(key, connection)| connection.on_lost(*key));
     }
 
     /// The source is about to go: has all connections leave it, and then the background thread do its
@@ -636,7 +641,7 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// The source is gone: fails all connections and wakes all followers.
     fn fail(&self, session: &Session) {
         session.lost.store(true, Ordering::Release);
-        self.each(|connection| connection.on_lost());
+        self.fail_those(|_| true);
         for waiter in std::mem::take(&mut *lock(&self.followers)) {
             self.wake(&waiter);
         }

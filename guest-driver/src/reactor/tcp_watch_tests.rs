@@ -29,8 +29,8 @@ impl ConnectionHandler for Wishing {
     fn on_delayed_update(&self, _read_before: Option<u64>) -> DelayedUpdate {
         DelayedUpdate::None
     }
-    fn on_lost(&self) {}
-    fn on_taken(&self) {}
+    fn on_lost(&self, _key: u32) {}
+    fn on_taken(&self, _key: u32) {}
     fn on_tcp(&self) {
         lock(&self.log).push("tcp");
         self.watch.want_return();

@@ -135,11 +135,11 @@ impl ConnectionHandler for Counting {
         if self.sends.load(Ordering::SeqCst) { DelayedUpdate::Sent } else { DelayedUpdate::None }
     }
 
-    fn on_lost(&self) {
-        self.lost.fetch_add(1, Ordering::SeqCst);
+    fn on_lost(&self, key: u32) {
+        self.lost.fetch_add(1 + 100 * key, Ordering::SeqCst);
     }
 
-    fn on_taken(&self) {}
+    fn on_taken(&self, _key: u32) {}
 }
 
 /// The registration of a connection that is in no group.
@@ -269,7 +269,7 @@ fn a_signal_to_a_key_wakes_that_connection_if_it_has_waiters() {
 }
 
 #[test]
-fn a_tag_that_is_lost_ends_the_connections_that_have_it() {
+fn a_tag_that_is_lost_is_reported_with_the_keys_that_have_it() {
     let reactor = Reactor::new(Fake::new(false)).unwrap();
     let tags = [Some((1, 10)), Some((1, 11)), Some((2, 10)), None];
     let tags = tags.map(|tags| (None, tags.map(|(peer, buffer)| Tags { peer, buffer })));
@@ -278,10 +278,10 @@ fn a_tag_that_is_lost_ends_the_connections_that_have_it() {
         reactor.handle(event);
         members.each_ref().map(|member| member.lost.swap(0, Ordering::SeqCst))
     };
-    assert_eq!(lost(ReactorEvent::PeerLost(1)), [1, 1, 0, 0]);
-    assert_eq!(lost(ReactorEvent::BufferLost(10)), [1, 0, 1, 0]);
+    assert_eq!(lost(ReactorEvent::PeerLost(1)), [1, 101, 0, 0]);
+    assert_eq!(lost(ReactorEvent::BufferLost(10)), [1, 0, 201, 0]);
     assert_eq!(lost(ReactorEvent::PeerLost(10)), [0, 0, 0, 0]);
-    assert_eq!(lost(ReactorEvent::Lost(3)), [0, 0, 0, 1]);
+    assert_eq!(lost(ReactorEvent::Lost(3)), [0, 0, 0, 301]);
 }
 
 #[test]
