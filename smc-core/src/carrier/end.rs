@@ -191,16 +191,23 @@ impl End {
                 self.incoming.settle(positions.arrived, actions)?;
             }
             Input::Record(record) => self.record(record, positions, actions)?,
-            Input::Message(kind) => self.message(kind, actions)?,
+            Input::Message(kind) => self.message(kind, positions, actions)?,
             Input::Prepared(done) => self.prepared(done, positions, actions),
             Input::Return => {
                 let may = self.role == Role::Client && self.returns && self.tcp == Tcp::Open;
-                if may && self.is_on_tcp() && self.renewal == Renewal::None {
+                let ends = !positions.said.is_empty() || !self.incoming.said().is_empty();
+                if may && !ends && self.is_on_tcp() && self.renewal == Renewal::None {
                     self.renewal = Renewal::Proposed;
                     actions.push(Action::Propose);
                 }
             }
-            Input::Said => self.outgoing.say(positions, actions),
+            Input::Said => {
+                self.outgoing.say(positions, actions);
+                // The client has sent Confirm, and awaits CHANGE or Decline.
+                if self.has_said(positions) && !matches!(self.renewal, Renewal::Confirmed { .. }) {
+                    self.drop_renewal(actions);
+                }
+            }
             Input::TcpEnded { whole: true } if self.tcp == Tcp::Open => self.tcp = Tcp::Ended,
             Input::TcpEnded { whole: true } => {}
             Input::TcpEnded { whole: false } => {
@@ -239,9 +246,17 @@ impl End {
             }
             Record::Change { at } => self.changed(at, positions, actions)?,
             Record::Data { at, len, more } => self.incoming.data(at, len, more)?,
-            Record::End { at, flags } => self.incoming.ended(at, flags, actions)?,
+            Record::End { at, flags } => {
+                self.incoming.ended(at, flags, actions)?;
+                // A client that has sent Confirm before is answered.
+                if !matches!(self.renewal, Renewal::Attaching | Renewal::Changed) {
+                    self.drop_renewal(actions);
+                }
+            }
             Record::Urgent { at } => self.incoming.marked(at, actions)?,
-            Record::Clc { .. } if !self.returns => return Err(Violation::OutOfTurn(Kind::Clc)),
+            Record::Clc { .. } if !self.returns || !self.incoming.said().is_empty() => {
+                return Err(Violation::OutOfTurn(Kind::Clc));
+            }
             Record::Clc { .. } => {}
         }
         Ok(())
@@ -276,8 +291,34 @@ impl End {
         actions.extend([Action::Write(change), Action::SendRing]);
     }
 
-    fn message(&mut self, kind: clc::Kind, actions: &mut Vec<Action>) -> Result<(), Violation> {
+    /// Whether the own direction has ended by a record. This end sends no CLC message after that: its
+    /// process may end, and the peer's, too, as soon as both directions have.
+    fn has_said(&self, positions: &Positions) -> bool {
+        self.outgoing == Outgoing::Tcp && !positions.said.is_empty()
+    }
+
+    /// Ends the handshake for a new ring without an answer, which the peer does not await either.
+    fn drop_renewal(&mut self, actions: &mut Vec<Action>) {
+        if std::mem::replace(&mut self.renewal, Renewal::None) != Renewal::None {
+            actions.push(Action::DropRing);
+        }
+    }
+
+    fn message(
+        &mut self,
+        kind: clc::Kind,
+        positions: &Positions,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), Violation> {
         use clc::Kind::{Accept, Confirm, Decline, Proposal};
+        if self.renewal == Renewal::None && self.has_said(positions) {
+            let may_cross = match self.role {
+                Role::Client => matches!(kind, Accept | Decline),
+                Role::Server => matches!(kind, Proposal | Confirm | Decline),
+            };
+            // The peer has sent it before it knew of the end.
+            return may_cross.then_some(()).ok_or(Violation::Message(kind));
+        }
         self.renewal = match (self.role, self.renewal, kind) {
             (Role::Server, Renewal::None, Proposal) if self.is_on_tcp() && self.returns => {
                 Renewal::Accepting
@@ -330,10 +371,7 @@ impl End {
             (Outgoing::Tcp, Reading::Until(_)) => Ok(()),
             (Outgoing::Tcp, Reading::Tcp(_)) if self.incoming.is_complete() => {
                 self.tcp = Tcp::Told;
-                if self.renewal != Renewal::None {
-                    self.renewal = Renewal::None;
-                    actions.push(Action::DropRing);
-                }
+                self.drop_renewal(actions);
                 if !self.incoming.said().contains(StateFlags::CLOSED) {
                     actions.push(Action::PeerEnded);
                 }

@@ -215,5 +215,7 @@ fn the_search_finds_each_mistake() {
     let marked = Plan { urgent: [Some(1), None], ..copies };
     finds(Mistake::ForgetsItsMark, marked, "reads the urgent byte 1 as another");
     finds(Mistake::MarksTooLate, marked, "reads the urgent byte 1 as another");
-    finds(Mistake::ReadsRingTooSoon, Plan { returns: 1, ..one }, "in the place of");
+    let returns = Plan { returns: 1, ..one };
+    finds(Mistake::ReadsRingTooSoon, returns, "in the place of");
+    finds(Mistake::ProposesBehindItsEnd, returns, "comes for a process that has ended");
 }

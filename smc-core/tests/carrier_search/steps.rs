@@ -36,6 +36,7 @@ impl<'a> Steps<'a> {
             steps.tcp(i);
             if from.acts(i) {
                 steps.program(i);
+                steps.process(i);
                 steps.reading(i);
                 steps.device(i);
                 steps.coming_back(i);
@@ -115,6 +116,18 @@ impl<'a> Steps<'a> {
         }
     }
 
+    /// The process ends when both programs have ended their directions, or goes on for ever.
+    fn process(&mut self, i: usize) {
+        let side = &self.from.sides[i];
+        if side.done && side.told == Told::End && side.end.is_on_tcp() {
+            self.add(say!(self, "process {i} ends"), false, |world| {
+                world.die(i, false);
+                world.sides[i].left = true;
+                Ok(())
+            });
+        }
+    }
+
     fn reading(&mut self, i: usize) {
         let (plan, side, ring) = (self.plan, &self.from.sides[i], &self.from.rings[1 - i]);
         let memory = side.device != Device::GoneWithMemory;
@@ -183,6 +196,18 @@ impl<'a> Steps<'a> {
             });
         }
         if self.from.tcp[1 - i].is_empty() || self.from.sides[i].told == Told::Reset {
+            return;
+        }
+        if self.from.sides[i].left {
+            // What it has sent has been acknowledged before, so an RST takes nothing away.
+            self.add(say!(self, "something comes for process {i}"), true, |world| {
+                match world.tcp[1 - i].remove(0) {
+                    Item::Message(kind) => {
+                        Err(format!("{kind:?} comes for a process that has ended"))
+                    }
+                    _ => Ok(()),
+                }
+            });
             return;
         }
         if !self.from.sides[i].alive {

@@ -42,6 +42,8 @@ pub(crate) enum Mistake {
     ForgetsItsMark,
     /// The mark of an urgent byte on TCP follows the byte.
     MarksTooLate,
+    /// An end proposes a new ring although its direction has ended.
+    ProposesBehindItsEnd,
 }
 
 /// What is searched.
@@ -111,6 +113,8 @@ pub(crate) enum Told {
 pub(crate) struct Side {
     pub(crate) end: End,
     pub(crate) alive: bool,
+    /// Its process has ended after both directions had, and nothing may come for it.
+    pub(crate) left: bool,
     pub(crate) device: Device,
     /// The end knows of the loss of its ring.
     pub(crate) knows: bool,
@@ -156,6 +160,7 @@ impl World {
         let side = |role| Side {
             end: End::on_ring(role, true),
             alive: true,
+            left: false,
             device: Device::Works,
             knows: false,
             written: 0,
@@ -232,6 +237,9 @@ impl World {
             (plan.mistake, input)
         {
             positions.arrived = at;
+        }
+        if plan.mistake == Mistake::ProposesBehindItsEnd && input == Input::Return {
+            positions.said = StateFlags::empty();
         }
         let actions = self.sides[i].end.on(input, &positions);
         for action in actions {
