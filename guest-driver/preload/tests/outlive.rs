@@ -16,12 +16,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use combinations::{connect, exchange_as_client, exchange_as_server};
-use common::{Fabric, await_listener, eventually, free_port, my_role, pattern, role};
+use common::{Fabric, Running, await_listener, eventually, free_port, my_role, pattern, role};
 
 /// More than all buffers on the way hold.
 const N: usize = 3 << 20;
 /// What a program leaves unsent when it ends.
 const LAST: usize = 600_000;
+/// More than a ring of 16 KiB holds, and less than the kernel takes.
+const BEYOND_RING: usize = 60_000;
 
 fn file(name: &str) -> PathBuf {
     Path::new(&std::env::var_os("FILES").unwrap()).join(name)
@@ -85,15 +87,46 @@ fn client(port: u16) {
     unsafe { libc::_exit(0) }
 }
 
-#[test]
-fn programs_go_on_fork_and_end_after_they_have_lost_their_device() {
-    const TEST: &str = "programs_go_on_fork_and_end_after_they_have_lost_their_device";
-    if let Some((role, port)) = my_role() {
-        return match &*role {
-            "server" => server(TcpListener::bind(("127.0.0.1", port)).unwrap()),
-            _ => client(port),
-        };
+/// What a program sends before it ends.
+fn length() -> usize {
+    std::env::var("LENGTH").unwrap().parse().unwrap()
+}
+
+/// Sends more than a ring holds, and ends.
+fn last_sender(listener: TcpListener) {
+    let mut stream = listener.accept().unwrap().0;
+    exchange_as_server(&mut stream);
+    lose_the_device("server");
+    stream.write_all(&pattern(length())).unwrap();
+}
+
+/// Reads only when it has sent, by the protocol and by its program, to a process that may be gone.
+fn late_reader(port: u16) {
+    let mut stream = connect(port);
+    exchange_as_client(&mut stream);
+    lose_the_device("client");
+    eventually(|| file("ended").exists());
+    // A later one of these finds that nobody listens any more.
+    for _ in 0..3 {
+        if stream.write_all(b"too late").is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
     }
+    let _ = stream.shutdown(Shutdown::Write);
+    let mut all = vec![0; length()];
+    stream.read_exact(&mut all).unwrap();
+    assert!(all == pattern(length()));
+}
+
+/// Runs two programs, whose daemon dies when both have their connections. `at_end` is called when it
+/// is gone.
+fn run(
+    test: &str,
+    connections: usize,
+    length: usize,
+    at_end: impl FnOnce(&Path, Running, Running),
+) {
     let mut fabric = Fabric::new(6);
     let port = free_port();
     let this = std::env::current_exe().unwrap();
@@ -102,16 +135,51 @@ fn programs_go_on_fork_and_end_after_they_have_lost_their_device() {
     let program = |fabric: &Fabric| {
         let mut command = fabric.smc(&this);
         command.env("SMC_RUN_OUTLIVE", "true").env("FILES", &files);
-        command.env("SMC_RUN_DETECT_MS", "10000");
+        command.env("SMC_RUN_DETECT_MS", "10000").env("SMC_RUN_BUFFER", "16384");
+        command.env("LENGTH", length.to_string());
         command
     };
-    let server = role(&mut program(&fabric), TEST, "server", port);
+    let server = role(&mut program(&fabric), test, "server", port);
     await_listener(port);
-    let client = role(&mut program(&fabric), TEST, "client", port);
+    let client = role(&mut program(&fabric), test, "client", port);
     eventually(|| files.join("server").exists() && files.join("client").exists());
-    assert_eq!(fabric.decided(), (6, 0));
+    assert_eq!(fabric.decided(), (2 * connections, 0));
     fabric.kill_daemon();
     std::fs::write(files.join("lost"), "").unwrap();
-    client.finish_beside(&[&server]);
-    server.finish();
+    at_end(&files, server, client);
+}
+
+#[test]
+fn programs_go_on_fork_and_end_after_they_have_lost_their_device() {
+    const TEST: &str = "programs_go_on_fork_and_end_after_they_have_lost_their_device";
+    match my_role() {
+        Some((role, port)) if role == "server" => {
+            server(TcpListener::bind(("127.0.0.1", port)).unwrap());
+        }
+        Some((_, port)) => client(port),
+        None => run(TEST, 3, 0, |_, server, client| {
+            client.finish_beside(&[&server]);
+            server.finish();
+        }),
+    }
+}
+
+// A record that comes for a process that has ended is answered by RST, which destroys what its kernel
+// has not delivered. A write that finds the RST is no reason to forget what has come before.
+#[test]
+fn what_a_program_sent_before_its_end_is_read_after_something_was_sent_to_it() {
+    const TEST: &str = "what_a_program_sent_before_its_end_is_read_after_something_was_sent_to_it";
+    match my_role() {
+        Some((role, port)) if role == "server" => {
+            last_sender(TcpListener::bind(("127.0.0.1", port)).unwrap());
+        }
+        Some((_, port)) => late_reader(port),
+        None => [LAST, BEYOND_RING].into_iter().for_each(|length| {
+            run(TEST, 1, length, |files, server, client| {
+                server.finish();
+                std::fs::write(files.join("ended"), "").unwrap();
+                client.finish();
+            });
+        }),
+    }
 }

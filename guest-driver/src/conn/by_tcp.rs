@@ -9,7 +9,6 @@ use std::io::{self, IoSlice};
 use std::sync::MutexGuard;
 
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
-use smc_core::carrier::Input;
 use smc_core::wire::record::{HEADER_LEN, MAX_DATA, Record};
 
 use super::send_queue::queues_are_held;
@@ -158,7 +157,7 @@ impl Conn {
                 len
             }
             Err(_) => {
-                self.change(tx, Input::TcpReset, 0);
+                self.break_writes(tx);
                 0
             }
         }
@@ -191,7 +190,7 @@ impl Conn {
                 true
             }
             Err(_) => {
-                self.change(tx, Input::TcpReset, 0);
+                self.break_writes(tx);
                 false
             }
         }
@@ -202,6 +201,9 @@ impl Conn {
         let mut has_waited = false;
         loop {
             let Some(change) = &mut tx.change else { return };
+            if change.broken {
+                return change.out.discard();
+            }
             if change.out.is_empty() {
                 if has_waited {
                     // A writer may have found no room behind these records.
@@ -223,14 +225,24 @@ impl Conn {
                     return;
                 }
                 Ok(taken) => change.out.take(taken),
-                Err(_) => {
-                    change.out.discard();
-                    change.closing = false;
-                    self.change(tx, Input::TcpReset, 0);
-                    return;
-                }
+                Err(_) => return self.break_writes(tx),
             }
         }
+    }
+
+    /// TCP was reset, as a write has found. As on TCP, what has arrived before can still be read: the
+    /// reset comes behind it.
+    #[cold]
+    fn break_writes(&self, tx: &mut Tx) {
+        let Some(change) = &mut tx.change else { return };
+        change.broken = true;
+        change.out.discard();
+        if std::mem::take(&mut change.closing) {
+            drop(self.tcp.take());
+        }
+        self.end.shut_write();
+        self.wake_all();
+        self.tcp.watch_room();
     }
 
     /// Writes to TCP without waiting; 0: it has no room.

@@ -22,6 +22,7 @@ use super::record_queue::RecordQueue;
 use super::send_queue::queues_are_held;
 use super::{Conn, Failure, Tx};
 use crate::info::{CarrierChanges, CurrentCarrier};
+use ism_sys::unacknowledged;
 
 /// What a connection without a ring would have; there is none.
 const SMALLEST: Ring = match Ring::smcd(SMCD_CONTROL_LEN + 1) {
@@ -45,6 +46,8 @@ pub(super) struct Change {
     pub(super) out: RecordQueue,
     /// TCP has no room. The watch tells when it has some.
     pub(super) blocked: bool,
+    /// TCP takes nothing more. What it has brought comes before its end.
+    pub(super) broken: bool,
     /// The TCP connection is closed when `out` is empty.
     pub(super) closing: bool,
     /// Bytes from TCP whose turn has not come.
@@ -81,6 +84,7 @@ impl Change {
             // The child of a fork can take a connection over that need not be polled.
             out: RecordQueue::new(!carrier.must_be_polled()),
             blocked: false,
+            broken: false,
             closing: false,
             input: VecDeque::new(),
             body: 0,
@@ -114,7 +118,7 @@ impl Change {
 
     /// Whether a record of data may be begun.
     pub(super) fn may_send(&self) -> bool {
-        let has_room = self.out.is_empty() && !self.blocked && !queues_are_held();
+        let has_room = self.out.is_empty() && !self.blocked && !self.broken && !queues_are_held();
         self.end.outgoing() == Outgoing::Tcp && has_room
     }
 }
@@ -164,6 +168,11 @@ impl Tx {
         self.change.as_ref().is_none_or(|change| change.out.is_empty())
     }
 
+    /// Whether TCP was reset, as a write has found. What had arrived before is still to be read.
+    pub(super) fn is_broken(&self) -> bool {
+        self.change.as_ref().is_some_and(|change| change.broken)
+    }
+
     /// Whether the end of the connection waits for TCP to take the last records.
     pub(super) fn is_flushing(&self) -> bool {
         self.change.as_ref().is_some_and(|change| change.closing)
@@ -183,12 +192,41 @@ impl Conn {
         self.tcp.is_watched()
     }
 
-    /// Whether the ring was left, and TCP has not taken all that was written.
+    /// Whether the ring was left, and TCP has not taken all that was written, or the connection is
+    /// [unfinished](Self::is_unfinished).
     pub(super) fn is_sending_by_tcp(&self) -> bool {
         let tx = self.tx();
+        if self.is_unfinished(&tx) {
+            return true;
+        }
         let Some(change) = &tx.change else { return false };
         let has_more = !tx.queue.is_empty() || !change.out.is_empty();
         tx.has_left() && has_more && !change.end.is_over() && self.tcp.is_open()
+    }
+
+    /// Notes whether the process must not end yet although the program has closed the connection.
+    pub(super) fn note_unfinished(&self, tx: &mut Tx) {
+        let is_unfinished = self.is_unfinished(tx);
+        if let Some(change) = &mut tx.change {
+            change.out.set_unfinished(is_unfinished);
+        }
+    }
+
+    /// Whether a connection that the program has closed has not said all, or the peer's kernel has not
+    /// got all of it. If the process ended now and a record came for it, its kernel would answer by RST
+    /// and throw away what is under way.
+    fn is_unfinished(&self, tx: &Tx) -> bool {
+        let Some(change) = &tx.change else { return false };
+        let is_closed = tx.close.flags().contains(StateFlags::CLOSED)
+            && !tx.close.peer_flags().contains(StateFlags::CLOSED);
+        is_closed
+            && tx.has_left()
+            && !change.end.is_over()
+            && !change.broken
+            && match change.end.outgoing() {
+                Outgoing::Tcp => self.tcp.with(unacknowledged).is_ok_and(|bytes| bytes > 0),
+                Outgoing::Ring | Outgoing::Leaving { .. } => self.tcp.is_open(),
+            }
     }
 
     /// Leaves the ring, whose device works and is about to go, if the connection may go on without it.

@@ -94,6 +94,7 @@ impl Conn {
                 tx.timer = Some(Instant::now() + self.options.close_timeout);
             }
         }
+        self.note_unfinished(&mut tx);
         tx.close.state() == State::Closed && !tx.is_flushing()
     }
 
@@ -359,6 +360,7 @@ impl Conn {
         if actions.contains(Actions::SEND_ABORT) {
             self.step(tx, Event::AbortDelivered);
         }
+        self.note_unfinished(tx);
     }
 
     fn perform(&self, tx: &mut Tx, action: Actions) {

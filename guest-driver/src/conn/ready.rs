@@ -58,7 +58,7 @@ impl Conn {
         let own_end = said.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED);
         Ready {
             readable: rx.readable() > 0 || ended || shut || failed,
-            writable: failed || !tx.close.can_write() || self.shows_room(&tx),
+            writable: failed || !tx.close.can_write() || tx.is_broken() || self.shows_room(&tx),
             read_closed: ended || shut || failed,
             hang_up: failed || closed || (own_end && (ended || shut)),
             both_ended: failed || (own_end && (ended || shut)),

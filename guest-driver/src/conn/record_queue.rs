@@ -23,6 +23,9 @@ pub(super) fn forget_all() {
 #[derive(Debug)]
 pub(super) struct RecordQueue {
     bytes: VecDeque<u8>,
+    /// Without bytes, too, the connection needs the process.
+    is_unfinished: bool,
+    is_counted: bool,
     full: &'static AtomicUsize,
 }
 
@@ -30,7 +33,8 @@ impl RecordQueue {
     /// An empty queue. `inheritable`: the child of a fork can take the connection over.
     pub(super) fn new(inheritable: bool) -> RecordQueue {
         let [inherited, others] = &FULL;
-        RecordQueue { bytes: VecDeque::new(), full: if inheritable { inherited } else { others } }
+        let full = if inheritable { inherited } else { others };
+        RecordQueue { bytes: VecDeque::new(), is_unfinished: false, is_counted: false, full }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -42,10 +46,29 @@ impl RecordQueue {
     }
 
     pub(super) fn push(&mut self, bytes: &[u8]) {
-        if self.bytes.is_empty() && !bytes.is_empty() {
-            self.full.fetch_add(1, Ordering::SeqCst);
-        }
         self.bytes.extend(bytes);
+        self.count();
+    }
+
+    /// Says whether the connection needs the process although TCP has taken all records.
+    pub(super) fn set_unfinished(&mut self, is_unfinished: bool) {
+        self.is_unfinished = is_unfinished;
+        self.count();
+    }
+
+    fn count(&mut self) {
+        let is_counted = self.is_unfinished || !self.bytes.is_empty();
+        match (std::mem::replace(&mut self.is_counted, is_counted), is_counted) {
+            (false, true) => {
+                self.full.fetch_add(1, Ordering::SeqCst);
+            }
+            (true, false) => {
+                // A child that has forgotten them counts none.
+                let less = |full: usize| full.checked_sub(1);
+                let _ = self.full.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+            }
+            _ => {}
+        }
     }
 
     /// The bytes, first to last.
@@ -55,13 +78,8 @@ impl RecordQueue {
 
     /// TCP has taken the first `n` bytes.
     pub(super) fn take(&mut self, n: usize) {
-        let was_empty = self.bytes.is_empty();
         self.bytes.drain(..n.min(self.bytes.len()));
-        if !was_empty && self.bytes.is_empty() {
-            // A child that has forgotten them counts none.
-            let less = |full: usize| full.checked_sub(1);
-            let _ = self.full.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
-        }
+        self.count();
     }
 
     /// Nothing of it will be sent.
@@ -72,6 +90,7 @@ impl RecordQueue {
 
 impl Drop for RecordQueue {
     fn drop(&mut self) {
+        self.is_unfinished = false;
         self.discard();
     }
 }
@@ -92,5 +111,11 @@ mod tests {
         assert_eq!([first, second].concat(), b"cde");
         out.discard();
         assert!(out.is_empty() && !has_any()[0]);
+        out.set_unfinished(true);
+        out.push(b"f");
+        out.discard();
+        assert!(out.is_empty() && has_any()[0]);
+        drop(out);
+        assert!(!has_any()[0]);
     }
 }

@@ -122,6 +122,9 @@ impl Conn {
 
     pub(super) fn may_write(&self, tx: &Tx) -> io::Result<()> {
         self.check()?;
+        if tx.is_broken() {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
         if tx.close.can_write() { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     }
 

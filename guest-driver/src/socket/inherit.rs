@@ -49,6 +49,12 @@ impl Stack {
         devices.iter().all(|device| device.can_be_inherited())
     }
 
+    /// Looks what has become of connections that the program has closed
+    /// ([`SmcStream::any_has_unsent_bytes`]).
+    pub fn check_closed(&self) {
+        self.sweep();
+    }
+
     /// Runs `body`, which forks, while no thread of this process uses a device. Tries for at most
     /// `limit`; `None`: that was not enough.
     pub fn hold_devices<T>(

@@ -464,7 +464,9 @@ impl SmcStream {
     }
 
     /// Whether send queues of connections of this process have bytes, which are lost if the process
-    /// ends: those of connections that the child of a fork can take over, and those of others.
+    /// ends, or what they have sent by TCP may be lost by a record that comes for them: those of
+    /// connections that the child of a fork can take over, and those of others.
+    /// [`Stack::check_closed`](super::Stack::check_closed) looks at the latter anew.
     pub fn any_has_unsent_bytes() -> [bool; 2] {
         conn::has_unsent_bytes()
     }

@@ -51,7 +51,7 @@ pub use registers::Registers;
 pub use seccomp::withhold_io_uring;
 pub use shared::{OutOfBounds, SharedSlice};
 pub use sockopt::{PeerProcess, TcpCounts, peer_process, tcp_counts};
-pub use tcp::reset_tcp;
+pub use tcp::{reset_tcp, unacknowledged};
 pub use thread::{JoinOutcome, join_within};
 pub use time::{processor_time, timespec};
 pub use unix::{connect_unix, connect_unix_packets, is_other_kind};

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What every room does to a TCP socket.
 
+use std::io;
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use rustix::net::{connect_unspec, getpeername, sockopt};
@@ -21,5 +23,20 @@ pub fn reset_tcp(tcp: TcpStream) {
     tracing::debug!(%error, "connect to no address");
     if let Err(error) = sockopt::set_socket_linger(&tcp, Some(Duration::ZERO)) {
         tracing::debug!(%error, "SO_LINGER");
+    }
+}
+
+/// Bytes that were written and that the peer's kernel has not acknowledged (SIOCOUTQ).
+///
+/// # Errors
+/// The socket is none of TCP, or listens.
+pub fn unacknowledged(tcp: &TcpStream) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ, which is TIOCOUTQ, writes one int to the address, which is that of a live
+    // variable.
+    let result = unsafe { libc::ioctl(tcp.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    match usize::try_from(bytes) {
+        Ok(bytes) if result == 0 => Ok(bytes),
+        _ => Err(io::Error::last_os_error()),
     }
 }

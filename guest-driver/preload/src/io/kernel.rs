@@ -9,7 +9,7 @@ use guest_driver::SmcStream;
 
 use crate::relay::{holders, take_back};
 use crate::selection::resolve::resolve;
-use crate::selection::{Selected, Wait, handshake, waiting};
+use crate::selection::{Selected, Wait, handshake, session, waiting};
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::socket::{descriptors, owner_pipe};
@@ -137,6 +137,9 @@ pub(crate) fn close_all() {
 pub(crate) fn await_sent(all: bool, limit: Duration) {
     let begun = Instant::now();
     let is_unsent = || {
+        if let Some(open) = session::opened() {
+            open.stack().check_closed();
+        }
         let [inheritable, others] = SmcStream::any_has_unsent_bytes();
         others || all && inheritable
     };
