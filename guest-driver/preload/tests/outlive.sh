@@ -131,9 +131,11 @@ test_redis() {
 }
 
 redis_benchmark() {
-    on redis-benchmark -p 7001 -n 20000 -c 20 -t set,get --csv >"$own/benchmark" 2>&1
+    on redis-benchmark -p 7001 -n 20000 -c 20 -t set,get --csv >"$own/benchmark" 2>&1 ||
+        fail "redis-benchmark ends with $?: $(cat "$own/benchmark")"
     [ "$(grep -cE '^"(SET|GET)"' "$own/benchmark")" = 2 ] || fail "$(cat "$own/benchmark")"
-    ! grep -i error "$own/benchmark"
+    # Without what the library says of a daemon that is not there.
+    ! grep -v '^smc run: ' "$own/benchmark" | grep -i error
 }
 
 # One connection for some seconds, whose answers are numbers in their order.
