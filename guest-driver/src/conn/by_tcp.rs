@@ -9,6 +9,8 @@ use std::io::{self, IoSlice};
 use std::sync::MutexGuard;
 
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use smc_core::carrier::Input;
+use smc_core::wire::cdc::StateFlags;
 use smc_core::wire::record::{HEADER_LEN, MAX_DATA, Record};
 
 use super::send_queue::queues_are_held;
@@ -231,15 +233,18 @@ impl Conn {
     }
 
     /// TCP was reset, as a write has found. As on TCP, what has arrived before can still be read: the
-    /// reset comes behind it.
+    /// reset comes behind it. If the program has closed the connection, nobody reads.
     #[cold]
     fn break_writes(&self, tx: &mut Tx) {
+        let is_closed = (tx.close.flags() | tx.close.pending()).contains(StateFlags::CLOSED);
         let Some(change) = &mut tx.change else { return };
-        change.broken = true;
         change.out.discard();
-        if std::mem::take(&mut change.closing) {
-            drop(self.tcp.take());
+        if is_closed {
+            change.closing = false;
+            self.change(tx, Input::TcpReset, 0);
+            return;
         }
+        change.broken = true;
         self.end.shut_write();
         self.wake_all();
         self.tcp.watch_room();

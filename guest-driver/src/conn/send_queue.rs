@@ -336,7 +336,7 @@ impl Conn {
             // The device may say at any time that the ring is gone, before this thread knows how the
             // connection goes on. The next delivery finds out.
             let ends = self.carrier().has_failed() && !self.may_outlive();
-            if !tx.close.may_publish() || ends {
+            if !tx.close.may_publish() || ends || tx.is_broken() {
                 return self.discard_held(tx);
             }
             // Not in its place meanwhile: a delivery that fails comes back here.

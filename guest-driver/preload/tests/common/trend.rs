@@ -5,8 +5,9 @@
 const PARTS: usize = 3;
 
 /// By how much a series of (moment, count) grows from its first moment to its last, if it grows as in
-/// the third where it grows least, and no more than on the whole. What reverts does not count, nor does a step or two, as
-/// when an allocator asks for more for the largest request so far. What comes again and again does.
+/// the third where it grows least, and no more than on the whole. What reverts does not count, nor
+/// does a step or two, as when an allocator asks for more for the largest request so far. What comes
+/// again and again does.
 pub(crate) fn growth(series: &[(f64, f64)]) -> f64 {
     let last = series.len().saturating_sub(1);
     let ends = (0..=PARTS).map(|part| part * last / PARTS).collect::<Vec<_>>();
