@@ -405,6 +405,28 @@ fn a_client_spawns_a_program_while_its_handshake_is_under_way() {
     in_all_combinations(test, late_server, client);
 }
 
+/// The connection is in an epoll set when it gets its relay, and SMC carries it in the end.
+#[test]
+fn an_epoll_set_keeps_a_client_that_starts_a_program_in_its_handshake() {
+    fn client(port: u16) {
+        let stream = c::connect_nonblocking(port);
+        let set = c::Epoll::new();
+        set.add(&stream, libc::EPOLLIN, 7);
+        assert_eq!(unsafe { libc::fcntl(stream.as_raw_fd(), libc::F_SETFD, 0) }, 0);
+        let started = Command::new("true").status().unwrap();
+        assert!(started.success());
+        assert_eq!((&stream).write(b"hello").unwrap(), 5);
+        assert_eq!(set.wait(10_000), [(7, libc::EPOLLIN)]);
+        stream.set_nonblocking(false).unwrap();
+        let mut word = [0; 5];
+        (&stream).read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"there");
+        exchange_patterns(&stream);
+    }
+    let test = "an_epoll_set_keeps_a_client_that_starts_a_program_in_its_handshake";
+    in_all_combinations(test, late_server, client);
+}
+
 /// The descriptor is closed by exec, and what was written before arrives all the same.
 #[test]
 fn bytes_that_wait_for_a_handshake_survive_an_exec() {

@@ -77,14 +77,12 @@ pub(super) fn replace(
     temporary: Option<&Arc<TemporaryRelay>>,
 ) {
     let Some(socket) = descriptor.stream() else { return };
-    registrations::detach(socket);
     give_options(socket, fds.first().copied(), program_end);
-    for &fd in fds {
+    registrations::move_to_kernel(socket, fds, |fd| {
         put_pair(fd, program_end, |tcp_fd| {
             install_relayed(fd, socket.role(), RelayState::served(tcp_fd, temporary.cloned()));
         });
-        registrations::attach_to_kernel(socket, fd);
-    }
+    });
 }
 
 /// Gives the program's end of a pair the options of a connection that change what calls on it do.

@@ -71,13 +71,9 @@ pub(crate) fn disconnect(descriptor: &DescriptorRef) -> bool {
 /// Leaves a socket to the kernel: the table has no entries of it any more.
 pub(crate) fn release(descriptor: &DescriptorRef) {
     let Some(socket) = descriptor.stream() else { return };
-    registrations::detach(socket);
-    for fd in 0..=DESCRIPTORS.highest() {
-        if DESCRIPTORS.get(fd).is_some_and(|found| found.is(descriptor)) {
-            registrations::attach_to_kernel(socket, fd);
-            drop(DESCRIPTORS.remove(fd));
-        }
-    }
+    let is_its = |fd: &c_int| DESCRIPTORS.get(*fd).is_some_and(|found| found.is(descriptor));
+    let fds: Vec<c_int> = (0..=DESCRIPTORS.highest()).filter(is_its).collect();
+    registrations::move_to_kernel(socket, &fds, |fd| drop(DESCRIPTORS.remove(fd)));
 }
 
 /// Gives `new` the entry of `old`, of which it is a duplicate.

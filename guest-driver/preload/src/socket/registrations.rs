@@ -187,7 +187,7 @@ pub(crate) fn leave_sets(socket: &StreamSocket) {
     }
 }
 
-/// Removes the connection's registrations from the sets; [`attach_to_kernel`] follows.
+/// Takes the connection's registrations out of the sets until its next state enters them again.
 pub(crate) fn detach(socket: &StreamSocket) {
     for registration in socket.registrations().iter_mut() {
         registration.events = remove(registration).unwrap_or(registration.events);
@@ -195,10 +195,20 @@ pub(crate) fn detach(socket: &StreamSocket) {
     }
 }
 
-/// Enters the registrations of `old` for `fd` into the kernel's sets.
-pub(crate) fn attach_to_kernel(old: &StreamSocket, fd: c_int) {
-    for r in registrations_of(old, fd) {
-        let _ = raw::epoll_ctl(r.set, libc::EPOLL_CTL_ADD, r.fd, r.events, r.data);
+/// Moves the connection's registrations into the kernel's sets. `replace` makes each of the numbers
+/// the kernel's, and takes the connection's entry away. Meanwhile and afterwards nobody enters
+/// another one: `epoll_ctl` finds the entry gone, and the end of a handshake finds no registration.
+pub(crate) fn move_to_kernel(socket: &StreamSocket, fds: &[c_int], mut replace: impl FnMut(c_int)) {
+    let mut registrations = socket.registrations();
+    let mut members = std::mem::take(&mut *registrations);
+    for member in &mut members {
+        member.events = remove(member).unwrap_or(member.events);
+    }
+    for &fd in fds {
+        replace(fd);
+        for Registration { set, events, data, .. } in members.iter().filter(|r| r.fd == fd) {
+            let _ = raw::epoll_ctl(*set, libc::EPOLL_CTL_ADD, fd, *events, *data);
+        }
     }
 }
 
@@ -241,11 +251,6 @@ pub(crate) fn attach(
     for registration in registrations.iter_mut() {
         registration.target = insert(descriptor, socket, registration, SocketState::Smc);
     }
-}
-
-/// The registrations of one descriptor.
-fn registrations_of(socket: &StreamSocket, fd: c_int) -> Vec<Registration> {
-    socket.registrations().iter().filter(|r| r.fd == fd).copied().collect()
 }
 
 /// Removes the registrations of a socket whose last descriptor is being closed. The kernel removes
