@@ -16,7 +16,7 @@ use guest_driver::statistics::{self, Record};
 
 use crate::error::CliError;
 use crate::output;
-use crate::stat::{ReportRequest, Scope, sockets};
+use crate::stat::{ReportRequest, Scope, has_socket, sockets};
 use pcapng::Writer;
 
 /// Help of `smc capture`.
@@ -135,7 +135,7 @@ fn write(args: &CaptureArgs, out: impl Write) -> io::Result<()> {
 
 /// Says that the capture of a process has ended though the process goes on.
 fn note_end(pid: u32, socket: &Path) {
-    if socket.exists() && Path::new(&format!("/proc/{pid}")).exists() {
+    if has_socket(pid, socket) {
         let program = output::printable(&pcapng::program(pid));
         output::note(&format!(
             "smc: the capture of {program} {pid} has ended: another capture of it has begun"
@@ -146,9 +146,9 @@ fn note_end(pid: u32, socket: &Path) {
 /// The processes that are captured.
 struct Captured<'a> {
     args: &'a CaptureArgs,
-    known: BTreeSet<PathBuf>,
+    known: BTreeSet<(u32, PathBuf)>,
     /// Those that may not be captured, which is said once.
-    refused: BTreeSet<PathBuf>,
+    refused: BTreeSet<(u32, PathBuf)>,
     sender: SyncSender<Told>,
 }
 
@@ -158,21 +158,22 @@ impl Captured<'_> {
         let scope = if self.args.all { Scope::Host } else { Scope::of_environment() };
         let found: Vec<ReportRequest> = sockets(&scope);
         // A socket of the same name may come back later.
-        self.known.retain(|path| found.iter().any(|one| one.socket == *path));
+        let now: BTreeSet<_> = found.iter().map(ReportRequest::key).collect();
+        self.known.retain(|known| now.contains(known));
         for one in found {
-            if self.known.contains(&one.socket) || !self.args.wants(one.process()) {
+            if self.known.contains(&one.key()) || !self.args.wants(one.process()) {
                 continue;
             }
             match self.begin(&one) {
                 Ok(()) => {
-                    self.known.insert(one.socket);
+                    self.known.insert(one.key());
                 }
                 // It ends, or does not answer now.
                 Err(error) if !is_refusal(&error) => {}
                 Err(error) => {
                     let pid = one.process();
                     let program = output::printable(&pcapng::program(pid));
-                    if self.refused.insert(one.socket) {
+                    if self.refused.insert(one.key()) {
                         output::note(&format!("smc: {program} {pid} cannot be captured: {error}"));
                     }
                 }

@@ -244,17 +244,25 @@ pub(super) fn sockets(scope: &Scope, is_known: impl Fn(u32) -> bool) -> Vec<Repo
     requests(&look_at_all(scope), is_known, &TimeBudget(Cell::new(BUDGET)))
 }
 
+/// Whether a process still has its socket of statistics, as far as this user may see.
+pub(crate) fn has_socket(pid: u32, socket: &Path) -> bool {
+    let seen = Seen::look(pid, &Scope::Host);
+    seen.is_some_and(|seen| seen.statistics().iter().any(|path| path == socket))
+}
+
 /// Adds the reports of those that no directory leads to.
 fn add_reports(processes: &mut Processes, seen: &[Seen], budget: &TimeBudget) {
     let known: BTreeSet<_> = processes.list.iter().map(|known| known.pid).collect();
     let mut asked = requests(seen, |pid| known.contains(&pid), budget);
-    asked.retain(|one| !processes.silent.iter().any(|silent| silent.socket == one.socket));
+    let is_silent = |silent: &Silent, one: &ReportRequest| {
+        (silent.pid, &silent.socket) == (one.process(), &one.socket)
+    };
+    asked.retain(|one| !processes.silent.iter().any(|silent| is_silent(silent, one)));
     for (asked, answer) in asked.iter().zip(ask_all(&asked)) {
         match answer {
             Ok(process) => processes.list.push(process),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                let problem = error.to_string();
-                processes.silent.push(Silent { socket: asked.socket.clone(), problem });
+                processes.silent.push(Silent::new(asked, &error));
             }
             // It has just ended, or is not that process's.
             Err(_) => {}

@@ -25,6 +25,7 @@ use vhost_device_ism::management::{Client, ClientError, Guest};
 use crate::error::CliError;
 use crate::{output, paths};
 pub(crate) use host::Scope;
+pub(crate) use host::has_socket;
 use keyboard::{Input, Keyboard};
 use processes::Processes;
 pub(crate) use processes::{ReportRequest, sockets};

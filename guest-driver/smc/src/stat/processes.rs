@@ -26,8 +26,16 @@ pub(crate) struct Processes {
 /// A process that does not answer.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Silent {
+    pub(super) pid: u32,
     pub(crate) socket: PathBuf,
     pub(crate) problem: String,
+}
+
+impl Silent {
+    pub(super) fn new(asked: &ReportRequest, error: &io::Error) -> Silent {
+        let (pid, socket) = asked.key();
+        Silent { pid, socket, problem: error.to_string() }
+    }
 }
 
 /// A socket that is asked.
@@ -57,6 +65,11 @@ impl ReportRequest {
         };
         self.pid.or_else(named).unwrap_or_default()
     }
+
+    /// The process and the path: processes of two containers have sockets of the same name.
+    pub(crate) fn key(&self) -> (u32, PathBuf) {
+        (self.process(), self.socket.clone())
+    }
 }
 
 impl Processes {
@@ -80,9 +93,7 @@ pub(super) fn of(scope: &Scope) -> Processes {
             Ok(process) => processes.list.push(process),
             // It has just ended.
             Err(_) if !asked.socket.exists() => {}
-            Err(error) => processes
-                .silent
-                .push(Silent { socket: asked.socket.clone(), problem: error.to_string() }),
+            Err(error) => processes.silent.push(Silent::new(asked, &error)),
         }
     }
     host::add(&mut processes, scope);

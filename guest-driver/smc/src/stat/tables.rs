@@ -594,7 +594,7 @@ mod tests {
         let mut two = some();
         two.list.push(Process { pid: 43, ..process() });
         let problem = "timed out".to_owned();
-        two.silent.push(Silent { socket: "/run/process-44.sock".into(), problem });
+        two.silent.push(Silent { pid: 44, socket: "/run/process-44.sock".into(), problem });
         let text = totals(&two);
         has(&text, &["redis 43", "all", "4  0x03010000 PEERNOSMC (peer)"]);
         has(&overview(&two), &["/run/a.sock: no daemon", "process-44.sock does not answer"]);

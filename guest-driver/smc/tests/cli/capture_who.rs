@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
+use crate::settings::{SERVICE, in_empty_run};
 use crate::support::{Dir, Fabric, Running, eventually, smc, text};
 
 /// A server and a client, between which bytes go.
@@ -118,4 +119,46 @@ fn a_second_capture_ends_the_first_which_says_so() {
         })
     });
     assert_eq!(second_said(), "");
+}
+
+/// Both have process 1, whose socket has the same name.
+#[test]
+fn root_captures_two_containers_at_once() {
+    let output = in_empty_run(&format!(
+        r#"{SERVICE}
+        mount -t proc proc /proc
+        cp "$SMC" /run/inside
+        container() {{
+            unshare --mount --pid --fork --kill-child --mount-proc sh -c '
+                mkdir -p /run/user/7 && mount -t tmpfs none /run/user/7
+                export XDG_RUNTIME_DIR=/run/user/7
+                exec /run/inside listen -v 127.0.0.1:'$1 </dev/null >/run/$1.got 2>/run/$1.log &
+            for n in $(seq 600); do grep -q listening /run/$1.log && break || sleep 0.05; done
+        }}
+        container 7001
+        container 7002
+        mkfifo /run/7001.in /run/7002.in
+        for port in 7001 7002; do
+            "$SMC" connect -v 127.0.0.1:$port </run/$port.in >/run/$port.back 2>/run/$port.side &
+        done
+        exec 8>/run/7001.in 9>/run/7002.in
+        say() {{ echo "$1 to 7001" >&8; echo "$1 to 7002" >&9; }}
+        await() {{
+            for n in $(seq 400); do say $1 || break; sleep 0.05; eval "$2" && return; done
+            cat /run/*.log /run/*.side
+            exit 1
+        }}
+        has_both() {{ grep -qa "$1 to 7001" $2 && grep -qa "$1 to 7002" $2; }}
+        await hello 'has_both hello "/run/7001.got /run/7002.got"'
+        "$SMC" capture --all -w /run/first --process inside 2>/run/first.log &
+        await first 'has_both first /run/first'
+        "$SMC" capture --all -w /run/second --process inside 2>/run/second.log &
+        await second 'has_both second /run/second'
+        await more '[ "$(grep -c "has ended: another capture" /run/first.log)" = 2 ]'
+        [ ! -s /run/second.log ]
+        echo captured
+        "#
+    ));
+    let said = (text(&output.stdout), text(&output.stderr));
+    assert!(said.0.ends_with("captured\n"), "{said:?}");
 }

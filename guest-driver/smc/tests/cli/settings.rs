@@ -84,7 +84,7 @@ fn a_file_with_a_mistake_is_an_error_and_says_where() {
 }
 
 /// Runs a script in a mount namespace with an empty /run. The script is stopped by its first failure.
-fn in_empty_run(script: &str) -> Output {
+pub(crate) fn in_empty_run(script: &str) -> Output {
     let mut command = Command::new("unshare");
     if !rustix::process::geteuid().is_root() {
         command.arg("--map-root-user");
@@ -98,7 +98,7 @@ fn in_empty_run(script: &str) -> Output {
 }
 
 /// A daemon at the paths of the packaged service.
-const SERVICE: &str = r#"
+pub(crate) const SERVICE: &str = r#"
 service=/run/vhost-device-ism
 mkdir -m 750 $service && mkdir -m 755 $service/any
 "$SMC" fabric --socket-path $service/any/any.sock,devices=16,mode=666 \
