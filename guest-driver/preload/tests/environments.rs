@@ -6,6 +6,7 @@
 mod common;
 
 use std::ffi::OsStr;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -23,17 +24,22 @@ fn compiled(name: &str, options: &[&str]) -> PathBuf {
     file
 }
 
-/// Where libfaketime is.
-fn libfaketime() -> PathBuf {
+/// Where libfaketime is. `None`, aloud: it is not installed.
+fn libfaketime() -> Option<PathBuf> {
     let directory = format!("/usr/lib/{}-linux-gnu/faketime", std::env::consts::ARCH);
     let library = PathBuf::from(directory).join("libfaketimeMT.so.1");
-    assert!(library.is_file(), "the package faketime is missing");
-    library
+    if library.is_file() {
+        return Some(library);
+    }
+    assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "the package faketime is missing");
+    let _ = writeln!(std::io::stderr(), "SKIPPED: the package faketime is not installed");
+    None
 }
 
 #[test]
 fn time_limits_pass_although_the_programs_clock_stands_still_or_goes_wrong() {
-    let (program, wrapper) = (compiled("clock", &[]), libfaketime());
+    let Some(wrapper) = libfaketime() else { return };
+    let program = compiled("clock", &[]);
     // A clock that stands still, one that is ahead, and one that goes slowly.
     for clock in ["2020-01-01 00:00:00", "+2d", "+0 x0.5"] {
         for (smc, is_first) in [(false, false), (true, false), (true, true)] {
