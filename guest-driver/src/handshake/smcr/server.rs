@@ -166,7 +166,8 @@ impl Accepting {
                 },
                 Stage::Confirm(mut accepted) => {
                     if !fill(tcp, &mut accepted.reader)? {
-                        if late {
+                        // Accept has just gone, or the client has had its time.
+                        if Instant::now() >= self.deadline {
                             let awaited = Awaited::Confirm;
                             self.drop_first(&accepted);
                             return Err(HandshakeError::TimedOut { awaited }.into());
