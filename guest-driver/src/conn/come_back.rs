@@ -26,8 +26,10 @@ use super::carrier::Carrier;
 use super::change::{Change, ChangeReason};
 use super::from_tcp::first_chunk;
 use super::{Conn, Rx, Tx, first_words};
-use crate::handshake::ring::{NoRing, Offer, RingParams, Stage};
-use crate::smcd::{DeferredDrop, SmcdConn};
+use crate::handshake::EstablishedConn;
+use crate::handshake::link::LinkHandshake;
+use crate::handshake::ring::{NoRing, Offer, RingParams, RingStep, Stage};
+use crate::smcd::DeferredDrop;
 
 /// How long a server waits for its own device after a Proposal.
 const DEVICE_TIME: Duration = Duration::from_millis(500);
@@ -75,15 +77,9 @@ enum Step {
     Accept(Vec<u8>),
     Confirm(Box<AwaitAccept>, Vec<u8>),
     Attach(Box<Offer>, Vec<u8>),
+    Link(Box<LinkHandshake>, Vec<u8>),
     /// There will be no ring this time.
     Decline,
-}
-
-/// What has become of a step.
-enum Done {
-    Stage(Stage, Vec<u8>),
-    Ring(Box<SmcdConn>, Vec<u8>),
-    No(NoRing),
 }
 
 impl WayBack {
@@ -114,6 +110,16 @@ impl WayBack {
     /// Whether there is a ring that was negotiated and is not in use.
     pub(super) fn has_ring(&self) -> bool {
         self.next.is_some()
+    }
+
+    /// Whether the peer may begin the ring, while the link of this end is not up yet.
+    pub(super) fn is_linking(&self) -> bool {
+        matches!(self.stage, Some(Stage::Linking(_))) || self.is_busy
+    }
+
+    /// Whether there is no ring although the peer may begin it.
+    pub(super) fn has_failed(&self) -> bool {
+        matches!(self.stage, Some(Stage::Failed))
     }
 
     /// Notes that this end has sent an urgent byte by TCP.
@@ -183,6 +189,11 @@ impl Change {
 }
 
 impl Conn {
+    /// The address of this end.
+    pub(crate) fn local_ip(&self) -> Option<IpAddr> {
+        self.tcp.addresses().ok().map(|(local, _)| local.ip())
+    }
+
     /// Whether the connection is on TCP and may come back to a ring, or has to let go of one.
     pub(crate) fn may_come_back(&self) -> bool {
         let tx = self.tx();
@@ -223,7 +234,8 @@ impl Conn {
     }
 
     /// Does the next step of the way back to a ring, if one is due. It may take device commands.
-    pub(crate) fn come_back(&self, params: &RingParams) {
+    /// `true`: it goes on when LLC has.
+    pub(crate) fn come_back(&self, params: &RingParams) -> bool {
         let (step, retired) = {
             let has_urgent = self.rx().receiver.exception();
             let mut tx = self.tx();
@@ -232,44 +244,58 @@ impl Conn {
             (step, retired)
         };
         drop(retired);
-        let Some(step) = step else { return };
+        let Some(step) = step else { return false };
+        let is_proposal = matches!(step, Step::Propose);
         let done = match step {
-            Step::Propose => match params.propose() {
-                Some((stage, message)) => Done::Stage(stage, message),
-                None => Done::No(params.decline()),
-            },
-            Step::Accept(message) => match params.accept(&message) {
-                Ok((stage, message)) => Done::Stage(stage, message),
-                Err(why) => Done::No(why),
-            },
-            Step::Confirm(awaiting, message) => match params.confirm(*awaiting, &message) {
-                Ok((ring, message)) => Done::Ring(ring, message),
-                Err(why) => Done::No(why),
-            },
-            Step::Attach(offer, message) => match params.attach(*offer, &message) {
-                Ok(ring) => Done::Ring(ring, Vec::new()),
-                Err(why) => Done::No(why),
-            },
-            Step::Decline => Done::No(params.decline()),
+            Step::Propose => params.propose(),
+            Step::Accept(message) => params.accept(&message),
+            Step::Confirm(awaiting, message) => params.confirm(*awaiting, &message),
+            Step::Attach(offer, message) => params.attach(*offer, &message),
+            Step::Link(link, message) => params.link(link, &message),
+            Step::Decline => RingStep::No(params.decline()),
         };
-        self.end_step(&mut self.tx(), done, params);
+        let links = matches!(done, RingStep::Later(_) | RingStep::Message(Stage::Linking(_), _));
+        if self.end_step(&mut self.tx(), is_proposal, done, params) {
+            // The peer may have begun the ring already.
+            self.serve_tcp(&mut self.rx());
+        }
+        links
     }
 
-    fn end_step(&self, tx: &mut Tx, done: Done, params: &RingParams) {
-        let Some(change) = &mut tx.change else { return };
+    /// `true`: the ring is there for which the peer's CHANGE waits.
+    fn end_step(
+        &self,
+        tx: &mut Tx,
+        is_proposal: bool,
+        done: RingStep,
+        params: &RingParams,
+    ) -> bool {
+        let Some(change) = &mut tx.change else { return false };
         let renewal = change.end.renewal();
+        let is_confirmed = matches!(renewal, Renewal::Confirmed { .. });
         let way = &mut change.way_back;
         way.is_busy = false;
+        if renewal == Renewal::None && !is_proposal {
+            // It has ended meanwhile.
+            way.retired.push(Box::new(done));
+            way.forget();
+            self.tcp.want_return();
+            return false;
+        }
         let input = match done {
-            Done::Stage(stage, message) => {
-                (way.stage, way.answer) = (Some(stage), message);
-                match renewal {
-                    Renewal::None => Input::Return,
-                    _ => Input::Prepared(true),
-                }
+            RingStep::Later(stage) => {
+                way.stage = Some(stage);
+                return false;
             }
-            Done::Ring(ring, message) => {
-                let carrier = Arc::new(Carrier::smcd(*ring));
+            RingStep::Message(stage, message) => {
+                (way.stage, way.answer) = (Some(stage), message);
+                if is_proposal { Input::Return } else { Input::Prepared(true) }
+            }
+            RingStep::Ring(established, message) => {
+                let carrier = Arc::new(match established {
+                    EstablishedConn::D(ring) => Carrier::smcd(*ring),
+                    EstablishedConn::R(element) => Carrier::smcr(*element),
+                });
                 let is_ring = carrier.sender().is_ok() && carrier.local_ring().is_ok();
                 // An urgent byte may have gone by TCP meanwhile.
                 let fits = is_ring && carrier.may_come_back() && !way.has_marked;
@@ -281,16 +307,25 @@ impl Conn {
                         way.answer = message;
                     }
                 }
+                if is_confirmed {
+                    way.stage = (!fits).then_some(Stage::Failed);
+                    return true;
+                }
                 Input::Prepared(fits)
             }
-            Done::No(NoRing::Decline(message)) => {
+            // It is too late to decline, unless the peer does.
+            RingStep::No(_) if is_confirmed => {
+                way.stage = Some(Stage::Failed);
+                return true;
+            }
+            RingStep::No(NoRing::Decline(message)) => {
                 way.answer = message;
                 if renewal == Renewal::None {
                     way.begin_wait();
                 }
                 Input::Prepared(false)
             }
-            Done::No(NoRing::Violated) => Input::Violated,
+            RingStep::No(NoRing::Violated) => Input::Violated,
         };
         self.change(tx, input, 0);
         if let Some(change) = &mut tx.change
@@ -299,6 +334,7 @@ impl Conn {
             // TCP has ended meanwhile, or there is no ring.
             change.way_back.forget();
         }
+        false
     }
 
     /// Takes the peer's CHANGE, which is the next record, and begins both directions of the new ring.
@@ -399,6 +435,13 @@ fn next_step(tx: &mut Tx, params: &RingParams, has_urgent: bool) -> Option<Step>
         return None;
     }
     let step = match renewal {
+        Renewal::Confirmed { .. } => match change.way_back.stage.take() {
+            Some(Stage::Linking(link)) => Step::Link(link, Vec::new()),
+            stage => {
+                change.way_back.stage = stage;
+                return None;
+            }
+        },
         Renewal::None if is_active && params.has_device() && change.is_return_due() => {
             Step::Propose
         }
@@ -417,6 +460,7 @@ fn next_step(tx: &mut Tx, params: &RingParams, has_urgent: bool) -> Option<Step>
                 (Renewal::Attaching, Some(Stage::Accepted(offer))) if fits => {
                     Step::Attach(offer, message)
                 }
+                (_, Some(Stage::Linking(link))) if fits => Step::Link(link, message),
                 (_, stage) => {
                     way.stage = stage;
                     Step::Decline

@@ -130,13 +130,18 @@ impl Conn {
             return self.take_message(tx);
         }
         if let Some(header) = first_chunk(&change.input) {
-            if change.way_back.has_ring()
-                && matches!(Record::parse(&header), Ok(Record::Change { .. }))
-            {
+            let begins_ring = matches!(Record::parse(&header), Ok(Record::Change { .. }));
+            if begins_ring && change.way_back.has_ring() {
                 return Round::Ring;
             }
+            if begins_ring && change.way_back.is_linking() {
+                return Round::Done;
+            }
+            let is_late = begins_ring && change.way_back.has_failed();
             change.input.drain(..HEADER_LEN);
             let input = match Record::parse(&header) {
+                // The link that the peer uses was not brought up here.
+                Ok(_) if is_late => Input::Violated,
                 Ok(record) => {
                     match record {
                         Record::Data { len, .. } => change.body = len,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
     Accepted, AcceptedR, AwaitAccept, Awaited, ClcReader, ClientStep, Config, DeclineReason,
-    FallbackReason, HandshakeError, KnownLink, Route, SendDecline, start_on,
+    FallbackReason, HandshakeError, KnownLink, PeerLink, Route, SendDecline, start_on,
 };
 use smc_core::time::Tick;
 use virtio_ism_abi::Gid;
@@ -129,9 +129,7 @@ impl ClientHandshake {
                     self.answered = true;
                     let message = reader.message().unwrap_or_default();
                     let known = |chid, gid| params.fabrics.terms(chid, gid);
-                    let known_link = |peer: &_| {
-                        params.rdma.map_or(KnownLink::NoGroup, |rdma| rdma.host.known_link(peer))
-                    };
+                    let known_link = |peer: &_| known_link(params.rdma, peer);
                     match await_accept.handle_with(message, known, known_link) {
                         ClientStep::Offered(accepted) => {
                             return confirm(tcp, params, accepted).map(Some);
@@ -224,6 +222,11 @@ impl DeclineAnswer {
         };
         send_decline(tcp, decline).map(|_| true)
     }
+}
+
+/// What this host has of the link that a server names.
+pub(super) fn known_link(rdma: Option<ByRdma<'_>>, peer: &PeerLink) -> KnownLink {
+    rdma.map_or(KnownLink::NoGroup, |rdma| rdma.host.known_link(peer))
 }
 
 /// Accepts an offer of SMC-R. Both ends may have to exchange LLC messages for it. If it fails, returns

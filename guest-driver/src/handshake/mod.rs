@@ -4,6 +4,7 @@
 pub(crate) mod client;
 mod decline;
 mod first_bytes;
+pub(crate) mod link;
 pub(crate) mod ring;
 pub(crate) mod server;
 mod smcr;

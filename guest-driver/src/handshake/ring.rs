@@ -13,9 +13,15 @@ use smc_core::handshake::{
 };
 use smc_core::time::Tick;
 
+use super::EstablishedConn;
 use super::client::{self, ClientParams};
-use super::server::{self, AcceptOutcome, Accepted, ServerParams};
-use crate::smcd::{Fabrics, SmcdConn};
+use super::link::{LinkHandshake, LinkStep, RingRdma};
+use super::server::{self, AcceptOutcome, AcceptStep, Accepted, ServerParams};
+use super::smcr::Connecting;
+use crate::smcd::Fabrics;
+
+/// How long a server that has accepted with an RNIC keeps the link for a Confirm.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What both ends use for a new ring.
 pub(crate) struct RingParams {
@@ -23,7 +29,9 @@ pub(crate) struct RingParams {
     pub(crate) config: Arc<Config>,
     /// The fabric of its device, if it is open.
     pub(crate) fabrics: Fabrics,
-    /// Bytes of the own DMB.
+    /// Its RNICs, for a connection that was on SMC-R.
+    pub(crate) rdma: Option<RingRdma>,
+    /// Bytes of the own DMB or element.
     pub(crate) buffer: u32,
 }
 
@@ -33,6 +41,22 @@ pub(crate) enum Stage {
     Proposed(Box<AwaitAccept>),
     /// Server: the Accept was sent.
     Accepted(Box<Offer>),
+    /// Either, behind the Proposal: a link is brought up, or joined.
+    Linking(Box<LinkHandshake>),
+    /// Client: Confirm was sent, and the link was not brought up.
+    Failed,
+}
+
+/// How far a step has come.
+pub(crate) enum RingStep {
+    /// The message to send, and what awaits the answer.
+    Message(Stage, Vec<u8>),
+    /// The next turn goes on.
+    Later(Stage),
+    /// The new ring, and the message to send before it is used, if any.
+    Ring(EstablishedConn, Vec<u8>),
+    /// There is no new ring this time.
+    No(NoRing),
 }
 
 /// What a server has offered.
@@ -54,87 +78,126 @@ impl NoRing {
 }
 
 impl RingParams {
-    /// Whether the device is open.
+    /// Whether the device is open, or an RNIC is up.
     pub(crate) fn has_device(&self) -> bool {
-        !self.fabrics.0.is_empty()
+        !self.fabrics.0.is_empty() || self.rdma.as_ref().is_some_and(RingRdma::is_up)
     }
 
     /// The Decline of an end that has no device now.
     pub(crate) fn decline(&self) -> NoRing {
-        NoRing::declined(SendDecline::opening(&self.config, DeclineReason::NoIsmDevice))
+        let reason = match self.rdma {
+            Some(_) => DeclineReason::NoRnic,
+            None => DeclineReason::NoIsmDevice,
+        };
+        NoRing::declined(SendDecline::opening(&self.config, reason))
+    }
+
+    fn route(&self) -> Route {
+        self.rdma.as_ref().map(|rdma| rdma.route.clone()).unwrap_or_default()
     }
 
     fn client(&self) -> ClientParams<'_> {
-        let Self { config, fabrics, buffer } = self;
-        ClientParams { config, fabrics, rdma: None, buffer: *buffer }
+        let Self { config, fabrics, rdma, buffer } = self;
+        let rdma = rdma.as_ref().map(RingRdma::by_rdma);
+        ClientParams { config, fabrics, rdma, buffer: *buffer }
     }
 
     fn server(&self) -> ServerParams<'_> {
-        let Self { config, fabrics, buffer } = self;
-        let message_timeout = Duration::ZERO;
-        ServerParams { config, fabrics, rdma: None, buffer: *buffer, message_timeout }
+        let Self { config, fabrics, rdma, buffer } = self;
+        let rdma = rdma.as_ref().map(RingRdma::by_rdma);
+        let message_timeout = CONFIRM_TIMEOUT;
+        ServerParams { config, fabrics, rdma, buffer: *buffer, message_timeout }
     }
 
-    /// Client: what waits for the answer, and the Proposal to send. `None`: there is nothing to
-    /// propose.
-    pub(crate) fn propose(&self) -> Option<(Stage, Vec<u8>)> {
-        let (awaiting, proposal) = start_on(self.config.clone(), Route::default(), Tick(0)).ok()?;
-        Some((Stage::Proposed(Box::new(awaiting)), proposal))
-    }
-
-    /// Server: what waits for the answer, and the Accept to send.
-    ///
-    /// # Errors
-    /// There will be no ring.
-    pub(crate) fn accept(&self, proposal: &[u8]) -> Result<(Stage, Vec<u8>), NoRing> {
-        let awaiting = AwaitProposal::new(self.config.clone(), Tick(0));
-        match awaiting.handle_on(proposal, Route::default) {
-            ServerStep::Eligible(selection) => {
-                let (accepted, message) = server::accept_on_device(&self.server(), selection)
-                    .map_err(NoRing::declined)?;
-                Ok((Stage::Accepted(Box::new(Offer(*accepted))), message))
+    /// Client: the Proposal to send.
+    pub(crate) fn propose(&self) -> RingStep {
+        match start_on(self.config.clone(), self.route(), Tick(0)) {
+            Ok((awaiting, proposal)) => {
+                RingStep::Message(Stage::Proposed(Box::new(awaiting)), proposal)
             }
-            ServerStep::Decline(decline) => Err(NoRing::declined(decline)),
-            ServerStep::PeerDeclined(_) | ServerStep::Fail(_) => Err(NoRing::Violated),
+            Err(decline) => RingStep::No(NoRing::declined(decline)),
+        }
+    }
+
+    /// Server: the Accept to send.
+    pub(crate) fn accept(&self, proposal: &[u8]) -> RingStep {
+        let awaiting = AwaitProposal::new(self.config.clone(), Tick(0));
+        let selection = match awaiting.handle_on(proposal, || self.route()) {
+            ServerStep::Eligible(selection) => selection,
+            ServerStep::Decline(decline) => return RingStep::No(NoRing::declined(decline)),
+            ServerStep::PeerDeclined(_) | ServerStep::Fail(_) => {
+                return RingStep::No(NoRing::Violated);
+            }
+        };
+        match (server::take(&self.server(), selection), &self.rdma) {
+            (Ok(AcceptStep::D(accepted, message)), _) => {
+                RingStep::Message(Stage::Accepted(Box::new(Offer(*accepted))), message)
+            }
+            (Ok(AcceptStep::R(accepting)), Some(rdma)) => {
+                match LinkHandshake::accepting(rdma, *accepting) {
+                    Ok(link) => self.link(Box::new(link), &[]),
+                    Err(_) => RingStep::No(self.decline()),
+                }
+            }
+            (Ok(AcceptStep::R(_)), None) => RingStep::No(self.decline()),
+            (Err(decline), _) => RingStep::No(NoRing::declined(decline)),
         }
     }
 
     /// Client: the new ring, and the Confirm to send.
-    ///
-    /// # Errors
-    /// There will be no ring.
-    pub(crate) fn confirm(
-        &self,
-        awaiting: AwaitAccept,
-        accept: &[u8],
-    ) -> Result<(Box<SmcdConn>, Vec<u8>), NoRing> {
-        match awaiting.handle(accept, |chid, gid| self.fabrics.terms(chid, gid)) {
-            ClientStep::Offered(accepted) => {
-                let (conn, message) =
-                    client::prepare(&self.client(), accepted).map_err(NoRing::declined)?;
-                conn.note_terms();
-                Ok((conn, message))
-            }
+    pub(crate) fn confirm(&self, awaiting: AwaitAccept, accept: &[u8]) -> RingStep {
+        let known = |chid, gid| self.fabrics.terms(chid, gid);
+        let rdma = self.rdma.as_ref();
+        let known_link = |peer: &_| client::known_link(rdma.map(RingRdma::by_rdma), peer);
+        match awaiting.handle_with(accept, known, known_link) {
+            ClientStep::Offered(accepted) => match client::prepare(&self.client(), accepted) {
+                Ok((conn, message)) => {
+                    conn.note_terms();
+                    RingStep::Ring(EstablishedConn::D(conn), message)
+                }
+                Err(decline) => RingStep::No(NoRing::declined(decline)),
+            },
             ClientStep::OfferedR(accepted) => {
-                Err(NoRing::declined(accepted.decline(DeclineReason::NoRnic)))
+                let Some(rdma) = rdma else {
+                    let decline = accepted.decline(DeclineReason::NoRnic);
+                    return RingStep::No(NoRing::declined(decline));
+                };
+                match Connecting::new(&rdma.host, &self.config, accepted, self.buffer) {
+                    Ok(connecting) => match LinkHandshake::connecting(rdma, connecting) {
+                        Ok(link) => self.link(Box::new(link), &[]),
+                        Err(_) => RingStep::No(self.decline()),
+                    },
+                    Err(decline) => RingStep::No(NoRing::declined(decline)),
+                }
             }
-            ClientStep::Decline(decline) => Err(NoRing::declined(decline)),
-            ClientStep::PeerDeclined(_) | ClientStep::Fail(_) => Err(NoRing::Violated),
+            ClientStep::Decline(decline) => RingStep::No(NoRing::declined(decline)),
+            ClientStep::PeerDeclined(_) | ClientStep::Fail(_) => RingStep::No(NoRing::Violated),
         }
     }
 
     /// Server: the new ring.
-    ///
-    /// # Errors
-    /// There will be no ring.
-    pub(crate) fn attach(&self, offer: Offer, confirm: &[u8]) -> Result<Box<SmcdConn>, NoRing> {
+    pub(crate) fn attach(&self, offer: Offer, confirm: &[u8]) -> RingStep {
         match server::attach(offer.0, confirm) {
-            AcceptOutcome::Smc(conn) => Ok(conn),
+            AcceptOutcome::Smc(conn) => RingStep::Ring(EstablishedConn::D(conn), Vec::new()),
             AcceptOutcome::NotAttached(reason) => {
-                Err(NoRing::declined(SendDecline::opening(&self.config, reason)))
+                RingStep::No(NoRing::declined(SendDecline::opening(&self.config, reason)))
             }
-            AcceptOutcome::Decline(decline) => Err(NoRing::declined(decline)),
-            AcceptOutcome::PeerDeclined(_) | AcceptOutcome::Fail(_) => Err(NoRing::Violated),
+            AcceptOutcome::Decline(decline) => RingStep::No(NoRing::declined(decline)),
+            AcceptOutcome::PeerDeclined(_) | AcceptOutcome::Fail(_) => {
+                RingStep::No(NoRing::Violated)
+            }
+        }
+    }
+
+    /// Goes on with a link. `message`: the peer's answer, if it is new.
+    pub(crate) fn link(&self, mut link: Box<LinkHandshake>, message: &[u8]) -> RingStep {
+        match link.advance(message) {
+            LinkStep::Later => RingStep::Later(Stage::Linking(link)),
+            LinkStep::Message(message) => RingStep::Message(Stage::Linking(link), message),
+            LinkStep::Done(conn, message) => RingStep::Ring(EstablishedConn::R(conn), message),
+            LinkStep::Declined(message) if message.is_empty() => RingStep::No(self.decline()),
+            LinkStep::Declined(message) => RingStep::No(NoRing::Decline(message)),
+            LinkStep::Violated => RingStep::No(NoRing::Violated),
         }
     }
 }

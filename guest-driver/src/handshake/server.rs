@@ -284,14 +284,23 @@ fn accept(
     Err(selection.decline(reason))
 }
 
-/// Accepts with a device, as [`accept`]. Returns what awaits Confirm, and the Accept to send.
-pub(super) fn accept_on_device(
+/// What a server has accepted with.
+pub(super) enum AcceptStep {
+    /// A device: the Accept to send.
+    D(Box<Accepted>, Vec<u8>),
+    /// An RNIC, with which the Accept has to wait for LLC.
+    R(Box<Accepting>),
+}
+
+/// Accepts as [`accept`] does.
+pub(super) fn take(
     params: &ServerParams<'_>,
     selection: Selection,
-) -> Result<(Box<Accepted>, Vec<u8>), SendDecline> {
+) -> Result<AcceptStep, SendDecline> {
     match accept(params, selection)? {
-        (Stage::Confirm(accepted), Some(message)) => Ok((accepted, message)),
-        // Nothing else comes without RNICs.
+        (Stage::Confirm(accepted), Some(message)) => Ok(AcceptStep::D(accepted, message)),
+        (Stage::Rdma(accepting), None) => Ok(AcceptStep::R(accepting)),
+        // Nothing else comes.
         _ => Err(SendDecline::opening(params.config, DeclineReason::NoIsmDevice)),
     }
 }

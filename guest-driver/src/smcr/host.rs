@@ -137,6 +137,11 @@ impl RdmaHost {
         }))
     }
 
+    /// Whether a port is up.
+    pub(crate) fn has_active_port(&self) -> bool {
+        self.shared.ports().iter().any(|port| port.is_active())
+    }
+
     /// What the groups share.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared

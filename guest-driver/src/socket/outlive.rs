@@ -47,6 +47,8 @@ pub(super) fn part_from(device: &IsmDevice, reactor: &Reactor<Conn>) {
 
 /// How often a stack looks whether a device is there again that connections have left.
 const RETURN_PAUSE: Duration = Duration::from_millis(250);
+/// Pause between two steps of connections whose links are brought up.
+const LINK_PAUSE: Duration = Duration::from_millis(2);
 
 /// How far connections on TCP are on their way back to a device.
 #[derive(Debug, Default)]
@@ -184,8 +186,13 @@ impl Stack {
             // A refusal was of the device before.
             coming.iter().for_each(|conn| conn.retry_return());
         }
+        let mut links = false;
         for conn in coming {
-            conn.come_back(&current.ring_params(conn.reactor(), self.buffer_len()));
+            links |= conn.come_back(&current.ring_params(&conn, self.buffer_len()));
+        }
+        if links {
+            std::thread::sleep(LINK_PAUSE);
+            self.returns.again.store(true, Ordering::SeqCst);
         }
     }
 
@@ -198,6 +205,7 @@ impl Stack {
         let stays = RingParams {
             config: Arc::new(smc_core::handshake::Config::new(self.peer_id())),
             fabrics: Fabrics::default(),
+            rdma: None,
             buffer: self.buffer_len(),
         };
         for conn in all.iter().filter(|conn| conn.needs_turns()) {

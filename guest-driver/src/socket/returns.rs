@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which connections try again to come back, although their peer has refused a ring.
+//! With what connections come back, and which try again although their peer has refused a ring.
 //!
 //! Nobody says that the peer's device has come to this machine, or is there again. So one of all
 //! connections with a peer asks again after a short pause, and when it gets a ring, the others follow.
@@ -10,11 +10,45 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
+use smc_core::handshake::{Config, Kinds};
 
+use super::stack::{Current, OpenDevice};
 use crate::conn::{Conn, PeerDevice};
+use crate::handshake::link::RingRdma;
+use crate::handshake::ring::RingParams;
+use crate::smcd::{Fabric, Fabrics};
 
 /// Pause between two tries of all connections with one peer.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+impl Current {
+    /// What a connection uses to come back to a ring: its device, if that is open, or its RNICs.
+    pub(super) fn ring_params(&self, conn: &Conn, buffer: u32) -> RingParams {
+        let reactor = conn.reactor();
+        let is_its = |open: &&OpenDevice| Arc::ptr_eq(&open.reactor, reactor);
+        let open = self.open.iter().find(is_its).filter(|open| {
+            let device = open.fabric.device();
+            !device.is_leaving() && !device.is_gone()
+        });
+        let fabrics = Fabrics(open.map(|open| open.fabric.clone()).into_iter().collect());
+        let rdma = self.rdma.as_ref().filter(|(_, rdma)| Arc::ptr_eq(rdma, reactor));
+        let rdma = rdma.zip(conn.local_ip()).map(|((host, reactor), local)| RingRdma {
+            host: host.clone(),
+            observer: reactor.clone(),
+            route: host.route(local),
+        });
+        let mut config = Config::clone(&self.config);
+        config.kinds -= match rdma {
+            Some(_) => Kinds::all() - Kinds::SMCR_V2,
+            None => Kinds::SMCR_V1 | Kinds::SMCR_V2,
+        };
+        config.devices.retain(|device| {
+            let gid = |fabric: &Arc<Fabric>| fabric.device().gid().0;
+            fabrics.0.iter().any(|f| gid(f) == device.gid.0 && f.chid().0 == device.chid.0)
+        });
+        RingParams { config: Arc::new(config), fabrics, rdma, buffer }
+    }
+}
 
 /// Has those of these connections try again for which it is time.
 pub(super) fn retry(all: &[Arc<Conn>]) {

@@ -18,7 +18,6 @@ use super::outlive::{self, ReturnState};
 use super::statistics::{DeviceInfo, Handshakes, Process, Server, TcpConnections};
 use super::{ConnectionSnapshot, LinkGroupInfo, RnicInfo, Rnics};
 use crate::conn::{Common, Conn};
-use crate::handshake::ring::RingParams;
 use crate::handshake::{ByRdma, EstablishedConn};
 use crate::info::Fallback;
 use crate::reactor::spin::Spin;
@@ -139,9 +138,9 @@ struct Rdma {
 pub(crate) struct Current {
     pub(crate) fabrics: Fabrics,
     pub(crate) config: Arc<handshake::Config>,
-    rdma: Option<(Arc<RdmaHost>, Arc<Reactor<Conn>>)>,
+    pub(super) rdma: Option<(Arc<RdmaHost>, Arc<Reactor<Conn>>)>,
     /// The devices of the fabrics, and those that are about to go.
-    open: Vec<OpenDevice>,
+    pub(super) open: Vec<OpenDevice>,
     missing: String,
 }
 
@@ -160,23 +159,6 @@ impl Current {
     /// What handshakes need for SMC-R, if there is any RNIC.
     pub(crate) fn rdma(&self) -> Option<ByRdma<'_>> {
         self.rdma.as_ref().map(|(host, reactor)| ByRdma { host, observer: &**reactor })
-    }
-
-    /// What a connection of this reactor uses to come back to a ring: its device, if that is open.
-    pub(super) fn ring_params(&self, reactor: &Arc<Reactor<Conn>>, buffer: u32) -> RingParams {
-        let is_its = |open: &&OpenDevice| Arc::ptr_eq(&open.reactor, reactor);
-        let open = self.open.iter().find(is_its).filter(|open| {
-            let device = open.fabric.device();
-            !device.is_leaving() && !device.is_gone()
-        });
-        let fabrics = Fabrics(open.map(|open| open.fabric.clone()).into_iter().collect());
-        let mut config = handshake::Config::clone(&self.config);
-        config.kinds -= Kinds::SMCR_V1 | Kinds::SMCR_V2;
-        config.devices.retain(|device| {
-            let gid = |fabric: &Arc<Fabric>| fabric.device().gid().0;
-            fabrics.0.iter().any(|f| gid(f) == device.gid.0 && f.chid().0 == device.chid.0)
-        });
-        RingParams { config: Arc::new(config), fabrics, buffer }
     }
 
     /// Why there is no device, if there is none.
