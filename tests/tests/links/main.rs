@@ -4,5 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 mod ends;
+mod returns;
 mod scene;
 mod streams;
