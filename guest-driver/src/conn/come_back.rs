@@ -138,6 +138,14 @@ impl WayBack {
         self.forget();
     }
 
+    /// A child of a fork has none of the threads. The step that one did is lost with its message, so
+    /// the handshake for a ring ends by a Decline.
+    pub(super) fn forget_thread(&mut self) {
+        if std::mem::take(&mut self.is_busy) {
+            self.stage = Some(Stage::Failed);
+        }
+    }
+
     fn forget(&mut self) {
         self.message.clear();
         self.answer.clear();

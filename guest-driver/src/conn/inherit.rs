@@ -45,6 +45,9 @@ impl Conn {
             line.set_in_slab(false);
         }
         self.waiting.forget_threads();
+        if let Some(change) = &mut self.tx().change {
+            change.way_back.forget_thread();
+        }
         self.hold_on();
         self.cursors.clear_update();
         self.schedule_update();

@@ -43,7 +43,7 @@ pub(crate) enum Stage {
     Accepted(Box<Offer>),
     /// Either, behind the Proposal: a link is brought up, or joined.
     Linking(Box<LinkHandshake>),
-    /// Client: Confirm was sent, and the link was not brought up.
+    /// There will be no ring: the link was not brought up behind Confirm, or a step was lost.
     Failed,
 }
 
