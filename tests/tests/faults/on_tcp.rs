@@ -95,3 +95,87 @@ fn a_close_that_lingers_waits_until_tcp_has_all_records() {
         });
     });
 }
+
+/// Either end of a connection.
+trait End: Sync {
+    fn give(&self, bytes: &[u8]);
+    fn take(&self, room: &mut [u8]);
+}
+
+impl End for guest_driver::SmcStream {
+    fn give(&self, bytes: &[u8]) {
+        send_all(self, bytes);
+    }
+
+    fn take(&self, room: &mut [u8]) {
+        let mut reader = self;
+        std::io::Read::read_exact(&mut reader, room).unwrap();
+    }
+}
+
+impl End for std::net::TcpStream {
+    fn give(&self, bytes: &[u8]) {
+        let mut writer = self;
+        std::io::Write::write_all(&mut writer, bytes).unwrap();
+    }
+
+    fn take(&self, room: &mut [u8]) {
+        let mut reader = self;
+        std::io::Read::read_exact(&mut reader, room).unwrap();
+    }
+}
+
+/// Bytes per second of one stream.
+fn bulk(from: &impl End, to: &impl End) -> f64 {
+    const TIMES: usize = 6000;
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| (0..TIMES).for_each(|_| from.give(&[7; 64 << 10])));
+        (0..TIMES).for_each(|_| to.take(&mut [0; 64 << 10]));
+    });
+    (TIMES * (64 << 10)) as f64 / begun.elapsed().as_secs_f64()
+}
+
+/// Round trips of 64 bytes per second.
+fn round_trips(from: &impl End, to: &impl End) -> f64 {
+    const TIMES: usize = 20_000;
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            (0..TIMES).for_each(|_| {
+                to.take(&mut [0; 64]);
+                to.give(&[1; 64]);
+            });
+        });
+        (0..TIMES).for_each(|_| {
+            from.give(&[1; 64]);
+            from.take(&mut [0; 64]);
+        });
+    });
+    TIMES as f64 / begun.elapsed().as_secs_f64()
+}
+
+/// `cargo test --release -p smc-tests --test faults on_tcp::records -- --ignored --nocapture`
+#[test]
+#[ignore = "a measurement, which wants a machine of its own"]
+fn records_on_tcp_are_as_fast_as_tcp() {
+    let mut scene = Scene::new();
+    let (_stack, client, server) = scene.pair(true);
+    scene.lose(Loss::Killed);
+    send_all(&client, b"by TCP");
+    assert_eq!(read_exactly(&server, 6), b"by TCP");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let tcp = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    tcp.set_nodelay(true).unwrap();
+    peer.set_nodelay(true).unwrap();
+    let mut ratios = [Vec::new(), Vec::new()];
+    for _ in 0..9 {
+        ratios[0].push(bulk(&client, &server) / bulk(&tcp, &peer));
+        ratios[1].push(round_trips(&client, &server) / round_trips(&tcp, &peer));
+    }
+    for (name, ratios) in ["one stream", "64 B round trips"].iter().zip(&mut ratios) {
+        ratios.sort_by(f64::total_cmp);
+        println!("{name}: {:.2} of TCP [{:.2} .. {:.2}]", ratios[4], ratios[0], ratios[8]);
+    }
+}
