@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::net::SocketAddrUnix;
 
@@ -18,6 +18,8 @@ use ism_sys::peer_process;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Bytes of an answer at most.
 const MAX_LEN: usize = 64 << 20;
+/// Age of a file whose socket, if it was to have one, has it.
+const SETTLED: Duration = Duration::from_secs(2);
 /// Number of files of a directory that [`find`] reads at most.
 const MAX_FILES: usize = 65_536;
 /// How the name of a client begins that wants copies of what passes.
@@ -43,20 +45,27 @@ pub fn find(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in entries.take(MAX_FILES).flatten() {
         let name = entry.file_name();
-        if name.to_str().and_then(tcp_notes::pid_of).is_some_and(is_gone) {
-            let _ = fs::remove_file(entry.path());
+        let Some(name) = name.to_str() else { continue };
+        let path = entry.path();
+        if let Some(pid) = tcp_notes::pid_of(name) {
+            if tcp_notes::is_left(&path, || is_gone(pid) && is_settled(&entry)) {
+                let _ = fs::remove_file(&path);
+            }
+            continue;
         }
-        let Some(pid) = name.to_str().and_then(pid_of) else { continue };
+        let Some(pid) = pid_of(name) else { continue };
         if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
             continue;
         }
-        let path = entry.path();
-        if is_stale(&path, pid) {
-            tracing::debug!(path = %path.display(), "of a process that has ended");
-            let _ = fs::remove_file(&path);
-        } else {
-            found.push(path);
+        if is_of_nobody(&path) || is_gone(pid) && is_of_ended_listener(&path) {
+            // A process that binds a socket makes the file a moment before.
+            if is_settled(&entry) {
+                tracing::debug!(path = %path.display(), "of a process that has ended");
+                let _ = fs::remove_file(&path);
+            }
+            continue;
         }
+        found.push(path);
     }
     found.sort();
     found
@@ -68,15 +77,34 @@ fn is_gone(pid: i32) -> bool {
     Pid::from_raw(pid).is_none_or(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
 }
 
-/// Whether no process will ever answer: the process has ended, and the socket refuses connections or
-/// is open only because a child inherited it. Two cases are not stale: the id of a process in another
-/// container means nothing here, and a process that is about to listen refuses for a moment.
-fn is_stale(path: &Path, pid: i32) -> bool {
-    is_gone(pid)
-        && match UnixStream::connect(path) {
-            Ok(stream) => peer_process(&stream).is_ok_and(|listener| listener.pid == Some(pid)),
-            Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
-        }
+/// Whether the process that made a file is long past the moment in which it did. A file of the future
+/// is one from before the clock was set.
+fn is_settled(entry: &fs::DirEntry) -> bool {
+    let made = entry.metadata().and_then(|metadata| metadata.modified());
+    made.is_ok_and(|made| {
+        let now = SystemTime::now();
+        let apart = now.duration_since(made).or_else(|_| made.duration_since(now));
+        apart.is_ok_and(|apart| apart > SETTLED)
+    })
+}
+
+/// Whether no process has the socket of this file, in whatever namespace: ids say nothing about the
+/// processes of another container. The kernel finds a socket before it sees that its kind is another
+/// one, so the process that listens there does not notice.
+pub(super) fn is_of_nobody(path: &Path) -> bool {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = || {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+        connect(&socket, &SocketAddrUnix::new(path)?)
+    };
+    probe() == Err(rustix::io::Errno::CONNREFUSED)
+}
+
+/// Whether a socket is open only because a child of the process that listened has inherited it.
+fn is_of_ended_listener(path: &Path) -> bool {
+    let listener = connect_now(path, None).and_then(peer_process);
+    listener.is_ok_and(|listener| listener.pid.is_some_and(is_gone))
 }
 
 /// Gets the report of the process that listens at a socket.

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use rustix::net::{
     self, AddressFamily, SendFlags, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use super::paths::CAPTURE;
+use super::paths::{CAPTURE, is_of_nobody};
 use super::{Process, find};
 use crate::capture;
 use ism_sys::{EventFd, out_of_the_way, timespec};
@@ -101,11 +101,8 @@ fn bind(path: &Path) -> io::Result<(UnixListener, PathBuf)> {
 
 fn bind_one(path: &Path) -> io::Result<UnixListener> {
     let bound = listen(path).or_else(|error| {
-        let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         // An earlier process had this id, and left its socket behind.
-        let stale = error.kind() == io::ErrorKind::AddrInUse
-            && UnixStream::connect(path).is_err_and(refused);
-        if !stale {
+        if error.kind() != io::ErrorKind::AddrInUse || !is_of_nobody(path) {
             return Err(error);
         }
         fs::remove_file(path)?;

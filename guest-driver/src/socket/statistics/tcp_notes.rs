@@ -13,13 +13,18 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ism_sys::{SharedMem, SharedSlice};
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
 
 use super::reason::{Reason, Side};
 use crate::info::Fallback;
 
 /// First word of the file: what it is, and the version of its layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"SMCtcpn1");
+/// Where the file says that [`HELD`] holds of it.
+const HOLDING: usize = 8;
+/// The file has a lock for as long as a process has it mapped. The lock belongs to the open file, which
+/// the mapping keeps after the descriptor is closed, so the kernel removes it when the process ends.
+const HELD: u64 = 1;
 /// Different reasons at most; further ones are not noted.
 const REASONS: usize = 32;
 /// Bytes of the sentence of a reason at most.
@@ -55,6 +60,23 @@ pub(super) fn pid_of(name: &str) -> Option<i32> {
     name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok().filter(|pid| *pid > 0)
 }
 
+/// Whether no process writes to such a file any more, in whatever namespace. `otherwise`: what is to be
+/// assumed of a file that does not tell.
+pub(super) fn is_left(path: &Path, otherwise: impl FnOnce() -> bool) -> bool {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = File::options().read(true).custom_flags(flags.bits() as i32).open(path);
+    let is_held = |file: &File| {
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, HOLDING as u64).is_ok() && u64::from_ne_bytes(word) == HELD
+    };
+    match file {
+        Ok(file) if is_held(&file) => {
+            flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+        }
+        _ => otherwise(),
+    }
+}
+
 /// Where the word of a descriptor is.
 fn place(fd: i32) -> Option<usize> {
     Some(FIRST_PLACE + 8 * (usize::try_from(fd).ok()? % PLACES))
@@ -85,6 +107,11 @@ impl TcpReasons {
         match made {
             Ok(memory) => {
                 let notes = TcpReasons { memory };
+                if let (Ok(()), Some(word)) =
+                    (flock(&file, FlockOperation::LockShared), notes.word(HOLDING))
+                {
+                    word.store(HELD, Ordering::Release);
+                }
                 if let Some(word) = notes.word(0) {
                     word.store(MAGIC, Ordering::Release);
                 }

@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -88,18 +88,72 @@ fn only_the_user_may_ask() {
     assert_eq!(mode & 0o777, 0o600);
 }
 
+/// Has a file look as if it had been there for a while.
+fn age(path: &Path) {
+    use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+    let long_ago = Timespec { tv_sec: 1_000_000_000, tv_nsec: 0 };
+    let times = Timestamps { last_access: long_ago, last_modification: long_ago };
+    utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+}
+
 #[test]
 fn sockets_of_dead_processes_are_removed_and_others_left_alone() {
     let dir = Dir::new("stale");
-    // No process has this id: it is beyond the largest.
-    let stale = dir.0.join("process-2147483647.sock");
-    drop(UnixListener::bind(&stale).unwrap());
+    // No process has the first id: it is beyond the largest. One has the second, but the socket was
+    // that of a process of another container.
+    let stale = ["process-2147483647.sock", "process-1.sock", "process-1-2.sock"];
+    let stale = stale.map(|name| dir.0.join(name));
+    for path in &stale {
+        drop(UnixListener::bind(path).unwrap());
+    }
     let file = dir.0.join("process-2147483646.sock");
     std::fs::write(&file, "not a socket").unwrap();
     let other = dir.0.join("a.sock");
     drop(UnixListener::bind(&other).unwrap());
+    for path in [&file, &other] {
+        age(path);
+    }
     assert!(find(&dir.0).is_empty());
-    assert!(!stale.exists() && file.exists() && other.exists());
+    assert!(stale.iter().all(|path| path.exists()), "their processes may be about to bind them");
+    stale.iter().for_each(|path| age(path));
+    assert!(find(&dir.0).is_empty());
+    assert!(!stale.iter().any(|path| path.exists()) && file.exists() && other.exists());
+}
+
+#[test]
+fn a_socket_that_is_not_listening_yet_is_left_alone() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, socket};
+    let dir = Dir::new("bound");
+    let path = dir.0.join("process-2147483647.sock");
+    let bound = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    bind(&bound, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    age(&path);
+    assert_eq!(find(&dir.0), [path.clone()]);
+    drop(bound);
+    assert!(find(&dir.0).is_empty() && !path.exists());
+}
+
+#[test]
+fn notes_of_dead_processes_are_removed_whatever_namespace_their_ids_are_of() {
+    use std::os::unix::fs::FileExt;
+    let dir = Dir::new("notes");
+    let notes = TcpReasons::create(&dir.0).unwrap();
+    let [own, elsewhere, silent] = [std::process::id(), i32::MAX as u32, i32::MAX as u32 - 1]
+        .map(|pid| dir.0.join(format!("process-{pid}.tcp")));
+    std::fs::hard_link(&own, &elsewhere).unwrap();
+    // One that has died before it could say whether it holds the file.
+    std::fs::copy(&own, &silent).unwrap();
+    std::fs::File::options().write(true).open(&silent).unwrap().write_all_at(&[0; 8], 8).unwrap();
+    find(&dir.0);
+    assert!(silent.exists(), "it may be about to say it");
+    for path in [&own, &silent] {
+        age(path);
+    }
+    find(&dir.0);
+    assert!(own.exists() && elsewhere.exists() && !silent.exists());
+    drop(notes);
+    find(&dir.0);
+    assert!(!own.exists() && !elsewhere.exists());
 }
 
 #[test]
