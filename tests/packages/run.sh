@@ -217,6 +217,7 @@ installed() {
         /usr/share/vhost-device-ism/grafana-dashboard.json \
         /usr/share/vhost-device-ism/grafana-programs.json \
         /usr/share/vhost-device-ism/prometheus-alerts.yaml \
+        /usr/share/doc/vhost-device-ism/{operating,vhost-device-ism}.md.gz \
         /usr/share/doc/smc/preload.md.gz /usr/share/doc/smc/troubleshooting.md.gz \
         /etc/apparmor.d/vhost-device-ism /etc/apparmor.d/local/vhost-device-ism; do
         [ -e "$place$file" ] || fail "there is no $file"

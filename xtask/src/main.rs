@@ -27,6 +27,7 @@ mod mutants;
 mod nested;
 mod package;
 mod packages;
+mod pages;
 mod programs;
 mod protocol_map;
 mod siege;

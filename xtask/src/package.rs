@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use crate::pages::{PAGES, packaged};
 use crate::tool::{self, ToolError, at};
 use crate::{library_page, packages, third_party};
 
@@ -135,27 +136,6 @@ fn version(root: &Path) -> String {
     }
 }
 
-/// Pages of docs/ that are for those who use the programs: their links lead to each other.
-const PAGES: [&str; 17] = [
-    "first-hour.md",
-    "trying.md",
-    "preload.md",
-    "preload-contract.md",
-    "sockets.md",
-    "containers.md",
-    "clusters.md",
-    "virtual-machines.md",
-    "embedding.md",
-    "troubleshooting.md",
-    "faq.md",
-    "operating.md",
-    "observing.md",
-    "performance.md",
-    "threat-model.md",
-    "compatibility.md",
-    "linux.md",
-];
-
 /// Files that are installed: from where, to where below a prefix, and with which mode.
 fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 22] {
     let packaging = root.join("packaging");
@@ -223,14 +203,16 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
     build.env("SMC_VERSION", version(root));
     tool::succeed(&mut build)?;
 
-    let page = |name: &str| (root.join("docs").join(name), format!("doc/{name}"), 0o644);
-    let files = files(root, release).map(|(from, to, mode)| (from, to.to_owned(), mode));
-    for (from, to, mode) in files.into_iter().chain(PAGES.map(page)) {
+    for (from, to, mode) in files(root, release) {
         let to = tree.join(to);
         let directory = to.parent().unwrap_or(tree);
         fs::create_dir_all(directory).map_err(at(directory))?;
         let mut install = Command::new("install");
         tool::succeed(install.arg(format!("-m{mode:o}")).arg(&from).arg(&to))?;
+    }
+    for (from, name) in PAGES {
+        let text = fs::read_to_string(root.join(from)).map_err(at(from.as_ref()))?;
+        write(&tree.join("doc").join(name), &packaged(from, &text))?;
     }
     let smc = tree.join("bin/smc");
     manual_pages(root, tree, &smc)?;

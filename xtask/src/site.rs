@@ -97,7 +97,7 @@ fn is_page(file: &Path) -> bool {
 }
 
 /// Without `.` and `..` in its middle.
-fn normal(path: &Path) -> PathBuf {
+pub(crate) fn normal(path: &Path) -> PathBuf {
     let mut out = PathBuf::new();
     for part in path.components() {
         match part {
@@ -112,7 +112,7 @@ fn normal(path: &Path) -> PathBuf {
 }
 
 /// The files that a document links to, from its own folder.
-fn links(text: &str) -> Vec<PathBuf> {
+pub(crate) fn links(text: &str) -> Vec<PathBuf> {
     let mut in_code = false;
     let mut found = Vec::new();
     for line in text.lines() {
