@@ -2,6 +2,7 @@
 //! Finds the library.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -22,6 +23,9 @@ pub(super) enum NoLibrary {
     /// The file that SMC_PRELOAD names.
     #[error("SMC_PRELOAD names {0}, which does not exist")]
     Named(PathBuf),
+    /// The dynamic linker separates libraries by such characters.
+    #[error("the library is {0:?}, and a path with a blank or a colon cannot be loaded")]
+    Separated(PathBuf),
     /// None of the directories has it.
     #[error(
         "{NAME} is in none of {}; \"cargo build --release -p smc-preload\" builds it into \
@@ -34,12 +38,27 @@ fn list(directories: &[PathBuf]) -> String {
     directories.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
+/// The library, by a path that means the same in each directory.
+///
+/// # Errors
+/// It is nowhere, or the dynamic linker would not find it by its path.
+pub(super) fn find() -> Result<PathBuf, NoLibrary> {
+    let found = find_file()?;
+    // Without a slash, the dynamic linker would look for a name where libraries are.
+    let found = std::path::absolute(&found).unwrap_or(found);
+    let separates = |byte: &u8| byte.is_ascii_whitespace() || *byte == b':';
+    match found.as_os_str().as_bytes().iter().any(separates) {
+        true => Err(NoLibrary::Separated(found)),
+        false => Ok(found),
+    }
+}
+
 /// The library: named by SMC_PRELOAD, beside this program, in the library directory beside that, or
 /// where the system has libraries.
 ///
 /// # Errors
 /// It is in none of these places.
-pub(super) fn find() -> Result<PathBuf, NoLibrary> {
+fn find_file() -> Result<PathBuf, NoLibrary> {
     if let Some(named) = std::env::var_os("SMC_PRELOAD").filter(|named| !named.is_empty()) {
         let named = PathBuf::from(named);
         return if named.is_file() { Ok(named) } else { Err(NoLibrary::Named(named)) };

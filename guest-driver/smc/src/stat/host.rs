@@ -25,7 +25,7 @@ use crate::smc_tools::tcp_table::{LISTEN, TcpSocket, TcpTable};
 
 /// Sockets of statistics that are asked of one process at most.
 const MAX_SOCKETS: usize = 8;
-/// File name of the library of `smc run`.
+/// File name of the library of `smc run`, where it is installed.
 const LIBRARY: &str = "libsmc_preload.so";
 /// How long files that processes name may take, all together.
 const BUDGET: Duration = Duration::from_secs(3);
@@ -100,9 +100,11 @@ impl Seen {
     fn look(pid: u32, scope: &Scope) -> Option<Seen> {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
         let files: BTreeSet<Mapped> = maps.lines().filter_map(Mapped::parse).collect();
-        let has_library = files.iter().any(|one| one.path.ends_with(LIBRARY));
+        let is_library = files.iter().any(|one| one.path.ends_with(LIBRARY));
         let mut notes: Vec<_> =
             files.into_iter().filter(|one| TcpReasonReader::is_path(&one.path)).collect();
+        // The library may have any name. Nothing else has such notes.
+        let has_library = is_library || !notes.is_empty();
         // The file of a child is younger than that of its parent.
         notes.sort_by_key(|one| one.inode);
         if !scope.has(pid, &notes) {

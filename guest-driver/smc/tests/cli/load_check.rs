@@ -62,3 +62,24 @@ fn the_watcher_is_no_child_of_the_program_and_has_nothing_of_it_but_standard_err
     program.wait().unwrap();
     eventually("the watcher ends", || watcher_of(&word).is_none());
 }
+
+#[test]
+fn a_library_that_the_dynamic_linker_would_not_find_by_its_path_is_refused() {
+    let place = crate::support::Dir::new("load-names");
+    let run = |name: &str, options: &[&str]| {
+        std::fs::write(place.path(name), "a library").unwrap();
+        let program = ["sh", "-c", "echo \"$LD_PRELOAD\""];
+        let mut command = smc_run(&[options, &program].concat());
+        command.current_dir(&place.0).env("SMC_PRELOAD", name).output().unwrap()
+    };
+    for name in ["a b.so", "a:b.so"] {
+        let output = run(name, &["--strict"]);
+        assert_eq!(output.status.code(), Some(125), "{output:?}");
+        let said = text(&output.stderr);
+        assert!(said.contains(name) && said.contains("a blank or a colon"), "{said}");
+    }
+    // A name alone would be looked for where libraries are.
+    let output = run("other.so", &[]);
+    let whole = place.path("other.so");
+    assert!(text(&output.stdout).contains(&whole), "{output:?}");
+}
