@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use guest_driver::statistics::{Connection, Process};
 
-use super::table::{per_second, printable, size};
+use super::table::{folded, per_second, printable, size};
 use super::tables::{buffers, by, pair, unread_by_peer};
 
 /// A connection to show.
@@ -226,34 +226,8 @@ fn laid_out(rows: &[ConnectionRow<'_>], columns: &ColumnList, room: Option<usize
         columns.iter().map(|column| printable(&(column.cell)(row))).collect::<Vec<_>>()
     };
     table.extend(rows.iter().map(cells));
-    let width = |at: usize| {
-        let cells = table.iter().filter_map(|line| line.get(at));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<_> = (0..columns.len()).map(width).collect();
-    let mut text = String::new();
-    for cells in &table {
-        let mut line = String::new();
-        for ((cell, width), column) in cells.iter().zip(&widths).zip(columns) {
-            let padded = match column.is_number {
-                true => format!("{cell:>width$}"),
-                false => format!("{cell:<width$}"),
-            };
-            let used = line.chars().count();
-            let end = used + usize::from(used > 0) * 2 + padded.trim_end().chars().count();
-            if used > 4 && room.is_some_and(|room| end > room) {
-                text += line.trim_end();
-                text.push('\n');
-                line = format!("    {padded}");
-                continue;
-            }
-            line += if used > 0 { "  " } else { "" };
-            line += &padded;
-        }
-        text += line.trim_end();
-        text.push('\n');
-    }
-    text
+    let is_number: Vec<_> = columns.iter().map(|column| column.is_number).collect();
+    folded(&table, &is_number, room)
 }
 
 #[cfg(test)]

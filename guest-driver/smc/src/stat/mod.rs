@@ -291,16 +291,18 @@ impl Snapshot {
         let old = before.map(|before| &before.processes).zip(since);
         let processes = &self.processes;
         match args.what {
-            What::Fabric => self.fabric(before),
+            What::Fabric => output::wrapped(&self.fabric(before)),
             What::Overview => {
-                format!("{}\n{}", self.fabric(before).trim_end(), tables::overview(processes))
+                let fabric = self.fabric(before);
+                let text = format!("{}\n{}", fabric.trim_end(), tables::overview(processes));
+                output::wrapped(&text)
             }
             What::Connections if self.fits_none => "No connection fits.\n".to_owned(),
             What::Connections => tables::connections(processes, old, &args.view, output::columns()),
-            What::Groups => tables::groups(processes),
-            What::Rnics => tables::rnics(processes),
-            What::Endpoints => endpoints::table_of(processes),
-            What::Totals => tables::totals(processes),
+            What::Groups => output::wrapped(&tables::groups(processes)),
+            What::Rnics => output::wrapped(&tables::rnics(processes)),
+            What::Endpoints => output::wrapped(&endpoints::table_of(processes)),
+            What::Totals => output::wrapped(&tables::totals(processes)),
             What::Metrics => metrics::text(processes, &args.label, args.view.by),
         }
     }

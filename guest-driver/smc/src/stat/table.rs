@@ -3,28 +3,115 @@
 
 use std::time::Duration;
 
-use comfy_table::{Cell, CellAlignment, Table, presets};
+use comfy_table::{Cell, CellAlignment, presets};
 
 use crate::output;
 
+/// A table. Where the terminal has no room for it, columns in which there is nothing are left out, and
+/// lines that are still too long go on in the next one, between two cells.
+#[derive(Debug)]
+pub(super) struct Table {
+    /// The headings, and then the rows.
+    lines: Vec<Vec<String>>,
+}
+
 /// A table with these headings, the first column on the left.
 pub(super) fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.set_content_arrangement(output::arrangement());
-    table.load_preset(presets::UTF8_BORDERS_ONLY);
-    table.set_header(header.iter().enumerate().map(|(at, title)| {
-        let side = if at == 0 { CellAlignment::Left } else { CellAlignment::Right };
-        Cell::new(title).set_alignment(side)
-    }));
-    table
+    Table { lines: vec![header.iter().map(|title| (*title).to_owned()).collect()] }
 }
 
 /// Adds a row.
 pub(super) fn row(table: &mut Table, name: &str, cells: impl IntoIterator<Item = String>) {
-    let mut row = vec![Cell::new(printable(name))];
-    let cell = |text: String| Cell::new(printable(&text)).set_alignment(CellAlignment::Right);
-    row.extend(cells.into_iter().map(cell));
-    table.add_row(row);
+    let cells = cells.into_iter().map(|cell| printable(&cell));
+    table.lines.push(std::iter::once(printable(name)).chain(cells).collect());
+}
+
+impl Table {
+    /// Whether there is no row.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lines.len() < 2
+    }
+
+    /// As text. `room`: columns of the terminal, if there is one.
+    fn text(&self, room: Option<usize>) -> String {
+        let wide = self.boxed();
+        match room {
+            Some(room) if wide.lines().any(|line| line.chars().count() > room) => {
+                let lines = self.without_empty_columns();
+                let columns = lines.first().map_or(0, Vec::len);
+                let is_number: Vec<_> = (0..columns).map(|at| at > 0).collect();
+                folded(&lines, &is_number, Some(room))
+            }
+            _ => wide,
+        }
+    }
+
+    fn boxed(&self) -> String {
+        let mut table = comfy_table::Table::new();
+        table.load_preset(presets::UTF8_BORDERS_ONLY);
+        for (number, line) in self.lines.iter().enumerate() {
+            let cells = line.iter().enumerate().map(|(at, cell)| {
+                let side = if at == 0 { CellAlignment::Left } else { CellAlignment::Right };
+                Cell::new(cell).set_alignment(side)
+            });
+            match number {
+                0 => table.set_header(cells),
+                _ => table.add_row(cells.collect::<Vec<_>>()),
+            };
+        }
+        table.to_string()
+    }
+
+    fn without_empty_columns(&self) -> Vec<Vec<String>> {
+        let says_something = |at: usize| {
+            let mut cells = self.lines.iter().skip(1).filter_map(|line| line.get(at));
+            at == 0 || cells.any(|cell| !["0", "0 B", "-", ""].contains(&cell.as_str()))
+        };
+        let shorter = |line: &Vec<String>| {
+            let shown = line.iter().enumerate().filter(|(at, _)| says_something(*at));
+            shown.map(|(_, cell)| cell.clone()).collect()
+        };
+        self.lines.iter().map(shorter).collect()
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.text(output::columns()).trim_end_matches('\n'))
+    }
+}
+
+/// Lines of cells below each other. A line that is longer than `room` goes on in the next one, between
+/// two cells. `is_number`: of each column, whether it is flush right.
+pub(super) fn folded(lines: &[Vec<String>], is_number: &[bool], room: Option<usize>) -> String {
+    let width = |at: usize| {
+        let cells = lines.iter().filter_map(|line| line.get(at));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..is_number.len()).map(width).collect();
+    let mut text = String::new();
+    for cells in lines {
+        let mut line = String::new();
+        for ((cell, width), is_number) in cells.iter().zip(&widths).zip(is_number) {
+            let padded = match is_number {
+                true => format!("{cell:>width$}"),
+                false => format!("{cell:<width$}"),
+            };
+            let used = line.chars().count();
+            let end = used + usize::from(used > 0) * 2 + padded.trim_end().chars().count();
+            if used > 4 && room.is_some_and(|room| end > room) {
+                text += line.trim_end();
+                text.push('\n');
+                line = format!("    {padded}");
+                continue;
+            }
+            line += if used > 0 { "  " } else { "" };
+            line += &padded;
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
 }
 
 /// Untrusted text without the control characters that a terminal would interpret.
@@ -61,6 +148,28 @@ mod tests {
             ["0 B", "999 B", "64.0 KiB", "1.0 MiB", "3.0 GiB"]
         );
         assert_eq!(per_second(3 << 20, 1 << 20, Duration::from_secs(2)), 1 << 20);
+    }
+
+    #[test]
+    fn a_narrow_table_cuts_no_word_and_leaves_out_what_is_empty() {
+        let mut one = table(&["process", "groups", "received", "links", "peer's end"]);
+        let end = "0123:4567:89ab:cdef#17";
+        row(&mut one, "python3 19265", ["0", "64.0 KiB", "2", end].map(str::to_owned));
+        row(&mut one, "python3 19266", ["0", "0 B", "-", end].map(str::to_owned));
+        for room in [20, 40, 52] {
+            let text = one.text(Some(room));
+            assert!(!text.contains("groups") && !text.contains('│'), "{text}");
+            for word in ["process", "received", "links", "python3 19265", "64.0 KiB", end] {
+                assert!(text.contains(word), "{room}: {word} in {text}");
+            }
+            let longest = text.lines().map(|line| line.chars().count()).max().unwrap();
+            assert!(longest <= room.max(4 + end.len()), "{room}: {text}");
+        }
+        assert_eq!(one.text(Some(54)).lines().count(), 3);
+        for wide in [one.text(Some(80)), one.text(None)] {
+            assert!(wide.contains("groups") && wide.contains('│'), "{wide}");
+        }
+        assert!(!one.is_empty() && table(&["x"]).is_empty());
     }
 
     #[test]

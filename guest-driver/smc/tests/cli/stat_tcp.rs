@@ -164,23 +164,49 @@ fn a_program_that_becomes_another_user_is_listed_with_its_reason() {
     assert_eq!(pid, u64::from(client.0.id()));
 }
 
-/// A terminal of 80 columns shows a connection in one line, and no word is cut.
-#[test]
-fn eighty_columns_are_enough() {
-    let fabric = Fabric::start("stat-narrow");
-    let (mut server, port, _log) = fabric.listen(&["--tcp-ok", "--eid", "HERE"]);
-    let client = crate::stat::client(&fabric, port, &["--tcp-ok", "--eid", "THERE"]);
-    server.0.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+/// What a terminal of 80 columns shows of a view. No line is longer.
+fn at_eighty_columns(fabric: &Fabric, view: &str) -> String {
     let program = env!("CARGO_BIN_EXE_smc");
     let mut command = Command::new("script");
-    let shell = format!("stty cols 80 rows 24; '{program}' stat connections");
+    let shell = format!("stty cols 80 rows 24; '{program}' stat {view}");
     command.args(["-qec", &shell, "/dev/null"]).env("XDG_RUNTIME_DIR", fabric.directory());
     let output = command.stdin(Stdio::null()).output().unwrap();
     let shown = text(&output.stdout);
     for line in shown.lines().map(str::trim_end) {
         assert!(line.chars().count() <= 80, "{line:?} in {shown}");
     }
+    shown
+}
+
+/// A terminal of 80 columns shows a connection in one line, and no word is cut in any view.
+#[test]
+fn eighty_columns_are_enough() {
+    let fabric = Fabric::start("stat-narrow");
+    let (mut server, port, _log) = fabric.listen(&["--tcp-ok", "--eid", "HERE"]);
+    let client = crate::stat::client(&fabric, port, &["--tcp-ok", "--eid", "THERE"]);
+    server.0.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+    let shown = at_eighty_columns(&fabric, "connections");
     let pid = client.0.id().to_string();
     let line = shown.lines().find(|line| line.contains(&pid)).unwrap_or_else(|| panic!("{shown}"));
     assert!(line.contains(&format!("127.0.0.1:{port}")) && line.contains("TCP "), "{shown}");
+
+    let all = fabric.smc(&["stat", "--json"]).output().unwrap();
+    let all: Value = serde_json::from_slice(&all.stdout).unwrap();
+    let guests = all["fabrics"][0]["guests"].as_array().unwrap();
+    let gids: Vec<_> = guests.iter().filter_map(|guest| guest["gid"].as_str()).collect();
+    assert!(!gids.is_empty(), "{all}");
+    let name = format!("smc {pid}");
+    for (view, words) in
+        [("fabric", &["guest", "GID", "commands"][..]), ("totals", &["process", "TCP"])]
+    {
+        let shown = at_eighty_columns(&fabric, view);
+        let both = at_eighty_columns(&fabric, "");
+        let of_view = if view == "fabric" { &gids[..] } else { &[name.as_str()] };
+        for word in words.iter().chain(of_view) {
+            assert!(shown.contains(word), "{word} in {shown}");
+        }
+        for word in of_view {
+            assert!(both.contains(word), "{word} in {both}");
+        }
+    }
 }
