@@ -167,7 +167,8 @@ impl Stack {
         config.rendezvous = given.rendezvous;
         let stack = guest_driver::Stack::open(config).map_err(|error| {
             let code = error.raw_os_error().unwrap_or_else(|| match code_of(error.kind()) {
-                libc::EIO => libc::ENODEV,
+                // There is no device for this user.
+                libc::EIO | libc::EACCES => libc::ENODEV,
                 code => code,
             });
             Error::new(code, error.to_string())

@@ -6,6 +6,7 @@ mod connect;
 pub(crate) mod incoming;
 pub(crate) mod inherit;
 mod listener;
+mod no_device;
 mod offers;
 mod options;
 pub(crate) mod outgoing;

@@ -13,6 +13,7 @@ use smc_core::wire::ids::{Chid, Gid as WireGid, Hostname, LinkLimits, PeerId, Re
 use virtio_ism_abi::Gid;
 
 use super::config::{Config, DataPath, MAX_DEVICES};
+use super::no_device::{kind_of_all, open_error};
 use super::offers::Offers;
 use super::outlive::{self, ReturnState};
 use super::statistics::{DeviceInfo, Handshakes, Process, Server, TcpConnections};
@@ -105,8 +106,8 @@ struct Slot {
     reactor: Option<Arc<Reactor<Conn>>>,
     tried: Option<Instant>,
     error: String,
-    /// Another process uses the device.
-    in_use: bool,
+    /// The kind of the error.
+    kind: io::ErrorKind,
 }
 
 impl Slot {
@@ -176,7 +177,9 @@ impl Stack {
     /// # Errors
     /// None of the devices can be opened and there is no RNIC, or an RNIC that the configuration names
     /// cannot be used. With a configuration without either, every connection is TCP. The error is
-    /// [`io::ErrorKind::ResourceBusy`] if other processes use all of the devices.
+    /// [`io::ErrorKind::ResourceBusy`] if other processes use all of the devices. If all of them fail
+    /// alike in another way, it is of that kind: [`io::ErrorKind::NotFound`] without a socket, or
+    /// [`io::ErrorKind::PermissionDenied`] for one that this user may not connect to.
     pub fn open(config: Config) -> io::Result<Arc<Stack>> {
         let mut random = [0u8; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
@@ -186,7 +189,7 @@ impl Stack {
             reactor: None,
             tried: None,
             error: String::new(),
-            in_use: false,
+            kind: io::ErrorKind::Other,
         };
         let list: Vec<_> = config.devices.iter().take(MAX_DEVICES).map(slot).collect();
         let wanted = !list.is_empty();
@@ -225,11 +228,8 @@ impl Stack {
         let current = stack.current();
         match current.no_device() {
             Some(Fallback::NoDevice(why)) if wanted => {
-                let in_use = lock(&stack.slots).list.iter().all(|slot| slot.in_use);
-                return Err(match in_use {
-                    true => io::Error::new(io::ErrorKind::ResourceBusy, why),
-                    false => io::Error::other(why),
-                });
+                let kinds: Vec<_> = lock(&stack.slots).list.iter().map(|slot| slot.kind).collect();
+                return Err(io::Error::new(kind_of_all(&kinds), why));
             }
             _ => {}
         }
@@ -423,7 +423,7 @@ impl Stack {
                         self.returns.opened.store(true, Ordering::SeqCst);
                     }
                     Err(error) => {
-                        slot.in_use = error.kind() == io::ErrorKind::ResourceBusy;
+                        slot.kind = error.kind();
                         let last = std::mem::replace(&mut slot.error, error.to_string());
                         if slot.error != last {
                             tracing::debug!(device = %slot.address, %error, "no device yet");
@@ -484,6 +484,8 @@ impl Stack {
         }
         if let Some(Err(why)) = self.rdma.get()
             && *why != NoRdma::Off
+            // Who names devices, and no RNIC, has not asked for RDMA.
+            && (slots.is_empty() || !matches!(why, NoRdma::NoDevice | NoRdma::NoLibrary))
         {
             missing.push(why.to_string());
         }
@@ -517,10 +519,7 @@ impl Stack {
             DataPath::Window => Prefer::Window,
             DataPath::Move => Prefer::Move,
         };
-        let device = IsmDevice::open(options).map_err(|error| match error.is_in_use() {
-            true => io::Error::new(io::ErrorKind::ResourceBusy, error),
-            false => io::Error::other(error),
-        })?;
+        let device = IsmDevice::open(options).map_err(|error| open_error(address, &error))?;
         let fabric = Fabric::new(device);
         let user: Weak<Stack> = Arc::downgrade(self);
         let source = SmcdSource::new(&fabric, user);

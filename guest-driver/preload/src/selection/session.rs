@@ -240,10 +240,11 @@ fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
             match open_device(config, &socket) {
                 Ok(session) => return Ok(session),
                 Err(error) if error.kind() == ErrorKind::ResourceBusy => {
-                    busy = format!("{}: {error}", socket.display());
+                    busy = error.to_string();
                     in_use.push(socket);
                 }
-                Err(error) => failed = Some(format!("{}: {error}", socket.display())),
+                // It names the device.
+                Err(error) => failed = Some(error.to_string()),
             }
         }
         (left, taken) = match pauses.next() {
