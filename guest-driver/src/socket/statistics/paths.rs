@@ -28,8 +28,8 @@ const PREFIX: &str = "process-";
 const SUFFIX: &str = ".sock";
 
 /// The path of this process's socket in a directory for such sockets.
-pub fn path_in(directory: &Path) -> PathBuf {
-    directory.join(format!("{PREFIX}{}{SUFFIX}", std::process::id()))
+pub fn path_in(directory: impl AsRef<Path>) -> PathBuf {
+    directory.as_ref().join(format!("{PREFIX}{}{SUFFIX}", std::process::id()))
 }
 
 /// The process id in the name of a socket.
