@@ -128,7 +128,7 @@ fn a_socket_that_is_not_listening_yet_is_left_alone() {
     let bound = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
     bind(&bound, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     age(&path);
-    assert_eq!(find(&dir.0), [path.clone()]);
+    assert_eq!(find(&dir.0), std::slice::from_ref(&path));
     drop(bound);
     assert!(find(&dir.0).is_empty() && !path.exists());
 }
