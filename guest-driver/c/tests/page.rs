@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The commands of docs/embedding.md do what the page says.
 //!
-//! They run in the order of the page, from the root of the sources. `cargo run --example NAME --` is
-//! replaced by the built example, and ports and paths in /tmp by ones of this test.
+//! They run in the order of the page, from the root of the sources. What the page has cargo build is
+//! built before, ports and paths in /tmp are replaced by ones of this test, and what the page waits a
+//! second for is waited for as long as it takes.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
@@ -59,16 +60,6 @@ fn programs() -> PathBuf {
     dir
 }
 
-/// The command with a built example instead of `cargo run`.
-fn without_cargo(command: &str, programs: &Path) -> String {
-    let Some(rest) = command.strip_prefix("cargo run -p guest-driver ") else {
-        return command.to_owned();
-    };
-    let rest = rest.strip_prefix("--features tokio ").unwrap_or(rest);
-    let (name, words) = rest.strip_prefix("--example ").unwrap().split_once(" -- ").unwrap();
-    format!("{} {words}", programs.join("examples").join(name).display())
-}
-
 fn eventually(what: &str, check: impl Fn() -> bool) {
     let begun = Instant::now();
     while !check() {
@@ -95,7 +86,7 @@ fn commands_of_the_page_echo_by_smc_d_in_rust_and_c() {
         let mut shell = Command::new("bash");
         shell.args(["-c", command]).current_dir(here("../.."));
         let path = std::env::var("PATH").unwrap();
-        shell.env("PATH", format!("{}:{path}", programs.display()));
+        shell.env("PATH", format!("{0}:{0}/examples:{path}", programs.display()));
         // As if the packages were installed.
         shell.env("PKG_CONFIG_LIBDIR", bed.path("lib/pkgconfig"));
         shell.env("LD_LIBRARY_PATH", bed.path("lib")).env_remove("SMC_DEVICE");
@@ -106,7 +97,7 @@ fn commands_of_the_page_echo_by_smc_d_in_rust_and_c() {
     let mut running = Vec::new();
     let (mut device, mut clients) = (None, 0);
     for command in commands() {
-        let words = without_cargo(&command, &programs)
+        let words = command
             .replace("5000", &port.to_string())
             .replace("/tmp/any.sock", pool.to_str().unwrap())
             .replace("/tmp/echo", bed.path("echo").to_str().unwrap());
@@ -114,9 +105,11 @@ fn commands_of_the_page_echo_by_smc_d_in_rust_and_c() {
             assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "there is no pkg-config");
             break;
         }
-        if let Some(path) = words.strip_prefix("export SMC_DEVICE=") {
-            device = Some(PathBuf::from(path));
-        } else if let Some(words) = words.strip_suffix(" &") {
+        if words.starts_with("cargo build --release ") {
+            continue;
+        } else if let Some(variables) = words.strip_prefix("export PATH=") {
+            device = variables.split_once(" SMC_DEVICE=").map(|(_, path)| PathBuf::from(path));
+        } else if let Some(words) = words.strip_suffix(" & sleep 1") {
             let mut server = shell(&format!("exec {words}"), device.as_deref());
             server.stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
             running.push(Running(server.spawn().unwrap()));
