@@ -16,7 +16,7 @@ use super::{Conn, Rx, Tx};
 use ism_sys::tcp_counts;
 
 /// Bytes that one call takes from TCP.
-const TAKEN_AT_ONCE: usize = 16 << 10;
+const TAKEN_AT_ONCE: usize = 64 << 10;
 /// How often a thread goes on at once when the peer sends without end.
 const MAX_ROUNDS: u32 = 32;
 
@@ -275,6 +275,11 @@ impl Conn {
         }
         self.store_words(tx);
         Round::Again
+    }
+
+    /// Whether what TCP has brought waits for the program to read.
+    pub(super) fn awaits_room(&self) -> bool {
+        self.tx().change.as_ref().is_some_and(|change| !change.input.is_empty())
     }
 
     /// Takes bytes of a CLC message, and tells the machine when all are there.

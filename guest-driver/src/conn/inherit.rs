@@ -35,7 +35,7 @@ impl Conn {
     /// The descriptors of the connection.
     pub(crate) fn descriptors(&self) -> Vec<RawFd> {
         let readiness = self.waiting.readiness.get().map(|readiness| readiness.descriptors());
-        self.tcp.descriptor().into_iter().chain(readiness.into_iter().flatten()).collect()
+        self.tcp.descriptors().into_iter().chain(readiness.into_iter().flatten()).collect()
     }
 
     /// Forgets the threads of the parent, which waited for this connection, and takes up what the
@@ -45,6 +45,7 @@ impl Conn {
             line.set_in_slab(false);
         }
         self.waiting.forget_threads();
+        self.tcp.forget_threads();
         if let Some(change) = &mut self.tx().change {
             change.way_back.forget_thread();
         }

@@ -433,6 +433,10 @@ impl ConnectionHandler for Conn {
     fn is_sending(&self) -> bool {
         self.is_sending_by_tcp()
     }
+
+    fn goes_on_reading(&self) -> bool {
+        self.tcp.keep_reader()
+    }
 }
 
 impl Drop for Conn {

@@ -28,7 +28,7 @@ impl Conn {
         let look = self.look();
         listening(|| match write {
             true => self.await_room(&end, on_word, seen[1], was_interrupted),
-            false => self.wait_as(&end, on_word, || {
+            false => self.await_bytes(&end, on_word, || {
                 let read_shut = || self.end.is_read_shut();
                 reader_view(look.words()) != reader_view(seen)
                     || look.is_over()

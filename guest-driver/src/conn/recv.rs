@@ -78,7 +78,7 @@ impl Conn {
                 let n = self.copy_out(&rx, bufs)?;
                 if !peek {
                     self.consume(&mut rx, n)?;
-                    if self.end.reads_tcp() {
+                    if self.end.reads_tcp() && self.awaits_room() {
                         self.serve_tcp(&mut rx);
                     }
                     if rx.receiver.readable() == 0 {
@@ -108,7 +108,7 @@ impl Conn {
             drop(rx);
             let shut = || self.end.is_read_shut() || look.is_over();
             let changed = || reader_view(look.words()) != before || shut();
-            self.wait(deadline, changed)?;
+            self.await_bytes(deadline, true, changed)?;
             rx = self.rx();
         }
     }

@@ -3,13 +3,15 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use super::Conn;
 use crate::reactor::tcp_watch::TcpWatch;
-use ism_sys::{is_free, lock};
+use crate::reactor::wait::Waiter;
+use ism_sys::{is_free, lock, out_of_the_way};
+use rustix::event::epoll;
 
 /// The TCP connection of one SMC connection.
 pub(super) struct HandshakeTcp {
@@ -21,6 +23,34 @@ pub(super) struct HandshakeTcp {
     /// The set in which the stream is watched, and its name there, if the connection may outlive its
     /// carrier.
     watched: OnceLock<(Arc<TcpWatch<Conn>>, u64)>,
+    /// A call that sleeps for bytes takes them itself.
+    reader: TcpReader,
+}
+
+/// What a call sleeps on that takes bytes out of the stream itself, so that no other thread has to be
+/// woken for them. One call at a time.
+#[derive(Default)]
+struct TcpReader {
+    /// A set with the stream and the notifier of the waiter.
+    sleeper: Mutex<Option<(OwnedFd, Arc<Waiter>)>>,
+    /// The stack's set does not tell of bytes.
+    leads: AtomicBool,
+    /// A call sleeps, or has since the last look.
+    sleeps: AtomicBool,
+    has_slept: AtomicBool,
+}
+
+impl TcpReader {
+    fn new_sleeper(stream: &TcpStream) -> io::Result<(OwnedFd, Arc<Waiter>)> {
+        let waiter = Waiter::with_notifier()?;
+        let set = out_of_the_way(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let data = epoll::EventData::new_u64(0);
+        if let Some(notifier) = waiter.notifier() {
+            epoll::add(&set, notifier, data, epoll::EventFlags::IN)?;
+        }
+        epoll::add(&set, stream, data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)?;
+        Ok((set, Arc::new(waiter)))
+    }
 }
 
 impl HandshakeTcp {
@@ -30,7 +60,42 @@ impl HandshakeTcp {
             addresses: OnceLock::new(),
             addresses_discarded: AtomicBool::new(false),
             watched: OnceLock::new(),
+            reader: TcpReader::default(),
         }
+    }
+
+    /// Has a call take bytes itself. `sleep` gets what it sleeps on: a waiter, and a set that shows
+    /// its notifier and the bytes. `false`: another call does, or there is no descriptor.
+    pub(super) fn sleep_as_reader(&self, sleep: impl FnOnce(&Arc<Waiter>, BorrowedFd<'_>)) -> bool {
+        let Some((set, name)) = self.watched.get() else { return false };
+        let Ok(mut sleeper) = self.reader.sleeper.try_lock() else { return false };
+        if sleeper.is_none() {
+            *sleeper = self.with(TcpReader::new_sleeper).ok();
+        }
+        let Some((fd, waiter)) = &*sleeper else { return false };
+        self.reader.sleeps.store(true, Ordering::SeqCst);
+        if !self.reader.leads.swap(true, Ordering::SeqCst) {
+            let _ = self.with(|stream| set.leave_to_reader(stream.as_fd(), *name));
+        }
+        sleep(waiter, fd.as_fd());
+        if let Some(notifier) = waiter.notifier() {
+            notifier.clear();
+        }
+        self.reader.has_slept.store(true, Ordering::SeqCst);
+        self.reader.sleeps.store(false, Ordering::SeqCst);
+        true
+    }
+
+    /// Whether calls go on to take bytes themselves. If not, the stack's set tells of them again.
+    pub(super) fn keep_reader(&self) -> bool {
+        let reader = &self.reader;
+        if reader.has_slept.swap(false, Ordering::SeqCst) || reader.sleeps.load(Ordering::SeqCst) {
+            return true;
+        }
+        // A call that begins to sleep now is told twice, which does no harm.
+        reader.leads.store(false, Ordering::SeqCst);
+        self.watch_room();
+        false
     }
 
     /// Has the set tell the connection what comes on the stream.
@@ -121,12 +186,27 @@ impl HandshakeTcp {
 
     /// Whether no thread holds the lock.
     pub(super) fn is_unlocked(&self) -> bool {
-        is_free(&self.stream)
+        is_free(&self.stream) && is_free(&self.reader.sleeper)
     }
 
-    /// The descriptor of the stream.
-    pub(super) fn descriptor(&self) -> Option<RawFd> {
-        self.stream().as_ref().map(|stream| stream.as_fd().as_raw_fd())
+    /// The descriptors of the stream, and of what a reader sleeps on.
+    pub(super) fn descriptors(&self) -> Vec<RawFd> {
+        let stream = self.stream().as_ref().map(|stream| stream.as_fd().as_raw_fd());
+        let sleeper = lock(&self.reader.sleeper);
+        let notifier =
+            |waiter: &Waiter| waiter.notifier().map(|notifier| notifier.as_fd().as_raw_fd());
+        let reader =
+            sleeper.as_ref().map(|(set, waiter)| [Some(set.as_raw_fd()), notifier(waiter)]);
+        stream.into_iter().chain(reader.into_iter().flatten().flatten()).collect()
+    }
+
+    /// Forgets the threads of the parent, in the child of a fork.
+    pub(super) fn forget_threads(&self) {
+        // The set is the parent's, too.
+        drop(lock(&self.reader.sleeper).take());
+        for flag in [&self.reader.leads, &self.reader.sleeps, &self.reader.has_slept] {
+            flag.store(false, Ordering::SeqCst);
+        }
     }
 }
 

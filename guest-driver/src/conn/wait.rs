@@ -97,6 +97,32 @@ impl Conn {
         result
     }
 
+    /// As [`Conn::wait_as`], for a reader. If TCP brings the bytes, it returns when there are some, and
+    /// the caller takes them.
+    pub(super) fn await_bytes(
+        &self,
+        deadline: &Deadline,
+        on_word: bool,
+        mut changed: impl FnMut() -> bool,
+    ) -> io::Result<()> {
+        if !self.end.reads_tcp() {
+            return self.wait_as(deadline, on_word, changed);
+        }
+        if deadline.is_over() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let left = deadline.left().map_or(RECHECK_INTERVAL, |(_, left)| left);
+        let slept = self.tcp.sleep_as_reader(|waiter, set| {
+            self.add_sleeper(waiter);
+            let count = waiter.wake_count();
+            if !changed() && !self.has_failed() {
+                waiter.sleep_on(set, count, Some(left.min(RECHECK_INTERVAL)));
+            }
+            self.remove_sleeper(waiter);
+        });
+        if slept { Ok(()) } else { self.wait_as(deadline, on_word, changed) }
+    }
+
     /// Adds a thread that is woken at every change.
     pub(crate) fn add_sleeper(&self, waiter: &Arc<Waiter>) {
         self.waiting.add_sleeper(waiter);

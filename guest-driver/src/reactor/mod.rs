@@ -90,6 +90,11 @@ pub(crate) trait ConnectionHandler: Send + Sync + 'static {
     fn is_sending(&self) -> bool {
         false
     }
+    /// Whether calls go on to take bytes out of the TCP connection themselves. Only a
+    /// [`TcpWatch`](tcp_watch::TcpWatch) calls this.
+    fn goes_on_reading(&self) -> bool {
+        false
+    }
 }
 
 /// What [`ConnectionHandler::on_delayed_update`] did. TCP calls this a delayed acknowledgement.

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use rustix::event::epoll;
@@ -33,7 +33,12 @@ pub(crate) struct TcpWatch<C> {
     connections: Mutex<FxHashMap<u64, Weak<C>>>,
     /// What a stopped watch still waits for.
     last: Mutex<Vec<Arc<C>>>,
+    /// Connections whose bytes a reader takes itself.
+    left_to_readers: Mutex<Vec<u64>>,
 }
+
+/// How often the thread asks whether a reader goes on.
+const READER_PAUSE: Duration = Duration::from_millis(50);
 
 /// How often a stopped watch looks whether its last connections have failed.
 const LAST_PAUSE: Duration = Duration::from_secs(1);
@@ -50,7 +55,18 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         epoll::add(&set, &wake, epoll::EventData::new_u64(WAKE), flags)?;
         let [stopped, again, returns] = std::array::from_fn(|_| AtomicBool::new(false));
         let (next, connections, last) = (AtomicU64::new(0), Mutex::default(), Mutex::default());
-        Ok(Arc::new(TcpWatch { set, wake, stopped, again, returns, next, connections, last }))
+        let left_to_readers = Mutex::default();
+        Ok(Arc::new(TcpWatch {
+            set,
+            wake,
+            stopped,
+            again,
+            returns,
+            next,
+            connections,
+            last,
+            left_to_readers,
+        }))
     }
 
     /// Watches the TCP connection of a connection, for bytes and its end. Returns the name of it.
@@ -78,6 +94,43 @@ impl<C: ConnectionHandler> TcpWatch<C> {
             | epoll::EventFlags::ET;
         epoll::modify(&self.set, tcp, epoll::EventData::new_u64(name), flags)?;
         Ok(())
+    }
+
+    /// From now on a reader of the connection takes the bytes itself, and wakes whom they concern. The
+    /// thread of the set asks now and then whether that goes on.
+    pub(crate) fn leave_to_reader(&self, tcp: BorrowedFd<'_>, name: u64) -> io::Result<()> {
+        let flags = epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        epoll::modify(&self.set, tcp, epoll::EventData::new_u64(name), flags)?;
+        let is_first = {
+            let mut left = lock(&self.left_to_readers);
+            left.push(name);
+            left.len() == 1
+        };
+        if is_first {
+            // Its next wait has a limit.
+            self.wake();
+        }
+        Ok(())
+    }
+
+    /// Watches those connections again whose readers have stopped. Returns how long the next wait may
+    /// be.
+    fn look_at_readers(&self, next: &mut Instant) -> Option<Duration> {
+        let mut left = std::mem::take(&mut *lock(&self.left_to_readers));
+        if left.is_empty() {
+            return None;
+        }
+        let now = Instant::now();
+        if now >= *next {
+            *next = now + READER_PAUSE;
+            left.retain(|name| {
+                let connection = lock(&self.connections).get(name).and_then(Weak::upgrade);
+                connection.is_some_and(|connection| connection.goes_on_reading())
+            });
+        }
+        let mut now_left = lock(&self.left_to_readers);
+        now_left.append(&mut left);
+        (!now_left.is_empty()).then(|| next.saturating_duration_since(now))
     }
 
     /// Forgets a connection. Its descriptor leaves the set when it is closed.
@@ -128,7 +181,7 @@ impl<C: ConnectionHandler> TcpWatch<C> {
 
     /// Whether no thread holds the lock.
     pub(crate) fn is_unlocked(&self) -> bool {
-        is_free(&self.connections) && is_free(&self.last)
+        is_free(&self.connections) && is_free(&self.last) && is_free(&self.left_to_readers)
     }
 
     /// Lets go of the last connections that have nothing more to send. `true`: there is none left.
@@ -144,7 +197,7 @@ impl<C: ConnectionHandler> TcpWatch<C> {
     /// after each wait and each [`TcpWatch::want_return`], which returns how long the next wait may be;
     /// `None`: without end.
     pub(crate) fn run(&self, mut upkeep: impl FnMut() -> Option<Duration>) {
-        let mut pause = None;
+        let (mut pause, mut next_look) = (None, Instant::now());
         loop {
             let names: Vec<u64> = match wait_in_set(self.set.as_fd(), pause, None) {
                 Ok(names) => names.collect(),
@@ -172,6 +225,8 @@ impl<C: ConnectionHandler> TcpWatch<C> {
                 true if self.is_idle() => return,
                 true => Some(LAST_PAUSE),
             };
+            let readers = self.look_at_readers(&mut next_look);
+            pause = pause.into_iter().chain(readers).min();
         }
     }
 }
