@@ -31,7 +31,7 @@ pub(super) struct HandshakeTcp {
 /// woken for them. One call at a time.
 #[derive(Default)]
 struct TcpReader {
-    /// A set with the stream and the notifier of the waiter.
+    /// A set with the stream and the notifier of the waiter, while no call sleeps on it.
     sleeper: Mutex<Option<(OwnedFd, Arc<Waiter>)>>,
     /// The stack's set does not tell of bytes.
     leads: AtomicBool,
@@ -68,22 +68,27 @@ impl HandshakeTcp {
     /// its notifier and the bytes. `false`: another call does, or there is no descriptor.
     pub(super) fn sleep_as_reader(&self, sleep: impl FnOnce(&Arc<Waiter>, BorrowedFd<'_>)) -> bool {
         let Some((set, name)) = self.watched.get() else { return false };
-        let Ok(mut sleeper) = self.reader.sleeper.try_lock() else { return false };
-        if sleeper.is_none() {
-            *sleeper = self.with(TcpReader::new_sleeper).ok();
+        let reader = &self.reader;
+        if reader.sleeps.swap(true, Ordering::SeqCst) {
+            return false;
         }
-        let Some((fd, waiter)) = &*sleeper else { return false };
-        self.reader.sleeps.store(true, Ordering::SeqCst);
-        if !self.reader.leads.swap(true, Ordering::SeqCst) {
-            let _ = self.with(|stream| set.leave_to_reader(stream.as_fd(), *name));
+        // No lock is held during the sleep: a fork would wait for it.
+        let known = lock(&reader.sleeper).take();
+        let sleeper = known.or_else(|| self.with(TcpReader::new_sleeper).ok());
+        let sleeps = sleeper.is_some();
+        if let Some((fd, waiter)) = &sleeper {
+            if !reader.leads.swap(true, Ordering::SeqCst) {
+                let _ = self.with(|stream| set.leave_to_reader(stream.as_fd(), *name));
+            }
+            sleep(waiter, fd.as_fd());
+            if let Some(notifier) = waiter.notifier() {
+                notifier.clear();
+            }
         }
-        sleep(waiter, fd.as_fd());
-        if let Some(notifier) = waiter.notifier() {
-            notifier.clear();
-        }
-        self.reader.has_slept.store(true, Ordering::SeqCst);
-        self.reader.sleeps.store(false, Ordering::SeqCst);
-        true
+        *lock(&reader.sleeper) = sleeper;
+        reader.has_slept.store(true, Ordering::SeqCst);
+        reader.sleeps.store(false, Ordering::SeqCst);
+        sleeps
     }
 
     /// Whether calls go on to take bytes themselves. If not, the stack's set tells of them again.
