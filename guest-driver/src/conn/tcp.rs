@@ -99,7 +99,9 @@ impl HandshakeTcp {
         }
         // A call that begins to sleep now is told twice, which does no harm.
         reader.leads.store(false, Ordering::SeqCst);
-        self.watch_room();
+        if self.is_open() {
+            self.watch_room();
+        }
         false
     }
 

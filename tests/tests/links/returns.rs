@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 
 use guest_driver::socket::CurrentCarrier;
 use guest_driver::{SmcStream, Stack};
-use smc_tests::bytes::{Rng, check, fill};
+use smc_tests::bytes::{Rng, fill};
 use smc_tests::watch::LIMIT;
 use smc_tests::{eventually, read_exactly, send_all, watched};
 
 use crate::scene::{LOSSES, Loss, Scene, Terms};
+use crate::streams::receive;
 
 const STREAMS: usize = 16;
 
@@ -84,19 +85,6 @@ fn send(stream: &SmcStream, seed: u64, stop: &AtomicBool, sent: &AtomicUsize) ->
     }
     stream.shutdown(Shutdown::Write).unwrap();
     done
-}
-
-fn receive(stream: &SmcStream, seed: u64) -> usize {
-    let (mut buf, mut done) = (vec![0; 7000], 0);
-    loop {
-        match stream.recv(&mut buf).unwrap_or_else(|e| panic!("{seed} {done}: {e}")) {
-            0 => return done,
-            n => {
-                check(seed, done, &buf[..n]);
-                done += n;
-            }
-        }
-    }
 }
 
 fn lose_and_come_back(loss: Loss, terms: Terms, seed: u64) {
