@@ -6,7 +6,7 @@ use super::exchange::Keys;
 use super::link::DeleteRequest;
 use super::{
     Add, Anomaly, AnomalyKind, Cause, LinkEvent, LinkExchange, LinkGroup, LinkKey, LinkRecord,
-    LinkState, Output, Prepared, RemoteEnd, Rnic, SingleRnic, Stage,
+    LinkState, Output, Prepared, RemoteEnd, Rnic, SingleRnic, Stage, Timers,
 };
 use crate::time::Tick;
 use crate::wire::clc::GidList;
@@ -283,6 +283,7 @@ impl LinkGroup {
         // An Add Link that crosses the notice is its answer (LLC-64). A new one waits (LLC-68, LLC-71).
         if !self.add_is_answer() {
             self.add_wanted = true;
+            self.quick_retries = Timers::QUICK_RETRIES;
         }
         Ok(())
     }
@@ -310,6 +311,7 @@ impl LinkGroup {
         if !self.add_is_answer() {
             self.request_to_answer = Some(key);
             self.add_wanted = true;
+            self.quick_retries = Timers::QUICK_RETRIES;
         }
         Ok(())
     }

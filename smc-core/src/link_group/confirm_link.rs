@@ -223,6 +223,7 @@ impl LinkGroup {
                 }
             }
             self.retry_at = None;
+            self.quick_retries = 0;
             self.was_redundant |= self.full_links() > 1;
         }
         self.outputs.push_back(Output::LinkUsable { link: key });

@@ -90,7 +90,7 @@ impl LinkGroup {
     /// Delete Link.
     pub(super) fn abort_add(&mut self, cause: Cause, now: Tick) {
         let Some(LinkExchange::Add(add)) = self.link_exchange.take() else { return };
-        self.schedule_retry(now);
+        self.schedule_retry_of_failed(now);
         let Some(new) = add.new else { return };
         let refused_here = add.stage == Stage::Prepare;
         if refused_here && !self.is_server() {

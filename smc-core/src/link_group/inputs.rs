@@ -6,7 +6,7 @@ use core::time::Duration;
 use super::link::DeleteRequest;
 use super::{
     Cause, LinkGroup, LinkKey, LinkRecord, LinkState, Output, Phase, Prepared, Reason, Receipt,
-    Rnic, RnicId, Role, UseError,
+    Rnic, RnicId, Role, Timers, UseError,
 };
 use crate::time::Tick;
 use crate::wire::llc::DeleteReason;
@@ -82,6 +82,7 @@ impl LinkGroup {
     pub fn handle_rnic_up(&mut self, rnic: Rnic, now: Tick) {
         self.params.rnics.retain(|have| have.id != rnic.id);
         self.params.rnics.push(rnic);
+        self.quick_retries = Timers::QUICK_RETRIES;
         match self.params.role {
             Role::Server => self.add_wanted = true,
             Role::Client => self.notice_wanted = true,

@@ -191,6 +191,8 @@ pub struct LinkGroup {
     /// Server: Request Add Link came on this link and has no answer.
     request_to_answer: Option<LinkKey>,
     retry_at: Option<Tick>,
+    /// How many attempts at a link may still follow a failed one soon.
+    quick_retries: u8,
     idle_at: Option<Tick>,
     final_delete_code: (DeleteReason, bool),
     outputs: VecDeque<Output>,
@@ -235,6 +237,7 @@ impl LinkGroup {
             notice_wanted: false,
             request_to_answer: None,
             retry_at: None,
+            quick_retries: 0,
             idle_at: None,
             final_delete_code: (DeleteReason::OPERATOR, false),
             outputs: VecDeque::new(),

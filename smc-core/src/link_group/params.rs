@@ -129,7 +129,9 @@ pub struct Timers {
     pub test_link: Option<Duration>,
     /// How long a group without connections lives (LG-45).
     pub idle: Duration,
-    /// Until the server tries again to make the group redundant (LG-26); `None` for never.
+    /// Until the server tries again to make the group redundant (LG-26); `None` for never. When
+    /// an RNIC of either end has come back, attempts that fail are made again sooner: after
+    /// [`Timers::FIRST_RETRY`], and twice as long each time, [`Timers::QUICK_RETRIES`] times.
     pub retry_add_link: Option<Duration>,
     /// Until a Confirm RKey that was refused "for now" is sent again (LLC-50).
     pub retry_rkey: Duration,
@@ -143,6 +145,12 @@ pub struct Timers {
 }
 
 impl Timers {
+    /// Until the next attempt at a link after the first one that failed. The network may need a
+    /// moment more than the port of an adapter that has come back.
+    pub const FIRST_RETRY: Duration = Duration::from_secs(2);
+    /// How many attempts follow sooner than others.
+    pub const QUICK_RETRIES: u8 = 4;
+
     /// The times of Linux where it has such a time.
     pub const fn of(role: Role) -> Timers {
         Timers {

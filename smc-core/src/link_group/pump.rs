@@ -5,7 +5,7 @@
 //! confirmed, a flag says that a link is wanted), and when nothing is under way the most urgent of
 //! it begins. So a peer cannot make the group remember more than its own state.
 
-use super::{LinkGroup, LinkKey, LinkState, Output, Phase, Reason};
+use super::{LinkGroup, LinkKey, LinkState, Output, Phase, Reason, Timers};
 use crate::time::Tick;
 use crate::wire::llc::{DeleteReason, Message, RequestAddLink};
 
@@ -101,6 +101,18 @@ impl LinkGroup {
     pub(super) fn schedule_retry(&mut self, now: Tick) {
         if self.max_links > 1 {
             self.retry_at = self.params.timers.retry_add_link.map(|wait| now.after(wait));
+        }
+    }
+
+    /// An attempt has failed. If an RNIC has just come back, that was too soon perhaps: the next
+    /// attempt follows in a moment, and later each time (LG-26).
+    pub(super) fn schedule_retry_of_failed(&mut self, now: Tick) {
+        self.schedule_retry(now);
+        if let Some(left) = self.quick_retries.checked_sub(1) {
+            self.quick_retries = left;
+            let doublings = Timers::QUICK_RETRIES.saturating_sub(self.quick_retries + 1);
+            let soon = now.after(Timers::FIRST_RETRY.saturating_mul(1 << doublings));
+            self.retry_at = self.retry_at.map(|at| at.min(soon));
         }
     }
 

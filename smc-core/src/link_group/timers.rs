@@ -158,7 +158,7 @@ impl LinkGroup {
                         self.link_exchange = None;
                         self.set_state(link, LinkEvent::DeletionAgreed);
                         self.destroy(link, now);
-                        self.schedule_retry(now);
+                        self.schedule_retry_of_failed(now);
                     }
                     Overdue::Dead => {
                         self.link_exchange = None;

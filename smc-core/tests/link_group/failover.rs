@@ -64,6 +64,49 @@ fn a_link_comes_back_with_its_rnic() {
     }
 }
 
+/// The port is up before the network is: the attempt that its return begins fails.
+// Shows: LG-26.
+#[test]
+fn an_attempt_that_came_too_soon_is_made_again_soon() {
+    for generation in BOTH {
+        let mut pair = Pair::running(generation(), [2, 2]);
+        pair.hosts[CLIENT].broken.insert(RnicId(1));
+        let second = pair.active(SERVER)[1];
+        pair.cut(SERVER, second);
+        pair.hosts[SERVER].group.handle_rnic_down(RnicId(1), pair.now);
+        pair.run_until_idle();
+        pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
+        pair.run(Duration::from_secs(1));
+        assert_eq!(pair.active(SERVER).len(), 1);
+        pair.hosts[CLIENT].broken.clear();
+        pair.run(Duration::from_secs(4));
+        assert_eq!(pair.active(SERVER).len(), 2, "{:?}", pair.names());
+        pair.assert_keys();
+    }
+}
+
+/// However long attempts fail, there are few: one a minute, and four that follow soon each time the
+/// client asks, which it does once a minute, too.
+// Shows: LG-26.
+#[test]
+fn attempts_that_fail_for_ever_are_few() {
+    let mut pair = Pair::running(v2(), [2, 2]);
+    for host in &mut pair.hosts {
+        host.group.connection_added(LinkKey::FIRST, pair.now).unwrap();
+    }
+    pair.hosts[CLIENT].broken.insert(RnicId(1));
+    let second = pair.active(SERVER)[1];
+    pair.cut(SERVER, second);
+    pair.hosts[SERVER].group.handle_rnic_down(RnicId(1), pair.now);
+    pair.run_until_idle();
+    pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
+    pair.run(Duration::from_secs(600));
+    pair.forget();
+    pair.run(Duration::from_secs(600));
+    let attempts = pair.names().iter().filter(|name| *name == "> AddLink 00").count();
+    assert!((10..=60).contains(&attempts), "{attempts}: {:?}", pair.names());
+}
+
 // Shows: LG-56, CLOSE-37, SOCK-13.
 #[test]
 fn loss_of_all_links_resets_all_connections() {
