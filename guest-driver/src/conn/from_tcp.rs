@@ -4,6 +4,7 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
+use rustix::buffer::spare_capacity;
 use rustix::net::{RecvFlags, recv};
 use smc_core::carrier::{Input, Outgoing, Reading};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
@@ -300,21 +301,21 @@ impl Conn {
         if change.ended {
             return Round::Done;
         }
-        // Not by the stack of the program's thread, which may be smaller.
-        let before = change.input.len();
-        change.input.resize(before + TAKEN_AT_ONCE, 0);
-        let room = change.input.make_contiguous().get_mut(before..).unwrap_or_default();
-        let (brought, n) = self.read_tcp(room);
-        change.input.truncate(before + n);
-        let input = match (brought, n) {
-            (Brought::Bytes, _) => return Round::Again,
-            (Brought::Nothing, _) => return Round::Done,
-            (Brought::End, _) => {
+        // Not by the stack of the program's thread, which may be smaller; and without writing to room
+        // that the kernel does not fill. Neither conversion allocates.
+        let mut bytes = Vec::from(std::mem::take(&mut change.input));
+        bytes.reserve(TAKEN_AT_ONCE);
+        let brought = self.read_tcp(&mut bytes);
+        change.input = bytes.into();
+        let input = match brought {
+            Brought::Bytes => return Round::Again,
+            Brought::Nothing => return Round::Done,
+            Brought::End => {
                 change.ended = true;
                 let missing = change.body + change.way_back.missing();
                 Input::TcpEnded { whole: missing == 0 && change.input.is_empty() }
             }
-            (Brought::Reset, _) => {
+            Brought::Reset => {
                 change.ended = true;
                 Input::TcpReset
             }
@@ -330,22 +331,23 @@ impl Conn {
         Round::Done
     }
 
-    fn read_tcp(&self, bytes: &mut [u8]) -> (Brought, usize) {
+    /// Appends bytes from TCP, as many as there is room for.
+    fn read_tcp(&self, bytes: &mut Vec<u8>) -> Brought {
         let guard = self.tcp.stream();
-        let Some(tcp) = &*guard else { return (Brought::Nothing, 0) };
+        let Some(tcp) = &*guard else { return Brought::Nothing };
         loop {
-            return match recv(tcp, &mut *bytes, RecvFlags::DONTWAIT) {
+            return match recv(tcp, spare_capacity(bytes), RecvFlags::DONTWAIT) {
                 // The kernel says so of a connection that was reset, too, once the error was taken.
                 Ok((0, _)) => {
                     match tcp_counts(tcp).is_ok_and(|counts| counts.state == CLOSE_WAIT) {
-                        true => (Brought::End, 0),
-                        false => (Brought::Reset, 0),
+                        true => Brought::End,
+                        false => Brought::Reset,
                     }
                 }
-                Ok((n, _)) => (Brought::Bytes, n),
+                Ok(_) => Brought::Bytes,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => (Brought::Nothing, 0),
-                Err(_) => (Brought::Reset, 0),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Brought::Nothing,
+                Err(_) => Brought::Reset,
             };
         }
     }

@@ -44,10 +44,11 @@ impl TcpReader {
     fn new_sleeper(stream: &TcpStream) -> io::Result<(OwnedFd, Arc<Waiter>)> {
         let waiter = Waiter::with_notifier()?;
         let set = out_of_the_way(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        let data = epoll::EventData::new_u64(0);
         if let Some(notifier) = waiter.notifier() {
+            let data = epoll::EventData::new_u64(Waiter::NOTIFIER);
             epoll::add(&set, notifier, data, epoll::EventFlags::IN)?;
         }
+        let data = epoll::EventData::new_u64(Waiter::NOTIFIER + 1);
         epoll::add(&set, stream, data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)?;
         Ok((set, Arc::new(waiter)))
     }
@@ -81,9 +82,6 @@ impl HandshakeTcp {
                 let _ = self.with(|stream| set.leave_to_reader(stream.as_fd(), *name));
             }
             sleep(waiter, fd.as_fd());
-            if let Some(notifier) = waiter.notifier() {
-                notifier.clear();
-            }
         }
         *lock(&reader.sleeper) = sleeper;
         reader.has_slept.store(true, Ordering::SeqCst);

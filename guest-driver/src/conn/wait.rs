@@ -116,7 +116,7 @@ impl Conn {
             self.add_sleeper(waiter);
             let count = waiter.wake_count();
             if !changed() && !self.has_failed() {
-                waiter.sleep_on(set, count, Some(left.min(RECHECK_INTERVAL)));
+                waiter.sleep_in(set, count, left.min(RECHECK_INTERVAL));
             }
             self.remove_sleeper(waiter);
         });

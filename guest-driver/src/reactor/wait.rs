@@ -12,6 +12,7 @@ use rustix::thread::futex;
 
 use ism_sys::{
     EventFd, POLLED, SignalMask, WordWait, poll_readable, sleep_on_private, sleep_on_words,
+    wait_in_set,
 };
 
 /// Longest sleep before shared memory is checked again. A wake-up that a peer can suppress is never
@@ -187,6 +188,30 @@ impl Waiter {
         self.set_polling(true);
         if !self.is_woken(count) {
             poll_for(&[fd], timeout);
+        }
+        self.set_polling(false);
+    }
+}
+
+impl Waiter {
+    /// The name of the notifier in the sets of [`Waiter::sleep_in`].
+    pub(crate) const NOTIFIER: u64 = 0;
+
+    /// Sleeps until an epoll set has an event while the count of wake-ups is `count`, for at most
+    /// `timeout`. The notifier must be in the set by its name.
+    pub(crate) fn sleep_in(&self, set: BorrowedFd<'_>, count: u32, timeout: Duration) {
+        self.set_polling(true);
+        if !self.is_woken(count) {
+            match wait_in_set(set, Some(timeout), mask()) {
+                Ok(mut names) => {
+                    if names.any(|name| name == Self::NOTIFIER)
+                        && let Some(notifier) = &self.notifier
+                    {
+                        notifier.clear();
+                    }
+                }
+                Err(error) => note_error(Err(error)),
+            }
         }
         self.set_polling(false);
     }
