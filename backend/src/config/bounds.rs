@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What numbers of a configuration can be, and how values are written.
 
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 use serde::de::{Deserializer, Visitor};
@@ -22,6 +24,9 @@ pub const MAX_WINDOW: u64 = 1 << 44;
 pub const MAX_POOL: u32 = 4096;
 /// Default CHID of a fabric.
 pub const DEFAULT_CHID: Chid = Chid::VIRTIO_FIRST;
+
+/// Most bytes of a socket's path: `sun_path` of unix(7) has 108, and a NUL ends it.
+const MAX_SOCKET_PATH: usize = 107;
 
 /// Longest time to leave, seconds.
 const LONGEST: f64 = 3600.0;
@@ -54,6 +59,18 @@ pub fn parse_mode(text: &str) -> Result<u32, ConfigError> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| digits && *mode <= 0o777);
     mode.ok_or_else(|| ConfigError::SocketMode(text.into()))
+}
+
+/// Checks that a Unix socket can have the path.
+///
+/// # Errors
+/// [`ConfigError::SocketPath`].
+pub(super) fn check_socket_path(path: &Path) -> Result<(), ConfigError> {
+    let len = path.as_os_str().as_bytes().len();
+    match len <= MAX_SOCKET_PATH {
+        true => Ok(()),
+        false => Err(ConfigError::SocketPath { path: path.into(), len, limit: MAX_SOCKET_PATH }),
+    }
 }
 
 /// Seconds as an operator writes them, such as 1 or 0.25.

@@ -42,12 +42,12 @@ pub enum ConfigError {
         /// Where and why.
         source: Box<toml::de::Error>,
     },
-    /// What is wrong in one table of the file.
+    /// What is wrong in one table or with one value of the file.
     #[error("{path}:{line}: {source}")]
     Table {
         /// The file.
         path: PathBuf,
-        /// Line of the table's header, from 1.
+        /// Line of the table's header or of the value, from 1.
         line: usize,
         /// What is wrong.
         source: Box<ConfigError>,
@@ -66,6 +66,16 @@ pub enum ConfigError {
     /// The directory of a socket is not there.
     #[error("there is no directory {0}, in which a socket is to be made")]
     NoDirectory(PathBuf),
+    /// A path that no Unix socket can have.
+    #[error("a socket cannot have the path {path}: it has {len} bytes, and the limit is {limit}")]
+    SocketPath {
+        /// The path.
+        path: PathBuf,
+        /// Its bytes.
+        len: usize,
+        /// Most bytes: `sun_path` of unix(7), less its NUL.
+        limit: usize,
+    },
     /// Not a CHID of an emulated device.
     #[error("{0:?} is not a CHID: expected four hexadecimal digits between ff00 and ffff")]
     Chid(String),

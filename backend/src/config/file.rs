@@ -29,7 +29,7 @@ struct File {
     move_queues: Option<u16>,
     stopped_grace: Option<u64>,
     leave_timeout: Option<LeaveTime>,
-    socket_mode: Option<String>,
+    socket_mode: Option<Spanned<String>>,
     #[serde(default)]
     fabric: Vec<Spanned<FileFabric>>,
     #[serde(default)]
@@ -122,16 +122,17 @@ impl Config {
         if let Some(LeaveTime(within)) = file.leave_timeout {
             config.leave_timeout = within;
         }
-        match file.socket_mode.as_deref().map(parse_mode) {
-            Some(Ok(mode)) => config.socket_mode = mode,
-            Some(Err(mistake)) => mistakes.push(mistake),
-            None => {}
-        }
         let table = |start: usize, source: ConfigError| ConfigError::Table {
             path: path.into(),
             line: text.get(..start).unwrap_or_default().matches('\n').count() + 1,
             source: Box::new(source),
         };
+        if let Some(mode) = file.socket_mode {
+            match parse_mode(mode.get_ref()) {
+                Ok(mode) => config.socket_mode = mode,
+                Err(mistake) => mistakes.push(table(mode.span().start, mistake)),
+            }
+        }
         if !file.fabric.is_empty() {
             config.fabrics.clear();
         }
@@ -252,7 +253,7 @@ mod tests {
         let (_, mistakes) = Config::from_toml(text, Path::new("t.toml"));
         let said: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
         let starts = [
-            "socket mode \"9\"",
+            "t.toml:1: socket mode \"9\"",
             "t.toml:2: \"zzzz\"",
             "t.toml:5: socket mode \"rw\"",
             "t.toml:8: \"1\"",

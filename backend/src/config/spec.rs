@@ -8,7 +8,9 @@ use std::sync::Arc;
 use serde::Deserialize;
 use virtio_ism_abi::{Chid, Gid};
 
-use super::bounds::{DEFAULT_CHID, MAX_POOL, parse_chid, parse_gid, parse_mode, size};
+use super::bounds::{
+    DEFAULT_CHID, MAX_POOL, check_socket_path, parse_chid, parse_gid, parse_mode, size,
+};
 use super::error::ConfigError;
 use super::id_map::{self, IdMap};
 
@@ -203,9 +205,11 @@ impl GuestSpec {
     /// Checks what can be checked without the others.
     ///
     /// # Errors
-    /// [`ConfigError::Name`], [`ConfigError::Devices`], [`ConfigError::Contradiction`],
-    /// [`ConfigError::UnknownPeer`].
+    /// [`ConfigError::SocketPath`], [`ConfigError::Name`], [`ConfigError::Devices`],
+    /// [`ConfigError::Contradiction`], [`ConfigError::UnknownPeer`].
     pub fn check(&self) -> Result<(), ConfigError> {
+        // First: a guest without a name of its own has that of the path.
+        self.path().map_or(Ok(()), check_socket_path)?;
         let printable = self.name.chars().all(|c| !c.is_control() && c != '"' && c != '\\');
         if self.name.is_empty() || self.name.len() > 64 || !printable {
             return Err(ConfigError::Name(self.name.clone()));
@@ -306,6 +310,17 @@ mod tests {
         assert_eq!((spec.name.as_str(), spec.chid), ("vm1", Chid(0xff01)));
         assert!(!spec.allow_any_file && !spec.vfio_user);
         assert!(GuestSpec::parse("/run/vm1.sock,vfio-user", DEFAULT_CHID).unwrap().vfio_user);
+    }
+
+    #[test]
+    fn a_path_that_no_socket_can_have_is_not_called_a_name() {
+        let path = |bytes: usize| format!("/{}", "p".repeat(bytes - 1));
+        let check = |text: String| GuestSpec::parse(&text, DEFAULT_CHID).unwrap().check();
+        check(path(107) + ",name=a").unwrap();
+        for refused in [check(path(108)), check(path(108) + ",name=a")] {
+            let said = refused.unwrap_err().to_string();
+            assert!(said.contains(&path(108)) && said.contains("limit is 107"), "{said}");
+        }
     }
 
     #[test]

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use virtio_ism_abi::Chid;
 
-use super::bounds::{DEFAULT_CHID, DEFAULT_WINDOW, MAX_MOVE_QUEUES, MAX_WINDOW, MIN_WINDOW};
+use super::bounds::{
+    DEFAULT_CHID, DEFAULT_WINDOW, MAX_MOVE_QUEUES, MAX_WINDOW, MIN_WINDOW, check_socket_path,
+};
 use super::error::ConfigError;
 use super::spec::{FabricSpec, GuestSpec};
 
@@ -90,6 +92,8 @@ impl Config {
                 mistakes.push(ConfigError::DuplicateChid(fabric.chid));
             }
         }
+        let own = self.management.iter().chain(&self.metrics);
+        mistakes.extend(own.filter_map(|path| check_socket_path(path).err()));
         let mut names = BTreeSet::new();
         let mut paths: BTreeSet<_> = self.management.as_deref().into_iter().collect();
         mistakes.extend(self.metrics.as_deref().and_then(|path| {
