@@ -12,7 +12,7 @@ use crate::config::log_output::LogOutput;
 use crate::config::{ConfigError, DEFAULT_CHID, GuestSpec, parse_seconds};
 use crate::service::leave::LeaveInfo;
 use crate::service::management::{AddGuest, Client, ClientError, Guest, ReloadInfo};
-use crate::service::output;
+use crate::service::{output, table};
 
 /// The variable by which the `smc` command finds the management socket, too.
 const OF_SMC: &str = "SMC_MANAGEMENT";
@@ -152,7 +152,7 @@ pub(crate) fn run(args: &ControlArgs) -> Result<String, ControlError> {
     })?;
     Ok(match &args.verb {
         Verb::List { json: true } => serde_json::to_string_pretty(&client.list()?)? + "\n",
-        Verb::List { json: false } => table(&client.list()?),
+        Verb::List { json: false } => list(&client.list()?, table::columns()),
         Verb::Metrics => client.metrics()?,
         Verb::Add { socket } => {
             client.add(&guest(socket)?)?;
@@ -212,8 +212,8 @@ fn guest(text: &str) -> Result<AddGuest, ControlError> {
     })
 }
 
-/// The guests, a line for each.
-fn table(guests: &[Guest]) -> String {
+/// The guests, a line for each. `room`: columns of the terminal, if there is one.
+fn list(guests: &[Guest], room: Option<usize>) -> String {
     let head =
         ["NAME", "CHID", "FRONT END", "DMBS", "PEERS", "MOVED", "REFUSED", "FAULTS", "SOCKET"];
     let mut lines = vec![head.map(str::to_owned)];
@@ -246,20 +246,7 @@ fn table(guests: &[Guest]) -> String {
             socket,
         ]);
     }
-    let mut text = String::new();
-    for line in &lines {
-        for (column, cell) in line.iter().enumerate() {
-            let widest = lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-            match column + 1 == line.len() {
-                true => text.push_str(cell),
-                false => {
-                    let _ = write!(text, "{cell:widest$}  ");
-                }
-            }
-        }
-        text.push('\n');
-    }
-    text
+    table::text(&lines, room)
 }
 
 #[cfg(test)]
@@ -290,7 +277,7 @@ mod tests {
         let pool = Guest { name: "any".into(), devices: Some(4), ..Guest::default() };
         let member =
             Guest { name: "any/1".into(), pool: Some("any".into()), pid: Some(7), ..pool.clone() };
-        let text = table(&[pool, Guest { devices: None, ..member }]);
+        let text = list(&[pool, Guest { devices: None, ..member }], None);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
         assert!(lines[1].contains("0 of 4") && lines[2].contains("pid 7"), "{text}");

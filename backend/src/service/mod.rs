@@ -25,6 +25,7 @@ mod run;
 pub mod sandbox;
 mod service_manager;
 mod signals;
+mod table;
 
 pub use daemon::Daemon;
 pub use error::DaemonError;
