@@ -55,10 +55,7 @@ pub(crate) fn begin() -> Option<String> {
 /// A descriptor for the log that the program does not come across.
 fn open(file: Option<&OsStr>) -> std::io::Result<c_int> {
     let fd: OwnedFd = match file {
-        Some(file) => {
-            let file = report_file::open_own(Path::new(file));
-            file.ok_or(std::io::ErrorKind::PermissionDenied)?.into()
-        }
+        Some(file) => report_file::open_own(Path::new(file))?.into(),
         None => status::standard_error().ok_or(std::io::ErrorKind::NotFound)?,
     };
     let high = rustix::io::fcntl_dupfd_cloexec(&fd, LOWEST).unwrap_or(fd).into_raw_fd();

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The file of `smc run --status` of this process, which stays open between two lines.
 //!
-//! A proxy reports many connections per second, so a line costs two system calls: the file is opened
-//! once, at a number out of the program's way. The program does not know the number, and may have
-//! closed it by an instruction of its own and have got it for another file. So the kernel is asked
-//! before each line which file the number is.
+//! A proxy reports many connections per second, so a line costs three system calls: the file is
+//! opened once, at a number out of the program's way. The program does not know the number, and may
+//! have closed it by an instruction of its own and have got it for another file. So the kernel is
+//! asked before each line which file the number is, and whether the size of files has a limit.
 
 use std::ffi::c_int;
 use std::fs::File;
-use std::io::Write as _;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::fork;
-use crate::sys::{borrowed, leaked, own_numbers, raw};
+use crate::sys::{borrowed, leaked, own_numbers, quiet_write, raw};
 
 /// Lowest number of the file.
 const LOWEST: c_int = 700;
@@ -43,25 +43,45 @@ impl ReportFile {
     }
 }
 
-/// Adds a line to the file of this process in a directory. Where no file can be written there is no
-/// line.
-pub(crate) fn append(directory: &Path, line: &str) {
+/// Adds a line to the file of this process in a directory.
+///
+/// # Errors
+/// The line is not there, or only its beginning is.
+pub(crate) fn append(directory: &Path, line: &str) -> io::Result<()> {
     // A child of vfork is about to execute a program, and has the memory of its parent.
     let may_keep = !fork::shares_memory();
     let known = leaked(CURRENT.load(Ordering::Acquire));
     if let Some(file) = known.filter(|file| may_keep && file.is_own())
         && file.stat().is_some_and(|stat| stat.st_nlink == 1)
     {
-        let _ = raw::write(file.fd, line.as_bytes());
-        return;
+        return write(file.fd, line.as_bytes());
     }
     let path = directory.join(format!("{}.jsonl", std::process::id()));
-    if let Some(mut file) = open_own(&path) {
-        let _ = file.write_all(line.as_bytes());
-        if may_keep {
-            keep(known, &file);
+    let file = open_own(&path)?;
+    let written = write(file.as_raw_fd(), line.as_bytes());
+    if may_keep {
+        keep(known, &file);
+    }
+    written
+}
+
+/// Writes all bytes. Beyond the largest size of a file that the program may have, it gets no SIGXFSZ
+/// for a write that is not its own.
+fn write(fd: c_int, mut bytes: &[u8]) -> io::Result<()> {
+    let has_limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current.is_some();
+    while !bytes.is_empty() {
+        let written = match has_limit {
+            true => quiet_write::write(fd, bytes),
+            false => raw::write(fd, bytes),
+        };
+        match written {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(raw::Errno(libc::EINTR)) => {}
+            Err(raw::Errno(number)) => return Err(io::Error::from_raw_os_error(number)),
         }
     }
+    Ok(())
 }
 
 /// Keeps the file open for further lines, if the limit of the process allows a number that is out of
@@ -99,14 +119,18 @@ fn keep(known: Option<&'static ReportFile>, file: &File) {
 
 /// Opens a file to append to, if it is this user's. Others may be able to write the directory, and to
 /// plant links there under the names of processes to come.
-pub(crate) fn open_own(path: &Path) -> Option<File> {
+///
+/// # Errors
+/// It cannot be opened, or is not this user's.
+pub(crate) fn open_own(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
     let mut options = File::options();
     options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let file = options.open(path).ok()?;
-    let found = file.metadata().ok()?;
+    let file = options.open(path)?;
+    let found = file.metadata()?;
     let own = found.uid() == rustix::process::geteuid().as_raw() && found.nlink() == 1;
-    (own && found.is_file()).then_some(file)
+    let own = own && found.is_file();
+    own.then_some(file).ok_or_else(|| io::ErrorKind::PermissionDenied.into())
 }
 
 #[cfg(test)]
@@ -119,9 +143,9 @@ mod tests {
         std::fs::create_dir(&dir).unwrap();
         let (secret, link) = (dir.join("secret"), dir.join("link"));
         std::fs::write(&secret, "x").unwrap();
-        assert!(open_own(&secret).is_some() && open_own(&dir.join("new")).is_some());
+        assert!(open_own(&secret).is_ok() && open_own(&dir.join("new")).is_ok());
         std::os::unix::fs::symlink(&secret, &link).unwrap();
-        assert!(open_own(&link).is_none(), "a symbolic link");
+        assert!(open_own(&link).is_err(), "a symbolic link");
         let fifo = dir.join("fifo");
         rustix::fs::mknodat(
             rustix::fs::CWD,
@@ -131,9 +155,9 @@ mod tests {
             0,
         )
         .unwrap();
-        assert!(open_own(&fifo).is_none(), "a FIFO, which would block");
+        assert!(open_own(&fifo).is_err(), "a FIFO, which would block");
         std::fs::hard_link(&secret, dir.join("hard")).unwrap();
-        assert!(open_own(&dir.join("hard")).is_none(), "a second name of another file");
+        assert!(open_own(&dir.join("hard")).is_err(), "a second name of another file");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -19,7 +19,17 @@ use crate::{config, report_file, tcp_notes};
 fn write_line(text: &str) {
     tracing::info!(target: TARGET, "{text}");
     if let Some(directory) = config::get().and_then(|config| config.status.as_ref()) {
-        report_file::append(directory, &format!("{text}\n"));
+        let appended = report_file::append(directory, &format!("{text}\n"));
+        if let Err(why) = appended
+            && !INCOMPLETE.swap(true, Ordering::Relaxed)
+        {
+            print_error(&format!(
+                "smc run: the report of {} ({}) in {} is incomplete: {why}\n",
+                program_name(),
+                std::process::id(),
+                directory.display()
+            ));
+        }
     }
 }
 
@@ -116,6 +126,8 @@ static STANDARD_ERROR: OnceLock<(u64, u64)> = OnceLock::new();
 /// Whether standard error has the message that there is no device. Forked children do not repeat
 /// it.
 static REPORTED: AtomicBool = AtomicBool::new(false);
+/// The same for the message that the report has not all lines.
+static INCOMPLETE: AtomicBool = AtomicBool::new(false);
 
 /// Stores which file standard error is.
 pub(crate) fn init() {

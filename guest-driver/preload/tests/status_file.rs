@@ -13,6 +13,7 @@ use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
+use std::process::Command;
 
 use common::{Fabric, await_listener, free_port, my_role, role};
 use rustix::fs::inotify;
@@ -147,4 +148,60 @@ fn a_report_that_was_removed_begins_anew() {
     (0..2).for_each(|_| ask(port));
     server.finish();
     assert_eq!(lines(&fabric.file("status")), [2]);
+}
+
+/// A server under the library that accepts three clients, started in a shell that does `before` first.
+/// Returns what it said.
+fn server_after(fabric: &Fabric, test: &str, shell: &[&str], before: &str) -> String {
+    let port = free_port();
+    let mut command = Command::new(shell[0]);
+    command.args(&shell[1..]).args(["-c", &format!("{before} && exec env \"$@\" 2>&1"), "sh"]);
+    let program = std::env::current_exe().unwrap();
+    let under_library = fabric.smc(&program);
+    for (name, value) in under_library.get_envs() {
+        let mut word = name.to_owned();
+        word.push("=");
+        word.push(value.unwrap());
+        command.arg(word);
+    }
+    let server =
+        role(command.env("STATUS", fabric.file("status")).arg(program), test, "server", port);
+    await_listener(port);
+    (0..3).for_each(|_| ask(port));
+    server.finish()
+}
+
+#[test]
+fn a_report_on_a_full_disk_is_said_to_be_incomplete_once() {
+    const TEST: &str = "a_report_on_a_full_disk_is_said_to_be_incomplete_once";
+    if let Some((_, port)) = my_role() {
+        let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        (0..3).for_each(|_| serve(&listener));
+        return;
+    }
+    let shell = ["unshare", "--map-root-user", "--mount", "sh"];
+    let disk = "mount -t tmpfs -o size=4k none \"$STATUS\"";
+    let mut mount = Command::new(shell[0]);
+    mount.args(&shell[1..]).args(["-c", disk]).env("STATUS", "/tmp");
+    if !mount.output().is_ok_and(|tried| tried.status.success()) {
+        eprintln!("skipped: this user may not mount");
+        return;
+    }
+    let fabric = Fabric::new(1);
+    let full = format!("{disk} && head -c 4096 /dev/zero >\"$STATUS/full\"");
+    let said = server_after(&fabric, TEST, &shell, &full);
+    assert_eq!(said.matches("is incomplete: No space left on device").count(), 1, "{said}");
+}
+
+#[test]
+fn a_report_that_is_as_long_as_a_file_may_be_ends_nothing() {
+    const TEST: &str = "a_report_that_is_as_long_as_a_file_may_be_ends_nothing";
+    if let Some((_, port)) = my_role() {
+        let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        (0..3).for_each(|_| serve(&listener));
+        return;
+    }
+    let fabric = Fabric::new(1);
+    let said = server_after(&fabric, TEST, &["sh"], "ulimit -f 0");
+    assert_eq!(said.matches("is incomplete: File too large").count(), 1, "{said}");
 }

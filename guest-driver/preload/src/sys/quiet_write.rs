@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Writes of the library into a pipe that the program has. If nobody reads it, the program gets no
-//! SIGPIPE for a write that is not its own.
+//! Writes of the library into a pipe or a file of the program. If nobody reads the pipe, or the file
+//! would be larger than the program may make one, the program gets no signal for a write that is not
+//! its own.
 
 use std::ffi::c_int;
 
 use super::raw::{self, Errno, SysResult};
 
-/// SIGPIPE in a set of the kernel's form.
-const PIPE: u64 = 1 << (libc::SIGPIPE - 1);
+/// A signal in a set of the kernel's form.
+const fn set_of(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}
 
-/// Writes without SIGPIPE.
+/// The signals of a write.
+const BOTH: u64 = set_of(libc::SIGPIPE) | set_of(libc::SIGXFSZ);
+
+/// Writes without SIGPIPE and SIGXFSZ.
 pub(crate) fn write(fd: c_int, bytes: &[u8]) -> SysResult {
-    let (only, mut before, mut pending) = (PIPE, 0u64, 0u64);
-    let (set, old) = (&raw const only as usize, &raw mut before as usize);
+    let (both, mut before, mut pending) = (BOTH, 0u64, 0u64);
+    let (set, old) = (&raw const both as usize, &raw mut before as usize);
     let zero = super::timespec(std::time::Duration::ZERO);
     // SAFETY: all words are valid until their calls return.
     unsafe {
@@ -20,14 +26,18 @@ pub(crate) fn write(fd: c_int, bytes: &[u8]) -> SysResult {
         let waiting = &raw mut pending as usize;
         let _ = raw::call(libc::SYS_rt_sigpending, [waiting, 8, 0, 0, 0, 0]);
         let done = raw::write(fd, bytes);
-        if done == Err(Errno(libc::EPIPE)) && pending & PIPE == 0 {
-            let no_time = &raw const zero as usize;
-            let _ = raw::call(libc::SYS_rt_sigtimedwait, [set, 0, no_time, 8, 0, 0]);
+        let sent = match done {
+            Err(Errno(libc::EPIPE)) => set_of(libc::SIGPIPE),
+            Err(Errno(libc::EFBIG)) => set_of(libc::SIGXFSZ),
+            _ => 0,
+        };
+        if sent & !pending != 0 {
+            let (only, no_time) = (&raw const sent as usize, &raw const zero as usize);
+            let _ = raw::call(libc::SYS_rt_sigtimedwait, [only, 0, no_time, 8, 0, 0]);
         }
-        if before & PIPE == 0 {
-            let how = libc::SIG_UNBLOCK as usize;
-            let _ = raw::call(libc::SYS_rt_sigprocmask, [how, set, 0, 8, 0, 0]);
-        }
+        let own = BOTH & !before;
+        let (how, own) = (libc::SIG_UNBLOCK as usize, &raw const own as usize);
+        let _ = raw::call(libc::SYS_rt_sigprocmask, [how, own, 0, 8, 0, 0]);
         done
     }
 }
