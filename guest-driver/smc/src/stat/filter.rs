@@ -28,6 +28,10 @@ pub(super) struct Filter {
     #[arg(long, value_enum, value_name = "CARRIER")]
     carrier: Option<Carrier>,
 
+    /// Only those whose state has this in its name, such as "active", "established" or "wait".
+    #[arg(long, value_name = "TEXT")]
+    state: Option<String>,
+
     /// Only those on TCP whose reason has this in its number, name or sentence.
     #[arg(long, value_name = "TEXT")]
     pub(super) reason: Option<String>,
@@ -66,11 +70,12 @@ impl Filter {
     }
 
     fn is_empty(&self) -> bool {
-        let Filter { process, port, address, carrier, reason } = self;
+        let Filter { process, port, address, carrier, state, reason } = self;
         process.is_none()
             && port.is_none()
             && address.is_none()
             && carrier.is_none()
+            && state.is_none()
             && reason.is_none()
     }
 
@@ -102,6 +107,7 @@ impl Filter {
             Carrier::SmcR => connection.kind.starts_with("SMC-R"),
             Carrier::Tcp => connection.kind == "TCP",
         };
+        let state = |wanted: &str| connection.state.to_lowercase().contains(&wanted.to_lowercase());
         let reason = |wanted: &str| {
             connection.reason.as_ref().is_some_and(|reason| {
                 format!("{:08x}", reason.code).contains(wanted.trim_start_matches("0x"))
@@ -114,6 +120,7 @@ impl Filter {
                 ends().any(|end| end.ip().to_canonical() == address.to_canonical())
             })
             && self.carrier.is_none_or(carrier)
+            && self.state.as_deref().is_none_or(state)
             && self.reason.as_deref().is_none_or(reason)
     }
 }
@@ -132,8 +139,9 @@ mod tests {
     }
 
     fn left(options: &str) -> Vec<String> {
-        let connection = |kind: &str, local: &str, says: Option<&str>| Connection {
+        let connection = |kind: &str, local: &str, state: &str, says: Option<&str>| Connection {
             kind: kind.into(),
+            state: state.into(),
             local: local.parse().ok(),
             peer: "10.0.0.9:80".parse().ok(),
             reason: says.map(|says| Reason { says: says.into(), ..Reason::default() }),
@@ -142,8 +150,13 @@ mod tests {
         let mut processes = Processes::default();
         for (pid, program) in [(7, "nginx"), (8, "redis")] {
             let connections = vec![
-                connection("SMC-D v2.1", "10.0.0.1:1000", None),
-                connection("TCP", "[::ffff:10.0.0.2]:2000", Some("the policy says TCP")),
+                connection("SMC-D v2.1", "10.0.0.1:1000", "Active", None),
+                connection(
+                    "TCP",
+                    "[::ffff:10.0.0.2]:2000",
+                    "ClosedByPeer",
+                    Some("the policy says TCP"),
+                ),
             ];
             let process =
                 Process { pid, program: program.into(), connections, ..Process::default() };
@@ -168,6 +181,9 @@ mod tests {
         assert_eq!(left("--port 80").len(), 4);
         assert_eq!(left("--address 10.0.0.2 --process 8"), ["8 TCP"]);
         assert_eq!(left("--reason policy"), ["7 TCP", "8 TCP"]);
+        assert_eq!(left("--state active --process 7"), ["7 SMC-D v2.1"]);
+        assert_eq!(left("--state Closed"), ["7 TCP", "8 TCP"]);
+        assert!(left("--state active --carrier tcp").is_empty());
         assert!(left("--reason policy --carrier smc-d").is_empty());
     }
 }
