@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Manual pages and shell completions, made from the command line itself.
 
+mod completions;
 mod page;
 
 use std::io;
@@ -62,11 +63,7 @@ pub(crate) struct ManArgs {
 /// # Errors
 /// Standard output is gone.
 pub(crate) fn completions(args: &CompletionsArgs, command: Command) -> Result<(), CliError> {
-    let mut text = Vec::new();
-    let mut command = args.program.command(command);
-    let name = command.get_name().to_owned();
-    clap_complete::generate(args.shell, &mut command, name, &mut text);
-    output::print(&String::from_utf8_lossy(&text))
+    output::print(&completions::script(args.shell, &args.program.command(command)))
 }
 
 /// Prints a manual page, or writes all of them.

@@ -154,6 +154,7 @@ pub(crate) struct RunArgs {
         required = true,
         trailing_var_arg = true,
         allow_hyphen_values = true,
+        value_hint = clap::ValueHint::CommandWithArguments,
         value_name = "PROGRAM"
     )]
     command: Vec<OsString>,
