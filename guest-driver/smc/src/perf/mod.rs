@@ -117,7 +117,7 @@ pub(crate) struct PerfArgs {
     measures: Vec<String>,
 
     /// The same as a MEASURE; can be repeated.
-    #[arg(long = "measure", value_name = "MEASURE",
+    #[arg(long = "measure", value_name = "MEASURE", hide_possible_values = true,
           value_parser = PossibleValuesParser::new(names()))]
     more: Vec<String>,
 
