@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! SMC sockets for user space.
+#![doc = include_str!("../README.md")]
+//! ## Inside
 //!
 //! From the ground up: `reactor` puts threads to sleep and wakes them, `smcd` and `smcr` are the
 //! two kinds of SMC, `handshake` is CLC over TCP, `conn` is one SMC connection, `byte_queue` what
@@ -29,8 +30,3 @@ pub use socket::{
     SmcrOptions, Stack, Totals, statistics,
 };
 pub use virtio_ism::transport::{DeviceAddress, PciAddress};
-
-// Its examples are tests.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
