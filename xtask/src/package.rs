@@ -15,11 +15,11 @@ use crate::{library_page, packages, third_party};
 pub(crate) const LONG_ABOUT: &str = "\
 Build Debian packages and a tarball of the release build, in target/package.
 
-The packages are vhost-device-ism, smc, smc-run, libsmc0, libsmc-dev and virtio-ism-dkms. They are built
-by debhelper, and checked by lintian. Packages whose names end in -dbgsym have the debug symbols of the
-programs; with DEB_BUILD_OPTIONS=noautodbgsym there are none. With --rpm, the same packages but
-virtio-ism-dkms and those of debug symbols are built by rpmbuild, too, and checked by rpmlint. A
-finding of these is a failure. The tarball has the same programs, libraries, manual pages and
+The packages are vhost-device-ism, smc, smc-run, libsmc0, libsmc-dev and virtio-ism-dkms. They are built \
+by debhelper, and checked by lintian. Packages whose names end in -dbgsym have the debug symbols of the \
+programs; with DEB_BUILD_OPTIONS=noautodbgsym there are none. With --rpm, the same packages but \
+virtio-ism-dkms and those of debug symbols are built by rpmbuild, too, and checked by rpmlint. A \
+finding of these is a failure. The tarball has the same programs, libraries, manual pages and \
 completions, and can be unpacked anywhere.";
 
 /// Debian packages without which nothing is built, and a program of each.

@@ -9,12 +9,12 @@ use crate::tool::{self, ToolError};
 pub(crate) const LONG_ABOUT: &str = "\
 Attack a daemon for a long time, and simulate link groups.
 
-Several hostile front ends attack the daemon's program over vhost-user sockets: commands, moves,
-rings, messages, memory that faults, descriptors that are something else. Two pairs of devices talk
-meanwhile; their bytes must be right, and they must never wait for long. The daemon may not end,
+Several hostile front ends attack the daemon's program over vhost-user sockets: commands, moves, \
+rings, messages, memory that faults, descriptors that are something else. Two pairs of devices talk \
+meanwhile; their bytes must be right, and they must never wait for long. The daemon may not end, \
 panic or grow. Link groups of two hosts are simulated at the same time, with faults.
 
-At full length it takes an hour. What hostile front ends do is drawn from the seed, but when they do
+At full length it takes an hour. What hostile front ends do is drawn from the seed, but when they do \
 it is not: a failure prints the last operations of each, and the connection that --only repeats.";
 
 /// Options of `cargo xtask siege`.

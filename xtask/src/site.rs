@@ -15,7 +15,7 @@ use crate::wheel::Wheel;
 pub(crate) const LONG_ABOUT: &str = "\
 Build the site of the documents in target/site/book, and look at its links.
 
-It takes mdbook, which pip installs from a wheel into ~/.cache/vhost-device-ism at the first time. A link
+It takes mdbook, which pip installs from a wheel into ~/.cache/vhost-device-ism at the first time. A link \
 that leads nowhere is a failure.";
 
 const MDBOOK: Wheel = Wheel {

@@ -14,8 +14,8 @@ use crate::tool::{self, ToolError, at};
 pub(crate) const LONG_ABOUT: &str = "\
 Run the tests of the kernel's driver under user-mode Linux, after building what they need.
 
-The first run builds a kernel (some minutes), kept in ${XDG_CACHE_HOME:-~/.cache}/vhost-device-ism. The
-driver is built with all warnings, and checked by checkpatch, kernel-doc and, if it is installed, sparse.
+The first run builds a kernel (some minutes), kept in ${XDG_CACHE_HOME:-~/.cache}/vhost-device-ism. The \
+driver is built with all warnings, and checked by checkpatch, kernel-doc and, if it is installed, sparse. \
 Guests are processes of a network namespace of their own: that takes root, or user namespaces.";
 
 /// Options of `cargo xtask uml`.

@@ -15,8 +15,8 @@ use crate::tool::{self, ToolError};
 pub(crate) const LONG_ABOUT: &str = "\
 Run the tests that need virtual machines, after building what they need.
 
-The first run builds a kernel, QEMU and this repository's programs, all at once (a quarter of an hour
-on two processors); kernel and QEMU are kept in ${XDG_CACHE_HOME:-~/.cache}/vhost-device-ism.
+The first run builds a kernel, QEMU and this repository's programs, all at once (a quarter of an hour \
+on two processors); kernel and QEMU are kept in ${XDG_CACHE_HOME:-~/.cache}/vhost-device-ism. \
 Nothing needs root or KVM; ACCEL=kvm uses KVM.";
 
 pub(crate) const AFTER: &str = "\

@@ -16,9 +16,9 @@ use places::Place;
 pub(crate) const LONG_ABOUT: &str = "\
 Break single rules of the handshake at random, and count how many breaks the conformance suite finds.
 
-A copy of smc-core in target/mutants gets all breaks at once, each behind a number that the variable
-SMC_FAULT turns on, so that one build will do. The suite then plays a server and a client of each,
-over TCP, and sees nothing but their messages. The tests of smc-core run with each break, too.
+A copy of smc-core in target/mutants gets all breaks at once, each behind a number that the variable \
+SMC_FAULT turns on, so that one build will do. The suite then plays a server and a client of each, \
+over TCP, and sees nothing but their messages. The tests of smc-core run with each break, too. \
 A break that changes nothing that a peer or a caller could see is counted as one that is not found.";
 
 /// Options of `cargo xtask mutants`.
