@@ -14,7 +14,7 @@ use crate::error::CliError;
 use crate::output;
 
 /// From this share of the processors' time on, other processes may have changed the results.
-const LOADED: f64 = 0.1;
+pub(super) const LOADED: f64 = 0.1;
 
 /// One JSON line.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -12,7 +12,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::job::TransportKind;
-use super::report::human;
+use super::report::{LOADED, human};
 use super::run::Results;
 use crate::error::CliError;
 use curves::Panel;
@@ -271,9 +271,13 @@ fn panel<DB: DrawingBackend>(
             write(area, text, at, label(16, HPos::Center, VPos::Top))?;
         }
     }
-    if results.others().is_some() {
+    if let Some(others) = results.others() {
         let (unit, _) = results.experiment.unit.processor_time(results.experiment.size);
-        let text = format!("last line: processor time, {unit}");
+        let load = match others >= LOADED {
+            true => format!("; trust no figure: others used {:.0} %", others * 100.0),
+            false => String::new(),
+        };
+        let text = format!("last line: processor time, {unit}{load}");
         write(area, &text, (x0 + 20, bottom + 62), label(16, HPos::Left, VPos::Top))?;
     }
     line(area, [(left, top), (left, bottom)], BLACK)?;
