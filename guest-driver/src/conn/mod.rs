@@ -228,11 +228,20 @@ impl Conn {
         if let Some(change) = &mut conn.tx().change {
             change.way_back.me = Arc::downgrade(&conn);
         }
-        reactor.register(conn.carrier().registration(), Arc::downgrade(&conn));
+        // A device that went during the handshake reports nothing any more, and its successor may have
+        // another connection by this key.
+        let is_gone = conn.carrier().is_device_gone();
+        if !is_gone {
+            reactor.register(conn.carrier().registration(), Arc::downgrade(&conn));
+        }
         if let Some(watch) = watch
             && let Err(error) = conn.tcp.watch(watch, Arc::downgrade(&conn))
         {
             tracing::warn!(%error, "a connection ends with its device");
+        }
+        if is_gone {
+            conn.lost(|_| true);
+            return Ok(conn);
         }
         if conn.reactor.is_leaving() {
             conn.on_leave();

@@ -147,8 +147,8 @@ impl Fabric {
         }
     }
 
-    /// As [`Fabric::attach`], for a peer that has written into our DMB already. If it has left since,
-    /// its own DMB is gone, and what it wrote is still to be read.
+    /// As [`Fabric::attach`], for a peer that may have written into our DMB already. If it has left
+    /// since, or our device is gone, the result is a buffer to which nothing is delivered.
     ///
     /// # Errors
     /// As [`Peer::attach`].

@@ -311,8 +311,9 @@ impl Peer {
         !self.device.is_gone() && (self.gid == self.device.gid() || self.device.has_left(self.gid))
     }
 
-    /// The result of [`Peer::attach`] for a peer that has written into our DMB already. If it has left
-    /// since, its own DMB is gone, and what it wrote is still to be read.
+    /// The result of [`Peer::attach`] for a peer that may have written into our DMB already. If it has
+    /// left since, or our device is gone, its own DMB cannot be had any more. What it wrote is still to
+    /// be read, and the connection goes on over TCP if both ends can do that.
     ///
     /// # Errors
     /// As [`Peer::attach`].
@@ -321,16 +322,19 @@ impl Peer {
         theirs: Dmbe,
         attached: Result<Option<Arc<PeerBuffer>>, IsmError>,
     ) -> Result<Option<Arc<PeerBuffer>>, IsmError> {
-        match attached {
-            Err(IsmError::Refused { op: Op::Attach, status: Status::Enoent })
-                if self.ask_whether_left() =>
-            {
-                let (token, len) = (Token(theirs.token.0), theirs.size.bytes());
-                let dmb = self.device.gone_dmb(token, len, self.gid)?;
-                Ok(Some(Arc::new(PeerBuffer::new(dmb, true))))
+        let is_gone = match &attached {
+            Ok(_) => false,
+            Err(IsmError::Refused { op: Op::Attach, status: Status::Enoent }) => {
+                self.device.is_gone() || self.ask_whether_left()
             }
-            result => result,
+            Err(_) => self.device.is_gone(),
+        };
+        if !is_gone {
+            return attached;
         }
+        let (token, len) = (Token(theirs.token.0), theirs.size.bytes());
+        let dmb = self.device.gone_dmb(token, len, self.gid)?;
+        Ok(Some(Arc::new(PeerBuffer::new(dmb, true))))
     }
 
     /// Removes the attachment of a DMB that is gone, and returns it.

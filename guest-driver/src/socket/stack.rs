@@ -104,6 +104,8 @@ struct Slot {
     live: Option<OpenDevice>,
     /// The reactor of the device that was open last.
     reactor: Option<Arc<Reactor<Conn>>>,
+    /// The fabrics of devices that are gone, as long as a handshake may make a connection of one.
+    gone: Vec<Weak<Fabric>>,
     tried: Option<Instant>,
     error: String,
     /// The kind of the error.
@@ -114,6 +116,14 @@ impl Slot {
     /// The device, if it is open and is not about to go.
     fn offered(&self) -> Option<&OpenDevice> {
         self.live.as_ref().filter(|live| !live.fabric.device().is_leaving())
+    }
+
+    /// The fabrics of devices that are gone, and the reactor that is there now.
+    fn gone(&self) -> impl Iterator<Item = (Weak<Fabric>, Arc<Reactor<Conn>>)> {
+        let with_reactor = |reactor: &Arc<Reactor<Conn>>| {
+            self.gone.iter().cloned().zip(std::iter::repeat(reactor.clone()))
+        };
+        self.reactor.iter().flat_map(with_reactor)
     }
 
     /// Why there is no device for new connections.
@@ -142,16 +152,20 @@ pub(crate) struct Current {
     pub(super) rdma: Option<(Arc<RdmaHost>, Arc<Reactor<Conn>>)>,
     /// The devices of the fabrics, and those that are about to go.
     pub(super) open: Vec<OpenDevice>,
+    /// The fabrics of devices that are gone, with the reactors of their successors.
+    gone: Vec<(Weak<Fabric>, Arc<Reactor<Conn>>)>,
     missing: String,
 }
 
 impl Current {
-    /// The reactor of a connection.
+    /// The reactor of a connection. Its device may have gone during the handshake.
     pub(crate) fn reactor(&self, established: &EstablishedConn) -> Option<&Arc<Reactor<Conn>>> {
         match established {
             EstablishedConn::D(conn) => {
-                let open = self.open.iter().find(|o| Arc::ptr_eq(&o.fabric, &conn.fabric))?;
-                Some(&open.reactor)
+                let its = Arc::as_ptr(&conn.fabric);
+                let open = self.open.iter().map(|open| (Arc::as_ptr(&open.fabric), &open.reactor));
+                let gone = self.gone.iter().map(|(fabric, reactor)| (fabric.as_ptr(), reactor));
+                open.chain(gone).find(|(fabric, _)| *fabric == its).map(|(_, reactor)| reactor)
             }
             EstablishedConn::R(_) => self.rdma.as_ref().map(|(_, reactor)| reactor),
         }
@@ -187,6 +201,7 @@ impl Stack {
             address: address.clone(),
             live: None,
             reactor: None,
+            gone: Vec::new(),
             tried: None,
             error: String::new(),
             kind: io::ErrorKind::Other,
@@ -405,12 +420,11 @@ impl Stack {
         let mut slots = lock(&self.slots);
         let mut changed = false;
         for slot in &mut slots.list {
-            if slot
-                .live
-                .as_ref()
-                .is_some_and(|live| live.reactor.is_lost() || live.fabric.device().is_gone())
-            {
-                slot.live = None;
+            let is_lost =
+                |live: &OpenDevice| live.reactor.is_lost() || live.fabric.device().is_gone();
+            if slot.live.as_ref().is_some_and(is_lost) {
+                slot.gone.retain(|fabric| fabric.strong_count() > 0);
+                slot.gone.extend(slot.live.take().map(|live| Arc::downgrade(&live.fabric)));
                 changed = true;
             }
             let due = |tried: Instant| tried.elapsed() >= REOPEN_PAUSE;
@@ -494,6 +508,7 @@ impl Stack {
             config: Arc::new(config),
             rdma: self.rdma().map(|rdma| (rdma.host.clone(), rdma.reactor.clone())),
             open: slots.iter().filter_map(|slot| slot.live.clone()).collect(),
+            gone: slots.iter().flat_map(Slot::gone).collect(),
             missing: missing.join("; "),
         }
     }

@@ -44,13 +44,13 @@ pub(crate) enum Loss {
     ServerRemoved,
 }
 
-const LOSSES: [Loss; 5] =
+pub(crate) const LOSSES: [Loss; 5] =
     [Loss::Killed, Loss::Stopped, Loss::Left, Loss::ClientRemoved, Loss::ServerRemoved];
 
 /// A daemon in a process of its own, and the stack of the end that accepts.
 pub(crate) struct Scene {
     pub(crate) daemon: Option<Helper>,
-    dir: Dir,
+    pub(crate) dir: Dir,
     listener: SmcListener,
     pub(crate) stack: Arc<Stack>,
 }
@@ -135,7 +135,7 @@ impl Scene {
     }
 }
 
-fn config(n: usize, dir: &Dir, outlives: bool) -> Config {
+pub(crate) fn config(n: usize, dir: &Dir, outlives: bool) -> Config {
     let mut config = Fabric::Window.config(n as _, dir.socket(n as _));
     config.outlive_device = outlives;
     config.testing.leave_time = Duration::from_secs(3600);

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Devices that go behind the Confirm of a client and before its server has read it. It is too late
+//! for TCP from the beginning then, and the connection goes on over TCP like any other that has lost
+//! its device.
+
+use std::io::{Read, Write, copy};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use guest_driver::{SmcListener, SmcStream, Stack};
+use smc_tests::watch::LIMIT;
+use smc_tests::{TIMEOUT, eventually, note, read_exactly, send_all, slurp, watched};
+
+use crate::outlive::{LOSSES, Loss, Scene, config};
+
+/// Stands between a client and its server. What follows the Proposal waits for a word.
+fn hold_confirm(server: SocketAddr) -> (SocketAddr, Sender<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (release, held): (_, Receiver<()>) = channel();
+    thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut server = TcpStream::connect(server).unwrap();
+        let (mut from, mut to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        let answers = thread::spawn(move || {
+            let _ = copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Write);
+        });
+        let mut proposal = [0; 4096];
+        let n = client.read(&mut proposal).unwrap();
+        server.write_all(&proposal[..n]).unwrap();
+        held.recv().unwrap();
+        let _ = copy(&mut client, &mut server);
+        let _ = server.shutdown(Shutdown::Write);
+        answers.join().unwrap();
+    });
+    (address, release)
+}
+
+fn lives_on(loss: Loss, has_successor: bool, writes_before: bool) {
+    note(format!("{loss:?}, successor: {has_successor}, writes before: {writes_before}"));
+    // Nobody waits for a handshake, nor for what it keeps from the peer.
+    let mut scene = Scene::with_leave_time(1);
+    let listener = SmcListener::bind(&scene.stack, "127.0.0.1:0").unwrap();
+    let (address, release) = hold_confirm(listener.local_addr().unwrap());
+    let mut client = config(1, &scene.dir, true);
+    client.testing.leave_time = Duration::from_secs(1);
+    let stack = Stack::open(client).unwrap();
+    let accepting = thread::spawn(move || listener.accept().unwrap().0);
+    let client = SmcStream::connect(&stack, address).unwrap();
+    assert!(client.is_smc(), "{}", client.info());
+    if writes_before {
+        send_all(&client, b"before ");
+    }
+    scene.lose(loss);
+    let are_there = |server: bool, client: bool| {
+        (scene.stack.devices().len(), stack.devices().len()) == (server.into(), client.into())
+    };
+    let (server_stays, client_stays) = (loss == Loss::ClientRemoved, loss == Loss::ServerRemoved);
+    eventually("the devices are gone", || are_there(server_stays, client_stays));
+    if has_successor {
+        scene.restart();
+        let both = || (scene.stack.devices().len(), stack.devices().len()) == (1, 1);
+        eventually("both are there again", both);
+    }
+    release.send(()).unwrap();
+    let server = accepting.join().unwrap();
+    assert!(server.is_smc(), "{}", server.info());
+    for end in [&client, &server] {
+        end.set_read_timeout(Some(TIMEOUT)).unwrap();
+    }
+    if writes_before {
+        assert_eq!(read_exactly(&server, 7), b"before ");
+    }
+    for _ in 0..20 {
+        send_all(&client, b"request");
+        assert_eq!(read_exactly(&server, 7), b"request");
+        send_all(&server, b"answer");
+        assert_eq!(read_exactly(&client, 6), b"answer");
+        thread::sleep(Duration::from_millis(1));
+    }
+    send_all(&server, b"last");
+    drop(server);
+    assert_eq!(slurp(&client), b"last");
+}
+
+#[test]
+fn a_connection_confirmed_when_its_device_is_gone_goes_on_over_tcp() {
+    watched(LIMIT, || {
+        for loss in LOSSES {
+            for (has_successor, writes_before) in [(false, true), (true, true), (true, false)] {
+                lives_on(loss, has_successor, writes_before);
+            }
+        }
+    });
+}
