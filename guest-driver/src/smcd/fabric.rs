@@ -148,7 +148,7 @@ impl Fabric {
     }
 
     /// As [`Fabric::attach`], for a peer that may have written into our DMB already. If it has left
-    /// since, or our device is gone, the result is a buffer to which nothing is delivered.
+    /// since, or our device is gone or about to go, nothing is delivered to the buffer.
     ///
     /// # Errors
     /// As [`Peer::attach`].

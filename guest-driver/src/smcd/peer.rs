@@ -312,8 +312,8 @@ impl Peer {
     }
 
     /// The result of [`Peer::attach`] for a peer that may have written into our DMB already. If it has
-    /// left since, or our device is gone, its own DMB cannot be had any more. What it wrote is still to
-    /// be read, and the connection goes on over TCP if both ends can do that.
+    /// left since, or our device is gone or about to go, its own DMB cannot be had any more. What it
+    /// wrote is still to be read, and the connection goes on over TCP if both ends can do that.
     ///
     /// # Errors
     /// As [`Peer::attach`].
@@ -327,6 +327,8 @@ impl Peer {
             Err(IsmError::Refused { op: Op::Attach, status: Status::Enoent }) => {
                 self.device.is_gone() || self.ask_whether_left()
             }
+            // The device is about to go, and takes on nothing new.
+            Err(IsmError::Refused { op: Op::Attach, status: Status::Estate }) => true,
             Err(_) => self.device.is_gone(),
         };
         if !is_gone {

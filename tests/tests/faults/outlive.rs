@@ -138,6 +138,8 @@ impl Scene {
 pub(crate) fn config(n: usize, dir: &Dir, outlives: bool) -> Config {
     let mut config = Fabric::Window.config(n as _, dir.socket(n as _));
     config.outlive_device = outlives;
+    // A handshake may wait for daemons that come and go on a busy machine.
+    config.clc_timeout = Duration::from_secs(60);
     config.testing.leave_time = Duration::from_secs(3600);
     config
 }
