@@ -38,15 +38,6 @@ if [ "${1:-}" != inside ]; then
     fi
     # Debug symbols are compressed already.
     DPKG_DEB_COMPRESSOR_LEVEL=0 cargo xtask package --rpm
-    echo "the programs have no directories of who has built them"
-    programs=$(mktemp -d)
-    tar -C "$programs" --strip-components=1 -xf "$(echo "${CARGO_TARGET_DIR:-target}"/package/*.tar.gz)"
-    if grep -raoF -e "$PWD/" -e "$HOME/" -e "${CARGO_HOME:-$HOME/.cargo}/" -e "${RUSTUP_HOME:-$HOME/.rustup}/" \
-        "$programs"/{bin,lib,libexec}; then
-        echo "FAILED: the programs have these directories" >&2
-        exit 1
-    fi
-    rm -r "$programs"
     packages=systemd-standalone-sysusers,systemd-standalone-tmpfiles,passwd
     cache=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-device-ism
     image=$cache/packages-$(echo "$packages" | sha256sum | head -c 12).tar
@@ -302,7 +293,6 @@ debugged() {
     in_root 'dpkg -i ./vhost-device-ism-dbgsym_*.deb' >/dev/null || fail "vhost-device-ism-dbgsym"
     said=$(backtraces "$pid")
     grep -q 'vhost_device_ism::.* at .*\.rs:[0-9]' <<<"$said" || fail "no symbols: $said"
-    ! grep -F -e "at $PWD/" -e "at $HOME/" <<<"$said" || fail "the debug symbols have directories of who has built them"
     in_root 'dpkg --purge vhost-device-ism-dbgsym' >/dev/null || fail "vhost-device-ism-dbgsym stays"
     echo "    a debugger shows functions and lines of the daemon with vhost-device-ism-dbgsym"
 }

@@ -5,8 +5,7 @@
 //! - [`nested`]: `cargo xtask vm --nested`, the core of it under KVM inside an emulated guest.
 //! - [`artifacts`]: what the virtual machines are made of; [`cache`] is where it is kept.
 //! - [`packages`]: the Debian packages that this takes; [`programs`] names those of guests.
-//! - [`package`]: `cargo xtask package`, packages of the programs; [`third_party`] lists licences,
-//!   [`build_paths`] keeps directories of the builder out of them.
+//! - [`package`]: `cargo xtask package`, packages of the programs; [`third_party`] lists licences.
 //! - [`image`]: the guests' initramfs; [`cpio`] is its format.
 //! - [`tool`]: runs other programs, and says why they fail.
 //! - [`uml`]: `cargo xtask uml`, the kernel's driver under user-mode Linux.
@@ -18,7 +17,6 @@
 #![forbid(unsafe_code)]
 
 mod artifacts;
-mod build_paths;
 mod cache;
 mod coverage;
 mod cpio;

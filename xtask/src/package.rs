@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode};
 
 use crate::pages::{PAGES, packaged};
 use crate::tool::{self, ToolError, at};
-use crate::{build_paths, library_page, packages, third_party};
+use crate::{library_page, packages, third_party};
 
 pub(crate) const LONG_ABOUT: &str = "\
 Build Debian packages and a tarball of the release build, in target/package.
@@ -72,8 +72,7 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     }
     let build = place.join("build");
     let tree = build.join("tree");
-    // Other builds have other flags, and would build everything again in the same directory.
-    make_tree(&root, &target.join("packaged"), &tree)?;
+    make_tree(&root, &target.join("release"), &tree)?;
     let mut made = Vec::new();
     if !args.tarball {
         // debhelper makes packages of the debug information, and strips copies.
@@ -196,17 +195,15 @@ fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 22] {
 }
 
 /// Builds the programs, and lays out the files as they are installed below a prefix.
-fn make_tree(root: &Path, target: &Path, tree: &Path) -> Result<(), ToolError> {
+fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> {
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     // With the features that the whole workspace has, as other builds.
     build.current_dir(root).args(["build", "--release", "--workspace", "--lib"]);
     build.args(["--bin", "smc", "--bin", "vhost-device-ism", "--bin", "smc-device-plugin"]);
-    build.arg("--target-dir").arg(target);
-    build.env(build_paths::VARIABLE, build_paths::flags(root, target)?);
     build.env("SMC_VERSION", version(root));
     tool::succeed(&mut build)?;
 
-    for (from, to, mode) in files(root, &target.join("release")) {
+    for (from, to, mode) in files(root, release) {
         let to = tree.join(to);
         let directory = to.parent().unwrap_or(tree);
         fs::create_dir_all(directory).map_err(at(directory))?;
