@@ -246,11 +246,12 @@ impl Conn {
         if conn.reactor.is_leaving() {
             conn.on_leave();
         }
-        if conn.carrier().has_failed() && !conn.carrier().peer_has_left() {
-            // The own device takes on nothing new, as it is about to go, and says so in a moment.
-            conn.on_leave();
-        }
         if conn.carrier().has_failed() {
+            conn.carrier().ask_for_peer();
+            if !conn.carrier().peer_has_left() {
+                // The own device takes on nothing new, as it is about to go, and says so in a moment.
+                conn.on_leave();
+            }
             // The peer was lost before the reactor knew this connection.
             conn.check_carrier();
         }

@@ -191,9 +191,7 @@ impl Waiter {
         }
         self.set_polling(false);
     }
-}
 
-impl Waiter {
     /// The name of the notifier in the sets of [`Waiter::sleep_in`].
     pub(crate) const NOTIFIER: u64 = 0;
 

@@ -64,18 +64,23 @@ fn a_link_comes_back_with_its_rnic() {
     }
 }
 
+/// The second RNIC of the server goes and comes back, and the client's cannot be used yet.
+fn come_back_too_soon(pair: &mut Pair) {
+    pair.hosts[CLIENT].broken.insert(RnicId(1));
+    let second = pair.active(SERVER)[1];
+    pair.cut(SERVER, second);
+    pair.hosts[SERVER].group.handle_rnic_down(RnicId(1), pair.now);
+    pair.run_until_idle();
+    pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
+}
+
 /// The port is up before the network is: the attempt that its return begins fails.
 // Shows: LG-26.
 #[test]
 fn an_attempt_that_came_too_soon_is_made_again_soon() {
     for generation in BOTH {
         let mut pair = Pair::running(generation(), [2, 2]);
-        pair.hosts[CLIENT].broken.insert(RnicId(1));
-        let second = pair.active(SERVER)[1];
-        pair.cut(SERVER, second);
-        pair.hosts[SERVER].group.handle_rnic_down(RnicId(1), pair.now);
-        pair.run_until_idle();
-        pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
+        come_back_too_soon(&mut pair);
         pair.run(Duration::from_secs(1));
         assert_eq!(pair.active(SERVER).len(), 1);
         pair.hosts[CLIENT].broken.clear();
@@ -94,12 +99,7 @@ fn attempts_that_fail_for_ever_are_few() {
     for host in &mut pair.hosts {
         host.group.connection_added(LinkKey::FIRST, pair.now).unwrap();
     }
-    pair.hosts[CLIENT].broken.insert(RnicId(1));
-    let second = pair.active(SERVER)[1];
-    pair.cut(SERVER, second);
-    pair.hosts[SERVER].group.handle_rnic_down(RnicId(1), pair.now);
-    pair.run_until_idle();
-    pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
+    come_back_too_soon(&mut pair);
     pair.run(Duration::from_secs(600));
     pair.forget();
     pair.run(Duration::from_secs(600));

@@ -96,3 +96,27 @@ fn a_connection_confirmed_when_its_device_is_gone_goes_on_over_tcp() {
         }
     });
 }
+
+/// The daemon asks all to leave, and attaches nothing any more. The device is still there.
+#[test]
+fn a_connection_confirmed_when_its_device_is_about_to_go_leaves_in_order() {
+    watched(LIMIT, || {
+        let mut scene = Scene::new();
+        let listener = SmcListener::bind(&scene.stack, "127.0.0.1:0").unwrap();
+        let (address, release) = hold_confirm(listener.local_addr().unwrap());
+        let stack = Stack::open(config(1, &scene.dir, true)).unwrap();
+        let accepting = thread::spawn(move || listener.accept().unwrap().0);
+        let client = SmcStream::connect(&stack, address).unwrap();
+        send_all(&client, b"before");
+        scene.daemon.as_mut().unwrap().feed("leave\n");
+        eventually("devices take on nothing", || {
+            scene.stack.devices().is_empty() && stack.devices().is_empty()
+        });
+        release.send(()).unwrap();
+        let server = accepting.join().unwrap();
+        assert_eq!(read_exactly(&server, 6), b"before");
+        send_all(&server, b"answer");
+        assert_eq!(read_exactly(&client, 6), b"answer");
+        assert_eq!(scene.daemon.as_mut().unwrap().line(), "left 2 of 2");
+    });
+}
