@@ -1,59 +1,137 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A process beside this one that is none of its children.
+//! A process that watches how another program begins, and is a child of nobody here.
+//!
+//! It is made as posix_spawn(3) makes one: it has the memory of this process and no copy, which would
+//! take longer than all else that "smc run" does. So it makes system calls only, and uses nothing that
+//! this process may change: no memory of libc, not even `errno`, and a stack of its own. When this
+//! process has become another program by exec, the memory is the watcher's alone.
 
-use std::io::{self, ErrorKind};
+use std::ffi::{c_int, c_void};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
-use libc::{c_int, c_uint};
+use libc::pollfd;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// Calls `work` in a new process, which has a copy of this one's memory and ends when `work` returns.
-/// This process makes it through a child that ends at once, and waits for that child only. So whatever
-/// this process becomes by exec has no child that it does not know.
+use super::interrupt::call;
+use super::timespec;
+
+/// What a watcher waits for, and what it does without it.
+#[derive(Debug)]
+pub struct StartWatch {
+    /// How many bytes the program writes when it has begun well.
+    pub bytes: usize,
+    /// How long it may take until it has written them.
+    pub within: Duration,
+    /// What else goes to standard error.
+    pub says: Box<[u8]>,
+    /// The process that gets SIGTERM then.
+    pub ends: Option<rustix::process::Pid>,
+}
+
+/// A watcher, as it finds it in the memory of its maker.
+struct Watcher {
+    watch: StartWatch,
+    /// The reading end.
+    pipe: c_int,
+    stack: *mut c_void,
+}
+
+/// Size of a stack: the watcher, and the process between it and its maker.
+const STACK: usize = 32 << 10;
+
+/// Starts a process that reads from `pipe` what a program writes when it begins. This process makes it
+/// through a child that ends at once, and waits for that child only. So whatever this process becomes
+/// by exec has no child that it does not know.
 ///
-/// The new process has a process group of its own, for signals of the terminal. Of this process's
-/// descriptors it has `kept` and standard error, and `/dev/null` for standard input and output.
+/// The watcher has a process group of its own, for signals of the terminal. Of this process's
+/// descriptors it has `pipe` and standard error, and `/dev/null` for standard input and output.
 ///
 /// # Errors
-/// `InvalidInput`: `kept` is a standard descriptor. `Unsupported`: this process has other threads,
-/// whose locks a copy of the memory would find held. Others: there can be no more processes.
-pub fn run_apart(kept: impl AsFd, work: impl FnOnce()) -> io::Result<()> {
-    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
-        return Err(ErrorKind::Unsupported.into());
+/// `InvalidInput`: `pipe` is a standard descriptor. Others: there can be no more processes.
+pub fn watch_start(pipe: impl AsFd, watch: StartWatch) -> io::Result<()> {
+    let pipe = pipe.as_fd().as_raw_fd();
+    if pipe <= libc::STDERR_FILENO {
+        return Err(io::ErrorKind::InvalidInput.into());
     }
-    let kept = kept.as_fd().as_raw_fd();
-    if kept <= libc::STDERR_FILENO {
-        return Err(ErrorKind::InvalidInput.into());
-    }
-    match fork()? {
-        0 => match fork() {
-            Ok(0) => {
-                leave_all_but(kept);
-                // What a panic says goes to standard error. It must not go on in this copy.
-                let _ = catch_unwind(AssertUnwindSafe(work));
-                end(0)
-            }
-            made => end(c_int::from(made.is_err())),
-        },
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: new memory, which is never unmapped.
+    let stacks = unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * STACK, protection, flags)? };
+    // SAFETY: the end of the first stack, which is within the mapping.
+    let stack = unsafe { stacks.byte_add(STACK) };
+    // The watcher uses it for as long as it lives.
+    let watcher: *mut Watcher = Box::leak(Box::new(Watcher { watch, pipe, stack }));
+    // SAFETY: the end of the second stack.
+    let stack = unsafe { stacks.byte_add(2 * STACK) };
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: the new process has a stack of its own, and this one waits until it has ended.
+    match unsafe { libc::clone(make_watcher, stack, flags, watcher.cast()) } {
+        -1 => Err(io::Error::last_os_error()),
         child => match wait_for(child)? {
             0 => Ok(()),
-            _ => Err(ErrorKind::WouldBlock.into()),
+            _ => Err(io::ErrorKind::WouldBlock.into()),
         },
     }
 }
 
-fn fork() -> io::Result<libc::pid_t> {
-    // SAFETY: the process has one thread, so the child finds its memory as any thread would.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
-        child => Ok(child),
-    }
+/// Makes the watcher, and ends.
+extern "C" fn make_watcher(watcher: *mut c_void) -> c_int {
+    // SAFETY: `watch_start` has passed it.
+    let stack = unsafe { (*watcher.cast::<Watcher>()).stack };
+    let flags = libc::CLONE_VM | libc::SIGCHLD;
+    // SAFETY: the stack is for the watcher alone. The maker sleeps, so errno is free.
+    let made = unsafe { libc::clone(run_watcher, stack, flags, watcher) };
+    c_int::from(made == -1)
 }
 
-/// Ends this process, and leaves to the process that it is a copy of what happens at an exit.
-fn end(status: c_int) -> ! {
-    // SAFETY: a number.
-    unsafe { libc::_exit(status) }
+/// What the watcher process does.
+extern "C" fn run_watcher(watcher: *mut c_void) -> c_int {
+    // SAFETY: `make_watcher` has passed it, and nobody writes to it.
+    let Watcher { watch, pipe, .. } = unsafe { &*watcher.cast::<Watcher>() };
+    leave_all_but(*pipe);
+    if !has_begun(*pipe, watch) {
+        let (at, len) = (watch.says.as_ptr() as usize, watch.says.len());
+        // SAFETY: the text lives for as long as this process. What cannot be written is for nobody.
+        unsafe { call(libc::SYS_write, &[libc::STDERR_FILENO as usize, at, len, 0, 0, 0]) };
+        if let Some(program) = watch.ends {
+            let program = program.as_raw_nonzero().get() as usize;
+            // SAFETY: numbers.
+            unsafe { call(libc::SYS_kill, &[program, libc::SIGTERM as usize, 0, 0, 0, 0]) };
+        }
+    }
+    0
+}
+
+/// Whether the program writes all bytes in time.
+fn has_begun(pipe: c_int, watch: &StartWatch) -> bool {
+    let now = || clock_gettime(ClockId::Monotonic);
+    let Some(until) = now().checked_add(timespec(watch.within)) else { return false };
+    let mut got = 0;
+    while got < watch.bytes {
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let left = until.checked_sub(now()).filter(|left| *left > none).unwrap_or(none);
+        let mut readable = pollfd { fd: pipe, events: libc::POLLIN, revents: 0 };
+        let (at, limit) = (&raw mut readable as usize, &raw const left as usize);
+        // SAFETY: both are valid until the call returns.
+        match unsafe { call(libc::SYS_ppoll, &[at, 1, limit, 0, 0, 0]) } {
+            1 => {}
+            interrupted if interrupted == -(libc::EINTR as isize) => continue,
+            _ => return false,
+        }
+        let mut room = [0u8; 64];
+        let most = room.len().min(watch.bytes - got);
+        // SAFETY: the kernel writes no more than there is room for.
+        let n = unsafe {
+            call(libc::SYS_read, &[pipe as usize, room.as_mut_ptr() as usize, most, 0, 0, 0])
+        };
+        match usize::try_from(n) {
+            Ok(0) | Err(_) => return false,
+            Ok(n) => got += n,
+        }
+    }
+    true
 }
 
 /// The exit status of a child.
@@ -74,23 +152,18 @@ fn wait_for(child: libc::pid_t) -> io::Result<c_int> {
     }
 }
 
-/// Closes the descriptors of this process but standard error and `kept`. The values that own them are
-/// never dropped here.
+/// Closes the descriptors of the watcher but standard error and `kept`. Its table is a copy.
 fn leave_all_but(kept: c_int) {
-    let close = |first: c_int, last: c_uint| {
-        if c_uint::try_from(first).is_ok_and(|first| first <= last) {
-            // SAFETY: numbers only; nothing in this process uses the descriptors any more.
-            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
-        }
-    };
+    let kept = kept as usize;
+    let null = (libc::AT_FDCWD as usize, c"/dev/null".as_ptr() as usize, libc::O_RDWR as usize);
     // SAFETY: numbers, and a path that ends with a zero byte.
     unsafe {
-        libc::setpgid(0, 0);
-        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+        call(libc::SYS_setpgid, &[0; 6]);
+        let opened = call(libc::SYS_openat, &[null.0, null.1, null.2, 0, 0, 0]);
         for standard in 0..=1 {
-            libc::dup2(null, standard);
+            call(libc::SYS_dup3, &[opened as usize, standard, 0, 0, 0, 0]);
         }
+        call(libc::SYS_close_range, &[3, kept - 1, 0, 0, 0, 0]);
+        call(libc::SYS_close_range, &[kept + 1, c_int::MAX as usize, 0, 0, 0, 0]);
     }
-    close(3, c_uint::try_from(kept - 1).unwrap_or(0));
-    close(kept.max(2) + 1, c_uint::MAX);
 }

@@ -334,8 +334,17 @@ pub unsafe fn sleep_call(number: i64, arguments: &[usize; 6]) -> isize {
         // SAFETY: the caller's promise.
         return unsafe { smc_sleep_call(number, arguments.as_ptr()) };
     }
+    // SAFETY: the caller's promise.
+    unsafe { call(number, arguments) }
+}
+
+/// Makes a system call without libc, whose function for it may be one of this project's. The result is
+/// the kernel's: an error is a negative number.
+///
+/// # Safety
+/// Arguments that are addresses must be valid for what the system call does.
+pub(crate) unsafe fn call(number: i64, arguments: &[usize; 6]) -> isize {
     let [a, b, c, d, e, f] = *arguments;
-    // Without libc, whose function of this name may be one of this project's.
     let result: isize;
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the caller's promise; the kernel clobbers rcx and r11 only.

@@ -23,6 +23,7 @@ use crate::error::CliError;
 use crate::stack::RendezvousArg;
 
 pub(crate) use library::LIB;
+use load_check::Proof;
 pub(crate) use rule::Rule;
 
 /// Help of `smc run`.
@@ -200,9 +201,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         false => prepared,
     };
     start(command, args, name, prepared, |command, library| {
-        prepare(command, &library, args, devices, name)?;
+        let proof = prepare(command, &library, args, devices, name)?;
         io_uring::withhold();
-        Ok(())
+        Ok(proof)
     })
 }
 
@@ -212,19 +213,23 @@ fn start(
     args: &RunArgs,
     name: &OsString,
     prepared: Result<PathBuf, String>,
-    prepare: impl FnOnce(&mut Command, PathBuf) -> Result<(), CliError>,
+    prepare: impl FnOnce(&mut Command, PathBuf) -> Result<Proof, CliError>,
 ) -> Result<ExitCode, CliError> {
-    match prepared {
-        Ok(library) => prepare(&mut command, library)?,
+    let proof = match prepared {
+        Ok(library) => Some(prepare(&mut command, library)?),
         Err(why) if args.strict => {
             return Err(CliError::Run { program: name.to_string_lossy().into(), why });
         }
         Err(why) => {
             let name = crate::output::printable(&name.to_string_lossy());
             crate::output::note(&format!("smc run: {name} stays on TCP: {why}"));
+            None
         }
-    }
+    };
     let error = command.exec();
+    if let Some(proof) = proof {
+        proof.withdraw();
+    }
     Err(CliError::Exec { program: name.to_string_lossy().into(), source: error })
 }
 
@@ -238,7 +243,7 @@ fn prepare(
     args: &RunArgs,
     devices: Vec<PathBuf>,
     name: &OsString,
-) -> Result<(), CliError> {
+) -> Result<Proof, CliError> {
     let preload = library::preload(library);
     for eid in &args.eids {
         smc_core::wire::ids::Eid::new(eid)

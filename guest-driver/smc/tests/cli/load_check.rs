@@ -2,6 +2,7 @@
 //! The process that watches whether a program of `smc run` loads the library.
 
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 use crate::support::{eventually, text};
@@ -23,6 +24,19 @@ fn a_program_that_does_not_load_the_library_is_told_of_when_it_has_ended() {
     assert_eq!(text(&output.stdout), "it runs\n");
     let said = text(&output.stderr);
     assert!(said.contains("echo did not load the library: its connections are TCP\n"), "{said}");
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_told_of_once() {
+    let place = crate::support::Dir::new("load-script");
+    let script = place.path("script");
+    std::fs::write(&script, "#!/nonexistent\n").unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // The watcher has standard error, too, so it has ended at the end of what is said.
+    let output = smc_run(&[&script]).output().unwrap();
+    assert_eq!(output.status.code(), Some(126), "{output:?}");
+    let said = text(&output.stderr);
+    assert!(said.contains("cannot run") && said.lines().count() == 1, "{said}");
 }
 
 /// What `/proc` says of the process that watches a program with this word on its command line.
