@@ -106,10 +106,6 @@ pub(super) enum Kind {
     Requests,
 }
 
-impl Kind {
-    pub(super) const ALL: [Kind; 2] = [Kind::Stream, Kind::Requests];
-}
-
 /// A connection with its threads.
 pub(super) struct Flow {
     kind: Kind,

@@ -12,7 +12,7 @@
 //!
 //! - `open` makes N connections, and one more for requests: "open smc", or "open tcp" without any if
 //!   one of them is TCP;
-//! - `flow` sends and receives on each in the background, and on two of TCP alone beside them, and
+//! - `flow` sends and receives on each in the background, and on as many of TCP alone beside them, and
 //!   answers when bytes of each came back;
 //! - `more` answers when more bytes of each came back;
 //! - `left` answers when each has left its device since the last `flow` or `back`;
@@ -135,12 +135,13 @@ impl Talk {
         self.seen = local.collect::<Option<_>>().ok_or("a connection without an address")?;
         let mut lines: Vec<Arc<dyn Line>> = Vec::new();
         lines.extend(self.opened.drain(..).map(|stream| Arc::new(stream) as Arc<dyn Line>));
-        for _ in Kind::ALL {
+        // As many as of the others: the longest of several pauses is longer than one.
+        for _ in 0..lines.len() {
             let tcp = TcpStream::connect(beside(&self.address));
             lines.push(Arc::new(tcp.map_err(|error| format!("connect by TCP: {error}"))?));
         }
         // The last of each carrier is for requests.
-        let requests = [self.streams, self.streams + 2];
+        let requests = [self.streams, 2 * self.streams + 1];
         let flows = lines.into_iter().enumerate().map(|(n, line)| {
             let kind = if requests.contains(&n) { Kind::Requests } else { Kind::Stream };
             Flow::start(line, kind, self.rounds * 1000 + n as u64, &self.stop, &self.pauses)

@@ -41,7 +41,7 @@ impl Measured {
         };
         let of = |value: fn(&Pauses) -> i64| self.pauses.iter().map(value).collect();
         row("longest pause of a stream", of(|all| all.smc as i64));
-        row("longest pause of a TCP connection beside it", of(|all| all.tcp as i64));
+        row("longest pause of as many TCP connections beside them", of(|all| all.tcp as i64));
         row("the one over the other", of(|all| all.smc as i64 - all.tcp as i64));
         let millis = |all: &[Duration]| all.iter().map(|time| time.as_millis() as i64).collect();
         row("without a running processor", millis(&self.downtime));
