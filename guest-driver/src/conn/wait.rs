@@ -7,9 +7,10 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::Guard;
+use ism_sys::WordWait;
 use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers};
 
 use super::end_word::EndWord;
@@ -195,8 +196,48 @@ impl Conn {
         }
         clear_interrupted();
         let timeout = limit.map(|(_, left)| left);
-        let slept = waiter.sleep_on_word(count, (line.armed, value), timeout);
+        let slept = waiter.sleep_on_words(count, &[(line.armed, value)], timeout);
         self.waiting.word_state.note(slept, line.is_taken(Sleepers::FUTEX));
+    }
+
+    /// As the sleep of one connection's thread on a word, for a thread that waits for several: until
+    /// one of the peers wakes it, or `timeout` is over. The caller has added `waiter` to the sleepers of
+    /// each connection, and looks at all of them afterwards. `false`: one of them has no such word, and
+    /// it has not slept.
+    pub(crate) fn sleep_on_lines(
+        conns: &[&Arc<Conn>],
+        (waiter, count): (&Arc<Waiter>, u32),
+        timeout: Duration,
+        changed: impl FnOnce() -> bool,
+    ) -> bool {
+        if conns.len() > ism_sys::MAX_WORDS {
+            return false;
+        }
+        let carriers: Vec<_> = conns.iter().map(|conn| conn.carrier()).collect();
+        let each = || conns.iter().zip(&carriers);
+        let lines: Option<Vec<_>> =
+            each().map(|(conn, carrier)| conn.futex_line(carrier)).collect();
+        let Some(lines) = lines else { return false };
+        let mut words = Vec::with_capacity(lines.len());
+        for ((conn, carrier), line) in each().zip(&lines) {
+            match conn.arm_as(carrier, Sleepers::FUTEX, Some(waiter)) {
+                Some(value) => words.push((line.armed, value)),
+                None => return true,
+            }
+        }
+        if changed() {
+            return true;
+        }
+        for conn in conns.iter().filter(|conn| conn.waiting.word_state.begin()) {
+            conn.reactor.add_unwatched();
+        }
+        let slept = waiter.sleep_on_words(count, &words, Some(timeout));
+        for (at, (conn, line)) in conns.iter().zip(&lines).enumerate() {
+            let is_other = matches!(slept, WordWait::Woken(woken) if woken != at);
+            let slept = if is_other { WordWait::NotAsleep } else { slept };
+            conn.waiting.word_state.note(slept, line.is_taken(Sleepers::FUTEX));
+        }
+        true
     }
 
     /// Arms the signal line for a waiter that is woken through the device. `false`: a signal came

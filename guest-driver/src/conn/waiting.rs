@@ -195,7 +195,7 @@ impl WordState {
     /// Notes how a sleep ended. `taken`: the peer has taken the word.
     pub(super) fn note(&self, slept: WordWait, taken: bool) {
         match slept {
-            WordWait::Woken => self.missed.store(0, Ordering::Relaxed),
+            WordWait::Woken(_) => self.missed.store(0, Ordering::Relaxed),
             WordWait::Refused => self.missed.store(MAX_MISSED, Ordering::Relaxed),
             // The peer runs on another kernel after all, or does not want to wake.
             WordWait::Ended if taken => {

@@ -164,13 +164,13 @@ impl Waiter {
         self.state.store(AWAKE, Ordering::SeqCst);
     }
 
-    /// Sleeps while the count of wake-ups is `count` and the shared word has this value, for at most
-    /// `timeout`. The connection has called `Reactor::add_unwatched`. Without a timeout, the
+    /// Sleeps while the count of wake-ups is `count` and the shared words have these values, for at most
+    /// `timeout`. Their connections have called `Reactor::add_unwatched`. Without a timeout, the
     /// background thread wakes this one every [`RECHECK_INTERVAL`].
-    pub(crate) fn sleep_on_word(
+    pub(crate) fn sleep_on_words(
         &self,
         count: u32,
-        shared: (&AtomicU32, u32),
+        shared: &[(&AtomicU32, u32)],
         timeout: Option<Duration>,
     ) -> WordWait {
         self.state.store(ASLEEP, Ordering::SeqCst);
@@ -271,10 +271,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_on_a_word_is_woken_by_the_word_and_by_its_own_count() {
+    fn a_sleeper_on_words_is_woken_by_one_of_them_and_by_its_own_count() {
         let waiter = Arc::new(Waiter::default());
         let word = Arc::new(AtomicU32::new(2));
-        let sleep = |timeout| waiter.sleep_on_word(waiter.wake_count(), (&word, 2), timeout);
+        let other = AtomicU32::new(7);
+        let shared = [(&other, 7), (&*word, 2)];
+        let sleep = |timeout| waiter.sleep_on_words(waiter.wake_count(), &shared, timeout);
         assert_eq!(sleep(Some(Duration::from_millis(1))), WordWait::Ended, "the time is over");
         for by_word in [true, false] {
             let (waker, taken) = (waiter.clone(), word.clone());
@@ -289,7 +291,7 @@ mod tests {
                     waker.wake();
                 }
             });
-            let expected = [WordWait::Ended, WordWait::Woken][usize::from(by_word)];
+            let expected = [WordWait::Ended, WordWait::Woken(1)][usize::from(by_word)];
             let slept = sleep(None);
             // The other thread may have been faster than the system call.
             assert!(slept == expected || slept == WordWait::NotAsleep, "{slept:?}");

@@ -308,6 +308,24 @@ impl Watch {
         self.waiter.wake();
     }
 
+    /// Sleeps until one of these connections, which it watches, changes, or for `timeout` (a second at
+    /// most), where their peers can wake it without the device. `None`: one of them cannot, and it has
+    /// not slept; the caller arms them and calls [`Watch::sleep`]. `changed` looks at them once more.
+    pub fn sleep_on_lines(
+        &self,
+        streams: &[&SmcStream],
+        count: u32,
+        timeout: Duration,
+        changed: impl FnOnce() -> bool,
+    ) -> Option<Woken> {
+        let conns: Vec<_> = streams.iter().filter_map(|stream| stream.conn()).collect();
+        clear_interrupted();
+        let (me, timeout) = ((&self.waiter, count), timeout.min(RECHECK_INTERVAL));
+        let slept = listening(|| Conn::sleep_on_lines(&conns, me, timeout, changed));
+        let woken = if was_interrupted() { Woken::Interrupted } else { Woken::Changed };
+        slept.then_some(woken)
+    }
+
     /// [`Watch::sleep`] with another signal mask for as long as it sleeps, as `ppoll` does it.
     pub fn sleep_with_mask(
         &self,

@@ -15,8 +15,8 @@ use super::timespec;
 /// Why a thread sleeps on a word no longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WordWait {
-    /// Somebody has woken the sleepers of the shared word.
-    Woken,
+    /// Somebody has woken the sleepers of this shared word, of those that were passed.
+    Woken(usize),
     /// One of the words was not as expected: the thread has not slept.
     NotAsleep,
     /// The sleepers of the private word were woken, or the time is over.
@@ -40,17 +40,21 @@ pub fn can_sleep_on_words() -> bool {
     *CAN.get_or_init(|| {
         let word = AtomicU32::new(0);
         // The values differ, so the call returns at once.
-        sleep_on_words((&word, 1), (&word, 1), None) == WordWait::NotAsleep
+        sleep_on_words((&word, 1), &[(&word, 1)], None) == WordWait::NotAsleep
     })
 }
 
-/// Sleeps while a private and a shared word have these values, for at most `timeout`.
+/// Most shared words on which a thread sleeps at once.
+pub const MAX_WORDS: usize = 16;
+
+/// Sleeps while a private word and shared ones have these values, for at most `timeout`. With more
+/// than [`MAX_WORDS`] it does not sleep.
 ///
-/// Whoever can write the shared word can keep the thread from being woken by it, but not by the
-/// private word. A signal whose handler restarts system calls does not end the sleep.
+/// Whoever can write a shared word can keep the thread from being woken by it, but not by another
+/// word. A signal whose handler restarts system calls does not end the sleep.
 pub fn sleep_on_words(
     private: (&AtomicU32, u32),
-    shared: (&AtomicU32, u32),
+    shared: &[(&AtomicU32, u32)],
     timeout: Option<Duration>,
 ) -> WordWait {
     let entry = |(word, value): (&AtomicU32, u32), flags| {
@@ -60,7 +64,14 @@ pub fn sleep_on_words(
         entry.flags = WaitFlags::SIZE_U32 | flags;
         entry
     };
-    let words = [entry(private, WaitFlags::PRIVATE), entry(shared, WaitFlags::empty())];
+    let mut words = [Wait::new(); MAX_WORDS + 1];
+    let Some(words) = words.get_mut(..=shared.len()) else { return WordWait::Refused };
+    for (at, word) in words.iter_mut().enumerate() {
+        *word = match at.checked_sub(1).and_then(|at| shared.get(at)) {
+            Some(shared) => entry(*shared, WaitFlags::empty()),
+            None => entry(private, WaitFlags::PRIVATE),
+        };
+    }
     // The kernel wants the end of the sleep, and not its duration.
     let end = timeout.and_then(|timeout| {
         let now = clock_gettime(ClockId::Monotonic);
@@ -72,9 +83,9 @@ pub fn sleep_on_words(
     // SAFETY: words and end are valid until the call returns; a 64-bit kernel has this layout.
     let slept = unsafe { sleep_call(libc::SYS_futex_waitv, &arguments) };
     match usize::try_from(slept).map_err(|_| Errno::from_raw_os_error(-slept as i32)) {
-        // If both words were woken, the kernel names the last one.
-        Ok(1) => WordWait::Woken,
-        Ok(_) | Err(Errno::TIMEDOUT) => WordWait::Ended,
+        // If several words were woken, the kernel names the last one.
+        Ok(at @ 1..) => WordWait::Woken(at - 1),
+        Ok(0) | Err(Errno::TIMEDOUT) => WordWait::Ended,
         Err(Errno::AGAIN) => WordWait::NotAsleep,
         Err(Errno::INTR) => WordWait::Interrupted,
         Err(_) => WordWait::Refused,

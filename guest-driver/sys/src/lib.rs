@@ -43,7 +43,9 @@ pub use event::{
     wait, wait_in_set,
 };
 pub use file::{open_regular, read_text};
-pub use futex::{WordWait, can_sleep_on_words, sleep_on_private, sleep_on_words, wake_sleepers};
+pub use futex::{
+    MAX_WORDS, WordWait, can_sleep_on_words, sleep_on_private, sleep_on_words, wake_sleepers,
+};
 pub use held::{ForkLocks, LockGuardList, is_free, try_hold};
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_sealed, sealed_memfd};

@@ -7,8 +7,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::{Interest, Poller};
+use guest_driver::interpose::{Watch, Woken};
+use guest_driver::{Interest, Poller, SmcStream};
 use rustix::event::epoll::{self, EventData, EventFlags};
+use smc_tests::Fabric;
 use smc_tests::end::{End, Pair, Site};
 use smc_tests::watch::assert_prompt;
 use smc_tests::{note, pattern, read_exactly, send_all, test_timeout};
@@ -23,6 +25,15 @@ with_the_server_here! {
     one_thread_serves_many_connections_by_epoll
     one_thread_serves_many_connections_by_poller
     a_poller_may_be_changed_while_somebody_waits
+}
+
+/// By no descriptor.
+mod lines {
+    use super::a_thread_sleeps_on_the_lines_of_several_connections;
+
+    on_smc_in_this_process! {
+        a_thread_sleeps_on_the_lines_of_several_connections
+    }
 }
 
 /// The client's descriptors.
@@ -432,6 +443,69 @@ fn a_poller_watches_connections_of_several_stacks(site: &Site) {
         wakes.push(woken);
         let mut byte = [0];
         while server.recv(&mut byte).is_err() {}
+    }
+    assert_prompt(&wakes);
+}
+
+/// Waits for one of several connections as `poll` does under `smc run`. `None`: not all of the peers
+/// can wake a thread by a word.
+fn sleep_on_lines(watch: &Watch, streams: &[&SmcStream]) -> Option<usize> {
+    let start = Instant::now();
+    streams.iter().for_each(|stream| stream.watch(watch));
+    let found = loop {
+        let count = watch.count();
+        let tokens: Vec<_> = streams.iter().map(|stream| stream.change_token()).collect();
+        let readable = |stream: &&SmcStream| stream.readiness(false).readable;
+        if let Some(at) = streams.iter().position(readable) {
+            break Some(at);
+        }
+        assert!(start.elapsed() < test_timeout(), "nothing is seen");
+        let changed = || streams.iter().zip(tokens).any(|(one, token)| one.changed_since(token));
+        let Some(woken) = watch.sleep_on_lines(streams, count, Duration::MAX, changed) else {
+            break None;
+        };
+        assert_eq!(woken, Woken::Changed, "no signal has come");
+    };
+    streams.iter().for_each(|stream| stream.unwatch(watch));
+    found
+}
+
+fn a_thread_sleeps_on_the_lines_of_several_connections(site: &Site) {
+    let pairs = [
+        Pair::new(site.server(0), site.client(1), site.is_smc()),
+        Pair::new(site.server(2), site.client(3), site.is_smc()),
+    ];
+    let ends: Vec<_> = pairs.iter().map(Pair::connect).collect();
+    let streams: Vec<_> = ends.iter().map(|(_, server)| server.stream()).collect();
+    let watch = Watch::new(Duration::ZERO).unwrap();
+    let mut wakes = Vec::new();
+    for round in 0..10 {
+        let key = round % 2;
+        let woken = thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                note("sleeps on lines");
+                (sleep_on_lines(&watch, &streams), Instant::now())
+            });
+            thread::sleep(Duration::from_millis(20));
+            let sent = Instant::now();
+            // The last one ends its direction.
+            match round {
+                9 => ends[key].0.shutdown(Shutdown::Write).unwrap(),
+                _ => send_all(&ends[key].0, b"x"),
+            }
+            let (found, woken) = waiting.join().unwrap();
+            if site.fabric() == Fabric::Window && site.is_one_host() {
+                assert_eq!(found, Some(key), "round {round}");
+            } else if found.is_none() {
+                return None;
+            }
+            Some(woken - sent)
+        });
+        // Otherwise the device wakes, which `Watch::sleep` is for.
+        let Some(woken) = woken else { return };
+        wakes.push(woken);
+        let mut byte = [0];
+        while streams[key].recv(&mut byte).is_err() {}
     }
     assert_prompt(&wakes);
 }

@@ -120,12 +120,12 @@ fn a_thread_that_sleeps_on_the_word_is_woken_without_the_device() {
     thread::scope(|scope| {
         let sleeper = scope.spawn(|| {
             let word = (line.armed, before | Sleepers::FUTEX.bits());
-            sleep_on_words((&count, 0), word, Some(Duration::from_secs(10)))
+            sleep_on_words((&count, 0), &[word], Some(Duration::from_secs(10)))
         });
         thread::sleep(Duration::from_millis(20));
         peer.deliver(&[(64, b"x")], [1, 0], true).unwrap();
         let slept = sleeper.join().unwrap();
-        assert!([WordWait::Woken, WordWait::NotAsleep].contains(&slept), "{slept:?}");
+        assert!([WordWait::Woken(0), WordWait::NotAsleep].contains(&slept), "{slept:?}");
     });
     assert!(events(&pair.a).is_empty(), "no record");
     assert!(line.is_taken(Sleepers::all()));

@@ -192,8 +192,43 @@ fn poll_once(
             stream.watch(&sleeper.watch);
         }
     }
+    let left = left_of(end).unwrap_or(Duration::MAX);
+    let mut woken = None;
+    if !others && mask.is_none() {
+        let streams: Vec<_> = polled.iter().filter_map(Polled::stream).collect();
+        woken = sleeper.watch.sleep_on_lines(&streams, count, left, changed);
+        if woken.is_some() {
+            sleeper.watch.slept(begun.elapsed());
+        }
+    }
+    let woken = woken.unwrap_or_else(|| {
+        let native = native.iter().filter(|fd| fd.fd >= 0);
+        sleep_beside(&sleeper, polled, native, (count, left, mask), changed)
+    });
+    let late = begun.elapsed() >= Duration::from_millis(900);
+    for one in polled.iter() {
+        if let Some(stream) = one.stream() {
+            stream.unwatch(&sleeper.watch);
+            if late {
+                stream.check_tcp();
+            }
+        }
+    }
+    release_sleeper(sleeper);
+    if woken == Woken::Interrupted { Err(Errno(libc::EINTR)) } else { Ok(None) }
+}
+
+/// Sleeps until a connection changes, which the peers tell by the device, or until the kernel has an
+/// event of one of the other descriptors. `count`: wake-ups before the connections were looked at.
+fn sleep_beside<'a>(
+    sleeper: &Sleeper,
+    polled: &[Polled],
+    native: impl Iterator<Item = &'a libc::pollfd>,
+    (count, left, mask): (u32, Duration, Option<SignalMask>),
+    changed: impl Fn() -> bool,
+) -> Woken {
     let mut added = Vec::new();
-    for fd in native.iter().filter(|fd| fd.fd >= 0) {
+    for fd in native {
         if sleeper.add(fd.fd, fd.events as u16 as u32).is_ok() {
             added.push(fd.fd);
         }
@@ -202,27 +237,17 @@ fn poll_once(
     let mut woken = Woken::Changed;
     if armed && !changed() {
         let stream = polled.first().and_then(Polled::stream);
-        let left = left_of(end).unwrap_or(Duration::MAX);
         // The mask lets signals in only during the sleep. A signal that is pending ends the sleep
         // at once.
         let outer = sleeper.outer.as_fd();
+        let begun = Instant::now();
         woken = sleeper.watch.sleep_with_mask(mask, stream, count, left, outer);
         sleeper.watch.slept(begun.elapsed());
     }
-    let late = begun.elapsed() >= Duration::from_millis(900);
-    for one in polled.iter() {
-        if let Some(stream) = one.stream() {
-            stream.disarm();
-            stream.unwatch(&sleeper.watch);
-            if late {
-                stream.check_tcp();
-            }
-        }
-    }
+    polled.iter().filter_map(Polled::stream).for_each(SmcStream::disarm);
     added.iter().for_each(|fd| sleeper.remove(*fd));
     sleeper.watch.clear_notifier();
-    release_sleeper(sleeper);
-    if woken == Woken::Interrupted { Err(Errno(libc::EINTR)) } else { Ok(None) }
+    woken
 }
 
 /// Copies the kernel's answers. Returns how many descriptors are ready; `None`: only decision
