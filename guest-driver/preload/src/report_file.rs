@@ -10,8 +10,10 @@ use std::ffi::c_int;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::Path;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::fork;
 use crate::sys::{borrowed, leaked, own_numbers, quiet_write, raw};
@@ -43,7 +45,12 @@ impl ReportFile {
     }
 }
 
-/// Adds a line to the file of this process in a directory.
+/// The second, of the clock that begins with the machine, until which the file is not opened again
+/// after it could not be.
+static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
+
+/// Adds a line to the file of this process in a directory. If the file cannot be opened, it is tried
+/// once a second at most: a process may have given up the right, and reports each connection.
 ///
 /// # Errors
 /// The line is not there, or only its beginning is.
@@ -56,13 +63,37 @@ pub(crate) fn append(directory: &Path, line: &str) -> io::Result<()> {
     {
         return write(file.fd, line.as_bytes());
     }
-    let path = directory.join(format!("{}.jsonl", std::process::id()));
-    let file = open_own(&path)?;
+    let second = clock_gettime(ClockId::MonotonicCoarse).tv_sec.unsigned_abs();
+    if second < NOT_BEFORE.load(Ordering::Relaxed) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let file = open_own(&path_in(directory)).inspect_err(|_| {
+        NOT_BEFORE.store(second + 1, Ordering::Relaxed);
+    })?;
     let written = write(file.as_raw_fd(), line.as_bytes());
     if may_keep {
         keep(known, &file);
     }
     written
+}
+
+fn path_in(directory: &Path) -> PathBuf {
+    directory.join(format!("{}.jsonl", std::process::id()))
+}
+
+/// Opens the file of this process, which may not be able to do so later. `user`: whose the file shall
+/// be. Without success it is opened with its first line.
+pub(crate) fn open_early(directory: &Path, user: Option<u32>) {
+    let known = leaked(CURRENT.load(Ordering::Acquire));
+    let is_open = known.is_some_and(|file| file.is_own() && file.stat().is_some());
+    if is_open || fork::shares_memory() {
+        return;
+    }
+    let Ok(file) = open_own(&path_in(directory)) else { return };
+    if let Some(user) = user {
+        let _ = std::os::unix::fs::fchown(&file, Some(user), None);
+    }
+    keep(known, &file);
 }
 
 /// Writes all bytes. Beyond the largest size of a file that the program may have, it gets no SIGXFSZ

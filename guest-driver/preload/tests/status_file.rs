@@ -12,8 +12,9 @@ use std::io::{Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use common::{Fabric, await_listener, free_port, my_role, role};
 use rustix::fs::inotify;
@@ -148,6 +149,51 @@ fn a_report_that_was_removed_begins_anew() {
     (0..2).for_each(|_| ask(port));
     server.finish();
     assert_eq!(lines(&fabric.file("status")), [2]);
+}
+
+#[test]
+fn workers_that_give_up_their_rights_have_their_reports() {
+    const TEST: &str = "workers_that_give_up_their_rights_have_their_reports";
+    /// Nobody.
+    const USER: u32 = 65534;
+    if let Some((_, port)) = my_role() {
+        let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        // SAFETY: a path and numbers; each child has one thread.
+        let ways: [fn() -> i32; 5] = unsafe {
+            [
+                || libc::setuid(USER),
+                || libc::setresuid(USER, USER, USER),
+                || libc::syscall(libc::SYS_setreuid, USER, USER) as i32,
+                || libc::chroot(c"/dev/shm".as_ptr()),
+                // It had one before.
+                || libc::seteuid(USER),
+            ]
+        };
+        for (at, way) in ways.into_iter().enumerate() {
+            c::wait(c::fork(|| {
+                if at == 4 {
+                    serve(&listener);
+                }
+                assert_eq!(way(), 0);
+                serve(&listener);
+            }));
+        }
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: this user has no rights to give up");
+        return;
+    }
+    let fabric = Fabric::new(1);
+    let status = fabric.file("status");
+    std::fs::set_permissions(&status, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let port = free_port();
+    let mut server = fabric.smc(std::env::current_exe().unwrap());
+    let server = role(server.stderr(Stdio::piped()), TEST, "server", port);
+    await_listener(port);
+    (0..6).for_each(|_| ask(port));
+    server.finish();
+    assert_eq!(lines(&status), [1, 1, 1, 1, 2]);
 }
 
 /// A server under the library that accepts three clients, started in a shell that does `before` first.

@@ -18,6 +18,7 @@ mod linux_aio;
 mod namespaces;
 mod readiness;
 mod rebinding;
+mod rights;
 mod sanitizers;
 mod signals;
 mod sockets;
