@@ -20,7 +20,7 @@ use super::timespec;
 
 /// What a watcher waits for, and what it does without it.
 #[derive(Debug)]
-pub struct StartWatch {
+pub struct ProgramWatch {
     /// How many bytes the program writes when it has begun well.
     pub bytes: usize,
     /// How long it may take until it has written them.
@@ -33,7 +33,7 @@ pub struct StartWatch {
 
 /// A watcher, as it finds it in the memory of its maker.
 struct Watcher {
-    watch: StartWatch,
+    watch: ProgramWatch,
     /// The reading end.
     pipe: c_int,
     stack: *mut c_void,
@@ -51,7 +51,7 @@ const STACK: usize = 32 << 10;
 ///
 /// # Errors
 /// `InvalidInput`: `pipe` is a standard descriptor. Others: there can be no more processes.
-pub fn watch_start(pipe: impl AsFd, watch: StartWatch) -> io::Result<()> {
+pub fn watch_program(pipe: impl AsFd, watch: ProgramWatch) -> io::Result<()> {
     let pipe = pipe.as_fd().as_raw_fd();
     if pipe <= libc::STDERR_FILENO {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -78,7 +78,7 @@ pub fn watch_start(pipe: impl AsFd, watch: StartWatch) -> io::Result<()> {
 
 /// Makes the watcher, and ends.
 extern "C" fn make_watcher(watcher: *mut c_void) -> c_int {
-    // SAFETY: `watch_start` has passed it.
+    // SAFETY: `watch_program` has passed it.
     let stack = unsafe { (*watcher.cast::<Watcher>()).stack };
     let flags = libc::CLONE_VM | libc::SIGCHLD;
     // SAFETY: the stack is for the watcher alone. The maker sleeps, so errno is free.
@@ -105,7 +105,7 @@ extern "C" fn run_watcher(watcher: *mut c_void) -> c_int {
 }
 
 /// Whether the program writes all bytes in time.
-fn has_begun(pipe: c_int, watch: &StartWatch) -> bool {
+fn has_begun(pipe: c_int, watch: &ProgramWatch) -> bool {
     let now = || clock_gettime(ClockId::Monotonic);
     let Some(until) = now().checked_add(timespec(watch.within)) else { return false };
     let mut got = 0;

@@ -6,7 +6,7 @@
 //! [`sleep_on_words`] waits for a word that another process changes. A [`Doorbell`] wakes a thread of
 //! another process that waits for a descriptor. [`VfioDevice`],
 //! [`Registers`] and [`DmaMemory`] drive a PCI function. [`tcp_counts`] and [`peer_process`] query
-//! a socket, and [`connect_unix`] connects one. [`watch_start`] makes a process. [`open_regular`] and
+//! a socket, and [`connect_unix`] connects one. [`watch_program`] makes a process. [`open_regular`] and
 //! [`read_text`] open files that a user names.
 
 mod apart;
@@ -32,7 +32,7 @@ mod time;
 mod unix;
 mod vfio;
 
-pub use apart::{StartWatch, watch_start};
+pub use apart::{ProgramWatch, watch_program};
 pub use delays::may_delay;
 pub use descriptor::out_of_the_way;
 pub use descriptor::set_lowest_descriptor;

@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::time::Duration;
 
-use ism_sys::StartWatch;
+use ism_sys::ProgramWatch;
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::error::CliError;
@@ -26,7 +26,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// No descriptors or processes are left.
-pub(super) fn request(command: &mut Command, name: &str, strict: bool) -> Result<Proof, CliError> {
+pub(super) fn request(
+    command: &mut Command,
+    name: &str,
+    strict: bool,
+) -> Result<WatchedProgram, CliError> {
     let failed = CliError::io("cannot watch the program's start".to_owned());
     let (reader, writer) = match std::io::pipe() {
         Ok(pipe) => pipe,
@@ -35,13 +39,13 @@ pub(super) fn request(command: &mut Command, name: &str, strict: bool) -> Result
     let name = crate::output::printable(name);
     let ends = if strict { ", so it is ended (--strict)" } else { "" };
     let says = format!("smc run: {name} did not load the library: its connections are TCP{ends}\n");
-    let watch = StartWatch {
+    let watch = ProgramWatch {
         bytes: WORD.len(),
         within: TIMEOUT,
         says: says.into_bytes().into(),
         ends: strict.then(rustix::process::getpid),
     };
-    if let Err(error) = ism_sys::watch_start(&reader, watch) {
+    if let Err(error) = ism_sys::watch_program(&reader, watch) {
         return Err(failed(error));
     }
     // Kept open across exec; the library closes it.
@@ -49,14 +53,14 @@ pub(super) fn request(command: &mut Command, name: &str, strict: bool) -> Result
         return Err(failed(error.into()));
     }
     command.env("SMC_RUN_PROOF", writer.as_raw_fd().to_string());
-    Ok(Proof(writer))
+    Ok(WatchedProgram(writer))
 }
 
-/// The pipe to the watcher, which the program inherits.
+/// A program that is about to begin, by the pipe to its watcher, which it inherits.
 #[derive(Debug)]
-pub(super) struct Proof(PipeWriter);
+pub(super) struct WatchedProgram(PipeWriter);
 
-impl Proof {
+impl WatchedProgram {
     /// Has the watcher say nothing: the program could not be started, as somebody else says.
     pub(super) fn withdraw(mut self) {
         // Otherwise there is a line too many.

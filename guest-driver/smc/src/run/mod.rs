@@ -23,7 +23,7 @@ use crate::error::CliError;
 use crate::stack::RendezvousArg;
 
 pub(crate) use library::LIB;
-use load_check::Proof;
+use load_check::WatchedProgram;
 pub(crate) use rule::Rule;
 
 /// Help of `smc run`.
@@ -213,7 +213,7 @@ fn start(
     args: &RunArgs,
     name: &OsString,
     prepared: Result<PathBuf, String>,
-    prepare: impl FnOnce(&mut Command, PathBuf) -> Result<Proof, CliError>,
+    prepare: impl FnOnce(&mut Command, PathBuf) -> Result<WatchedProgram, CliError>,
 ) -> Result<ExitCode, CliError> {
     let proof = match prepared {
         Ok(library) => Some(prepare(&mut command, library)?),
@@ -243,7 +243,7 @@ fn prepare(
     args: &RunArgs,
     devices: Vec<PathBuf>,
     name: &OsString,
-) -> Result<Proof, CliError> {
+) -> Result<WatchedProgram, CliError> {
     let preload = library::preload(library);
     for eid in &args.eids {
         smc_core::wire::ids::Eid::new(eid)
