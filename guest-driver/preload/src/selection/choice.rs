@@ -62,19 +62,20 @@ pub(super) fn choose(fd: c_int, socket: &StreamSocket, to: Option<SocketAddr>) -
         return TcpChoice::reported(why, to, None);
     }
     let seems_plain = server.is_plain();
-    // The handshake takes a descriptor.
-    let copy = if seems_plain { None } else { duplicate(fd).ok() };
-    let request = match copy {
-        None if !seems_plain => Err(Fallback::NoResources),
-        _ => option::before_connect(fd, &to, server),
-    };
-    let request = match request {
+    let request = match option::before_connect(fd, &to, server) {
         Ok(request) => request,
         Err(why) => {
             socket.undecided.set_copy(-1);
             return TcpChoice::expected(why);
         }
     };
+    // The handshake takes a descriptor.
+    let copy = if seems_plain { None } else { duplicate(fd).ok() };
+    if copy.is_none() && !seems_plain {
+        option::after_failed_connect(request, borrowed(fd));
+        socket.undecided.set_copy(-1);
+        return TcpChoice::expected(Fallback::NoResources);
+    }
     if request.listed {
         // The server waits for a Proposal only for a short time, and opening a device takes long.
         let _ = session::current();
