@@ -7,9 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use thiserror::Error;
 
+use super::own_memory::{self, MappingKind};
 use super::{ForkLocks, OutOfBounds, SharedSlice, check_sealed, is_free, lock};
 
 /// A range of address space that this process owns. It is unmapped when the last view of it is
@@ -30,18 +31,7 @@ impl SharedMem {
     /// # Errors
     /// Those of mmap(2).
     pub fn from_fd(fd: impl AsFd, len: usize) -> io::Result<Arc<SharedMem>> {
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let start = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                fd,
-                0,
-            )?
-        };
-        Self::own(start.cast(), len)
+        Self::from_fd_at(fd, 0, len)
     }
 
     /// Maps `len` bytes at `offset` of `fd`, shared, readable and writable. The file must keep the
@@ -51,8 +41,7 @@ impl SharedMem {
     /// Those of mmap(2) (the offset is no multiple of the page size).
     pub fn from_fd_at(fd: impl AsFd, offset: u64, len: usize) -> io::Result<Arc<SharedMem>> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let start = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset)? };
+        let start = own_memory::map(len, prot, MappingKind::File(fd.as_fd(), offset))?;
         Self::own(start.cast(), len)
     }
 
@@ -76,10 +65,9 @@ impl SharedMem {
     /// Those of mmap(2); the mapping is unchanged then.
     pub fn revoke(&self) -> io::Result<()> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        let at = self.start.as_ptr().cast();
         // SAFETY: the range is ours, and it stays readable and writable for views of it.
-        unsafe { mmap_anonymous(self.start.as_ptr().cast(), self.len, prot, flags)? };
-        Ok(())
+        unsafe { own_memory::map_at(at, self.len, prot, MappingKind::Zeros) }
     }
 
     /// Private zeroed memory that behaves like shared memory.
@@ -88,13 +76,13 @@ impl SharedMem {
     /// Those of mmap(2).
     pub fn anonymous(len: usize) -> io::Result<Arc<SharedMem>> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, MapFlags::PRIVATE)? };
+        let start = own_memory::map(len, prot, MappingKind::Memory)?;
         Self::own(start.cast(), len)
     }
 
     fn own(start: *mut u8, len: usize) -> io::Result<Arc<SharedMem>> {
         let start = NonNull::new(start).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        own_memory::note_own_memory(start.as_ptr() as usize, len);
         Ok(Arc::new(SharedMem { start, len }))
     }
 
@@ -123,6 +111,7 @@ impl SharedMem {
 
 impl Drop for SharedMem {
     fn drop(&mut self) {
+        own_memory::forget_own_memory(self.start.as_ptr() as usize, self.len);
         // SAFETY: this module mapped the range, no other code unmaps it, and every view of it holds
         // an `Arc` of `self`.
         if let Err(error) = unsafe { munmap(self.start.as_ptr().cast(), self.len) } {
@@ -212,10 +201,7 @@ impl Reservation {
     /// Those of mmap(2), or the size is larger than the address space of this machine.
     pub fn new(size: u64) -> io::Result<Reservation> {
         let len = usize::try_from(size).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let start =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), flags)? };
+        let start = own_memory::map(len, ProtFlags::empty(), MappingKind::Zeros)?;
         let mem = SharedMem::own(start.cast(), len)?;
         Ok(Reservation { mem, mapped: Mutex::new(Vec::new()) })
     }
@@ -267,16 +253,11 @@ impl Reservation {
         // SAFETY: the range was checked to lie in this reservation, which we own, and overlaps no
         // live mapping. It replaces inaccessible address space or zero pages of the reservation.
         unsafe {
-            mmap(
-                self.mem.start().as_ptr().add(offset as usize).cast(),
-                len as usize,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::FIXED,
-                fd,
-                fd_offset,
-            )
+            let at = self.mem.start().as_ptr().add(offset as usize).cast();
+            let prot = ProtFlags::READ | ProtFlags::WRITE;
+            own_memory::map_at(at, len as usize, prot, MappingKind::File(fd, fd_offset))
         }
-        .map_err(|error| MapError::Mmap(error.into()))?;
+        .map_err(MapError::Mmap)?;
         mapped.insert(at, (offset, len));
         Ok(())
     }
@@ -293,14 +274,11 @@ impl Reservation {
         // SAFETY: the range is a live mapping inside this reservation, which we own. Views of it
         // stay valid: they see readable and writable zero pages from now on.
         unsafe {
-            mmap_anonymous(
-                self.mem.start().as_ptr().add(offset as usize).cast(),
-                len as usize,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED,
-            )
+            let at = self.mem.start().as_ptr().add(offset as usize).cast();
+            let prot = ProtFlags::READ | ProtFlags::WRITE;
+            own_memory::map_at(at, len as usize, prot, MappingKind::Zeros)
         }
-        .map_err(|error| MapError::Mmap(error.into()))?;
+        .map_err(MapError::Mmap)?;
         mapped.remove(at);
         Ok(())
     }
