@@ -39,9 +39,8 @@ pub(crate) fn session_begins() {
     if !MAY_GO_ON.load(Ordering::SeqCst) || WATCHED.swap(this, Ordering::SeqCst) == this {
         return;
     }
-    let thread = std::thread::Builder::new().name("smc-end".into()).stack_size(SMALL_STACK);
     // If there can be no thread, the process does not end by itself.
-    let _ = raw::without_signals(|| thread.spawn(await_last));
+    let _ = raw::without_signals(|| ism_sys::start_thread("smc-end", SMALL_STACK, await_last));
 }
 
 fn await_last() {

@@ -130,8 +130,7 @@ impl Group {
                 group.put(Input::Failed(key, Cause::Setup));
             }
         };
-        let thread = std::thread::Builder::new().name("smc-link".into());
-        if let Err(error) = thread.spawn(connect) {
+        if let Err(error) = ism_sys::start_thread("smc-link", ism_sys::USUAL_STACK, connect) {
             tracing::debug!(%error, "no thread");
             self.put(Input::Failed(key, Cause::Setup));
         }

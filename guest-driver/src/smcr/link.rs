@@ -560,7 +560,7 @@ impl Drop for Link {
             drop(queue_pair);
             drop(memory);
         };
-        if let Err(error) = std::thread::Builder::new().name("smc-link-end".into()).spawn(end) {
+        if let Err(error) = ism_sys::start_thread("smc-link-end", ism_sys::USUAL_STACK, end) {
             // The closure was dropped, and with it the queue pair.
             tracing::debug!(%error, "no thread");
         }

@@ -145,7 +145,7 @@ impl Stack {
         }
         *next = now + RETURN_PAUSE;
         let stack = self.clone();
-        let started = std::thread::Builder::new().name("smc-return".into()).spawn(move || {
+        let started = ism_sys::start_thread("smc-return", ism_sys::USUAL_STACK, move || {
             loop {
                 stack.returns.again.store(false, Ordering::SeqCst);
                 stack.look_for_returns();
@@ -220,7 +220,7 @@ impl Stack {
     fn start_watch(self: &Arc<Self>) -> io::Result<Arc<TcpWatch<Conn>>> {
         let watch = TcpWatch::new()?;
         let (stack, set) = (Arc::downgrade(self), watch.clone());
-        std::thread::Builder::new().name("smc-tcp".into()).spawn(move || {
+        ism_sys::start_thread("smc-tcp", ism_sys::USUAL_STACK, move || {
             let mut next = Instant::now();
             set.run(|| {
                 let stack = stack.upgrade()?;

@@ -668,7 +668,7 @@ fn run_in_background(
         // From here on it may get another source.
         running.stopped();
     };
-    let thread = std::thread::Builder::new().name(name.into()).spawn(body);
+    let thread = ism_sys::start_thread(name, ism_sys::USUAL_STACK, body);
     thread.map(|_| ()).inspect_err(|_| reactor.stopped())
 }
 

@@ -1,8 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The end of a thread.
+//! The beginning and the end of a thread.
 
+use std::io;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use crate::own_memory::{is_future_locked, note_own_stack};
+
+/// Stack of a thread that asks for no size, bytes.
+pub const USUAL_STACK: usize = 2 << 20;
+
+/// Starts a thread of this project, of which a program in the same process is not to notice. `stack`:
+/// the size of its stack, bytes.
+///
+/// # Errors
+/// There can be no thread, or no memory for it.
+pub fn start_thread<T: Send + 'static>(
+    name: &str,
+    stack: usize,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    can_start_thread()?;
+    thread::Builder::new().name(name.into()).stack_size(stack).spawn(move || {
+        note_own_stack(stack);
+        body()
+    })
+}
+
+/// Whether libc has memory for the description of a thread: without it the standard library would end
+/// the process. A program that has locked all that it may lock can have no more.
+fn can_start_thread() -> io::Result<()> {
+    const ENOUGH: usize = 16 << 10;
+    if !is_future_locked() {
+        return Ok(());
+    }
+    // SAFETY: the memory is this function's, and free takes null, too.
+    let is_there = unsafe {
+        let memory = libc::malloc(ENOUGH);
+        libc::free(memory);
+        !memory.is_null()
+    };
+    is_there.then_some(()).ok_or(io::ErrorKind::OutOfMemory.into())
+}
 
 /// What has become of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -257,10 +257,7 @@ pub(crate) fn in_parent() {
     OUTSTANDING.lock().push(Outstanding { id, list, lifetime, request: number });
     raw::without_signals(|| {
         // If there can be no thread, the child's calls return an end of data.
-        let _ = std::thread::Builder::new()
-            .name("smc-relay".into())
-            .stack_size(STACK)
-            .spawn(move || await_child(id, &request));
+        let _ = ism_sys::start_thread("smc-relay", STACK, move || await_child(id, &request));
     });
 }
 

@@ -157,8 +157,8 @@ fn add(
         wake();
         return true;
     }
-    let thread = std::thread::Builder::new().name("smc-relay".into()).stack_size(STACK);
-    if own_sleeper().is_some() && raw::without_signals(|| thread.spawn(|| run(None))).is_ok() {
+    let start = || ism_sys::start_thread("smc-relay", STACK, || run(None));
+    if own_sleeper().is_some() && raw::without_signals(start).is_ok() {
         relays.runs = Some(fork::generation());
         return true;
     }

@@ -201,9 +201,8 @@ fn complete_later(descriptor: &DescriptorRef, fd: c_int, tcp: BorrowedFd<'_>) ->
         running::begin(descriptor);
     }
     let of_thread = descriptor.clone();
-    let thread = std::thread::Builder::new().name("smc-early".into()).stack_size(STACK);
     let body = move || send_and_complete(of_thread, fd, &tcp);
-    let begun = raw::without_signals(|| thread.spawn(body)).is_ok();
+    let begun = raw::without_signals(|| ism_sys::start_thread("smc-early", STACK, body)).is_ok();
     if !begun {
         running::end(descriptor.clone());
     }

@@ -16,6 +16,7 @@ use guest_driver::{Config as StackConfig, Fallback, Rnics, Stack, statistics};
 use crate::config::RunConfig;
 use crate::selection::{inherited_options, own_calls, short_lived, worthwhile};
 use crate::sys::fork_lock::ForkLock;
+use crate::sys::own_stack::on_own_stack;
 use crate::sys::{STACK, leaked, own_numbers, raw};
 use crate::{config, fork, last_thread, status};
 
@@ -174,12 +175,20 @@ pub(crate) fn no_device() -> Fallback {
 /// Runs `f` in a thread with a large stack, because the stacks of the program's threads may be
 /// small.
 fn with_large_stack<T: Send>(f: impl Fn() -> T + Sync) -> T {
+    if ism_sys::own_memory::is_future_locked() {
+        // The kernel may let no stack of the program grow, nor libc make one.
+        return on_own_stack(f);
+    }
     if raw::is_first_thread_with(STACK as u64) {
         return f();
     }
     let there = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("smc-open".into()).stack_size(STACK);
-        thread.spawn_scoped(scope, &f).ok()?.join().ok()
+        let body = || {
+            ism_sys::own_memory::note_own_stack(STACK);
+            f()
+        };
+        thread.spawn_scoped(scope, body).ok()?.join().ok()
     });
     there.unwrap_or_else(f)
 }
@@ -255,7 +264,7 @@ fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
             _ => (Vec::new(), in_use.len()),
         };
     }
-    Err(match (failed, taken) {
+    let why = match (failed, taken) {
         (Some(failed), 0) => failed,
         (Some(failed), taken) => format!("{failed}; {taken} more are taken by other processes"),
         (None, 0) => {
@@ -265,8 +274,16 @@ fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
         // Of a pool it says more.
         (None, 1) => busy,
         (None, taken) => format!("all {taken} devices are taken by other processes"),
+    };
+    Err(match ism_sys::own_memory::is_future_locked() {
+        true => format!("{why}{LOCKED}"),
+        false => why,
     })
 }
+
+/// Said of a device that does not open after mlockall(MCL_FUTURE).
+const LOCKED: &str = "; the program locks all memory that the process maps (mlockall), and \
+    RLIMIT_MEMLOCK may leave too little for the stacks of the library's threads";
 
 /// Opens a session on this device. Does not wait for it.
 fn open_device(config: &RunConfig, socket: &Path) -> std::io::Result<ProcessSession> {

@@ -181,9 +181,8 @@ impl WaitingList {
             self.sets = sets();
         }
         if self.sets.is_some() && !self.has_thread {
-            let thread = std::thread::Builder::new().name("smc-handshake".into());
-            self.has_thread =
-                raw::without_signals(|| thread.stack_size(STACK).spawn(wait_for_all)).is_ok();
+            let start = || ism_sys::start_thread("smc-handshake", STACK, wait_for_all);
+            self.has_thread = raw::without_signals(start).is_ok();
         }
         self.has_thread
     }

@@ -5,16 +5,19 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlmalloc::Dlmalloc;
+use dlmalloc::{Allocator, Dlmalloc};
+use ism_sys::own_memory::{OwnMemory, map_memory};
+use rustix::mm::{MremapFlags, mremap, munmap};
 
 use super::fork_lock::{ForkLock, ForkLockGuard};
 
 /// An allocator whose lock a process can hold while it forks.
 pub(crate) struct Heap {
-    memory: UnsafeCell<Dlmalloc>,
+    memory: UnsafeCell<Dlmalloc<Pages>>,
 }
 
 static LOCK: ForkLock = ForkLock::new();
@@ -27,17 +30,86 @@ unsafe impl Sync for Heap {}
 impl Heap {
     /// An empty heap. There is one in the process.
     pub(crate) const fn new() -> Heap {
-        Heap { memory: UnsafeCell::new(Dlmalloc::new()) }
+        Heap { memory: UnsafeCell::new(Dlmalloc::new_with_allocator(Pages)) }
     }
 
     fn lock(&self) -> ForkLockGuard {
         let (held, taken_away) = LOCK.lock_or_take();
         if taken_away {
             // SAFETY: the lock is held. The old heap may be half changed, so it is not dropped.
-            unsafe { self.memory.get().write(Dlmalloc::new()) };
+            unsafe { self.memory.get().write(Dlmalloc::new_with_allocator(Pages)) };
             BEGUN_ANEW.store(true, Ordering::Relaxed);
         }
         held
+    }
+}
+
+/// The memory of the heap, and of those that were the parent's.
+static RANGES: OwnMemory<512> = OwnMemory::new();
+
+/// The memory of the heap, as it is now or was a moment ago.
+pub(crate) fn ranges() -> Vec<Range<usize>> {
+    let mut ranges = Vec::with_capacity(512);
+    ranges.extend(RANGES.iter());
+    ranges
+}
+
+/// The kernel's pages, which the heap grows by. The heap is locked whenever it calls this.
+struct Pages;
+
+fn range(at: *mut u8, len: usize) -> Range<usize> {
+    at as usize..at as usize + len
+}
+
+// SAFETY: the kernel gives whole pages of zeros, which are nobody else's until they are given back.
+unsafe impl Allocator for Pages {
+    fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
+        match map_memory(size) {
+            Ok(at) => {
+                RANGES.add_beside(range(at.cast(), size));
+                (at.cast(), size, 0)
+            }
+            Err(_) => (std::ptr::null_mut(), 0, 0),
+        }
+    }
+
+    fn remap(&self, at: *mut u8, old: usize, new: usize, can_move: bool) -> *mut u8 {
+        let flags = if can_move { MremapFlags::MAYMOVE } else { MremapFlags::empty() };
+        // SAFETY: the memory is the heap's, and the heap uses the address that this returns.
+        match unsafe { mremap(at.cast(), old, new, flags) } {
+            Ok(moved) => {
+                RANGES.remove(range(at, old));
+                RANGES.add_beside(range(moved.cast(), new));
+                moved.cast()
+            }
+            Err(_) => std::ptr::null_mut(),
+        }
+    }
+
+    fn free_part(&self, at: *mut u8, old: usize, new: usize) -> bool {
+        self.free(at.wrapping_add(new), old - new)
+    }
+
+    fn free(&self, at: *mut u8, size: usize) -> bool {
+        RANGES.remove(range(at, size));
+        // SAFETY: the memory is the heap's, and the heap uses it no more.
+        let freed = unsafe { munmap(at.cast(), size) }.is_ok();
+        if !freed {
+            RANGES.add_beside(range(at, size));
+        }
+        freed
+    }
+
+    fn can_release_part(&self, _flags: u32) -> bool {
+        true
+    }
+
+    fn allocates_zeros(&self) -> bool {
+        true
+    }
+
+    fn page_size(&self) -> usize {
+        rustix::param::page_size()
     }
 }
 

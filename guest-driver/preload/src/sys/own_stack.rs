@@ -6,6 +6,8 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ism_sys::own_memory;
+
 use super::fork_lock::ForkMutex;
 
 /// Bytes of a stack: a handshake may open the device. Those that are not used cost no memory.
@@ -26,20 +28,11 @@ unsafe impl Send for Stack {}
 
 impl Stack {
     fn new() -> Option<Stack> {
-        let (access, flags) = (
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK,
-        );
-        let nowhere = std::ptr::null_mut();
-        // SAFETY: a new mapping, and the protection of a part of it.
-        unsafe {
-            let base = libc::mmap(nowhere, GUARD + SIZE, access, flags, -1, 0);
-            if base == libc::MAP_FAILED {
-                return None;
-            }
-            let stack = Stack(NonNull::new(base)?);
-            (libc::mprotect(base, GUARD, libc::PROT_NONE) == 0).then_some(stack)
-        }
+        let base = own_memory::map_memory(GUARD + SIZE).ok()?;
+        own_memory::note_own_memory(base as usize, GUARD + SIZE);
+        let stack = Stack(NonNull::new(base)?);
+        // SAFETY: a part of this value's mapping, which nobody uses.
+        (unsafe { libc::mprotect(base, GUARD, libc::PROT_NONE) } == 0).then_some(stack)
     }
 
     /// The end of the memory, where a stack begins. It is a multiple of the size of a page.
@@ -50,6 +43,7 @@ impl Stack {
 
 impl Drop for Stack {
     fn drop(&mut self) {
+        own_memory::forget_own_memory(self.0.as_ptr() as usize, GUARD + SIZE);
         // SAFETY: the mapping is this value's, and no thread runs on it.
         unsafe { libc::munmap(self.0.as_ptr(), GUARD + SIZE) };
     }

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use guest_driver::interpose::SignalMask;
-use ism_sys::interrupt;
+use ism_sys::{interrupt, own_memory};
 
 /// The number of an error, as `errno` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -423,7 +423,9 @@ pub(crate) fn shared_page() -> Option<*mut u8> {
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
     let args = [0, 4096, access as usize, kind as usize, usize::MAX, 0];
     // SAFETY: the kernel chooses an unused address.
-    unsafe { call(libc::SYS_mmap, args) }.ok().map(|at| at as *mut u8)
+    let page = unsafe { call(libc::SYS_mmap, args) }.ok()?;
+    own_memory::note_own_memory(page, 4096);
+    Some(page as *mut u8)
 }
 
 /// Maps a page of zeros that the kernel clears in the child of a fork. The page is never unmapped.
@@ -437,6 +439,7 @@ pub(crate) fn page_cleared_in_children() -> Option<*mut u8> {
     let advice = libc::MADV_WIPEONFORK as usize;
     // SAFETY: the page is this function's own, and nobody has written it.
     unsafe { call(libc::SYS_madvise, [page, 4096, advice, 0, 0, 0]) }.ok()?;
+    own_memory::note_own_memory(page, 4096);
     Some(page as *mut u8)
 }
 

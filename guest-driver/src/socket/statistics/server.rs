@@ -65,7 +65,7 @@ impl Server {
         let stop = Arc::new(EventFd::new()?);
         let server = Server { path, pid: std::process::id(), stop: stop.clone() };
         let body = move || ReportThread { listener, stop, report, last: None }.run();
-        std::thread::Builder::new().name("smc-statistics".into()).spawn(body)?;
+        ism_sys::start_thread("smc-statistics", ism_sys::USUAL_STACK, body)?;
         Ok(server)
     }
 }

@@ -136,7 +136,7 @@ impl PciMonitor {
 
     /// Starts the thread, which owns the device from now on.
     pub(super) fn start(self, device: PciDevice) -> io::Result<JoinHandle<()>> {
-        std::thread::Builder::new().name("ism-pci".into()).spawn(move || self.run(device))
+        ism_sys::start_thread("ism-pci", ism_sys::USUAL_STACK, move || self.run(device))
     }
 
     fn run(&self, device: PciDevice) {

@@ -186,7 +186,7 @@ impl BackendChannel {
 
     pub(super) fn start(self: &Arc<Self>) -> io::Result<JoinHandle<()>> {
         let channel = Arc::clone(self);
-        std::thread::Builder::new().name("ism-channel".into()).spawn(move || {
+        ism_sys::start_thread("ism-channel", ism_sys::USUAL_STACK, move || {
             let why = channel.serve();
             channel.health.fail(&why);
         })
