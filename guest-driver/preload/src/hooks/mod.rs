@@ -15,6 +15,7 @@ mod fortify;
 mod init;
 mod libc_symbols;
 mod linux_aio;
+mod locked_memory;
 mod namespaces;
 mod readiness;
 mod rebinding;

@@ -119,7 +119,8 @@ fn changes(own: &LoadedObject, object: &LoadedObject) -> Vec<(ExportedFunction, 
     changes
 }
 
-fn this_library() -> Option<LoadedObject> {
+/// This library.
+pub(super) fn this_library() -> Option<LoadedObject> {
     LoadedObject::containing(rebind as *const () as *const c_void)
 }
 

@@ -6,7 +6,8 @@ use std::ffi::c_int;
 use libc::{off64_t, socklen_t};
 
 use super::{
-    bytes, clone, descriptors, exec, files, init, linux_aio, readiness, rights, signals, sockets,
+    bytes, clone, descriptors, exec, files, init, linux_aio, locked_memory, readiness, rights,
+    signals, sockets,
 };
 use crate::config;
 use crate::hooks::within::within;
@@ -139,13 +140,25 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
             // SAFETY: the program's arguments, as the system call takes them.
             return unsafe { signals::rt_sigaction(a as c_int, b as *const _, c as *mut _, d) };
         }
+        _ => {
+            return of_process(number, [a, b, c])
+                .or_else(|| by_old_number(number, [a, b, c, d, e, f]));
+        }
+    })
+}
+
+/// Calls that change something of the process.
+fn of_process(number: i64, [a, b, c]: [usize; 3]) -> Option<i64> {
+    Some(match number {
         libc::SYS_setuid => call!(rights::setuid(a => u32)),
         libc::SYS_setreuid => call!(rights::setreuid(a => u32, b => u32)),
         libc::SYS_setresuid => call!(rights::setresuid(a => u32, b => u32, c => u32)),
         libc::SYS_chroot => call!(rights::chroot(a => *const _)),
         libc::SYS_unshare => call!(clone::unshare(a => c_int)),
         libc::SYS_setns => call!(clone::setns(a => c_int, b => c_int)),
-        _ => return by_old_number(number, [a, b, c, d, e, f]),
+        libc::SYS_mlockall => call!(locked_memory::mlockall(a => c_int)),
+        libc::SYS_munlockall => call!(locked_memory::munlockall()),
+        _ => return None,
     })
 }
 
