@@ -157,33 +157,81 @@ fn what_a_program_sets_and_waits_for_does_not_change_while_it_starts_others() {
     std::fs::remove_file(program).unwrap();
 }
 
-#[test]
-fn what_a_program_changes_of_its_process_leaves_its_connections() {
-    let program = compiled("changes", &[]);
-    let is_root = rustix::process::geteuid().is_root();
-    let anybodys = ["descriptors", "dumpable", "threads", "memory", "files", "alone"];
-    let roots = ["user", "root", "locked", "mounts", "network", "processes", "joined"];
-    let roots = roots.iter().filter(|_| is_root);
-    for change in anybodys.iter().chain(roots) {
+/// Runs both ends of a program that changes something of its process. Returns what they have said on
+/// standard error.
+fn run_change(fabric: &Fabric, program: &Path, change: &str, smc: bool) -> String {
+    let port = free_port().to_string();
+    let command = |mode: &str| {
+        let mut command = fabric.on(smc, program);
+        command.args([mode, &port, change]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let server = command("server").spawn().unwrap();
+    await_listener(port.parse().unwrap());
+    let client = command("client").output().unwrap();
+    let ends = [client, server.wait_with_output().unwrap()];
+    let said = ends.each_ref().map(|end| String::from_utf8_lossy(&end.stderr).into_owned());
+    for end in &ends {
+        let wrote = String::from_utf8_lossy(&end.stdout);
+        assert_eq!(wrote, "all bytes\n", "{change}, smc: {smc}: {}, {said:?}", end.status);
+    }
+    said.concat()
+}
+
+/// With each of the changes, with the library and without, the connection goes on as it has begun.
+/// `test`: the file of the program is for one test.
+fn change_while_connected(test: &str, changes: &[&str]) {
+    let program = compiled("changes", &[&format!("-DTEST={test}")]);
+    for change in changes {
         for smc in [false, true] {
             let fabric = Fabric::new(2);
-            let port = free_port().to_string();
-            let command = |mode: &str| {
-                let mut command = fabric.on(smc, &program);
-                command.args([mode, &port, change]);
-                command.stdout(Stdio::piped()).stderr(Stdio::piped());
-                command
-            };
-            let server = command("server").spawn().unwrap();
-            await_listener(port.parse().unwrap());
-            let client = command("client").output().unwrap();
-            for output in [client, server.wait_with_output().unwrap()] {
-                let said = String::from_utf8_lossy(&output.stderr).into_owned();
-                assert_eq!(said, "", "{change}, smc: {smc}");
-                assert_eq!(String::from_utf8_lossy(&output.stdout), "all bytes\n", "{change}");
-            }
+            assert_eq!(run_change(&fabric, &program, change, smc), "", "{change}, smc: {smc}");
             assert!(!smc || fabric.decided() == (2, 0), "{change}: {:?}", fabric.decided());
         }
+    }
+    std::fs::remove_file(program).unwrap();
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[test]
+fn what_a_program_changes_of_its_process_leaves_its_connections() {
+    let anybodys = ["descriptors", "dumpable", "threads", "memory", "files", "alone"];
+    change_while_connected("process", &anybodys);
+    if is_root() {
+        let roots = ["user", "root", "mounts", "network", "processes", "joined"];
+        change_while_connected("process", &roots);
+    }
+}
+
+#[test]
+fn a_program_locks_its_memory_as_without_the_library() {
+    if is_root() {
+        let changes = ["locked", "locked-anybody", "locked-full", "locked-never"];
+        change_while_connected("locks", &changes);
+        change_while_connected("locks", &["first-locked", "first-locked-root"]);
+    }
+}
+
+#[test]
+fn a_program_that_has_locked_all_it_may_stays_on_tcp_and_the_report_says_so() {
+    if !is_root() {
+        return;
+    }
+    let program = compiled("changes", &["-DTEST=full"]);
+    for smc in [false, true] {
+        let fabric = Fabric::new(2);
+        let said = run_change(&fabric, &program, "first-locked-full", smc);
+        assert_eq!(
+            said.contains("locks all memory that the process maps (mlockall)"),
+            smc,
+            "{said}"
+        );
+        assert!(!smc || fabric.decided() == (0, 2), "{:?}", fabric.decided());
+        assert_eq!(fabric.said("RLIMIT_MEMLOCK") > 0, smc);
     }
     std::fs::remove_file(program).unwrap();
 }

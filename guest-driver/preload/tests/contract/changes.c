@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 // One connection of a program with one thread, which changes something of its own process while the
-// connection is in use. `changes MODE PORT CHANGE`.
+// connection is in use, or before it makes it (`first-...`). `changes MODE PORT CHANGE`.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <linux/capability.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define CHECK(is) do { if (!(is)) { perror(#is); exit(3); } } while (0)
@@ -58,6 +60,156 @@ static void limit(int what, rlim_t value) {
     CHECK(setrlimit(what, &new) == 0);
 }
 
+// A number of /proc/self/status, in KiB. Takes no memory.
+static long kib(const char *name) {
+    char text[4096];
+    int status = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    CHECK(status >= 0);
+    ssize_t len = read(status, text, sizeof text - 1);
+    CHECK(len > 0 && close(status) == 0);
+    text[len] = 0;
+    char *line = strstr(text, name);
+    CHECK(line != NULL);
+    return atol(line + strlen(name));
+}
+
+// Whether the kernel has a flag for the mapping at an address.
+static int has_flag(const void *at, const char *flag) {
+    char line[600];
+    unsigned long from, to;
+    int is_there = 0, has = 0;
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    CHECK(maps != NULL);
+    while (fgets(line, sizeof line, maps) != NULL) {
+        if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
+            is_there = from <= (unsigned long)at && (unsigned long)at < to;
+        if (is_there && strncmp(line, "VmFlags:", 8) == 0) has = strstr(line, flag) != NULL;
+    }
+    fclose(maps);
+    return has;
+}
+
+static void *map(size_t size) {
+    return mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+}
+
+static int lock_all(int flags, int by_number) {
+    return by_number ? syscall(SYS_mlockall, flags) : mlockall(flags);
+}
+
+static int unlock_all(int by_number) {
+    return by_number ? syscall(SYS_munlockall) : munlockall();
+}
+
+static int fails_with(int error, int result) {
+    return result == -1 && errno == error;
+}
+
+// Memory that is there when the program begins.
+static char early[1 << 16];
+
+// What mlockall does to the program's memory, with any flags.
+static void locks(void) {
+    char *late = map(1 << 16);
+    CHECK(late != MAP_FAILED);
+    late[0] = 1;
+    for (int flags = -1; flags < 9; flags++) {
+        for (int by_number = 0; by_number < 2; by_number++) {
+            if (flags <= 0 || flags == MCL_ONFAULT || flags > 7) {
+                CHECK(fails_with(EINVAL, lock_all(flags, by_number)) && !has_flag(early, " lo"));
+                continue;
+            }
+            CHECK(lock_all(flags, by_number) == 0);
+            int now = (flags & MCL_CURRENT) != 0, later = (flags & MCL_FUTURE) != 0;
+            int on_fault = (flags & MCL_ONFAULT) != 0;
+            char *new = map(1 << 16), *all[] = { early, late, (char *)turns, (char *)&new };
+            for (int at = 0; at < 4; at++) {
+                CHECK(has_flag(all[at], " lo") == now);
+                CHECK(has_flag(all[at], " lf") == (now && on_fault));
+            }
+            CHECK(has_flag(new, " lo") == later && has_flag(new, " lf") == (later && on_fault));
+            CHECK(kib("VmLck:") < 8 << 10);
+            CHECK(unlock_all(by_number) == 0 && !has_flag(early, " lo") && !has_flag(new, " lo"));
+            CHECK(munmap(new, 1 << 16) == 0 && kib("VmLck:") == 0);
+        }
+    }
+    // The last word holds.
+    CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0 && mlockall(MCL_CURRENT) == 0);
+    char *new = map(1 << 16);
+    CHECK(has_flag(early, " lo") && !has_flag(new, " lo") && munmap(new, 1 << 16) == 0);
+    CHECK(munlockall() == 0 && munmap(late, 1 << 16) == 0);
+}
+
+// What mlockall does where RLIMIT_MEMLOCK holds.
+static void locks_within_limit(void) {
+    limit(RLIMIT_MEMLOCK, 8 << 20);
+    locks();
+    // As large as what is left, and a little less or more than that.
+    long size = kib("VmSize:"), room = (8 << 10) - size;
+    if (size < 8 << 10) {
+        char *most = map((room - 200) << 10);
+        CHECK(most != MAP_FAILED && mlockall(MCL_CURRENT) == 0 && munlockall() == 0);
+        CHECK(munmap(most, (room - 200) << 10) == 0);
+    }
+    char *more = map(8 << 20);
+    for (int by_number = 0; by_number < 2; by_number++) {
+        CHECK(fails_with(ENOMEM, lock_all(MCL_CURRENT, by_number)));
+        CHECK(fails_with(ENOMEM, lock_all(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT, by_number)));
+        CHECK(!has_flag(early, " lo") && lock_all(MCL_FUTURE, by_number) == 0);
+        CHECK(map((8 << 20) + 4096) == MAP_FAILED && errno == EAGAIN);
+        CHECK(unlock_all(by_number) == 0);
+    }
+    CHECK(munmap(more, 8 << 20) == 0);
+}
+
+// Without the right to lock more than the limit.
+static void give_up_lock_right(void) {
+    struct __user_cap_header_struct head = { _LINUX_CAPABILITY_VERSION_3, 0 };
+    struct __user_cap_data_struct sets[2];
+    CHECK(syscall(SYS_capget, &head, sets) == 0);
+    sets[0].effective &= ~(1 << CAP_IPC_LOCK);
+    sets[0].permitted &= ~(1 << CAP_IPC_LOCK);
+    CHECK(syscall(SYS_capset, &head, sets) == 0);
+}
+
+static void change_locks(const char *what) {
+    if (strcmp(what, "locked") == 0) {
+        locks();
+        CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0 && kib("VmLck:") < 64 << 10);
+    }
+    if (strcmp(what, "locked-anybody") == 0) {
+        CHECK(setgroups(0, NULL) == 0 && setresgid(OTHER, OTHER, OTHER) == 0);
+        CHECK(setresuid(OTHER, OTHER, OTHER) == 0);
+        CHECK(prctl(PR_SET_DUMPABLE, 1) == 0);
+        locks_within_limit();
+        limit(RLIMIT_MEMLOCK, 4 << 20);
+        CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
+    }
+    if (strcmp(what, "locked-full") == 0 || strcmp(what, "first-locked-full") == 0) {
+        give_up_lock_right();
+        limit(RLIMIT_MEMLOCK, 8 << 20);
+        CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
+        // All that may be locked is.
+        for (size_t size = 4 << 20; size >= 4096; size /= 2)
+            while (map(size) != MAP_FAILED) {}
+        CHECK(errno == EAGAIN);
+    }
+    if (strcmp(what, "first-locked") == 0) {
+        give_up_lock_right();
+        limit(RLIMIT_MEMLOCK, 8 << 20);
+        locks_within_limit();
+        CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
+    }
+    if (strcmp(what, "first-locked-root") == 0) CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
+    if (strcmp(what, "locked-never") == 0) {
+        limit(RLIMIT_MEMLOCK, 0);
+        give_up_lock_right();
+        CHECK(fails_with(EPERM, mlockall(MCL_CURRENT)) && fails_with(EPERM, mlockall(MCL_FUTURE)));
+        CHECK(fails_with(EPERM, syscall(SYS_mlockall, MCL_CURRENT | MCL_ONFAULT)));
+        CHECK(fails_with(EINVAL, mlockall(MCL_ONFAULT)) && munlockall() == 0);
+    }
+}
+
 static void join(const char *space, int kind) {
     int own = open(space, O_RDONLY | O_CLOEXEC);
     CHECK(own >= 0 && setns(own, kind) == 0 && setns(own, 0) == 0 && close(own) == 0);
@@ -74,7 +226,7 @@ static void change(const char *what) {
     if (strcmp(what, "threads") == 0) limit(RLIMIT_NPROC, 0);
     if (strcmp(what, "memory") == 0) limit(RLIMIT_AS, 64 << 20);
     if (strcmp(what, "files") == 0) limit(RLIMIT_NOFILE, 4);
-    if (strcmp(what, "locked") == 0) CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
+    change_locks(what);
     if (strcmp(what, "mounts") == 0) CHECK(unshare(CLONE_NEWNS) == 0);
     if (strcmp(what, "network") == 0) CHECK(unshare(CLONE_NEWNET) == 0);
     if (strcmp(what, "processes") == 0) CHECK(unshare(CLONE_NEWPID) == 0);
@@ -90,6 +242,8 @@ int main(int argc, char **argv) {
     is_server = strcmp(argv[1], "server") == 0;
     struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(atoi(argv[2])) };
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int is_first = strncmp(argv[3], "first-", 6) == 0;
+    if (is_first) change(argv[3]);
     fd = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(fd >= 0);
     if (is_server) {
@@ -102,8 +256,11 @@ int main(int argc, char **argv) {
     turns();
     // Threads of the library that begin now have begun then.
     if (strcmp(argv[3], "alone") == 0 || strcmp(argv[3], "joined") == 0) sleep(1);
-    change(argv[3]);
+    if (!is_first) change(argv[3]);
     turns();
+    // The library has locked nothing of its own. What malloc reserves for its threads is libc's.
+    long most = strcmp(argv[3], "first-locked-root") == 0 ? 1 << 20 : 8 << 10;
+    if (strstr(argv[3], "locked") != NULL) CHECK(kib("VmLck:") <= most);
     if (!is_server) CHECK(shutdown(fd, SHUT_WR) == 0);
     CHECK(recv(fd, in, SIZE, 0) == 0);
     puts("all bytes");
