@@ -298,19 +298,29 @@ unsafe extern "C" {
     fn smc_restore();
 }
 
-/// Replaces the kernel's handler of a signal. Returns the one that was there.
-pub(crate) fn replace_handler(signal: c_int, handler: usize, flags: c_int) -> Option<usize> {
+/// The kernel's action of a signal with a handler: handler, flags, restorer, mask.
+pub(crate) fn action(handler: usize, flags: c_int, mask: u64) -> [usize; 4] {
     #[cfg(target_arch = "x86_64")]
     const SA_RESTORER: usize = 0x0400_0000;
     #[cfg(target_arch = "x86_64")]
-    let action = [handler, flags as usize | SA_RESTORER, smc_restore as *const () as usize, 0];
+    let (flags, restorer) = (flags as usize | SA_RESTORER, smc_restore as *const () as usize);
     #[cfg(not(target_arch = "x86_64"))]
-    let action = [handler, flags as usize, 0, 0];
+    let (flags, restorer) = (flags as usize, 0);
+    [handler, flags, restorer, mask as usize]
+}
+
+/// Sets the kernel's action of a signal. Returns the one that was there.
+pub(crate) fn set_action(signal: c_int, action: &[usize; 4]) -> Option<[usize; 4]> {
     let mut before = [0usize; 4];
     let (new, old) = (action.as_ptr() as usize, before.as_mut_ptr() as usize);
     // SAFETY: both are valid until the call returns.
     unsafe { call(libc::SYS_rt_sigaction, [signal as usize, new, old, 8, 0, 0]) }.ok()?;
-    Some(before[0])
+    Some(before)
+}
+
+/// Replaces the kernel's handler of a signal. Returns the one that was there.
+pub(crate) fn replace_handler(signal: c_int, handler: usize, flags: c_int) -> Option<usize> {
+    set_action(signal, &action(handler, flags, 0)).map(|[before, ..]| before)
 }
 
 /// One `epoll_ctl`.
