@@ -164,6 +164,11 @@ fn run_change(fabric: &Fabric, program: &Path, change: &str, smc: bool) -> Strin
     let command = |mode: &str| {
         let mut command = fabric.on(smc, program);
         command.args([mode, &port, change]);
+        if change.starts_with("new-") || change.starts_with("join-") {
+            // Two more threads of the library.
+            command.env("SMC_RUN_OUTLIVE", "true");
+            command.env("SMC_RUN_STATISTICS", fabric.file("statistics"));
+        }
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     };
@@ -204,6 +209,14 @@ fn what_a_program_changes_of_its_process_leaves_its_connections() {
     if is_root() {
         let roots = ["user", "root", "mounts", "network", "processes", "joined"];
         change_while_connected("process", &roots);
+    }
+}
+
+#[test]
+fn a_program_joins_and_makes_user_namespaces_and_its_connections_go_on() {
+    if is_root() {
+        let changes = ["new-user", "new-all", "join-user", "join-all", "join-time"];
+        change_while_connected("namespaces", &changes);
     }
 }
 

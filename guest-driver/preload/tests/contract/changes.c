@@ -9,6 +9,7 @@
 #include <grp.h>
 #include <linux/capability.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +18,15 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define CHECK(is) do { if (!(is)) { perror(#is); exit(3); } } while (0)
 #define SIZE 3000
 #define OTHER 65534
+#ifndef CLONE_NEWTIME
+#define CLONE_NEWTIME 0x80
+#endif
 
 static int fd, is_server;
 static char out[SIZE], in[SIZE];
@@ -215,7 +220,133 @@ static void join(const char *space, int kind) {
     CHECK(own >= 0 && setns(own, kind) == 0 && setns(own, 0) == 0 && close(own) == 0);
 }
 
+static int by_name(const void *a, const void *b) {
+    return strcmp(a, b);
+}
+
+// The names of all threads of the process, in their order.
+static void name_threads(char all[64][32]) {
+    DIR *tasks = opendir("/proc/self/task");
+    CHECK(tasks != NULL);
+    memset(all, 0, 64 * 32);
+    int count = 0;
+    for (struct dirent *task; (task = readdir(tasks)) != NULL && count < 64;) {
+        char path[300];
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
+        int comm = open(path, O_RDONLY | O_CLOEXEC);
+        if (comm < 0) continue;
+        CHECK(read(comm, all[count++], 31) > 0 && close(comm) == 0);
+    }
+    closedir(tasks);
+    qsort(all, count, 32, by_name);
+}
+
+// What belongs to a process that has a user namespace of its own and waits.
+static int other_user, other_process, other_first;
+
+// Before the process has a connection, because the child would share it.
+static void start_other(void) {
+    int go[2];
+    pid_t first = 0;
+    CHECK(pipe(go) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS) == 0);
+        first = fork();
+        CHECK(first >= 0 && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+        if (first != 0) CHECK(write(go[1], &first, sizeof first) == sizeof first);
+        for (;;) pause();
+    }
+    char path[99];
+    CHECK(read(go[0], &first, sizeof first) == sizeof first);
+    snprintf(path, sizeof path, "/proc/%d/ns/user", child);
+    CHECK((other_user = open(path, O_RDONLY | O_CLOEXEC)) >= 0);
+    CHECK((other_process = syscall(SYS_pidfd_open, child, 0)) >= 0);
+    CHECK((other_first = syscall(SYS_pidfd_open, first, 0)) >= 0);
+    CHECK(close(go[0]) == 0 && close(go[1]) == 0);
+}
+
+// The kernel tells nobody outside of it who the user is.
+static int is_in_other_user_namespace(void) {
+    return getuid() == OTHER && open("/dev/mem", O_RDONLY) < 0;
+}
+
+static void write_text(const char *path, const char *text) {
+    int file = open(path, O_WRONLY | O_CLOEXEC);
+    CHECK(file >= 0 && write(file, text, strlen(text)) > 0 && close(file) == 0);
+}
+
+// Gives the user and the group the same numbers as outside.
+static void map_user(void) {
+    write_text("/proc/self/setgroups", "deny");
+    write_text("/proc/self/uid_map", "0 0 1");
+    write_text("/proc/self/gid_map", "0 0 1");
+    CHECK(getuid() == 0 && getgid() == 0 && all_have(0));
+}
+
+// The first process of a PID namespace.
+static void check_new_pid_namespace(void) {
+    int status;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) _exit(getpid() == 1 ? 0 : 1);
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void change_user_namespace(const char *what) {
+    static char before[64][32], after[64][32];
+    if (strcmp(what, "new-user") == 0) {
+        name_threads(before);
+        for (int depth = 0; depth < 10; depth++) {
+            CHECK((depth % 2 ? syscall(SYS_unshare, CLONE_NEWUSER) : unshare(CLONE_NEWUSER)) == 0);
+            CHECK(is_in_other_user_namespace() && all_have(OTHER));
+            name_threads(after);
+            CHECK(memcmp(before, after, sizeof before) == 0);
+            map_user();
+            turns();
+        }
+        // It has rights there.
+        CHECK(sethostname("x", 1) == -1 && errno == EPERM && unshare(CLONE_NEWUTS) == 0);
+        CHECK(sethostname("x", 1) == 0 && chroot("/proc") == 0);
+    }
+    if (strcmp(what, "new-all") == 0) {
+        int first = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC;
+        CHECK(unshare(first | CLONE_FS | CLONE_FILES | CLONE_NEWCGROUP | CLONE_SYSVSEM) == 0);
+        CHECK(is_in_other_user_namespace() && sethostname("x", 1) == 0);
+        map_user();
+        turns();
+        CHECK(syscall(SYS_unshare, first | CLONE_NEWPID) == 0);
+        // The next one would begin threads in two PID namespaces, which the kernel refuses.
+        turns();
+        check_new_pid_namespace();
+    }
+    if (strcmp(what, "join-user") == 0) {
+        CHECK(fails_with(EINVAL, setns(open("/proc/self/ns/user", O_RDONLY), CLONE_NEWUSER)));
+        turns();
+        CHECK(fails_with(EINVAL, setns(other_user, CLONE_NEWNS)));
+        CHECK(setns(other_user, 0) == 0 && is_in_other_user_namespace());
+        turns();
+        CHECK(fails_with(EINVAL, syscall(SYS_setns, other_user, CLONE_NEWUSER)));
+    }
+    if (strcmp(what, "join-all") == 0) {
+        int kinds = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS;
+        // The process has the PID namespace that this one has. Its child is the first one of another.
+        int process = is_server ? other_process : other_first;
+        CHECK(syscall(SYS_setns, process, kinds) == 0 && is_in_other_user_namespace());
+        turns();
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) _exit(getpid() < 9 ? 0 : 1);
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+        CHECK(WEXITSTATUS(status) == is_server);
+    }
+    if (strcmp(what, "join-time") == 0) join("/proc/self/ns/time", CLONE_NEWTIME);
+}
+
 static void change(const char *what) {
+    change_user_namespace(what);
     if (strcmp(what, "user") == 0) {
         CHECK(setgroups(0, NULL) == 0 && setresgid(OTHER, OTHER, OTHER) == 0);
         CHECK(setresuid(OTHER, OTHER, OTHER) == 0 && all_have(OTHER));
@@ -244,6 +375,7 @@ int main(int argc, char **argv) {
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int is_first = strncmp(argv[3], "first-", 6) == 0;
     if (is_first) change(argv[3]);
+    if (strncmp(argv[3], "join-", 5) == 0) start_other();
     fd = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(fd >= 0);
     if (is_server) {
@@ -255,7 +387,9 @@ int main(int argc, char **argv) {
     }
     turns();
     // Threads of the library that begin now have begun then.
-    if (strcmp(argv[3], "alone") == 0 || strcmp(argv[3], "joined") == 0) sleep(1);
+    const char *of_threads[] = { "alone", "joined", "new-user", "new-all", "join-user", "join-all" };
+    for (int at = 0; at < 6; at++)
+        if (strcmp(argv[3], of_threads[at]) == 0) sleep(1);
     if (!is_first) change(argv[3]);
     turns();
     // The library has locked nothing of its own. What malloc reserves for its threads is libc's.
