@@ -10,15 +10,30 @@ use crate::sys::fork_lock::ForkLockGuard;
 use crate::sys::own_numbers;
 use crate::{config, fork};
 
+/// Entries of the table. One alone, as a `close` has it, needs no memory of its own.
+#[derive(Default)]
+pub(crate) struct DescriptorList {
+    first: Option<DescriptorRef>,
+    others: Vec<DescriptorRef>,
+}
+
+impl DescriptorList {
+    fn iter(&self) -> impl Iterator<Item = &DescriptorRef> {
+        self.first.iter().chain(&self.others)
+    }
+}
+
 /// Removes the entries of descriptors that are about to be closed, and returns them. The caller has
 /// locked the numbers. The last entry of a connection ends it when it is dropped, which may wait for
 /// the peer: before that the caller closes the numbers, and releases the lock.
-pub(crate) fn close(first: c_int, last: c_int) -> Vec<DescriptorRef> {
+pub(crate) fn close(first: c_int, last: c_int) -> DescriptorList {
     if fork::shares_memory() {
-        return Vec::new();
+        return DescriptorList::default();
     }
     let numbers = first.max(0)..=last.min(DESCRIPTORS.highest());
-    numbers.filter(|fd| DESCRIPTORS.has(*fd)).filter_map(remove).collect()
+    let mut removed = numbers.filter(|fd| DESCRIPTORS.has(*fd)).filter_map(remove);
+    // An empty list allocates nothing.
+    DescriptorList { first: removed.next(), others: removed.collect() }
 }
 
 fn remove(fd: c_int) -> Option<DescriptorRef> {
@@ -48,7 +63,7 @@ pub(crate) fn lock_numbers(first: c_int, last: c_int) -> Option<ForkLockGuard> {
 }
 
 /// Whether a relay may replace a number that has no entry any more: a child may ask for it.
-pub(crate) fn may_be_replaced(closed: &[DescriptorRef]) -> bool {
+pub(crate) fn may_be_replaced(closed: &DescriptorList) -> bool {
     closed.iter().filter_map(|entry| entry.stream()).any(|socket| socket.undecided.has_offers())
 }
 
