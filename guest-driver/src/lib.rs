@@ -26,7 +26,7 @@ pub mod socket;
 
 pub use socket::{
     ChangeToken, Config, ConnectionInfo, ConnectionSnapshot, DataPath, Fallback, Interest,
-    KeepAlive, PollEvent, Poller, Readiness, Rnics, SmcListener, SmcStream, SmcdInfo, SmcrInfo,
-    SmcrOptions, Stack, Totals, statistics,
+    KeepAlive, MovedCounts, PollEvent, Poller, Readiness, Rnics, SmcListener, SmcStream, SmcdInfo,
+    SmcrInfo, SmcrOptions, Stack, Totals, statistics,
 };
 pub use virtio_ism::transport::{DeviceAddress, PciAddress};

@@ -40,6 +40,8 @@ pub(super) struct Change {
     pub(super) why: Option<ChangeReason>,
     /// How often it has.
     pub(super) count: u32,
+    /// Bytes that were said to be sent, and to be acknowledged.
+    pub(super) told_moved: [u64; 2],
     /// How the connection comes back to a ring.
     pub(super) way_back: WayBack,
     /// What TCP has not taken.
@@ -80,6 +82,7 @@ impl Change {
             end: End::on_ring(role, carrier.may_come_back()),
             why: None,
             count: 0,
+            told_moved: [0; 2],
             way_back: WayBack::new(role, carrier.may_come_back()),
             // The child of a fork can take a connection over that need not be polled.
             out: RecordQueue::new(!carrier.must_be_polled()),

@@ -24,6 +24,7 @@ use smc_core::wire::record::{HEADER_LEN, Record};
 
 use super::carrier::Carrier;
 use super::change::{Change, ChangeReason};
+use super::counts::MovedTime;
 use super::from_tcp::first_chunk;
 use super::{Conn, Rx, Tx, first_words};
 use crate::handshake::EstablishedConn;
@@ -397,6 +398,8 @@ impl Conn {
         let [producer, seen] = first_words(&rx.receiver, &tx.sender);
         self.cursors.restart(rx.receiver.cursor());
         (rx.seen, tx.seen) = ([producer, seen], seen);
+        // TCP may have brought something just now.
+        (rx.last_move, tx.last_move) = (MovedTime::new(producer), MovedTime::new(tx.total));
         (tx.base, tx.lost) = (tx.total, None);
         tx.producer = tx.sender.producer_word().to_u64();
         tx.published = StateFlags::empty();

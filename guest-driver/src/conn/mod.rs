@@ -18,6 +18,7 @@ mod carrier;
 mod change;
 mod come_back;
 mod copies;
+mod counts;
 mod cursors;
 mod end;
 mod end_word;
@@ -52,6 +53,7 @@ pub(crate) use carrier::Carrier;
 use carrier::no_ring;
 use change::Change;
 pub(crate) use come_back::PeerDevice;
+use counts::MovedTime;
 use cursors::ConsumerCursors;
 use end_word::{EndWord, Failure};
 pub(crate) use moved::MovedBytes;
@@ -98,6 +100,8 @@ pub(super) struct Tx {
     base: u64,
     /// How often bytes were sent.
     deliveries: u64,
+    /// When bytes were sent last, by `total`.
+    last_move: MovedTime,
     /// Bytes for which the ring has no room.
     queue: SendQueue,
     /// What the connection needs to outlive its carrier; `None`: it ends with it.
@@ -121,6 +125,8 @@ pub(super) struct Rx {
     kept: Option<VecDeque<u8>>,
     /// How often new bytes were found.
     arrivals: u64,
+    /// When bytes have come last, by the peer's producer word.
+    last_move: MovedTime,
 }
 
 /// What the connections of a stack have in common.
@@ -199,6 +205,7 @@ impl Conn {
             total: 0,
             base: 0,
             deliveries: 0,
+            last_move: MovedTime::new(0),
             queue: SendQueue::default(),
             change: watch.as_ref().map(|_| Box::new(Change::new(&carrier, role))),
         };
@@ -211,6 +218,7 @@ impl Conn {
             total: 0,
             kept: None,
             arrivals: 0,
+            last_move: MovedTime::new(producer),
         };
         let words = carrier.words();
         let conn = Arc::new(Conn {
@@ -420,6 +428,7 @@ impl ConnectionHandler for Conn {
     fn on_recheck(&self) {
         // The peer could suppress every other wake-up.
         self.wake_sleepers();
+        self.note_moves();
         // A reset concerns a connection that no call waits on as well (CLOSE-28).
         self.check_tcp();
         self.check_carrier();

@@ -6,6 +6,7 @@ use std::io::{self, IoSliceMut};
 use smc_core::connection::{OobError, UpdateDecision, UrgentEvent, read_words};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
+use super::counts::times_are_stored;
 use super::{Conn, Deadline, Failure, Rx, reader_view};
 use crate::capture;
 use crate::reactor::DelayedUpdate;
@@ -153,6 +154,9 @@ impl Conn {
         };
         rx.total = rx.total.saturating_add(u64::from(arrival.bytes));
         rx.arrivals += u64::from(arrival.bytes > 0);
+        if times_are_stored() {
+            rx.last_move.note(rx.seen[0]);
+        }
         if let UrgentEvent::Present { offset } = arrival.urgent {
             let mut byte = [0u8];
             rx.carrier.copy_out(offset, &mut byte).map_err(io::Error::other)?;

@@ -7,6 +7,7 @@ use std::sync::MutexGuard;
 use smc_core::connection::Span;
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
+use super::counts::times_are_stored;
 use super::{CHUNK, Conn, Deadline, Tx};
 use crate::capture;
 use virtio_ism::DeliverError;
@@ -296,6 +297,9 @@ impl Conn {
         tx.published = tx.close.flags();
         let cursor = ConsumerWord::from_u64(consumer).cursor;
         self.cursors.note_announced(cursor);
+        if times_are_stored() {
+            tx.last_move.note(tx.total);
+        }
     }
 
     /// Sends the control words alone, if anything may still be sent.

@@ -6,12 +6,14 @@
 
 mod connection;
 mod fallback;
+mod moved;
 mod smcr;
 mod snapshot;
 mod text;
 
 pub use connection::{ConnectionInfo, SmcdInfo};
 pub use fallback::Fallback;
+pub use moved::MovedCounts;
 pub use smcr::{LinkGroupInfo, LinkInfo, RnicInfo, SmcrInfo};
 pub use snapshot::{CarrierChanges, ConnectionSnapshot, CurrentCarrier, Cursors};
 pub use text::roce_gid_text as show_gid;

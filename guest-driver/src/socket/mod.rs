@@ -23,7 +23,7 @@ pub(crate) mod watch;
 
 pub use crate::info::{
     CarrierChanges, ConnectionInfo, ConnectionSnapshot, CurrentCarrier, Cursors, Fallback,
-    LinkGroupInfo, LinkInfo, RnicInfo, SmcdInfo, SmcrInfo, show_gid,
+    LinkGroupInfo, LinkInfo, MovedCounts, RnicInfo, SmcdInfo, SmcrInfo, show_gid,
 };
 pub use crate::smcr::{NoRdma, Rnics, SmcrOptions};
 #[doc(hidden)]

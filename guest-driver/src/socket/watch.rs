@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use super::SmcStream;
 use crate::byte_queue::ByteQueue;
 use crate::conn::{self, Conn, LocalEnd};
+use crate::info::MovedCounts;
 use crate::reactor::Reactor;
 use crate::reactor::poll_queue::{PollEntry, PollQueue};
 use crate::reactor::spin::Spin;
@@ -433,6 +434,19 @@ impl SmcStream {
     /// says. For TCP: 0.
     pub fn queued(&self) -> usize {
         self.conn().map_or(0, |conn| conn.queued())
+    }
+
+    /// What the connection has moved, and when (SMC only; `None` for TCP, of which TCP_INFO tells). The
+    /// first call in a process has all its connections store the times of their messages, which costs
+    /// 7 ns for each.
+    pub fn moved_counts(&self) -> Option<MovedCounts> {
+        self.conn().map(|conn| conn.moved_counts())
+    }
+
+    /// Bytes that the program has written and the peer does not have, as SIOCOUTQ says, and as many of
+    /// them as are not sent (SIOCOUTQNSD). For TCP: 0.
+    pub fn outstanding(&self) -> [usize; 2] {
+        self.conn().map_or([0; 2], |conn| conn.outstanding())
     }
 
     /// Bounds what the program may write before the peer reads, as SO_SNDBUF does. `bytes` is what the

@@ -55,7 +55,7 @@ pub use registers::Registers;
 pub use seccomp::withhold_io_uring;
 pub use shared::{OutOfBounds, SharedSlice};
 pub use sockopt::{PeerProcess, TcpCounts, peer_process, tcp_counts};
-pub use tcp::{reset_tcp, unacknowledged};
+pub use tcp::{reset_tcp, unacknowledged, unsent};
 pub use thread::{JoinOutcome, USUAL_STACK, join_within, start_thread};
 pub use time::{processor_time, timespec};
 pub use unix::{connect_unix, connect_unix_packets, is_other_kind};

@@ -31,10 +31,24 @@ pub fn reset_tcp(tcp: TcpStream) {
 /// # Errors
 /// The socket is none of TCP, or listens.
 pub fn unacknowledged(tcp: &TcpStream) -> io::Result<usize> {
+    // SIOCOUTQ is TIOCOUTQ.
+    ask_for_bytes(tcp, libc::TIOCOUTQ)
+}
+
+/// Bytes that were written and that the kernel has not sent (SIOCOUTQNSD).
+///
+/// # Errors
+/// The socket is none of TCP, or listens.
+pub fn unsent(tcp: &TcpStream) -> io::Result<usize> {
+    const SIOCOUTQNSD: libc::Ioctl = 0x894b;
+    ask_for_bytes(tcp, SIOCOUTQNSD)
+}
+
+/// `request` is SIOCOUTQ or SIOCOUTQNSD.
+fn ask_for_bytes(tcp: &TcpStream, request: libc::Ioctl) -> io::Result<usize> {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: SIOCOUTQ, which is TIOCOUTQ, writes one int to the address, which is that of a live
-    // variable.
-    let result = unsafe { libc::ioctl(tcp.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    // SAFETY: both requests write one int to the address, which is that of a live variable.
+    let result = unsafe { libc::ioctl(tcp.as_raw_fd(), request, &raw mut bytes) };
     match usize::try_from(bytes) {
         Ok(bytes) if result == 0 => Ok(bytes),
         _ => Err(io::Error::last_os_error()),

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a connection has moved, and when.
+//!
+//! Bytes are counted under the locks in any case. A time of each message would cost more than the
+//! rest of the counting: the coarse clock alone takes 7 ns. So as long as nobody asks, only the
+//! background thread looks, once a second, whether the counts have changed. Once somebody in this
+//! process has asked, each message stores its time. A time is never too early: who closes connections
+//! that are idle for too long must not close one that is in use.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use smc_core::wire::cdc::StateFlags;
+
+use super::{Conn, Tx};
+use crate::info::MovedCounts;
+use ism_sys::{unacknowledged, unsent};
+
+/// Whether messages store their times, because somebody in this process has asked for one.
+static STORED: AtomicBool = AtomicBool::new(false);
+
+/// Whether messages store their times.
+#[inline]
+pub(super) fn times_are_stored() -> bool {
+    STORED.load(Ordering::Relaxed)
+}
+
+/// Milliseconds of the clock that the kernel takes for the times of TCP_INFO, too.
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::MonotonicCoarse);
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
+}
+
+/// When the bytes of a direction have moved last: after the position was another one, as far as
+/// anybody has looked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MovedTime {
+    position: u64,
+    at: u64,
+}
+
+impl MovedTime {
+    /// The position is this one now.
+    pub(super) fn new(position: u64) -> MovedTime {
+        MovedTime { position, at: now() }
+    }
+
+    /// Looks at the position.
+    #[inline]
+    pub(super) fn note(&mut self, position: u64) {
+        if self.position != position {
+            *self = MovedTime::new(position);
+        }
+    }
+
+    fn elapsed(&self) -> Duration {
+        Duration::from_millis(now().saturating_sub(self.at))
+    }
+}
+
+/// How far a direction is.
+pub(super) struct SentCounts {
+    pub(super) sent: u64,
+    pub(super) acknowledged: u64,
+    pub(super) unsent: u64,
+}
+
+fn if_free<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+impl Conn {
+    /// Looks whether bytes have moved. The next look finds those of a direction that is in use now.
+    pub(super) fn note_moves(&self) {
+        if let Some(mut tx) = if_free(&self.tx) {
+            let total = tx.total;
+            tx.last_move.note(total);
+        }
+        if let Some(mut rx) = if_free(&self.rx) {
+            // The words, because the program may not have looked for the bytes.
+            let [producer, _] = rx.carrier.words();
+            rx.last_move.note(producer);
+        }
+    }
+
+    /// What was sent, and what was not. In a ring, bytes are in the peer's memory, which is what TCP's
+    /// acknowledgements say. Of records the kernel knows more.
+    pub(super) fn progress(&self, tx: &mut Tx) -> SentCounts {
+        let queued = tx.queue.len() as u64;
+        let total = tx.total;
+        let Some(change) = &mut tx.change else {
+            return SentCounts { sent: total, acknowledged: total, unsent: queued };
+        };
+        let (mut sent, mut acknowledged) = (total, total);
+        if !change.end.is_on_ring() {
+            let waiting = change.out.len() as u64;
+            let of_tcp = |bytes: std::io::Result<usize>| waiting + bytes.unwrap_or(0) as u64;
+            // With the headers of the records, which are few bytes.
+            sent = total.saturating_sub(of_tcp(self.tcp.with(unsent)));
+            acknowledged = total.saturating_sub(of_tcp(self.tcp.with(unacknowledged)));
+        }
+        let [told_sent, told_acknowledged] = &mut change.told_moved;
+        *told_acknowledged = acknowledged.max(*told_acknowledged);
+        *told_sent = sent.max(*told_sent).max(*told_acknowledged);
+        let (sent, acknowledged) = (*told_sent, *told_acknowledged);
+        SentCounts { sent, acknowledged, unsent: queued + total.saturating_sub(sent) }
+    }
+
+    /// Bytes that the program has written and the peer does not have, and as many of them are not even
+    /// sent.
+    pub(crate) fn outstanding(&self) -> [usize; 2] {
+        self.reactor.poll();
+        let mut tx = self.tx();
+        self.refresh_tx(&mut tx);
+        let SentCounts { sent, acknowledged, unsent } = self.progress(&mut tx);
+        let all = unsent.saturating_add(sent.saturating_sub(acknowledged));
+        [all, unsent].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
+    }
+
+    /// What the connection has moved. From now on all connections of the process store the times of
+    /// their messages.
+    pub(crate) fn moved_counts(&self) -> MovedCounts {
+        if !times_are_stored() {
+            STORED.store(true, Ordering::Relaxed);
+        }
+        self.reactor.poll();
+        let mut rx = self.rx();
+        // A failure shows in other calls.
+        let _ = self.refresh_rx(&mut rx);
+        let [producer, _] = rx.seen;
+        rx.last_move.note(producer);
+        let mut tx = self.tx();
+        self.refresh_tx(&mut tx);
+        let total = tx.total;
+        tx.last_move.note(total);
+        let SentCounts { sent, acknowledged, unsent } = self.progress(&mut tx);
+        let end = tx.change.as_ref().map(|change| &change.end);
+        let is_on_tcp = end.is_some_and(|end| end.is_on_tcp()) && self.end.reads_tcp();
+        let since = |last: &MovedTime| (!is_on_tcp).then(|| last.elapsed());
+        let ring = *rx.receiver.ring();
+        MovedCounts {
+            sent,
+            acknowledged,
+            unsent,
+            received: rx.total,
+            deliveries: tx.deliveries,
+            arrivals: rx.arrivals,
+            since_sent: since(&tx.last_move),
+            since_received: since(&rx.last_move),
+            send_window: tx.sender.window(),
+            receive_window: ring.len().saturating_sub(rx.receiver.available()),
+            receive_buffer: ring.len(),
+            carrier_changes: tx.change.as_ref().map_or(0, |change| change.count),
+            ended: tx.close.flags().intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED),
+            ended_by_peer: rx.ended,
+        }
+    }
+}
