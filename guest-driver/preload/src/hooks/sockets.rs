@@ -12,7 +12,7 @@ use crate::hooks::libc_symbols::{call_libc, symbols};
 use crate::hooks::rebinding;
 use crate::hooks::temporary_relays::by_kernel;
 use crate::hooks::within::{restartable, within};
-use crate::io::control;
+use crate::io::{control, tcp_info};
 use crate::relay::take_back;
 use crate::selection::{
     answering_listeners, connect, establish, inherited_options, option, options,
@@ -327,24 +327,23 @@ unsafe fn get_option(
         }
         return 0;
     }
-    let state = match (level, name) {
-        (libc::IPPROTO_TCP, libc::TCP_INFO) => {
-            DESCRIPTORS.get(fd).as_ref().and_then(control::tcp_state)
-        }
-        _ => None,
-    };
+    let of_program = fd;
     let fd = if control::is_of_descriptor(level, name) { fd } else { tcp_fd_of(fd) };
     let result = call_libc!(getsockopt, libc::SYS_getsockopt, (fd: c_int, level: c_int,
         name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int);
-    if let Some(state) = state
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_INFO)
         && result == 0
+        && DESCRIPTORS.has(of_program)
+        && let Some(descriptor) = DESCRIPTORS.get(of_program)
     {
-        // SAFETY: the kernel has written so many bytes; the state is the first.
-        unsafe {
-            if *len > 0 {
-                value.cast::<u8>().write(state);
-            }
-        }
+        let mut info = [0u8; tcp_info::MOST];
+        // SAFETY: the kernel has written so many bytes there.
+        let n = unsafe { *len as usize }.min(info.len());
+        // SAFETY: as above; the room here is long enough.
+        unsafe { std::ptr::copy_nonoverlapping(value.cast(), info.as_mut_ptr(), n) };
+        tcp_info::correct(&descriptor, of_program, info.get_mut(..n).unwrap_or_default());
+        // SAFETY: the same bytes of the program.
+        unsafe { std::ptr::copy_nonoverlapping(info.as_ptr(), value.cast(), n) };
     }
     result
 }

@@ -92,8 +92,8 @@ pub(crate) fn ioctl(
     let stream = socket.smc()?;
     Some(Ok(match request {
         libc::FIONREAD => number(stream.readable().unwrap_or(0)),
-        // All else that was written is in the peer's memory, which is what TCP's acknowledgements say.
-        libc::TIOCOUTQ | SIOCOUTQNSD => number(stream.queued()),
+        libc::TIOCOUTQ => number(stream.outstanding()[0]),
+        SIOCOUTQNSD => number(stream.outstanding()[1]),
         _ => c_int::from(stream.at_mark().ok().flatten().unwrap_or(false)),
     }))
 }

@@ -6,4 +6,5 @@ pub(crate) mod epoll_ctl;
 pub(crate) mod epoll_wait;
 pub(crate) mod kernel;
 pub(crate) mod poll;
+pub(crate) mod tcp_info;
 pub(crate) mod transfer;
