@@ -273,6 +273,98 @@ fn buffers_that_the_program_sets_bound_what_is_written() {
     in_all_combinations(name, server, client);
 }
 
+/// Fills the buffers, and says how many bytes that were and how many of them are unsent.
+fn fill_with_limit(stream: &TcpStream) -> (usize, i32) {
+    const SIOCOUTQNSD: u64 = 0x894b;
+    let n = fill(stream);
+    (n, c::number(stream, SIOCOUTQNSD).unwrap())
+}
+
+#[test]
+fn unsent_bytes_are_bounded_as_the_program_sets_it() {
+    // TCP looks at the bound once for each packet that it fills.
+    const BOUND: i32 = 20_000;
+    const MOST_UNSENT: i32 = BOUND + (64 << 10);
+    fn bound(socket: &impl AsRawFd) {
+        let (fd, at) = (socket.as_raw_fd(), std::ptr::from_ref(&BOUND).cast());
+        let (level, name) = (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT);
+        assert_eq!(unsafe { libc::setsockopt(fd, level, name, at, 4) }, 0);
+    }
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        // The next accepted connection has it from its listener.
+        bound(&listener);
+        exchange_as_server(&mut stream);
+        let port = listener.local_addr().unwrap().port();
+        await_word(port);
+        std::io::copy(&mut stream, &mut std::io::sink()).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        exchange_as_server(&mut stream);
+        let (n, unsent) = fill_with_limit(&stream);
+        assert!(n < 1 << 20 && unsent <= MOST_UNSENT, "{unsent} of {n} bytes");
+        std::fs::write(word_for(port), "").unwrap();
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        exchange_as_client(&mut stream);
+        bound(&stream);
+        let (n, unsent) = fill_with_limit(&stream);
+        assert!(n < 1 << 20 && unsent <= MOST_UNSENT, "{unsent} of {n} bytes");
+        assert_eq!(c::poll(&stream, libc::POLLOUT, 0).unwrap() & libc::POLLOUT, 0);
+        std::fs::write(word_for(port), "").unwrap();
+        assert_eq!(c::poll(&stream, libc::POLLOUT, 20_000).unwrap(), libc::POLLOUT);
+        drop(stream);
+        let mut stream = connect(port);
+        exchange_as_client(&mut stream);
+        await_word(port);
+        std::io::copy(&mut stream, &mut std::io::sink()).unwrap();
+    }
+    in_all_combinations("unsent_bytes_are_bounded_as_the_program_sets_it", server, client);
+}
+
+/// A program that waits for more bytes than there is room for.
+#[test]
+fn a_low_water_mark_above_the_buffer_keeps_nobody_waiting() {
+    fn server(listener: TcpListener) {
+        for way in 0..3 {
+            let (mut stream, _) = listener.accept().unwrap();
+            exchange_as_server(&mut stream);
+            set_buffer(&stream, libc::SO_RCVLOWAT, 1 << 20);
+            let begun = Instant::now();
+            match way {
+                0 => assert_eq!(c::poll(&stream, libc::POLLIN, 20_000).unwrap(), libc::POLLIN),
+                1 => {
+                    let set = unsafe { libc::epoll_create1(0) };
+                    let fd = stream.as_raw_fd();
+                    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+                    assert_eq!(unsafe { libc::epoll_ctl(set, 1, fd, &mut event) }, 0);
+                    assert_eq!(unsafe { libc::epoll_wait(set, &mut event, 1, 20_000) }, 1);
+                    unsafe { libc::close(set) };
+                }
+                _ => {
+                    let mut room = vec![0; 1 << 20];
+                    assert_eq!(c::recv(&stream, &mut room, 0).unwrap(), room.len());
+                    let mut rest = vec![0; MUCH - room.len()];
+                    stream.read_exact(&mut rest).unwrap();
+                    room.extend(rest);
+                    assert!(room == pattern(MUCH));
+                }
+            }
+            assert!(begun.elapsed() < Duration::from_secs(15), "way {way}");
+            read_all(&mut stream, if way < 2 { &EXPECTED } else { &[] });
+        }
+    }
+    static EXPECTED: std::sync::LazyLock<Vec<u8>> = std::sync::LazyLock::new(|| pattern(MUCH));
+    fn client(port: u16) {
+        for _ in 0..3 {
+            let mut stream = connect(port);
+            exchange_as_client(&mut stream);
+            stream.write_all(&pattern(MUCH)).unwrap();
+        }
+    }
+    in_all_combinations("a_low_water_mark_above_the_buffer_keeps_nobody_waiting", server, client);
+}
+
 /// A relay with one thread that writes before it reads again, as many have it.
 #[test]
 fn a_relay_of_one_thread_passes_an_echo_on() {

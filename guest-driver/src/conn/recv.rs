@@ -334,6 +334,13 @@ impl Conn {
         Ok(rx.readable())
     }
 
+    /// Whether so many bytes can be read now (SO_RCVLOWAT), or half of what the ring holds: as on TCP,
+    /// a number that is too large must not make both ends wait.
+    pub(crate) fn has_readable(&self, bytes: usize) -> io::Result<bool> {
+        let readable = self.readable()?;
+        Ok(readable >= bytes || readable >= self.own_ring().len() as usize / 2)
+    }
+
     /// `shutdown(read)`: reads return end of data once the ring is empty; the peer is not told
     /// (CLOSE-16).
     pub(crate) fn shutdown_read(&self) {

@@ -86,6 +86,8 @@ struct FullRing {
 pub(super) struct SendQueue {
     bytes: ByteQueue,
     limit: usize,
+    /// Bytes that it takes at most besides (TCP_NOTSENT_LOWAT).
+    unsent_limit: usize,
     /// The last time that a write found no room.
     full: Option<FullRing>,
     /// Bytes that a thread has taken out to send them, and that are neither sent nor put back.
@@ -94,7 +96,8 @@ pub(super) struct SendQueue {
 
 impl Default for SendQueue {
     fn default() -> SendQueue {
-        SendQueue { bytes: ByteQueue::default(), limit: LIMIT, full: None, taken: 0 }
+        let bytes = ByteQueue::default();
+        SendQueue { bytes, limit: LIMIT, unsent_limit: usize::MAX, full: None, taken: 0 }
     }
 }
 
@@ -130,7 +133,7 @@ impl SendQueue {
 
     /// Whether it can take a byte.
     fn has_room(&self) -> bool {
-        self.len() < self.limit && self.bytes.may_grow()
+        self.len() < self.limit.min(self.unsent_limit) && self.bytes.may_grow()
     }
 }
 
@@ -204,12 +207,13 @@ impl Conn {
         if !tx.may_queue() {
             return 0;
         }
-        let SendQueue { bytes: queue, limit, .. } = &mut tx.queue;
+        let SendQueue { bytes: queue, limit, unsent_limit, .. } = &mut tx.queue;
+        let limit = (*limit).min(*unsent_limit);
         let before = queue.len();
         for buf in bufs {
             let bytes = buf.get(skip.min(buf.len())..).unwrap_or_default();
             skip -= skip.min(buf.len());
-            if queue.append(bytes, *limit) < bytes.len() {
+            if queue.append(bytes, limit) < bytes.len() {
                 break;
             }
         }
@@ -297,6 +301,13 @@ impl Conn {
         let all = bytes.saturating_add(unread);
         tx.sender.limit_to(u32::try_from(all).unwrap_or(u32::MAX));
         tx.queue.limit = all.saturating_sub(tx.sender.usable() as usize);
+    }
+
+    /// Bounds what is in the queue, as TCP_NOTSENT_LOWAT does; 0: by SO_SNDBUF only.
+    pub(crate) fn set_unsent_limit(&self, bytes: usize) {
+        self.tx().queue.unsent_limit = if bytes == 0 { usize::MAX } else { bytes };
+        // There may be room now.
+        self.check_blocked_writer();
     }
 
     /// Whether bytes wait to be sent.

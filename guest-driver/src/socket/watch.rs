@@ -449,6 +449,23 @@ impl SmcStream {
         self.conn().map_or([0; 2], |conn| conn.outstanding())
     }
 
+    /// Whether so many bytes can be read now, as SO_RCVLOWAT asks, or so many that the peer may wait
+    /// for a read. For TCP: `false`.
+    ///
+    /// # Errors
+    /// The connection ended abnormally.
+    pub fn has_readable(&self, bytes: usize) -> io::Result<bool> {
+        self.conn().map_or(Ok(false), |conn| conn.has_readable(bytes))
+    }
+
+    /// Bounds what the program may write that is not sent, as TCP_NOTSENT_LOWAT does; 0: no bound.
+    /// Does nothing for TCP.
+    pub fn set_unsent_limit(&self, bytes: usize) {
+        if let Some(conn) = self.conn() {
+            conn.set_unsent_limit(bytes);
+        }
+    }
+
     /// Bounds what the program may write before the peer reads, as SO_SNDBUF does. `bytes` is what the
     /// option says of the socket: twice what the program has set. Does nothing for TCP.
     pub fn set_send_buffer(&self, bytes: usize) {

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::selection::inherited_options::send_buffer;
+use crate::selection::inherited_options::{send_buffer, unsent_limit};
 use crate::selection::options::{self, OptionKind};
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, inherited_options};
@@ -189,6 +189,11 @@ pub(crate) fn follow_option(fd: c_int, socket: &StreamSocket, level: c_int, name
         let on = raw::socket_option(fd, level, name).is_ok_and(|on| on != 0);
         socket.options.set_queue_size_wanted(on);
         QUEUE_SIZE_WANTED.store(true, Ordering::Relaxed);
+    }
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT)
+        && let (Some(stream), Some(bytes)) = (socket.smc(), unsent_limit(fd))
+    {
+        stream.set_unsent_limit(bytes);
     }
     if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY)
         && let Some(stream) = socket.smc().filter(|stream| stream.remembers_nodelay())

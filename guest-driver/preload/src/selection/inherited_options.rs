@@ -14,6 +14,8 @@ use crate::sys::raw;
 static OTHERS: AtomicBool = AtomicBool::new(false);
 /// Whether the program has set TCP_QUICKACK of any socket.
 static QUICKACK: AtomicBool = AtomicBool::new(false);
+/// Whether the program has set TCP_NOTSENT_LOWAT of any socket.
+static NOTSENT_LOWAT: AtomicBool = AtomicBool::new(false);
 /// Whether the program has set TCP_SAVE_SYN of any socket.
 static SAVE_SYN: AtomicBool = AtomicBool::new(false);
 
@@ -30,6 +32,9 @@ pub(crate) fn note(fd: c_int, level: c_int, name: c_int) {
     options::note(level, name);
     match name {
         libc::TCP_QUICKACK if level == libc::IPPROTO_TCP => QUICKACK.store(true, Ordering::Relaxed),
+        libc::TCP_NOTSENT_LOWAT if level == libc::IPPROTO_TCP => {
+            NOTSENT_LOWAT.store(true, Ordering::Relaxed);
+        }
         libc::TCP_SAVE_SYN if level == libc::IPPROTO_TCP => SAVE_SYN.store(true, Ordering::Relaxed),
         _ if level != libc::SOL_SOCKET => {}
         libc::SO_RCVTIMEO
@@ -56,6 +61,7 @@ pub(crate) fn note_foreign(fd: c_int) {
     if is_tcp(fd) {
         options::note_any();
         OTHERS.store(true, Ordering::Relaxed);
+        NOTSENT_LOWAT.store(true, Ordering::Relaxed);
     }
 }
 
@@ -76,6 +82,15 @@ fn buffer(fd: c_int, name: c_int, lock: c_int) -> Option<usize> {
     let locks = raw::socket_option(fd, libc::SOL_SOCKET, SO_BUF_LOCK).ok()?;
     let bytes = raw::socket_option(fd, libc::SOL_SOCKET, name).ok()?;
     if locks & lock == 0 { None } else { usize::try_from(bytes).ok() }
+}
+
+/// TCP_NOTSENT_LOWAT of a socket, if any has it.
+pub(crate) fn unsent_limit(fd: c_int) -> Option<usize> {
+    if !NOTSENT_LOWAT.load(Ordering::Relaxed) {
+        return None;
+    }
+    let bytes = raw::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT).ok()?;
+    usize::try_from(bytes as u32).ok()
 }
 
 fn is_tcp(fd: c_int) -> bool {

@@ -129,7 +129,7 @@ const OPTIONS: [Row; 229] = [
     (libc::IPPROTO_TCP, 21, "TCP_QUEUE_SEQ", Kernel),
     (libc::IPPROTO_TCP, 23, "TCP_FASTOPEN", TcpOnly),
     (libc::IPPROTO_TCP, 24, "TCP_TIMESTAMP", Kernel),
-    (libc::IPPROTO_TCP, 25, "TCP_NOTSENT_LOWAT", Kernel),
+    (libc::IPPROTO_TCP, 25, "TCP_NOTSENT_LOWAT", Followed),
     (libc::IPPROTO_TCP, 26, "TCP_CC_INFO", Kernel),
     (libc::IPPROTO_TCP, 27, "TCP_SAVE_SYN", Followed),
     (libc::IPPROTO_TCP, 28, "TCP_SAVED_SYN", Followed),

@@ -148,6 +148,9 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
             if let Some(bytes) = inherited_options::send_buffer(fd) {
                 stream.set_send_buffer(bytes);
             }
+            if let Some(bytes) = inherited_options::unsent_limit(fd) {
+                stream.set_unsent_limit(bytes);
+            }
             note_linger(descriptor, socket, fd);
             if let Some(linger) = socket.options.linger() {
                 let _ = stream.set_linger(Some(linger));

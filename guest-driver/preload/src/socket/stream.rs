@@ -131,7 +131,7 @@ impl StreamSocket {
         let mut readiness = self.end.shown(stream.readiness(urgent));
         let low_water = self.options.low_water();
         if low_water > 1 && readiness.readable && !readiness.read_closed {
-            readiness.readable = stream.readable().is_ok_and(|bytes| bytes >= low_water);
+            readiness.readable = stream.has_readable(low_water).unwrap_or(false);
         }
         readiness
     }
