@@ -4,6 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::mem::{size_of, zeroed};
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
 
 use super::{FDS_BY_NAME, fd, named, names, ok, ret};
 use crate::script::Words;
@@ -109,12 +110,33 @@ pub(super) fn show_address(addr: &libc::sockaddr_storage, len: libc::socklen_t) 
 }
 
 /// What the kernel says of the TCP socket.
-fn tcp_info(name: &str) -> String {
+/// `None`: the call failed.
+fn raw_tcp_info(name: &str) -> Option<[u8; 256]> {
     let mut info = [0u8; 256];
     let mut len = 256;
     let pointer = info.as_mut_ptr().cast();
     let level = libc::IPPROTO_TCP;
     let result = unsafe { libc::getsockopt(fd(name), level, libc::TCP_INFO, pointer, &mut len) };
+    (result == 0).then_some(info)
+}
+
+/// The bytes of TCP_INFO, when the peer's kernel has all that was sent and acknowledged it.
+fn tcp_counts(name: &str) -> String {
+    let begun = Instant::now();
+    loop {
+        let Some(info) = raw_tcp_info(name) else { return ret(-1) };
+        let number = |at: usize| u64::from_ne_bytes(info[at..at + 8].try_into().unwrap());
+        let mut unsent = 0 as c_int;
+        unsafe { libc::ioctl(fd(name), libc::TIOCOUTQ, &mut unsent) };
+        if unsent == 0 || begun.elapsed() > Duration::from_secs(3) {
+            let [acknowledged, received] = [120, 128].map(number);
+            return format!("acked {acknowledged} received {received} waiting {unsent}");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn tcp_info(name: &str) -> String {
     let states = [
         "?",
         "ESTABLISHED",
@@ -129,7 +151,7 @@ fn tcp_info(name: &str) -> String {
         "LISTEN",
         "CLOSING",
     ];
-    if result < 0 { ret(-1) } else { states[info[0] as usize].into() }
+    raw_tcp_info(name).map_or_else(|| ret(-1), |info| states[info[0] as usize].into())
 }
 
 fn duplicate(op: &str, name: &str, words: &mut Words<'_>) -> String {
@@ -273,6 +295,7 @@ fn options(op: &str, name: &str, words: &mut Words<'_>) -> Option<String> {
             set_struct(fd, option, &time)
         }
         "tcpinfo" => tcp_info(name),
+        "tcpcounts" => tcp_counts(name),
         _ => return None,
     })
 }
