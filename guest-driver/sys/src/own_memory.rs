@@ -153,6 +153,8 @@ pub fn note_own_stack(size: usize) {
 pub fn own_ranges(mappings: &[Mapping]) -> Vec<Range<usize>> {
     let page = rustix::param::page_size();
     let mut ranges: Vec<_> = MAPPED.iter().collect();
+    let seed = SEED.load(Ordering::Acquire);
+    ranges.extend((seed != 0).then(|| seed..seed + page));
     for stack in STACKS.iter() {
         let at = mappings.partition_point(|mapping| mapping.range.end <= stack.start);
         let (Some(above), Some(below)) =
@@ -325,6 +327,8 @@ fn grow_seed(len: usize, prot: ProtFlags) -> io::Result<*mut c_void> {
     // SAFETY: nobody else has the page, and it has no bytes. The last page of what it becomes takes
     // its place.
     unsafe {
+        // The program may have locked it with its own memory, while another thread was using it.
+        let _ = munlock(seed as *mut c_void, page);
         let grown = mremap(seed as *mut c_void, page, len + page, MremapFlags::MAYMOVE);
         let left = grown.map_or(seed, |grown| grown as usize + len);
         SEED.store(left, Ordering::Release);

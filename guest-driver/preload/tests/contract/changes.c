@@ -193,7 +193,7 @@ static void change_locks(const char *what) {
     if (strcmp(what, "locked-full") == 0 || strcmp(what, "first-locked-full") == 0) {
         give_up_lock_right();
         limit(RLIMIT_MEMLOCK, 8 << 20);
-        CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
+        for (int time = 0; time < 3; time++) CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
         // All that may be locked is.
         for (size_t size = 4 << 20; size >= 4096; size /= 2)
             while (map(size) != MAP_FAILED) {}
