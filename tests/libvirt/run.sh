@@ -3,43 +3,55 @@
 # Two domains of libvirt on SMC-D: runs the commands and the domain of docs/virtual-machines.md as they
 # stand there, types into the domains' consoles, and does what operators of libvirt do.
 #
-# QEMU, kernel and initramfs are those of `cargo xtask vm build`. libvirt is the distribution's, with its
-# own configuration: QEMU is the user libvirt-qemu, and the DAC security driver is on. Both daemons of
-# libvirt work in mount, network and process namespaces of their own, so nothing of it is left. Control
-# groups are not there: they would be those of the machine. A second mount and network namespace, with
-# daemons of its own, is the host to which domains are migrated.
+#     tests/libvirt/run.sh [SUITE]
 #
-# It needs root and libvirt-daemon-system; a missing one fails where CI is true, and is said aloud
-# elsewhere.
+# QEMU, kernel and initramfs are those of `cargo xtask vm build`, or what the variables say that it
+# prints. libvirt is the distribution's, with its own configuration: QEMU is the user libvirt-qemu, and
+# the DAC security driver is on. With a suite of Debian (trixie, sid) it is that suite's, in a root
+# directory that is made once and kept in ~/.cache. Both daemons of libvirt work in mount, network and
+# process namespaces of their own, so nothing of it is left. Control groups are not there: they would be
+# those of the machine. A second mount and network namespace, with daemons of its own, is the host to
+# which domains are migrated.
+#
+# It needs root and libvirt-daemon-system, with a suite mmdebstrap; a missing one fails where CI is true,
+# and is said aloud elsewhere.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+. tests/containers/common.sh
 
 page=docs/virtual-machines.md
-fail() {
-    echo "FAILED: $*" >&2
-    exit 1
-}
-missing() {
-    echo "NOT TESTED: libvirt: $*" >&2
-    [ "${CI:-false}" = true ] && exit 1
-    exit 0
-}
 if [ "${1:-}" != inside ]; then
-    [ "$(id -u)" = 0 ] || missing "this is not root"
-    for tool in libvirtd virtlogd virsh; do
-        command -v $tool >/dev/null && continue
-        [ "${CI:-false}" = true ] || missing "there is no $tool (package libvirt-daemon-system)"
-        apt-get update -q
-        DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q \
-            --no-install-recommends libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients
-        break
-    done
+    suite=${1:-}
+    if [ -n "$suite" ]; then
+        need mmdebstrap:mmdebstrap
+    else
+        need libvirtd:libvirt-daemon-system virtlogd:libvirt-daemon-driver-qemu virsh:libvirt-clients
+    fi
     [ -e /dev/net/tun ] || missing "there is no /dev/net/tun"
-    built=$(cargo xtask vm build)
-    while IFS= read -r line; do
-        export "${line?}"
-    done <<<"$built"
-    exec unshare --mount --net --pid --fork --kill-child --mount-proc -- "$0" inside
+    if [ -z "${QEMU:-}" ] || [ -z "${KERNEL:-}" ] || [ -z "${INITRD:-}" ] || [ -z "${DAEMON:-}" ]; then
+        built=$(cargo xtask vm build)
+        while IFS= read -r line; do
+            export "${line?}"
+        done <<<"$built"
+    fi
+    [ -n "$suite" ] ||
+        exec unshare --mount --net --pid --fork --kill-child --mount-proc -- "$0" inside
+    image=$(image libvirt "$suite" apt \
+        libvirt-daemon-system,libvirt-daemon-driver-qemu,libvirt-clients,iproute2,procps,seabios,qemu-system-data)
+    root=$(mktemp -d "${TMPDIR:-/var/tmp}/libvirt.XXXXXX")
+    trap 'rm -rf --one-file-system "$root"' EXIT
+    tar -C "$root" -xf "$image"
+    mkdir -p "$root"/srv/{docs,tests/libvirt,tests/containers,built}
+    cp "$page" "$root/srv/docs"
+    cp tests/libvirt/run.sh "$root/srv/tests/libvirt"
+    cp tests/containers/common.sh "$root/srv/tests/containers"
+    variables=()
+    for name in QEMU KERNEL INITRD DAEMON; do
+        cp "${!name}" "$root/srv/built"
+        variables+=("$name=/srv/built/$(basename "${!name}")")
+    done
+    enter "$root" env "${variables[@]}" tests/libvirt/run.sh inside
+    exit
 fi
 
 # Hosts of its own -----------------------------------------------------------------------------------
@@ -82,18 +94,10 @@ ip link set lo up
 terminal=/run/test
 PATH=$(dirname "$DAEMON"):$PATH
 
-# block NAME: the block of the page that follows <!-- run: NAME -->.
-block() {
-    awk -v mark="<!-- run: $1 -->" '
-        $0 == mark { found = 1; next }
-        found && /^```/ { if (inside) exit; inside = 1; next }
-        inside { print; any = 1 }
-        END { exit !any }' "$page" || fail "$page has no block $1"
-}
 # page NAME [WORD...]: runs the commands of a block, after these words.
 page() {
     local script
-    script=$(block "$1")
+    script=$(block "$page" "$1")
     # A domain waits without limit for a socket that it cannot connect to.
     (cd "$terminal" && "${@:2}" timeout 150 bash -euc "$script") || fail "the block $1"
 }
@@ -105,9 +109,6 @@ until_true() {
         sleep 0.1
     done
     fail "this did not happen within $1 s: $2"
-}
-expect() {
-    grep -qE -- "$2" <<<"$said" || fail "$1 says: $said"
 }
 logs() {
     local log
@@ -122,7 +123,7 @@ trap '[ $? = 0 ] || logs >&2' EXIT
 # start_daemon [WORD...]: runs the page's daemon in the background, by the id $daemon.
 start_daemon() {
     local script
-    script=$(block 'libvirt daemon')
+    script=$(block "$page" 'libvirt daemon')
     (cd "$terminal" && exec "$@" bash -euc "${script/$'\n'vhost/$'\n'exec vhost}") >>/run/test/daemon.log 2>&1 &
     daemon=$!
 }
@@ -196,9 +197,10 @@ carries() {
     fine a "sha256sum </tmp/got-$2"
     expect "sha256sum" "^$sum"
 }
-# open_stream: bytes from b to a over a connection that outlives its device, until /tmp/go is there in b.
+# open_stream: bytes from b to a over a connection that outlives its device, until /tmp/go is there. A
+# connection comes back to a device as long as neither direction has ended.
 open_stream() {
-    fine a 'smc listen --device pci --path window --outlive-device 5000 </dev/null >/tmp/got 2>/tmp/errors &'
+    fine a 'rm -f /tmp/go; (until [ -e /tmp/go ]; do sleep 0.5; done) | smc listen --device pci --path window --outlive-device 5000 >/tmp/got 2>/tmp/errors &'
     listens a 5000
     fine b 'rm -f /tmp/go; (until [ -e /tmp/go ]; do head -c 20000 /dev/urandom; sleep 0.1; done) | tee /tmp/sent | smc connect --device pci --path window --outlive-device 10.0.0.1 5000 &'
     eventually a 'test -s /tmp/got'
@@ -206,7 +208,7 @@ open_stream() {
 }
 # carried_by NAME PATTERN: waits until a domain's statistics say so of its connection.
 carried_by() {
-    eventually "$1" "smc stat connections | cat >/tmp/stat; grep '$2' /tmp/stat"
+    eventually "$1" "smc stat connections | tee /tmp/stat; grep '$2' /tmp/stat"
 }
 # stream_goes_on: more bytes of it arrive.
 stream_goes_on() {
@@ -215,6 +217,7 @@ stream_goes_on() {
 }
 # end_stream: all of its bytes have arrived.
 end_stream() {
+    fine a 'touch /tmp/go'
     fine b 'touch /tmp/go; wait; sha256sum </tmp/sent'
     local sum
     sum=$(grep -oE '^[0-9a-f]{64}' <<<"$said")
@@ -251,7 +254,7 @@ say() {
 virtlogd >>/run/test/virtlogd.log 2>&1 &
 start_libvirtd
 page 'libvirt files'
-block 'libvirt domain' >/run/test/ism-a.xml
+block "$page" 'libvirt domain' >/run/test/ism-a.xml
 page 'libvirt network'
 "${there[@]}" virtlogd >>/run/test/virtlogd.log 2>&1 &
 "${there[@]}" libvirtd --timeout 0 >>/run/test/libvirtd-there.log 2>&1 &
@@ -281,9 +284,9 @@ for name in a b; do
 done
 say "both see two devices"
 # In the background it must not read what is typed.
-fine a "$(block 'inside a') </dev/null >/tmp/said 2>&1 &"
+fine a "$(block "$page" 'inside a') </dev/null >/tmp/said 2>&1 &"
 listens a 5000
-fine b "$(block 'inside b')"
+fine b "$(block "$page" 'inside b')"
 echo "$said" | sed 's/^/    /'
 expect "smc connect" 'SMC-D'
 fine a 'wait; cat /tmp/said'
