@@ -161,7 +161,7 @@ inside() {
     typed=$((typed + 1)) end="end-$typed-"
     from=$(($(stat -c %s "$log") + 1))
     printf '%s\necho "end-%s-$?"\n' "$2" $typed >&"${consoles[$1]}"
-    until_true 100 "tail -c +$from $log | grep -aq '^$end[0-9]'"
+    until_true 100 "tail -c +$from $log | grep -aq '^${end}[0-9]'"
     said=$(tail -c "+$from" "$log" | tr -d '\r')
     code=$(sed -n "s/^$end\([0-9]*\).*/\1/p" <<<"$said")
 }
@@ -369,7 +369,7 @@ stays() {
 }
 # move_and_come_back: b is on the other host. Migrates it back, saves and restores it.
 move_and_come_back() {
-    local round
+    local _
     uris[b]=$there_uri
     running ism-a ism-b
     console b
@@ -383,7 +383,7 @@ move_and_come_back() {
     carried_by a 'device (a device is there again'
     say "and over SMC-D when both are on one host again"
     # The stream takes one device and the other by turns: the one that it has left is saved, too.
-    for round in 1 2 3; do
+    for _ in 1 2 3; do
         page 'libvirt drain'
         carried_by b ' TCP ('
         virsh save ism-b /run/test/saved >/dev/null
