@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the start of a program costs that makes no connection.
+//! What the start of a program costs, and what its first connection does not cost.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
 
-use common::Fabric;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+
+use common::{Fabric, await_listener, free_port, my_role, role};
 
 /// Kilobytes of the first part of libc that the program has changed: headers and the table of symbols.
 fn changed(smaps: &str) -> usize {
@@ -33,4 +37,51 @@ fn libcs_table_of_symbols_stays_as_it_is_until_the_program_opens_an_object() {
 fn the_unwinder_is_not_loaded_until_somebody_needs_it() {
     let smaps = memory();
     assert!(!smaps.contains("/libgcc_s"), "{smaps}");
+}
+
+/// How many numbers the kernel's table of this process's descriptors has.
+fn table_size() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("FDSize:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn the_first_connection_finds_a_table_of_descriptors_that_is_large_enough() {
+    const TEST: &str = "the_first_connection_finds_a_table_of_descriptors_that_is_large_enough";
+    if let Some((end, port)) = my_role() {
+        let before = table_size();
+        let mut stream = match end.as_str() {
+            "server" => TcpListener::bind(("127.0.0.1", port)).unwrap().accept().unwrap().0,
+            _ => TcpStream::connect(("127.0.0.1", port)).unwrap(),
+        };
+        stream.write_all(b"x").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        // The kernel lets all processors see a larger table before a thread goes on.
+        assert_eq!(table_size(), before);
+        return;
+    }
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let most = most.unwrap_or(u64::MAX);
+    for limit in [1024, 4096, 5000, 20_000, 100_000].into_iter().filter(|limit| *limit <= most) {
+        let fabric = Fabric::new(2);
+        let command = || {
+            let mut command = fabric.smc(std::env::current_exe().unwrap());
+            let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+            // SAFETY: the child of a fork makes one system call.
+            unsafe {
+                command.pre_exec(move || {
+                    let set = libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+                    if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+                })
+            };
+            command
+        };
+        let port = free_port();
+        let server = role(&mut command(), TEST, "server", port);
+        await_listener(port);
+        role(&mut command(), TEST, "client", port).finish();
+        server.finish();
+        assert_eq!(fabric.decided(), (2, 0), "limit {limit}");
+    }
 }

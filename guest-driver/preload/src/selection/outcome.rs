@@ -15,7 +15,7 @@ use smc_core::handshake::{DeclineCode, FallbackReason, HandshakeError};
 use crate::selection::early::{await_room, send_kept};
 use crate::selection::running::{self, RUNNING_LOCK};
 use crate::selection::transitions::{HandshakeEnd, end};
-use crate::selection::{inherited_options, server_memory, worthwhile};
+use crate::selection::{inherited_options, server_memory, session, worthwhile};
 use crate::socket::pair::high;
 use crate::socket::stream::{SocketRole, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
@@ -53,7 +53,9 @@ pub(crate) fn grow_table() {
         return;
     };
     let root = root.into_raw_fd();
-    if let Ok(copy) = duplicate_high(root) {
+    // Which of them are higher depends on the limit.
+    let of_driver = raw::fcntl(root, libc::F_DUPFD_CLOEXEC, session::highest_descriptor());
+    for copy in [duplicate_high(root), of_driver].into_iter().flatten() {
         let _ = raw::close(copy as c_int);
     }
     let _ = raw::close(root);

@@ -226,6 +226,11 @@ fn lowest_descriptor() -> c_int {
     DRIVER_FDS.iter().find(fits).copied().unwrap_or(0)
 }
 
+/// The highest number that a device takes, where programs leave those numbers to the library.
+pub(super) fn highest_descriptor() -> c_int {
+    lowest_descriptor() + FREE_FDS as c_int
+}
+
 /// Opens a session on the first free device. An error says why there is none. `patient`: whether to
 /// try devices in use again for a moment.
 fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
