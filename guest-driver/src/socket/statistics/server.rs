@@ -58,13 +58,17 @@ impl Server {
         path: &Path,
         report: impl Fn() -> Option<Process> + Send + 'static,
     ) -> io::Result<Server> {
-        if let Some(directory) = path.parent() {
-            find(directory);
-        }
+        let directory = path.parent().map(Path::to_owned);
         let (listener, path) = bind(path)?;
         let stop = Arc::new(EventFd::new()?);
         let server = Server { path, pid: std::process::id(), stop: stop.clone() };
-        let body = move || ReportThread { listener, stop, report, last: None }.run();
+        let body = move || {
+            // What others have left behind. The first connection need not wait for that.
+            if let Some(directory) = directory {
+                find(&directory);
+            }
+            ReportThread { listener, stop, report, last: None }.run();
+        };
         ism_sys::start_thread("smc-statistics", ism_sys::USUAL_STACK, body)?;
         Ok(server)
     }
