@@ -383,15 +383,12 @@ move_and_come_back() {
     carried_by a 'device (a device is there again'
     say "and over SMC-D when both are on one host again"
     # The stream takes one device and the other by turns: the one that it has left is saved, too.
-    for _ in 1 2 3; do
-        page 'libvirt drain'
-        carried_by b ' TCP ('
+    for _ in 1 2 3 4 5 6; do
         virsh save ism-b /run/test/saved >/dev/null
         from_file restore /run/test/saved
         console b
         back_on_device
     done
-    page 'libvirt drain'
     virsh managedsave ism-b >/dev/null
     from_file start ism-b
     console b

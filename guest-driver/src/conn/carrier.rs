@@ -327,25 +327,28 @@ impl Carrier {
         }
     }
 
+    /// As [`Carrier::keeps_copies`], of a carrier that is lost. What was stored into the window may be in
+    /// this machine alone: one that was saved goes on with what the window was at that moment, until
+    /// its driver hears that the device is gone. The bytes are still there.
+    pub(super) fn has_copies(&self) -> bool {
+        self.keeps_copies() || self.is_device_gone()
+    }
+
     /// The last `most` bytes that were delivered before a cursor of the peer's ring, or those of them
     /// that may not have arrived. `None`: the peer's ring lacks bytes in the middle.
     pub(super) fn last_sent(&self, end: Cursor, most: u32, ring: &Ring) -> Option<Vec<u8>> {
+        let pieces = || pieces_before(end, most, ring);
         match self {
+            Carrier::D(pair) if pair.theirs.dmb().is_window() => {
+                let stored = |offset, into: &mut [u8]| pair.theirs.dmb().copy_stored(offset, into);
+                Some(copy_pieces(pieces(), stored).unwrap_or_default())
+            }
             Carrier::D(pair) => {
                 let pieces = pair.theirs.dmb().unconfirmed()?;
                 Some(last_of(&pieces, end, most, ring))
             }
             Carrier::R(element) => {
-                let mut bytes = vec![0; most as usize];
-                let mut into = bytes.as_mut_slice();
-                for (offset, len) in pieces_before(end, most, ring) {
-                    let (now, later) = into.split_at_mut_checked(len as usize)?;
-                    if !element.copy_sent(offset, now) {
-                        return None;
-                    }
-                    into = later;
-                }
-                Some(bytes)
+                copy_pieces(pieces(), |offset, into| element.copy_sent(offset, into))
             }
         }
     }
@@ -443,6 +446,20 @@ impl Carrier {
             Carrier::R(_) => None,
         }
     }
+}
+
+/// Pieces of an element (offset, length), one behind the other. `None`: one of them is not there.
+fn copy_pieces(pieces: [(u32, u32); 2], copy: impl Fn(u32, &mut [u8]) -> bool) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; pieces.iter().map(|(_, len)| *len as usize).sum()];
+    let mut into = bytes.as_mut_slice();
+    for (offset, len) in pieces {
+        let (now, later) = into.split_at_mut_checked(len as usize)?;
+        if !copy(offset, now) {
+            return None;
+        }
+        into = later;
+    }
+    Some(bytes)
 }
 
 impl DmbPair {

@@ -2,9 +2,10 @@
 //! What a connection needs to go on when bytes that it has delivered may never arrive.
 //!
 //! That is so when the last link of SMC-R is gone, or a device that was to move them: what was under
-//! way is lost. The peer says how much it has received, and this end repeats the rest over TCP. It has
-//! the bytes: a send buffer of SMC-R keeps each until the peer has read it, and a slot of a move queue
-//! until the move is completed.
+//! way is lost. A machine that was saved has stored into what the window was, until its driver has
+//! heard that the device is gone. The peer says how much it has received, and this end repeats the rest
+//! over TCP. It has the bytes: a send buffer of SMC-R keeps each until the peer has read it, a slot of a
+//! move queue until the move is completed, and the window until the device is reset.
 
 use smc_core::carrier::Violation;
 use smc_core::connection::Ring;
@@ -68,7 +69,7 @@ impl Conn {
     /// Copies of what this end has delivered to the ring and the peer may not have received, up to the
     /// last byte. `None`: the ring lacks bytes in the middle, so the connection cannot go on.
     pub(super) fn copies(&self, tx: &Tx) -> Option<Vec<u8>> {
-        if !self.carrier().keeps_copies() {
+        if !self.carrier().has_copies() {
             return Some(Vec::new());
         }
         let ring = tx.sender.ring();
@@ -80,7 +81,7 @@ impl Conn {
     /// The urgent mark that was delivered, if it may not have arrived. Nothing was written behind the
     /// byte, unless the peer has read it.
     pub(super) fn lost_mark(&self, tx: &Tx) -> Option<u64> {
-        let may_be_lost = self.carrier().keeps_copies() && tx.sender.urgent_unread();
+        let may_be_lost = self.carrier().has_copies() && tx.sender.urgent_unread();
         // The sender counts the bytes of a delivery that has failed, too.
         let delivered = tx.sender.cursor() == cursor_at(tx.total - tx.base, tx.sender.ring());
         (may_be_lost && delivered).then_some(tx.total)

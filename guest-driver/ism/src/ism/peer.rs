@@ -91,6 +91,15 @@ impl PeerDmb {
         self.device.running().queues.of(&self.path).ok()?.unconfirmed(&self.path)
     }
 
+    /// Copies bytes out of the window, as this end has stored them. `false`: the DMB is not there, or the
+    /// memory has gone with the device.
+    pub fn copy_stored(&self, offset: u32, into: &mut [u8]) -> bool {
+        let Some(placed) = self.placed.as_ref().filter(|_| self.stores) else { return false };
+        self.device.has_memory()
+            && placed.memory.copy_out(offset as usize, into).is_ok()
+            && self.device.has_memory()
+    }
+
     /// What wakes the owner instead of a kick, if the device has handed it over.
     pub fn doorbell(&self) -> Option<&Doorbell> {
         self.placed.as_ref()?.doorbell.as_deref()

@@ -22,7 +22,7 @@ const WORD: &[u8] = b"loaded";
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts a watcher, and gives the program the pipe to it. `strict`: the watcher ends the program if
-/// the library was not loaded. [`withdraw`] has it say nothing.
+/// the library was not loaded. [`WatchedProgram::withdraw`] has it say nothing.
 ///
 /// # Errors
 /// No descriptors or processes are left.
