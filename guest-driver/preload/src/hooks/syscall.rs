@@ -120,10 +120,6 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
         libc::SYS_execve => call!(exec::execve(a => *const _, b => *const _, c => *const _)),
         libc::SYS_execveat => call!(exec::execveat(
             a => c_int, b => *const _, c => *const _, d => *const _, e => c_int)),
-        libc::SYS_exit_group => {
-            within(init::close_connections);
-            return None;
-        }
         libc::SYS_clone if clone::is_fork(a as u64) && b == 0 => {
             fork_by(number, [a, b, c, d, e, f])
         }
@@ -150,6 +146,10 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
 /// Calls that change something of the process.
 fn of_process(number: i64, [a, b, c]: [usize; 3]) -> Option<i64> {
     Some(match number {
+        libc::SYS_exit_group => {
+            within(init::close_connections);
+            return None;
+        }
         libc::SYS_setuid => call!(rights::setuid(a => u32)),
         libc::SYS_setreuid => call!(rights::setreuid(a => u32, b => u32)),
         libc::SYS_setresuid => call!(rights::setresuid(a => u32, b => u32, c => u32)),
