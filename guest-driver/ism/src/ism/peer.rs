@@ -91,18 +91,13 @@ impl PeerDmb {
         self.device.running().queues.of(&self.path).ok()?.unconfirmed(&self.path)
     }
 
-    /// Copies bytes out of the window, as this end has stored them. `producer`: the producer word that it
-    /// has stored last. `false`: the word is another one there, because the memory has gone with the
-    /// device or its function, or the DMB is not in the window.
-    pub fn copy_stored(&self, producer: u64, offset: u32, into: &mut [u8]) -> bool {
+    /// Copies bytes out of the window, as this end has stored them. `false`: the DMB is not there, or the
+    /// memory has gone with the device.
+    pub fn copy_stored(&self, offset: u32, into: &mut [u8]) -> bool {
         let Some(placed) = self.placed.as_ref().filter(|_| self.stores) else { return false };
-        // Loads from a function that has left its bus succeed, and bring bytes of nobody.
-        let is_there = || {
-            let word = placed.memory.atomic_u64(PRODUCER_WORD as usize);
-            self.device.has_memory()
-                && word.is_ok_and(|word| word.load(Ordering::Acquire) == producer)
-        };
-        is_there() && placed.memory.copy_out(offset as usize, into).is_ok() && is_there()
+        self.device.has_memory()
+            && placed.memory.copy_out(offset as usize, into).is_ok()
+            && self.device.has_memory()
     }
 
     /// What wakes the owner instead of a kick, if the device has handed it over.

@@ -11,9 +11,7 @@ use virtio_ism_abi::event::Event;
 use virtio_ism_abi::signal::Sleepers;
 use virtio_ism_abi::{Gid, Status, Token};
 
-use super::{
-    DeliverError, IsmDevice, IsmError, OpenOptions, OwnDmb, PRODUCER_WORD, PeerDmb, Prefer,
-};
+use super::{DeliverError, IsmDevice, IsmError, OpenOptions, OwnDmb, PeerDmb, Prefer};
 use crate::transport::TransportError;
 use crate::transport::fake::FakeFabric;
 use crate::virtqueue::QueueError;
@@ -179,25 +177,6 @@ fn a_dmb_that_is_kept_has_its_bytes_and_hears_nothing_more_of_its_user() {
         own.keep().unwrap();
         assert_eq!(bytes_at(&own, 64, 4), b"mine".to_vec());
     }
-}
-
-#[test]
-fn stored_bytes_are_copied_while_the_word_behind_them_is_there() {
-    let (own, peer) = pair(Prefer::Window).dmb();
-    peer.deliver(&[(64, b"stored")], [7, 0], true).unwrap();
-    let copied = |peer: &PeerDmb, producer| {
-        let mut bytes = [0; 6];
-        peer.copy_stored(producer, 64, &mut bytes).then_some(bytes)
-    };
-    assert_eq!(copied(&peer, 7).as_ref(), Some(b"stored"));
-    assert_eq!(copied(&peer, 6), None, "a delivery whose word is not there");
-    // As of a function that has left its bus.
-    let word = own.memory().atomic_u64(PRODUCER_WORD as usize).unwrap();
-    word.store(u64::MAX, Ordering::Relaxed);
-    assert_eq!(copied(&peer, 7), None);
-    let (_own, moved) = pair(Prefer::Move).dmb();
-    moved.deliver(&[(64, b"stored")], [7, 0], true).unwrap();
-    assert_eq!(copied(&moved, 7), None, "moves have copies of their own");
 }
 
 #[test]
