@@ -344,7 +344,16 @@ fn unmap(start: *mut c_void, len: usize) {
     let _ = unsafe { munmap(start, len) };
 }
 
-/// Zero pages for a heap or a stack, which the kernel has not locked for the program.
+/// Zero pages for a stack, most of which will never be used, so the kernel need not have memory for them.
+/// It has not locked them for the program.
+///
+/// # Errors
+/// Those of mmap(2).
+pub fn map_stack(len: usize) -> io::Result<*mut c_void> {
+    map(len, ProtFlags::READ | ProtFlags::WRITE, MappingKind::Zeros)
+}
+
+/// Zero pages for a heap, which the kernel has not locked for the program.
 ///
 /// # Errors
 /// Those of mmap(2).

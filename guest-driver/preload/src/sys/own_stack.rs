@@ -28,7 +28,7 @@ unsafe impl Send for Stack {}
 
 impl Stack {
     fn new() -> Option<Stack> {
-        let base = own_memory::map_memory(GUARD + SIZE).ok()?;
+        let base = own_memory::map_stack(GUARD + SIZE).ok()?;
         own_memory::note_own_memory(base as usize, GUARD + SIZE);
         let stack = Stack(NonNull::new(base)?);
         // SAFETY: a part of this value's mapping, which nobody uses.
