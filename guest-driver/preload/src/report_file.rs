@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 
 use crate::fork;
 use crate::sys::{borrowed, leaked, own_numbers, quiet_write, raw};
@@ -63,7 +63,7 @@ pub(crate) fn append(directory: &Path, line: &str) -> io::Result<()> {
     {
         return write(file.fd, line.as_bytes());
     }
-    let second = clock_gettime(ClockId::MonotonicCoarse).tv_sec.unsigned_abs();
+    let second = ism_sys::read_clock(ClockId::MonotonicCoarse).tv_sec.unsigned_abs();
     if second < NOT_BEFORE.load(Ordering::Relaxed) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }

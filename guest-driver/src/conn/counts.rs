@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 use smc_core::wire::cdc::StateFlags;
 
 use super::{Conn, Tx};
 use crate::info::MovedCounts;
-use ism_sys::{unacknowledged, unsent};
+use ism_sys::{read_clock, unacknowledged, unsent};
 
 /// Whether messages store their times, because somebody in this process has asked for one.
 static STORED: AtomicBool = AtomicBool::new(false);
@@ -29,7 +29,7 @@ pub(super) fn times_are_stored() -> bool {
 
 /// Milliseconds of the clock that the kernel takes for the times of TCP_INFO, too.
 fn now() -> u64 {
-    let time = clock_gettime(ClockId::MonotonicCoarse);
+    let time = read_clock(ClockId::MonotonicCoarse);
     time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }
 

@@ -434,7 +434,7 @@ fn await_fin(tcp: &TcpStream) -> bool {
     /// The second of the clock, times 2^20, and how much of its budget is spent, microseconds. No
     /// lock: a thread could hold it while the process forks.
     static SPENT: AtomicU64 = AtomicU64::new(0);
-    let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let clock = ism_sys::read_clock(rustix::time::ClockId::Monotonic);
     let second = (clock.tv_sec as u64) << 20;
     let last = SPENT.load(Ordering::Relaxed);
     let spent = last.saturating_sub(second);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use rustix::time::{ClockId, Timespec};
 use smc_core::handshake::LinkEnd;
 use smc_core::link_group::RnicId;
 use smc_core::time::Tick;
@@ -28,7 +28,7 @@ use super::port::Port;
 use super::tokens::Tokens;
 use super::words::Received;
 use crate::reactor::source::ReactorEvent;
-use ism_sys::lock;
+use ism_sys::{lock, read_clock};
 use smc_verbs::VerbsError;
 
 /// Batches that one call takes from a queue. A peer that sends without end gets no more, so that
@@ -86,7 +86,7 @@ impl Shared {
             devices,
             ports,
             epoch: Instant::now(),
-            start: clock_gettime(ClockId::Monotonic),
+            start: read_clock(ClockId::Monotonic),
             deferred: Mutex::default(),
             events: Mutex::default(),
             has_events: AtomicBool::new(false),
@@ -98,7 +98,7 @@ impl Shared {
     /// As [`Shared::now`], but up to one tick of the kernel old. It reads the cheapest of the kernel's
     /// clocks.
     pub(super) fn lately(&self) -> Tick {
-        let coarse = clock_gettime(ClockId::MonotonicCoarse);
+        let coarse = read_clock(ClockId::MonotonicCoarse);
         let micros = |time: Timespec| time.tv_sec * 1_000_000 + time.tv_nsec / 1000;
         Tick(u64::try_from(micros(coarse) - micros(self.start)).unwrap_or(0))
     }

@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use libc::pollfd;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::interrupt::call;
 use super::timespec;
@@ -106,14 +105,12 @@ extern "C" fn run_watcher(watcher: *mut c_void) -> c_int {
 
 /// Whether the program writes all bytes in time.
 fn has_begun(pipe: c_int, watch: &ProgramWatch) -> bool {
-    let now = || clock_gettime(ClockId::Monotonic);
-    let Some(until) = now().checked_add(timespec(watch.within)) else { return false };
+    // The kernel leaves here what is left of it.
+    let mut left = timespec(watch.within);
     let mut got = 0;
     while got < watch.bytes {
-        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let left = until.checked_sub(now()).filter(|left| *left > none).unwrap_or(none);
         let mut readable = pollfd { fd: pipe, events: libc::POLLIN, revents: 0 };
-        let (at, limit) = (&raw mut readable as usize, &raw const left as usize);
+        let (at, limit) = (&raw mut readable as usize, &raw mut left as usize);
         // SAFETY: both are valid until the call returns.
         match unsafe { call(libc::SYS_ppoll, &[at, 1, limit, 0, 0, 0]) } {
             1 => {}

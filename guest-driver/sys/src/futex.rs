@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::thread::futex::{Flags, Wait, WaitFlags, WaitPtr, wake};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 
 use super::interrupt::{sleep_call, sleep_in_kernel};
-use super::timespec;
+use super::{read_clock, timespec};
 
 /// Why a thread sleeps on a word no longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub fn sleep_on_words(
     }
     // The kernel wants the end of the sleep, and not its duration.
     let end = timeout.and_then(|timeout| {
-        let now = clock_gettime(ClockId::Monotonic);
+        let now = read_clock(ClockId::Monotonic);
         now.checked_add(timespec(timeout))
     });
     let at = end.as_ref().map_or(0, |end| std::ptr::from_ref(end) as usize);

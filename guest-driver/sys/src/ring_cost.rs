@@ -14,7 +14,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
+
+use super::read_clock;
 
 /// A ring takes a few microseconds.
 const LONG: Duration = Duration::from_micros(100);
@@ -101,7 +103,7 @@ impl RingCost {
 }
 
 fn processor_time() -> Duration {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
+    let now = read_clock(ClockId::ThreadCPUTime);
     let (seconds, nanoseconds) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
     Duration::from_secs(seconds) + Duration::from_nanos(nanoseconds)
 }

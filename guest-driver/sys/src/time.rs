@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Durations in the form of the kernel, and the processor time of a process.
+//! Durations in the form of the kernel, its clocks, and the processor time of a process.
 
 use std::io;
 use std::time::Duration;
 
 use rustix::event::Timespec;
+use rustix::time::ClockId;
 
 /// Converts a timeout for system calls. A duration beyond the range of the kernel becomes the
 /// longest one.
@@ -13,6 +14,18 @@ pub fn timespec(timeout: Duration) -> Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(timeout.subsec_nanos()),
     }
+}
+
+/// What a clock of the kernel shows.
+///
+/// libc reads it, because `rustix` panics on a kernel whose vDSO lacks another function
+/// (`__vdso_getcpu`), as that of user-mode Linux does.
+pub fn read_clock(clock: ClockId) -> Timespec {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a timespec that libc may write. It knows each of these clocks.
+    let read = unsafe { libc::clock_gettime(clock as libc::clockid_t, &mut time) };
+    debug_assert_eq!(read, 0, "{clock:?}");
+    Timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec }
 }
 
 /// The processor time that a process has used until now: in its own code and in the kernel, by all
@@ -44,9 +57,9 @@ mod tests {
         let own = std::process::id();
         let before = processor_time(own).unwrap();
         let spin = || {
-            let start = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+            let start = read_clock(ClockId::ThreadCPUTime);
             loop {
-                let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+                let now = read_clock(ClockId::ThreadCPUTime);
                 let nanos =
                     (now.tv_sec - start.tv_sec) * 1_000_000_000 + now.tv_nsec - start.tv_nsec;
                 if nanos > 30_000_000 {

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering, fence};
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 
 use crate::fork;
 use crate::socket::pair::AddressPair;
@@ -38,7 +38,7 @@ impl TemporaryRelay {
     /// A temporary relay of the end of a pair; `None`: the kernel does not tell its inode or the
     /// time.
     pub(crate) fn new(program_end: &OwnedFd) -> Option<Arc<TemporaryRelay>> {
-        let now = u64::try_from(clock_gettime(ClockId::Boottime).tv_sec).ok()?;
+        let now = u64::try_from(ism_sys::read_clock(ClockId::Boottime).tv_sec).ok()?;
         Some(Arc::new(TemporaryRelay {
             inode: rustix::fs::fstat(program_end).ok()?.st_ino,
             // The tick before is early enough for all rounding.
