@@ -327,15 +327,12 @@ impl Carrier {
         }
     }
 
-    /// As [`Carrier::keeps_copies`], of a carrier that is lost. What was stored into the window may be in
-    /// this machine alone: one that was saved goes on with what the window was at that moment, until
-    /// its driver hears that the device is gone. The bytes are still there.
-    pub(super) fn has_copies(&self) -> bool {
-        self.keeps_copies() || self.is_device_gone()
-    }
-
     /// The last `most` bytes that were delivered before a cursor of the peer's ring, or those of them
     /// that may not have arrived. `None`: the peer's ring lacks bytes in the middle.
+    ///
+    /// Those in the window have arrived, with one exception: a machine that was saved goes on with what
+    /// the window was at that moment, until its driver hears that the device is gone. The bytes are
+    /// still there.
     pub(super) fn last_sent(&self, end: Cursor, most: u32, ring: &Ring) -> Option<Vec<u8>> {
         let pieces = || pieces_before(end, most, ring);
         match self {

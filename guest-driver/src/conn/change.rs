@@ -302,7 +302,7 @@ impl Conn {
             sent: tx.total,
             kept: tx.total.saturating_sub(copies.len() as u64),
             unsent: tx.queue.has_unsent(),
-            urgent: self.lost_mark(tx),
+            urgent: self.lost_mark(tx, &copies),
             said: tx.close.flags() & SAID,
             arrived,
         };

@@ -69,19 +69,17 @@ impl Conn {
     /// Copies of what this end has delivered to the ring and the peer may not have received, up to the
     /// last byte. `None`: the ring lacks bytes in the middle, so the connection cannot go on.
     pub(super) fn copies(&self, tx: &Tx) -> Option<Vec<u8>> {
-        if !self.carrier().has_copies() {
-            return Some(Vec::new());
-        }
         let ring = tx.sender.ring();
         let end = cursor_at(tx.total - tx.base, ring);
         let unread = distance(tx.sender.consumed(), end, ring).unwrap_or(0);
         self.carrier().last_sent(end, unread, ring)
     }
 
-    /// The urgent mark that was delivered, if it may not have arrived. Nothing was written behind the
-    /// byte, unless the peer has read it.
-    pub(super) fn lost_mark(&self, tx: &Tx) -> Option<u64> {
-        let may_be_lost = self.carrier().has_copies() && tx.sender.urgent_unread();
+    /// The urgent mark that was delivered, if it may not have arrived, as bytes may that have copies.
+    /// Nothing was written behind the byte, unless the peer has read it.
+    pub(super) fn lost_mark(&self, tx: &Tx, copies: &[u8]) -> Option<u64> {
+        let has_copies = self.carrier().keeps_copies() || !copies.is_empty();
+        let may_be_lost = has_copies && tx.sender.urgent_unread();
         // The sender counts the bytes of a delivery that has failed, too.
         let delivered = tx.sender.cursor() == cursor_at(tx.total - tx.base, tx.sender.ring());
         (may_be_lost && delivered).then_some(tx.total)

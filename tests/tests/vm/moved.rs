@@ -43,6 +43,32 @@ fn streams_go_on_when_their_guest_is_migrated() {
     there.assert_faultless();
 }
 
+// It stands still before its driver could be told, and stores into its copy of the window afterwards.
+#[test]
+fn streams_go_on_when_their_guest_is_saved() {
+    let bed = Bed::new();
+    let [a, mut b] = bed.boot([machine("a"), machine("b")]);
+    let server = serve(&a, "window");
+    let mut client = Streams::new(&b, &a, "window");
+    client.flow();
+    for round in 0..4 {
+        let file = bed.path(&format!("saved{round}"));
+        let uri = format!("file:{}", file.display());
+        println!(
+            "{:?}",
+            b.save(|b| {
+                b.pause();
+                b.qmp_with("migrate", &json!({ "uri": uri }));
+            })
+        );
+        b.restore(&bed, &file);
+        client.come_back("restored");
+    }
+    client.finish("restored");
+    server.assert_whole();
+    bed.assert_faultless();
+}
+
 // By TCP, between networks. Each host has a fabric of its own.
 #[test]
 fn a_guest_speaks_smc_with_the_guests_of_the_host_where_it_is() {

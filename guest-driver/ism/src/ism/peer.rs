@@ -26,7 +26,7 @@ pub struct PeerDmb {
     owner: Gid,
     len: u32,
     // Where it is mapped, even if `stores` is off.
-    placed: Option<Placed>,
+    pub(super) placed: Option<Placed>,
     // Deliveries are stores into the window; else moves by the device.
     stores: bool,
     // End of the part whose pages are mapped, bytes from the start of the DMB.
@@ -91,13 +91,15 @@ impl PeerDmb {
         self.device.running().queues.of(&self.path).ok()?.unconfirmed(&self.path)
     }
 
-    /// Copies bytes out of the window, as this end has stored them. `false`: the DMB is not there, or the
-    /// memory has gone with the device.
+    /// Copies bytes out of the window, as this end has stored them. `false`: the DMB is not there any more.
+    ///
+    /// Its slab may go in the middle of a delivery, and what takes its place keeps the end of that. So the
+    /// slab's own nonce has to be there, before and after. Loads from a function that has left its bus
+    /// bring bytes of nobody, and not the nonce.
     pub fn copy_stored(&self, offset: u32, into: &mut [u8]) -> bool {
         let Some(placed) = self.placed.as_ref().filter(|_| self.stores) else { return false };
-        self.device.has_memory()
-            && placed.memory.copy_out(offset as usize, into).is_ok()
-            && self.device.has_memory()
+        let is_there = || self.device.has_memory() && placed.has_nonce();
+        is_there() && placed.memory.copy_out(offset as usize, into).is_ok() && is_there()
     }
 
     /// What wakes the owner instead of a kick, if the device has handed it over.

@@ -2,7 +2,7 @@
 //! Slabs: the parts of the window that the device has mapped, and the DMBs that use them.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -50,6 +50,8 @@ pub(super) struct Placed {
     pub(super) slab_line: Option<SlabLineMemory>,
     // The signal line's bytes.
     line: SharedSlice,
+    // Where the slab carries its nonce, and the nonce.
+    pub(super) nonce: (SharedSlice, u64),
 }
 
 impl Placement {
@@ -88,6 +90,7 @@ impl Placement {
             doorbell: device.running().window.doorbells().and_then(|all| all.get(self.slab_off)),
             slab_line: self.in_slab.then(|| SlabLineMemory::new(&tail)).transpose()?,
             line: tail.slice(line_at, virtio_ism_abi::slab::LINE_LEN)?,
+            nonce: (tail.slice(0, size_of::<u64>())?, self.nonce),
         })
     }
 
@@ -109,6 +112,15 @@ impl Placement {
 }
 
 impl Placed {
+    /// Whether the slab is in its place, or what a machine that was saved has of it. Other memory may have
+    /// taken the place, and the owner may have changed the nonce.
+    pub(super) fn has_nonce(&self) -> bool {
+        let (at, nonce) = &self.nonce;
+        // Orders reads of the slab before the look.
+        fence(Ordering::Acquire);
+        at.atomic_u64(0).is_ok_and(|at| u64::from_le(at.load(Ordering::Acquire)) == *nonce)
+    }
+
     /// The signal line.
     #[inline]
     pub(super) fn line(&self) -> Option<virtio_ism_abi::signal::Line<'_>> {

@@ -180,6 +180,24 @@ fn a_dmb_that_is_kept_has_its_bytes_and_hears_nothing_more_of_its_user() {
 }
 
 #[test]
+fn stored_bytes_are_copied_while_their_slab_is_there() {
+    let (_own, peer) = pair(Prefer::Window).dmb();
+    peer.deliver(&[(64, b"stored")], [7, 0], true).unwrap();
+    let copied = |peer: &PeerDmb| {
+        let mut bytes = [0; 6];
+        peer.copy_stored(64, &mut bytes).then_some(bytes)
+    };
+    assert_eq!(copied(&peer).as_ref(), Some(b"stored"));
+    // As when other pages have taken the place of the slab: they may have the word and no bytes.
+    let (nonce, _) = &peer.placed.as_ref().unwrap().nonce;
+    nonce.copy_in(0, &[0; 8]).unwrap();
+    assert_eq!(copied(&peer), None);
+    let (_own, moved) = pair(Prefer::Move).dmb();
+    moved.deliver(&[(64, b"stored")], [7, 0], true).unwrap();
+    assert_eq!(copied(&moved), None, "moves have copies of their own");
+}
+
+#[test]
 fn a_piece_beyond_the_dmb_delivers_nothing() {
     for prefer in [Prefer::Window, Prefer::Move] {
         let pair = pair(prefer);
