@@ -89,7 +89,7 @@ ends() {
 
 # on COMMAND...: runs a command on SMC.
 on() {
-    "${network[@]}" "${user[@]}" "$scratch/smc" run --device "$scratch/devices" --always '*' \
+    ${as_process:-} "${network[@]}" "${user[@]}" "$scratch/smc" run --device "$scratch/devices" --always '*' \
         --outlive-device "${peers[@]}" "$@"
 }
 
@@ -97,7 +97,8 @@ on() {
 serve() {
     local port=$1 server
     shift
-    on "$@" >"$own/server.$port" 2>&1 </dev/null &
+    # The signal at the end is for the server, and not for a shell that waits for it.
+    as_process=exec on "$@" >"$own/server.$port" 2>&1 </dev/null &
     server=$!
     processes+=("$server")
     until "${network[@]}" ss -Hltn "sport = :$port" | grep -q .; do

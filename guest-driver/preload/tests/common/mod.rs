@@ -402,13 +402,33 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        let below = descendants(self.child.id());
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // Those of a server that starts workers go on without it.
+        if !below.is_empty() {
+            let pids = below.iter().map(u32::to_string);
+            let _ = Command::new("kill").arg("-KILL").args(pids).stderr(Stdio::null()).status();
+        }
     }
+}
+
+/// The processes that a process has started, and those that they have started.
+fn descendants(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children = tasks.flat_map(|task| {
+        let text = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
+    });
+    children.flat_map(|child| std::iter::once(child).chain(descendants(child))).collect()
 }
 
 /// Where in the kernel the threads of a process and of its descendants are.
 fn stacks(pid: u32) -> String {
+    std::iter::once(pid).chain(descendants(pid)).map(stacks_of).collect()
+}
+
+fn stacks_of(pid: u32) -> String {
     let gdb = Command::new("gdb")
         .args(["-p", &pid.to_string(), "-batch", "-ex", "thread apply all bt 12"])
         .stderr(Stdio::null())
@@ -418,11 +438,8 @@ fn stacks(pid: u32) -> String {
         Err(_) => String::new(),
     };
     for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
-        let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
-        text += &format!("{} in {}\n", task.path().display(), read("wchan"));
-        for child in read("children").split_whitespace().filter_map(|child| child.parse().ok()) {
-            text += &stacks(child);
-        }
+        let at = std::fs::read_to_string(task.path().join("wchan")).unwrap_or_default();
+        text += &format!("{} in {at}\n", task.path().display());
     }
     text
 }
