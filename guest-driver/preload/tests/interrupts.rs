@@ -101,6 +101,21 @@ fn handlers_are_told_what_the_kernel_tells_and_calls_begin_again() {
     run("handlers", 1, "told\n");
 }
 
+#[test]
+fn a_handler_that_does_not_block_its_signal_sends() {
+    run("nests", 1, "nested\n");
+}
+
+#[test]
+fn signals_that_wait_in_a_queue_come_in_order() {
+    run("queues", 1, "queued\n");
+}
+
+#[test]
+fn a_connect_that_a_signal_ends_goes_on_in_the_kernel() {
+    run("begins", 100, "100 connections\n");
+}
+
 /// The source files under a directory.
 fn sources(directory: &std::path::Path, all: &mut String) {
     for entry in std::fs::read_dir(directory).unwrap().flatten() {

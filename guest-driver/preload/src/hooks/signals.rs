@@ -11,6 +11,7 @@ use libc::{sigaction as Action, siginfo_t, sigset_t};
 
 use crate::config;
 use crate::hooks::libc_symbols::call_libc;
+use crate::hooks::queued_signals;
 use crate::sys::raw;
 use crate::sys::user_memory::libc_result;
 
@@ -67,7 +68,7 @@ unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut siginfo_t, conte
     if !is_function(handler) {
         return;
     }
-    if ONCE.load(Ordering::Relaxed) == 0 && !interrupt::is_inside() {
+    if ONCE.load(Ordering::Relaxed) == 0 && !interrupt::is_inside() && !queued_signals::any() {
         // SAFETY: the program's handler, which the kernel would call in this way.
         return unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) };
     }
@@ -81,9 +82,17 @@ unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut siginfo_t, conte
 unsafe fn rarely(signal: c_int, info: *mut siginfo_t, context: *mut c_void, handler: usize) {
     let is_fault = FAULTS.contains(&signal);
     if interrupt::is_inside() && !is_fault {
-        let has_info =
-            raw::action_of(signal).is_some_and(|[_, flags]| flags & libc::SA_SIGINFO as usize != 0);
+        let flags = raw::action_of(signal).map_or(0, |[_, flags]| flags as c_int);
+        if flags & libc::SA_NODEFER != 0 {
+            // It would come at once, here.
+            raw::block_signal(signal);
+        }
+        let has_info = flags & libc::SA_SIGINFO != 0;
         raw::signal_this_thread(signal, has_info.then_some(info as usize));
+        if has_info {
+            // SAFETY: the kernel's information.
+            unsafe { queued_signals::keep(signal, info) };
+        }
         // SAFETY: the context of this handler.
         return unsafe { interrupt::defer(Some(signal), context.cast()) };
     }
@@ -93,6 +102,10 @@ unsafe fn rarely(signal: c_int, info: *mut siginfo_t, context: *mut c_void, hand
             let none: Action = std::mem::zeroed();
             native(signal, &none, std::ptr::null_mut());
         }
+    }
+    if queued_signals::any() {
+        // SAFETY: the kernel's information.
+        unsafe { queued_signals::put_in_order(signal, info) };
     }
     // SAFETY: the program's handler.
     let call = || unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) };

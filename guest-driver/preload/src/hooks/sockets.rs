@@ -76,7 +76,37 @@ fn native_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> SysResult
     }
     let args = [fd as usize, addr as usize, len as usize, 0, 0, 0];
     // SAFETY: the program's arguments, unchanged.
-    unsafe { raw::sleep(libc::SYS_connect, args) }
+    match unsafe { raw::sleep(libc::SYS_connect, args) } {
+        // A signal came before the call. A program that is told of EINTR polls the socket, so the
+        // kernel must be connecting it.
+        Err(Errno(libc::EINTR)) if interrupt::is_deferred() && raw::is_closed_tcp(fd) => {
+            begin_to_connect(fd, args)
+        }
+        result => result,
+    }
+}
+
+/// Has the kernel connect a socket, and waits for a moment only.
+fn begin_to_connect(fd: c_int, args: [usize; 6]) -> SysResult {
+    let wanted = raw::timeout_of(fd, libc::SO_SNDTIMEO);
+    let set_timeout = |micros: u64| {
+        let time = [micros / 1_000_000, micros % 1_000_000];
+        let (level, name) = (libc::SOL_SOCKET as usize, libc::SO_SNDTIMEO as usize);
+        let at = (&raw const time) as usize;
+        // SAFETY: the time is valid until the call returns.
+        unsafe { raw::call(libc::SYS_setsockopt, [fd as usize, level, name, at, 16, 0]) }
+    };
+    let is_limited = set_timeout(1).is_ok();
+    // SAFETY: the program's arguments, unchanged.
+    let result = unsafe { raw::call(libc::SYS_connect, args) };
+    if is_limited {
+        let _ = set_timeout(wanted);
+    }
+    let flags = raw::fcntl(fd, libc::F_GETFL, 0).map_or(0, |flags| flags as c_int);
+    match result {
+        Err(Errno(libc::EINPROGRESS)) if flags & libc::O_NONBLOCK == 0 => Err(Errno(libc::EINTR)),
+        result => result,
+    }
 }
 
 /// `connect` of a known socket. `None`: the kernel carries out the call.
@@ -304,8 +334,8 @@ unsafe fn get_option(
     if DESCRIPTORS.has(fd)
         && let Some(descriptor) = DESCRIPTORS.get(fd)
         && let Some(answer) = control::get_option(&descriptor, fd, level, name)
-        && !value.is_null()
-        && !len.is_null()
+        // SAFETY: the program's room.
+        && unsafe { user_memory::is_room(value, len) }
     {
         // SAFETY: the program's length and room.
         unsafe {
@@ -317,8 +347,8 @@ unsafe fn get_option(
     }
     if level == libc::IPPROTO_TCP
         && inherited_options::is_librarys(name)
-        && !value.is_null()
-        && !len.is_null()
+        // SAFETY: the program's room.
+        && unsafe { user_memory::is_room(value, len) }
     {
         // SAFETY: the program's length and room.
         unsafe {

@@ -259,6 +259,22 @@ pub(crate) fn signal_this_thread(signal: c_int, info: Option<usize>) {
     let _ = signal_thread(thread as c_int, signal);
 }
 
+/// Blocks a signal for the calling thread.
+pub(crate) fn block_signal(signal: c_int) {
+    let only: u64 = 1 << (signal - 1);
+    let args = [libc::SIG_BLOCK as usize, (&raw const only) as usize, 0, 8, 0, 0];
+    // SAFETY: the set is valid until the call returns.
+    let _ = unsafe { call(libc::SYS_rt_sigprocmask, args) };
+}
+
+/// Whether a signal waits for the calling thread, blocked.
+pub(crate) fn is_pending(signal: c_int) -> bool {
+    let mut set = 0u64;
+    // SAFETY: the set is valid until the call returns.
+    let _ = unsafe { call(libc::SYS_rt_sigpending, [(&raw mut set) as usize, 8, 0, 0, 0, 0]) };
+    set & 1 << (signal - 1) != 0
+}
+
 /// Whether another thread of this process has sent a signal.
 ///
 /// # Safety
@@ -520,6 +536,12 @@ fn tcp_info(fd: c_int, least: usize) -> Option<[u64; 32]> {
     // bytes.
     unsafe { call(libc::SYS_getsockopt, args) }.ok()?;
     (len as usize >= least).then_some(info)
+}
+
+/// Whether the kernel has not begun to connect a TCP socket, or does so no more.
+pub(crate) fn is_closed_tcp(fd: c_int) -> bool {
+    const TCP_CLOSE: u8 = 7;
+    tcp_info(fd, 8).is_some_and(|info| info[0].to_ne_bytes()[0] == TCP_CLOSE)
 }
 
 /// Whether a TCP connection has carried any bytes.

@@ -30,6 +30,19 @@ pub(crate) fn is_nowhere<T>(at: *const T, len: usize) -> bool {
     len != 0 && at.addr().wrapping_sub(LOWEST) >= END - LOWEST && raw::is_unmapped(at.addr())
 }
 
+/// Whether an option can be stored. If not, the kernel says why.
+///
+/// # Safety
+/// `len` leads to a length, or nowhere.
+pub(crate) unsafe fn is_room(value: *const c_void, len: *const libc::socklen_t) -> bool {
+    if is_nowhere(len, 1) {
+        return false;
+    }
+    // SAFETY: the caller's promise.
+    let len = unsafe { len.read_unaligned() };
+    len as c_int >= 0 && !is_nowhere(value, len as usize)
+}
+
 /// A buffer of the program to read into; `None`: it leads to no memory.
 ///
 /// # Safety
@@ -344,6 +357,32 @@ pub(crate) unsafe fn timespec(time: *const libc::timespec) -> Option<Duration> {
         let secs = u64::try_from(time.tv_sec).unwrap_or(0);
         Duration::new(secs, u32::try_from(time.tv_nsec).unwrap_or(0).min(999_999_999))
     })
+}
+
+/// Has the kernel look at the control messages of a message, of which no byte is sent.
+///
+/// # Safety
+/// The header leads to its control messages, or nowhere.
+pub(crate) unsafe fn check_control(fd: c_int, header: &libc::msghdr) -> Result<(), Errno> {
+    let mut empty = *header;
+    (empty.msg_iov, empty.msg_iovlen) = (std::ptr::null_mut(), 0);
+    let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
+    let args = [fd as usize, (&raw const empty) as usize, flags, 0, 0, 0];
+    // SAFETY: the header is valid until the call returns, and the kernel checks the rest.
+    match unsafe { raw::call(libc::SYS_sendmsg, args) } {
+        Err(error @ Errno(libc::EINVAL | libc::EPERM | libc::EFAULT | libc::ENOBUFS)) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the kernel refuses a time (EINVAL).
+///
+/// # Safety
+/// `time` must be null or lead to one.
+pub(crate) unsafe fn is_no_time(time: *const libc::timespec) -> bool {
+    // SAFETY: the caller's promise.
+    let time = unsafe { time.as_ref() };
+    time.is_some_and(|time| time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec))
 }
 
 /// A timeout in milliseconds; negative: for ever.

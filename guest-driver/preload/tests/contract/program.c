@@ -538,6 +538,104 @@ static void handlers(void) {
     printf("told\n");
 }
 
+static volatile int deepest, depth;
+
+static void nests(int signal) {
+    int error = errno;
+    if (++depth > deepest) deepest = depth;
+    send(fd, "n", 1, MSG_DONTWAIT);
+    if (depth < 3) raise(signal);
+    depth--;
+    handled++;
+    errno = error;
+}
+
+// A handler that does not block its own signal.
+static void nesting(void) {
+    fd = connected();
+    exchange(fd);
+    on(SIGALRM, nests, SA_NODEFER | SA_RESTART);
+    struct itimerval each = { { 0, 1000 }, { 0, 1000 } };
+    CHECK(setitimer(ITIMER_REAL, &each, NULL) == 0);
+    static char in[4096];
+    while (handled < 600) {
+        CHECK(send(fd, "m", 1, 0) == 1);
+        while (recv(fd, in, sizeof in, MSG_DONTWAIT) > 0) {}
+        struct pollfd p = { .fd = fd, .events = POLLIN };
+        CHECK(poll(&p, 1, 10) >= 0 || errno == EINTR);
+    }
+    each = (struct itimerval){ { 0, 0 }, { 0, 0 } };
+    CHECK(setitimer(ITIMER_REAL, &each, NULL) == 0 && deepest >= 3);
+    CHECK(shutdown(fd, SHUT_WR) == 0);
+    while (recv(fd, in, sizeof in, 0) > 0) {}
+    printf("nested\n");
+}
+
+static volatile int order[64], come;
+
+static void queued(int signal, siginfo_t *info, void *context) {
+    (void)context;
+    if (come < 64) order[come++] = (signal - SIGRTMIN) * 100 + info->si_value.sival_int;
+}
+
+static void *queues(void *argument) {
+    usleep(50000);
+    for (int i = 0; i < 12; i++) {
+        union sigval value = { .sival_int = i };
+        pthread_sigqueue(*(pthread_t *)argument, SIGRTMIN + 2 + i % 3, value);
+    }
+    usleep(50000);
+    CHECK(send(fd, "y", 1, 0) == 1);
+    return NULL;
+}
+
+// Real-time signals come in the order in which they were sent, those of each number.
+static void queueing(void) {
+    fd = connected();
+    exchange(fd);
+    struct sigaction action = { .sa_sigaction = queued, .sa_flags = SA_SIGINFO | SA_RESTART };
+    for (int i = 2; i < 5; i++) sigaddset(&action.sa_mask, SIGRTMIN + i);
+    for (int i = 2; i < 5; i++) CHECK(sigaction(SIGRTMIN + i, &action, NULL) == 0);
+    pthread_t self = pthread_self(), other;
+    for (int round = 0; round < 20; round++) {
+        char byte;
+        come = 0;
+        CHECK(pthread_sigmask(SIG_BLOCK, &action.sa_mask, NULL) == 0);
+        CHECK(pthread_create(&other, NULL, queues, &self) == 0);
+        CHECK(pthread_sigmask(SIG_UNBLOCK, &action.sa_mask, NULL) == 0);
+        CHECK(recv(fd, &byte, 1, 0) == 1);
+        pthread_join(other, NULL);
+        CHECK(come == 12);
+        for (int i = 0; i < 12; i++)
+            for (int k = 0; k < i; k++)
+                CHECK(order[k] / 100 != order[i] / 100 || order[k] < order[i]);
+    }
+    printf("queued\n");
+}
+
+// A connect that a signal ends goes on in the kernel.
+static void beginning(void) {
+    on(SIGALRM, counts, 0);
+    struct itimerval each = { { 0, 700 }, { 0, 700 } };
+    CHECK(setitimer(ITIMER_REAL, &each, NULL) == 0);
+    for (int i = 0; i < 100; i++) {
+        struct sockaddr_in a = address();
+        int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), error = 0;
+        socklen_t len = sizeof error;
+        if (connect(s, (void *)&a, sizeof a) < 0) {
+            CHECK(errno == EINTR);
+            struct pollfd p = { .fd = s, .events = POLLOUT };
+            while (poll(&p, 1, -1) < 0) CHECK(errno == EINTR);
+            CHECK(getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &len) == 0 && error == 0);
+        }
+        exchange(s);
+        close(s);
+    }
+    each = (struct itimerval){ { 0, 0 }, { 0, 0 } };
+    CHECK(setitimer(ITIMER_REAL, &each, NULL) == 0);
+    printf("100 connections\n");
+}
+
 static void leave_by_exit(int signal) {
     (void)signal;
     char rest[16];
@@ -562,6 +660,9 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "cancels")) cancelling();
     else if (!strcmp(mode, "ends")) ends();
     else if (!strcmp(mode, "handlers")) handlers();
+    else if (!strcmp(mode, "nests")) nesting();
+    else if (!strcmp(mode, "queues")) queueing();
+    else if (!strcmp(mode, "begins")) beginning();
     else if (!strcmp(mode, "leaves")) {
         fd = connected();
         exchange(fd);
