@@ -63,6 +63,7 @@ impl Conn {
             hang_up: failed || closed || (own_end && (ended || shut)),
             both_ended: failed || (own_end && (ended || shut)),
             failed,
+            arrived: rx.total,
         }
     }
 
@@ -151,7 +152,9 @@ impl Conn {
             let blocked = self.waiting.is_write_blocked();
             let shown = Ready { writable: ready.writable || !blocked, ..ready };
             readiness.show(shown);
-            let waits = !ready.hang_up && (!shown.readable || !shown.writable);
+            // An exact one shows each arrival.
+            let waits =
+                !ready.hang_up && (!shown.readable || !shown.writable || readiness.is_exact());
             if !waits || self.arm() {
                 return;
             }

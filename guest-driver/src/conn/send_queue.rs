@@ -455,6 +455,23 @@ impl Conn {
         }
     }
 
+    /// Bytes that a write takes now, in the ring or in the queue. More, if the connection has left its
+    /// ring.
+    pub(crate) fn room(&self) -> usize {
+        let mut tx = self.tx();
+        if self.end.has_left_ring() {
+            return usize::MAX;
+        }
+        self.refresh_tx(&mut tx);
+        let queue = &tx.queue;
+        let in_queue = match tx.may_queue() {
+            true => queue.limit.min(queue.unsent_limit).saturating_sub(queue.len()),
+            false => 0,
+        };
+        let in_ring = if queue.has_unsent() { 0 } else { tx.sender.space() as usize };
+        in_ring.saturating_add(in_queue)
+    }
+
     /// After a call that must not wait and found no room: looks for a moment whether the peer reads.
     /// `true`: another try may find room, in the ring or in the queue.
     pub(crate) fn look_for_room(&self) -> bool {

@@ -30,6 +30,8 @@ pub(crate) struct Ready {
     pub(crate) both_ended: bool,
     /// The connection ended abnormally.
     pub(crate) failed: bool,
+    /// How many bytes have come since the connection began.
+    pub(crate) arrived: u64,
 }
 
 #[derive(Debug)]
@@ -119,6 +121,8 @@ impl ReadinessFd {
             } else if !ready.read_closed {
                 drain(&self.application);
             }
+        } else if ready.readable && ready.arrived != shown.ready.arrived && self.is_exact() {
+            show_edge(ours, &self.application);
         }
         if ready.read_closed && !shown.ready.read_closed {
             let _ = ours.shutdown(std::net::Shutdown::Write);
@@ -131,6 +135,16 @@ impl ReadinessFd {
             }
         }
         shown.ready = ready;
+    }
+}
+
+/// Has the application's end, which is readable, show that more has come: edge-triggered sets report
+/// each arrival.
+fn show_edge(mut ours: &UnixStream, application: &UnixStream) {
+    if ours.write(&[1]).is_err() {
+        // The pair is full.
+        drain(application);
+        let _ = ours.write(&[1]);
     }
 }
 
@@ -191,6 +205,28 @@ mod tests {
         let readiness = ReadinessFd::new().unwrap();
         readiness.show(Ready { hang_up: true, both_ended: true, failed: true, ..Ready::default() });
         assert!(flags(&readiness).contains(PollFlags::HUP | PollFlags::ERR));
+    }
+
+    #[test]
+    fn an_exact_pair_shows_an_edge_for_each_arrival() {
+        use rustix::event::epoll;
+        let readiness = ReadinessFd::new().unwrap();
+        readiness.make_exact();
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let events = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&set, readiness.as_fd(), epoll::EventData::new_u64(0), events).unwrap();
+        let edges = || {
+            let mut list = Vec::with_capacity(1);
+            let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            epoll::wait(&set, rustix::buffer::spare_capacity(&mut list), Some(&zero)).unwrap()
+        };
+        for arrived in 1..3000 {
+            readiness.show(Ready { readable: true, writable: true, arrived, ..Ready::default() });
+            assert_eq!((edges(), edges()), (1, 0), "{arrived}");
+        }
+        assert!(flags(&readiness).contains(PollFlags::OUT));
+        readiness.show(Ready { writable: true, arrived: 2999, ..Ready::default() });
+        assert!(!flags(&readiness).contains(PollFlags::IN));
     }
 
     #[test]

@@ -528,6 +528,12 @@ impl SmcStream {
         }
     }
 
+    /// Bytes that a write takes now without waiting, as far as this end knows. `usize::MAX` if TCP
+    /// carries the connection.
+    pub fn room(&self) -> usize {
+        self.conn().map_or(usize::MAX, |conn| conn.room())
+    }
+
     /// After a write that must not wait and found no room: looks for a moment, at most 50 us,
     /// whether the peer reads. `true`: another try may find room.
     pub fn look_for_room(&self) -> bool {

@@ -617,6 +617,26 @@ fn pipe_room(pipe: c_int, size: usize, dont_wait: bool) -> Result<usize, Errno> 
     }
 }
 
+/// Waits until a write would not, as long as the socket lets it.
+fn await_room((socket, stream): (&StreamSocket, &SmcStream)) -> Result<(), Errno> {
+    let has_room = || stream.readiness(false).writable;
+    if socket.options.is_nonblocking() {
+        if has_room() || (stream.look_for_room() && has_room()) {
+            return Ok(());
+        }
+        socket.write_blocked.store(true, Ordering::Relaxed);
+        return Err(Errno(libc::EAGAIN));
+    }
+    let end = socket.options.timeout(true).map(|timeout| Instant::now() + timeout);
+    loop {
+        let token = stream.change_token();
+        if has_room() {
+            return Ok(());
+        }
+        wait(stream, token, true, end)?;
+    }
+}
+
 /// `splice` from a pipe into an SMC connection.
 pub(crate) fn splice_in(
     to: (&StreamSocket, &SmcStream),
@@ -631,14 +651,11 @@ pub(crate) fn splice_in(
     if !await_events(pipe, libc::POLLIN, dont_wait || is_nonblocking(pipe))? {
         return Err(Errno(libc::EAGAIN));
     }
-    let has_room = || to.1.readiness(false).writable;
-    if to.0.options.is_nonblocking() && !has_room() && !(to.1.look_for_room() && has_room()) {
-        to.0.write_blocked.store(true, Ordering::Relaxed);
-        return Err(Errno(libc::EAGAIN));
-    }
-    let mut buf = vec![0u8; TURN.min(len)];
+    await_room(to)?;
+    let mut buf = vec![0u8; TURN.min(len).min(to.1.room().max(1))];
     let n = raw::read(pipe, &mut buf)?;
-    // The pipe no longer has the bytes, so the call must send all of them, even if that takes long.
+    // The pipe no longer has the bytes, so the call must send all of them, even if another thread has
+    // taken the room.
     let piece = buf.get(..n).unwrap_or_default();
     let mut done = 0;
     while done < n {
