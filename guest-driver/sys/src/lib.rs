@@ -50,7 +50,7 @@ pub use futex::{
 };
 pub use held::{ForkLocks, LockGuardList, is_free, try_hold};
 pub use mapping::{MapError, Reservation, SharedMem};
-pub use memfd::{check_sealed, sealed_memfd};
+pub use memfd::{check_file_size, check_sealed, sealed_memfd};
 pub use registers::Registers;
 pub use seccomp::withhold_io_uring;
 pub use shared::{OutOfBounds, SharedSlice};

@@ -7,6 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
+use rustix::process::{Resource, getrlimit};
 
 use super::out_of_the_way;
 
@@ -20,9 +21,22 @@ use super::out_of_the_way;
 pub fn sealed_memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let fd = out_of_the_way(fd);
+    check_file_size(len)?;
     ftruncate(&fd, len)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)
+}
+
+/// Checks that the process may make a file of `len` bytes (RLIMIT_FSIZE). If it tried without, the
+/// kernel would send it SIGXFSZ, which ends programs.
+///
+/// # Errors
+/// EFBIG: it may not.
+pub fn check_file_size(len: u64) -> io::Result<()> {
+    match getrlimit(Resource::Fsize).current {
+        Some(most) if len > most => Err(rustix::io::Errno::FBIG.into()),
+        _ => Ok(()),
+    }
 }
 
 /// Checks that `fd` is a memory file that has, and keeps, at least `needed` bytes.

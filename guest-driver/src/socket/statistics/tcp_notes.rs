@@ -100,8 +100,8 @@ impl TcpReasons {
             opened => opened?,
         };
         // Without the room on the disk, a store would kill the process.
-        let made = fallocate(&file, FallocateFlags::empty(), 0, SIZE as u64)
-            .map_err(io::Error::from)
+        let made = ism_sys::check_file_size(SIZE as u64)
+            .and_then(|()| Ok(fallocate(&file, FallocateFlags::empty(), 0, SIZE as u64)?))
             .and_then(|()| SharedMem::from_fd(&file, SIZE).map_err(io::Error::other))
             .and_then(|memory| memory.slice(0, SIZE).map_err(io::Error::other));
         match made {
