@@ -30,6 +30,7 @@ impl Conn {
                     self.capture_end();
                 }
                 let unsent = self.has_held();
+                self.note_end();
                 self.on(Event::ShutdownWrite { unsent });
             }
             // The same as a close (CLOSE-17), except that the handle stays.
@@ -47,6 +48,7 @@ impl Conn {
         if capture::is_on() {
             self.capture_end();
         }
+        self.note_end();
         self.on(Event::Close { unread: false, unsent: self.has_held() });
         self.shutdown_read();
         Ok(())
@@ -64,10 +66,42 @@ impl Conn {
             let _ = self.refresh_rx(&mut rx);
             (rx.receiver.available() > 0 || rx.kept.is_some()) && !self.end.is_read_shut()
         };
+        self.note_end();
+        if !abort && !unread {
+            self.end_tcp_first();
+        }
         self.on(match abort {
             true => Event::Abort,
             false => Event::Close { unread, unsent: self.has_held() },
         });
+    }
+
+    /// Before the application ends its direction: notes whether it is the first of the two that ends.
+    fn note_end(&self) {
+        let mut tx = self.tx();
+        self.refresh_tx(&mut tx);
+        let said = tx.close.flags().union(tx.close.pending());
+        if !said.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED) && !tx.close.peer_done()
+        {
+            tx.ends_first = true;
+        }
+    }
+
+    /// The application is about to close the connection. If it was the first that ended a direction,
+    /// its TCP sends the first FIN: the other end can use its port again at once, as on TCP. Not while
+    /// bytes are unsent: the peer takes a FIN and the end of this process for the end of all bytes.
+    fn end_tcp_first(&self) {
+        let is_first = {
+            let tx = self.tx();
+            tx.ends_first && !tx.queue.has_unsent() && !tx.is_flushing()
+        };
+        if is_first
+            && !self.has_failed()
+            && !self.may_outlive()
+            && let Some(tcp) = &*self.tcp.stream()
+        {
+            let _ = rustix::net::shutdown(tcp, rustix::net::Shutdown::Write);
+        }
     }
 
     /// Resets the connection, but not its TCP connection: the program goes on with the socket of that.

@@ -94,6 +94,8 @@ pub(super) struct Tx {
     timer: Option<Instant>,
     /// Since when the peer is gone, while TCP may still say whether its process has ended.
     lost: Option<Instant>,
+    /// The application has ended its direction, and the peer had not.
+    ends_first: bool,
     /// Number of bytes sent.
     total: u64,
     /// As many of them went before the first byte of the ring.
@@ -202,6 +204,7 @@ impl Conn {
             seen,
             timer: None,
             lost: None,
+            ends_first: false,
             total: 0,
             base: 0,
             deliveries: 0,
