@@ -352,6 +352,9 @@ unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Option<SysRe
     }
     // SAFETY: the caller's promise.
     let header = unsafe { &mut *message };
+    if header.msg_iovlen > libc::UIO_MAXIOV as usize {
+        return Some(Err(Errno(libc::EMSGSIZE)));
+    }
     // SAFETY: the program's list.
     let result = unsafe { recv_list(fd, header.msg_iov, header.msg_iovlen, flags) }?;
     if result.is_ok() {
@@ -378,6 +381,15 @@ unsafe fn transmit(fd: c_int, message: *const msghdr, flags: c_int) -> Option<Sy
     }
     // SAFETY: the caller's promise.
     let header = unsafe { &*message };
+    if header.msg_iovlen > libc::UIO_MAXIOV as usize {
+        return Some(Err(Errno(libc::EMSGSIZE)));
+    }
+    if header.msg_controllen > 0 && DESCRIPTORS.get(fd).as_ref().is_some_and(control::is_on_smc) {
+        // SAFETY: the program's header.
+        if let Err(error) = unsafe { user_memory::check_control(fd, header) } {
+            return Some(Err(error));
+        }
+    }
     // SAFETY: the program's list.
     unsafe { send_list(fd, header.msg_iov, header.msg_iovlen, flags) }
 }
@@ -458,6 +470,10 @@ unsafe fn receive_many(
     }
     let wait_for_one = flags & libc::MSG_WAITFORONE != 0;
     flags &= !libc::MSG_WAITFORONE;
+    // SAFETY: the caller's promise.
+    if unsafe { user_memory::is_no_time(timeout) } {
+        return Some(Err(Errno(libc::EINVAL)));
+    }
     // SAFETY: the caller's promise.
     let end = unsafe { user_memory::timespec(timeout) }.map(|time| Instant::now() + time);
     for i in 0..n.min(libc::UIO_MAXIOV as usize) {

@@ -16,7 +16,7 @@ use crate::socket::table::{DESCRIPTORS, Descriptor};
 use crate::sys::fork_lock::ForkLockGuard;
 use crate::sys::own_numbers;
 use crate::sys::raw::{self, Errno};
-use crate::sys::user_memory::libc_result;
+use crate::sys::user_memory::{self, libc_result};
 use crate::{config, fork, relay};
 
 #[unsafe(no_mangle)]
@@ -198,7 +198,7 @@ fn fcntl_here(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
         _ => argument,
     };
     if is_owner_command(command) && argument != 0 {
-        // The kernel sends SIGURG.
+        // The kernel sends the signals.
         leave(fd);
     }
     // A relay that comes or goes meanwhile would have the flags of before.
@@ -230,10 +230,11 @@ fn fcntl_here(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     result
 }
 
-/// Whether a command of `fcntl` makes somebody the owner of a socket.
+/// Whether a command of `fcntl` says who gets a signal of a socket, and which one.
 fn is_owner_command(command: c_int) -> bool {
+    const F_SETSIG: c_int = 10;
     const F_SETOWN_EX: c_int = 15;
-    matches!(command, libc::F_SETOWN | F_SETOWN_EX)
+    matches!(command, libc::F_SETOWN | F_SETSIG | F_SETOWN_EX)
 }
 
 #[unsafe(no_mangle)]
@@ -261,7 +262,9 @@ unsafe fn ioctl_here(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int
         && let Some(answer) = control::ioctl(fd, descriptor, request)
     {
         return match answer {
-            Ok(_) if argument.is_null() => libc_result(Err(Errno(libc::EFAULT))) as c_int,
+            Ok(_) if user_memory::is_nowhere(argument, 1) => {
+                libc_result(Err(Errno(libc::EFAULT))) as c_int
+            }
             Ok(number) => {
                 // SAFETY: the argument of these requests is the address of a number.
                 unsafe { *argument = number };

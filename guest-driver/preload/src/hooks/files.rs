@@ -11,8 +11,8 @@ use crate::hooks::temporary_relays::by_kernel;
 use crate::hooks::within::restartable;
 use crate::io::transfer::{self, Dispatch};
 use crate::socket::table::DESCRIPTORS;
-use crate::sys::raw::{Errno, SysResult};
-use crate::sys::user_memory::libc_result;
+use crate::sys::raw::{self, Errno, SysResult};
+use crate::sys::user_memory::{self, libc_result};
 
 /// `sendfile` into an SMC connection. `None`: the kernel carries out the call.
 ///
@@ -25,6 +25,9 @@ unsafe fn sendfile_here(
     n: usize,
 ) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(to)?;
+    if !offset.is_null() && user_memory::is_nowhere(offset, 1) {
+        return Some(Err(Errno(libc::EFAULT)));
+    }
     let n = n.min(0x7fff_f000);
     loop {
         // SAFETY: the caller's promise.
@@ -101,8 +104,9 @@ fn splice_here(
             Dispatch::Keep(_) => Err(Errno(libc::EAGAIN)),
             Dispatch::Fail(error) => Err(error),
             Dispatch::Smc(..) if !no_from || !no_to => {
-                // Neither has a position, but the kernel looks at the pipe first.
-                let is_einval = if out { no_to } else { no_from };
+                // Neither has a position, but the kernel looks for a pipe first.
+                let (other, is_free) = if out { (to, no_to) } else { (from, no_from) };
+                let is_einval = is_free || raw::pipe_size(other).is_err();
                 Err(Errno(if is_einval { libc::EINVAL } else { libc::ESPIPE }))
             }
             Dispatch::Smc(socket, stream) if out => {

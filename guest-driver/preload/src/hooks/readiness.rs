@@ -65,8 +65,9 @@ pub(super) unsafe extern "C-unwind" fn ppoll(
 ) -> c_int {
     // SAFETY: the program's list.
     let entries = unsafe { entries(list, n) };
-    if crate::io::poll::has_known(entries) {
-        // SAFETY: the program's time.
+    // SAFETY: the program's time.
+    if crate::io::poll::has_known(entries) && !unsafe { user_memory::is_no_time(timeout) } {
+        // SAFETY: as above.
         let (timeout, mask) = unsafe { (user_memory::timespec(timeout), user_memory::mask(mask)) };
         return libc_result(within(|| crate::io::poll::poll(entries, timeout, mask))) as c_int;
     }
@@ -151,8 +152,11 @@ unsafe extern "C-unwind" fn pselect(
     // SAFETY: the program's time and mask.
     let (time, signals) = unsafe { (user_memory::timespec(timeout), user_memory::mask(mask)) };
     let sets = [read, write, except];
-    // SAFETY: the program's sets.
-    if let Some(result) = within(|| unsafe { select_here(n, sets, time, signals) }) {
+    // SAFETY: the program's time.
+    if !unsafe { user_memory::is_no_time(timeout) }
+        // SAFETY: the program's sets.
+        && let Some(result) = within(|| unsafe { select_here(n, sets, time, signals) })
+    {
         return libc_result(result) as c_int;
     }
     call_libc!(pselect, -1, (n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
@@ -182,6 +186,10 @@ pub(super) unsafe fn pselect6(
         let mask = mask.as_ref().map_or(std::ptr::null(), |argument| argument.mask);
         (user_memory::timespec(timeout), user_memory::mask(mask))
     };
+    // SAFETY: as above.
+    if unsafe { user_memory::is_no_time(timeout) } {
+        return None;
+    }
     let begun = std::time::Instant::now();
     // SAFETY: the program's sets.
     let result = within(|| unsafe { select_here(n, sets, time, mask) })?;
@@ -338,7 +346,8 @@ pub(super) unsafe extern "C-unwind" fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    if DESCRIPTORS.has(set) {
+    // SAFETY: the program's time.
+    if DESCRIPTORS.has(set) && !unsafe { user_memory::is_no_time(timeout) } {
         // SAFETY: the program's time, list and mask.
         let result = within(|| unsafe {
             wait_here(set, list, max, user_memory::timespec(timeout), user_memory::mask(mask))

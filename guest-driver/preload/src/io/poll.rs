@@ -22,6 +22,8 @@ use crate::sys::{left_of, timespec};
 
 /// Sleepers that no call uses.
 static IDLE_SLEEPERS: ForkMutex<Vec<Sleeper>> = ForkMutex::new(Vec::new());
+/// A call on a descriptor that was closed before it returns sooner than this.
+const MILLISECOND: Duration = Duration::from_millis(1);
 /// Number of unused sleepers that the library keeps at most.
 const MAX_IDLE: usize = 16;
 
@@ -310,12 +312,19 @@ pub(crate) fn select<'a>(
             fds.push(libc::pollfd { fd: fd as c_int, events, revents: 0 });
         }
     }
+    let begun = Instant::now();
     let found = match poll(&mut fds, timeout, mask) {
         Ok(found) => found,
         Err(error) => return Some(Err(error)),
     };
     if found > 0 && fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
-        return Some(Err(Errno(libc::EBADF)));
+        if begun.elapsed() < MILLISECOND {
+            return Some(Err(Errno(libc::EBADF)));
+        }
+        // Another thread has closed it meanwhile. The kernel shows that in each set.
+        for fd in fds.iter_mut().filter(|fd| fd.revents & libc::POLLNVAL != 0) {
+            fd.revents = fd.events;
+        }
     }
     let mut count = 0;
     for (set, meaning) in [

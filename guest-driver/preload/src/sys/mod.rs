@@ -175,8 +175,12 @@ pub(crate) fn is_writable(fd: c_int) -> bool {
 
 /// Whether a descriptor is a file that the kernel's `sendfile` reads; EBADF if it is not open.
 pub(crate) fn can_be_sent(fd: c_int) -> Result<bool, Errno> {
-    use rustix::fs::FileType;
+    use rustix::fs::{FileType, OFlags};
     let stat = rustix::fs::fstat(borrowed(fd))?;
+    let access = rustix::fs::fcntl_getfl(borrowed(fd))?;
+    if access.intersection(OFlags::ACCMODE) == OFlags::WRONLY {
+        return Err(Errno(libc::EBADF));
+    }
     let kind = FileType::from_raw_mode(stat.st_mode);
     let is_file = matches!(kind, FileType::RegularFile | FileType::BlockDevice);
     if !is_file || stat.st_size != 0 || kind == FileType::BlockDevice {

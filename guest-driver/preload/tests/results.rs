@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What calls return, in programs that ask much of the kernel: the same on SMC as on TCP.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::{Fabric, await_listener, free_port};
+
+/// The program beside this file, compiled. The file is of this process.
+fn compiled(mode: &str) -> PathBuf {
+    let file = std::env::temp_dir().join(format!("smc-results-{mode}-{}", std::process::id()));
+    let source = format!("{}/tests/contract/results.c", env!("CARGO_MANIFEST_DIR"));
+    let mut cc = Command::new("cc");
+    cc.env_remove("LD_PRELOAD").args(["-O1", "-pthread", "-o"]).arg(&file).arg(source);
+    assert!(cc.status().unwrap().success());
+    file
+}
+
+/// Runs the server and the client in a mode each, on TCP or on SMC. What they print, and how many ends
+/// SMC carried.
+fn run(program: &Path, [server, client]: [&str; 2], smc: bool) -> (String, usize) {
+    let fabric = Fabric::new(6);
+    let port = free_port().to_string();
+    let command = |mode: &str| {
+        let mut command = fabric.on(smc, "timeout");
+        command.args(["-s", "ABRT", "60"]).arg(program).args([mode, &port]);
+        command.stdout(Stdio::piped());
+        command
+    };
+    let server = command(server).spawn().unwrap();
+    await_listener(port.parse().unwrap());
+    let client = command(client).output().unwrap();
+    let server = server.wait_with_output().unwrap();
+    let outputs = [client, server];
+    let text: String =
+        outputs.iter().map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).collect();
+    let all_succeed = outputs.iter().all(|output| output.status.success());
+    assert!(all_succeed, "smc: {smc}, {outputs:?}: {text}");
+    (text, fabric.decided().0)
+}
+
+/// Two programs print the same on SMC as on TCP. `on_smc`: SMC carries their connection.
+fn same_as_tcp(modes: [&str; 2], on_smc: bool) {
+    let program = compiled(modes[1]);
+    let (expected, _) = run(&program, modes, false);
+    assert!(expected.contains("done\n"));
+    let (seen, ends) = run(&program, modes, true);
+    assert_eq!(seen, expected);
+    assert_eq!(ends > 0, on_smc);
+    std::fs::remove_file(program).unwrap();
+}
+
+#[test]
+fn each_arrival_is_an_edge_of_a_set_in_a_set() {
+    same_as_tcp(["server", "edges"], true);
+}
+
+#[test]
+fn the_program_chooses_the_signal_of_asynchronous_io() {
+    same_as_tcp(["server", "setsig"], true);
+}
+
+#[test]
+fn addresses_that_lead_nowhere_are_refused() {
+    same_as_tcp(["server", "addresses"], true);
+}
+
+#[test]
+fn messages_and_times_that_the_kernel_refuses_are_refused() {
+    same_as_tcp(["server", "messages"], true);
+}
+
+#[test]
+fn a_splice_that_a_signal_ends_leaves_the_bytes_in_its_pipe() {
+    same_as_tcp(["server", "splices"], true);
+}
+
+#[test]
+fn a_descriptor_that_another_thread_closes_ends_no_select_with_an_error() {
+    same_as_tcp(["server", "selects"], true);
+}
+
+#[test]
+fn a_program_that_may_make_no_files_is_not_ended_for_those_of_the_library() {
+    same_as_tcp(["server", "no-files"], false);
+}
+
+#[test]
+fn a_server_listens_again_when_its_client_has_closed_first() {
+    same_as_tcp(["listens-again", "closes"], true);
+}
