@@ -17,6 +17,7 @@ pub mod leaks;
 pub mod linux;
 pub mod outlive;
 pub mod raw;
+pub mod restored;
 pub mod rogue;
 pub mod siege;
 pub mod streams;

@@ -25,6 +25,8 @@ mod memfd;
 pub mod own_memory;
 mod registers;
 mod ring_cost;
+#[cfg(any(test, feature = "testing"))]
+mod saved;
 mod seccomp;
 mod shared;
 mod sockopt;
@@ -52,6 +54,8 @@ pub use held::{ForkLocks, LockGuardList, is_free, try_hold};
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_file_size, check_sealed, sealed_memfd};
 pub use registers::Registers;
+#[cfg(any(test, feature = "testing"))]
+pub use saved::keep_private_copies;
 pub use seccomp::withhold_io_uring;
 pub use shared::{OutOfBounds, SharedSlice};
 pub use sockopt::{PeerProcess, TcpCounts, peer_process, tcp_counts};

@@ -19,6 +19,8 @@
 //! smc-test-peer outlive DEVICE DEVICE   sends back what comes, see `smc_tests::outlive`
 //! smc-test-peer streams serve|talk ...  streams that go on without their device, see
 //!                                       `smc_tests::streams`
+//! smc-test-peer restored DEVICE PATH    does what its standard input says, with a copy of the window,
+//!                                       see `smc_tests::restored`
 //! smc-test-peer rogue ...               a guest that misbehaves, see `smc_tests::rogue`
 //! smc-test-peer agent DEVICE ADDRESS [while-stdin]
 //!                                       the far end of conformance tests, see `smc_tests::agent`:
@@ -221,6 +223,11 @@ fn work(args: &[&str]) {
             smc_tests::streams::talk(device, path, address, streams.parse().unwrap(), say);
             std::process::exit(0);
         }
+        ["restored", device, path] => {
+            log();
+            smc_tests::restored::run(device, path, say);
+            std::process::exit(0);
+        }
         ["rogue", ref args @ ..] => {
             smc_tests::rogue::run(args, say);
             std::process::exit(0);
@@ -267,8 +274,8 @@ fn main() {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // Started by a shell in another machine, it may have no standard input.
     let own_end = [
-        "daemon", "agent", "serve", "talk", "outlive", "streams", "rogue", "probe", "rdma",
-        "linux", "interop",
+        "daemon", "agent", "serve", "talk", "outlive", "streams", "restored", "rogue", "probe",
+        "rdma", "linux", "interop",
     ];
     let own_end = args.first().is_some_and(|word| own_end.contains(word));
     if !own_end || args.last() == Some(&"while-stdin") {

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a machine has of the window that was saved and restored, for tests.
+
+use std::fs;
+use std::io;
+use std::ptr::{null_mut, with_exposed_provenance_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed};
+
+/// Replaces what this process shares with others by private copies, in all mappings of files whose name
+/// has `name` in it. How many mappings there were.
+///
+/// It is copied in ascending order, as a monitor does it: bytes lie behind the word that announces them. What
+/// threads of this process store meanwhile may be lost.
+///
+/// # Errors
+/// Those of mmap(2), mremap(2), and of reading `/proc/self/maps`.
+pub fn keep_private_copies(name: &str) -> io::Result<usize> {
+    let mut copied = 0;
+    for line in fs::read_to_string("/proc/self/maps")?.lines() {
+        let shared = line.split(' ').nth(1).is_some_and(|access| access == "rw-s");
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |text| usize::from_str_radix(text, 16).map_err(io::Error::other);
+        let Some((start, end)) = range.filter(|_| shared && line.contains(name)) else { continue };
+        let (start, end) = (number(start)?, number(end)?);
+        copy(start, end - start)?;
+        copied += 1;
+    }
+    Ok(copied)
+}
+
+fn copy(start: usize, len: usize) -> io::Result<()> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let at = with_exposed_provenance_mut::<u8>(start);
+    // SAFETY: `/proc/self/maps` has shown a mapping there that can be read and written. The copy is a new
+    // one, which replaces it as a whole; who has views of it may read and write as before. Loads and stores
+    // of other threads meanwhile are those of a file that other processes change, too.
+    unsafe {
+        let copy = mmap_anonymous(null_mut(), len, access, MapFlags::PRIVATE)?;
+        for word in 0..len / size_of::<u64>() {
+            let loaded = (*at.cast::<AtomicU64>().add(word)).load(Ordering::Acquire);
+            copy.cast::<u64>().add(word).write(loaded);
+        }
+        mremap_fixed(copy, len, len, MremapFlags::MAYMOVE, at.cast())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
+mod tests {
+    use super::*;
+    use crate::{SharedMem, sealed_memfd};
+
+    #[test]
+    fn a_copy_has_the_bytes_and_shares_no_later_ones() {
+        let fd = sealed_memfd("to-be-saved", 8192).unwrap();
+        let [one, other] = [(); 2].map(|()| SharedMem::from_fd(&fd, 8192).unwrap());
+        let [one, other] = [one, other].map(|mem| mem.slice(0, 8192).unwrap());
+        one.copy_in(5000, b"before").unwrap();
+        assert_eq!(keep_private_copies("to-be-saved").unwrap(), 2);
+        one.copy_in(5000, b"behind").unwrap();
+        let mut bytes = [0; 6];
+        other.copy_out(5000, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"before");
+        assert_eq!(keep_private_copies("to-be-saved").unwrap(), 0);
+    }
+}
