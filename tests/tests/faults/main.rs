@@ -21,6 +21,7 @@ mod moves;
 mod on_tcp;
 mod outlive;
 mod prompt;
+mod restored;
 mod settled;
 mod support;
 mod undrain;

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A machine that was saved and restored goes on with a copy of what the window was, until its driver
+//! hears that the device is gone. What its programs do in that time, and what their peers have done since
+//! the copy was made, is not lost, or both ends are told of a reset.
+//!
+//! `a` stays, and `b` was saved.
+
+use smc_tests::helper::Helper;
+use smc_tests::watch::LIMIT;
+use smc_tests::{Dir, eventually, note, watched};
+
+use crate::outlive::start_daemon;
+use crate::support::PEER;
+
+/// More than a ring and a send queue have room for.
+const MUCH: usize = 10_000_000;
+
+struct Ends {
+    daemon: Helper,
+    a: Helper,
+    b: Helper,
+    _dir: Dir,
+}
+
+impl Ends {
+    /// A connection that `b` has made.
+    fn new(path: &str) -> Ends {
+        let dir = Dir::new();
+        let daemon = start_daemon(&dir);
+        let [a, b] = [0, 1].map(|n| {
+            let device = dir.socket(n).display().to_string();
+            Helper::spawn(PEER, &["restored", &device, path])
+        });
+        let mut ends = Ends { daemon, a, b, _dir: dir };
+        let address = ends.ask("a listen");
+        ends.a.feed("accept\n");
+        ends.says(&format!("b connect {address}"), "smc");
+        assert_eq!(ends.a.line(), "smc");
+        ends
+    }
+
+    fn ask(&mut self, command: &str) -> String {
+        note(command.to_owned());
+        let (who, command) = command.split_once(' ').unwrap();
+        let end = if who == "a" { &mut self.a } else { &mut self.b };
+        end.feed(&format!("{command}\n"));
+        end.line()
+    }
+
+    #[track_caller]
+    fn says(&mut self, command: &str, wanted: &str) {
+        let said = self.ask(command);
+        assert_eq!(said, wanted, "{command}");
+    }
+
+    /// Each line is a command and what is said.
+    #[track_caller]
+    fn all_say(&mut self, lines: &str) {
+        for line in lines.split(';').map(str::trim).filter(|line| !line.is_empty()) {
+            let (command, wanted) = line.split_once(": ").unwrap();
+            self.says(command, wanted);
+        }
+    }
+
+    #[track_caller]
+    fn save(&mut self) {
+        let said = self.ask("b save");
+        assert!(said.starts_with("saved ") && said != "saved 0", "{said}");
+    }
+
+    /// The driver of `b` hears that its device is gone, and `a` hears of `b`.
+    fn lose(&mut self) {
+        self.daemon.feed("remove port1\n");
+    }
+
+    #[track_caller]
+    fn on_tcp(&mut self) {
+        for who in ["a", "b"] {
+            eventually("it is on TCP", || self.ask(&format!("{who} carrier")) == "Tcp");
+        }
+    }
+}
+
+/// What happens before the copy is made, what happens then, and what happens when the device is gone.
+#[track_caller]
+fn goes_on(before: &str, restored: &str, after: &str) {
+    watched(LIMIT, || {
+        let mut ends = Ends::new("window");
+        ends.all_say(before);
+        ends.save();
+        ends.all_say(restored);
+        ends.lose();
+        ends.all_say(after);
+    });
+}
+
+/// Bytes go both ways.
+const BOTH_WAYS: &str =
+    "a send 70: sent 70; b recv 70: got 70; b send 90: sent 90; a recv 90: got 90;";
+
+#[test]
+fn bytes_that_were_sent_in_the_copy_arrive() {
+    goes_on(
+        "b send 1000: sent 1000",
+        "b send 2000: sent 2000; b send 500: sent 500",
+        &format!("a recv 3500: got 3500; {BOTH_WAYS} b carrier: Tcp; a carrier: Tcp"),
+    );
+}
+
+#[test]
+fn bytes_that_the_copy_lacks_arrive() {
+    goes_on(
+        "a send 5000: sent 5000; b recv 10: got 10",
+        "a send 3000: sent 3000; b recv 4990: got 4990",
+        &format!("b recv 3000: got 3000; {BOTH_WAYS}"),
+    );
+}
+
+#[test]
+fn bytes_that_were_read_in_the_copy_do_not_come_again() {
+    goes_on(
+        "a send 60000: sent 60000; a pour 300000: pours",
+        "b recv 50000: got 50000",
+        "b recv 310000: got 310000; b send 100: sent 100; a recv 0: poured 300000",
+    );
+}
+
+#[test]
+fn full_rings_lose_nothing() {
+    goes_on(
+        "a send 60000: sent 60000; b send 60000: sent 60000",
+        "a send 5000: sent 5000; b send 5000: sent 5000",
+        "a recv 65000: got 65000; b recv 65000: got 65000",
+    );
+}
+
+#[test]
+fn an_end_that_was_said_in_the_copy_is_heard() {
+    goes_on(
+        "b send 1000: sent 1000",
+        "b send 2000: sent 2000; b done: done",
+        "a rest: got 3000 and the end; a send 500: sent 500; a done: done; b rest: got 500 and the end",
+    );
+    goes_on(
+        "b send 1000: sent 1000",
+        "b send 2000: sent 2000; b close: closed",
+        "a rest: got 3000 and the end",
+    );
+    goes_on("", "b close: closed", "a rest: got 0 and the end");
+}
+
+#[test]
+fn an_end_that_the_copy_lacks_is_heard() {
+    goes_on(
+        "a send 1000: sent 1000",
+        "a send 2000: sent 2000; a done: done; b send 10: sent 10",
+        "b rest: got 3000 and the end; b done: done; a rest: got 10 and the end",
+    );
+    goes_on(
+        "a send 1000: sent 1000",
+        "a send 2000: sent 2000; a close: closed",
+        "b rest: got 3000 and the end",
+    );
+    goes_on("a send 1000: sent 1000", "a close: closed", "b rest: got 1000 and the end");
+}
+
+#[test]
+fn an_answer_to_who_has_ended_arrives() {
+    goes_on(
+        "a send 1000: sent 1000; a done: done",
+        "b rest: got 1000 and the end; b send 2000: sent 2000; b close: closed",
+        "a rest: got 2000 and the end",
+    );
+    goes_on(
+        "a send 1000: sent 1000",
+        "a done: done; b recv 1000: got 1000; b send 2000: sent 2000; b close: closed",
+        "a rest: got 2000 and the end",
+    );
+}
+
+#[test]
+fn an_abort_is_a_reset() {
+    goes_on(
+        "b send 1000: sent 1000",
+        "b send 2000: sent 2000; b abort: aborted",
+        "a rest: got 1000 and ConnectionReset",
+    );
+    goes_on("a send 1000: sent 1000", "a abort: aborted", "b rest: got 1000 and ConnectionReset");
+}
+
+#[test]
+fn an_urgent_byte_arrives_once() {
+    goes_on(
+        "b send 1000: sent 1000",
+        "b urgent: urgent",
+        &format!("a recv 1000: got 1000; a mark: mark; {BOTH_WAYS}"),
+    );
+    // The ring has it already.
+    goes_on(
+        "b send 1000: sent 1000; b urgent: urgent",
+        "",
+        &format!("a recv 1000: got 1000; a mark: mark; {BOTH_WAYS}"),
+    );
+    goes_on(
+        "a send 1000: sent 1000",
+        "a urgent: urgent",
+        &format!("b recv 1000: got 1000; b mark: mark; {BOTH_WAYS}"),
+    );
+    goes_on(
+        "a send 1000: sent 1000; a urgent: urgent",
+        "b recv 1000: got 1000; b mark: mark",
+        BOTH_WAYS,
+    );
+    goes_on(
+        "b send 1000: sent 1000; b urgent: urgent",
+        "a recv 1000: got 1000; a mark: mark",
+        BOTH_WAYS,
+    );
+}
+
+#[test]
+fn an_end_with_both_of_its_copies_loses_nothing() {
+    watched(LIMIT, || {
+        let mut ends = Ends::new("window");
+        ends.all_say("a send 1000: sent 1000; b send 1000: sent 1000");
+        ends.save();
+        let said = ends.ask("a save");
+        assert!(said.starts_with("saved "), "{said}");
+        ends.all_say(
+            "a send 500: sent 500; b send 700: sent 700; a recv 10: got 10; b recv 10: got 10",
+        );
+        ends.daemon.feed("remove port0\nremove port1\n");
+        ends.all_say("a recv 1690: got 1690; b recv 1490: got 1490");
+        ends.all_say(BOTH_WAYS);
+        ends.on_tcp();
+    });
+}
+
+// The driver of `b` hears of its peer before it hears of its own device.
+#[test]
+fn a_peer_that_leaves_first_gets_all() {
+    for (before, restored, after) in [
+        ("b send 1000: sent 1000", "b send 2000: sent 2000", "a recv 3000: got 3000"),
+        (
+            "b send 1000: sent 1000",
+            "b send 2000: sent 2000; b close: closed",
+            "a rest: got 3000 and the end",
+        ),
+        ("a send 1000: sent 1000", "a send 2000: sent 2000", "b recv 3000: got 3000"),
+    ] {
+        watched(LIMIT, || {
+            let mut ends = Ends::new("window");
+            ends.all_say(before);
+            ends.save();
+            ends.all_say(restored);
+            ends.daemon.feed("begin-drain port0\n");
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            ends.lose();
+            ends.all_say(after);
+        });
+    }
+}
+
+// What it wrote last is in no memory of `b`.
+#[test]
+fn a_peer_that_has_died_since_is_no_end_of_data() {
+    watched(LIMIT, || {
+        let mut ends = Ends::new("window");
+        ends.says("a send 1000", "sent 1000");
+        ends.save();
+        ends.says("a send 2000", "sent 2000");
+        // Nobody tells the driver of `b` of the peer.
+        ends.daemon.stop();
+        ends.a.feed("exit\n");
+        let said = {
+            ends.b.feed("rest\n");
+            std::thread::sleep(std::time::Duration::from_millis(1500));
+            ends.lose();
+            ends.daemon.resume();
+            ends.b.line()
+        };
+        assert_eq!(said, "got 1000 and ConnectionReset");
+    });
+}
+
+// What it wrote last is in no memory of `a`.
+#[test]
+fn an_end_that_has_died_in_its_copy_is_no_end_of_data() {
+    watched(LIMIT, || {
+        let mut ends = Ends::new("window");
+        ends.says("b send 1000", "sent 1000");
+        ends.save();
+        ends.says("b send 2000", "sent 2000");
+        ends.daemon.feed("begin-drain port0\n");
+        ends.b.feed("exit\n");
+        ends.lose();
+        ends.says("a rest", "got 1000 and ConnectionReset");
+    });
+}
+
+#[test]
+fn a_stream_that_flows_meanwhile_goes_on() {
+    goes_on(
+        &format!("a pour {MUCH}: pours; b recv 20000: got 20000"),
+        "b send 500: sent 500",
+        &format!("b recv {}: got {0}; a recv 500: poured {MUCH}; a recv 0: got 500", MUCH - 20_000),
+    );
+}
