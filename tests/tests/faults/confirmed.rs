@@ -39,6 +39,98 @@ fn hold_confirm(server: SocketAddr) -> (SocketAddr, Sender<()>) {
     (address, release)
 }
 
+/// What stands between a client and its server keeps until it is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    Proposal,
+    Accept,
+}
+
+/// As [`hold_confirm`], of an earlier message.
+fn hold(what: Held, server: SocketAddr) -> (SocketAddr, Sender<()>, Receiver<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (release, held) = channel();
+    let (tell, is_there) = channel();
+    thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut server = TcpStream::connect(server).unwrap();
+        let [mut from, mut to] = match what {
+            Held::Proposal => [client.try_clone().unwrap(), server.try_clone().unwrap()],
+            Held::Accept => [server.try_clone().unwrap(), client.try_clone().unwrap()],
+        };
+        let other = thread::spawn(move || {
+            let [from, to] = match what {
+                Held::Proposal => [&mut server, &mut client],
+                Held::Accept => [&mut client, &mut server],
+            };
+            let _ = copy(from, to);
+            let _ = to.shutdown(Shutdown::Write);
+        });
+        let mut message = [0; 4096];
+        let n = from.read(&mut message).unwrap();
+        tell.send(()).unwrap();
+        held.recv().unwrap();
+        let _ = to.write_all(&message[..n]);
+        let _ = copy(&mut from, &mut to);
+        let _ = to.shutdown(Shutdown::Write);
+        other.join().unwrap();
+    });
+    (address, release, is_there)
+}
+
+fn is_made(what: Held, loss: Loss, has_successor: bool) {
+    note(format!("{what:?}, {loss:?}, successor: {has_successor}"));
+    let mut scene = Scene::with_leave_time(1);
+    let listener = SmcListener::bind(&scene.stack, "127.0.0.1:0").unwrap();
+    let (address, release, is_there) = hold(what, listener.local_addr().unwrap());
+    let mut client = config(1, &scene.dir, true);
+    client.testing.leave_time = Duration::from_secs(1);
+    let stack = Stack::open(client).unwrap();
+    let accepting = thread::spawn(move || listener.accept().unwrap().0);
+    let connecting = {
+        let stack = stack.clone();
+        thread::spawn(move || SmcStream::connect(&stack, address).unwrap())
+    };
+    is_there.recv().unwrap();
+    scene.lose(loss);
+    let are_there = |server: bool, client: bool| {
+        (scene.stack.devices().len(), stack.devices().len()) == (server.into(), client.into())
+    };
+    let (server_stays, client_stays) = (loss == Loss::ClientRemoved, loss == Loss::ServerRemoved);
+    eventually("the devices are gone", || are_there(server_stays, client_stays));
+    if has_successor {
+        scene.restart();
+        let both = || (scene.stack.devices().len(), stack.devices().len()) == (1, 1);
+        eventually("both are there again", both);
+    }
+    release.send(()).unwrap();
+    let (client, server) = (connecting.join().unwrap(), accepting.join().unwrap());
+    assert_eq!(client.is_smc(), server.is_smc(), "{} {}", client.info(), server.info());
+    for (from, to) in [(&client, &server), (&server, &client)] {
+        from.set_read_timeout(Some(TIMEOUT)).unwrap();
+        send_all(from, b"bytes");
+        assert_eq!(read_exactly(to, 5), b"bytes");
+    }
+    send_all(&server, b"last");
+    drop(server);
+    assert_eq!(slurp(&client), b"last");
+}
+
+#[test]
+fn a_connection_that_is_being_made_when_its_device_goes_is_made() {
+    watched(LIMIT, || {
+        for what in [Held::Proposal, Held::Accept] {
+            // Nothing has to leave a device in order.
+            for loss in LOSSES.into_iter().filter(|loss| *loss != Loss::Left) {
+                for has_successor in [false, true] {
+                    is_made(what, loss, has_successor);
+                }
+            }
+        }
+    });
+}
+
 fn lives_on(loss: Loss, has_successor: bool, writes_before: bool) {
     note(format!("{loss:?}, successor: {has_successor}, writes before: {writes_before}"));
     // Nobody waits for a handshake, nor for what it keeps from the peer.
