@@ -306,6 +306,120 @@ static struct vism *vism_alloc(struct virtio_device *vdev)
 	return ism;
 }
 
+/**
+ * struct vism_late - a device that could not be used when the driver came
+ * @list: in vism_lates, until its end
+ * @vdev: the device, which is held
+ * @work: has the driver come again
+ * @tries: how often it has
+ * @bound: it was used in the end
+ *
+ * A device whose machine is being migrated, or that has no daemon, accepts no features. That passes, and
+ * nobody else has the driver try again.
+ */
+struct vism_late {
+	struct list_head list;
+	struct virtio_device *vdev;
+	struct delayed_work work;
+	unsigned int tries;
+	bool bound;
+};
+
+static LIST_HEAD(vism_lates);
+static DEFINE_MUTEX(vism_late_mutex); /* guards the list and what is in it */
+
+static struct vism_late *vism_late_find(struct virtio_device *vdev)
+{
+	struct vism_late *late;
+
+	list_for_each_entry(late, &vism_lates, list) {
+		if (late->vdev == vdev)
+			return late;
+	}
+	return NULL;
+}
+
+static void vism_late_free(struct vism_late *late)
+{
+	put_device(&late->vdev->dev);
+	kfree(late);
+}
+
+static void vism_late_look(struct work_struct *work)
+{
+	struct vism_late *late = container_of(work, struct vism_late, work.work);
+	struct device *dev = &late->vdev->dev;
+	bool over;
+
+	mutex_lock(&vism_late_mutex);
+	over = late->bound;
+	mutex_unlock(&vism_late_mutex);
+	/* Another driver may have it by now. */
+	if (!over && device_is_registered(dev) && device_attach(dev) == 0) {
+		late->tries++;
+		queue_delayed_work(system_dfl_wq, &late->work,
+				   HZ << min(late->tries, VISM_RESTART_SHIFT));
+		return;
+	}
+	mutex_lock(&vism_late_mutex);
+	over = !list_empty(&late->list);
+	list_del_init(&late->list);
+	mutex_unlock(&vism_late_mutex);
+	/* Otherwise the module goes, and frees it. */
+	if (over)
+		vism_late_free(late);
+}
+
+/* The driver has come to a device, and may not be able to use it. */
+static void vism_late_note(struct virtio_device *vdev)
+{
+	struct vism_late *late;
+
+	mutex_lock(&vism_late_mutex);
+	late = vism_late_find(vdev);
+	if (late) {
+		late->bound = false;
+		goto unlock;
+	}
+	late = kzalloc_obj(*late);
+	if (!late)
+		goto unlock;
+	get_device(&vdev->dev);
+	late->vdev = vdev;
+	INIT_DELAYED_WORK(&late->work, vism_late_look);
+	list_add(&late->list, &vism_lates);
+	queue_delayed_work(system_dfl_wq, &late->work, HZ);
+unlock:
+	mutex_unlock(&vism_late_mutex);
+}
+
+/* The device is used. */
+static void vism_late_forget(struct virtio_device *vdev)
+{
+	struct vism_late *late;
+
+	mutex_lock(&vism_late_mutex);
+	late = vism_late_find(vdev);
+	if (late)
+		late->bound = true;
+	mutex_unlock(&vism_late_mutex);
+}
+
+static void vism_late_exit(void)
+{
+	struct vism_late *late;
+
+	mutex_lock(&vism_late_mutex);
+	while ((late = list_first_entry_or_null(&vism_lates, struct vism_late, list))) {
+		list_del_init(&late->list);
+		mutex_unlock(&vism_late_mutex);
+		cancel_delayed_work_sync(&late->work);
+		vism_late_free(late);
+		mutex_lock(&vism_late_mutex);
+	}
+	mutex_unlock(&vism_late_mutex);
+}
+
 static int vism_probe(struct virtio_device *vdev)
 {
 	struct vism *ism;
@@ -322,6 +436,7 @@ static int vism_probe(struct virtio_device *vdev)
 	if (rc)
 		goto free;
 	vism_debugfs_add(ism);
+	vism_late_forget(vdev);
 	dev_info(&vdev->dev, "GID %pUb on fabric %04x\n", &ism->gid,
 		 ism->limits.chid);
 	return 0;
@@ -368,6 +483,19 @@ static const unsigned int vism_features[] = {
 
 static int vism_validate(struct virtio_device *vdev)
 {
+	const struct virtio_config_ops *config = vdev->config;
+	int rc;
+
+	vism_late_note(vdev);
+	/* An attempt that has failed is in its status. */
+	if (config->get_status(vdev) & VIRTIO_CONFIG_S_FAILED) {
+		virtio_reset_device(vdev);
+		config->set_status(vdev, VIRTIO_CONFIG_S_ACKNOWLEDGE |
+					 VIRTIO_CONFIG_S_DRIVER);
+		rc = config->finalize_features(vdev);
+		if (rc)
+			return rc;
+	}
 	/* DMBs are named by guest-physical addresses, which no IOMMU translates. */
 	__virtio_clear_bit(vdev, VIRTIO_F_ACCESS_PLATFORM);
 	return 0;
@@ -404,6 +532,7 @@ static int __init vism_init(void)
 static void __exit vism_exit(void)
 {
 	unregister_virtio_driver(&vism_driver);
+	vism_late_exit();
 	vism_debugfs_exit();
 }
 
