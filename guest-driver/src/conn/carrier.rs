@@ -474,11 +474,7 @@ impl DmbPair {
             window: theirs.dmb().is_window(),
             peer_host: established.peer_host.and_then(|h| h.hostname.text().map(str::to_owned)),
         };
-        // Moves of a device that takes its memory with it end with the device, as before.
-        let stays =
-            own.dmb().memory_stays() || own.dmb().slab_id().is_some() && theirs.dmb().is_window();
-        let options = established.terms.carriers.filter(|_| stays);
-        let agreed = options.map(|options| options.features());
+        let agreed = established.terms.carriers.map(|options| options.features());
         DmbPair { agreed, theirs, released: AtomicBool::new(false), peer, info, _slot: slot, own }
     }
 }

@@ -38,9 +38,9 @@ pub struct Config {
     /// memory before the driver uses them.
     pub guest_memory: usize,
     /// Whether connections go on over TCP when their device or that of their peer is gone, or the last
-    /// link of SMC-R, if the peer can do that, too. This holds between processes, for the window of
-    /// virtual machines, and for SMC-R of release 2.1. They leave a device in order that asks for it. A
-    /// stack with this has one more thread.
+    /// link of SMC-R, if the peer can do that, too. This holds between processes and virtual machines,
+    /// and for SMC-R of release 2.1. They leave a device in order that asks for it. A stack with this has
+    /// one more thread.
     pub outlive_device: bool,
     /// Whether connections that have left a device (see [`Config::outlive_device`]) come back when it is
     /// there again, if the peer can do that, too. Not so for SMC-R.

@@ -204,6 +204,11 @@ fn streams_go_on(path: &str, losses: &[Loss]) {
     server.assert_whole();
 }
 
+#[test]
+fn streams_over_moves_come_back() {
+    streams_go_on("moves", &[Loss::Stopped, Loss::Killed, Loss::Drained, Loss::Unplugged]);
+}
+
 const DAEMON: [Loss; 4] = [Loss::Stopped, Loss::Killed, Loss::Removed, Loss::Drained];
 
 #[test]
