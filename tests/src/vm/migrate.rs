@@ -69,10 +69,17 @@ impl Guest {
     /// Migrates it while it runs to a QEMU of a host, and ends the one that had it.
     #[track_caller]
     pub fn migrate(&mut self, to: &Bed) -> Moved {
+        self.migrate_as(to, || {})
+    }
+
+    /// As [`Guest::migrate`], when the QEMU that gets it waits for it, and `then` was done.
+    #[track_caller]
+    pub fn migrate_as(&mut self, to: &Bed, then: impl FnOnce()) -> Moved {
         to.host.add_ports(&self.vm);
         let mut there = to.host.start_incoming(&self.vm);
         let uri = to.host.migration(&self.vm.name);
         self.receive(&mut there, &uri);
+        then();
         self.will_move();
         self.qmp_with("migrate", &json!({ "uri": uri }));
         let moved = self.sent();

@@ -4,12 +4,14 @@
 //! The guest `b` goes, and `a` stays. The other host has a daemon of its own.
 
 mod long;
+mod parties;
+mod snapshots;
 
 use std::os::unix::net::UnixListener;
 
 use serde_json::json;
 use smc_tests::eventually;
-use smc_tests::vm::ends::{End, connection_on, give_eid};
+use smc_tests::vm::ends::{End, connection, connection_on, give_eid};
 use smc_tests::vm::{Bed, Guest, Vm};
 
 use crate::ends::{self, Client};
@@ -150,12 +152,21 @@ fn a_host_with_another_window_refuses_the_guest_which_goes_on() {
     bed.assert_faultless();
 }
 
+/// The kernel's drivers have devices again, by which its sockets speak SMC-D.
+#[track_caller]
+fn kernels_speak_smc_again(server: &mut End, client: &mut End) {
+    eventually("connections are SMC again", || {
+        let reports = connection(server, client, "bulk 1000000 3");
+        reports.iter().all(|report| report.carrier.kind == "smc-d")
+    });
+}
+
 // Its connections cannot go on without the device, and its migration is not refused for them.
 #[test]
 fn a_guest_with_the_kernels_driver_is_migrated_with_its_device() {
     let bed = Bed::new();
     let there = bed.another_host();
-    let [a, mut b] = bed.boot([machine("a"), machine("b")].map(|vm| vm.append("ism.bind=no")));
+    let [mut a, mut b] = bed.boot([machine("a"), machine("b")].map(|vm| vm.append("ism.bind=no")));
     for guest in [&a, &b] {
         guest.ok("insmod /lib/modules/virtio_ism.ko");
         give_eid(guest);
@@ -170,8 +181,37 @@ fn a_guest_with_the_kernels_driver_is_migrated_with_its_device() {
         assert_ne!(end.report().error, "", "its connection has ended");
     }
     connection_on("tcp", &mut server, &mut client, "bulk 1000000 3");
+    println!("{:?}", a.migrate(&there));
+    kernels_speak_smc_again(&mut server, &mut client);
     [&a, &b].into_iter().for_each(Guest::assert_no_splats);
     there.assert_faultless();
+}
+
+#[test]
+fn a_guest_with_the_kernels_driver_is_saved_with_its_device() {
+    let bed = Bed::new();
+    let [a, mut b] = bed.boot([machine("a"), machine("b")].map(|vm| vm.append("ism.bind=no")));
+    for guest in [&a, &b] {
+        guest.ok("insmod /lib/modules/virtio_ism.ko");
+        give_eid(guest);
+    }
+    let mut server = End::serve(&a, "linux");
+    let mut client = End::talk(&b, "linux", &a.ip());
+    connection_on("smc-d", &mut server, &mut client, "bulk 1000000 1");
+    client.order("pour 0 2 &");
+    assert_eq!(client.report().carrier.kind, "smc-d");
+    let file = bed.path("saved");
+    b.save(|b| {
+        b.pause();
+        b.qmp_with("migrate", &json!({ "uri": format!("file:{}", file.display()) }));
+    });
+    b.restore(&bed, &file);
+    for end in [&mut client, &mut server] {
+        assert_ne!(end.report().error, "", "its connection has ended");
+    }
+    kernels_speak_smc_again(&mut server, &mut client);
+    [&a, &b].into_iter().for_each(Guest::assert_no_splats);
+    bed.assert_faultless();
 }
 
 // A program that ends with its device is told of a reset at both ends, and nothing else.
