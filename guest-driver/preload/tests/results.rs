@@ -89,6 +89,11 @@ fn a_program_that_may_make_no_files_is_not_ended_for_those_of_the_library() {
 }
 
 #[test]
+fn a_program_without_memory_goes_on_on_tcp() {
+    same_as_tcp(["server", "no-memory"], false);
+}
+
+#[test]
 fn a_server_listens_again_when_its_client_has_closed_first() {
     same_as_tcp(["listens-again", "closes"], true);
 }

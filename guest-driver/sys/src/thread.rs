@@ -5,6 +5,8 @@ use std::io;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, getrlimit};
+
 use crate::own_memory::{is_future_locked, note_own_stack};
 
 /// Stack of a thread that asks for no size, bytes.
@@ -28,10 +30,12 @@ pub fn start_thread<T: Send + 'static>(
 }
 
 /// Whether libc has memory for the description of a thread: without it the standard library would end
-/// the process. A program that has locked all that it may lock can have no more.
+/// the process. A program that has locked all that it may lock can have no more, and neither can one
+/// that has used up its address space or its data.
 fn can_start_thread() -> io::Result<()> {
     const ENOUGH: usize = 16 << 10;
-    if !is_future_locked() {
+    let is_limited = |resource| getrlimit(resource).current.is_some();
+    if !is_future_locked() && !is_limited(Resource::As) && !is_limited(Resource::Data) {
         return Ok(());
     }
     // SAFETY: the memory is this function's, and free takes null, too.

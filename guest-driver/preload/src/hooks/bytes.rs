@@ -331,7 +331,8 @@ pub(super) unsafe extern "C-unwind" fn sendto(
         call_libc!(sendto, libc::SYS_sendto, (fd: c_int, buf: *const c_void, n: size_t, flags: c_int,
               addr: *const sockaddr, len: socklen_t) -> ssize_t)
     };
-    if DESCRIPTORS.has(fd) {
+    // Of an address TCP asks only that there is one. The kernel refuses another one.
+    if DESCRIPTORS.has(fd) && !user_memory::is_no_address(addr, len) {
         // SAFETY: the program's buffer.
         if let Some(result) = restartable(|| unsafe { send_one(fd, buf, n, flags) }) {
             return libc_result(result);

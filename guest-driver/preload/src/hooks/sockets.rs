@@ -386,6 +386,10 @@ pub(super) unsafe extern "C-unwind" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    if !interrupt::is_inside() {
+        // The library sets options by libc, too.
+        within(|| inherited_options::note(fd, level, name));
+    }
     // SAFETY: the program's arguments.
     within(|| unsafe { set_option(fd, level, name, value, len) })
 }
@@ -411,7 +415,6 @@ unsafe fn set_option(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    inherited_options::note(fd, level, name);
     let known = if DESCRIPTORS.has(fd) { take_back::hold(fd) } else { None };
     let socket = known.as_ref().and_then(|descriptor| descriptor.stream());
     // SAFETY: the program's value.

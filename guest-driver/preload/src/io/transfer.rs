@@ -394,6 +394,9 @@ pub(crate) fn send(
     bufs: &[IoSlice<'_>],
     flags: c_int,
 ) -> SysResult {
+    if flags & libc::MSG_FASTOPEN != 0 {
+        return Err(Errno(libc::EISCONN));
+    }
     let sent = if flags & libc::MSG_OOB != 0 {
         send_urgent((socket, stream), bufs, flags)
     } else {

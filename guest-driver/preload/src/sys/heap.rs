@@ -6,7 +6,7 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlmalloc::{Allocator, Dlmalloc};
@@ -54,6 +54,38 @@ pub(crate) fn ranges() -> Vec<Range<usize>> {
     ranges
 }
 
+/// Bytes that the heap has where the kernel gives the process no more memory (RLIMIT_AS, RLIMIT_DATA):
+/// the program's sockets need some, on TCP, too.
+const RESERVE: usize = 1 << 20;
+
+/// The reserve. Its pages are part of the library's file, and are nobody's until they are used.
+#[repr(align(4096))]
+struct Reserve(UnsafeCell<[u8; RESERVE]>);
+
+// SAFETY: the heap hands out each byte once, and is locked whenever it does.
+unsafe impl Sync for Reserve {}
+
+static LAST: Reserve = Reserve(UnsafeCell::new([0; RESERVE]));
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// Memory of the reserve; null if that is used up.
+fn reserved(size: usize) -> *mut u8 {
+    let used = USED.load(Ordering::Relaxed);
+    match used.checked_add(size).filter(|used| *used <= RESERVE) {
+        Some(now) => {
+            USED.store(now, Ordering::Relaxed);
+            LAST.0.get().cast::<u8>().wrapping_add(used)
+        }
+        None => std::ptr::null_mut(),
+    }
+}
+
+/// Whether the reserve has some of this memory. It takes nothing back.
+fn is_reserved(at: *mut u8, len: usize) -> bool {
+    let begin = LAST.0.get() as usize;
+    (at as usize) < begin + RESERVE && at as usize + len > begin
+}
+
 /// The kernel's pages, which the heap grows by. The heap is locked whenever it calls this.
 struct Pages;
 
@@ -69,11 +101,14 @@ unsafe impl Allocator for Pages {
                 RANGES.add_beside(range(at.cast(), size));
                 (at.cast(), size, 0)
             }
-            Err(_) => (std::ptr::null_mut(), 0, 0),
+            Err(_) => (reserved(size), size, 0),
         }
     }
 
     fn remap(&self, at: *mut u8, old: usize, new: usize, can_move: bool) -> *mut u8 {
+        if is_reserved(at, old) {
+            return std::ptr::null_mut();
+        }
         let flags = if can_move { MremapFlags::MAYMOVE } else { MremapFlags::empty() };
         // SAFETY: the memory is the heap's, and the heap uses the address that this returns.
         match unsafe { mremap(at.cast(), old, new, flags) } {
@@ -91,6 +126,9 @@ unsafe impl Allocator for Pages {
     }
 
     fn free(&self, at: *mut u8, size: usize) -> bool {
+        if is_reserved(at, size) {
+            return false;
+        }
         RANGES.remove(range(at, size));
         // SAFETY: the memory is the heap's, and the heap uses it no more.
         let freed = unsafe { munmap(at.cast(), size) }.is_ok();

@@ -359,6 +359,12 @@ pub(crate) unsafe fn timespec(time: *const libc::timespec) -> Option<Duration> {
     })
 }
 
+/// Whether what a program passes as an address to send to is none at all.
+pub(crate) fn is_no_address(addr: *const libc::sockaddr, len: libc::socklen_t) -> bool {
+    let len = len as usize;
+    !addr.is_null() && (len > size_of::<libc::sockaddr_storage>() || is_nowhere(addr, len))
+}
+
 /// Has the kernel look at the control messages of a message, of which no byte is sent.
 ///
 /// # Safety

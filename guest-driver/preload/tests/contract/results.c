@@ -166,6 +166,11 @@ static void messages(void) {
         c->cmsg_len = CMSG_LEN(kinds[i][2]);
         RESULT(sendmsg(fd, &m, 0));
     }
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    RESULT(send(fd, "m", 1, MSG_FASTOPEN));
+    RESULT(sendto(fd, "m", 1, 0, (void *)&address, sizeof address));
+    RESULT(sendto(fd, "m", 1, 0, (void *)&address, 300));
+    RESULT(sendto(fd, "m", 1, 0, (void *)8, sizeof address));
     m.msg_controllen = 0;
     m.msg_iovlen = 1025;
     RESULT(sendmsg(fd, &m, 0));
@@ -264,6 +269,11 @@ int main(int argc, char **argv) {
         struct rlimit none = { 0, 0 };
         CHECK(setrlimit(RLIMIT_FSIZE, &none) == 0);
     }
+    if (!strcmp(mode, "no-memory")) {
+        struct rlimit none = { 1, 1 };
+        CHECK(setrlimit(RLIMIT_DATA, &none) == 0);
+        for (size_t size = 1 << 20; size > 8; size /= 2) while (malloc(size)) {}
+    }
     fd = connected();
     exchange();
     if (!strcmp(mode, "edges")) edges();
@@ -273,6 +283,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "splices")) splices();
     else if (!strcmp(mode, "selects")) selects();
     else if (!strcmp(mode, "closes")) CHECK(close(fd) == 0);
+    else if (!strcmp(mode, "no-memory")) addresses();
     else CHECK(!strcmp(mode, "no-files"));
     printf("done\n");
     return 0;
