@@ -97,3 +97,9 @@ fn a_program_without_memory_goes_on_on_tcp() {
 fn a_server_listens_again_when_its_client_has_closed_first() {
     same_as_tcp(["listens-again", "closes"], true);
 }
+
+#[test]
+fn a_child_in_another_pid_namespace_uses_its_parents_connections() {
+    // As anybody else than root, unshare fails on TCP, too.
+    same_as_tcp(["server", "namespaces"], true);
+}

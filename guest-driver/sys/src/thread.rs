@@ -2,6 +2,8 @@
 //! The beginning and the end of a thread.
 
 use std::io;
+use std::sync::OnceLock;
+use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -23,10 +25,44 @@ pub fn start_thread<T: Send + 'static>(
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
     can_start_thread()?;
-    thread::Builder::new().name(name.into()).stack_size(stack).spawn(move || {
-        note_own_stack(stack);
-        body()
-    })
+    let builder = thread::Builder::new().name(name.into()).stack_size(stack);
+    let start = move || {
+        builder.spawn(move || {
+            note_own_stack(stack);
+            body()
+        })
+    };
+    let starter = STARTER.get().filter(|starter| starter.process == std::process::id());
+    let Some(starter) = starter else { return start() };
+    let (answer, started) = mpsc::channel();
+    let job = Box::new(move || drop(answer.send(start())));
+    let gone = || io::Error::from(io::ErrorKind::NotFound);
+    starter.jobs.send(job).map_err(|_| gone())?;
+    started.recv().map_err(|_| gone())?
+}
+
+/// A thread that starts the others.
+struct Starter {
+    process: u32,
+    jobs: Sender<Box<dyn FnOnce() + Send>>,
+}
+
+static STARTER: OnceLock<Starter> = OnceLock::new();
+
+/// Has another thread start all threads from now on. The kernel refuses them to one whose children will
+/// be in another PID namespace.
+///
+/// # Errors
+/// As [`start_thread`].
+pub fn start_threads_elsewhere() -> io::Result<()> {
+    if STARTER.get().is_some() {
+        return Ok(());
+    }
+    let (jobs, received) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+    let stack = 256 << 10;
+    start_thread("smc-starter", stack, move || received.iter().for_each(|job| job()))?;
+    let _ = STARTER.set(Starter { process: std::process::id(), jobs });
+    Ok(())
 }
 
 /// Whether libc has memory for the description of a thread: without it the standard library would end

@@ -11,6 +11,7 @@ use super::{init, stopped_threads};
 use crate::config;
 use crate::fork;
 use crate::hooks::libc_symbols::call_libc;
+use crate::selection::session;
 use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::user_memory::{errno, libc_result, set_errno};
 
@@ -141,11 +142,22 @@ fn has_one_thread() -> bool {
         && std::iter::repeat_with(looks).take(LOOKS).any(|is_one| is_one)
 }
 
+/// The children of the calling thread may be in another PID namespace from now on. Then the kernel lets
+/// it start no thread, and the library needs one for each child that has connections in use.
+fn before_namespaces(kinds: c_int) {
+    if kinds & libc::CLONE_NEWPID != 0 && kinds & FOR_ONE_THREAD == 0 && session::opened().is_some()
+    {
+        // Without it the child finds the connections ended.
+        let _ = raw::without_signals(ism_sys::start_threads_elsewhere);
+    }
+}
+
 /// Makes what the calling thread shares its own.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
     let spared = flags & OF_ONE_THREAD != 0 && has_one_thread();
     let flags = if spared { flags & !OF_ONE_THREAD } else { flags };
+    before_namespaces(flags);
     let result = call_libc!(unshare, libc::SYS_unshare, (flags: c_int) -> c_int);
     let error = errno();
     if result == 0 || error != libc::EINVAL || flags & FOR_ONE_THREAD == 0 || !has_one_thread() {
@@ -218,6 +230,7 @@ fn join_alone(fd: c_int, kinds: c_int) -> Option<SysResult> {
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn setns(fd: c_int, kind: c_int) -> c_int {
     let native = || call_libc!(setns, libc::SYS_setns, (fd: c_int, kind: c_int) -> c_int);
+    before_namespaces(kinds_of(fd, kind));
     let result = native();
     let error = errno();
     let may_be_threads = matches!(error, libc::EINVAL | libc::EUSERS);

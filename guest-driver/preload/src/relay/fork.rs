@@ -256,9 +256,19 @@ pub(crate) fn in_parent() {
     let number = request.as_raw_fd();
     OUTSTANDING.lock().push(Outstanding { id, list, lifetime, request: number });
     raw::without_signals(|| {
-        // If there can be no thread, the child's calls return an end of data.
-        let _ = ism_sys::start_thread("smc-relay", STACK, move || await_child(id, &request));
+        let started = ism_sys::start_thread("smc-relay", STACK, move || await_child(id, &request));
+        if started.is_err() {
+            // The child's calls return an end of data.
+            take(id).into_iter().for_each(|offers| settle(offers, |_| false));
+        }
     });
+}
+
+/// Takes the offers of a fork, unless another thread has.
+fn take(id: u64) -> Option<Outstanding> {
+    let mut all = OUTSTANDING.lock();
+    let at = all.iter().position(|offers| offers.id == id);
+    at.map(|at| all.swap_remove(at))
 }
 
 fn await_child(id: u64, request: &OwnedFd) {
@@ -271,12 +281,7 @@ fn await_child(id: u64, request: &OwnedFd) {
         }
     };
     let _numbers = NUMBERS.lock();
-    let found = {
-        let mut all = OUTSTANDING.lock();
-        let at = all.iter().position(|offers| offers.id == id);
-        at.map(|at| all.swap_remove(at))
-    };
-    if let Some(offers) = found {
+    if let Some(offers) = take(id) {
         // The sockets have ended: the child has exited, or has executed a program that may use the
         // connections.
         let alive = asked || is_alive(&offers);

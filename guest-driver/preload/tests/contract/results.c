@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,6 +20,7 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -253,6 +255,22 @@ static void selects(void) {
     pthread_join(other, NULL);
 }
 
+// The child is the first process of another PID namespace.
+static void namespaces(void) {
+    RESULT(unshare(CLONE_NEWPID));
+    fflush(stdout);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        exchange();
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    printf("status %d\n", status);
+    exchange();
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 3);
     const char *mode = argv[1];
@@ -282,6 +300,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "messages")) messages();
     else if (!strcmp(mode, "splices")) splices();
     else if (!strcmp(mode, "selects")) selects();
+    else if (!strcmp(mode, "namespaces")) namespaces();
     else if (!strcmp(mode, "closes")) CHECK(close(fd) == 0);
     else if (!strcmp(mode, "no-memory")) addresses();
     else CHECK(!strcmp(mode, "no-files"));
