@@ -314,8 +314,8 @@ static struct vism *vism_alloc(struct virtio_device *vdev)
  * @tries: how often it has
  * @bound: it was used in the end
  *
- * A device whose machine is being migrated, or that has no daemon, accepts no features. That passes, and
- * nobody else has the driver try again.
+ * A device whose machine is being migrated, or that has no daemon, accepts no
+ * features. That passes, and nobody else has the driver try again.
  */
 struct vism_late {
 	struct list_head list;
