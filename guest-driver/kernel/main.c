@@ -312,7 +312,7 @@ static struct vism *vism_alloc(struct virtio_device *vdev)
  * @vdev: the device, which is held
  * @work: has the driver come again
  * @tries: how often it has
- * @bound: it was used in the end
+ * @accepted: it has accepted features in the end
  *
  * A device whose machine is being migrated, or that has no daemon, accepts no
  * features. That passes, and nobody else has the driver try again.
@@ -322,7 +322,7 @@ struct vism_late {
 	struct virtio_device *vdev;
 	struct delayed_work work;
 	unsigned int tries;
-	bool bound;
+	bool accepted;
 };
 
 static LIST_HEAD(vism_lates);
@@ -352,7 +352,7 @@ static void vism_late_look(struct work_struct *work)
 	bool over;
 
 	mutex_lock(&vism_late_mutex);
-	over = late->bound;
+	over = late->accepted;
 	mutex_unlock(&vism_late_mutex);
 	/* Another driver may have it by now. */
 	if (!over && device_is_registered(dev) && device_attach(dev) == 0) {
@@ -370,7 +370,7 @@ static void vism_late_look(struct work_struct *work)
 		vism_late_free(late);
 }
 
-/* The driver has come to a device, and may not be able to use it. */
+/* The driver has come to a device that may accept no features. */
 static void vism_late_note(struct virtio_device *vdev)
 {
 	struct vism_late *late;
@@ -378,7 +378,7 @@ static void vism_late_note(struct virtio_device *vdev)
 	mutex_lock(&vism_late_mutex);
 	late = vism_late_find(vdev);
 	if (late) {
-		late->bound = false;
+		late->accepted = false;
 		goto unlock;
 	}
 	late = kzalloc_obj(*late);
@@ -393,7 +393,7 @@ unlock:
 	mutex_unlock(&vism_late_mutex);
 }
 
-/* The device is used. */
+/* The device accepts features. */
 static void vism_late_forget(struct virtio_device *vdev)
 {
 	struct vism_late *late;
@@ -401,7 +401,7 @@ static void vism_late_forget(struct virtio_device *vdev)
 	mutex_lock(&vism_late_mutex);
 	late = vism_late_find(vdev);
 	if (late)
-		late->bound = true;
+		late->accepted = true;
 	mutex_unlock(&vism_late_mutex);
 }
 
@@ -425,6 +425,7 @@ static int vism_probe(struct virtio_device *vdev)
 	struct vism *ism;
 	int rc;
 
+	vism_late_forget(vdev);
 	ism = vism_alloc(vdev);
 	if (!ism)
 		return -ENOMEM;
@@ -436,7 +437,6 @@ static int vism_probe(struct virtio_device *vdev)
 	if (rc)
 		goto free;
 	vism_debugfs_add(ism);
-	vism_late_forget(vdev);
 	dev_info(&vdev->dev, "GID %pUb on fabric %04x\n", &ism->gid,
 		 ism->limits.chid);
 	return 0;
