@@ -129,7 +129,7 @@ impl Subscriber for Log {
     fn event(&self, event: &Event<'_>) {
         let mut line = String::new();
         let of = event.metadata();
-        let thread = rustix::thread::gettid().as_raw_nonzero();
+        let thread = ism_sys::thread_number();
         let _ = write!(
             line,
             "{} {:>5} {}/{thread} {}:",

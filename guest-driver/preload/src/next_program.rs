@@ -88,8 +88,7 @@ impl TargetProgram<'_> {
             entries.any(|entry| is_entry_of(entry, library))
         };
         // With other rights than those of its user, the dynamic linker loads nothing.
-        let (user, group) = (rustix::process::getuid(), rustix::process::getgid());
-        let by_user = user == rustix::process::geteuid() && group == rustix::process::getegid();
+        let by_user = ism_sys::has_own_rights();
         let is_listed = || std::fs::read(PRELOAD_LIST).is_ok_and(|list| is_in(&list));
         by_user
             && (self.value(PRELOAD).is_some_and(|list| is_in(list.as_bytes())) || is_listed())

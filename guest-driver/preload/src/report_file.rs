@@ -99,7 +99,7 @@ pub(crate) fn open_early(directory: &Path, user: Option<u32>) {
 /// Writes all bytes. Beyond the largest size of a file that the program may have, it gets no SIGXFSZ
 /// for a write that is not its own.
 fn write(fd: c_int, mut bytes: &[u8]) -> io::Result<()> {
-    let has_limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current.is_some();
+    let has_limit = ism_sys::resource_limit(libc::RLIMIT_FSIZE).is_some();
     while !bytes.is_empty() {
         let written = match has_limit {
             true => quiet_write::write(fd, bytes),
@@ -159,7 +159,7 @@ pub(crate) fn open_own(path: &Path) -> io::Result<File> {
     options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = options.open(path)?;
     let found = file.metadata()?;
-    let own = found.uid() == rustix::process::geteuid().as_raw() && found.nlink() == 1;
+    let own = found.uid() == ism_sys::effective_user() && found.nlink() == 1;
     let own = own && found.is_file();
     own.then_some(file).ok_or_else(|| io::ErrorKind::PermissionDenied.into())
 }

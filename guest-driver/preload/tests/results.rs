@@ -103,3 +103,8 @@ fn a_child_in_another_pid_namespace_uses_its_parents_connections() {
     // As anybody else than root, unshare fails on TCP, too.
     same_as_tcp(["server", "namespaces"], true);
 }
+
+#[test]
+fn a_filter_of_system_calls_refuses_and_the_connection_goes_on() {
+    same_as_tcp(["server", "filtered"], true);
+}

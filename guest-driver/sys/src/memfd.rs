@@ -7,9 +7,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
-use rustix::process::{Resource, getrlimit};
 
 use super::out_of_the_way;
+use super::process::resource_limit;
 
 /// A new memory file of `len` bytes whose size no process can change.
 ///
@@ -33,7 +33,7 @@ pub fn sealed_memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
 /// # Errors
 /// EFBIG: it may not.
 pub fn check_file_size(len: u64) -> io::Result<()> {
-    match getrlimit(Resource::Fsize).current {
+    match resource_limit(libc::RLIMIT_FSIZE) {
         Some(most) if len > most => Err(rustix::io::Errno::FBIG.into()),
         _ => Ok(()),
     }

@@ -7,9 +7,8 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, getrlimit};
-
 use crate::own_memory::{is_future_locked, note_own_stack};
+use crate::process::resource_limit;
 
 /// Stack of a thread that asks for no size, bytes.
 pub const USUAL_STACK: usize = 2 << 20;
@@ -70,8 +69,8 @@ pub fn start_threads_elsewhere() -> io::Result<()> {
 /// that has used up its address space or its data.
 fn can_start_thread() -> io::Result<()> {
     const ENOUGH: usize = 16 << 10;
-    let is_limited = |resource| getrlimit(resource).current.is_some();
-    if !is_future_locked() && !is_limited(Resource::As) && !is_limited(Resource::Data) {
+    let is_limited = |resource| resource_limit(resource).is_some();
+    if !is_future_locked() && !is_limited(libc::RLIMIT_AS) && !is_limited(libc::RLIMIT_DATA) {
         return Ok(());
     }
     // SAFETY: the memory is this function's, and free takes null, too.

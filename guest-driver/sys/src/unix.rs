@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use rustix::process::geteuid;
 
 use super::peer_process;
+use super::process::effective_user;
 
 /// Connects to a Unix socket. If the queue of the socket is full, the call waits for `timeout`.
 ///
@@ -57,7 +57,7 @@ fn connect_kind(path: &Path, timeout: Duration, kind: SocketType) -> io::Result<
     rustix::io::ioctl_fionbio(&socket, false)?;
     set_socket_timeout(&socket, Timeout::Send, None)?;
     let listener = peer_process(&socket)?.uid;
-    if may_listen(listener, owner_of_directory(path)?, geteuid().as_raw()) {
+    if may_listen(listener, owner_of_directory(path)?, effective_user()) {
         return Ok(socket);
     }
     let message = format!("user {listener} listens there, in a directory of your own");

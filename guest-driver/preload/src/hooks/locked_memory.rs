@@ -12,7 +12,6 @@ use std::ops::Range;
 
 use ism_sys::mappings::{self, Mapping};
 use ism_sys::own_memory::{is_future_locked, own_ranges, set_future_locked, unlock_own_memory};
-use rustix::process::{Resource, getrlimit};
 
 use super::rebinding;
 use crate::hooks::libc_symbols::call_libc;
@@ -167,7 +166,8 @@ fn may_lock(memory: &Memory) -> Result<(), Errno> {
     // The kernel asks for the right before it looks at the range, which is empty.
     lock(&(0..0), 0)?;
     let page = rustix::param::page_size() as u64;
-    let limit = getrlimit(Resource::Memlock).current.map_or(u64::MAX, |limit| limit / page * page);
+    let limit =
+        ism_sys::resource_limit(libc::RLIMIT_MEMLOCK).map_or(u64::MAX, |limit| limit / page * page);
     let size: usize = memory.programs.iter().map(Range::len).sum();
     match size as u64 <= limit || may_exceed_limit() {
         true => Ok(()),

@@ -217,7 +217,7 @@ fn stop_all(tasks: &OwnedFd) -> bool {
 
 /// Sends the signal to all threads but this one. All are the library's.
 fn signal_others(tasks: &OwnedFd) {
-    let this = rustix::thread::gettid().as_raw_nonzero().get();
+    let this = ism_sys::thread_number();
     let mut room = [MaybeUninit::uninit(); 2048];
     let _ = rustix::fs::seek(tasks, SeekFrom::Start(0));
     let mut entries = RawDir::new(tasks, &mut room);

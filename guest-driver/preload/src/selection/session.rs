@@ -220,7 +220,7 @@ fn has_free_fds(descriptors: usize) -> bool {
 const DRIVER_FDS: [c_int; 3] = [62_000, 4_500, 900];
 
 fn lowest_descriptor() -> c_int {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit = ism_sys::resource_limit(libc::RLIMIT_NOFILE);
     let limit = limit.unwrap_or(u64::MAX);
     let fits = |lowest: &&c_int| **lowest as u64 + 100 <= limit;
     DRIVER_FDS.iter().find(fits).copied().unwrap_or(0)

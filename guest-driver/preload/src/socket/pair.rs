@@ -81,8 +81,8 @@ pub(crate) fn names_of(fd: impl AsFd) -> Option<AddressPair> {
     let name = SocketAddrUnix::try_from(peer).ok()?;
     let names = decode(name.abstract_name()?)?;
     let maker = rustix::net::sockopt::socket_peercred(&fd).ok()?;
-    let user = rustix::process::geteuid();
-    (maker.uid == user || maker.uid.is_root() || user.is_root()).then_some(names)
+    let user = ism_sys::effective_user();
+    (maker.uid.as_raw() == user || maker.uid.is_root() || user == 0).then_some(names)
 }
 
 fn encode((local, peer): AddressPair) -> Vec<u8> {

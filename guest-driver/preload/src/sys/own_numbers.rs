@@ -23,7 +23,7 @@ pub(crate) struct OwnFdGuard(());
 /// From here on the calling thread makes descriptors for the library. One thread does at a time.
 pub(crate) fn begin(lowest: c_int) -> OwnFdGuard {
     LOWEST.store(lowest, Ordering::Relaxed);
-    THREAD.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Release);
+    THREAD.store(ism_sys::thread_number(), Ordering::Release);
     OwnFdGuard(())
 }
 
@@ -37,7 +37,7 @@ impl Drop for OwnFdGuard {
 #[inline]
 pub(crate) fn lowest() -> Option<c_int> {
     let thread = THREAD.load(Ordering::Acquire);
-    let ours = thread != 0 && thread == rustix::thread::gettid().as_raw_nonzero().get();
+    let ours = thread != 0 && thread == ism_sys::thread_number();
     ours.then(|| LOWEST.load(Ordering::Relaxed))
 }
 

@@ -217,7 +217,8 @@ pub(crate) fn threads_of_program() -> usize {
 
 /// Whether the calling thread is the first one of its process.
 pub(crate) fn is_first_thread() -> bool {
-    rustix::thread::gettid() == rustix::process::getpid()
+    // SAFETY: the call has no arguments.
+    unsafe { call(libc::SYS_gettid, [0; 6]) }.is_ok_and(|id| id as c_int == getpid())
 }
 
 /// Whether another process has the same table of descriptors; an error if the kernel does not tell.
@@ -488,9 +489,9 @@ pub(crate) fn note_other_stack() {
 
 /// Whether the calling thread is the program's first, and its stack may grow to `room` bytes.
 pub(crate) fn is_first_thread_with(room: u64) -> bool {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Stack);
+    let limit = ism_sys::resource_limit(libc::RLIMIT_STACK);
     is_first_thread()
-        && limit.current.is_none_or(|limit| limit >= room)
+        && limit.is_none_or(|limit| limit >= room)
         && !OTHER_STACK.load(Ordering::Relaxed)
 }
 

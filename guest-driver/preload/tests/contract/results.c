@@ -4,6 +4,8 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -15,10 +17,12 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -271,6 +275,31 @@ static void namespaces(void) {
     exchange();
 }
 
+// The kernel refuses all calls but those that the program makes.
+static void filtered(void) {
+    static const int allowed[] = { SYS_read, SYS_write, SYS_sendto, SYS_recvfrom, SYS_close,
+        SYS_exit, SYS_exit_group, SYS_rt_sigreturn, SYS_rt_sigprocmask, SYS_futex, SYS_brk, SYS_mmap,
+        SYS_munmap, SYS_shutdown, SYS_clock_gettime, SYS_clock_nanosleep, SYS_newfstatat };
+    size_t n = sizeof allowed / sizeof *allowed;
+    struct sock_filter filter[64] = { BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0) };
+    for (size_t i = 0; i < n; i++) {
+        unsigned char to_the_end = n - i;
+        filter[i + 1] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, allowed[i],
+            to_the_end, 0);
+    }
+    filter[n + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
+    filter[n + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog program = { n + 3, filter };
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    for (int i = 0; i < 100; i++) exchange();
+    later(100);
+    exchange();
+    RESULT(shutdown(fd, SHUT_WR));
+    char byte;
+    RESULT(recv(fd, &byte, 1, 0));
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 3);
     const char *mode = argv[1];
@@ -301,6 +330,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "splices")) splices();
     else if (!strcmp(mode, "selects")) selects();
     else if (!strcmp(mode, "namespaces")) namespaces();
+    else if (!strcmp(mode, "filtered")) filtered();
     else if (!strcmp(mode, "closes")) CHECK(close(fd) == 0);
     else if (!strcmp(mode, "no-memory")) addresses();
     else CHECK(!strcmp(mode, "no-files"));
