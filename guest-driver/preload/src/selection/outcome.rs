@@ -111,10 +111,8 @@ fn record_answer(server: &SocketAddr, info: &ConnectionInfo) {
 /// Completes the handshake with its result.
 pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>) {
     let Some(socket) = descriptor.stream() else { return };
-    let role = match socket.role() {
-        SocketRole::Client => "client",
-        SocketRole::Server => "server",
-    };
+    let is_server = socket.role() == SocketRole::Server;
+    let role = if is_server { "server" } else { "client" };
     match result {
         Ok(stream) => {
             let info = stream.info();
@@ -162,12 +160,13 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
                 end(descriptor, fd, HandshakeEnd::Smc(stream));
             }
         }
-        // The peer has ended TCP without an answer, and TCP tells the program that.
-        Err(error) if is_end(&error) => {
+        // The peer has ended TCP without an answer, and TCP tells the program that. Not if the peer was
+        // gone when the server's answer came: TCP would let the program write once more.
+        Err(error) if is_end(&error) && !(is_server && raw::is_closed_tcp(fd)) => {
             report_end(socket, &error);
             end(descriptor, fd, HandshakeEnd::ClosedTcp);
         }
-        Err(error) if is_reset(&error) => {
+        Err(error) if is_reset(&error) || is_end(&error) => {
             report_end(socket, &error);
             // A client that was killed has ended its data in order, as far as TCP would say.
             let error = match socket.role() {
