@@ -246,18 +246,22 @@ static int other_user, other_process, other_first;
 
 // Before the process has a connection, because the child would share it.
 static void start_other(void) {
-    int go[2];
+    // The pipe `end` is open for as long as this process.
+    int go[2], end[2];
     pid_t first = 0;
-    CHECK(pipe(go) == 0);
+    CHECK(pipe(go) == 0 && pipe2(end, O_CLOEXEC) == 0);
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
+        CHECK(close(end[1]) == 0);
         CHECK(unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS) == 0);
         first = fork();
-        CHECK(first >= 0 && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+        CHECK(first >= 0);
         if (first != 0) CHECK(write(go[1], &first, sizeof first) == sizeof first);
-        for (;;) pause();
+        CHECK(read(end[0], &first, sizeof first) == 0);
+        _exit(0);
     }
+    CHECK(close(end[0]) == 0);
     char path[99];
     CHECK(read(go[0], &first, sizeof first) == sizeof first);
     snprintf(path, sizeof path, "/proc/%d/ns/user", child);
