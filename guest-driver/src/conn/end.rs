@@ -89,11 +89,13 @@ impl Conn {
 
     /// The application is about to close the connection. If it was the first that ended a direction,
     /// its TCP sends the first FIN: the other end can use its port again at once, as on TCP. Not while
-    /// bytes are unsent: the peer takes a FIN and the end of this process for the end of all bytes.
+    /// bytes are unsent, or may not arrive if this process ends now: the peer takes a FIN and the end of
+    /// this process for the end of all bytes.
     fn end_tcp_first(&self) {
         let is_first = {
             let tx = self.tx();
-            tx.ends_first && !tx.queue.has_unsent() && !tx.is_flushing()
+            let has_arrived = !tx.carrier.keeps_copies() && !tx.queue.has_unsent();
+            tx.ends_first && has_arrived && !tx.is_flushing()
         };
         if is_first
             && !self.has_failed()
