@@ -5,6 +5,7 @@
 
 use std::io::{Read, Write, copy};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -93,17 +94,7 @@ fn is_made(what: Held, loss: Loss, has_successor: bool) {
         thread::spawn(move || SmcStream::connect(&stack, address).unwrap())
     };
     is_there.recv().unwrap();
-    scene.lose(loss);
-    let are_there = |server: bool, client: bool| {
-        (scene.stack.devices().len(), stack.devices().len()) == (server.into(), client.into())
-    };
-    let (server_stays, client_stays) = (loss == Loss::ClientRemoved, loss == Loss::ServerRemoved);
-    eventually("the devices are gone", || are_there(server_stays, client_stays));
-    if has_successor {
-        scene.restart();
-        let both = || (scene.stack.devices().len(), stack.devices().len()) == (1, 1);
-        eventually("both are there again", both);
-    }
+    lose(&mut scene, &stack, loss, has_successor);
     release.send(()).unwrap();
     let (client, server) = (connecting.join().unwrap(), accepting.join().unwrap());
     assert_eq!(client.is_smc(), server.is_smc(), "{} {}", client.info(), server.info());
@@ -131,6 +122,21 @@ fn a_connection_that_is_being_made_when_its_device_goes_is_made() {
     });
 }
 
+/// Loses the devices of server and client, and waits until both know. `has_successor`: then there are new
+/// ones.
+fn lose(scene: &mut Scene, client: &Arc<Stack>, loss: Loss, has_successor: bool) {
+    scene.lose(loss);
+    let are_there = |scene: &Scene, server: bool, of_client: bool| {
+        (scene.stack.devices().len(), client.devices().len()) == (server.into(), of_client.into())
+    };
+    let (server_stays, client_stays) = (loss == Loss::ClientRemoved, loss == Loss::ServerRemoved);
+    eventually("the devices are gone", || are_there(scene, server_stays, client_stays));
+    if has_successor {
+        scene.restart();
+        eventually("both are there again", || are_there(scene, true, true));
+    }
+}
+
 fn lives_on(loss: Loss, has_successor: bool, writes_before: bool) {
     note(format!("{loss:?}, successor: {has_successor}, writes before: {writes_before}"));
     // Nobody waits for a handshake, nor for what it keeps from the peer.
@@ -146,17 +152,7 @@ fn lives_on(loss: Loss, has_successor: bool, writes_before: bool) {
     if writes_before {
         send_all(&client, b"before ");
     }
-    scene.lose(loss);
-    let are_there = |server: bool, client: bool| {
-        (scene.stack.devices().len(), stack.devices().len()) == (server.into(), client.into())
-    };
-    let (server_stays, client_stays) = (loss == Loss::ClientRemoved, loss == Loss::ServerRemoved);
-    eventually("the devices are gone", || are_there(server_stays, client_stays));
-    if has_successor {
-        scene.restart();
-        let both = || (scene.stack.devices().len(), stack.devices().len()) == (1, 1);
-        eventually("both are there again", both);
-    }
+    lose(&mut scene, &stack, loss, has_successor);
     release.send(()).unwrap();
     let server = accepting.join().unwrap();
     assert!(server.is_smc(), "{}", server.info());
