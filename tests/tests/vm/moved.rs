@@ -15,7 +15,10 @@ use smc_tests::vm::ends::{End, connection, connection_on, give_eid};
 use smc_tests::vm::{Bed, Guest, Vm};
 
 use crate::ends::{self, Client};
-use crate::outlive::{ON_DEVICE, ON_TCP, Streams, serve};
+use crate::outlive::{Streams, serve};
+
+/// Streams of each of two clients in one guest.
+const FEW: usize = 4;
 
 fn machine(name: &str) -> Vm {
     Vm::named(name).lan()
@@ -35,7 +38,7 @@ fn streams_go_on_when_their_guest_is_migrated() {
     println!("{:?}", server.pauses());
     // Apart, it is TCP; and when the other one has followed, SMC again.
     assert_eq!(client.command("open"), "open tcp");
-    assert_eq!(client.command("carriers"), ON_TCP);
+    client.assert_on_tcp();
     println!("{:?}", a.migrate(&there));
     client.come_back("together again");
     client.finish("together again");
@@ -81,20 +84,20 @@ fn a_guest_speaks_smc_with_the_guests_of_the_host_where_it_is() {
     let [a, mut b] = here.boot([machine("a"), with_two]);
     let [c] = there.boot([machine("c")]);
     let servers = [&a, &c].map(|guest| serve(guest, "window"));
-    let mut to_a = Streams::new(&b, &a, "window");
+    let mut to_a = Streams::some(FEW, &b, &a, "window");
     to_a.flow();
-    let mut to_c = Streams::new(&b, &c, "window");
+    let mut to_c = Streams::some(FEW, &b, &c, "window");
     assert_eq!(to_c.command("open"), "open tcp");
     println!("{:?}", b.migrate(&there));
     to_a.leave("away from a");
     assert_eq!(to_a.command("open"), "open tcp");
     to_c.flow();
-    assert_eq!(to_a.command("carriers"), ON_TCP);
-    assert_eq!(to_c.command("carriers"), ON_DEVICE);
+    to_a.assert_on_tcp();
+    to_c.assert_on_device();
     println!("{:?}", b.migrate(&here));
     to_c.leave("away from c");
     to_a.come_back("with a again");
-    assert_eq!(to_c.command("carriers"), ON_TCP);
+    to_c.assert_on_tcp();
     to_a.finish("with a again");
     to_c.finish("away from c");
     servers.iter().for_each(|server| server.assert_whole());

@@ -11,10 +11,7 @@ use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
 /// How long a program in a guest may take for an answer. An emulated guest on a busy host is slow.
 const LIMIT: Duration = Duration::from_secs(300);
 /// Streams of a client. It has one more connection for requests.
-const STREAMS: &str = "16";
-/// All of its connections are on a device, or on TCP.
-pub(crate) const ON_DEVICE: &str = "device 17, tcp 0, leaving 0";
-pub(crate) const ON_TCP: &str = "device 0, tcp 17, leaving 0";
+const STREAMS: usize = 16;
 /// Port of the server.
 const PORT: &str = "5000";
 
@@ -73,21 +70,44 @@ impl Pauses {
 }
 
 /// A client with some streams.
-pub(crate) struct Streams(Job);
+pub(crate) struct Streams {
+    job: Job,
+    count: usize,
+}
 
 impl Streams {
     #[track_caller]
     pub(crate) fn new(guest: &Guest, server: &Guest, path: &str) -> Streams {
+        Streams::some(STREAMS, guest, server, path)
+    }
+
+    /// So many. A guest with two clients is emulated by one processor.
+    #[track_caller]
+    pub(crate) fn some(count: usize, guest: &Guest, server: &Guest, path: &str) -> Streams {
         let address = format!("{}:{PORT}", server.ip());
-        let run = program(&["talk", "pci", path, &address, STREAMS]).open_stdin();
-        Streams(guest.spawn(run))
+        let run = program(&["talk", "pci", path, &address, &count.to_string()]).open_stdin();
+        Streams { job: guest.spawn(run), count }
     }
 
     /// Sends a command and returns the answer.
     #[track_caller]
     pub(crate) fn command(&mut self, command: &str) -> String {
-        self.0.feed(&format!("{command}\n"));
-        self.0.line()
+        self.job.feed(&format!("{command}\n"));
+        self.job.line()
+    }
+
+    /// All connections are on a device, and none is on its way.
+    #[track_caller]
+    pub(crate) fn assert_on_device(&mut self) {
+        let said = format!("device {}, tcp 0, leaving 0", self.count + 1);
+        assert_eq!(self.command("carriers"), said);
+    }
+
+    /// All connections are on TCP.
+    #[track_caller]
+    pub(crate) fn assert_on_tcp(&mut self) {
+        let said = format!("device 0, tcp {}, leaving 0", self.count + 1);
+        assert_eq!(self.command("carriers"), said);
     }
 
     /// New streams, as soon as they are SMC, on which bytes flow.
@@ -112,7 +132,7 @@ impl Streams {
         assert_eq!(self.command("back"), "back", "{what}");
         let took = begun.elapsed();
         assert_eq!(self.command("more"), "more", "{what}");
-        assert_eq!(self.command("carriers"), ON_DEVICE, "{what}");
+        self.assert_on_device();
         println!("{what}: back on a device after {took:?}");
         took
     }
@@ -193,7 +213,7 @@ fn streams_go_on(path: &str, losses: &[Loss]) {
             let what = format!("{path}, {loss:?}, run {run}");
             loss.happens(&bed, &b);
             client.leave(&what);
-            assert_eq!(client.command("carriers"), ON_TCP, "{what}");
+            client.assert_on_tcp();
             loss.is_over(&bed, &b);
             let took = client.come_back(&what);
             // A ring that has lasted as long as the way to it was a good one.

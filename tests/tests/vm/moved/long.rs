@@ -10,7 +10,7 @@ use smc_tests::bytes::Rng;
 use smc_tests::vm::Bed;
 
 use super::machine;
-use crate::outlive::{ON_TCP, Pauses, Streams, serve};
+use crate::outlive::{Pauses, Streams, serve};
 
 /// The client and the server, in the order of the guests' names.
 const SERVER: usize = 0;
@@ -78,7 +78,7 @@ fn streams_live_through_many_migrations() {
             thread::sleep(took + Duration::from_secs(1));
         } else {
             client.leave(&what);
-            assert_eq!(client.command("carriers"), ON_TCP, "{what}");
+            client.assert_on_tcp();
         }
         // The clock of a guest that is migrated stands still in between.
         let pauses = if who == CLIENT { server.pauses() } else { client.pauses() };

@@ -10,7 +10,7 @@ use smc_tests::eventually;
 use smc_tests::vm::{Bed, Guest};
 
 use super::machine;
-use crate::outlive::{ON_TCP, Streams, serve};
+use crate::outlive::{Streams, serve};
 
 /// A migration to somebody who takes a part of the guest's state and no more.
 struct Stuck<'a> {
@@ -129,7 +129,7 @@ fn streams_over_moves_go_on() {
     client.flow();
     println!("{:?}", b.migrate(&there));
     client.leave("migrated");
-    assert_eq!(client.command("carriers"), ON_TCP);
+    client.assert_on_tcp();
     println!("{:?}", a.migrate(&there));
     client.come_back("together");
     for round in 0..2 {
@@ -168,7 +168,7 @@ fn both_ends_are_migrated_at_once() {
     // In opposite directions.
     at_once([(&mut a, &bed), (&mut b, &there)]);
     assert_eq!(client.command("more"), "more");
-    assert_eq!(client.command("carriers"), ON_TCP);
+    client.assert_on_tcp();
     b.migrate(&bed);
     client.come_back("together again");
     client.finish("at the end");
