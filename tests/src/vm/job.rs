@@ -66,6 +66,15 @@ impl Job {
         line
     }
 
+    /// Whether it writes a further line, or ends, within this time.
+    pub fn has_line_within(&self, limit: Duration) -> bool {
+        let handed_out = self.handed_out;
+        let found = self.channel.wait(self.id, limit, |known| {
+            (known.out[handed_out..].contains('\n') || known.end.is_some()).then_some(())
+        });
+        found.is_some()
+    }
+
     /// Waits until `text` is in its standard output or error.
     #[track_caller]
     pub fn wait_for(&self, text: &str) {
