@@ -31,9 +31,59 @@ pub(super) struct Writer<W> {
     interfaces: HashMap<u32, u32>,
     /// The next sequence numbers of a process's connection: its own, and its peer's.
     next: HashMap<(u32, SocketAddr, SocketAddr), [u32; 2]>,
-    /// The process that a connection is written for, and whether it has ended it there. If both ends
-    /// are captured, the other one says the same again.
-    owners: HashMap<[SocketAddr; 2], (u32, bool)>,
+    /// By the ends of a connection.
+    tellers: HashMap<[SocketAddr; 2], Tellers>,
+}
+
+/// The processes that tell of a connection. If both ends are captured, one says what the other has
+/// said, perhaps when that one has ended.
+struct Tellers {
+    /// The process that the connection is written for.
+    owner: u32,
+    /// The owner has ended the connection.
+    has_ended: bool,
+    /// Time of the owner's last record, nanoseconds since 1970.
+    time: u64,
+    /// The other process, and of which ways it has told the beginning.
+    other: Option<(u32, [bool; 2])>,
+}
+
+impl Tellers {
+    /// The first process that has told of a connection.
+    fn first(owner: u32) -> Tellers {
+        Tellers { owner, has_ended: false, time: 0, other: None }
+    }
+
+    /// Whether a record is for the file.
+    fn wants(&mut self, pid: u32, record: &Record) -> bool {
+        if pid != self.owner {
+            if !self.is_another_connection(pid, record) {
+                return false;
+            }
+            *self = Tellers::first(pid);
+        }
+        self.has_ended |= record.is_last;
+        self.time = self.time.max(record.time);
+        true
+    }
+
+    /// Whether the other process tells of another connection, which has the same ports.
+    fn is_another_connection(&mut self, pid: u32, record: &Record) -> bool {
+        if record.place != 0 || record.is_last {
+            return false;
+        }
+        let (_, told) = self.other.filter(|(other, _)| *other == pid).unwrap_or((pid, [false; 2]));
+        let way = usize::from(record.direction == Direction::Received);
+        // The owner's is told of at its first byte, before the owner has seen its last.
+        let is_over = self.has_ended && record.time > self.time;
+        if is_over && (told == [false; 2] || told.get(way) == Some(&true)) {
+            return true;
+        }
+        let mut told = told;
+        told.iter_mut().skip(way).take(1).for_each(|told| *told = true);
+        self.other = Some((pid, told));
+        false
+    }
 }
 
 impl<W: Write> Writer<W> {
@@ -47,7 +97,12 @@ impl<W: Write> Writer<W> {
         // The length of the section is not known.
         body.extend(u64::MAX.to_le_bytes());
         block(&mut out, 0x0a0d_0d0a, &body)?;
-        Ok(Writer { out, interfaces: HashMap::new(), next: HashMap::new(), owners: HashMap::new() })
+        Ok(Writer {
+            out,
+            interfaces: HashMap::new(),
+            next: HashMap::new(),
+            tellers: HashMap::new(),
+        })
     }
 
     /// # Errors
@@ -77,16 +132,7 @@ impl<W: Write> Writer<W> {
     fn is_for(&mut self, pid: u32, record: &Record) -> bool {
         let mut ends = [record.local, record.peer];
         ends.sort();
-        let owner = self.owners.entry(ends).or_insert((pid, false));
-        let (own, has_ended) = *owner;
-        if own != pid && has_ended && record.place == 0 && !record.is_last {
-            // Another connection with the same ports.
-            *owner = (pid, false);
-        }
-        if owner.0 == pid {
-            owner.1 |= record.is_last;
-        }
-        owner.0 == pid
+        self.tellers.entry(ends).or_insert_with(|| Tellers::first(pid)).wants(pid, record)
     }
 
     /// Writes a record of a process.
@@ -207,21 +253,50 @@ mod tests {
     fn a_connection_whose_ends_are_both_captured_is_written_once() {
         let mut writer = Writer::new(Vec::new()).unwrap();
         let [a, b] = ["192.0.2.1:80", "192.0.2.2:81"].map(|end| end.parse().unwrap());
-        let record = |ends: (SocketAddr, SocketAddr), is_last| Record {
-            direction: Direction::Sent,
+        let record = |ends: (SocketAddr, SocketAddr), direction, time, is_last| Record {
+            direction,
             is_last,
             local: ends.0,
             peer: ends.1,
-            time: 0,
+            time,
             place: 0,
             bytes: Vec::new(),
         };
-        assert!(writer.is_for(7, &record((a, b), false)));
-        assert!(!writer.is_for(8, &record((b, a), false)));
-        assert!(writer.is_for(7, &record((a, b), true)));
-        assert!(!writer.is_for(8, &record((b, a), true)));
-        assert!(writer.is_for(8, &record((b, a), false)), "the ports are used again");
-        assert!(!writer.is_for(7, &record((a, b), false)));
+        use Direction::{Received, Sent};
+        assert!(writer.is_for(7, &record((a, b), Received, 10, false)));
+        assert!(!writer.is_for(8, &record((b, a), Sent, 9, false)));
+        assert!(writer.is_for(7, &record((a, b), Sent, 11, false)));
+        assert!(writer.is_for(7, &record((a, b), Sent, 12, true)));
+        assert!(
+            !writer.is_for(8, &record((b, a), Received, 13, false)),
+            "the end comes later here"
+        );
+        assert!(!writer.is_for(8, &record((b, a), Sent, 14, true)));
+        assert!(writer.is_for(8, &record((b, a), Sent, 20, false)), "the ports are used again");
+        assert!(!writer.is_for(7, &record((a, b), Received, 21, false)));
+    }
+
+    #[test]
+    fn a_connection_that_has_ended_at_one_end_is_not_written_again_for_the_other() {
+        let mut writer = Writer::new(Vec::new()).unwrap();
+        let [a, b] = ["192.0.2.1:80", "192.0.2.2:81"].map(|end| end.parse().unwrap());
+        let record = |pid: u32, direction, time, is_last| {
+            let (local, peer) = if pid == 7 { (a, b) } else { (b, a) };
+            Record { direction, is_last, local, peer, time, place: 0, bytes: Vec::new() }
+        };
+        for (pid, direction, time, is_last, written) in [
+            (7, Direction::Received, 10, false, true),
+            (7, Direction::Sent, 11, false, true),
+            (7, Direction::Sent, 12, true, true),
+            // All of the other end's, which was read later.
+            (8, Direction::Sent, 9, false, false),
+            (8, Direction::Received, 13, false, false),
+            (8, Direction::Received, 14, true, false),
+            (8, Direction::Sent, 30, false, true),
+        ] {
+            let record = record(pid, direction, time, is_last);
+            assert_eq!(writer.is_for(pid, &record), written, "{record:?}");
+        }
     }
 
     #[test]
