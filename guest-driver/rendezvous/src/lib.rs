@@ -133,7 +133,7 @@ struct Attached {
     late: Result<OwnedFd, i32>,
 }
 
-/// How many open connections have clients that may have sent the option, per bucket of clients. Only
+/// How many open connections have clients that may speak SMC, per bucket of clients. Only
 /// the kernel's program writes it, so no process can hide a client from another one.
 #[derive(Debug)]
 struct AskedClients {
@@ -458,11 +458,11 @@ impl Rendezvous {
         (mark & mark::KNOWN != 0).then_some(mark & mark::PEER != 0)
     }
 
-    /// Whether the client of an accepted connection may have sent the option, without a system call.
-    /// `false`: it has not, if the connection is one of a listener for which
+    /// Whether the client of an accepted connection may speak SMC, without a system call. `false`: it
+    /// has not sent the option, or was not answered, if the connection is one of a listener for which
     /// [`Rendezvous::listen`] returned `true`, and has not been reset.
     /// [`Rendezvous::peer_speaks_smc`] tells the rest.
-    pub fn may_have_asked(&self, client: &SocketAddr) -> bool {
+    pub fn may_speak_smc(&self, client: &SocketAddr) -> bool {
         // accept(2) takes the lock under which the kernel has established the connection, and called
         // the program. So the program has counted it.
         let asked = self.attached().and_then(|attached| attached.asked.as_ref());

@@ -226,7 +226,7 @@ impl PeerDiscovery {
     /// not be looked at.
     pub fn accepted_from(&self, client: &SocketAddr) -> Option<ServerAction> {
         let rendezvous = self.rendezvous().filter(|_| self.mode == Mode::Auto)?;
-        (!rendezvous.may_have_asked(client)).then(|| server_action(self.mode, true, Some(false)))
+        (!rendezvous.may_speak_smc(client)).then(|| server_action(self.mode, true, Some(false)))
     }
 
     /// What a server does on a connection that it has just accepted.

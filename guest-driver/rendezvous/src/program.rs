@@ -9,8 +9,8 @@
 //! ports: LRU table of struct listening -> u32
 //! refused: LRU table of a connection's cookie (u64) -> u32
 //! clients: only with a policy that depends on clients: trie of { port, address } -> bool
-//! asked: array of u64: how many open connections have clients that may have sent the option, by a
-//!     hash of the client's address and port; absent if the kernel cannot have it mapped
+//! asked: array of u64: how many open connections have clients that were answered, or may have been,
+//!     by a hash of the client's address and port; absent if the kernel cannot have it mapped
 //!
 //! int smc_option(struct bpf_sock_ops *s)
 //! {
@@ -51,7 +51,7 @@
 //!             set_mark(s, mark, the SYN was not saved ? 0
 //!                 : found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s) && client_allowed(s)
 //!                     && !refused[bpf_get_socket_cookie(s)] ? KNOWN | PEER : KNOWN);
-//!             // Before that, in all cases but the last one where the SYN had no option:
+//!             // Before that, unless it is KNOWN alone:
 //!             //     asked[hash(s)] += 1, the mark gets ASKED, and TCP calls for states
 //!         else if (mark && *mark & (WANT | WITHDRAWN))    // both ends connected to each other,
 //!             set_mark(s, mark, KNOWN);                   // or the listener answers no more
@@ -117,7 +117,7 @@ pub(super) mod mark {
     pub(in super::super) const PEER: u32 = 8;
     /// This program has set the socket's callback flag, and clears it.
     pub(in super::super) const OWNED: u32 = 16;
-    /// The connection is counted among those whose clients may have sent the option.
+    /// The connection is counted among those whose clients were answered, or may have been.
     pub(in super::super) const ASKED: u32 = 32;
     /// A listener has answered the option, and does so no more.
     pub(in super::super) const WITHDRAWN: u32 = 64;
@@ -408,8 +408,7 @@ impl<'a> Program<'a> {
     }
 
     fn passive(&mut self, here: Label, set_mark: Label, out: Label) {
-        let (crossed, no_option) = (self.a.label(), self.a.label());
-        let (count, refused) = (self.a.label(), self.a.label());
+        let (crossed, plain, count) = (self.a.label(), self.a.label(), self.a.label());
         self.a.here(here);
         self.find_mark(sock_ops::SK, out);
         let a = &mut self.a;
@@ -417,17 +416,14 @@ impl<'a> Program<'a> {
         a.jump_if(Reg::R1, When::NoneOf, mark::ANSWER.cast_signed(), crossed);
         a.set(VALUE, 0);
         self.load_option(OPTION, LOAD_SYN);
-        self.judge_option(no_option, count);
+        self.judge_option(plain, count);
         self.load_option(FAST_OPEN, LOAD_SYN);
-        self.a.jump_if(Reg::R0, When::NotEqual, -libc::ENOMSG, refused);
-        self.client(refused);
+        self.a.jump_if(Reg::R0, When::NotEqual, -libc::ENOMSG, plain);
+        self.client(plain);
         self.cookie();
         self.lookup(self.maps.refused, AT_COOKIE);
-        self.a.jump_if(Reg::R0, When::NotEqual, 0, refused);
+        self.a.jump_if(Reg::R0, When::NotEqual, 0, plain);
         self.a.set(VALUE, (mark::KNOWN | mark::PEER).cast_signed());
-        self.a.jump(count);
-        self.a.here(refused);
-        self.a.set(VALUE, mark::KNOWN.cast_signed());
         self.a.here(count);
         self.count(set_mark);
         self.a.jump(set_mark);
@@ -436,13 +432,12 @@ impl<'a> Program<'a> {
         a.here(crossed);
         let known = mark::WANT | mark::WITHDRAWN;
         a.jump_if(Reg::R1, When::NoneOf, known.cast_signed(), out);
-        a.here(no_option);
+        a.here(plain);
         a.set(VALUE, mark::KNOWN.cast_signed());
         a.jump(set_mark);
     }
 
-    /// Counts a connection whose client may have sent the option in its bucket, and notes that in
-    /// VALUE.
+    /// Counts a connection whose client may speak SMC in its bucket, and notes that in VALUE.
     fn count(&mut self, no: Label) {
         let Some(asked) = self.maps.asked else { return };
         let (ipv4, hash) = (self.a.label(), self.a.label());

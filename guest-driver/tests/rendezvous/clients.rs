@@ -24,7 +24,7 @@ fn a_client_without_the_option_is_known_without_a_call() {
                 let client = ask_at(&[&parent], to);
                 let (server, from) = listener.accept().unwrap();
                 for one in [&parent, &child] {
-                    assert!(one.may_have_asked(&from), "{from}");
+                    assert!(one.may_speak_smc(&from), "{from}");
                 }
                 open.push((client, server, from));
             }
@@ -34,8 +34,8 @@ fn a_client_without_the_option_is_known_without_a_call() {
                 let (server, from) = listener.accept().unwrap();
                 assert_eq!(parent.peer_speaks_smc(&server), Some(false));
                 // Seldom another client is in the same bucket.
-                plain += usize::from(!parent.may_have_asked(&from));
-                assert_eq!(parent.may_have_asked(&from), child.may_have_asked(&from));
+                plain += usize::from(!parent.may_speak_smc(&from));
+                assert_eq!(parent.may_speak_smc(&from), child.may_speak_smc(&from));
                 drop(client);
             }
             assert!(plain >= 15, "{plain} of 20");
@@ -55,10 +55,27 @@ fn a_client_without_the_option_is_known_without_a_call() {
                 }
             }
             let until = Instant::now() + Duration::from_secs(20);
-            while froms.iter().any(|from| parent.may_have_asked(from)) {
+            while froms.iter().any(|from| parent.may_speak_smc(from)) {
                 assert!(Instant::now() < until, "ended connections are counted for ever");
                 std::thread::sleep(Duration::from_millis(20));
             }
+        }
+    });
+}
+
+/// It is known as one without the option: nobody waits for its Proposal, and nobody resets it.
+#[test]
+fn a_client_that_is_not_answered_is_none_that_may_speak_smc() {
+    bed::run(|| {
+        let (_wire, rendezvous) = (Wire::honest(), attach());
+        let listener = rendezvous.bind(&any(0)).unwrap();
+        rendezvous.pause(&listener).unwrap();
+        for _ in 0..20 {
+            let client = ask(&[&rendezvous], &listener);
+            let (server, from) = listener.accept().unwrap();
+            assert_eq!(rendezvous.peer_speaks_smc(&client), Some(false));
+            assert_eq!(rendezvous.peer_speaks_smc(&server), Some(false));
+            assert!(!rendezvous.may_speak_smc(&from));
         }
     });
 }
@@ -82,7 +99,7 @@ fn a_client_with_the_option_is_never_taken_for_one_without() {
         std::thread::sleep(Duration::from_millis(100));
         for _ in &clients {
             let (server, from) = listener.accept().unwrap();
-            assert!(rendezvous.may_have_asked(&from));
+            assert!(rendezvous.may_speak_smc(&from));
             assert_eq!(rendezvous.peer_speaks_smc(&server), Some(true));
         }
         drop(clients);

@@ -40,7 +40,7 @@ fn a_grant_serves_processes_without_capabilities() {
             let client = ask(&[&rendezvous], &listener);
             let (server, from) = listener.accept().unwrap();
             assert_eq!(options(&wire), answered());
-            assert!(rendezvous.may_have_asked(&from));
+            assert!(rendezvous.may_speak_smc(&from));
             assert_eq!(rendezvous.peer_speaks_smc(&client), Some(true));
             assert_eq!(rendezvous.peer_speaks_smc(&server), Some(true));
         }

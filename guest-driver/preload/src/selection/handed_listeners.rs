@@ -88,7 +88,7 @@ fn leave(fd: c_int) {
 fn settle(rendezvous: &Rendezvous, listener: BorrowedFd<'_>, local: &SocketAddr) {
     await_handshakes(local);
     let first = kernel_sockets::queued_clients(local);
-    let is_answered = |client: &SocketAddr| rendezvous.may_have_asked(client);
+    let is_answered = |client: &SocketAddr| rendezvous.may_speak_smc(client);
     // How many of the first ones are there still, and how many of those were answered.
     let left = || {
         let mut queue = kernel_sockets::queued_clients(local);
