@@ -83,7 +83,7 @@ fn file_of(program: &Path, find: impl Fn(&OsStr) -> Option<PathBuf>) -> Option<(
 fn is_privileged(file: &File, path: &Path) -> bool {
     let Ok(data) = file.metadata() else { return false };
     let user = ism_sys::effective_user();
-    let group = rustix::process::getegid().as_raw();
+    let group = ism_sys::effective_group();
     let by_mode = data.mode() & 0o4000 != 0 && data.uid() != user
         || data.mode() & 0o2000 != 0 && data.gid() != group;
     let mut capability = [0u8; 64];

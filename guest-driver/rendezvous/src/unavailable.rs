@@ -31,7 +31,7 @@ pub enum Unavailable {
     /// A filter of system calls forbids bpf(2).
     #[error(
         "a seccomp filter forbids bpf(2): allow it in the container's profile \
-         (`--security-opt seccomp=FILE`), or drop `SystemCallFilter=` from the systemd unit"
+         (`--security-opt seccomp=FILE`), or in the systemd unit (`SystemCallFilter=bpf` as well)"
     )]
     Seccomp,
     /// Something else forbids bpf(2): lockdown, a security module.
@@ -161,7 +161,7 @@ impl Unavailable {
 
     /// The kernel lacks a feature.
     pub(super) fn kernel(what: String) -> Unavailable {
-        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        let release = ism_sys::machine().map_or("?".into(), |(_, release)| release);
         Unavailable::Kernel { release, what }
     }
 }

@@ -674,8 +674,8 @@ fn run_in_background(
 
 /// This host's name as far as CLC can carry it.
 fn hostname() -> Hostname {
-    let uname = rustix::system::uname();
-    uname.nodename().to_str().ok().and_then(|n| Hostname::new(n).ok()).unwrap_or(Hostname::BLANK)
+    let name = ism_sys::machine().and_then(|(name, _)| Hostname::new(&name).ok());
+    name.unwrap_or(Hostname::BLANK)
 }
 
 #[cfg(test)]

@@ -54,7 +54,9 @@ pub use futex::{
 pub use held::{ForkLocks, LockGuardList, is_free, try_hold};
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_file_size, check_sealed, sealed_memfd};
-pub use process::{effective_user, has_own_rights, resource_limit, thread_number};
+pub use process::{
+    effective_group, effective_user, has_own_rights, machine, resource_limit, thread_number,
+};
 pub use registers::Registers;
 #[cfg(any(test, feature = "testing"))]
 pub use saved::keep_private_copies;

@@ -199,6 +199,39 @@ const FOREIGN: &[(&str, Option<&str>, &[&str])] = &[
     ),
 ];
 
+/// Parts of programs that others wrote. rustix panics if a filter of seccomp refuses these calls.
+const IN_PROGRAMS: [&str; 6] = [
+    "guest-driver/src/",
+    "guest-driver/preload/src/",
+    "guest-driver/sys/src/",
+    "guest-driver/ism/src/",
+    "guest-driver/rendezvous/src/",
+    "guest-driver/verbs/src/",
+];
+const PANICS_IF_REFUSED: [&str; 9] = [
+    "rustix::system::",
+    "process::getegid",
+    "process::geteuid",
+    "process::getgid",
+    "process::getpid",
+    "process::getppid",
+    "process::getuid",
+    "process::umask",
+    "thread::gettid",
+];
+
+#[test]
+fn what_is_part_of_programs_names_no_call_that_panics_if_it_is_refused() {
+    let workspace = Workspace::read();
+    let mut faults = Vec::new();
+    let within = |path: &str| IN_PROGRAMS.iter().any(|below| path.starts_with(below));
+    for source in workspace.sources.iter().filter(|source| within(&source.path)) {
+        let found = source.lines_with(&PANICS_IF_REFUSED).into_iter();
+        faults.extend(found.map(|line| format!("{}:{line}: use ism_sys", source.path)));
+    }
+    refuse(&faults);
+}
+
 #[test]
 fn crates_do_not_name_what_is_foreign_to_them() {
     let workspace = Workspace::read();

@@ -41,7 +41,7 @@ struct Namespace {
     /// Objects that it has with its libc alone.
     objects: usize,
     /// The thread that is about to open something there, until something is there.
-    taken_by: Option<rustix::thread::Pid>,
+    taken_by: Option<i32>,
 }
 
 impl Namespace {
@@ -51,7 +51,7 @@ impl Namespace {
             self.taken_by = None;
             return false;
         }
-        self.taken_by.is_none_or(|thread| thread == rustix::thread::gettid())
+        self.taken_by.is_none_or(|thread| thread == ism_sys::thread_number())
     }
 }
 
@@ -61,7 +61,7 @@ static NAMESPACES: ForkMutex<Vec<Namespace>> = ForkMutex::new(Vec::new());
 fn prepared() -> Option<NamespaceId> {
     let mut namespaces = NAMESPACES.lock();
     if let Some(idle) = namespaces.iter_mut().find_map(|n| n.is_idle().then_some(n)) {
-        idle.taken_by = Some(rustix::thread::gettid());
+        idle.taken_by = Some(ism_sys::thread_number());
         return Some(idle.id);
     }
     let (new, name, mode) = (libc::LM_ID_NEWLM, c"libc.so.6".as_ptr(), libc::RTLD_NOW);
@@ -77,7 +77,7 @@ fn prepared() -> Option<NamespaceId> {
     // SAFETY: the function of a libc that stays loaded.
     unsafe { user_memory::add_errno(errno?) };
     let objects = libc.neighbours();
-    namespaces.push(Namespace { id, libc, objects, taken_by: Some(rustix::thread::gettid()) });
+    namespaces.push(Namespace { id, libc, objects, taken_by: Some(ism_sys::thread_number()) });
     Some(id)
 }
 
