@@ -47,6 +47,8 @@ const SPIN: &str = "SMC_RUN_SPIN_US";
 const OUTLIVE: &str = "SMC_RUN_OUTLIVE";
 /// `true`: connections that have left their device do not come back to it.
 const STAY_ON_TCP: &str = "SMC_RUN_STAY_ON_TCP";
+/// How many filters of system calls (seccomp) `smc run` has found harmless.
+const FILTERS: &str = "SMC_RUN_FILTERS";
 /// Milliseconds after which a server takes a client that sends nothing for one without SMC.
 const DETECT: &str = "SMC_RUN_DETECT_MS";
 
@@ -146,7 +148,14 @@ pub(crate) fn set(config: RunConfig) {
 /// The settings of this process; `None`: the library does nothing.
 #[inline]
 pub(crate) fn get() -> Option<&'static RunConfig> {
-    CONFIG.get()
+    CONFIG.get().filter(|_| !IS_OFF.load(Ordering::Relaxed))
+}
+
+static IS_OFF: AtomicBool = AtomicBool::new(false);
+
+/// Has the library do nothing from now on, in this process and those that it forks.
+pub(crate) fn switch_off() {
+    IS_OFF.store(true, Ordering::Relaxed);
 }
 
 /// The rules of a list. One that cannot be read matches no peer, so it does not widen the list.
@@ -206,6 +215,8 @@ impl RunConfig {
     /// Reads the environment. A program that `smc run` did not start gets the settings of the machine.
     /// `None`: the library does no more than [`read_stack`] says.
     pub(crate) fn from_environment() -> Option<RunConfig> {
+        let filters = std::env::var(FILTERS).ok().and_then(|number| number.parse().ok());
+        ism_sys::know_filters(filters.unwrap_or(0));
         let own = THE_SAME.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
         let _ = OWN.set(OwnValues(own.collect()));
         if std::env::var_os(DEVICES).is_some() {

@@ -2,7 +2,7 @@
 //! The report of what became of the connections of this process. It has a line per event, in a file
 //! per process (`report_file`), if the user gave `smc run --status`.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_long};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -85,6 +85,31 @@ pub(crate) fn no_device(why: &str) {
         ));
     }
 }
+
+/// Reports that the library does nothing from now on, because a filter of system calls ends programs
+/// that make a call which it needs.
+pub(crate) fn stays_out(call: &str) {
+    let is_fatal = |call: &c_long| ism_sys::is_fatal(*call);
+    if CALLS_OF_REPORTS.iter().any(is_fatal) {
+        return;
+    }
+    let why = format!("a filter of system calls (seccomp) ends programs that call {call}");
+    write_no_device(&why);
+    if !is_fatal(&libc::SYS_ppoll) {
+        let program = program_name();
+        print_error(&format!("smc run: {program} ({}) stays on TCP: {why}\n", std::process::id()));
+    }
+}
+
+/// Calls without which nothing is reported.
+const CALLS_OF_REPORTS: [c_long; 6] = [
+    libc::SYS_fcntl,
+    libc::SYS_fstat,
+    libc::SYS_openat,
+    libc::SYS_prlimit64,
+    libc::SYS_readlinkat,
+    libc::SYS_statx,
+];
 
 /// Reports that libc's symbol table does not lead to the library.
 pub(crate) fn libc_stays() {

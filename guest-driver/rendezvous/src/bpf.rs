@@ -130,6 +130,9 @@ impl Attributes {
 /// The addresses in `attributes` are those of memory that has the length that the command needs,
 /// and that the command may read or write.
 unsafe fn bpf(command: u32, attributes: &mut Attributes) -> io::Result<RawFd> {
+    if ism_sys::is_fatal(libc::SYS_bpf) {
+        return Err(io::Error::from_raw_os_error(libc::ENOSYS));
+    }
     let length = size_of_val(&attributes.0);
     // SAFETY: the attributes live and are `length` bytes long. The caller guarantees the memory to
     // which their addresses point.

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::thread::futex::{Flags, Wait, WaitFlags, WaitPtr, wake};
 use rustix::time::ClockId;
 
+use super::filters::is_fatal;
 use super::interrupt::{sleep_call, sleep_in_kernel};
 use super::{read_clock, timespec};
 
@@ -38,6 +39,9 @@ pub fn wake_sleepers(word: &AtomicU32, most: u32) {
 pub fn can_sleep_on_words() -> bool {
     static CAN: OnceLock<bool> = OnceLock::new();
     *CAN.get_or_init(|| {
+        if is_fatal(libc::SYS_futex_waitv) {
+            return false;
+        }
         let word = AtomicU32::new(0);
         // The values differ, so the call returns at once.
         sleep_on_words((&word, 1), &[(&word, 1)], None) == WordWait::NotAsleep

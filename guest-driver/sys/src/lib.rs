@@ -16,6 +16,7 @@ mod dma;
 mod doorbell;
 mod event;
 mod file;
+mod filters;
 mod futex;
 mod held;
 pub mod interrupt;
@@ -48,6 +49,7 @@ pub use event::{
     wait, wait_in_set,
 };
 pub use file::{open_regular, read_text};
+pub use filters::{fatal_call, harmless_filters, is_fatal, know_filters};
 pub use futex::{
     MAX_WORDS, WordWait, can_sleep_on_words, sleep_on_private, sleep_on_words, wake_sleepers,
 };

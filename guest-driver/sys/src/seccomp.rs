@@ -3,12 +3,21 @@
 
 use std::io;
 
+use super::filters::is_fatal;
+
 /// Has the kernel answer `io_uring_setup` with ENOSYS, as one without io_uring does: in this process
 /// and in all that it starts, for good. Does nothing where the call is withheld already.
 ///
 /// # Errors
-/// `PermissionDenied`: the process has neither CAP_SYS_ADMIN nor `no_new_privs`.
+/// `PermissionDenied`: the process has neither CAP_SYS_ADMIN nor `no_new_privs`, or another filter ends
+/// it if it calls seccomp(2).
 pub fn withhold_io_uring() -> io::Result<()> {
+    if is_fatal(libc::SYS_io_uring_setup) {
+        return Ok(());
+    }
+    if is_fatal(libc::SYS_seccomp) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     // SAFETY: no parameters; the kernel answers EFAULT if it has the call.
     let probed = unsafe { libc::syscall(libc::SYS_io_uring_setup, 0, 0) };
     let error = io::Error::last_os_error().raw_os_error();

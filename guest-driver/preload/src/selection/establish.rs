@@ -10,7 +10,7 @@ use guest_driver::interpose::FirstBytes;
 use crate::selection::first_bytes::peek;
 use crate::selection::option::AcceptAction;
 use crate::selection::{
-    inherited_options, listening_ports, option, options, short_lived, worthwhile,
+    filters, inherited_options, listening_ports, option, options, short_lived, worthwhile,
 };
 use crate::socket::pair;
 use crate::socket::stream::{RelayState, ServerSide, SocketRole, StreamSocket};
@@ -30,7 +30,11 @@ pub(crate) fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
 /// Makes the entry of a new socket, if it may be on SMC.
 pub(crate) fn add_socket(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     tcp_notes::forget(fd);
-    if is_tcp(domain, kind, protocol) && !fork::shares_memory() && option::may_connect() {
+    if !is_tcp(domain, kind, protocol) {
+        return;
+    }
+    filters::look();
+    if !fork::shares_memory() && option::may_connect() {
         let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
         DESCRIPTORS.install(fd, Descriptor::Stream(StreamSocket::unconnected(nonblocking)));
     }
@@ -51,6 +55,7 @@ pub(crate) fn remove_listener(fd: c_int) {
 /// client, if the call has told it and the listener is one of
 /// [`answering_listeners`](crate::selection::answering_listeners).
 pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAddr>) {
+    filters::look();
     let Some(config) = config::get() else { return };
     if config.accept.is_empty() || fork::shares_memory() {
         return;
@@ -117,7 +122,7 @@ pub(crate) fn add_inherited() {
     let mut known: Vec<(u64, c_int)> = Vec::new();
     for fd in fds.into_iter().filter(|fd| !option::is_reserved(*fd)) {
         match raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) {
-            Ok(libc::IPPROTO_TCP) => {}
+            Ok(libc::IPPROTO_TCP) => filters::look(),
             Ok(_) => {
                 add_relayed(fd);
                 continue;

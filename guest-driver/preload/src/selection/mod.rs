@@ -15,6 +15,7 @@ mod client;
 pub(crate) mod connect;
 mod early;
 pub(crate) mod establish;
+pub(crate) mod filters;
 mod first_bytes;
 pub(crate) mod handed_listeners;
 pub(crate) mod handshake;

@@ -14,7 +14,7 @@ use guest_driver::interpose::{FirstBytes, ForkLocks, Incoming, Outgoing};
 use guest_driver::{Config as StackConfig, Fallback, Rnics, Stack, statistics};
 
 use crate::config::RunConfig;
-use crate::selection::{inherited_options, own_calls, short_lived, worthwhile};
+use crate::selection::{filters, inherited_options, own_calls, short_lived, worthwhile};
 use crate::sys::fork_lock::ForkLock;
 use crate::sys::own_stack::on_own_stack;
 use crate::sys::{STACK, leaked, own_numbers, raw};
@@ -99,6 +99,9 @@ pub(crate) fn current() -> Option<&'static ProcessSession> {
     if own_calls::found() {
         drop(one_at_a_time);
         return declining();
+    }
+    if raw::without_signals(filters::forbid_devices) {
+        return None;
     }
     let opened = match (
         raw::without_signals(|| with_large_stack(|| open(config, known.is_none()))),

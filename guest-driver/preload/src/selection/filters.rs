@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Programs in a filter of system calls (seccomp) that ends them for calls which only the library
+//! makes, as `SystemCallFilter=` of systemd may. The library does nothing there.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::sys::fork_lock::ForkLock;
+use crate::{config, fork, status};
+
+/// Whether this process, or the one that it was forked from, has looked.
+static LOOKED: AtomicBool = AtomicBool::new(false);
+static LOOKING: ForkLock = ForkLock::new();
+
+/// Looks before the first socket is the library's.
+#[inline]
+pub(crate) fn look() {
+    if !LOOKED.load(Ordering::Acquire) && !fork::shares_memory() {
+        first_look();
+    }
+}
+
+#[cold]
+fn first_look() {
+    // Other threads wait for what is found.
+    let _one_at_a_time = LOOKING.lock();
+    if !LOOKED.load(Ordering::Relaxed) {
+        forbid_devices();
+        LOOKED.store(true, Ordering::Release);
+    }
+}
+
+/// Whether a filter forbids devices. The program may have got one since the last look.
+#[cold]
+pub(super) fn forbid_devices() -> bool {
+    if config::get().is_none() {
+        return true;
+    }
+    let Some(call) = ism_sys::fatal_call() else { return false };
+    status::stays_out(call);
+    config::switch_off();
+    true
+}
