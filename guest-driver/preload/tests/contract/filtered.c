@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+// Becomes another program in a filter of system calls. `filtered ends|refuses CALL,CALL.. PROGRAM ARG..`:
+// the process is ended for each of these calls, or the call fails with EPERM.
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#define CHECK(is) do { if (!(is)) { perror(#is); exit(3); } } while (0)
+#define MOST 200
+
+int main(int argc, char **argv) {
+    CHECK(argc >= 4);
+    unsigned action = strcmp(argv[1], "ends") ? SECCOMP_RET_ERRNO | 1 : SECCOMP_RET_KILL_PROCESS;
+    struct sock_filter rules[2 * MOST + 2] = { BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0) };
+    int n = 1;
+    for (char *call = strtok(argv[2], ","); call; call = strtok(NULL, ",")) {
+        CHECK(n < 2 * MOST);
+        rules[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, atoi(call), 0, 1);
+        rules[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, action);
+    }
+    rules[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog filter = { n, rules };
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
+    execvp(argv[3], argv + 3);
+    CHECK(!"the program begins");
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Programs in filters of system calls that end a process for what it may not call, as those of
+//! `SystemCallFilter=` do.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+mod common;
+
+use std::ffi::c_long;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use common::{Fabric, Running, await_listener, free_port};
+
+/// What a service may not call with `SystemCallFilter=@system-service` and, as systemd's manual has
+/// it, `SystemCallFilter=~@privileged @resources` (systemd 252).
+#[rustfmt::skip]
+const UNUSUAL: [c_long; 70] = [
+    libc::SYS_acct, libc::SYS_adjtimex, libc::SYS_bpf, libc::SYS_capset, libc::SYS_chroot,
+    libc::SYS_clock_adjtime, libc::SYS_clock_settime, libc::SYS_delete_module,
+    libc::SYS_fanotify_init, libc::SYS_fanotify_mark, libc::SYS_fchown, libc::SYS_fchownat,
+    libc::SYS_finit_module, libc::SYS_fsconfig, libc::SYS_fsmount, libc::SYS_fsopen,
+    libc::SYS_fspick, libc::SYS_init_module, libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register, libc::SYS_io_uring_setup, libc::SYS_ioprio_set,
+    libc::SYS_kexec_load, libc::SYS_landlock_add_rule, libc::SYS_landlock_create_ruleset,
+    libc::SYS_landlock_restrict_self, libc::SYS_lookup_dcookie, libc::SYS_mbind,
+    libc::SYS_memfd_secret, libc::SYS_migrate_pages, libc::SYS_mincore, libc::SYS_mount,
+    libc::SYS_mount_setattr, libc::SYS_move_mount, libc::SYS_move_pages, libc::SYS_nfsservctl,
+    libc::SYS_open_by_handle_at, libc::SYS_open_tree, libc::SYS_perf_event_open,
+    libc::SYS_pidfd_getfd, libc::SYS_pivot_root, libc::SYS_pkey_alloc, libc::SYS_pkey_free,
+    libc::SYS_pkey_mprotect, libc::SYS_process_mrelease, libc::SYS_ptrace, libc::SYS_quotactl,
+    libc::SYS_quotactl_fd, libc::SYS_reboot, libc::SYS_sched_setaffinity,
+    libc::SYS_sched_setattr, libc::SYS_sched_setparam, libc::SYS_sched_setscheduler,
+    libc::SYS_seccomp, libc::SYS_set_mempolicy, libc::SYS_setdomainname, libc::SYS_setgroups,
+    libc::SYS_sethostname, libc::SYS_setpriority, libc::SYS_setresuid, libc::SYS_setreuid,
+    libc::SYS_setrlimit, libc::SYS_settimeofday, libc::SYS_setuid, libc::SYS_swapoff,
+    libc::SYS_swapon, libc::SYS_syslog, libc::SYS_umount2, libc::SYS_vhangup,
+    libc::SYS_kexec_file_load,
+];
+
+/// A program of `tests/contract`. The file is of this process.
+fn compiled(name: &str) -> PathBuf {
+    let file = std::env::temp_dir().join(format!("smc-{name}-{}", std::process::id()));
+    if !file.exists() {
+        let source = format!("{}/tests/contract/{name}.c", env!("CARGO_MANIFEST_DIR"));
+        let new = file.with_extension(format!("{:?}", std::thread::current().id()));
+        let mut cc = Command::new("cc");
+        cc.env_remove("LD_PRELOAD").args(["-O1", "-pthread", "-o"]).arg(&new).arg(source);
+        assert!(cc.status().unwrap().success());
+        std::fs::rename(new, &file).unwrap();
+    }
+    file
+}
+
+/// Runs both ends of a program in a filter. What they have said on standard error.
+fn run_ends(fabric: &Fabric, action: &str, calls: &[c_long], begin: impl Fn(&Path) -> Command) {
+    let calls = calls.iter().map(c_long::to_string).collect::<Vec<_>>().join(",");
+    let (filtered, program) = (compiled("filtered"), compiled("sanitized"));
+    let port = free_port().to_string();
+    let command = |mode: &str| {
+        let mut command = begin(&filtered);
+        command.args([action, &calls]).arg(&program).args([mode, &port]);
+        command
+    };
+    let limit = Duration::from_secs(120);
+    let server = Running::start(&mut command("server")).within(limit);
+    await_listener(port.parse().unwrap());
+    let client = Running::start(&mut command("client")).within(limit).finish_beside(&[&server]);
+    assert_eq!(client, "all bytes\n");
+    assert_eq!(server.finish(), "all bytes\n");
+    assert_eq!(fabric.broken(), [] as [String; 0]);
+}
+
+#[test]
+fn a_service_with_a_usual_filter_is_on_smc() {
+    let fabric = Fabric::new(2);
+    run_ends(&fabric, "ends", &UNUSUAL, |filtered| fabric.smc(filtered));
+    assert_eq!(fabric.decided(), (8, 0));
+}
+
+#[test]
+fn a_filter_that_knows_no_sleep_on_several_words_leaves_connections_on_smc() {
+    for action in ["ends", "refuses"] {
+        let fabric = Fabric::new(2);
+        run_ends(&fabric, action, &[libc::SYS_futex_waitv], |filtered| fabric.smc(filtered));
+        assert_eq!(fabric.decided(), (8, 0), "{action}");
+    }
+}
+
+/// A device needs these calls, and the program does not.
+#[test]
+fn a_program_that_is_ended_for_a_call_of_the_library_goes_on_on_tcp() {
+    for call in [libc::SYS_memfd_create, libc::SYS_epoll_create1, libc::SYS_ppoll] {
+        let fabric = Fabric::new(2);
+        run_ends(&fabric, "ends", &[call], |filtered| fabric.smc(filtered));
+        assert_eq!(fabric.decided(), (0, 0), "{call}");
+        assert!(fabric.said("ends programs that call") > 0, "the report does not say why");
+    }
+}
