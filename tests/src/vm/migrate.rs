@@ -125,6 +125,14 @@ impl Guest {
         self.resume();
     }
 
+    /// Ends its QEMU, and lets the guest that was in the file before go on.
+    #[track_caller]
+    pub fn restore_again(&mut self, on: &Bed, file: &Path) {
+        self.will_move();
+        self.kill();
+        self.restore(on, file);
+    }
+
     /// All that it was told has arrived, and nothing else will.
     #[track_caller]
     fn will_move(&self) {

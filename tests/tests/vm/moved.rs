@@ -3,6 +3,7 @@
 //!
 //! The guest `b` goes, and `a` stays. The other host has a daemon of its own.
 
+mod again;
 mod long;
 mod parties;
 mod snapshots;

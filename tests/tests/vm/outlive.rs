@@ -137,6 +137,14 @@ impl Streams {
         took
     }
 
+    /// The same streams are on a device, perhaps again, and bytes flow.
+    #[track_caller]
+    pub(crate) fn stay(&mut self, what: &str) {
+        let said = format!("device {}, tcp 0, leaving 0", self.count + 1);
+        eventually("all streams are on a device", || self.command("carriers") == said);
+        assert_eq!(self.command("more"), "more", "{what}");
+    }
+
     /// The longest times without bytes since the last time that it was asked.
     #[track_caller]
     pub(crate) fn pauses(&mut self) -> Pauses {
