@@ -6,9 +6,12 @@
 //! threads, and ends the process as libc would when there are none left.
 //!
 //! That is so behind `pthread_exit` in the first thread, and in the child of a fork by another
-//! thread: its only thread ends when that thread's function returns.
+//! thread: its only thread ends when that thread's function returns. And in a filter of system calls
+//! that leaves a thread no other end than exit(2).
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::ffi::c_int;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::fork;
@@ -20,6 +23,10 @@ static MAY_GO_ON: AtomicBool = AtomicBool::new(false);
 static FORKS: AtomicBool = AtomicBool::new(false);
 /// The generation of the process (see `fork`) that has the thread; 0: none.
 static WATCHED: AtomicU32 = AtomicU32::new(0);
+/// The status with which the first thread has ended by exit(2), or [`UNKNOWN`].
+static STATUS: AtomicI32 = AtomicI32::new(UNKNOWN);
+const UNKNOWN: c_int = -1;
+static CLOSES: OnceLock<fn()> = OnceLock::new();
 /// Pause between two looks at the threads.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Stack of the thread, bytes.
@@ -47,8 +54,22 @@ fn await_last() {
     while raw::threads_of_program() > 0 {
         std::thread::sleep(PAUSE);
     }
-    // As libc does it for the last thread.
-    std::process::exit(0);
+    match (STATUS.load(Ordering::SeqCst), CLOSES.get()) {
+        // As the kernel does it.
+        (status, Some(closes)) if status != UNKNOWN => {
+            closes();
+            let _ = raw::exit_group(status);
+        }
+        // As libc does it for the last thread.
+        _ => std::process::exit(0),
+    }
+}
+
+/// The first thread ends by exit(2), with this status. `closes`: what the library does when the process
+/// ends.
+pub(crate) fn exits(status: c_int, closes: fn()) {
+    let _ = CLOSES.set(closes);
+    STATUS.store(status & 0xff, Ordering::SeqCst);
 }
 
 /// Notes which thread forks. The caller holds a lock that one thread has while it forks.

@@ -86,19 +86,26 @@ pub(crate) fn no_device(why: &str) {
     }
 }
 
-/// Reports that the library does nothing from now on, because a filter of system calls ends programs
-/// that make a call which it needs.
+/// Reports that the library does nothing from now on, because a filter of system calls forbids one
+/// that it needs.
 pub(crate) fn stays_out(call: &str) {
     let is_fatal = |call: &c_long| ism_sys::is_fatal(*call);
     if CALLS_OF_REPORTS.iter().any(is_fatal) {
         return;
     }
-    let why = format!("a filter of system calls (seccomp) ends programs that call {call}");
+    let why = format!("a filter of system calls (seccomp) forbids {call}");
     write_no_device(&why);
     if !is_fatal(&libc::SYS_ppoll) {
         let program = program_name();
         print_error(&format!("smc run: {program} ({}) stays on TCP: {why}\n", std::process::id()));
     }
+}
+
+/// Reports the same before the program has the filter.
+pub(crate) fn leaves_for_filter(call: &str) {
+    write_no_device(&format!(
+        "the program gets a filter of system calls (seccomp) that forbids {call}"
+    ));
 }
 
 /// Calls without which nothing is reported.

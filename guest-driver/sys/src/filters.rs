@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What filters of system calls (seccomp(2)) do with the calls of this project.
+//! What filters of system calls (seccomp(2)) forbid of the calls of this project.
 //!
 //! A filter may end the process for a call that its program does not make: `SystemCallFilter=` of
-//! systemd does, unless the unit says otherwise. Nobody can read a filter, and a call that ends the
+//! systemd does, unless the unit says otherwise. Others refuse the call. Nobody can read a filter, and a call that ends the
 //! process cannot be tried. So a child tries all of them, with arguments that no call takes, and its
 //! end says which. That happens once, and only in a process with filters.
 
@@ -29,7 +29,8 @@ const OPTIONAL: [Call; 4] = calls! {
 
 /// Calls without which no device is used.
 const REQUIRED: &[Call] = &calls! {
-    SYS_accept4 "accept4", SYS_bind "bind", SYS_connect "connect", SYS_dup3 "dup3",
+    SYS_accept4 "accept4", SYS_bind "bind", SYS_clone "clone", SYS_connect "connect",
+    SYS_dup3 "dup3",
     SYS_epoll_create1 "epoll_create1", SYS_epoll_ctl "epoll_ctl", SYS_epoll_pwait "epoll_pwait",
     SYS_eventfd2 "eventfd2", SYS_fcntl "fcntl", SYS_fstat "fstat", SYS_ftruncate "ftruncate",
     SYS_futex "futex", SYS_getdents64 "getdents64", SYS_getpeername "getpeername",
@@ -43,6 +44,7 @@ const REQUIRED: &[Call] = &calls! {
     SYS_sendmsg "sendmsg", SYS_sendto "sendto", SYS_set_robust_list "set_robust_list",
     SYS_setsockopt "setsockopt", SYS_shutdown "shutdown", SYS_socket "socket",
     SYS_socketpair "socketpair", SYS_statx "statx", SYS_tgkill "tgkill", SYS_unlinkat "unlinkat",
+    SYS_wait4 "wait4",
     #[cfg(target_arch = "x86_64")] SYS_chmod "chmod",
     #[cfg(target_arch = "x86_64")] SYS_open "open",
     #[cfg(target_arch = "x86_64")] SYS_poll "poll",
@@ -50,7 +52,30 @@ const REQUIRED: &[Call] = &calls! {
     #[cfg(target_arch = "x86_64")] SYS_unlink "unlink",
 };
 
-/// Which of [`all`] end the process, a bit each; [`UNKNOWN`] before that was tried.
+/// Those of them that must not be refused, either: the library would break what the program does.
+const NEVER_REFUSED: &[c_long] = &[
+    libc::SYS_connect,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_eventfd2,
+    libc::SYS_fcntl,
+    libc::SYS_futex,
+    libc::SYS_getpeername,
+    libc::SYS_getrandom,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_ppoll,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+];
+
+/// Which of [`all`] end the process, or are refused and must not be, a bit each; [`UNKNOWN`] before that was tried.
 static FATAL: AtomicU64 = AtomicU64::new(UNKNOWN);
 /// How many filters there were when that was tried.
 static TRIED_WITH: AtomicI64 = AtomicI64::new(0);
@@ -88,16 +113,15 @@ pub fn is_fatal(number: c_long) -> bool {
     fatal != 0 && all().zip(0..).any(|((one, _), at)| one == number && fatal >> at & 1 != 0)
 }
 
-/// A call without which no device is used, if a filter ends the process for it. Filters that have come
-/// since the last time are seen.
-pub fn fatal_call() -> Option<&'static str> {
+/// A call without which no device is used, if a filter forbids it. Filters that have come since the last
+/// time are seen.
+pub fn forbidden_call() -> Option<&'static str> {
     let known = FATAL.load(Ordering::Acquire);
     let fatal = match known == UNKNOWN || TRIED_WITH.load(Ordering::Relaxed) != filters() {
         true => find(),
         false => known,
     };
-    let names = all().zip(0..).skip(OPTIONAL.len());
-    names.filter(|(_, at)| fatal >> at & 1 != 0).map(|((_, name), _)| name).next()
+    first_required(fatal)
 }
 
 /// How many filters this process has, if they end it for no call.
@@ -112,60 +136,101 @@ pub fn harmless_filters() -> u32 {
 fn find() -> u64 {
     let filters = filters();
     let are_known = filters >= 0 && filters <= HARMLESS.load(Ordering::Relaxed).into();
-    let fatal = if are_known { 0 } else { find_by_child() };
+    let fatal = if are_known { 0 } else { find_by_child(None) };
     TRIED_WITH.store(filters, Ordering::Relaxed);
-    FATAL.store(fatal, Ordering::Release);
-    fatal
+    note(fatal)
 }
 
-/// The call that a child tries, from 1. Memory that it shares with its parent.
-struct Progress(*mut AtomicU32);
+/// Adds what is fatal in one thread to what is in others: filters are the threads', and stay.
+fn note(fatal: u64) -> u64 {
+    let all = |known: u64| (known & !UNKNOWN) | fatal;
+    let known = FATAL.fetch_update(Ordering::AcqRel, Ordering::Acquire, |known| Some(all(known)));
+    all(known.unwrap_or_default())
+}
 
-impl Progress {
-    fn new() -> Option<Progress> {
+/// A call by which the calling thread gets a filter: its number and arguments.
+pub type FilterCall = (c_long, [usize; 6]);
+
+/// A call without which no device is used, if the filter forbids it that the calling thread is about
+/// to get. [`is_fatal`] knows of the filter from then on.
+///
+/// # Safety
+/// The arguments are those of prctl(2) or seccomp(2), valid until this function returns.
+pub unsafe fn forbidden_call_in(filter: FilterCall) -> Option<&'static str> {
+    let fatal = note(find_by_child(Some(filter)));
+    TRIED_WITH.store(filters().saturating_add(1), Ordering::Relaxed);
+    first_required(fatal)
+}
+
+fn first_required(fatal: u64) -> Option<&'static str> {
+    let names = all().zip(0..).skip(OPTIONAL.len());
+    names.filter(|(_, at)| fatal >> at & 1 != 0).map(|((_, name), _)| name).next()
+}
+
+/// What children find out. Memory that they share with their parent.
+#[derive(Default)]
+#[repr(C)]
+struct Findings {
+    /// The call that is tried, from 1.
+    tried: AtomicU32,
+    /// Calls that fail and must not.
+    refused: AtomicU64,
+}
+
+/// A page of zeros for [`Findings`].
+struct FindingsPage(*mut Findings);
+
+impl FindingsPage {
+    fn new() -> Option<FindingsPage> {
         let (access, kind) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        let len = size_of::<Findings>();
         // SAFETY: new memory.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), size_of::<u32>(), access, kind, -1, 0) };
-        (at != libc::MAP_FAILED).then_some(Progress(at.cast()))
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, kind, -1, 0) };
+        (at != libc::MAP_FAILED).then_some(FindingsPage(at.cast()))
     }
+}
 
-    fn word(&self) -> &AtomicU32 {
+impl std::ops::Deref for FindingsPage {
+    type Target = Findings;
+
+    fn deref(&self) -> &Findings {
         // SAFETY: a page of zeros, until `self` is dropped.
         unsafe { &*self.0 }
     }
 }
 
-impl Drop for Progress {
+impl Drop for FindingsPage {
     fn drop(&mut self) {
         // SAFETY: nothing else refers to the page.
-        unsafe { libc::munmap(self.0.cast(), size_of::<u32>()) };
+        unsafe { libc::munmap(self.0.cast(), size_of::<Findings>()) };
     }
 }
 
-/// Has children try all calls. A child that is ended leaves the rest to another.
-fn find_by_child() -> u64 {
-    let Some(progress) = Progress::new() else { return ALL_FATAL };
+/// Has children try all calls, in a further filter if there is one. A child that is ended leaves the
+/// rest to another.
+fn find_by_child(filter: Option<FilterCall>) -> u64 {
+    let Some(findings) = FindingsPage::new() else { return ALL_FATAL };
     let (mut fatal, mut next) = (0, 0);
     let number = all().count() as u32;
     while next < number {
-        progress.word().store(next, Ordering::Relaxed);
-        if !run_child(&progress, next) {
+        findings.tried.store(next, Ordering::Relaxed);
+        if !run_child(&findings, next, filter) {
             return ALL_FATAL;
         }
-        match progress.word().load(Ordering::Relaxed) {
+        match findings.tried.load(Ordering::Relaxed) {
             // It was ended before it tried anything.
             tried if tried <= next => return ALL_FATAL,
             tried if tried > number => break,
             tried => (fatal, next) = (fatal | 1 << (tried - 1), tried),
         }
     }
-    fatal
+    fatal | findings.refused.load(Ordering::Relaxed)
 }
 
 /// Runs a child to its end. It is one that nobody else waits for, and it leaves no core. `false`: there
 /// can be none.
-fn run_child(progress: &Progress, first: u32) -> bool {
+fn run_child(findings: &Findings, first: u32, filter: Option<FilterCall>) -> bool {
     const NONE: [usize; 6] = [0; 6];
     /// No address, descriptor, process, size or flags.
     const NOTHING: [usize; 6] = [usize::MAX; 6];
@@ -185,12 +250,20 @@ fn run_child(progress: &Progress, first: u32) -> bool {
         let no_core = [libc::PR_SET_DUMPABLE as usize, 0, 0, 0, 0, 0];
         // SAFETY: as above. Calls fail for arguments that lead nowhere.
         unsafe { call(libc::SYS_prctl, &no_core) };
-        for ((number, _), at) in all().zip(1..).skip(first as usize) {
-            progress.word().store(at, Ordering::Relaxed);
-            // SAFETY: as above.
-            unsafe { call(number, &NOTHING) };
+        if let Some((number, arguments)) = filter {
+            // SAFETY: the caller's promise.
+            unsafe { call(number, &arguments) };
         }
-        progress.word().store(u32::MAX, Ordering::Relaxed);
+        for ((number, _), at) in all().zip(1..).skip(first as usize) {
+            findings.tried.store(at, Ordering::Relaxed);
+            // SAFETY: as above.
+            let result = unsafe { call(number, &NOTHING) };
+            let is_refused = [-(libc::EPERM as isize), -(libc::EACCES as isize)].contains(&result);
+            if is_refused && NEVER_REFUSED.contains(&number) {
+                findings.refused.fetch_or(1 << (at - 1), Ordering::Relaxed);
+            }
+        }
+        findings.tried.store(u32::MAX, Ordering::Relaxed);
         loop {
             // SAFETY: the process ends.
             unsafe { call(libc::SYS_exit_group, &NONE) };
@@ -209,8 +282,10 @@ fn run_child(progress: &Progress, first: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// Has the kernel end the process if this thread, or a child of it, makes these calls.
-    fn end_for(calls: &[c_long]) {
+    const END: u32 = libc::SECCOMP_RET_KILL_PROCESS;
+
+    /// Has the kernel do this if this thread, or a child of it, makes these calls.
+    fn filter(calls: &[c_long], action: u32) {
         let statement =
             |code: u32, jt: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf: 0, k };
         let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
@@ -223,7 +298,7 @@ mod tests {
             ));
         }
         filter.push(statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW));
-        filter.push(statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_KILL_PROCESS));
+        filter.push(statement(libc::BPF_RET | libc::BPF_K, 0, action));
         let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
         // SAFETY: the program is valid until the calls return.
         unsafe {
@@ -239,19 +314,26 @@ mod tests {
     }
 
     #[test]
-    fn a_child_finds_what_a_filter_ends_a_process_for() {
+    fn a_child_finds_what_a_filter_forbids() {
         assert!(all().count() < 63);
-        assert_eq!(names(find_by_child()), [] as [&str; 0]);
+        assert_eq!(names(find_by_child(None)), [] as [&str; 0]);
         // A filter is the thread's, and ends with it.
         let thread = std::thread::spawn(|| {
-            end_for(&[libc::SYS_bpf, libc::SYS_ppoll, libc::SYS_futex_waitv]);
-            names(find_by_child())
+            filter(&[libc::SYS_bpf, libc::SYS_ppoll, libc::SYS_futex_waitv], END);
+            names(find_by_child(None))
         });
         assert_eq!(thread.join().unwrap(), ["bpf", "futex_waitv", "ppoll"]);
+        // A call that the project can do without may be refused.
+        let thread = std::thread::spawn(|| {
+            let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+            filter(&[libc::SYS_bpf, libc::SYS_ppoll, libc::SYS_futex_waitv], refuse);
+            names(find_by_child(None))
+        });
+        assert_eq!(thread.join().unwrap(), ["ppoll"]);
         // The child cannot begin.
         let thread = std::thread::spawn(|| {
-            end_for(&[libc::SYS_prctl]);
-            find_by_child()
+            filter(&[libc::SYS_prctl], END);
+            find_by_child(None)
         });
         assert_eq!(thread.join().unwrap(), ALL_FATAL);
     }

@@ -49,7 +49,9 @@ pub use event::{
     wait, wait_in_set,
 };
 pub use file::{open_regular, read_text};
-pub use filters::{fatal_call, harmless_filters, is_fatal, know_filters};
+pub use filters::{
+    FilterCall, forbidden_call, forbidden_call_in, harmless_filters, is_fatal, know_filters,
+};
 pub use futex::{
     MAX_WORDS, WordWait, can_sleep_on_words, sleep_on_private, sleep_on_words, wake_sleepers,
 };

@@ -184,6 +184,11 @@ pub(super) fn close_connections() {
 }
 
 extern "C" fn end_quickly() {
+    close_at_end();
+}
+
+/// [`close_connections`], in a thread of the library, too.
+pub(super) fn close_at_end() {
     within(close_connections);
 }
 

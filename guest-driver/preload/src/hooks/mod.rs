@@ -11,6 +11,7 @@ mod descriptors;
 mod escapes;
 mod exec;
 mod files;
+mod filters;
 mod fortify;
 mod init;
 mod libc_symbols;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `syscall`, which bypasses all other hooks: this hook calls them for the numbers that matter.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_ulong};
 
 use libc::{off64_t, socklen_t};
 
 use super::{
-    bytes, clone, descriptors, exec, files, init, linux_aio, locked_memory, readiness, rights,
-    signals, sockets,
+    bytes, clone, descriptors, escapes, exec, files, filters, init, linux_aio, locked_memory,
+    readiness, rights, signals, sockets,
 };
 use crate::config;
 use crate::hooks::within::within;
@@ -36,6 +36,9 @@ unsafe extern "C-unwind" fn syscall(
     e: usize,
     f: usize,
 ) -> i64 {
+    if number == libc::SYS_exit {
+        escapes::before_exit(a as c_int);
+    }
     if config::get().is_some()
         && let Some(result) = by_hook(number, [a, b, c, d, e, f])
     {
@@ -137,14 +140,14 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
             return unsafe { signals::rt_sigaction(a as c_int, b as *const _, c as *mut _, d) };
         }
         _ => {
-            return of_process(number, [a, b, c])
+            return of_process(number, [a, b, c, d, e])
                 .or_else(|| by_old_number(number, [a, b, c, d, e, f]));
         }
     })
 }
 
 /// Calls that change something of the process.
-fn of_process(number: i64, [a, b, c]: [usize; 3]) -> Option<i64> {
+fn of_process(number: i64, [a, b, c, d, e]: [usize; 5]) -> Option<i64> {
     Some(match number {
         libc::SYS_exit_group => {
             within(init::close_connections);
@@ -158,6 +161,9 @@ fn of_process(number: i64, [a, b, c]: [usize; 3]) -> Option<i64> {
         libc::SYS_setns => call!(clone::setns(a => c_int, b => c_int)),
         libc::SYS_mlockall => call!(locked_memory::mlockall(a => c_int)),
         libc::SYS_munlockall => call!(locked_memory::munlockall()),
+        libc::SYS_prctl => call!(filters::prctl(
+            a => c_int, b => c_ulong, c => c_ulong, d => c_ulong, e => c_ulong)),
+        libc::SYS_seccomp => libc_result(filters::seccomp([a, b, c, d, e, 0])) as i64,
         _ => return None,
     })
 }

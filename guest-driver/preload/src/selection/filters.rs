@@ -35,7 +35,7 @@ pub(super) fn forbid_devices() -> bool {
     if config::get().is_none() {
         return true;
     }
-    let Some(call) = ism_sys::fatal_call() else { return false };
+    let Some(call) = ism_sys::forbidden_call() else { return false };
     status::stays_out(call);
     config::switch_off();
     true

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `prctl`, by which a program gives a thread of its own a filter of system calls (seccomp). With
+//! `seccomp` as `syscall` has it.
+
+use std::ffi::{c_int, c_ulong};
+
+use ism_sys::FilterCall;
+
+use crate::hooks::libc_symbols::call_libc;
+use crate::hooks::within::within;
+use crate::io::kernel;
+use crate::selection::session;
+use crate::socket::table::DESCRIPTORS;
+use crate::sys::raw::{self, SysResult};
+use crate::{config, fork, last_thread, status};
+
+/// `prctl`, with as many arguments as the kernel takes.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C-unwind" fn prctl(
+    option: c_int,
+    a: c_ulong,
+    b: c_ulong,
+    c: c_ulong,
+    d: c_ulong,
+) -> c_int {
+    if option == libc::PR_SET_SECCOMP {
+        let [a, b, c, d] = [a, b, c, d].map(|argument| argument as usize);
+        before((libc::SYS_prctl, [option as usize, a, b, c, d, 0]));
+    }
+    call_libc!(prctl, libc::SYS_prctl, (option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong)
+               -> c_int)
+}
+
+/// seccomp(2), as the program calls it by `syscall`.
+pub(super) fn seccomp(mut arguments: [usize; 6]) -> SysResult {
+    let [operation, flags, ..] = arguments;
+    let sets = [libc::SECCOMP_SET_MODE_STRICT, libc::SECCOMP_SET_MODE_FILTER];
+    let (for_all, asks) =
+        (libc::SECCOMP_FILTER_FLAG_TSYNC as usize, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as usize);
+    // Somebody would have to answer for a filter that asks.
+    if sets.contains(&(operation as _))
+        && flags & asks == 0
+        && before((libc::SYS_seccomp, arguments))
+        && raw::threads_of_program() == 1
+    {
+        // The other threads are the library's.
+        arguments[1] &= !for_all;
+    }
+    // SAFETY: the program's arguments, with other flags at most.
+    unsafe { raw::call(libc::SYS_seccomp, arguments) }
+}
+
+/// Before the calling thread gets a filter: connections that it could not use afterwards get relays,
+/// whose threads have no filter, and the library does no more. `true`: that was so.
+fn before(filter: FilterCall) -> bool {
+    if config::get().is_none() || fork::shares_memory() {
+        return false;
+    }
+    within(|| {
+        // SAFETY: the program's arguments, which it is about to pass to the kernel.
+        let forbidden = raw::without_signals(|| unsafe { ism_sys::forbidden_call_in(filter) });
+        let Some(call) = forbidden else { return false };
+        status::leaves_for_filter(call);
+        // It may be able to end itself, and not its process.
+        last_thread::first_ends(session::opened().is_some());
+        (0..=DESCRIPTORS.highest()).for_each(kernel::leave_to_kernel);
+        config::switch_off();
+        true
+    })
+}
