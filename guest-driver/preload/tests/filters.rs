@@ -89,11 +89,48 @@ fn a_filter_that_knows_no_sleep_on_several_words_leaves_connections_on_smc() {
 
 /// A device needs these calls, and the program does not.
 #[test]
-fn a_program_that_is_ended_for_a_call_of_the_library_goes_on_on_tcp() {
-    for call in [libc::SYS_memfd_create, libc::SYS_epoll_create1, libc::SYS_ppoll] {
+fn a_program_that_may_not_make_a_call_of_the_library_goes_on_on_tcp() {
+    for (action, call) in [
+        ("ends", libc::SYS_memfd_create),
+        ("ends", libc::SYS_epoll_create1),
+        ("ends", libc::SYS_ppoll),
+        ("refuses", libc::SYS_ppoll),
+        ("refuses", libc::SYS_getsockname),
+        ("refuses", libc::SYS_getrandom),
+    ] {
         let fabric = Fabric::new(2);
-        run_ends(&fabric, "ends", &[call], |filtered| fabric.smc(filtered));
-        assert_eq!(fabric.decided(), (0, 0), "{call}");
-        assert!(fabric.said("ends programs that call") > 0, "the report does not say why");
+        run_ends(&fabric, action, &[call], |filtered| fabric.smc(filtered));
+        assert_eq!(fabric.decided(), (0, 0), "{action} {call}");
+        assert!(fabric.said("(seccomp) forbids") > 0, "{action} {call}: not reported");
+    }
+}
+
+/// The one end has a connection on SMC when it gets the filter, and the other one has none.
+#[test]
+fn a_program_that_gets_a_filter_goes_on_with_its_connections() {
+    let program = compiled("sandboxed");
+    for how in ["prctl", "seccomp", "all", "strict"] {
+        for confined in ["server", "client", "both"] {
+            for smc in [false, true] {
+                let fabric = Fabric::new(2);
+                let port = free_port().to_string();
+                let command = |mode: &str| {
+                    let mut command = fabric.on(smc, &program);
+                    let how = if [mode, "both"].contains(&confined) { how } else { "none" };
+                    command.args([mode, how, &port]);
+                    command
+                };
+                let server = Running::start(&mut command("server"));
+                await_listener(port.parse().unwrap());
+                let client = Running::start(&mut command("client")).finish_beside(&[&server]);
+                let what = format!("{how}, {confined}, smc: {smc}");
+                assert_eq!(
+                    (client, server.finish()),
+                    ("all bytes\n".into(), "all bytes\n".into()),
+                    "{what}"
+                );
+                assert!(!smc || fabric.decided() == (2, 0), "{what}");
+            }
+        }
     }
 }
