@@ -201,6 +201,43 @@ fn a_program_with_the_library_goes_on_with_smc() {
     });
 }
 
+/// The same for a program that runs already, as the next HAProxy does: it gets the listener by a message.
+#[test]
+fn a_program_that_gets_the_listener_by_a_message_goes_on_with_smc() {
+    if is_program() {
+        return;
+    }
+    let test = "a_program_that_gets_the_listener_by_a_message_goes_on_with_smc";
+    bed::run(|| {
+        bed::ip("link set lo up");
+        for early in [true, false] {
+            let fabric = Fabric::new(3);
+            let passed = attached();
+            let socket = fabric.file("socket");
+            let start = |role_of: &str| {
+                let mut command = with_library(&fabric, &passed);
+                command.env("WAY", "SCM_RIGHTS").env("SOCKET", &socket).env("FIRST", "client");
+                if !early {
+                    command.env("AFTER", "1");
+                }
+                role(&mut command, test, role_of, PORT)
+            };
+            let receiver = start("receiver");
+            eventually(|| socket.exists());
+            let owner = start("owner");
+            await_listener(PORT);
+            let smc = || with_library(&fabric, &passed);
+            client(smc(), test, "client", CLIENTS - 1).finish_beside(&[&owner, &receiver]);
+            client(plain(), test, "client", 1).finish_beside(&[&owner, &receiver]);
+            receiver.finish();
+            drop(owner);
+            await_closed();
+            assert_eq!(fabric.decided(), (2 * (CLIENTS - 1), 1), "early: {early}");
+            assert_eq!(fabric.said("left_listener"), 0, "early: {early}");
+        }
+    });
+}
+
 /// A connection that nobody has used is decided before a program without the library gets it.
 #[test]
 fn a_connection_handed_on_has_no_byte_of_smc() {

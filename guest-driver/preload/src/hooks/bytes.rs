@@ -437,7 +437,7 @@ pub(super) unsafe extern "C-unwind" fn sendmsg(
 ) -> ssize_t {
     let native = || {
         // SAFETY: the program's header.
-        within(|| unsafe { leave_passed(message) });
+        within(|| unsafe { leave_passed(fd, message) });
         call_libc!(sendmsg, libc::SYS_sendmsg,
             (fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t)
     };
@@ -539,7 +539,7 @@ pub(super) unsafe extern "C-unwind" fn sendmmsg(
     let native = || {
         for i in 0..n as usize {
             // SAFETY: the program's list of `n` headers.
-            within(|| unsafe { leave_passed(&raw const (*list.add(i)).msg_hdr) });
+            within(|| unsafe { leave_passed(fd, &raw const (*list.add(i)).msg_hdr) });
         }
         call_libc!(sendmmsg, libc::SYS_sendmmsg,
             (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int)

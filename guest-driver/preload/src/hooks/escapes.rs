@@ -2,6 +2,7 @@
 //! Hooks of the functions by which a descriptor goes where the library cannot follow: stdio, other
 //! processes, asynchronous I/O. Each leaves the descriptor to the kernel first.
 
+use std::cell::OnceCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libc::{aiocb, pid_t};
@@ -14,6 +15,7 @@ use crate::io::kernel;
 use crate::relay::take_back;
 use crate::selection::{answering_listeners, handed_listeners, session};
 use crate::socket::table::DESCRIPTORS;
+use crate::sys::borrowed;
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::raw::{self, Errno};
 use crate::sys::user_memory::{is_nowhere, libc_result};
@@ -81,18 +83,29 @@ pub(super) fn flush_streams() {
     }
 }
 
-/// Leaves the descriptors to the kernel that a message passes on.
+/// Leaves the descriptors to the kernel that a message passes on by this socket. Listeners stay as they
+/// are if the process that gets them has the library.
 ///
 /// # Safety
 /// `message` is null or leads to a header of the program.
-pub(super) unsafe fn leave_passed(message: *const libc::msghdr) {
+pub(super) unsafe fn leave_passed(socket: c_int, message: *const libc::msghdr) {
+    let has_library = OnceCell::new();
+    let leave_with_listener = |fd| {
+        leave(fd);
+        if answering_listeners::any() && !*has_library.get_or_init(|| receiver_has_library(socket))
+        {
+            handed_listeners::leave_listener(fd);
+        }
+    };
     // SAFETY: the caller's promise.
     unsafe { passed_descriptors(message, leave_with_listener) };
 }
 
-fn leave_with_listener(fd: c_int) {
-    leave(fd);
-    handed_listeners::leave_listener(fd);
+/// Whether the process that has connected to this socket has the library. Who has the other end of a
+/// pair that this process has made cannot be told.
+fn receiver_has_library(socket: c_int) -> bool {
+    let peer = ism_sys::peer_process(borrowed(socket)).ok().and_then(|peer| peer.pid);
+    peer.is_some_and(|pid| pid != raw::getpid() && exec::runs_library(pid))
 }
 
 /// Calls `f` with each descriptor that a message passes by SCM_RIGHTS.

@@ -181,6 +181,26 @@ fn find_own_path() -> Option<PathBuf> {
     Some(OsStr::from_bytes(unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes()).into())
 }
 
+/// Whether another process has this library now, and would treat connections as this process does. If
+/// it executes a program later, its library looks after what that gets.
+pub(super) fn runs_library(process: i32) -> bool {
+    let of = |what: &str| std::fs::read(format!("/proc/{process}/{what}")).unwrap_or_default();
+    let Some(library) = own_path().and_then(|path| path.canonicalize().ok()) else { return false };
+    let name = library.as_os_str().as_bytes();
+    if !of("maps").split(|byte| *byte == b'\n').any(|line| line.ends_with(name)) {
+        return false;
+    }
+    let environment = of("environ");
+    let value = |name: &str| {
+        let mut entries = environment.split(|byte| *byte == 0);
+        let value =
+            entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+        value.map(OsStr::from_bytes)
+    };
+    let program = std::fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();
+    config::is_same_for(value) && config::get().is_some_and(|config| config.has_rules_of(&program))
+}
+
 /// Leaves the connections and listeners to the kernel that a program gets which is executed next.
 /// `named`: whether it gets a descriptor although exec closes it.
 pub(super) fn leave_to(target: &Target, named: impl Fn(c_int) -> bool) {
