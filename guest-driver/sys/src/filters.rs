@@ -2,9 +2,9 @@
 //! What filters of system calls (seccomp(2)) forbid of the calls of this project.
 //!
 //! A filter may end the process for a call that its program does not make: `SystemCallFilter=` of
-//! systemd does, unless the unit says otherwise. Others refuse the call. Nobody can read a filter, and a call that ends the
-//! process cannot be tried. So a child tries all of them, with arguments that no call takes, and its
-//! end says which. That happens once, and only in a process with filters.
+//! systemd does, unless the unit says otherwise. Others refuse the call. Nobody can read a filter, and
+//! a call that ends the process cannot be tried. So a child tries all of them, with arguments that no
+//! call takes, and its end says which. That happens once, and only in a process with filters.
 
 use std::ffi::c_long;
 use std::fs::File;
@@ -31,7 +31,7 @@ const OPTIONAL: [Call; 4] = calls! {
 
 /// Calls without which no device is used.
 const REQUIRED: &[Call] = &calls! {
-    SYS_accept4 "accept4", SYS_bind "bind", SYS_clone "clone", SYS_connect "connect",
+    SYS_clone "clone", SYS_accept4 "accept4", SYS_bind "bind", SYS_connect "connect",
     SYS_dup3 "dup3",
     SYS_epoll_create1 "epoll_create1", SYS_epoll_ctl "epoll_ctl", SYS_epoll_pwait "epoll_pwait",
     SYS_eventfd2 "eventfd2", SYS_fcntl "fcntl", SYS_fstat "fstat", SYS_ftruncate "ftruncate",
@@ -77,7 +77,8 @@ const NEVER_REFUSED: &[c_long] = &[
     libc::SYS_shutdown,
 ];
 
-/// Which of [`all`] end the process, or are refused and must not be, a bit each; [`UNKNOWN`] before that was tried.
+/// Which of [`all`] end the process, or are refused and must not be, a bit each; [`UNKNOWN`] before that
+/// was tried.
 static FATAL: AtomicU64 = AtomicU64::new(UNKNOWN);
 /// How many filters there were when that was tried.
 static TRIED_WITH: AtomicI64 = AtomicI64::new(0);
@@ -104,8 +105,8 @@ fn filters() -> i64 {
     if mode == 0 || mode == -(libc::EINVAL as isize) {
         return 0;
     }
-    // The kernel makes the text anew for each read, and it is shorter.
-    let mut text = [0; 8192];
+    // The kernel makes the text anew for each read, and it is shorter. The stack may be small.
+    let mut text = vec![0; 8192];
     let read = File::open("/proc/self/status").and_then(|mut status| status.read(&mut text));
     let status = text.get(..read.unwrap_or(0)).unwrap_or_default();
     let status = String::from_utf8_lossy(status);

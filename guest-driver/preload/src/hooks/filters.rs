@@ -3,6 +3,7 @@
 //! `seccomp` as `syscall` has it.
 
 use std::ffi::{c_int, c_ulong};
+use std::time::{Duration, Instant};
 
 use ism_sys::FilterCall;
 
@@ -41,7 +42,7 @@ pub(super) fn seccomp(mut arguments: [usize; 6]) -> SysResult {
     if sets.contains(&(operation as _))
         && flags & asks == 0
         && before((libc::SYS_seccomp, arguments))
-        && raw::threads_of_program() == 1
+        && is_programs_only_thread()
     {
         // The other threads are the library's.
         arguments[1] &= !for_all;
@@ -49,6 +50,21 @@ pub(super) fn seccomp(mut arguments: [usize; 6]) -> SysResult {
     // SAFETY: the program's arguments, with other flags at most.
     unsafe { raw::call(libc::SYS_seccomp, arguments) }
 }
+
+/// Whether all other threads are the library's. Those that have just begun have no name yet.
+fn is_programs_only_thread() -> bool {
+    let begun = Instant::now();
+    loop {
+        match raw::threads_of_program() {
+            1 => return true,
+            _ if begun.elapsed() > NAMED => return false,
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// How long a thread may take to give itself a name.
+const NAMED: Duration = Duration::from_millis(200);
 
 /// Before the calling thread gets a filter: connections that it could not use afterwards get relays,
 /// whose threads have no filter, and the library does no more. `true`: that was so.
