@@ -105,6 +105,24 @@ fn a_program_that_may_not_make_a_call_of_the_library_goes_on_on_tcp() {
     }
 }
 
+/// They inherit sockets, so their libraries look at these first.
+#[test]
+fn programs_that_such_a_program_starts_go_on_as_well() {
+    let script = "
+import os, socket
+connection = socket.socket()
+connection.set_inheritable(True)
+raise SystemExit(os.system('true'))
+";
+    for action in ["ends", "refuses"] {
+        let fabric = Fabric::new(1);
+        let call = libc::SYS_ppoll.to_string();
+        let mut command = fabric.smc(compiled("filtered"));
+        command.args([action, &call, "/usr/bin/python3", "-c", script]);
+        assert!(command.status().unwrap().success(), "{action}");
+    }
+}
+
 /// The one end has a connection on SMC when it gets the filter, and the other one has none.
 #[test]
 fn a_program_that_gets_a_filter_goes_on_with_its_connections() {

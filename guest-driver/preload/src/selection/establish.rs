@@ -122,7 +122,12 @@ pub(crate) fn add_inherited() {
     let mut known: Vec<(u64, c_int)> = Vec::new();
     for fd in fds.into_iter().filter(|fd| !option::is_reserved(*fd)) {
         match raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) {
-            Ok(libc::IPPROTO_TCP) => filters::look(),
+            Ok(libc::IPPROTO_TCP) => {
+                filters::look();
+                if config::get().is_none() {
+                    return;
+                }
+            }
             Ok(_) => {
                 add_relayed(fd);
                 continue;
