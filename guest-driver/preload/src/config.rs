@@ -148,7 +148,13 @@ pub(crate) fn set(config: RunConfig) {
 /// The settings of this process; `None`: the library does nothing.
 #[inline]
 pub(crate) fn get() -> Option<&'static RunConfig> {
-    CONFIG.get().filter(|_| !IS_OFF.load(Ordering::Relaxed))
+    CONFIG.get().filter(|_| !is_off())
+}
+
+/// Whether [`switch_off`] was called.
+#[inline]
+pub(crate) fn is_off() -> bool {
+    IS_OFF.load(Ordering::Relaxed)
 }
 
 static IS_OFF: AtomicBool = AtomicBool::new(false);

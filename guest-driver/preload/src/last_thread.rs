@@ -80,4 +80,5 @@ pub(crate) fn before_fork() {
 /// The calling thread is the only one, and the first one, of a new process.
 pub(crate) fn in_child() {
     MAY_GO_ON.store(FORKS.load(Ordering::Relaxed), Ordering::Relaxed);
+    STATUS.store(UNKNOWN, Ordering::Relaxed);
 }

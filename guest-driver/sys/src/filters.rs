@@ -23,7 +23,7 @@ macro_rules! calls {
     };
 }
 
-/// Calls that this project can do without.
+/// Calls that this project can do without. The last one not any more when a device is open.
 const OPTIONAL: [Call; 4] = calls! {
     SYS_bpf "bpf", SYS_seccomp "seccomp", SYS_io_uring_setup "io_uring_setup",
     SYS_futex_waitv "futex_waitv",
@@ -32,7 +32,7 @@ const OPTIONAL: [Call; 4] = calls! {
 /// Calls without which no device is used.
 const REQUIRED: &[Call] = &calls! {
     SYS_clone "clone", SYS_accept4 "accept4", SYS_bind "bind", SYS_connect "connect",
-    SYS_dup3 "dup3",
+    SYS_clock_nanosleep "clock_nanosleep", SYS_dup3 "dup3", SYS_epoll_pwait2 "epoll_pwait2",
     SYS_epoll_create1 "epoll_create1", SYS_epoll_ctl "epoll_ctl", SYS_epoll_pwait "epoll_pwait",
     SYS_eventfd2 "eventfd2", SYS_fcntl "fcntl", SYS_fstat "fstat", SYS_ftruncate "ftruncate",
     SYS_futex "futex", SYS_getdents64 "getdents64", SYS_getpeername "getpeername",
@@ -62,6 +62,7 @@ const NEVER_REFUSED: &[c_long] = &[
     libc::SYS_eventfd2,
     libc::SYS_fcntl,
     libc::SYS_futex,
+    libc::SYS_futex_waitv,
     libc::SYS_getpeername,
     libc::SYS_getrandom,
     libc::SYS_getsockname,
@@ -114,7 +115,8 @@ fn filters() -> i64 {
     line.and_then(|number| number.trim().parse().ok()).unwrap_or(-1)
 }
 
-/// Whether a filter ends the process for an optional call. Of others it says nothing.
+/// Whether a filter forbids a call, if it is one of those that are tried. Filters that have come since the
+/// last time are not seen.
 pub fn is_fatal(number: c_long) -> bool {
     let fatal = match FATAL.load(Ordering::Acquire) {
         UNKNOWN => find(),
@@ -131,7 +133,7 @@ pub fn forbidden_call() -> Option<&'static str> {
         true => find(),
         false => known,
     };
-    first_required(fatal)
+    first_behind(OPTIONAL.len(), fatal)
 }
 
 /// How many filters this process has, if they end it for no call.
@@ -169,11 +171,12 @@ pub type FilterCall = (c_long, [usize; 6]);
 pub unsafe fn forbidden_call_in(filter: FilterCall) -> Option<&'static str> {
     let fatal = note(find_by_child(Some(filter)));
     TRIED_WITH.store(filters().saturating_add(1), Ordering::Relaxed);
-    first_required(fatal)
+    first_behind(OPTIONAL.len() - 1, fatal)
 }
 
-fn first_required(fatal: u64) -> Option<&'static str> {
-    let names = all().zip(0..).skip(OPTIONAL.len());
+/// The first of these calls, from `begin`.
+fn first_behind(begin: usize, fatal: u64) -> Option<&'static str> {
+    let names = all().zip(0..).skip(begin);
     names.filter(|(_, at)| fatal >> at & 1 != 0).map(|((_, name), _)| name).next()
 }
 
@@ -339,7 +342,7 @@ mod tests {
             filter(&[libc::SYS_bpf, libc::SYS_ppoll, libc::SYS_futex_waitv], refuse);
             names(find_by_child(None))
         });
-        assert_eq!(thread.join().unwrap(), ["ppoll"]);
+        assert_eq!(thread.join().unwrap(), ["futex_waitv", "ppoll"]);
         // The child cannot begin.
         let thread = std::thread::spawn(|| {
             filter(&[libc::SYS_prctl], END);

@@ -199,7 +199,8 @@ const FOREIGN: &[(&str, Option<&str>, &[&str])] = &[
     ),
 ];
 
-/// Parts of programs that others wrote. rustix panics if a filter of seccomp refuses these calls.
+/// Parts of programs that others wrote. rustix panics if a filter of seccomp refuses these calls. The
+/// settings ask for users all the same: they may not use ism-sys, which the daemon has no need of.
 const IN_PROGRAMS: [&str; 6] = [
     "guest-driver/src/",
     "guest-driver/preload/src/",

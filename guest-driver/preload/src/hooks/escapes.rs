@@ -233,18 +233,18 @@ extern "C" fn before_vfork() -> *mut c_void {
     found(if in_use { &symbols::fork } else { &symbols::vfork })
 }
 
-/// libc's function never returns, and unwinds the stack.
 /// Before exit(2), by which a thread ends and not its process.
 pub(super) fn before_exit(status: c_int) {
-    if config::get().is_none() {
+    if config::is_off() {
         // A filter may leave the thread no other system call.
         last_thread::exits(status, super::init::close_at_end);
-    } else if raw::is_first_thread() {
+    } else if config::get().is_some() && raw::is_first_thread() && !fork::shares_memory() {
         last_thread::exits(status, super::init::close_at_end);
         within(|| last_thread::first_ends(session::opened().is_some()));
     }
 }
 
+/// libc's function never returns, and unwinds the stack.
 extern "C" fn before_pthread_exit() -> *mut c_void {
     if config::get().is_some() && raw::is_first_thread() && !fork::shares_memory() {
         last_thread::first_ends(session::opened().is_some());

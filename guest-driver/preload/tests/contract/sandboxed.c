@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 // Ends that give themselves filters of system calls when they have a connection, and go on with it.
-// `sandboxed server|client prctl|seccomp|all|strict PORT`: in a filter of this thread or of all threads
-// for read, write and a few more, or in the strict mode.
+// `sandboxed server|client prctl|seccomp|all|strict|sleeps PORT`: in a filter of this thread or of all
+// threads for read, write and a few more, in the strict mode, or without futex_waitv.
 #include <arpa/inet.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -29,10 +29,16 @@ static void confine(const char *how) {
         rules[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     }
     rules[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+    if (strcmp(how, "sleeps") == 0) {
+        n = 1;
+        rules[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_futex_waitv, 0, 1);
+        rules[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+        rules[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    }
     struct sock_fprog filter = { n, rules };
     CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
     if (strcmp(how, "strict") == 0) CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == 0);
-    if (strcmp(how, "prctl") == 0) {
+    if (strcmp(how, "prctl") == 0 || strcmp(how, "sleeps") == 0) {
         CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
     }
     unsigned for_all = strcmp(how, "all") ? 0 : SECCOMP_FILTER_FLAG_TSYNC;
