@@ -9,20 +9,8 @@ use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-use common::{Fabric, Running, await_listener, free_port};
-
-/// A program of `tests/contract`, compiled with these options. The file is of this process.
-fn compiled(name: &str, options: &[&str]) -> PathBuf {
-    let tag = options.concat().replace(['=', '-'], "");
-    let file = std::env::temp_dir().join(format!("smc-{name}-{tag}-{}", std::process::id()));
-    let source = format!("{}/tests/contract/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    let mut cc = Command::new("cc");
-    cc.env_remove("LD_PRELOAD").args(["-O1", "-g", "-pthread", "-o"]).arg(&file).arg(source);
-    assert!(cc.args(options).status().unwrap().success());
-    file
-}
+use common::{Fabric, Running, await_listener, compiled, free_port, run_ends};
 
 /// Where libfaketime is. `None`, aloud: it is not installed.
 fn libfaketime() -> Option<PathBuf> {
@@ -117,19 +105,12 @@ fn a_program_with_the_sanitizer_of_undefined_behaviour_runs_on_smc() {
 }
 
 /// Runs both ends of a program that takes `MODE PORT SIZE`.
-fn run_ends(fabric: &Fabric, program: &Path, size: &str) {
-    let port = free_port().to_string();
-    let command = |mode: &str| {
+fn run_with_size(fabric: &Fabric, program: &Path, size: &str) {
+    run_ends(|mode, port| {
         let mut command = fabric.smc(program);
-        command.args([mode, &port, size]);
+        command.args([mode, port, size]);
         command
-    };
-    let limit = Duration::from_secs(120);
-    let server = Running::start(&mut command("server")).within(limit);
-    await_listener(port.parse().unwrap());
-    let client = Running::start(&mut command("client")).within(limit).finish_beside(&[&server]);
-    assert_eq!(client, "all bytes\n");
-    assert_eq!(server.finish(), "all bytes\n");
+    });
 }
 
 #[test]
@@ -138,7 +119,7 @@ fn threads_with_the_smallest_stack_use_connections() {
     // The least that there is, and a little more.
     for size in ["0", "32768"] {
         for fabric in [Fabric::new(4), Fabric::with_pool(4)] {
-            run_ends(&fabric, &program, size);
+            run_with_size(&fabric, &program, size);
             assert!(fabric.decided().0 > 0, "the connections were on TCP");
         }
     }
@@ -151,7 +132,7 @@ fn what_a_program_sets_and_waits_for_does_not_change_while_it_starts_others() {
     // Without a device the connections are decided for TCP while they get relays.
     for devices in [4, 0] {
         let fabric = Fabric::new(devices);
-        run_ends(&fabric, &program, "8");
+        run_with_size(&fabric, &program, "8");
         assert_eq!(fabric.decided().0 > 0, devices > 0);
     }
     std::fs::remove_file(program).unwrap();

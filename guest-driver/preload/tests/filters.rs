@@ -6,11 +6,8 @@
 mod common;
 
 use std::ffi::c_long;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
-use common::{Fabric, Running, await_listener, free_port};
+use common::{Fabric, Running, await_listener, compiled, free_port, run_ends};
 
 /// What a service may not call with `SystemCallFilter=@system-service` and, as systemd's manual has
 /// it, `SystemCallFilter=~@privileged @resources` (systemd 252).
@@ -38,43 +35,22 @@ const UNUSUAL: [c_long; 70] = [
     libc::SYS_kexec_file_load,
 ];
 
-/// A program of `tests/contract`. The file is of this process.
-fn compiled(name: &str) -> PathBuf {
-    let file = std::env::temp_dir().join(format!("smc-{name}-{}", std::process::id()));
-    if !file.exists() {
-        let source = format!("{}/tests/contract/{name}.c", env!("CARGO_MANIFEST_DIR"));
-        let new = file.with_extension(format!("{:?}", std::thread::current().id()));
-        let mut cc = Command::new("cc");
-        cc.env_remove("LD_PRELOAD").args(["-O1", "-pthread", "-o"]).arg(&new).arg(source);
-        assert!(cc.status().unwrap().success());
-        std::fs::rename(new, &file).unwrap();
-    }
-    file
-}
-
-/// Runs both ends of a program in a filter. What they have said on standard error.
-fn run_ends(fabric: &Fabric, action: &str, calls: &[c_long], begin: impl Fn(&Path) -> Command) {
+/// Runs both ends of a program in a filter.
+fn run_in_filter(fabric: &Fabric, action: &str, calls: &[c_long]) {
     let calls = calls.iter().map(c_long::to_string).collect::<Vec<_>>().join(",");
-    let (filtered, program) = (compiled("filtered"), compiled("sanitized"));
-    let port = free_port().to_string();
-    let command = |mode: &str| {
-        let mut command = begin(&filtered);
-        command.args([action, &calls]).arg(&program).args([mode, &port]);
+    let (filtered, program) = (compiled("filtered", &[]), compiled("sanitized", &[]));
+    run_ends(|mode, port| {
+        let mut command = fabric.smc(&filtered);
+        command.args([action, &calls]).arg(&program).args([mode, port]);
         command
-    };
-    let limit = Duration::from_secs(120);
-    let server = Running::start(&mut command("server")).within(limit);
-    await_listener(port.parse().unwrap());
-    let client = Running::start(&mut command("client")).within(limit).finish_beside(&[&server]);
-    assert_eq!(client, "all bytes\n");
-    assert_eq!(server.finish(), "all bytes\n");
+    });
     assert_eq!(fabric.broken(), [] as [String; 0]);
 }
 
 #[test]
 fn a_service_with_a_usual_filter_is_on_smc() {
     let fabric = Fabric::new(2);
-    run_ends(&fabric, "ends", &UNUSUAL, |filtered| fabric.smc(filtered));
+    run_in_filter(&fabric, "ends", &UNUSUAL);
     assert_eq!(fabric.decided(), (8, 0));
 }
 
@@ -82,7 +58,7 @@ fn a_service_with_a_usual_filter_is_on_smc() {
 fn a_filter_that_knows_no_sleep_on_several_words_leaves_connections_on_smc() {
     for action in ["ends", "refuses"] {
         let fabric = Fabric::new(2);
-        run_ends(&fabric, action, &[libc::SYS_futex_waitv], |filtered| fabric.smc(filtered));
+        run_in_filter(&fabric, action, &[libc::SYS_futex_waitv]);
         assert_eq!(fabric.decided(), (8, 0), "{action}");
     }
 }
@@ -99,7 +75,7 @@ fn a_program_that_may_not_make_a_call_of_the_library_goes_on_on_tcp() {
         ("refuses", libc::SYS_getrandom),
     ] {
         let fabric = Fabric::new(2);
-        run_ends(&fabric, action, &[call], |filtered| fabric.smc(filtered));
+        run_in_filter(&fabric, action, &[call]);
         assert_eq!(fabric.decided(), (0, 0), "{action} {call}");
         assert!(fabric.said("(seccomp) forbids") > 0, "{action} {call}: not reported");
     }
@@ -117,7 +93,7 @@ raise SystemExit(os.system('true'))
     for action in ["ends", "refuses"] {
         let fabric = Fabric::new(1);
         let call = libc::SYS_ppoll.to_string();
-        let mut command = fabric.smc(compiled("filtered"));
+        let mut command = fabric.smc(compiled("filtered", &[]));
         command.args([action, &call, "/usr/bin/python3", "-c", script]);
         assert!(command.status().unwrap().success(), "{action}");
     }
@@ -126,8 +102,8 @@ raise SystemExit(os.system('true'))
 /// The one end has a connection on SMC when it gets the filter, and the other one has none.
 #[test]
 fn a_program_that_gets_a_filter_goes_on_with_its_connections() {
-    let program = compiled("sandboxed");
-    for how in ["prctl", "seccomp", "all", "strict"] {
+    let program = compiled("sandboxed", &[]);
+    for how in ["prctl", "seccomp", "all", "strict", "sleeps"] {
         for confined in ["server", "client", "both"] {
             for smc in [false, true] {
                 let fabric = Fabric::new(2);

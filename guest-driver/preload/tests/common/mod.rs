@@ -457,6 +457,37 @@ pub fn my_role() -> Option<(String, u16)> {
     Some((role, std::env::var("PRELOAD_TEST_PORT").unwrap().parse().unwrap()))
 }
 
+/// A program of `tests/contract`, compiled with these options. The file is of this process.
+pub fn compiled(name: &str, options: &[&str]) -> PathBuf {
+    let tag = options.concat().replace(['=', '-'], "");
+    let file = std::env::temp_dir().join(format!("smc-{name}-{tag}-{}", std::process::id()));
+    if !file.exists() {
+        let source = format!("{}/tests/contract/{name}.c", env!("CARGO_MANIFEST_DIR"));
+        // Another test may compile it as well.
+        let new = file.with_extension(format!("{:?}", std::thread::current().id()));
+        let mut cc = Command::new("cc");
+        cc.env_remove("LD_PRELOAD").args(["-O1", "-g", "-pthread", "-o"]).arg(&new).arg(source);
+        assert!(cc.args(options).status().unwrap().success());
+        std::fs::rename(new, &file).unwrap();
+    }
+    file
+}
+
+/// Runs both ends of a program that says "all bytes". `command`: of a mode, `server` or `client`, and
+/// a port.
+#[track_caller]
+pub fn run_ends(command: impl Fn(&str, &str) -> Command) {
+    let port = free_port();
+    let start = |mode: &str| {
+        Running::start(&mut command(mode, &port.to_string())).within(Duration::from_secs(120))
+    };
+    let server = start("server");
+    await_listener(port);
+    let client = start("client").finish_beside(&[&server]);
+    assert_eq!(client, "all bytes\n");
+    assert_eq!(server.finish(), "all bytes\n");
+}
+
 /// Bytes whose values show their position. They begin again after 251 * 256.
 pub fn pattern(n: usize) -> Vec<u8> {
     let once: Vec<u8> = (0..251 * 256).map(|i: usize| (i / 251 + i * 7) as u8).collect();
