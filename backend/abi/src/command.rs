@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Control queue: requests and replies (docs/virtio-ism.md, "Control queue").
 //!
-//! A chain holds a device-readable request (`RequestHeader` and a body of exactly the op's size)
-//! and a device-writable part at least as large as the op's reply. The used length is the length
-//! of the reply. A reply whose status is not OK consists of the header alone.
+//! A chain holds a device-readable request (`RequestHeader` and a body of exactly the op's size) and a
+//! device-writable part at least as large as the op's reply. The used length is the length of the reply. A
+//! reply with a status other than OK consists of the header alone.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -14,11 +14,11 @@ use crate::Gid;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Op {
-    /// Starts a device life: forgets everything, draws a GID.
+    /// Starts a device life: drops all earlier state, draws a GID.
     Hello = 1,
-    /// Answers LEAVE: the device may go.
+    /// Answers LEAVE: the device may leave.
     Left = 2,
-    /// Is that GID reachable from here?
+    /// Asks whether a GID is reachable.
     QueryGid = 16,
     /// Makes a DMB.
     Register = 32,
@@ -28,7 +28,7 @@ pub enum Op {
     Attach = 34,
     /// Stops using a peer's DMB.
     Detach = 35,
-    /// Unmaps a slab in which nothing is owned or attached any more.
+    /// Unmaps a slab without owned or attached DMBs.
     ReleaseSlab = 36,
     /// Sends a software event to a peer.
     SignalEvent = 48,
@@ -126,7 +126,7 @@ wire!(
 wire!(
     /// Body of LEFT.
     LeftRequest, 8, {
-    /// Number of the LEAVE that it answers.
+    /// Number of the answered LEAVE.
     number: U32,
     /// Zero.
     reserved: U32,
@@ -168,7 +168,7 @@ pub const BACKING_WINDOW: u16 = 2;
 wire!(
     /// Body of REGISTER; `nsg` [`SgEntry`] follow.
     RegisterRequest, 40, {
-    /// The one GID that may write this DMB.
+    /// The one GID with the right to write this DMB.
     user_gid: Gid,
     /// The driver's number for the DMB, unique among its DMBs.
     idx: U32,
@@ -198,7 +198,7 @@ wire!(
 wire!(
     /// Reply to REGISTER. Zero from `dmb_off` on for guest memory.
     RegisterReply, 48, {
-    /// The right to write it, which the owner passes on to the user.
+    /// The right to write the DMB. The owner passes the token on to the user.
     token: U64,
     /// Offset of the DMB from the start of the window, bytes.
     dmb_off: U64,
@@ -216,13 +216,13 @@ wire!(
     flags: u8,
     /// Zero.
     reserved: U32,
-    /// What the driver must find in the slab's control tail.
+    /// Expected nonce of the slab's control tail, for the driver's check.
     nonce: U64,
 });
 
 /// Bits of [`RegisterReply::flags`].
 pub mod register_flags {
-    /// The user wakes threads that sleep on the armed word of the line.
+    /// The user wakes threads sleeping on the armed word of the line.
     pub const FUTEX: u8 = 1;
     /// The user raises the slab's line.
     pub const SLAB_LINE: u8 = 2;
@@ -254,9 +254,9 @@ wire!(
     bit: u8,
     /// See [`attach_flags`].
     flags: u8,
-    /// What the driver must find in the slab's control tail.
+    /// Expected nonce of the slab's control tail, for the driver's check.
     nonce: U64,
-    /// Who owns the DMB.
+    /// GID of the DMB's owner.
     owner_gid: Gid,
     /// Zero.
     reserved: U64,
@@ -269,7 +269,7 @@ pub mod attach_flags {
     pub const MOVE_ONLY: u8 = 1;
     /// Threads of the owner may sleep on the armed word of the line.
     pub const FUTEX: u8 = 2;
-    /// The owner knows the slab's line.
+    /// The owner supports slab lines.
     pub const SLAB_LINE: u8 = 4;
 }
 
@@ -285,7 +285,7 @@ wire!(
 wire!(
     /// Body of SIGNAL_EVENT.
     SignalEventRequest, 40, {
-    /// To whom.
+    /// GID of the receiver.
     gid: Gid,
     /// 1: interrupt at once.
     trigger: U32,
@@ -328,11 +328,11 @@ pub mod stat {
     pub const MOVE_BYTES: usize = 9;
     /// Moves refused.
     pub const MOVE_REFUSALS: usize = 10;
-    /// Signals asked for (moves with the SIGNAL flag).
+    /// Requested signals (moves with the SIGNAL flag).
     pub const SIGNALS: usize = 11;
     /// Wake records posted to this device.
     pub const WAKES: usize = 12;
-    /// Signals that needed no record because one was pending already.
+    /// Signals merged into a pending record.
     pub const COALESCED: usize = 13;
     /// Software events delivered to this device.
     pub const SW_EVENTS: usize = 14;

@@ -13,15 +13,15 @@ use crate::Gid;
 pub struct Config {
     /// Device revision, 1.
     pub revision: U32,
-    /// The device's [`Features`], whatever the front end lets the driver see of them.
+    /// The device's [`Features`], independent of the front end's feature bits.
     pub features: U32,
-    /// GID at start; the one in HELLO's reply is authoritative.
+    /// GID at start; HELLO's reply is authoritative.
     pub gid: Gid,
     /// CHID of the fabric.
     pub chid: U16,
-    /// Number of move queues; a driver uses the minimum of it and what the transport has.
+    /// Number of move queues; a driver uses the minimum of this and the transport's number.
     pub num_move_queues: U16,
-    /// `idx` of a DMB must be below.
+    /// Exclusive upper bound of a DMB's `idx`.
     pub max_dmbs: U32,
     /// Smallest DMB in bytes, a power of two.
     pub dmb_min: U32,
@@ -45,8 +45,7 @@ pub struct Config {
     pub window_size: U64,
 }
 
-/// Bytes of configuration space that carry a meaning; reads beyond return zeros up to
-/// [`CONFIG_SPACE`].
+/// Meaningful bytes of configuration space; reads beyond return zeros up to [`CONFIG_SPACE`].
 pub const CONFIG_LEN: usize = 72;
 /// Bytes of configuration space a front end may ask for.
 pub const CONFIG_SPACE: usize = 256;
@@ -71,7 +70,7 @@ bitflags! {
         const DOORBELL = 1 << 5;
         /// Drivers raise the line of a slab for each other.
         const SLAB_LINE = 1 << 6;
-        /// The device asks the driver to leave before it goes, and waits for a while: LEAVE, LEFT.
+        /// The device asks the driver to leave before its own end, and waits for a while: LEAVE, LEFT.
         const LEAVE = 1 << 7;
     }
 }
@@ -80,15 +79,15 @@ bitflags! {
 const TYPE_BITS: u64 = 0xff_ffff;
 
 impl Features {
-    /// What a driver may use without negotiation, if its front end hides the bits of the device's
-    /// type. Two of the others are for drivers that are their own front ends, which hide nothing. A
-    /// driver that does not know SLAB_LINE would leave the owners of DMBs asleep, and one that does not
-    /// know LEAVE would be waited for in vain.
+    /// Features usable without negotiation, for a driver behind a front end hiding the bits of the device's
+    /// type. Two of the other features are for drivers being their own front ends, where nothing is hidden. A
+    /// driver without SLAB_LINE would leave the owners of DMBs asleep, and the device would wait in vain for
+    /// a driver without LEAVE.
     pub const UNNEGOTIATED: Features =
         Features::MOVE.union(Features::WINDOW).union(Features::SW_EVENT).union(Features::STATS);
 
-    /// The features that a driver can use: those among the `offered` bits or, if these have none of
-    /// the device's type, those in the configuration that need no negotiation.
+    /// The features usable by a driver: the `offered` bits or, without any bit of the device's type, the
+    /// features of the configuration without need for negotiation.
     pub fn usable(offered: u64, config: &Config) -> Features {
         if offered & TYPE_BITS != 0 {
             Features::from_bits_truncate(offered)
@@ -97,9 +96,9 @@ impl Features {
         }
     }
 
-    /// The features that a driver uses that has accepted the `accepted` bits. A driver accepts MOVE
-    /// or WINDOW if it sees them. So one that has accepted no bit of the device's type sees none,
-    /// and uses what needs no negotiation.
+    /// The features used by a driver with the `accepted` bits. A driver accepts MOVE or WINDOW if offered. So
+    /// a driver with no accepted bit of the device's type was offered none, and uses the features without
+    /// need for negotiation.
     pub fn in_use(accepted: u64) -> Features {
         if accepted & TYPE_BITS != 0 {
             Features::from_bits_truncate(accepted)

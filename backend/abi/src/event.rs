@@ -20,7 +20,7 @@ pub enum EventType {
     DmbSignal = 1,
     /// Signal lines of slabs have pending bits: [`SlabWake`].
     SlabWake = 2,
-    /// A DMB this device had attached is gone: [`Notice`].
+    /// A formerly attached DMB is gone: [`Notice`].
     DmbGone = 3,
     /// A related peer left the fabric: [`Notice`].
     PeerDown = 4,
@@ -30,7 +30,7 @@ pub enum EventType {
     Lost = 6,
     /// The driver is to leave: [`Notice`].
     Leave = 7,
-    /// The driver need not leave any more: [`Notice`].
+    /// The driver may stay: [`Notice`].
     Stay = 8,
 }
 
@@ -56,7 +56,7 @@ pub const PEER_DOWN_ORDERLY: u16 = 0;
 /// `subtype` of PEER_DOWN: the peer's front end vanished or broke a rule.
 pub const PEER_DOWN_FAILED: u16 = 1;
 
-/// Why a driver is to leave: `subtype` of LEAVE.
+/// Reason for leaving: `subtype` of LEAVE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum LeaveReason {
@@ -64,7 +64,7 @@ pub enum LeaveReason {
     Restart = 1,
     /// The device is removed.
     Removal = 2,
-    /// An operator wants the driver to be without connections on this device.
+    /// An operator wants no connections of the driver on this device.
     Drain = 3,
     /// The machine moves to another host.
     Migration = 4,
@@ -75,8 +75,7 @@ impl LeaveReason {
     pub const ALL: [LeaveReason; 4] =
         [LeaveReason::Restart, LeaveReason::Removal, LeaveReason::Drain, LeaveReason::Migration];
 
-    /// The reason with this code. One of a later revision counts as a drain, which asks for no more
-    /// than to leave.
+    /// The reason with this code. A code of a later revision counts as a drain, the weakest request.
     pub fn from_code(code: u16) -> LeaveReason {
         Self::ALL.into_iter().find(|reason| *reason as u16 == code).unwrap_or(LeaveReason::Drain)
     }
@@ -104,15 +103,15 @@ wire!(
     kind: U16,
     /// PEER_DOWN: orderly or failed; SW_EVENT: the sender's trigger; LEAVE: a [`LeaveReason`].
     subtype: U16,
-    /// LOST: how many; LEAVE: its number; STAY: that of the LEAVE that is taken back.
+    /// LOST: number of lost events; LEAVE: number of the request; STAY: number of the cancelled LEAVE.
     n: U32,
     /// PEER_DOWN: the peer; DMB_GONE: the owner; SW_EVENT: the sender.
     gid: Gid,
-    /// DMB_GONE: which.
+    /// DMB_GONE: token of the DMB.
     token: U64,
     /// SW_EVENT: the client's data.
     info: U64,
-    /// SW_EVENT: the client's code; LEAVE: milliseconds that are left.
+    /// SW_EVENT: the client's code; LEAVE: milliseconds left.
     code: U32,
     /// Zero.
     reserved0: U32,
@@ -159,7 +158,7 @@ wire!(
     slabs: [U32; SLAB_WAKE_MAX],
 });
 
-/// A record as a driver reads it, checked for known types and counts.
+/// A record for a driver, checked for known types and counts.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     /// Guest-memory DMBs were signalled.
@@ -168,16 +167,16 @@ pub enum Event {
     SlabWake(SlabWake),
     /// An attached DMB is gone.
     DmbGone {
-        /// Which.
+        /// Token of the DMB.
         token: Token,
-        /// Whose it was.
+        /// The former owner.
         owner: Gid,
     },
     /// A related peer left.
     PeerDown {
-        /// Who.
+        /// GID of the peer.
         gid: Gid,
-        /// Whether it vanished rather than left.
+        /// Whether the peer vanished instead of leaving.
         failed: bool,
     },
     /// A software event.
@@ -191,19 +190,19 @@ pub enum Event {
     },
     /// Software events were dropped.
     Lost {
-        /// How many.
+        /// Number of lost events.
         n: u32,
     },
-    /// The device is about to go.
+    /// The device will leave.
     Leave {
         /// Number of the request, for LEFT.
         number: u32,
-        /// Why.
+        /// The reason.
         reason: LeaveReason,
-        /// Time that was left when the record was written.
+        /// Time left when the record was written.
         within: Duration,
     },
-    /// The device stays after all, and takes on new DMBs again.
+    /// The device stays, and takes on new DMBs again.
     Stay {
         /// Number of the latest request to leave.
         number: u32,
@@ -251,7 +250,7 @@ impl Event {
 }
 
 impl SlabWake {
-    /// A record that names these slabs (the first [`SLAB_WAKE_MAX`] of them).
+    /// A record with these slabs (at most the first [`SLAB_WAKE_MAX`]).
     pub fn new(slabs: &[u32]) -> SlabWake {
         let mut record = SlabWake::new_zeroed();
         record.kind = (EventType::SlabWake as u16).into();

@@ -56,16 +56,16 @@ impl fmt::Display for Chid {
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The all-zero GID: nobody.
+    /// The all-zero GID: no device.
     pub const NONE: Gid = Gid([0; 16]);
 
-    /// Bytes 0 to 7, the part that SMC calls "GID".
+    /// Bytes 0 to 7, called "GID" by SMC.
     pub fn part1(self) -> [u8; 8] {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         [a, b, c, d, e, f, g, h]
     }
 
-    /// Bytes 8 to 15, the part that SMC calls "extended GID".
+    /// Bytes 8 to 15, called "extended GID" by SMC.
     pub fn part2(self) -> [u8; 8] {
         let [.., a, b, c, d, e, f, g, h] = self.0;
         [a, b, c, d, e, f, g, h]

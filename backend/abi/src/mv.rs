@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! MOVE chains (docs/virtio-ism.md, "Move queues").
 //!
-//! Device-readable: [`MoveHeader`], `nseg` [`Segment`]s, then the payload of all segments one
-//! after the other. Device-writable: at least 4 bytes, of which the first 4 become the status.
+//! Device-readable: [`MoveHeader`], `nseg` [`Segment`]s, then the payload of all segments in order.
+//! Device-writable: at least 4 bytes; the first 4 become the status.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -18,7 +18,7 @@ wire!(
     nseg: U16,
     /// See [`move_flags`].
     flags: U16,
-    /// Bits that the owner of a guest-memory DMB gets with the signal.
+    /// Bits for the owner of a guest-memory DMB, delivered with the signal.
     mask: U16,
     /// Zero.
     reserved0: U16,
@@ -43,6 +43,6 @@ pub mod move_flags {
     pub const SIGNAL: u16 = 1;
 }
 
-/// A segment whose offset and length are multiples of 8 and that is no longer than this is
-/// written by ascending 8-byte Release stores, so that a reader never sees half a word.
+/// Longest atomic segment: with offset and length multiples of 8, a segment up to this length is written by
+/// ascending 8-byte Release stores, so a reader never sees half a word.
 pub const ATOMIC_SEGMENT_MAX: u32 = 64;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the socket of a device pool answers.
+//! Answers of a device pool's socket.
 //!
-//! A pool is a socket of packets (SOCK_SEQPACKET) on which the daemon hands out devices. A process
-//! connects and reads one packet, a [`PoolAnswer`]. If a device is granted, a descriptor comes with
-//! the packet (SCM_RIGHTS): a connected stream socket, whose other end speaks vhost-user.
+//! A pool is a packet socket (SOCK_SEQPACKET) for getting devices from the daemon. A process connects and
+//! reads one packet, a [`PoolAnswer`]. With a granted device, a descriptor comes with the packet
+//! (SCM_RIGHTS): a connected stream socket, with vhost-user at the other end.
 
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -29,20 +29,20 @@ impl PoolAnswer {
         PoolAnswer { magic: POOL_MAGIC, status: U32::new(status as u32) }
     }
 
-    /// The status; `None`: this is no answer, or one of a later revision.
+    /// The status; `None`: not an answer, or an answer of a later revision.
     pub fn status(&self) -> Option<PoolStatus> {
         let known = PoolStatus::ALL.into_iter().find(|known| *known as u32 == self.status.get());
         known.filter(|_| self.magic == POOL_MAGIC)
     }
 }
 
-/// What becomes of a request for a device.
+/// Result of a request for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum PoolStatus {
     /// A descriptor comes with the answer.
     Granted = 0,
-    /// All devices are in use.
+    /// Every device is in use.
     AllInUse = 1,
     /// The requester's network namespace has its share: as many devices as are left for others.
     ShareInUse = 2,
@@ -53,7 +53,7 @@ pub enum PoolStatus {
 }
 
 impl PoolStatus {
-    /// All.
+    /// Every status.
     pub const ALL: [PoolStatus; 5] = [
         PoolStatus::Granted,
         PoolStatus::AllInUse,

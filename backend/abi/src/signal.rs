@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The wake-up protocol on a signal line (docs/virtio-ism.md, "Signalling").
 //!
-//! A line is `{armed, pend}` in memory that owner and user share. The user sets its bit in `pend`
-//! after the data, and wakes the owner only if the owner has announced that it sleeps (`armed`). The
-//! owner arms, reads `pend` once more, and only then sleeps:
+//! A line is `{armed, pend}` in memory shared by owner and user. The user sets its bit in `pend` after the
+//! data, and wakes the owner only if the owner has announced its sleep (`armed`). The owner arms, reads
+//! `pend` once more, and only then sleeps:
 //!
 //! ```text
 //! user                                  owner
@@ -15,18 +15,18 @@
 //!    w & FUTEX: FUTEX_WAKE(armed)          FUTEX: FUTEX_WAIT(armed, what O2 wrote)
 //! ```
 //!
-//! No wake-up is lost: the two fences are ordered one way or the other. If U3's comes first, O3
-//! sees the bit and does not sleep. If O2's comes first, U4 sees `armed` (or a later 0: another user
-//! has taken the word, and wakes). Between O2 and O4 the kernel decides: a word that was taken is not
-//! the word that FUTEX_WAIT expects, and what FUTEX_WAKE finds asleep it wakes.
+//! No wake-up is lost: the two fences are ordered one way or the other. If U3's comes first, O3 sees the bit
+//! and does not sleep. If O2's comes first, U4 sees `armed` (or a later 0: another user has taken the word,
+//! and wakes). Between O2 and O4 the kernel decides: a taken word differs from the word expected by
+//! FUTEX_WAIT, and FUTEX_WAKE wakes every sleeper present.
 //!
-//! A slab has a line of its own ([`SlabLine`]), with a bit for each line. It lets an owner of many
-//! DMBs find those with news, and arm for all, without a look at each. It is the same protocol once
-//! more: U3 sets the line's bit, U4 takes the slab's armed word. Only users of lines with KICK or
-//! SLAB set raise it.
+//! A slab has a line of its own ([`SlabLine`]), with a bit for each line. The slab's line lets an owner of
+//! many DMBs find the ones with new data, and arm for all, without checking each. The protocol is the same:
+//! U3 sets the line's bit, U4 takes the slab's armed word. Only users of lines with KICK or SLAB set raise
+//! the slab's line.
 //!
-//! Spurious wake-ups are allowed. A device that can write a line can only cause those, or stall its
-//! own connections until the sleeper's timeout.
+//! Spurious wake-ups are allowed. A device able to write a line can only cause spurious wake-ups, or stall
+//! its own connections until the sleeper's timeout.
 
 use bitflags::bitflags;
 
@@ -37,38 +37,36 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 bitflags! {
-    /// How the sleepers of a line are woken: the bits of its armed word. Bits without a name are
-    /// kicks.
+    /// Ways to wake the sleepers of a line: the bits of its armed word. Bits without a name are kicks.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Sleepers: u32 {
-        /// By the doorbell of the slab, if the user has it; else by a kick of the device.
+        /// By the doorbell of the slab, if the user has the doorbell; else by a kick of the device.
         const KICK = 1;
-        /// By FUTEX_WAKE on the armed word; by a kick as well, if the user cannot do that.
+        /// By FUTEX_WAKE on the armed word; also by a kick, for a user without FUTEX_WAKE.
         const FUTEX = 2;
-        /// None is woken by the line itself: the user raises the slab's line, too. The bit stays
-        /// until the owner clears it.
+        /// No sleeper is woken by the line itself: the user also raises the slab's line. The bit stays until
+        /// the owner clears the bit.
         const SLAB = 4;
     }
 }
 
-/// Threads that a user wakes by one FUTEX_WAKE. An owner lets no more sleep on a word, so that an
-/// owner with bad intentions cannot make that call last.
+/// Most threads woken by a user with one FUTEX_WAKE. An owner lets no more threads sleep on a word, so a
+/// hostile owner cannot make the call last.
 pub const MAX_FUTEX_SLEEPERS: u32 = 64;
 
-/// One signal line, wherever it lies.
+/// One signal line, at any place.
 #[derive(Clone, Copy, Debug)]
 pub struct Line<'a> {
-    /// [`Sleepers`] of the owner that sleep, or are about to.
+    /// [`Sleepers`] of the owner, asleep or about to sleep.
     pub armed: &'a AtomicU32,
     /// Bits of DMBs with new data.
     pub pend: &'a AtomicU64,
 }
 
 impl Line<'_> {
-    /// User: announces new data of the DMB with this bit (U3, U4). Returns whom this caller must
-    /// wake.
+    /// User: announces new data of the DMB with this bit (U3, U4). Returns the sleepers the caller must wake.
     ///
-    /// Everything stored before is visible to an owner that takes the bit.
+    /// All earlier stores are visible to an owner taking the bit.
     #[inline]
     #[must_use = "not empty means: wake the owner"]
     pub fn raise(&self, bit: u8) -> Sleepers {
@@ -82,13 +80,13 @@ impl Line<'_> {
         Sleepers::from_bits_retain(self.armed.swap(0, Ordering::Relaxed))
     }
 
-    /// User: as [`raise`](Self::raise), if owner and user know slab lines. `slab` is the slab's line
-    /// for the line `number`.
+    /// User: like [`raise`](Self::raise), if owner and user support slab lines. `slab` is the slab's line for
+    /// the line `number`.
     #[inline]
     #[must_use = "not empty means: wake the owner"]
     pub fn raise_in(&self, bit: u8, number: u16, slab: SlabLine<'_>) -> Sleepers {
-        // Both as in `raise`. The fence also orders payload and cursors before the look at the slab's
-        // pending bits in `SlabLine::raise`.
+        // Both as in `raise`. The fence also orders payload and cursors before the load of the slab's pending
+        // bits in `SlabLine::raise`.
         self.pend.fetch_or(1 << (bit & 63), Ordering::Release);
         fence(Ordering::SeqCst);
         let armed = Sleepers::from_bits_retain(self.armed.load(Ordering::Relaxed));
@@ -100,22 +98,22 @@ impl Line<'_> {
             let before = self.armed.fetch_and(Sleepers::SLAB.bits(), Ordering::Relaxed);
             sleepers = Sleepers::from_bits_retain(before) - Sleepers::SLAB;
         }
-        // Whoever is kicked for the line finds it by the slab's bit.
+        // An owner kicked for the line finds the line by the slab's bit.
         if (armed | sleepers) - Sleepers::FUTEX != Sleepers::empty() && slab.raise(number) {
             sleepers |= Sleepers::KICK;
         }
         sleepers
     }
 
-    /// Owner: has users raise the slab's line as well from now on, or no more.
+    /// Owner: starts or stops users' raising of the slab's line.
     ///
-    /// An owner that turns this on looks at the control words afterwards.
+    /// An owner turning this on reads the control words afterwards.
     pub fn set_in_slab(&self, on: bool) {
         match on {
             true => self.armed.fetch_or(Sleepers::SLAB.bits(), Ordering::Relaxed),
             false => self.armed.fetch_and(!Sleepers::SLAB.bits(), Ordering::Relaxed),
         };
-        // Orders the bit before the look at the control words; partner of the fence in `raise_in`.
+        // Orders the bit before the read of the control words; partner of the fence in `raise_in`.
         fence(Ordering::SeqCst);
     }
 
@@ -129,8 +127,8 @@ impl Line<'_> {
         self.pend.swap(0, Ordering::Acquire)
     }
 
-    /// Owner: announces that it is about to sleep until it is kicked (O2, O3); `false` if data is
-    /// pending, so that it must not sleep.
+    /// Owner: announces a sleep until a kick (O2, O3); `false` if data is pending, so the owner must not
+    /// sleep.
     ///
     /// An owner of several lines arms them all, and sleeps only if every call returned `true`.
     #[inline]
@@ -139,38 +137,38 @@ impl Line<'_> {
         self.arm_as(Sleepers::KICK).1
     }
 
-    /// Owner: as [`arm`](Self::arm), for a thread that is woken in this way. Also returns the word
-    /// as it was before.
+    /// Owner: like [`arm`](Self::arm), for a thread woken in this way. Also returns the previous word.
     ///
-    /// A thread that sleeps on the word expects what was there before with its own bit set. If
-    /// [`FUTEX`](Sleepers::FUTEX) was not set before, a user has taken the word since another thread
-    /// of the owner armed it. That thread may be about to sleep, and now finds the word as it expects
-    /// it, although nobody will wake it. So the caller wakes the others, whether it sleeps or not.
+    /// A thread sleeping on the word expects the previous word with its own bit set. If
+    /// [`FUTEX`](Sleepers::FUTEX) was not set before, a user has taken the word since another thread of the
+    /// owner armed the line. The other thread may be about to sleep, and now finds its expected word,
+    /// although no user will wake it. So the caller wakes the other threads, whether or not the caller
+    /// sleeps.
     #[inline]
     #[must_use = "false means: do not sleep"]
     pub fn arm_as(&self, how: Sleepers) -> (u32, bool) {
-        // A read-modify-write, as every write to `armed`: it takes its place after any disarm.
+        // A read-modify-write, like every write to `armed`: ordered after any disarm.
         let before = self.armed.fetch_or(how.bits(), Ordering::Relaxed);
         // Orders `armed` before the load of `pend`; partner of the fence in `raise`.
         fence(Ordering::SeqCst);
         (before, self.pend.load(Ordering::Relaxed) == 0)
     }
 
-    /// Owner: whether it has armed the line, and no user has taken the word since.
+    /// Owner: whether the line is still armed, with no bit pending.
     #[inline]
     pub fn is_quiet(&self) -> bool {
-        // A user that wakes resets `armed`; only the owner sets it again.
+        // A waking user resets `armed`; only the owner sets `armed` again.
         self.armed.load(Ordering::Relaxed) != 0 && self.pend.load(Ordering::Relaxed) == 0
     }
 
-    /// Owner: whether a user has taken the word since this thread armed it, or the owner has
-    /// disarmed it.
+    /// Owner: whether a user has taken the word since this thread armed the line, or the owner has disarmed
+    /// the line.
     #[inline]
     pub fn is_taken(&self, how: Sleepers) -> bool {
         self.armed.load(Ordering::Relaxed) & how.bits() == 0
     }
 
-    /// Owner: undoes [`arm_as`](Self::arm_as), after the last thread woke that is woken in this way.
+    /// Owner: undoes [`arm_as`](Self::arm_as), after the last thread with this way of waking woke.
     #[inline]
     pub fn disarm_as(&self, how: Sleepers) {
         self.armed.fetch_and(!how.bits(), Ordering::Relaxed);
@@ -183,24 +181,24 @@ impl Line<'_> {
     }
 }
 
-/// The line of a slab: its armed word, and the word of pending bits that has a line's bit.
+/// The line of a slab: its armed word, and the pending word with a line's bit.
 #[derive(Clone, Copy, Debug)]
 pub struct SlabLine<'a> {
-    /// Not 0: the owner sleeps until it is kicked for the slab, or is about to.
+    /// Not 0: the owner sleeps until a kick for the slab, or is about to.
     pub armed: &'a AtomicU32,
-    /// Bits of lines with new data; that of line `n` is `n % 64`.
+    /// Bits of lines with new data; line `n` has bit `n % 64`.
     pub pend: &'a AtomicU64,
 }
 
 impl SlabLine<'_> {
     /// User: sets the bit of a line. `true`: this caller must wake the owner.
     ///
-    /// The caller has made a full fence since it stored what it announces, as
-    /// [`Line::raise_in`] does. A user that kicks for a thread that sleeps on a word calls this, too.
+    /// The caller must make a full fence after storing the announced data, like [`Line::raise_in`]. A user
+    /// kicking for a thread asleep on a word also calls this function.
     #[inline]
     pub fn raise(&self, number: u16) -> bool {
         let bit = 1 << (number & 63);
-        // A bit that is set already was not taken yet, and whoever takes it looks afterwards.
+        // A bit still set is untaken, and the owner taking it checks for data afterwards.
         if self.pend.load(Ordering::Relaxed) & bit == 0 {
             // Release: partner of the Acquire in `take`.
             self.pend.fetch_or(bit, Ordering::Release);
@@ -210,7 +208,7 @@ impl SlabLine<'_> {
         self.armed.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Owner: takes the bits of this word. It then looks at the control words of the DMBs.
+    /// Owner: takes the bits of this word. The owner then reads the control words of the DMBs.
     #[inline]
     pub fn take(&self) -> u64 {
         // The plain load keeps the cache line shared while there is nothing to take.
@@ -218,14 +216,14 @@ impl SlabLine<'_> {
             return 0;
         }
         let bits = self.pend.swap(0, Ordering::Acquire);
-        // Orders the empty word before the look at control words; partner of the first fence in
+        // Orders the empty word before the read of control words; partner of the first fence in
         // `Line::raise_in`. A user that found its bit set has stored before.
         fence(Ordering::SeqCst);
         bits
     }
 
-    /// Owner: announces that it is about to sleep until it is kicked. It sleeps only if no word of
-    /// the slab [is pending](Self::is_pending) afterwards.
+    /// Owner: announces a sleep until a kick. The owner sleeps only if no word of the slab [is
+    /// pending](Self::is_pending) afterwards.
     #[inline]
     pub fn arm(&self) {
         self.armed.fetch_or(Sleepers::KICK.bits(), Ordering::Relaxed);
@@ -233,7 +231,7 @@ impl SlabLine<'_> {
         fence(Ordering::SeqCst);
     }
 
-    /// Owner: whether there are bits to take in this word.
+    /// Owner: whether this word has bits to take.
     #[inline]
     pub fn is_pending(&self) -> bool {
         self.pend.load(Ordering::Relaxed) != 0
@@ -345,8 +343,8 @@ mod loom_tests {
     use loom::sync::{Arc, Condvar, Mutex, Notify};
     use loom::thread;
 
-    /// What the kernel promises of FUTEX_WAIT and FUTEX_WAKE: a word is compared and its thread
-    /// queued in one step, as seen by those who wake.
+    /// The kernel's promise for FUTEX_WAIT and FUTEX_WAKE: to wakers, comparing a word and queueing its
+    /// thread is one step.
     struct Kernel {
         lock: Mutex<()>,
         queue: Condvar,
@@ -365,7 +363,7 @@ mod loom_tests {
             }
         }
 
-        /// FUTEX_WAKE. It wakes the sleepers of other words, too, which adds spurious wake-ups.
+        /// FUTEX_WAKE. Also wakes the sleepers of other words, adding spurious wake-ups.
         fn wake(&self) {
             let _guard = self.lock.lock().unwrap();
             self.queue.notify_all();
@@ -475,8 +473,8 @@ mod loom_tests {
         no_wake_up_is_lost(2, Sleepers::FUTEX);
     }
 
-    /// Sleeps, as a thread of the owner does that is not the only one, until this data is there.
-    /// `counts` are the private words of the threads.
+    /// Sleeps until this data has come, as one of several threads of the owner. `counts` are the private
+    /// words of the threads.
     fn sleep_for_data(shared: &Shared, counts: &[AtomicU32; 2], me: usize) {
         let there = || shared.data[me].load(Ordering::Acquire) == 7;
         loop {
@@ -498,7 +496,7 @@ mod loom_tests {
         }
     }
 
-    /// An owner that waits for two lines by the line of their slab, and users that each send twice.
+    /// An owner waiting for two lines by the line of their slab, and users sending twice each.
     fn no_wake_up_is_lost_by_the_slab(users: usize, messages: u32) {
         struct Slab {
             lines: [(AtomicU32, AtomicU64); 2],

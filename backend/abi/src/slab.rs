@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Layout of a slab (docs/virtio-ism.md, "Slabs").
 //!
-//! `data` bytes (a power of two) hold DMBs; a control tail of [`CONTROL_LEN`] bytes follows. The
-//! tail starts with [`ControlHeader`]; signal line `i` lies at [`line_offset`]`(i)` from the start
-//! of the tail, and the line of the whole slab at its end. Owner and user both map all of it and both
-//! can write all of it: nothing in the tail is trusted for anything but waking.
+//! `data` bytes (a power of two) hold DMBs; a control tail of [`CONTROL_LEN`] bytes follows. The tail starts
+//! with [`ControlHeader`]; signal line `i` lies at [`line_offset`]`(i)` from the start of the tail, and the
+//! line of the whole slab at its end. Owner and user both map the whole slab and both can write all of it:
+//! nothing in the tail is trusted for anything but waking.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -24,7 +24,7 @@ pub const SLAB_PEND: usize = LINE_LEN;
 pub const SLAB_WORDS: usize = 16;
 /// Signal lines of a slab.
 pub const MAX_LINES: usize = SLAB_LINE / LINE_LEN - 1;
-/// Offset in a line of the `u32` that says "the owner sleeps".
+/// Offset in a line of the armed word, a `u32`: "the owner sleeps".
 pub const LINE_ARMED: usize = 0;
 /// Offset in a line of the `u64` of pending bits.
 pub const LINE_PEND: usize = 8;
@@ -38,7 +38,7 @@ pub const MAX_SLAB_DATA: u64 = 64 << 20;
 wire!(
     /// Start of the control tail.
     ControlHeader, 16, {
-    /// Random; the replies to REGISTER and ATTACH contain it.
+    /// Random; part of the replies to REGISTER and ATTACH.
     nonce: U64,
     /// [`CONTROL_VERSION`].
     version: U32,

@@ -3,15 +3,15 @@
 
 use core::fmt;
 
-/// What the device says of a command or a move.
+/// The device's answer to a command or a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Status {
     /// Done.
     Ok = 0,
-    /// A field has a value that is never legal.
+    /// A field has an illegal value.
     Einval = 1,
-    /// No such token, **or** a token that is not the caller's to use: one answer for both.
+    /// No such token, **or** a token of another user: one answer for both.
     Enoent = 2,
     /// A count is used up (DMBs, peers, slots, lines).
     Enospc = 3,
@@ -19,7 +19,7 @@ pub enum Status {
     Enomem = 4,
     /// The object is in use.
     Ebusy = 5,
-    /// No device with that GID on this fabric.
+    /// No device with this GID on this fabric.
     Enodev = 6,
     /// No window here: use move.
     Enotsup = 7,
@@ -27,7 +27,7 @@ pub enum Status {
     Eio = 8,
     /// Too fast, or the peer's event queue is full: try again.
     Eagain = 9,
-    /// HELLO has not been said, or the device is about to go and takes on nothing new.
+    /// No HELLO yet, or the device is leaving and takes on nothing new.
     Estate = 10,
     /// The reply buffer is too small; the command had no effect.
     E2small = 11,

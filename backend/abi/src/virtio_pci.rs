@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A virtio device over PCI (virtio 1.3, 4.1), as the function and its driver see it. Nothing here is
-//! of ISM alone.
+//! A virtio device over PCI (virtio 1.3, 4.1), for the function and its driver. Nothing here is specific to
+//! ISM.
 
 /// PCI vendor of virtio devices.
 pub const VENDOR: u16 = 0x1af4;
-/// The PCI device of a virtio device without a legacy interface is this and its virtio id.
+/// Base of PCI device ids: a virtio device without a legacy interface has this plus its virtio id.
 pub const FIRST_DEVICE: u16 = 0x1040;
 /// Feature: the device is not a legacy one.
 pub const VERSION_1: u64 = 1 << 32;
-/// Id of the capabilities by which a function tells where its structures lie.
+/// Id of the capabilities with the places of a function's structures.
 pub const CAPABILITY: u8 = 9;
 /// No MSI-X vector.
 pub const NO_VECTOR: u16 = 0xffff;
@@ -31,37 +31,37 @@ pub mod structure {
 
 /// Offsets in the common configuration, bytes.
 pub mod common {
-    /// Which half of the offered features is shown.
+    /// Selects the half of the offered features to show.
     pub const DEVICE_FEATURE_SELECT: usize = 0;
     /// A half of the offered features.
     pub const DEVICE_FEATURE: usize = 4;
-    /// Which half of the accepted features is shown.
+    /// Selects the half of the accepted features to show.
     pub const DRIVER_FEATURE_SELECT: usize = 8;
     /// A half of the accepted features.
     pub const DRIVER_FEATURE: usize = 12;
     /// Vector of changes of the configuration.
     pub const CONFIG_VECTOR: usize = 16;
-    /// How many queues there are.
+    /// Number of queues.
     pub const NUM_QUEUES: usize = 18;
     /// The device status.
     pub const STATUS: usize = 20;
-    /// Changes when the device's configuration does.
+    /// Changes with the device's configuration.
     pub const GENERATION: usize = 21;
-    /// Which queue the fields below are of.
+    /// Selects the queue for the fields below.
     pub const QUEUE_SELECT: usize = 22;
-    /// Its entries.
+    /// Entries of the queue.
     pub const QUEUE_SIZE: usize = 24;
-    /// Its vector.
+    /// Vector of the queue.
     pub const QUEUE_VECTOR: usize = 26;
-    /// Whether it is enabled.
+    /// Whether the queue is enabled.
     pub const QUEUE_ENABLE: usize = 28;
-    /// Place of its notification register, in units of the multiplier.
+    /// Place of the queue's notification register, in units of the multiplier.
     pub const QUEUE_NOTIFY_OFF: usize = 30;
-    /// Address of its descriptors.
+    /// Address of the descriptors.
     pub const QUEUE_DESC: usize = 32;
-    /// Address of its available ring.
+    /// Address of the available ring.
     pub const QUEUE_DRIVER: usize = 40;
-    /// Address of its used ring.
+    /// Address of the used ring.
     pub const QUEUE_DEVICE: usize = 48;
     /// Bytes of the fields above.
     pub const LEN: usize = 56;
@@ -71,7 +71,7 @@ pub mod common {
 pub mod status {
     /// The driver has found the device.
     pub const ACKNOWLEDGE: u8 = 1;
-    /// The driver knows how to drive it.
+    /// The driver knows how to drive the device.
     pub const DRIVER: u8 = 2;
     /// The driver is ready.
     pub const DRIVER_OK: u8 = 4;
@@ -79,6 +79,6 @@ pub mod status {
     pub const FEATURES_OK: u8 = 8;
     /// The device asks for a reset.
     pub const NEEDS_RESET: u8 = 64;
-    /// What a bus returns for a device that is not there.
+    /// Value returned by a bus for an absent device.
     pub const NO_DEVICE: u8 = 0xff;
 }
