@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a device holds for one session, and its accounts.
+//! A device's holdings in one session, and their accounts.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::slab::Slab;
 #[derive(Debug)]
 pub(super) struct QuotaAccount {
     pub(super) session: Arc<DeviceSession>,
-    /// `idx` must be below.
+    /// Exclusive upper bound of `idx`.
     pub(super) idx_bound: u32,
     /// Own DMBs by token.
     pub(super) dmbs: HashMap<u64, DmbEntry>,
@@ -29,24 +29,24 @@ pub(super) struct QuotaAccount {
     pub(super) maps: BTreeMap<u32, Mapping>,
     pub(super) peers: HashMap<Gid, Peer>,
     pub(super) dmb_bytes: u64,
-    /// Of slabs owned.
+    /// Bytes of owned slabs.
     pub(super) slab_bytes: u64,
-    /// Of peers' slabs mapped.
+    /// Bytes of mapped peers' slabs.
     pub(super) attached_bytes: u64,
     last_slab_id: u32,
     /// Counters at HELLO.
     pub(super) at_start: CounterSnapshot,
-    /// Those who wait until the driver has left.
+    /// Guards of the operators waiting for the driver to leave.
     staying: Vec<LeaveGuard>,
 }
 
-/// A DMB that the driver owns or has attached.
+/// A DMB owned or attached by the driver.
 #[derive(Debug)]
 pub(super) struct DmbEntry {
     pub(super) dmb: Arc<Dmb>,
-    /// The slab it lies in, if it is in the window.
+    /// The DMB's slab, if in the window.
     pub(super) slab_id: Option<u32>,
-    /// The driver has had its reply. Until then its command waits for the front end.
+    /// The driver has its reply. Until then its command waits for the front end.
     pub(super) ready: bool,
 }
 
@@ -57,13 +57,13 @@ pub(super) struct Mapping {
     /// Offset in the window, bytes.
     pub(super) offset: u64,
     pub(super) state: MapState,
-    /// Own and attached DMBs in it, waiting commands included.
+    /// Own and attached DMBs in the slab, including DMBs of waiting commands.
     pub(super) dmbs: u32,
     /// A reply has named the slab to the driver, so the driver can release it.
     pub(super) reported: bool,
 }
 
-/// How far the front end is.
+/// Progress of the front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MapState {
     /// Asked to map.
@@ -74,18 +74,18 @@ pub(super) enum MapState {
     Releasing,
 }
 
-/// What binds this driver to a GID.
+/// Relations between this driver and a GID.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
-    /// This driver gets PEER_DOWN for it.
+    /// This driver gets PEER_DOWN for the peer.
     pub(super) related: bool,
-    /// Own DMBs that it may write.
+    /// Own DMBs the peer may write.
     pub(super) dmbs: u32,
-    /// Its DMBs attached.
+    /// The peer's DMBs attached by this driver.
     pub(super) attached: u32,
-    /// Its slabs in the window.
+    /// The peer's slabs in the window.
     pub(super) maps: u32,
-    /// A mapping slot is kept for the first of its slabs.
+    /// A mapping slot is kept for the peer's first slab.
     pub(super) reserved: bool,
 }
 
@@ -123,13 +123,13 @@ impl QuotaAccount {
         self.staying.push(staying);
     }
 
-    /// The driver has left: nobody waits for it any more.
+    /// The driver has left: ends every wait for the driver.
     pub(super) fn finish_leaving(&mut self) {
         self.session.handle.counters.leaves_done.add(self.staying.len() as u64);
         self.staying.clear();
     }
 
-    /// The driver need not leave any more: nobody waits for it.
+    /// The driver may stay: ends every wait for the driver.
     pub(super) fn take_leave_back(&mut self) {
         self.staying.drain(..).for_each(LeaveGuard::take_back);
     }
@@ -146,13 +146,13 @@ impl QuotaAccount {
         self.maps.len() as u64 + kept as u64
     }
 
-    /// Slots that a further slab of this peer would cost: none if one is kept for it.
+    /// Slots needed for a further slab of this peer: none if a slot is kept for the peer.
     pub(super) fn slots_for_slab_of(&self, peer: Gid) -> u64 {
         let kept = self.peers.get(&peer).is_some_and(|peer| peer.reserved && peer.maps == 0);
         u64::from(!kept)
     }
 
-    /// Whether one more peer can be bound. A peer whose PEER_DOWN is unread counts.
+    /// Whether one more peer can be bound. A peer with an unread PEER_DOWN counts.
     pub(super) fn has_room_for(&self, peer: Gid, max_peers: u32) -> bool {
         self.peers.contains_key(&peer)
             || self.peers.len() + self.session.unread_peer_downs() < max_peers as usize
@@ -162,7 +162,7 @@ impl QuotaAccount {
         self.peers.values().filter(|peer| peer.related).count() as u64
     }
 
-    /// A number no slab of this session has.
+    /// An unused slab number of this session.
     pub(super) fn next_slab_id(&mut self) -> u32 {
         loop {
             self.last_slab_id = self.last_slab_id.wrapping_add(1).max(1);
@@ -172,7 +172,7 @@ impl QuotaAccount {
         }
     }
 
-    /// The number under which a slab is in the window.
+    /// The number of a slab in the window.
     pub(super) fn mapping_of(&self, slab: &Slab) -> Option<(u32, &Mapping)> {
         self.maps
             .iter()
@@ -184,7 +184,7 @@ impl QuotaAccount {
         Arc::ptr_eq(&slab.owner, &self.session)
     }
 
-    /// Counts a slab that comes into the window.
+    /// Counts a slab new in the window.
     pub(super) fn add_mapping(&mut self, id: u32, slab: Arc<Slab>, offset: u64) {
         if self.owns(&slab) {
             self.slab_bytes += slab.len();
@@ -196,8 +196,7 @@ impl QuotaAccount {
         self.maps.insert(id, Mapping { slab, offset, state, dmbs: 0, reported: false });
     }
 
-    /// Removes a slab from the accounts that is not in the window any more. An owner closes it for
-    /// good.
+    /// Removes a slab from the accounts after its removal from the window. An owner closes its slab for good.
     pub(super) fn remove_mapping(&mut self, id: u32) -> Option<Mapping> {
         let mapping = self.maps.remove(&id)?;
         let slab = &mapping.slab;
@@ -216,9 +215,9 @@ impl QuotaAccount {
         Some(mapping)
     }
 
-    /// Takes out a slab that is mapped but of no use: its command failed in the end, so the driver
-    /// does not know of it and cannot release it. A peer that leaves, or unregisters, at the right
-    /// moment would otherwise spend this driver's slots.
+    /// Removes a mapped but useless slab: after a failed command the driver does not know of the slab and
+    /// cannot release it. Otherwise a peer could spend this driver's slots by leaving or unregistering at the
+    /// right moment.
     pub(super) fn remove_unreported(&mut self, id: u32) -> Option<Mapping> {
         let mapping = self.maps.get(&id)?;
         if mapping.reported || mapping.dmbs > 0 || mapping.state != MapState::Mapped {
@@ -243,7 +242,7 @@ impl QuotaAccount {
         self.dmbs.insert(dmb.token.0, DmbEntry { dmb, slab_id, ready: false });
     }
 
-    /// Takes an own DMB out of the accounts.
+    /// Removes an own DMB from the accounts.
     pub(super) fn remove_dmb(&mut self, token: u64) -> Option<DmbEntry> {
         let entry = self.dmbs.remove(&token)?;
         let dmb = &entry.dmb;
@@ -266,7 +265,7 @@ impl QuotaAccount {
         self.attached.insert(dmb.token.0, DmbEntry { dmb, slab_id, ready: false });
     }
 
-    /// Takes an attached DMB out of the accounts.
+    /// Removes an attached DMB from the accounts.
     pub(super) fn remove_attached(&mut self, token: u64) -> Option<DmbEntry> {
         let entry = self.attached.remove(&token)?;
         let owner = entry.dmb.owner.gid;
@@ -279,13 +278,13 @@ impl QuotaAccount {
         Some(entry)
     }
 
-    /// Binds this driver to a peer that was just found; `false` if the peer's session ended in
-    /// between, and nothing has changed.
+    /// Binds this driver to a peer just found; `false` if the peer's session ended meanwhile, without any
+    /// change.
     ///
-    /// A session that ends dies first and then asks every device, under the lock that the caller
-    /// holds, whether it is related. So either its end is seen here, or it sees the relation.
+    /// A session first becomes closed, and then checks every device for a relation, under the lock held by
+    /// the caller. So either this call sees the session's end, or the ending session sees the relation.
     pub(super) fn relate(&mut self, peer: &DeviceSession) -> bool {
-        // Members that share a GID get no PEER_DOWN for it.
+        // Members sharing a GID get no PEER_DOWN for it.
         if peer.gid != self.session.gid && !peer.is_open() {
             return false;
         }
@@ -316,7 +315,7 @@ impl QuotaAccount {
         }
     }
 
-    /// The reply to a REGISTER whose DMB is ready.
+    /// The reply to a REGISTER with a ready DMB.
     pub(super) fn register_reply(&self, entry: &DmbEntry) -> Result<RegisterReply, Status> {
         let token = entry.dmb.token.0.into();
         let (Some(place), Some(id)) = (entry.dmb.place(), entry.slab_id) else {
@@ -336,7 +335,7 @@ impl QuotaAccount {
         })
     }
 
-    /// The reply to an ATTACH whose DMB is ready.
+    /// The reply to an ATTACH with a ready DMB.
     pub(super) fn attach_reply(&self, entry: &DmbEntry) -> Result<AttachReply, Status> {
         let dmb = &entry.dmb;
         let common =

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! ATTACH, DETACH, RELEASE_SLAB: the user's side, and what becomes of them when the front end has
-//! answered.
+//! ATTACH, DETACH, RELEASE_SLAB: the user's side, including the steps after the front end's answer.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,7 +35,7 @@ impl Device {
             return Err(Status::Enospc);
         }
         check_peer(account, dmb.owner.gid, self.limits.max_peers)?;
-        // A device that cannot map can still move, and hears when the DMB is gone.
+        // A device unable to map can still move, and gets DMB_GONE.
         let place = dmb.place().filter(|_| self.handle.has_window());
         let Some(place) = place else {
             account.add_attached(dmb, None);
@@ -72,14 +71,14 @@ impl Device {
         if account.attached_bytes + slab.len() > self.limits.attached_slab_bytes {
             return Err(Status::Enomem);
         }
-        // A kept slot counts as used, so one that is taken up costs nothing.
+        // A kept slot counts as used, so using a kept slot costs nothing.
         if account.slots_for_slab_of(slab.owner.gid) > self.free_slots(account, window) {
             return Err(if window.stale() > 0 { Status::Eagain } else { Status::Enospc });
         }
         window.alloc(slab.len()).ok_or_else(|| out_of_bytes(window))
     }
 
-    /// Makes an attached DMB usable: its slab is where it shall be.
+    /// Makes an attached DMB usable: its slab is in place.
     fn finish_attach(&self, account: &mut QuotaAccount, token: u64) -> Result<AttachReply, Status> {
         let reply = self.try_finish_attach(account, token);
         match account.attached.get_mut(&token) {
@@ -100,7 +99,7 @@ impl Device {
     ) -> Result<AttachReply, Status> {
         let (session, entry) = (account.session.clone(), account.attached.get(&token));
         let dmb = entry.ok_or(Status::Eio)?.dmb.clone();
-        // From here on it hears when the DMB goes, and then when the owner goes.
+        // From here on the session gets DMB_GONE, and then PEER_DOWN.
         if !dmb.attach_session(&session) {
             return Err(Status::Enoent);
         }
@@ -127,21 +126,21 @@ impl Device {
         reply
     }
 
-    /// Whether this driver and the driver of another session wake each other's threads through armed
-    /// words. Lines of a fabric whose devices share a GID have users that the owner does not name.
+    /// Whether this driver and the driver of another session wake each other's threads by armed words. With a
+    /// GID shared by all devices of a fabric, a line has users unknown to the owner.
     pub(super) fn can_futex(&self, other: &DeviceSession) -> bool {
         self.fabric.shared_gid.is_none() && self.handle.knows_futex() && other.handle.knows_futex()
     }
 
-    /// Whether this driver and the driver of another session raise the lines of slabs for each other.
-    /// On a fabric whose devices share a GID, a slab has users that the owner does not name.
+    /// Whether this driver and the driver of another session raise the lines of slabs for each other. With a
+    /// GID shared by all devices of a fabric, a slab has users unknown to the owner.
     pub(super) fn can_raise_slab(&self, other: &DeviceSession) -> bool {
         let both = self.handle.knows_slab_line() && other.handle.knows_slab_line();
         self.fabric.shared_gid.is_none() && both
     }
 
-    /// Whether this driver and the driver of another session wake each other by doorbells. On a fabric
-    /// whose devices share a GID, a slab has users that the owner does not name.
+    /// Whether this driver and the driver of another session wake each other by doorbells. With a GID shared
+    /// by all devices of a fabric, a slab has users unknown to the owner.
     pub(super) fn can_ring(&self, other: &DeviceSession) -> bool {
         let both = self.handle.knows_doorbell() && other.handle.knows_doorbell();
         self.fabric.shared_gid.is_none() && both
@@ -156,7 +155,7 @@ impl Device {
         }
         let entry = account.remove_attached(token).ok_or(Status::Enoent)?;
         self.detach_session(&account.session, &entry);
-        // The owner of a DMB may have attached it itself, and has not unregistered it yet.
+        // The owner of a DMB may itself have attached the DMB, and not yet unregistered it.
         if !account.dmbs.contains_key(&token) {
             account.session.remove_dmb_gone(entry.dmb.token);
         }
@@ -164,7 +163,7 @@ impl Device {
         Ok(done(tag, &[]))
     }
 
-    /// A user does not want a DMB any more.
+    /// A user releases a DMB.
     pub(super) fn detach_session(&self, session: &Arc<DeviceSession>, entry: &DmbEntry) {
         entry.dmb.detach_session(session);
         if entry.slab_id.is_some() {
@@ -185,15 +184,13 @@ impl Device {
         Ok(Outcome::Unmap(UnmapJob { target }))
     }
 
-    /// Ends a job: the front end has acknowledged (`ok`) or refused. The reply is for the request
-    /// that led to the job.
+    /// Ends a job: the front end has acknowledged (`ok`) or refused. The reply is for the job's request.
     pub fn mapped(&self, mut job: MapJob, ok: bool) -> Reply {
         job.target.answered = true;
         self.finish_map(&job, MapAnswer::of(ok))
     }
 
-    /// Ends a job: the front end has acknowledged (`ok`) or refused. The reply is for the request
-    /// that led to the job.
+    /// Ends a job: the front end has acknowledged (`ok`) or refused. The reply is for the job's request.
     pub fn unmapped(&self, mut job: UnmapJob, ok: bool) -> Reply {
         job.target.answered = true;
         self.finish_unmap(&job, MapAnswer::of(ok))
@@ -204,7 +201,7 @@ impl Device {
         let mut state = lock(&self.state);
         let DeviceState { account, window, .. } = &mut *state;
         let Some(account) = self.account_of(account, target) else {
-            // The session has ended meanwhile. Its range waits for an end that the front end confirms.
+            // The session has ended meanwhile. Its range waits for an end confirmed by the front end.
             if *asks && self.is_own(target) {
                 window.mark_answered(target.offset);
             }
@@ -289,10 +286,10 @@ impl Device {
         self.account(reply)
     }
 
-    /// A range that a past session, or a command that failed, may have left mapped. After HELLO was
-    /// answered and after each job, ask the front end to unmap it and call
-    /// [`stale_unmapped`](Self::stale_unmapped), until there is none. `None` while there is no session: a
-    /// front end that is not started cannot serve the request.
+    /// A range possibly left mapped by a past session or a failed command. After the answer to HELLO and
+    /// after each job, ask the front end to unmap the range and call
+    /// [`stale_unmapped`](Self::stale_unmapped), until `None`. `None` without a session: a front end not
+    /// started cannot serve the request.
     pub fn stale_map(&self) -> Option<StaleMap> {
         let mut state = lock(&self.state);
         state.account.as_ref()?;
@@ -300,8 +297,8 @@ impl Device {
         Some(StaleMap { device: self.me.clone(), window_offset, len, answered: false })
     }
 
-    /// The front end has answered, one way or the other: it refuses if nothing is mapped there,
-    /// which is the rule after a reset.
+    /// The front end has answered, in either way: by the rule after a reset, the front end refuses if nothing
+    /// is mapped there.
     pub fn stale_unmapped(&self, mut stale: StaleMap) {
         stale.answered = true;
         self.finish_stale(&stale, MapAnswer::Yes);
@@ -315,7 +312,7 @@ impl Device {
         }
     }
 
-    /// The account that a target was made for, if it still sessions.
+    /// The account of a target, if its session is still the present one.
     fn account_of<'a>(
         &self,
         account: &'a mut Option<QuotaAccount>,

@@ -15,9 +15,8 @@ use super::sync::lock;
 use super::{Device, Outcome, Reply};
 
 impl Device {
-    /// Carries out a control command. `request` is a private copy of all readable bytes,
-    /// `reply_room` the number of writable bytes. With room for less than a header the reply is cut
-    /// to it, as the status is E2SMALL then.
+    /// Carries out a control command. `request` is a private copy of all readable bytes, `reply_room` the
+    /// number of writable bytes. Without room for a header the reply is truncated; the status is E2SMALL.
     pub fn command(&self, request: &[u8], reply_room: usize) -> Outcome {
         let tag = request::tag(request);
         let outcome = self
@@ -30,7 +29,7 @@ impl Device {
         }
     }
 
-    /// What can be said without looking at what exists.
+    /// Checks independent of existing objects.
     fn admit(&self, request: &[u8], reply_room: usize) -> Result<CheckedRequest, Status> {
         // A malformed command uses up as much of the rate as a correct one.
         let now = self.fabric.clock.now_ns();
@@ -40,7 +39,7 @@ impl Device {
         CheckedRequest::parse(request, reply_room, self.handle.features(), &self.limits)
     }
 
-    /// Does what the request says: the operations of an ISM device (EISM-31), and those of virtio-ism.
+    /// Carries out the request: the operations of an ISM device (EISM-31), and virtio-ism's own.
     fn execute(&self, tag: u32, request: CheckedRequest) -> Result<Outcome, Status> {
         match request {
             CheckedRequest::Hello { driver_max_idx } => self.hello(tag, driver_max_idx),
@@ -93,7 +92,7 @@ impl Device {
         if to.is_empty() {
             return Err(Status::Enodev);
         }
-        // On loopback the others share the GID; the sender is not its own peer there.
+        // On loopback all devices share the GID; the sender is not its own peer there.
         let shared = self.fabric.shared_gid.is_some();
         let mut others =
             to.iter().filter(|session| !shared || !Arc::ptr_eq(session, &from)).peekable();
@@ -127,16 +126,16 @@ impl Device {
     }
 }
 
-/// A command that needs no front end.
+/// The outcome of a command without work for the front end.
 pub(super) fn done(tag: u32, body: &[u8]) -> Outcome {
     Outcome::Reply(Reply::ok(tag, body))
 }
 
-/// Whether binding a account to one more peer is allowed by its quota.
+/// Whether the quota allows binding an account to one more peer.
 pub(super) fn check_peer(account: &QuotaAccount, gid: Gid, max_peers: u32) -> Result<(), Status> {
     if account.has_room_for(gid, max_peers) { Ok(()) } else { Err(Status::Enospc) }
 }
 
-/// A DMB that a command drops after it has released the device's lock: dropping the last `Arc` clears
-/// the memory, which can take a while. Declared before the lock is taken.
+/// A DMB to drop after the command has released the device's lock: dropping the last `Arc` clears the memory,
+/// a possibly long operation. Declared before the lock is taken.
 pub(super) type DeferredDrop = Option<Arc<Dmb>>;

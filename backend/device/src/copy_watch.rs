@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whose fault it is that a copy takes long.
+//! Finds the cause of a slow copy.
 //!
-//! The owner of a memory can make an access to it last for seconds, for example while it takes
-//! gigabytes of it away. The worker that copies is another device's, and serves its other
-//! connections no longer meanwhile. So copies into guest memory are timed. After one that took
-//! long, the device touches the pages before it copies into them: how long that takes, and whether
-//! the thread has waited, has to do with the owner's memory only.
+//! The owner of a memory can delay an access for seconds, for example while removing gigabytes of memory. The
+//! copying worker belongs to another device, and cannot serve its other connections meanwhile. So copies into
+//! guest memory are timed. After a slow copy, the device touches the pages before copying into them: the time
+//! of the touch, and whether the thread waited, depend only on the owner's memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +12,7 @@ use crate::shm::PageWaits;
 
 /// A copy of `max_move` bytes takes less than a millisecond. Nanoseconds.
 const SLOW_COPY: u64 = 50_000_000;
-/// How long a memory is watched, nanoseconds.
+/// How long the memory is watched, nanoseconds.
 const WATCH: u64 = 60_000_000_000;
 
 /// Copies into the memory of one device.
@@ -23,12 +22,12 @@ pub(super) struct CopyWatch {
 }
 
 impl CopyWatch {
-    /// Whether the pages are to be touched before a copy.
+    /// Whether to touch the pages before a copy.
     pub(super) fn is_watched(&self, now: u64) -> bool {
         now < self.watched_until.load(Ordering::Relaxed)
     }
 
-    /// A copy has taken from `start` to `end`.
+    /// A copy took from `start` to `end`.
     pub(super) fn copied(&self, start: u64, end: u64) {
         if end.saturating_sub(start) > SLOW_COPY {
             self.watched_until.store(end.saturating_add(WATCH), Ordering::Relaxed);
@@ -36,8 +35,8 @@ impl CopyWatch {
     }
 }
 
-/// Whether the owner has made a touch of its pages last, which took `took` nanoseconds. A thread
-/// that did not wait was not given a processor. One that waited for a disk has met the host's swap.
+/// Whether the owner delayed a touch of its pages taking `took` nanoseconds. A thread without waits only
+/// lacked a processor. A thread waiting for a disk met the host's swap.
 pub(super) fn is_owners_doing(took: u64, before: PageWaits, after: PageWaits) -> bool {
     took > SLOW_COPY && after.waits > before.waits && after.from_disk == before.from_disk
 }

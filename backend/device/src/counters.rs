@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a device counts. Levels (DMBs, bytes, peers) are not here: they are read where they are.
+//! Counters of a device. Levels (DMBs, bytes, peers) are not here; readers take them at their source.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use virtio_ism_abi::Status;
 
-/// The one list of counters. A row makes the counter of the device, its field of [`Counts`] and its row
-/// of [`Counts::ALL`], from which the daemon's JSON, its metrics and `smc stat` come.
+/// The one list of counters. A row makes the counter of the device, its field of [`Counts`] and its row of
+/// [`Counts::ALL`], the source of the daemon's JSON, its metrics and `smc stat`.
 macro_rules! counters {
     ($($name:ident, $metric:literal, $help:literal;)*) => {
         /// Events of a device since its front end joined. Relaxed: nothing is ordered by a count.
@@ -19,13 +19,13 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// All but the refusals, as counted now.
+            /// The present values of the counters other than refusals.
             pub(super) fn get(&self) -> Counts {
                 Counts { $($name: self.$name.get(),)* }
             }
         }
 
-        /// Events that a device has counted.
+        /// Events counted by a device.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(default)]
         pub struct Counts {
@@ -33,7 +33,7 @@ macro_rules! counters {
         }
 
         impl Counts {
-            /// The counters in the order in which they are shown.
+            /// The counters in display order.
             pub const ALL: &[Counter] = &[$(Counter {
                 name: stringify!($name),
                 metric: $metric,
@@ -41,7 +41,7 @@ macro_rules! counters {
                 get: |counts| counts.$name,
             },)*];
 
-            /// Adds what another device has counted.
+            /// Adds the counts of another device.
             pub fn add(&mut self, other: &Counts) {
                 $(self.$name = self.$name.saturating_add(other.$name);)*
             }
@@ -70,7 +70,7 @@ pub struct Counter {
     pub name: &'static str,
     /// Name of the metric, without prefix and suffix.
     pub metric: &'static str,
-    /// Events that are counted, in words.
+    /// The counted events, in words.
     pub help: &'static str,
     /// The count.
     pub get: fn(&Counts) -> u64,
@@ -131,7 +131,7 @@ impl CounterSnapshot {
         ])
     }
 
-    /// What was counted since `earlier`.
+    /// Counts since `earlier`.
     pub(super) fn since(self, earlier: CounterSnapshot) -> [u64; CounterSnapshot::LEN] {
         let mut grown = self.0;
         for (now, then) in grown.iter_mut().zip(earlier.0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A device as its front end sees it: sessions come and go, the window stays.
+//! A device from its front end's view: sessions come and go, the window stays.
 
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
@@ -41,13 +41,13 @@ pub struct Device {
     num_move_queues: u16,
     /// The GID of every session: pinned, or the loopback fabric's.
     fixed_gid: Option<Gid>,
-    /// Held while a session begins or ends, and while a DMB is unregistered. Never that of two
-    /// devices at a time.
+    /// Held while a session begins or ends, and while a DMB is unregistered. Never the locks of two devices
+    /// at a time.
     pub(super) lifecycle: Mutex<MemberState>,
-    /// The session that may move. Held for a moment only: threads of other devices take it.
+    /// The session allowed to move. Held only for a moment: threads of other devices take this lock.
     pub(super) current: RwLock<Option<Arc<DeviceSession>>>,
-    /// Moves hold its read side while they copy, so that the end of a session can wait for them.
-    /// Only threads of this device take it.
+    /// Moves hold the read side while copying, so the end of a session can wait for moves. Only threads of
+    /// this device take this lock.
     pub(super) moving: RwLock<()>,
     pub(super) state: Mutex<DeviceState>,
 }
@@ -57,11 +57,11 @@ pub struct Device {
 pub(super) enum MemberState {
     /// The device is a member of its fabric.
     Member,
-    /// It has left, and serves nobody any more.
+    /// The device has left, and serves no session.
     Left,
 }
 
-/// What a device's lock guards. It is never held together with another device's.
+/// State under a device's lock. Never held together with another device's lock.
 #[derive(Debug)]
 pub(super) struct DeviceState {
     pub(super) account: Option<QuotaAccount>,
@@ -69,7 +69,7 @@ pub(super) struct DeviceState {
     pub(super) commands_full_at: u64,
     pub(super) queries_full_at: u64,
     session_count: u32,
-    /// Drawn already, because the configuration space shows it.
+    /// Drawn already, for display in the configuration space.
     next_gid: Option<Gid>,
     config_gid: Gid,
     /// The driver was asked to leave.
@@ -133,17 +133,17 @@ impl Device {
         }
     }
 
-    /// Sets the features that the driver uses, see [`Features::in_use`]; all, until then. An op of
+    /// Sets the features used by the driver, see [`Features::in_use`]; until then all features. An op of
     /// another feature gets EINVAL.
     pub fn set_features(&self, features: Features) {
         self.handle.set_features(features);
     }
 
-    /// Size of the window in bytes, a power of two; 0 (as at first) if the front end cannot map or
-    /// does not acknowledge that it has.
+    /// Size of the window in bytes, a power of two; 0 (the initial value) if the front end cannot map, or
+    /// does not acknowledge mappings.
     ///
-    /// Ignored while a session has mappings. While ranges of past sessions may be mapped, only their
-    /// window's size or 0 is taken; anything else counts as 0.
+    /// Ignored while a session has mappings. While ranges of past sessions may be mapped, only the size of
+    /// their window or 0 is taken; any other size counts as 0.
     pub fn set_window(&self, bytes: u64) {
         let mut state = lock(&self.state);
         if state.account.as_ref().is_some_and(|account| !account.maps.is_empty()) {
@@ -160,35 +160,34 @@ impl Device {
         self.handle.set_window(usable);
     }
 
-    /// How many bytes the regions of the driver's memory may have together.
+    /// Most bytes of all regions of the driver's memory together.
     pub fn max_guest_memory(&self) -> u64 {
         self.limits.guest_memory
     }
 
-    /// The driver's memory. To be called again when there is another handle; what is behind the
-    /// handle may change at any time.
+    /// Sets the driver's memory. To be called again for a new handle; the table behind the handle may change
+    /// at any time.
     pub fn set_memory(&self, memory: GuestMemoryAtomic<GuestMemoryMmap>) {
         self.handle.set_memory(memory);
     }
 
-    /// Whether [`next_event`](Self::next_event) would give a record now.
+    /// Whether [`next_event`](Self::next_event) would return a record now.
     pub fn has_events(&self) -> bool {
         read(&self.current).as_ref().is_some_and(|session| session.has_records())
     }
 
-    /// The next record. To be called only with a buffer in hand: what it gives is forgotten here.
+    /// The next record. To be called only with a buffer at hand: the device forgets the returned record.
     pub fn next_event(&self) -> Option<[u8; EVENT_LEN]> {
         read(&self.current).as_ref()?.next_record()
     }
 
-    /// Time until a wake that is delayed by its rate limit can be taken; `None` if none is delayed.
-    /// The device does not call its notifier at that time.
+    /// Time until the next wake delayed by its rate limit; `None` without a delayed wake. The device does not
+    /// call its notifier at the end of this time.
     pub fn next_event_in(&self) -> Option<Duration> {
         read(&self.current).as_ref()?.next_due().map(Duration::from_nanos)
     }
 
-    /// Ends the session, if there is one: reset or loss of the front end. Waits for the moves that run,
-    /// and for nothing else.
+    /// Ends the session, if any: reset or loss of the front end. Waits only for running moves.
     pub fn close_session(&self, how: CloseReason) {
         let _lifecycle = lock(&self.lifecycle);
         self.end_session(how);
@@ -196,9 +195,8 @@ impl Device {
         state.config_gid = state.next_gid.unwrap_or(Gid::NONE);
     }
 
-    /// Ends the session and leaves the fabric: the device counts no longer against the fabric's caps,
-    /// and begins no further session. A thread that hangs may hold the device for as long as its
-    /// front end likes.
+    /// Ends the session and leaves the fabric: the device no longer counts against the fabric's caps, and
+    /// begins no further session. A hanging thread may hold the device for as long as its front end likes.
     pub fn leave(&self) {
         self.close_session(CloseReason::Failed);
         // A HELLO may have come between.
@@ -209,7 +207,7 @@ impl Device {
         self.fabric.remove_device(self.handle.member);
     }
 
-    /// HELLO: ends the session that was and begins one.
+    /// HELLO: ends the old session and begins a new one.
     pub(super) fn begin(&self, driver_max_idx: u32) -> Result<Arc<DeviceSession>, Status> {
         let lifecycle = lock(&self.lifecycle);
         if *lifecycle == MemberState::Left {
@@ -237,8 +235,8 @@ impl Device {
         Ok(session)
     }
 
-    /// Ends the session, and leaves nothing of it behind (CLOSE-38). The caller holds `lifecycle`.
-    /// The order is that of docs/virtio-ism.md, "Reset, pause, departure".
+    /// Ends the session with all its state (CLOSE-38). The caller holds `lifecycle`. For the order, see
+    /// docs/virtio-ism.md, "Reset, pause, departure".
     fn end_session(&self, how: CloseReason) {
         let mut state = lock(&self.state);
         let Some(mut account) = state.account.take() else { return };
@@ -253,7 +251,7 @@ impl Device {
         }
         state.next_gid = self.draw();
         drop(state);
-        // 1. No new command can name it.
+        // 1. No new command can name the session.
         self.fabric.remove_session(&session);
         // 2. Its moves finish; those into its DMBs do so in 3, one DMB at a time.
         *write(&self.current) = None;
@@ -287,7 +285,7 @@ impl Device {
         self.fixed_gid.or_else(|| self.fabric.gids.draw().ok())
     }
 
-    /// Counts a reply and cuts it to the room there is for it.
+    /// Counts a reply and truncates it to the available room.
     pub(super) fn account(&self, reply: Reply) -> Reply {
         match reply.status() {
             Some(Status::Ok) => self.handle.counters.commands.add(1),
@@ -297,7 +295,7 @@ impl Device {
         reply
     }
 
-    /// The device as it is now.
+    /// The present state of the device.
     pub fn info(&self) -> DeviceInfo {
         let counters = &self.handle.counters;
         let mut info = DeviceInfo {

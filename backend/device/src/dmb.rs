@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! DMBs and the tokens that name them.
+//! DMBs and their tokens.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,34 +14,34 @@ use super::slab::SlabRange;
 use super::sync::{lock, read, write};
 use super::wake_slot::DmbSignalSlot;
 
-/// A DMB: memory of one owner that one user may write.
+/// A DMB: memory of one owner, writable by one user.
 #[derive(Debug)]
 pub(super) struct Dmb {
     pub(super) token: Token,
     pub(super) owner: Arc<DeviceSession>,
     pub(super) user: Gid,
-    /// The owner's number for it.
+    /// The owner's number for the DMB.
     pub(super) idx: u32,
     /// Bytes.
     pub(super) len: u32,
     pub(super) backing: Backing,
-    /// Whether it is registered. Moves hold the read side while they copy; unregistering takes the
-    /// write side, and so waits for the moves that run. Nothing else may take that side: a guest can
-    /// make a copy into its memory last.
+    /// Whether the DMB is registered. Moves hold the read side while copying; unregistering takes the write
+    /// side, and so waits for running moves. No other code may take the write side: a guest can delay a copy
+    /// into its memory.
     registered: RwLock<bool>,
-    /// The sessions that have it attached; `None` when their DMB_GONE is queued.
+    /// The sessions with this DMB attached; `None` once their DMB_GONE is queued.
     attached: Mutex<Option<Vec<Arc<DeviceSession>>>>,
-    /// Window: users that have it in their own window and can raise its line themselves.
+    /// Window: users with the DMB in their own window, able to raise its line themselves.
     pub(super) mapped_users: AtomicU32,
 }
 
-/// Where the bytes of a DMB are.
+/// Location of a DMB's bytes.
 #[derive(Debug)]
 pub(super) enum Backing {
     /// Memory of the owner's guest, in order. Looked up again on every move.
     Guest {
         ranges: Vec<GuestRange>,
-        /// What the owner's pending events share with the DMB.
+        /// Signal state shared with the owner's pending events.
         signal: Arc<DmbSignalSlot>,
     },
     /// A slab.
@@ -51,7 +51,7 @@ pub(super) enum Backing {
 /// A piece of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GuestRange {
-    /// Where in the DMB it starts, bytes.
+    /// Start within the DMB, bytes.
     pub(super) start: u32,
     /// Bytes.
     pub(super) len: u32,
@@ -81,7 +81,7 @@ impl Dmb {
         })
     }
 
-    /// The range in a slab, if it has one.
+    /// The range in a slab, if any.
     pub(super) fn place(&self) -> Option<&SlabRange> {
         match &self.backing {
             Backing::Window(place) => Some(place),
@@ -89,12 +89,12 @@ impl Dmb {
         }
     }
 
-    /// Keeps the DMB registered until the guard goes; `None` if it no longer is.
+    /// Keeps the DMB registered until the guard is dropped; `None` if no longer registered.
     pub(super) fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
         Some(read(&self.registered)).filter(|registered| **registered)
     }
 
-    /// Adds a user that wants to hear when the DMB goes; `false` if it is gone. Waits for no move.
+    /// Adds a user to be told of the DMB's end; `false` if the DMB has ended. Waits for no move.
     pub(super) fn attach_session(&self, user: &Arc<DeviceSession>) -> bool {
         let mut attached = lock(&self.attached);
         if let Some(sessions) = &mut *attached {
@@ -110,11 +110,11 @@ impl Dmb {
         }
     }
 
-    /// Closes the DMB: waits for the moves that run, admits no further one, and queues DMB_GONE for
-    /// its users. With `notify_owner` the owner gets it too, since it did not ask for the end.
+    /// Closes the DMB: waits for running moves, admits no further move, and queues DMB_GONE for its users.
+    /// With `notify_owner` also for the owner, for an end not requested by the owner.
     ///
-    /// The caller holds no lock that another device's thread may want: what it waits for can take
-    /// as long as the owner of the memory likes.
+    /// The caller holds no lock another device's thread may want: the owner of the memory can delay the
+    /// awaited moves for any time.
     pub(super) fn close(&self, tokens: &Tokens, notify_owner: bool) {
         tokens.remove(self.token);
         *write(&self.registered) = false;
@@ -123,8 +123,7 @@ impl Dmb {
         if let Backing::Guest { signal, .. } = &self.backing {
             signal.close();
         }
-        // Queued with the lock held: a user that detaches finds the event in its queue, not on the
-        // way to it.
+        // Queued with the lock held: a detaching user finds the event in its queue, not on the way there.
         for session in sessions {
             session.push_dmb_gone(self.token, self.owner.gid);
         }
@@ -136,14 +135,15 @@ impl Dmb {
 
 const SHARDS: usize = 16;
 
-/// The tokens of a fabric: random numbers of 64 bits, each for one user (EISM-27). Read mostly, hence sharded read-write locks.
+/// The tokens of a fabric: random numbers of 64 bits, each for one user (EISM-27). Read mostly, hence sharded
+/// read-write locks.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
     shards: [RwLock<HashMap<u64, Arc<Dmb>>>; SHARDS],
 }
 
 impl Tokens {
-    /// Makes a token valid; `false` if it is taken.
+    /// Makes a token valid; `false` if already in use.
     pub(super) fn insert(&self, dmb: &Arc<Dmb>) -> bool {
         let mut shard = write(self.shard(dmb.token));
         match shard.entry(dmb.token.0) {
@@ -159,10 +159,10 @@ impl Tokens {
         write(self.shard(token)).remove(&token.0);
     }
 
-    /// The DMB that `caller` may use by this number, as its only user (RMB-33, EISM-28, SEC-7).
+    /// The DMB with this token, usable by `caller` as its only user (RMB-33, EISM-28, SEC-7).
     ///
-    /// A number that names nothing and one that names a DMB of another user take the same way:
-    /// a probe, then a comparison of all bits of number and GID with something.
+    /// An unknown number and the token of another user's DMB take the same steps: a probe, then a comparison
+    /// of all bits of number and GID.
     pub(super) fn find(&self, claimed: u64, caller: Gid) -> Option<Arc<Dmb>> {
         let found = read(self.shard(Token(claimed))).get(&claimed).cloned();
         let (token, user) =
@@ -189,7 +189,7 @@ fn equal<const N: usize>(a: &[u8; N], b: &[u8; N]) -> bool {
     black_box(differences) == 0
 }
 
-/// Cuts scatter-gather entries into ranges that know where in the DMB they start.
+/// Cuts scatter-gather entries into ranges with their start in the DMB.
 pub(super) fn ranges(entries: impl Iterator<Item = (u64, u32)>) -> Vec<GuestRange> {
     let mut start = 0;
     entries

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The doorbell of a slab: an eventfd that its user signals instead of a kick, and for which its
-//! owner waits beside its event queue.
+//! The doorbell of a slab: an eventfd. The user signals the doorbell instead of kicking, and the owner waits
+//! for the doorbell beside its event queue.
 //!
-//! The device makes it and hands it to both, to the owner first. It never reads or writes it. Both
-//! can do with the counter what they like, and reach nothing but wake-ups for this slab.
+//! The device makes the eventfd and hands it to both, to the owner first. The device never reads or writes
+//! the eventfd. Both can do anything with the counter, with no effect but wake-ups for this slab.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,20 +14,20 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::handle::DeviceHandle;
 use super::sync::lock;
 
-/// Doorbells of one owner that wait for their users, at most. Each is a descriptor of the daemon.
-/// A slab beyond has none, and its user kicks.
+/// Most doorbells of one owner not yet handed to their users. Each is a descriptor of the daemon. A further
+/// slab has no doorbell, and its user kicks.
 const MAX_WAITING: u32 = 64;
 
-/// The doorbell of a slab, as far as it is handed out.
+/// The doorbell of a slab, and how far it is handed out.
 #[derive(Debug, Default)]
 pub(super) struct Doorbell {
-    /// Until both ends have it.
+    /// Held until both ends have the descriptor.
     fd: Mutex<Option<Arc<CountedFd>>>,
-    /// The owner waits for it, so that the user may have it.
+    /// The owner waits for the doorbell, so the user may have it.
     is_heard: AtomicBool,
 }
 
-/// A descriptor that counts in the account of its owner.
+/// A descriptor counted in the account of its owner.
 #[derive(Debug)]
 struct CountedFd {
     fd: OwnedFd,
@@ -41,7 +41,7 @@ impl Drop for CountedFd {
 }
 
 impl Doorbell {
-    /// A doorbell of `owner`. It has no descriptor if the owner has too many, or none is left.
+    /// A doorbell of `owner`. Has no descriptor if the owner has too many, or the process has none left.
     pub(super) fn new(owner: &Arc<DeviceHandle>) -> Doorbell {
         if owner.doorbells.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
             owner.doorbells.fetch_sub(1, Ordering::Relaxed);
@@ -58,7 +58,7 @@ impl Doorbell {
         Doorbell { fd: Mutex::new(fd), is_heard: AtomicBool::new(false) }
     }
 
-    /// What to hand to this end of the slab now, if anything.
+    /// The descriptor to hand to this end of the slab now, if any.
     pub(super) fn offer(&self, end: End) -> Option<DoorbellFd> {
         let due = match end {
             End::Owner => !self.is_heard.load(Ordering::Relaxed),
@@ -67,11 +67,11 @@ impl Doorbell {
         if due { lock(&self.fd).clone().map(DoorbellFd) } else { None }
     }
 
-    /// The front end of this end has answered: it has `taken` the doorbell or refused it.
+    /// The front end of this end has answered: it has `taken` or refused the doorbell.
     pub(super) fn answered(&self, end: End, taken: bool) {
         match (end, taken) {
             (End::Owner, true) => self.is_heard.store(true, Ordering::Release),
-            // Nobody else will have it.
+            // No further end will get the descriptor.
             _ => *lock(&self.fd) = None,
         }
     }
@@ -82,7 +82,7 @@ impl Doorbell {
 pub(super) enum End {
     /// Waits for the doorbell.
     Owner,
-    /// Rings it.
+    /// Rings the doorbell.
     User,
 }
 

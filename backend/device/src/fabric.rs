@@ -18,12 +18,12 @@ use super::{
     MonotonicClock,
 };
 
-/// How a fabric is made.
+/// Parameters of a fabric.
 #[derive(Clone)]
 pub struct FabricConfig {
-    /// Its CHID, 0xFF00 to 0xFFFF.
+    /// The fabric's CHID, 0xFF00 to 0xFFFF.
     pub chid: Chid,
-    /// Limits of a device whose port says nothing else.
+    /// Limits of a device without limits of its own.
     pub limits: Limits,
     /// Caps on the sum of the devices' limits.
     pub caps: FabricCaps,
@@ -46,7 +46,7 @@ impl FabricConfig {
     }
 }
 
-/// Why there is no fabric.
+/// Why a fabric cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum FabricError {
     /// The CHID is below 0xFF00.
@@ -66,7 +66,7 @@ pub enum JoinError {
     /// The sum of limits would exceed a cap of the fabric.
     #[error("{what} of all devices would exceed the fabric's cap")]
     Cap {
-        /// Which sum.
+        /// Name of the sum.
         what: &'static str,
     },
     /// The port's limits contradict each other.
@@ -75,10 +75,10 @@ pub enum JoinError {
     /// The pinned GID is alive already, or equals a living one in its second half.
     #[error("GID {0} is in use")]
     GidInUse(Gid),
-    /// The pinned GID has a half of zeroes, with which no driver could live.
+    /// The pinned GID has a half of zeroes, unusable for drivers.
     #[error("GID {0} is not usable")]
     GidIllegal(Gid),
-    /// All devices of a loopback fabric share the fabric's GID.
+    /// A pinned GID on the loopback fabric, where every device has the fabric's GID.
     #[error("a GID cannot be pinned on the loopback fabric")]
     GidOnLoopback,
     /// The system gives no random numbers.
@@ -86,18 +86,18 @@ pub enum JoinError {
     Random(#[source] std::io::Error),
 }
 
-/// How a front end joins.
+/// Parameters of a joining front end.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceConfig {
     /// Name for logs and metrics.
     pub name: String,
-    /// Every session has this GID. For tests: a GID that comes back can be taken for its predecessor.
+    /// GID of every session. For tests: a returning GID can be taken for its predecessor.
     pub pinned_gid: Option<Gid>,
-    /// Limits, if not the fabric's defaults.
+    /// Limits, if different from the fabric's defaults.
     pub limits: Option<Limits>,
-    /// Mapping slots of the front end, if not the limits'.
+    /// Mapping slots of the front end, if different from the limits.
     pub max_maps: Option<u32>,
-    /// Move queues, as the configuration space says. 0 counts as 1.
+    /// Move queues, shown in the configuration space. 0 counts as 1.
     pub num_move_queues: u16,
 }
 
@@ -113,7 +113,7 @@ pub struct Fabric {
     limits: Limits,
     caps: FabricCaps,
     serial: AtomicU64,
-    /// The sessions that a GID names: one, except on loopback.
+    /// The sessions of a GID: one, except on loopback.
     sessions: RwLock<HashMap<Gid, Vec<Arc<DeviceSession>>>>,
     members: Mutex<Members>,
 }
@@ -151,13 +151,13 @@ impl Fabric {
         }))
     }
 
-    /// The limits of its devices, unless their ports say otherwise.
+    /// The default limits of the fabric's devices.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Adds a device. The device calls `notifier` when events wait for it. Dropping its last `Arc`
-    /// removes it.
+    /// Adds a device. The device calls `notifier` when it has pending events. Dropping its last `Arc` removes
+    /// the device.
     ///
     /// # Errors
     /// See [`JoinError`].
@@ -169,7 +169,7 @@ impl Fabric {
         let limits = port.limits.unwrap_or(self.limits);
         limits.check().map_err(JoinError::Limits)?;
         let member = self.next_serial();
-        // Held until the device is in: two that join at once are counted one after the other.
+        // Held until the device is added: two joining devices are counted one after the other.
         let mut members = lock(&self.members);
         members.check_caps(&self.caps, &limits)?;
         let first_gid = self.first_gid(port.pinned_gid)?;
@@ -179,7 +179,7 @@ impl Fabric {
         Ok(device)
     }
 
-    /// The fabric as it is now.
+    /// The present state of the fabric.
     pub fn snapshot(&self) -> FabricInfo {
         let mut devices = self.devices();
         devices.sort_by_key(|device| device.handle.member);
@@ -203,7 +203,7 @@ impl Fabric {
         }
     }
 
-    /// A number that nothing else on the fabric has.
+    /// A number unique on the fabric.
     pub(super) fn next_serial(&self) -> u64 {
         self.serial.fetch_add(1, Ordering::Relaxed)
     }
@@ -213,12 +213,12 @@ impl Fabric {
         read(&self.sessions).get(&gid).cloned().unwrap_or_default()
     }
 
-    /// Makes a session known.
+    /// Adds a session to the table of GIDs.
     pub(super) fn add_session(&self, session: &Arc<DeviceSession>) {
         write(&self.sessions).entry(session.gid).or_default().push(session.clone());
     }
 
-    /// Makes a session unknown: nothing new can name it.
+    /// Removes a session from the table of GIDs: no new command can name it.
     pub(super) fn remove_session(&self, session: &Arc<DeviceSession>) {
         let mut sessions = write(&self.sessions);
         if let Some(same) = sessions.get_mut(&session.gid) {
@@ -231,7 +231,7 @@ impl Fabric {
 
     /// Queues PEER_DOWN for each related device: a session has ended. The caller holds no lock of a device.
     pub(super) fn notify_peers_of_end(&self, session: &DeviceSession, how: CloseReason) {
-        // Members of a loopback fabric share the GID: it is not gone with one of them.
+        // Members of a loopback fabric share the GID: the end of one is not the end of the GID.
         if self.shared_gid.is_some() {
             return;
         }
@@ -242,7 +242,7 @@ impl Fabric {
         }
     }
 
-    /// Removes a device that is being dropped.
+    /// Removes an ending device.
     pub(super) fn remove_device(&self, member: u64) {
         lock(&self.members).devices.remove(&member);
     }
@@ -267,7 +267,7 @@ impl std::fmt::Debug for Fabric {
 }
 
 impl Members {
-    /// Whether the fabric can keep its promises to one more device with these limits.
+    /// Whether one more device with these limits stays within the caps.
     fn check_caps(&self, caps: &FabricCaps, new: &Limits) -> Result<(), JoinError> {
         let all = || self.devices.values().map(|(_, limits)| limits).chain([new]);
         let sum = |of: fn(&Limits) -> u64| all().fold(0u64, |sum, l| sum.saturating_add(of(l)));

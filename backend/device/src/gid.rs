@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Where GIDs, tokens and nonces come from: the system's random source.
+//! GIDs, tokens and nonces, from the system's random source.
 
 use std::collections::HashSet;
 use std::io;
@@ -10,17 +10,17 @@ use virtio_ism_abi::Gid;
 
 use super::sync::lock;
 
-/// GIDs that are alive on this host, or drawn to be next. Fabrics of one daemon share one.
+/// GIDs alive on this host, or drawn to be next. Fabrics of one daemon share one pool.
 ///
-/// Two of them never have the same second half: Linux compares only that half in one place
-/// (EISM-10), so a collision there would end connections of a bystander.
+/// No two GIDs have the same second half: Linux compares only this half in one place (EISM-10), so a
+/// collision would end connections of a bystander.
 #[derive(Debug, Default)]
 pub struct GidPool {
     second_halves: Mutex<HashSet<[u8; 8]>>,
 }
 
 impl GidPool {
-    /// Draws a GID that no device has: a version 4 UUID whose first half is not zero.
+    /// Draws an unused GID: a version 4 UUID with a non-zero first half.
     ///
     /// # Errors
     /// If the system gives no random numbers.
@@ -33,33 +33,33 @@ impl GidPool {
         }
     }
 
-    /// Takes this very GID; `false` if its second half is taken.
+    /// Reserves a given GID; `false` if its second half is in use.
     pub(super) fn reserve(&self, gid: Gid) -> bool {
         lock(&self.second_halves).insert(gid.part2())
     }
 
-    /// Releases a GID whose session has ended. Random GIDs do not come back.
+    /// Releases the GID of an ended session. Random GIDs do not return.
     pub(super) fn release(&self, gid: Gid) {
         lock(&self.second_halves).remove(&gid.part2());
     }
 
-    /// How many GIDs are taken.
+    /// Number of GIDs in use.
     pub fn len(&self) -> usize {
         lock(&self.second_halves).len()
     }
 
-    /// Whether no GID is taken.
+    /// Whether no GID is in use.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Whether a driver could live with this GID: SMC takes a first half of zeroes for "no GID".
+/// Whether a driver could use this GID: to SMC, a first half of zeroes means "no GID".
 pub(super) fn usable(gid: Gid) -> bool {
     gid.part1() != [0; 8] && gid.part2() != [0; 8]
 }
 
-/// A number that cannot be guessed, never 0.
+/// An unpredictable number, never 0.
 pub(super) fn secret() -> io::Result<u64> {
     loop {
         let number = u64::from_ne_bytes(random()?);

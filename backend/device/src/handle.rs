@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What other devices hold of a device: it can be asked without the device's lock.
+//! The handle of a device for other devices, usable without the device's lock.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
@@ -13,10 +13,10 @@ use super::limits::Clock;
 use super::rate::Rate;
 use super::sync::{read, write};
 
-/// How a device learns that it has events to deliver.
+/// Notifies a device of events to deliver.
 pub trait EventNotifier: Send + Sync {
-    /// Events wait for this device. Called from any thread; must not block. Only with
-    /// [`Delivery::Inline`] may it call into a device.
+    /// Events wait for this device. Called from any thread; must not block. May call into a device only with
+    /// [`Delivery::Inline`].
     fn notify(&self, delivery: Delivery);
 
     /// Another device's thread had to wait for a page of this device's memory. Called from any
@@ -24,17 +24,16 @@ pub trait EventNotifier: Send + Sync {
     fn memory_was_slow(&self) {}
 }
 
-/// Which thread may deliver the events that a notification is about.
+/// The thread allowed to deliver the events of a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// Another thread has to: the caller may hold locks of a device, and taking its events would
-    /// take these again.
+    /// Another thread has to deliver: the caller may hold locks of a device needed again for delivery.
     Deferred,
-    /// The calling thread may, because it holds no lock of any device.
+    /// The calling thread may deliver, because it holds no lock of any device.
     Inline,
 }
 
-/// The part of a device that outlives its sessions and that others use without the device's lock.
+/// The part of a device shared by its sessions, used by other devices without the device's lock.
 pub(super) struct DeviceHandle {
     /// Unique on the fabric.
     pub(super) member: u64,
@@ -42,9 +41,9 @@ pub(super) struct DeviceHandle {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) counters: Counters,
     pub(super) wake_rate: Rate,
-    /// Copies into its memory.
+    /// Copies into the device's memory.
     pub(super) copies: CopyWatch,
-    /// Doorbells of own slabs whose descriptors the daemon holds.
+    /// Doorbells of own slabs with descriptors held by the daemon.
     pub(super) doorbells: AtomicU32,
     memory: RwLock<Option<GuestMemoryAtomic<GuestMemoryMmap>>>,
     window: AtomicU64,
@@ -90,7 +89,7 @@ impl DeviceHandle {
         self.window.store(bytes, Ordering::Relaxed);
     }
 
-    /// What the front end can map, bytes.
+    /// Bytes the front end can map.
     pub(super) fn window(&self) -> u64 {
         self.window.load(Ordering::Relaxed)
     }
@@ -103,22 +102,22 @@ impl DeviceHandle {
         Features::from_bits_truncate(self.features.load(Ordering::Relaxed))
     }
 
-    /// Whether the driver reaches armed words, and says that it wakes threads that sleep on them.
+    /// Whether the driver reaches armed words, and has agreed to wake threads sleeping on them.
     pub(super) fn knows_futex(&self) -> bool {
         self.has_window() && self.features().contains(Features::PEER_FUTEX)
     }
 
-    /// Whether the driver reaches the lines of slabs, and says that it raises them.
+    /// Whether the driver reaches the lines of slabs, and has agreed to raise them.
     pub(super) fn knows_slab_line(&self) -> bool {
         self.has_window() && self.features().contains(Features::SLAB_LINE)
     }
 
-    /// Whether the driver is its own front end, and says that it takes doorbells and rings them.
+    /// Whether the driver is its own front end, and has agreed to take and ring doorbells.
     pub(super) fn knows_doorbell(&self) -> bool {
         self.has_window() && self.features().contains(Features::DOORBELL)
     }
 
-    /// Whether the front end can map and the driver said that it will use it.
+    /// Whether the front end can map and the driver has agreed to use mappings.
     pub(super) fn has_window(&self) -> bool {
         self.window() > 0 && self.features().contains(Features::WINDOW)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What an operator may see.
+//! State and counters for operators.
 
 use virtio_ism_abi::{Chid, Gid};
 
@@ -10,15 +10,15 @@ use super::counters::Counts;
 pub struct DeviceInfo {
     /// Name of the port.
     pub name: String,
-    /// GID of the session, if there is one.
+    /// GID of the session, if any.
     pub gid: Option<Gid>,
     /// Number of the session, from 1; 0 before the first HELLO.
     pub session: u32,
-    /// Window in bytes; 0 if the front end cannot map.
+    /// Window in bytes; 0 for a front end unable to map.
     pub window_size: u64,
     /// DMBs registered.
     pub dmbs: u64,
-    /// Bytes of them.
+    /// Bytes of registered DMBs.
     pub dmb_bytes: u64,
     /// DMBs attached.
     pub attached: u64,
@@ -28,9 +28,9 @@ pub struct DeviceInfo {
     pub slab_bytes: u64,
     /// Bytes of peers' slabs mapped, each counted whole.
     pub attached_slab_bytes: u64,
-    /// Mapping slots in use, reservations included.
+    /// Mapping slots in use, including reservations.
     pub map_slots: u64,
-    /// Window ranges that a past session may have left mapped.
+    /// Window ranges possibly left mapped by a past session.
     pub stale_maps: u64,
     /// Peers related.
     pub peers: u64,
@@ -40,12 +40,12 @@ pub struct DeviceInfo {
     pub refusals: [u64; 12],
     /// Moves refused, by status code.
     pub move_refusals: [u64; 12],
-    /// Whether its driver was asked to leave, so that it takes on nothing new.
+    /// Whether the driver was asked to leave; then the device takes on nothing new.
     pub is_leaving: bool,
 }
 
 impl DeviceInfo {
-    /// Adds what another device has counted, and nothing of what it has now.
+    /// Adds the counters of another device, without its present levels.
     pub fn add_counters(&mut self, other: &DeviceInfo) {
         self.counts.add(&other.counts);
         let refused = self.refusals.iter_mut().zip(other.refusals);
@@ -59,14 +59,14 @@ impl DeviceInfo {
 /// A fabric and its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FabricInfo {
-    /// Its CHID.
+    /// The fabric's CHID.
     pub chid: Chid,
-    /// Tokens that are valid now.
+    /// Number of valid tokens.
     pub tokens: u64,
-    /// Slabs whose memory exists, those of past owners included.
+    /// Slabs with existing memory, including past owners' slabs.
     pub slabs: u64,
-    /// Bytes of them.
+    /// Bytes of these slabs.
     pub slab_bytes: u64,
-    /// Devices that have joined and not left.
+    /// Joined devices.
     pub devices: Vec<DeviceInfo>,
 }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Leaving in order: a device tells its driver that it is about to go, and its operator waits for a
-//! while.
+//! Leaving in order: a device tells its driver of the device's end, and the operator waits for a while.
 //!
-//! A driver has left when it says so (LEFT), when it has neither registered nor attached a DMB, or
-//! when its session has ended. A driver that has not accepted LEAVE is not told and not waited for.
-//! From the first request on the device takes on nothing new: REGISTER and ATTACH get ESTATE. Who has
-//! asked for a drain or a migration can take it back, and the device is as before.
+//! A driver has left after its LEFT, without registered and attached DMBs, or after the end of its session. A
+//! driver without LEAVE is not told and not waited for. From the first request on the device takes on nothing
+//! new: REGISTER and ATTACH get ESTATE. The requester of a drain or a migration can take the request back,
+//! and the device is as before.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,7 +18,7 @@ use super::device::DeviceState;
 use super::sync::lock;
 use super::{Device, Outcome};
 
-/// Devices that go together, and how many of their drivers have not left yet.
+/// Devices leaving together, and the number of drivers still there.
 #[derive(Debug, Default)]
 pub struct LeaveGroup {
     state: Mutex<State>,
@@ -35,34 +34,34 @@ struct State {
 }
 
 impl LeaveGroup {
-    /// Nobody leaves yet.
+    /// A group without leaving drivers.
     pub fn new() -> Arc<LeaveGroup> {
         Arc::default()
     }
 
-    /// Drivers that were asked to leave so far.
+    /// Drivers asked to leave so far.
     pub fn asked(&self) -> usize {
         lock(&self.state).asked
     }
 
-    /// Drivers that were asked to leave, have not left, and still are to.
+    /// Asked drivers still to leave.
     pub fn staying(&self) -> usize {
         lock(&self.state).staying
     }
 
-    /// Ends the wait, and each one that begins later.
+    /// Ends the present wait and every later one.
     pub fn give_up(&self) {
         lock(&self.state).is_given_up = true;
         self.changed.notify_all();
     }
 
-    /// Drivers that need not leave any more.
+    /// Drivers whose request was taken back.
     pub fn taken_back(&self) -> usize {
         lock(&self.state).taken_back
     }
 
-    /// Waits until all have left or need not leave any more, until [`give_up`](Self::give_up), or for
-    /// `timeout`. Returns how many have not left.
+    /// Waits until every driver has left or had its request taken back, until [`give_up`](Self::give_up), or
+    /// for `timeout`. Returns the number of drivers still to leave.
     pub fn wait(&self, timeout: Duration) -> usize {
         let start = Instant::now();
         let mut state = lock(&self.state);
@@ -78,7 +77,7 @@ impl LeaveGroup {
     }
 }
 
-/// A driver that has not left yet counts in its group as long as its account has this.
+/// Counts a driver in its group until the driver has left. Held by the driver's account.
 #[derive(Debug)]
 pub(super) struct LeaveGuard(Arc<LeaveGroup>);
 
@@ -91,7 +90,7 @@ impl LeaveGuard {
         LeaveGuard(group.clone())
     }
 
-    /// The driver need not leave any more.
+    /// The request to the driver is taken back.
     pub(super) fn take_back(self) {
         lock(&self.0.state).taken_back += 1;
     }
@@ -104,7 +103,7 @@ impl Drop for LeaveGuard {
     }
 }
 
-/// What a driver was asked for.
+/// A request to a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LeaveRequest {
     /// From 1, the number of the request on this device.
@@ -114,7 +113,7 @@ pub(super) struct LeaveRequest {
     pub(super) deadline_ns: u64,
 }
 
-/// What a driver is told.
+/// An event about leaving, for a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LeaveEvent {
     /// LEAVE.
@@ -123,7 +122,7 @@ pub(super) enum LeaveEvent {
     Stay(u32),
 }
 
-/// What has become of a request.
+/// State of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     None,
@@ -139,7 +138,7 @@ pub(super) struct Leaving {
 }
 
 impl Leaving {
-    /// The request for a new session, which is told, too.
+    /// The request for a new session, told as well.
     pub(super) fn restart(&mut self) -> Option<LeaveRequest> {
         if self.answer == Answer::TakenBack {
             return None;
@@ -157,10 +156,10 @@ impl DeviceState {
 }
 
 impl Device {
-    /// Asks the driver to let its DMBs go within `within`. `group` counts it until it has left. A
-    /// later request replaces an earlier one, whose group goes on to count the driver.
+    /// Asks the driver to release its DMBs within `within`. `group` counts the driver until it has left. A
+    /// later request replaces an earlier one; the earlier group still counts the driver.
     ///
-    /// The device itself stays as it is, whatever the driver does, but for REGISTER and ATTACH.
+    /// The device itself stays the same, whatever the driver does, except for REGISTER and ATTACH.
     pub fn ask_to_leave(&self, reason: LeaveReason, within: Duration, group: &Arc<LeaveGroup>) {
         let within_ns = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
         let deadline_ns = self.fabric.clock.now_ns().saturating_add(within_ns);
@@ -176,9 +175,9 @@ impl Device {
         state.leaving = Some(Leaving { request, answer: Answer::None });
     }
 
-    /// Takes the latest request back, if it was to drain the device or to move its machine: the driver
-    /// may stay, and the device takes on new DMBs again. The other requests are of a device that goes.
-    /// Returns whether there was such a request.
+    /// Takes the latest request back, if for a drain or a migration: the driver may stay, and the device
+    /// takes on new DMBs again. Other requests are for an ending device. Returns whether there was such a
+    /// request.
     pub fn stay(&self) -> bool {
         let mut state = lock(&self.state);
         if !state.is_leaving() {

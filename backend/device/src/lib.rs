@@ -3,59 +3,57 @@
 //!
 //! # A primer
 //!
-//! A [`Fabric`] is one CHID. Each front end (a VM, a process) that connects becomes a [`Device`] on
-//! it. A *session* of a device begins with HELLO. It ends with reset, with the next HELLO, or when
-//! the front end is gone. A session has one GID, and a GID names one session. Only on the loopback
-//! fabric do all devices share one GID.
+//! A [`Fabric`] is one CHID. Each connected front end (a VM, a process) becomes a [`Device`] on the fabric. A
+//! *session* of a device begins with HELLO. A session ends with reset, with the next HELLO, or with the loss
+//! of the front end. A session has one GID, and a GID names one session. Only on the loopback fabric do all
+//! devices share one GID.
 //!
-//! **Owners.** A driver *registers* a DMB and thereby owns it. It names one GID, the DMB's user, and
-//! gets a token. A DMB is guest memory of the owner, or a range of a *slab*: sealed memory of this
-//! owner and this user. The front ends of both may map the slab, and no other front end ever does. A
-//! device pays for the slabs it owns. Only its own commands spend its budgets for bytes, counts,
-//! mapping slots and rates ([`Limits`]); commands of a peer never do.
+//! **Owners.** A driver *registers* a DMB and thereby owns the DMB. The driver names one GID, the DMB's user,
+//! and gets a token. A DMB is guest memory of the owner, or a range of a *slab*: sealed memory of this owner
+//! and this user. The front ends of both may map the slab; no other front end ever does. A device pays for
+//! the slabs it owns. Only its own commands spend its budgets for bytes, counts, mapping slots and rates
+//! ([`Limits`]); commands of a peer never do.
 //!
-//! **Grants.** The right to write a DMB is its token *and* being its user: the device looks up the
-//! token, and the GID of the asking device must be the DMB's user. There is nothing else to hold,
-//! pass on or take away. With the grant a user may *move* (the device copies, checked each time) and
-//! may *attach* (the slab is mapped into its window). The owner cannot undo an attach: a front end
-//! that has mapped a slab can write all of it until it unmaps. Hence a slab has a single pair. A
-//! range of it serves another DMB only after its owner has unregistered **and** its user has
-//! detached. In the code both hold the DMB by `Arc`, and dropping the last `Arc` clears the range.
+//! **Grants.** The right to write a DMB is its token *and* being its user: the device looks up the token, and
+//! the GID of the asking device must be the DMB's user. There is nothing else to hold, pass on or take away.
+//! With the grant a user may *move* (the device copies, checked each time) and *attach* (the slab is mapped
+//! into the user's window). The owner cannot undo an attach: a front end with a mapped slab can write all of
+//! the slab until it unmaps. Hence a slab has a single pair. A range of the slab serves another DMB only
+//! after its owner has unregistered **and** its user has detached. In the code both hold the DMB by `Arc`,
+//! and dropping the last `Arc` clears the range.
 //!
-//! **Events.** The events of a driver wait in a queue that is bounded whatever the peers do: a mark
-//! per slab, a mask per DMB, an entry per peer and per attached DMB, a few software events. A device
-//! that takes no events loses only software events, and slows no other device.
+//! **Events.** The events of a driver wait in a queue bounded against any action of peers: a mark per slab, a
+//! mask per DMB, an entry per peer and per attached DMB, a few software events. A device not taking events
+//! loses only software events, and slows no other device.
 //!
 //! **The end of a session**, for whatever reason:
 //!
-//! 1. the fabric removes its GID, so that no new command can name it;
-//! 2. moves that it runs finish, and so do those into its DMBs;
-//! 3. its DMBs are closed, and each user that has attached one gets DMB_GONE;
-//! 4. each related peer gets PEER_DOWN, the last event of that GID;
-//! 5. mappings stay. A slab that it owned exists for as long as its user has mapped it, and never
-//!    serves another pair. Ranges of its own window are kept aside until the front end has confirmed
-//!    that nothing is mapped there.
+//! 1. the fabric removes the session's GID: no new command can name the session;
+//! 2. running moves of the session finish, and moves into its DMBs as well;
+//! 3. the session's DMBs are closed, and each user with an attached DMB gets DMB_GONE;
+//! 4. each related peer gets PEER_DOWN, the last event of the GID;
+//! 5. mappings stay. An owned slab exists for as long as its user maps it, and never serves another pair.
+//!    Ranges of the session's own window are kept aside until the front end has confirmed an empty range.
 //!
 //! # Locks
 //!
-//! A thread takes locks in this order: `Device::lifecycle` (while a session begins or ends), a
-//! device's `state`, a DMB's gate, a session's pending events. A thread that locks a table of the
-//! fabric or the room of a slab takes no other lock meanwhile. No thread holds the states of two
-//! devices. No thread holds a lock while it asks a front end for something: a command that needs the
-//! front end becomes a [`MapJob`] or an [`UnmapJob`], which the virtio side carries to it and back.
+//! A thread takes locks in this order: `Device::lifecycle` (while a session begins or ends), a device's
+//! `state`, a DMB's gate, a session's pending events. While locking a table of the fabric or the room of a
+//! slab, a thread takes no other lock. No thread holds the states of two devices. No thread holds a lock
+//! during a request to a front end: a command with work for the front end becomes a [`MapJob`] or an
+//! [`UnmapJob`], carried there and back by the virtio side.
 //!
-//! A move takes no device's `state`. It holds the read side of its own device's `current` lock (which
-//! the end of that session waits for) and of the DMB's gate (which UNREGISTER waits for), both for no
-//! longer than a copy of `max_move` bytes.
+//! A move takes no device's `state`. A move holds the read side of its own device's `moving` lock (awaited by
+//! the end of the session) and of the DMB's gate (awaited by UNREGISTER), both for no longer than a copy of
+//! `max_move` bytes.
 //!
 //! # Where things are
 //!
-//! `request` checks the form of a driver's request. `command`, `register` and `attach` check it
-//! against what exists. `accounts` keeps the quotas of a session; `transfer` moves
-//! and `copy_watch` tells who makes a move last;
-//! `leave` asks a driver to leave and waits for it;
-//! `pending_events` holds the events that the driver has not read, and `wake_slot` what these share
-//! with slabs and DMBs. `device` is a device and its sessions; `fabric` is what devices share.
+//! `request` checks the form of a driver's request. `command`, `register` and `attach` check the request
+//! against existing objects. `accounts` keeps the quotas of a session; `transfer` moves, and `copy_watch`
+//! finds the cause of a slow move; `leave` asks a driver to leave and waits; `pending_events` holds the
+//! driver's unread events, and `wake_slot` the state shared by events with slabs and DMBs. `device` is a
+//! device and its sessions; `fabric` is the state shared by devices.
 #![deny(unsafe_code)]
 
 mod accounts;

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Quotas of a device, caps of a fabric, and the clock that rates are measured by.
+//! Quotas of a device, caps of a fabric, and the clock for rates.
 
 use std::time::Instant;
 
 use super::rate::Rate;
 use virtio_ism_abi::config::{DMB_MAX, DMB_MIN, MAX_MOVE, SLAB_ALIGN};
 
-/// What one device may have. Counts and bytes; defaults are those of docs/virtio-ism.md, "Limits
-/// and quotas".
+/// Limits of one device. Counts and bytes; for the defaults see docs/virtio-ism.md, "Limits and quotas".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// DMBs; also the bound of `idx`.
@@ -22,7 +21,7 @@ pub struct Limits {
     pub max_attach: u32,
     /// Related peers at a time.
     pub max_peers: u32,
-    /// Mapping slots of a front end, unless the port says otherwise.
+    /// Mapping slots of a front end without a number of its own.
     pub max_maps: u32,
     /// Smallest DMB in bytes, a power of two.
     pub dmb_min: u32,
@@ -36,9 +35,9 @@ pub struct Limits {
     pub max_segs: u16,
     /// Payload bytes of one MOVE.
     pub max_move: u32,
-    /// Bytes of all regions of the guest's memory, which the daemon maps.
+    /// Bytes of all regions of the guest's memory, mapped by the daemon.
     pub guest_memory: u64,
-    /// Bytes of the guest's memory that the daemon may allocate by touching them first.
+    /// Bytes of the guest's memory the daemon may allocate by first touches.
     pub touched_memory: u64,
     /// Alignment of slabs in the window in bytes, a power of two.
     pub slab_align: u32,
@@ -68,7 +67,7 @@ impl Default for Limits {
             max_move: MAX_MOVE,
             // A hundred such guests fit into an address space of 47 bits.
             guest_memory: 1 << 40,
-            // Drivers write what they give to the device, so next to nothing is not there.
+            // Drivers write memory before giving it to the device, so nearly all pages are present.
             touched_memory: 256 << 20,
             slab_align: SLAB_ALIGN,
             commands_per_second: 20_000,
@@ -79,7 +78,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Whether the limits agree with each other and with this revision; else what is wrong.
+    /// Whether the limits agree with each other and with this revision; otherwise the reason.
     pub(super) fn check(&self) -> Result<(), &'static str> {
         let dmb_sizes = self.dmb_min.is_power_of_two()
             && self.dmb_max.is_power_of_two()
@@ -125,11 +124,11 @@ impl Limits {
 
 /// Smallest alignment of guest memory, bytes.
 const PAGE: u32 = 4096;
-/// Records of one slab or DMB that may follow each other at once.
+/// Records of one slab or DMB allowed in immediate succession.
 const WAKE_BURST: u32 = 64;
 
-/// What the devices of a fabric may have together. A device that would take the sum of limits
-/// above a cap cannot join, so no quota is ever overcommitted.
+/// Caps for the devices of a fabric together. A device taking a sum of limits above a cap cannot join, so no
+/// quota is ever overcommitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FabricCaps {
     /// Devices.
@@ -148,13 +147,13 @@ impl Default for FabricCaps {
     }
 }
 
-/// A clock that never goes back. Nanoseconds since a point of its choice.
+/// A monotonic clock. Nanoseconds since an arbitrary point.
 pub trait Clock: Send + Sync {
     /// Now, nanoseconds.
     fn now_ns(&self) -> u64;
 
-    /// As [`now_ns`](Self::now_ns), in a time of its own, to some milliseconds. For what is done
-    /// with every message.
+    /// Like [`now_ns`](Self::now_ns), with its own epoch and a precision of some milliseconds. For use with
+    /// every message.
     fn coarse_ns(&self) -> u64 {
         self.now_ns()
     }

@@ -7,13 +7,13 @@ use virtio_ism_abi::slab::MAX_LINES;
 
 /// The lines of one slab.
 ///
-/// A line belongs to one wait group at a time. As long as lines last every DMB gets one of its
-/// own, so that a thread arms exactly what it waits for; then DMBs of a group share.
+/// A line belongs to one wait group at a time. As long as lines last every DMB gets a line of its own, so a
+/// thread arms exactly the lines of its own DMBs; then DMBs of a group share.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// Lines from here on were never used.
+    /// First line never used.
     fresh: u16,
-    /// Lines that were given back whole.
+    /// Lines returned whole.
     idle: BTreeSet<u16>,
     used: HashMap<u16, Line>,
     by_group: HashMap<u16, BTreeSet<u16>>,
@@ -26,7 +26,7 @@ struct Line {
 }
 
 impl Lines {
-    /// A line and a bit of it for a DMB of `group`; `None` if there is none.
+    /// A line and a bit of the line for a DMB of `group`; `None` if none is left.
     pub(super) fn take(&mut self, group: u16) -> Option<(u16, u8)> {
         if let Some(line) = self.unused() {
             self.used.insert(line, Line { group, bits: 1 });
@@ -41,7 +41,7 @@ impl Lines {
         })
     }
 
-    /// Releases a bit. `true`: it was the line's last.
+    /// Releases a bit. `true`: the line has no further bits in use.
     pub(super) fn release(&mut self, number: u16, bit: u8) -> bool {
         let Some(line) = self.used.get_mut(&number) else { return false };
         line.bits &= !(1 << (bit & 63));

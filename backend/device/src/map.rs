@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a command asks of the front end: to map or to unmap a slab.
+//! Requests of a command to the front end: to map or to unmap a slab.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
@@ -10,7 +10,7 @@ use super::reply::Reply;
 use super::session::DeviceSession;
 use super::slab::Slab;
 
-/// What becomes of a command.
+/// Outcome of a command.
 #[derive(Debug)]
 pub enum Outcome {
     /// Answered.
@@ -21,11 +21,11 @@ pub enum Outcome {
     Unmap(UnmapJob),
 }
 
-/// A REGISTER or ATTACH that waits for the front end.
+/// A REGISTER or ATTACH waiting for the front end.
 ///
-/// Jobs of one device, of both kinds, are to be done in the order in which they came. A job holds
-/// no lock. A job that is dropped counts as one with an unknown outcome: the command fails, and
-/// the range is kept aside until the front end has confirmed that nothing is mapped there.
+/// Jobs of one device, of both kinds, are to be done in the order of their creation. A job holds no lock. A
+/// dropped job counts as one with an unknown outcome: the command fails, and the range is kept aside until
+/// the front end has confirmed an empty range.
 #[derive(Debug)]
 pub struct MapJob {
     pub(super) target: JobTarget,
@@ -45,17 +45,17 @@ impl Drop for MapJob {
 
 #[derive(Debug)]
 pub(super) enum PendingCommand {
-    /// And the session that is to be its user.
+    /// With the session of the DMB's user.
     Register(u64, Arc<DeviceSession>),
     Attach(u64),
 }
 
-/// What to ask the front end for.
+/// The request to the front end.
 #[derive(Clone, Copy, Debug)]
 pub struct MapRequest<'a> {
     /// Memory of the slab, a sealed memfd. To be mapped shared, readable and writable.
     pub fd: BorrowedFd<'a>,
-    /// Offset in it, bytes.
+    /// Offset in the memory, bytes.
     pub fd_offset: u64,
     /// Offset in the window, bytes.
     pub window_offset: u64,
@@ -64,8 +64,8 @@ pub struct MapRequest<'a> {
 }
 
 impl MapJob {
-    /// What to ask the front end for. `None`: an earlier job of this device asks for the same slab,
-    /// so there is nothing to ask; just call [`Device::mapped`] with `true` in turn.
+    /// The request to the front end. `None`: an earlier job of this device asks for the same slab, so no
+    /// request is needed; just call [`Device::mapped`] with `true` in turn.
     pub fn request(&self) -> Option<MapRequest<'_>> {
         let JobTarget { slab, offset, .. } = &self.target;
         self.asks.then(|| MapRequest {
@@ -76,7 +76,7 @@ impl MapJob {
         })
     }
 
-    /// The doorbell of the slab, to be handed to the front end after it has mapped. Call
+    /// The doorbell of the slab, to be handed to the front end after its mapping. Call
     /// [`MapJob::doorbell_answered`] with its answer.
     pub fn doorbell(&self) -> Option<DoorbellRequest> {
         let JobTarget { slab, offset, slab_id, session, .. } = &self.target;
@@ -93,7 +93,7 @@ impl MapJob {
         })
     }
 
-    /// The front end has taken the doorbell, or refused it.
+    /// The front end has taken or refused the doorbell.
     pub fn doorbell_answered(&self, taken: bool) {
         if let Some(doorbell) = &self.target.slab.doorbell {
             doorbell.answered(self.end(), taken);
@@ -122,11 +122,11 @@ pub struct DoorbellRequest {
     pub window_offset: u64,
     /// Length of the slab, bytes.
     pub len: u64,
-    /// The driver rings it; `false`: it waits for it.
+    /// `true`: the driver rings the doorbell; `false`: the driver waits for the doorbell.
     pub rings: bool,
 }
 
-/// A RELEASE_SLAB that waits for the front end. As [`MapJob`].
+/// A RELEASE_SLAB waiting for the front end. Otherwise like [`MapJob`].
 #[derive(Debug)]
 pub struct UnmapJob {
     pub(super) target: JobTarget,
@@ -158,7 +158,7 @@ impl UnmapJob {
     }
 }
 
-/// What a job is about: a slab's place in the window of one session.
+/// Target of a job: a slab's place in the window of one session.
 #[derive(Debug)]
 pub(super) struct JobTarget {
     pub(super) device: Weak<Device>,
@@ -172,13 +172,13 @@ pub(super) struct JobTarget {
 }
 
 impl JobTarget {
-    /// The device, if it still waits for an answer.
+    /// The device, if the job still needs an answer.
     fn take_unanswered(&mut self) -> Option<Arc<Device>> {
         if std::mem::replace(&mut self.answered, true) { None } else { self.device.upgrade() }
     }
 }
 
-/// A range that a past session, or a command that failed, may have left mapped. One that is dropped is offered again.
+/// A range possibly left mapped by a past session or a failed command. A dropped value is offered again.
 #[derive(Debug)]
 pub struct StaleMap {
     pub(super) device: Weak<Device>,

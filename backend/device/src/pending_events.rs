@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The events of a device that its driver has not read yet.
+//! The unread events of a device's driver.
 //!
-//! The queue is bounded whatever the peers do and however long the driver gives no buffers: one LEAVE,
-//! one entry per DMB that is gone (and was attached or owned), one per related peer that is down, 64
-//! software events, one per slab and one per guest-memory DMB. An entry goes when the driver
-//! releases the slab or unregisters the DMB. Only software events can be refused or lost.
+//! The queue is bounded against any action of peers, and however long the driver gives no buffers: one LEAVE,
+//! one entry per ended DMB (attached or owned before), one per ended related peer, 64 software events, one
+//! per slab and one per guest-memory DMB. An entry is removed when the driver releases the slab or
+//! unregisters the DMB. Only software events can be refused or lost.
 //!
-//! The queue keeps keys and [wake slots](super::wake_slot), never slabs, DMBs or sessions: those
-//! own the session that owns this queue.
+//! The queue keeps keys and [wake slots](super::wake_slot), never slabs, DMBs or sessions: these own the
+//! session, and the session owns the queue.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -25,12 +25,12 @@ use super::rate::Rate;
 use super::request::CheckedSignalEvent;
 use super::wake_slot::{DmbSignalSlot, SlabWakeSlot};
 
-/// Software events that one driver may leave unread.
+/// Most unread software events of one driver.
 pub(super) const SW_EVENTS_MAX: usize = 64;
-/// Those of one sender among them.
+/// Most unread software events from one sender.
 pub(super) const SW_EVENTS_PER_SENDER: usize = 8;
 
-/// The events of one session that wait for buffers of its driver.
+/// The events of one session waiting for buffers of its driver.
 #[derive(Debug, Default)]
 pub(super) struct PendingEvents {
     closed: bool,
@@ -39,18 +39,18 @@ pub(super) struct PendingEvents {
     dmbs_gone: BTreeMap<u64, Stamped<Gid>>,
     /// PEER_DOWN: GID and subtype.
     peers_down: BTreeMap<Gid, Stamped<u16>>,
-    /// Software events of peers that are down.
+    /// Software events of ended peers.
     lost: u32,
     sw_events: VecDeque<Stamped<SwEvent>>,
-    /// SLAB_WAKE, first come, first served. A slab that its rate delays goes to the end.
+    /// SLAB_WAKE, first come, first served. A slab delayed by its rate goes to the end.
     slab_wakes: VecDeque<Arc<SlabWakeSlot>>,
-    /// DMB_SIGNAL, as SLAB_WAKE.
+    /// DMB_SIGNAL, like SLAB_WAKE.
     dmb_signals: VecDeque<Arc<DmbSignalSlot>>,
     /// Slabs were served last: DMBs are next.
     dmbs_first: bool,
 }
 
-/// An event and the time at which it was queued.
+/// An event with the time of its queueing.
 #[derive(Debug)]
 struct Stamped<T> {
     what: T,
@@ -65,7 +65,7 @@ struct SwEvent {
 }
 
 impl PendingEvents {
-    /// Queues LEAVE or STAY, in place of one that waits.
+    /// Queues LEAVE or STAY, replacing a waiting one.
     pub(super) fn push_leave(&mut self, what: LeaveEvent, time_ns: u64) {
         if !self.closed {
             self.leave = Some(Stamped { what, time_ns });
@@ -84,8 +84,8 @@ impl PendingEvents {
         self.dmbs_gone.remove(&token.0);
     }
 
-    /// Queues PEER_DOWN and removes every other event of that peer but DMB_GONE, which the driver
-    /// reads first. Returns how many software events got lost by that.
+    /// Queues PEER_DOWN and removes every other event of the peer except DMB_GONE, read first by the driver.
+    /// Returns the number of software events lost.
     pub(super) fn push_peer_down(&mut self, peer: Gid, failed: bool, time_ns: u64) -> u32 {
         if self.closed {
             return 0;
@@ -113,13 +113,13 @@ impl PendingEvents {
         lost
     }
 
-    /// PEER_DOWN events that wait.
+    /// Number of waiting PEER_DOWN events.
     pub(super) fn peer_downs(&self) -> usize {
         self.peers_down.len()
     }
 
-    /// Queues an event of the session `gid` of `member`; `is_open` says whether that session has not
-    /// ended. `false`: there is no room, or the session has ended.
+    /// Queues an event of the session `gid` of `member`; `is_open` tells whether the session is still open.
+    /// `false`: there is no room, or the session has ended.
     pub(super) fn push_sw_event(
         &mut self,
         gid: Gid,
@@ -140,7 +140,7 @@ impl PendingEvents {
         true
     }
 
-    /// Queues a slot that the caller has marked as pending.
+    /// Queues a slot marked as pending by the caller.
     pub(super) fn push_slab_wake(
         &mut self,
         slot: &Arc<SlabWakeSlot>,
@@ -154,7 +154,7 @@ impl PendingEvents {
         true
     }
 
-    /// Queues a slot that the caller has raised.
+    /// Queues a slot raised by the caller.
     pub(super) fn push_dmb_signal(
         &mut self,
         slot: &Arc<DmbSignalSlot>,
@@ -168,12 +168,12 @@ impl PendingEvents {
         true
     }
 
-    /// Removes the wake of a slab that the owner has released.
+    /// Removes the wake of a slab released by the owner.
     pub(super) fn remove_slab_wake(&mut self, slot: &Arc<SlabWakeSlot>) {
         self.slab_wakes.retain(|other| !Arc::ptr_eq(other, slot));
     }
 
-    /// Removes the signal of a DMB that the owner has unregistered.
+    /// Removes the signal of a DMB unregistered by the owner.
     pub(super) fn remove_dmb_signal(&mut self, slot: &Arc<DmbSignalSlot>) {
         self.dmb_signals.retain(|other| !Arc::ptr_eq(other, slot));
     }
@@ -284,7 +284,7 @@ impl PendingEvents {
         for _ in 0..self.dmb_signals.len() {
             let Some(entry) = signal.entries.get_mut(n) else { break };
             let Some(slot) = self.dmb_signals.pop_front() else { break };
-            // An idx may be in use again for another DMB.
+            // The idx may belong to another DMB by now.
             if slot.is_closed() {
                 slot.take_mask();
                 continue;

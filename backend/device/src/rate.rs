@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rate limits: a token bucket that is a single number.
+//! Rate limits: a token bucket in a single number.
 
-/// A bucket that holds `burst` and refills at a rate.
+/// A bucket with a capacity of `burst` and a refill rate.
 ///
-/// Instead of a fill level it keeps the time at which the bucket would be full again ("theoretical
-/// arrival time"), so that nothing has to run between two uses.
+/// Instead of a fill level, the state is the time of the next full bucket ("theoretical arrival time"), so no
+/// work is needed between two uses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rate {
-    /// Nanoseconds that one piece takes to refill.
+    /// Refill time of one piece, nanoseconds.
     interval: u64,
-    /// Nanoseconds that a whole bucket takes to refill, less one piece.
+    /// Refill time of a whole bucket less one piece, nanoseconds.
     slack: u64,
 }
 
 impl Rate {
-    /// `per_second` ranges per second (0 counts as 1), `burst` at once.
+    /// `per_second` pieces per second (0 counts as 1), `burst` at once.
     pub(super) fn new(per_second: u32, burst: u32) -> Rate {
         let interval = 1_000_000_000 / u64::from(per_second.max(1));
         Rate { interval, slack: interval.saturating_mul(u64::from(burst.max(1)) - 1) }
@@ -25,7 +25,7 @@ impl Rate {
         full_at.saturating_sub(now).saturating_sub(self.slack)
     }
 
-    /// Takes a piece if there is one.
+    /// Takes a piece if available.
     pub(super) fn take(self, full_at: &mut u64, now: u64) -> bool {
         if self.wait(*full_at, now) > 0 {
             return false;

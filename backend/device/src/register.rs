@@ -23,11 +23,11 @@ use super::wake_slot::DmbSignalSlot;
 use super::window::Window;
 use super::{Device, MapJob, Outcome};
 
-/// Where in the window a new DMB lies.
+/// Place of a new DMB in the window.
 struct WindowBacking {
     place: SlabRange,
     slab_id: u32,
-    /// Offset in the window of a slab that is not mapped yet.
+    /// Offset in the window of a slab not mapped yet.
     new_slab_at: Option<u64>,
 }
 
@@ -43,7 +43,7 @@ impl Device {
         let (backing, slab_id, new_slab_at, keep) = match request.backing {
             CheckedBacking::Guest(entries) => {
                 let ranges = self.guest_ranges(&entries)?;
-                // The owner asked for no window: a slot is kept if there is one.
+                // The owner asked for no window: keep a slot if available.
                 let slots = self.slots_to_keep(account, request.user);
                 let keep = slots <= self.free_slots(account, window);
                 let signal = Arc::new(DmbSignalSlot::new(request.idx, request.user));
@@ -90,7 +90,7 @@ impl Device {
         self.finish_register(account, token, peer).map(|body| done(tag, body.as_bytes()))
     }
 
-    /// Makes a registered DMB usable: its memory is where it shall be.
+    /// Makes a registered DMB usable: its memory is in place.
     pub(super) fn finish_register(
         &self,
         account: &mut QuotaAccount,
@@ -126,11 +126,11 @@ impl Device {
                 reply.flags |= register_flags::SLAB_LINE;
             }
         }
-        // From here on this driver hears of the user's end, if the user has not ended already.
+        // From here on this driver gets the user's PEER_DOWN, if the user has not ended already.
         if !account.relate(user) {
             return Err(Status::Enodev);
         }
-        // Another DMB with the same 64 random bits is as likely as broken memory.
+        // Another DMB with the same 64 random bits is as unlikely as broken memory.
         if !self.fabric.tokens.insert(&dmb) {
             return Err(Status::Eio);
         }
@@ -141,7 +141,7 @@ impl Device {
     }
 
     pub(super) fn unregister(&self, tag: u32, token: u64) -> Result<Outcome, Status> {
-        // The session does not end meanwhile, so that PEER_DOWN follows the DMB_GONE of this DMB.
+        // The session does not end meanwhile, so PEER_DOWN follows the DMB_GONE of this DMB.
         let _lifecycle = lock(&self.lifecycle);
         let (session, entry, is_attached) = {
             let mut state = lock(&self.state);
@@ -152,13 +152,13 @@ impl Device {
             let entry = account.remove_dmb(token).ok_or(Status::Enoent)?;
             (account.session.clone(), entry, account.attached.contains_key(&token))
         };
-        // Waits for the moves that run: at most one of `max_move` bytes per current. Other devices
-        // take this device's lock to tell it of their end, so it is not held.
+        // Waits for running moves: at most one of `max_move` bytes per session. Other devices take this
+        // device's lock to report their end, so the lock is not held here.
         entry.dmb.close(&self.fabric.tokens, false);
         if let Backing::Guest { signal, .. } = &entry.dmb.backing {
             session.remove_dmb_signal(signal);
         }
-        // If the driver has attached it itself, it hears of its end like any user.
+        // A driver with its own DMB attached gets DMB_GONE like any user.
         if !is_attached {
             session.remove_dmb_gone(entry.dmb.token);
         }
@@ -186,7 +186,7 @@ impl Device {
         check_peer(account, request.user, limits.max_peers)
     }
 
-    /// Guest memory that resolves now. It is looked up again whenever it is used.
+    /// Guest memory accessible now. Looked up again at every use.
     fn guest_ranges(&self, entries: &[CheckedSgEntry]) -> Result<Vec<GuestRange>, Status> {
         let memory = self.handle.memory().ok_or(Status::Eio)?;
         let memory = memory.memory();
@@ -198,7 +198,7 @@ impl Device {
         Ok(ranges(entries.iter().map(|entry| (entry.gpa, entry.len))))
     }
 
-    /// A range in a slab that the pair has, or in a new one.
+    /// A range in a present slab of the pair, or in a new slab.
     fn find_backing(
         &self,
         account: &mut QuotaAccount,
@@ -226,7 +226,7 @@ impl Device {
             }
         }
         if keep + 1 > free {
-            // Slots that past sessions hold come back as soon as the front end has answered.
+            // Slots of past sessions are free again as soon as the front end has answered.
             return Err(if window.stale() > 0 { Status::Eagain } else { Status::Enospc });
         }
         let has_doorbell = self.can_ring(user);
@@ -272,20 +272,20 @@ impl Device {
         Err(out_of_bytes(window))
     }
 
-    /// Mapping slots that are neither used nor kept.
+    /// Mapping slots neither used nor kept.
     pub(super) fn free_slots(&self, account: &QuotaAccount, window: &Window) -> u64 {
         let used = account.slots() + window.stale() as u64;
         u64::from(self.max_maps).saturating_sub(used)
     }
 
-    /// Mapping slots that REGISTER has to keep for slabs of `user`: 1, unless one is kept or in use.
+    /// Mapping slots REGISTER has to keep for slabs of `user`: 1, unless one is kept or in use.
     fn slots_to_keep(&self, account: &QuotaAccount, user: Gid) -> u64 {
         let kept = account.peers.get(&user).is_some_and(|peer| peer.reserved || peer.maps > 0);
         u64::from(!kept && self.keeps_slots(&account.session, user))
     }
 
-    /// Whether slots are kept for slabs of `user` at all: not without a window, and not for this
-    /// driver itself, whose slabs are in the window because they are its own.
+    /// Whether slots are kept for slabs of `user` at all: not without a window, and not for this driver
+    /// itself, whose own slabs are in the window anyway.
     fn keeps_slots(&self, session: &DeviceSession, user: Gid) -> bool {
         let itself = user == session.gid && self.fabric.shared_gid.is_none();
         self.handle.has_window() && !itself
@@ -304,7 +304,7 @@ impl Device {
     }
 }
 
-/// No bytes left, or just for now: ranges of past sessions come back when the front end has answered.
+/// No bytes left, or none at present: ranges of past sessions are free again after the front end's answer.
 pub(super) fn out_of_bytes(window: &Window) -> Status {
     if window.stale() > 0 { Status::Eagain } else { Status::Enomem }
 }

@@ -38,13 +38,13 @@ impl Reply {
         reply
     }
 
-    /// As much of it as fits into `room` bytes.
+    /// Truncates the reply to `room` bytes.
     pub(super) fn cut(mut self, room: usize) -> Reply {
         self.len = self.len.min(room);
         self
     }
 
-    /// The status it carries; `None` if it was cut that short.
+    /// The status of the reply; `None` if truncated before the status.
     pub fn status(&self) -> Option<Status> {
         let code = self.first_chunk::<2>()?;
         Status::from_code(u16::from_le_bytes(*code))

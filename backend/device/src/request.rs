@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a driver claims, read from a private copy of its request.
+//! A driver's request, read from a private copy.
 //!
-//! Everything that can be judged by looking at the bytes is judged here; whether a claimed GID,
-//! token or slab exists is the registry's business. Reserved fields are ignored
-//! (docs/virtio-ism.md, "Conventions").
+//! This module makes every check possible on the bytes alone. Whether a claimed GID, token or slab exists is
+//! checked by the registry. Reserved fields are ignored (docs/virtio-ism.md, "Conventions").
 
 use virtio_ism_abi::command::{
     BACKING_GUEST, BACKING_WINDOW, HelloRequest, LeftRequest, Op, QueryGidRequest, RegisterRequest,
@@ -16,13 +15,13 @@ use zerocopy::FromBytes;
 
 use super::Limits;
 
-/// A command whose bytes make sense.
+/// A well-formed command.
 #[derive(Debug)]
 pub(super) enum CheckedRequest {
     Hello {
         driver_max_idx: u32,
     },
-    /// The number of the request to leave that it answers.
+    /// The number of the answered request to leave.
     Left(u32),
     QueryGid(Gid),
     Register(CheckedRegister),
@@ -64,13 +63,13 @@ pub(super) struct CheckedSignalEvent {
     pub(super) info: u64,
 }
 
-/// Tag of a request; 0 if it is too short to have one.
+/// Tag of a request; 0 if the request is too short for a tag.
 pub(super) fn tag(request: &[u8]) -> u32 {
     RequestHeader::read_from_prefix(request).map_or(0, |(header, _)| header.tag.get())
 }
 
 impl CheckedRequest {
-    /// Reads a request of a driver that accepted `features` and offers `room` bytes for the reply.
+    /// Reads a request of a driver with the accepted `features` and `room` bytes for the reply.
     pub(super) fn parse(
         request: &[u8],
         room: usize,
@@ -154,7 +153,7 @@ fn register(body: &[u8], limits: &Limits) -> Result<CheckedRequest, Status> {
     }))
 }
 
-/// `nsg` entries, aligned, without wrap, that add up to `len`.
+/// `nsg` entries, aligned, without wrap, with a sum of `len`.
 fn ranges(
     entries: &[u8],
     nsg: u32,
@@ -184,8 +183,7 @@ fn ranges(
     Ok(ranges)
 }
 
-/// A MOVE whose header and segments agree with each other and with the payload. Whether they fit
-/// into the DMB is known once there is a DMB.
+/// A MOVE with a consistent header, segments and payload. The bounds of the DMB are checked later.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CheckedMove<'a> {
     pub(super) token: u64,
@@ -196,8 +194,7 @@ pub(super) struct CheckedMove<'a> {
 }
 
 impl<'a> CheckedMove<'a> {
-    /// Reads header and segments of a driver that accepted `features` and sends `payload_len` bytes
-    /// behind them.
+    /// Reads header and segments of a driver with the accepted `features`, followed by `payload_len` bytes.
     pub(super) fn parse(
         head: &'a [u8],
         payload_len: u64,
@@ -238,7 +235,7 @@ impl<'a> CheckedMove<'a> {
             .map(|segment| (segment.offset.get(), segment.len.get()))
     }
 
-    /// Whether there is no segment: nothing but the signal.
+    /// Whether there is no segment, only the signal.
     pub(super) fn is_pure_signal(&self) -> bool {
         self.segments.is_empty()
     }
@@ -257,14 +254,15 @@ mod tests {
 
     /// Length of the DMB, bytes.
     const DMB: u32 = 16 << 10;
-    /// Most bytes of a move here.
+    /// Most bytes of a move in these tests.
     const MAX: u32 = 64 << 10;
 
-    /// Offsets and lengths at which something ends or wraps round.
+    /// Offsets and lengths at bounds or wraps.
     const EDGES: [u32; 12] =
         [0, 1, 8, 64, 65, DMB - 1, DMB, DMB + 1, MAX, MAX + 1, 1 << 31, u32::MAX];
 
-    /// What is judged of a move with these segments, for each total and length of the payload.
+    /// Checks a move with these segments, for each total and length of the payload. Returns the number of
+    /// accepted moves.
     fn judge(segments: &[(u32, u32)], features: Features, flags: u16) -> u32 {
         let limits = Limits { max_segs: 2, max_move: MAX, ..Limits::default() };
         let sum: u64 = segments.iter().map(|(_, len)| u64::from(*len)).sum();
@@ -300,7 +298,7 @@ mod tests {
                         assert!(!legal, "{status:?} of {segments:x?} {total:#x} {payload:#x}");
                     }
                 }
-                // A head that is cut or longer than its segments.
+                // A head cut short or longer than its segments.
                 for wrong in [head.get(..head.len() - 1).unwrap(), &[&head[..], &[0]].concat()] {
                     assert!(CheckedMove::parse(wrong, payload, features, &limits).is_err());
                 }

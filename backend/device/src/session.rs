@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A session of a device: its GID, and the events that others queue for it.
+//! A session of a device: its GID, and the events queued by other devices.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,15 +16,15 @@ use super::wake_slot::{DmbSignalSlot, SlabWakeSlot};
 
 /// A session of a device: from HELLO to reset, the next HELLO, or the loss of the front end.
 ///
-/// DMBs, slabs and the fabric's table own a session. A session owns its device's handle and its
-/// pending events, and these own nothing, so that no circle of owners can form.
+/// DMBs, slabs and the fabric's table own a session. A session owns its device's handle and its pending
+/// events, and these own nothing, so no cycle of owners can form.
 #[derive(Debug)]
 pub(super) struct DeviceSession {
     pub(super) gid: Gid,
     /// The session's number on the device, from 1 (`HelloReply::session`).
     pub(super) number: u32,
     pub(super) handle: Arc<DeviceHandle>,
-    /// Cleared before any peer hears of the end.
+    /// Cleared before any peer learns of the end.
     open: AtomicBool,
     pending_events: Mutex<PendingEvents>,
 }
@@ -35,17 +35,17 @@ impl DeviceSession {
         Arc::new(DeviceSession { gid, number, handle, open: AtomicBool::new(true), pending_events })
     }
 
-    /// Whether the session has not ended yet.
+    /// Whether the session is still open.
     pub(super) fn is_open(&self) -> bool {
         self.open.load(Ordering::Acquire)
     }
 
-    /// Marks the session as ended, before any peer hears of it.
+    /// Marks the session as ended, before any peer learns of the end.
     pub(super) fn close(&self) {
         self.open.store(false, Ordering::Release);
     }
 
-    /// Queues DMB_GONE for a DMB that this session had attached or owned.
+    /// Queues DMB_GONE for a DMB attached or owned by this session.
     pub(super) fn push_dmb_gone(&self, token: Token, owner: Gid) {
         let now = self.handle.clock.now_ns();
         if lock(&self.pending_events).push_dmb_gone(token, owner, now) {
@@ -53,22 +53,22 @@ impl DeviceSession {
         }
     }
 
-    /// Removes a DMB_GONE that the driver has not read: it detached before it could.
+    /// Removes an unread DMB_GONE after the driver's detach.
     pub(super) fn remove_dmb_gone(&self, token: Token) {
         lock(&self.pending_events).remove_dmb_gone(token);
     }
 
-    /// Removes the pending signal of a DMB that this owner has unregistered.
+    /// Removes the pending signal of a DMB unregistered by this owner.
     pub(super) fn remove_dmb_signal(&self, slot: &Arc<DmbSignalSlot>) {
         lock(&self.pending_events).remove_dmb_signal(slot);
     }
 
-    /// Removes the pending wake of a slab that this owner has released.
+    /// Removes the pending wake of a slab released by this owner.
     pub(super) fn remove_slab_wake(&self, slot: &Arc<SlabWakeSlot>) {
         lock(&self.pending_events).remove_slab_wake(slot);
     }
 
-    /// Queues PEER_DOWN. No event of that peer follows it.
+    /// Queues PEER_DOWN. No event of the peer follows.
     pub(super) fn push_peer_down(&self, peer: Gid, failed: bool) {
         let now = self.handle.clock.now_ns();
         let mut pending_events = lock(&self.pending_events);
@@ -78,19 +78,19 @@ impl DeviceSession {
         self.handle.notifier.notify(Delivery::Deferred);
     }
 
-    /// Queues LEAVE or STAY, in place of one that the driver has not read.
+    /// Queues LEAVE or STAY, replacing an unread one.
     pub(super) fn push_leave(&self, event: LeaveEvent) {
         let now = self.handle.clock.now_ns();
         lock(&self.pending_events).push_leave(event, now);
         self.handle.notifier.notify(Delivery::Deferred);
     }
 
-    /// Peers whose PEER_DOWN the driver has not read yet.
+    /// Peers with an unread PEER_DOWN.
     pub(super) fn unread_peer_downs(&self) -> usize {
         lock(&self.pending_events).peer_downs()
     }
 
-    /// Queues a software event; `false` if there is no room for it.
+    /// Queues a software event; `false` without room.
     pub(super) fn push_sw_event(&self, from: &DeviceSession, event: CheckedSignalEvent) -> bool {
         let now = self.handle.clock.now_ns();
         let (gid, member) = (from.gid, from.handle.member);
@@ -102,8 +102,8 @@ impl DeviceSession {
         queued
     }
 
-    /// Wakes this owner for a slab of its own, on behalf of `user`. `delivery`: what the caller's
-    /// locks allow.
+    /// Wakes this owner for a slab of its own, on behalf of `user`. `delivery`: the delivery allowed by the
+    /// caller's locks.
     pub(super) fn wake_slab(
         &self,
         slot: &Arc<SlabWakeSlot>,
@@ -119,8 +119,8 @@ impl DeviceSession {
         }
     }
 
-    /// Wakes this owner for a DMB in guest memory, on behalf of `user`. `delivery`: what the caller's
-    /// locks allow.
+    /// Wakes this owner for a DMB in guest memory, on behalf of `user`. `delivery`: the delivery allowed by
+    /// the caller's locks.
     pub(super) fn signal_dmb(
         &self,
         slot: &Arc<DmbSignalSlot>,
@@ -137,9 +137,9 @@ impl DeviceSession {
         }
     }
 
-    /// Whether an event of `user` may still be queued. The caller asks with the lock of the pending
-    /// events held: a session closes first, and PEER_DOWN is queued afterwards under the same lock,
-    /// so that nothing follows it. Members of a loopback fabric share a GID and get no PEER_DOWN.
+    /// Whether an event of `user` may still be queued. The caller holds the lock of the pending events: a
+    /// session first closes, and PEER_DOWN is queued afterwards under the same lock, so nothing follows
+    /// PEER_DOWN. Members of a loopback fabric share a GID and get no PEER_DOWN.
     fn may_queue(&self, user: &DeviceSession) -> impl FnOnce() -> bool {
         let related = user.gid != self.gid;
         move || !related || user.is_open()
@@ -151,19 +151,19 @@ impl DeviceSession {
         lock(&self.pending_events).next(now, self.handle.wake_rate, &self.handle.counters)
     }
 
-    /// Whether [`next_record`](Self::next_record) would give a record now.
+    /// Whether [`next_record`](Self::next_record) would return a record now.
     pub(super) fn has_records(&self) -> bool {
         let now = self.handle.clock.now_ns();
         lock(&self.pending_events).has_any(now, self.handle.wake_rate)
     }
 
-    /// Nanoseconds until the rate limit lets the first delayed wake pass.
+    /// Nanoseconds until the rate limit allows the first delayed wake.
     pub(super) fn next_due(&self) -> Option<u64> {
         let now = self.handle.clock.now_ns();
         lock(&self.pending_events).next_due(now, self.handle.wake_rate)
     }
 
-    /// Drops the events that the driver has not read, and queues no further ones.
+    /// Drops unread events, and queues no further ones.
     pub(super) fn close_events(&self) {
         lock(&self.pending_events).close();
     }

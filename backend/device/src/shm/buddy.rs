@@ -3,28 +3,28 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Gives out ranges of `[0, len)`.
+/// Allocates ranges of `[0, len)`.
 ///
-/// A range of `n` units starts at a multiple of `n` rounded up to a power of two, so a range whose
-/// length is a power of two is aligned to its length. The units between `n` and that power of two
-/// are not lost: they stay available. The lowest fitting place wins, which keeps the top free.
+/// A range of `n` units starts at a multiple of `n` rounded up to a power of two, so a range with a power of
+/// two as length is aligned to its length. The units between `n` and this power of two stay available. The
+/// lowest fitting place wins, to keep the top free.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, PartialOrd, Ord))]
 pub struct Buddy {
     unit: u64,
     /// Free blocks by order: starts in units, each a multiple of `1 << order`.
     free: Vec<BTreeSet<u64>>,
-    /// Ranges given out: start and length in units.
+    /// Allocated ranges: start and length in units.
     live: BTreeMap<u64, u64>,
     used: u64,
 }
 
-/// Orders a start in units can have.
+/// Number of possible orders of a start in units.
 const ORDERS: u32 = u64::BITS;
 
 impl Buddy {
-    /// An allocator over `len` bytes in units of `unit` bytes. What is left of `len` beyond a whole
-    /// number of units is not used. `unit` of 0 counts as 1.
+    /// An allocator over `len` bytes in units of `unit` bytes. A rest of `len` below a unit stays unused.
+    /// `unit` of 0 counts as 1.
     pub fn new(len: u64, unit: u64) -> Buddy {
         let unit = unit.max(1);
         let mut buddy = Buddy {
@@ -37,19 +37,19 @@ impl Buddy {
         buddy
     }
 
-    /// Takes a range of at least `len` bytes; `None` if there is none. The result is in bytes.
+    /// Allocates a range of at least `len` bytes; `None` without room. The result is in bytes.
     pub fn alloc(&mut self, len: u64) -> Option<u64> {
         let units = len.div_ceil(self.unit).max(1);
         let order = units.checked_next_power_of_two()?.trailing_zeros();
         let start = self.take(order)?;
-        // The tail that rounding up added goes back.
+        // Give back the tail added by rounding up.
         self.release(start + units, (1 << order) - units);
         self.live.insert(start, units);
         self.used += units;
         Some(start * self.unit)
     }
 
-    /// Gives back the range that starts at `offset` bytes. `false`: no range starts there.
+    /// Frees the range starting at `offset` bytes. `false`: no range starts there.
     pub fn free(&mut self, offset: u64) -> bool {
         if !offset.is_multiple_of(self.unit) {
             return false;
@@ -61,17 +61,17 @@ impl Buddy {
         true
     }
 
-    /// Bytes given out, whole units counted.
+    /// Allocated bytes, in whole units.
     pub fn used(&self) -> u64 {
         self.used * self.unit
     }
 
-    /// Whether nothing is given out.
+    /// Whether nothing is allocated.
     pub fn is_unused(&self) -> bool {
         self.live.is_empty()
     }
 
-    /// A free block of exactly this order, split off a larger one if need be.
+    /// A free block of exactly this order, split off a larger block if needed.
     fn take(&mut self, order: u32) -> Option<u64> {
         let (from, start) = (order..ORDERS)
             .filter_map(|o| Some((o, *self.free.get(o as usize)?.first()?)))
@@ -163,8 +163,8 @@ mod tests {
         assert_eq!(Buddy::new(0, 0).alloc(1), None);
     }
 
-    /// The state after one operation, if the operation is possible, with what must hold then. The
-    /// whole state is here: ranges given out and free blocks.
+    /// The state after one operation, checked for its invariants. The state is complete: allocated ranges and
+    /// free blocks.
     fn checked(buddy: Buddy, len: u64) -> Buddy {
         let mut owner = vec![0; len as usize];
         let mut own = |start: u64, units: u64| {
@@ -180,7 +180,7 @@ mod tests {
             for start in blocks {
                 own(*start, 1 << order);
                 assert!(start.is_multiple_of(1 << order), "{buddy:?}");
-                // Otherwise a range that fits would not be found.
+                // Otherwise the allocator would miss a fitting range.
                 let other = start ^ (1 << order);
                 assert!(!blocks.contains(&other), "not merged: {buddy:?}");
             }
@@ -224,7 +224,7 @@ mod tests {
                     }
                 }
             }
-            // What is free follows from what is given out, so nothing can be lost over time.
+            // The free blocks follow from the allocated ranges, so nothing can be lost over time.
             let mut lives: Vec<_> = seen.iter().map(|buddy| buddy.live.clone()).collect();
             let count = lives.len();
             lives.sort();

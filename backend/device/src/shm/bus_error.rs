@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Bus errors in the memory of guests.
 //!
-//! The daemon maps files that front ends own. A page that its owner has taken away (a file cut
-//! short, a hole without a huge page to fill it, broken hardware) raises SIGBUS when the daemon
-//! touches it, which would end the daemon for all guests. A [`BusErrorGuard`] makes it the
-//! owner's problem: the handler of the signal maps zeroes over the region, the access goes on, and
-//! a thread calls the owner's `on_fault`, which ends the connection.
+//! The daemon maps files owned by front ends. A page taken away by its owner (a file cut short, a hole
+//! without a huge page to fill it, broken hardware) raises SIGBUS when the daemon touches the page. SIGBUS
+//! would end the daemon for all guests. A [`BusErrorGuard`] limits the damage to the owner: the signal
+//! handler maps zeroes over the region, the access goes on, and a thread calls the owner's `on_fault` to end
+//! the connection.
 //!
-//! A page that was never there raises SIGBUS as well (see [`TouchQuota`]). The handler has it
-//! allocated, as long as the owner's quota lasts.
+//! A page never present raises SIGBUS as well (see [`TouchQuota`]). The handler allocates the page, within
+//! the owner's quota.
 //!
-//! The whole region is replaced, so that a front end cannot cause more faults, or use up the
-//! process's mappings, page by page.
+//! The whole region is replaced: page by page, a front end could cause more faults or use up the process's
+//! mappings.
 //!
-//! A bus error anywhere else goes to the handler that was there before.
+//! A bus error anywhere else goes to the previous handler.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -29,31 +29,31 @@ use super::TouchQuota;
 use super::dump;
 use super::first_touch::{FirstTouches, Touched};
 
-/// Regions that can be contained at a time, in the whole process.
+/// Most contained regions at a time, in the whole process.
 const REGIONS: usize = 8192;
 
-/// What is called, in a thread of this module, when a region has faulted.
+/// Called in a thread of this module after a fault of a region.
 type OnFault = Arc<dyn Fn(FaultCause) + Send + Sync>;
 
 /// Why a region was replaced by zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FaultCause {
-    /// A page of it is gone.
+    /// A page of the region is gone.
     Lost = 1,
-    /// A page of it was not there, and the quota for such pages is used up.
+    /// A page of the region was not present, and the quota for such pages is used up.
     OverQuota = 2,
 }
 
-/// A region as the handler sees it.
+/// A region, for the handler.
 struct Slot {
     /// Address of the first byte; 0: the slot is free.
     start: AtomicUsize,
     /// Bytes.
     len: AtomicUsize,
-    /// Zeroes were mapped over it for this cause, and its owner does not know yet; 0: nothing.
+    /// The cause of zeroes mapped over the region and not yet reported to the owner; 0: nothing.
     fault: AtomicU8,
-    /// Pages of it that were not there; null: the kernel does not tell.
+    /// First touches in the region; null: not reported by the kernel.
     touches: AtomicPtr<FirstTouches>,
 }
 
@@ -65,23 +65,23 @@ static SLOTS: [Slot; REGIONS] = [const {
         touches: AtomicPtr::new(null_mut()),
     }
 }; REGIONS];
-/// Slots beyond were never used.
+/// Number of slots ever used.
 static USED_SLOTS: AtomicUsize = AtomicUsize::new(0);
 /// The eventfd that wakes the thread.
 static FAULT_EVENT: AtomicI32 = AtomicI32::new(-1);
-/// The handler's predecessor, if there is a handler; the reason if there is none.
+/// The previous handler, if this one is installed; otherwise the error.
 static HANDLER: OnceLock<Result<Previous, i32>> = OnceLock::new();
 static OWNERS: Mutex<Owners> = Mutex::new(Owners { free: Vec::new(), on_fault: Vec::new() });
 
-/// `sigaction` of before.
+/// The previous `sigaction`.
 struct Previous(libc::sigaction);
 
-// SAFETY: it is a value without ownership; the pointer in it is the address of a function.
+// SAFETY: a value without ownership; the pointer inside is the address of a function.
 unsafe impl Send for Previous {}
 // SAFETY: as above.
 unsafe impl Sync for Previous {}
 
-/// Who owns which slot.
+/// Owners of the slots.
 struct Owners {
     free: Vec<usize>,
     /// By slot.
@@ -91,7 +91,7 @@ struct Owners {
 /// Why faults in memory cannot be contained.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
-    /// All slots are in use.
+    /// Every slot is in use.
     #[error("the daemon maps {REGIONS} memory regions already, which is its limit")]
     TooMany,
     /// The handler or its thread could not be installed.
@@ -99,12 +99,12 @@ pub enum GuardError {
     Handler(#[source] io::Error),
 }
 
-/// Memory of a guest in which a bus error ends neither the process nor the access.
+/// Memory of a guest with contained bus errors: neither the process nor the access ends.
 pub struct BusErrorGuard {
     slots: Vec<usize>,
-    /// What the slots point at.
+    /// The objects the slots point at.
     touches: Vec<Arc<FirstTouches>>,
-    /// Keep the mappings in place while the handler knows of them.
+    /// Keep the mappings in place while the handler uses them.
     tables: Vec<Arc<GuestMemoryMmap>>,
 }
 
@@ -138,7 +138,7 @@ impl BusErrorGuard {
                 slot.fault.store(0, Ordering::Relaxed);
                 slot.touches.store(pointer, Ordering::Relaxed);
                 slot.len.store(len, Ordering::Relaxed);
-                // After the others, which belong to it.
+                // After the other fields of the slot.
                 slot.start.store(start, Ordering::Release);
             }
         }
@@ -147,12 +147,12 @@ impl BusErrorGuard {
         Ok(contained)
     }
 
-    /// Also keeps `table`, whose regions are the same.
+    /// Also keeps `table`, with the same regions.
     pub fn keep(&mut self, table: Arc<GuestMemoryMmap>) {
         self.tables.push(table);
     }
 
-    /// Whether somebody else still holds one of the tables, and may touch the memory.
+    /// Whether another holder of the tables may still touch the memory.
     pub fn is_in_use(&self) -> bool {
         self.tables.iter().any(|table| Arc::strong_count(table) > 1)
     }
@@ -220,8 +220,8 @@ fn try_install() -> io::Result<Previous> {
         .spawn(move || report_faults(&event))?;
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     let mut previous = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: both point to structures of their own, for which zeroes are valid. The handler calls
-    // nothing but mmap, ioctl, write and sigaction, which are async-signal-safe, and uses atomics only.
+    // SAFETY: both point to structures of their own, valid when zeroed. The handler calls only mmap, ioctl,
+    // write and sigaction, all async-signal-safe, and uses only atomics.
     unsafe {
         let set = action.assume_init_mut();
         set.sa_sigaction = on_bus_error as *const () as libc::sighandler_t;
@@ -234,7 +234,7 @@ fn try_install() -> io::Result<Previous> {
     }
 }
 
-/// Tells the owners of regions that have faulted.
+/// Reports faulted regions to their owners.
 fn report_faults(event: &OwnedFd) {
     let mut count = [0; 8];
     while rustix::io::retry_on_intr(|| rustix::io::read(event, &mut count)).is_ok() {
@@ -246,7 +246,7 @@ fn report_faults(event: &OwnedFd) {
             };
             if let Some(cause) = cause {
                 let on_fault = owners().on_fault.get(index).cloned().flatten();
-                // Without the lock: it may end a connection, and with it contained memory.
+                // Without the lock: the call may end a connection, and with it contained memory.
                 if let Some(on_fault) = on_fault {
                     on_fault(cause);
                 }
@@ -255,7 +255,7 @@ fn report_faults(event: &OwnedFd) {
     }
 }
 
-/// The region in which an address lies, as its slot.
+/// The region of an address, as its slot.
 fn slot_of(address: usize) -> Option<(&'static Slot, usize, usize)> {
     let used = USED_SLOTS.load(Ordering::Acquire);
     SLOTS.iter().take(used).find_map(|slot| {
@@ -272,28 +272,28 @@ extern "C" fn on_bus_error(
     info: *mut libc::siginfo_t,
     _context: *mut libc::c_void,
 ) {
-    // SAFETY: the kernel passes a valid siginfo, since SA_SIGINFO is set. `si_addr` is read only of
-    // a signal of the kernel's, which has it.
+    // SAFETY: the kernel passes a valid siginfo, since SA_SIGINFO is set. `si_addr` is read only for a signal
+    // from the kernel, valid there.
     let (address, code) = unsafe {
         let code = (*info).si_code;
         (if code > 0 { (*info).si_addr().addr() } else { 0 }, code)
     };
-    // SAFETY: it points to this thread's errno, which the calls below may change.
+    // SAFETY: the pointer is to this thread's errno. The calls below may change errno.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let saved = unsafe { *errno };
     let contained = slot_of(address).is_some_and(|(slot, start, len)| {
         let touches = slot.touches.load(Ordering::Acquire);
-        // SAFETY: it points at what the region's `BusErrorGuard` owns, which is there as long as
-        // somebody touches the region.
+        // SAFETY: the pointer is to an object of the region's `BusErrorGuard`, present as long as any thread
+        // touches the region.
         let touches = unsafe { touches.as_ref() }.filter(|_| code == libc::BUS_ADRERR);
         let cause = match touches.map_or(Touched::Lost, |t| t.touch(start, address)) {
             Touched::Allocated => return true,
             Touched::OverQuota => FaultCause::OverQuota,
             Touched::Lost => FaultCause::Lost,
         };
-        // SAFETY: a slot names a mapping that its `BusErrorGuard` keeps in place, and which others
-        // use through volatile accesses only. What was behind it is gone for them in any case.
+        // SAFETY: a slot names a mapping kept in place by its `BusErrorGuard`, used by others only through
+        // volatile accesses. The old contents are lost for others in any case.
         let mapped = unsafe {
             libc::mmap(
                 std::ptr::without_provenance_mut(start),
@@ -309,14 +309,13 @@ extern "C" fn on_bus_error(
         }
         slot.fault.store(cause as u8, Ordering::Release);
         let one = 1u64.to_ne_bytes();
-        // SAFETY: it reads eight bytes of `one`. The descriptor is never closed; its counter cannot
-        // be full.
+        // SAFETY: reads eight bytes of `one`. The descriptor is never closed; its counter cannot be full.
         unsafe { libc::write(FAULT_EVENT.load(Ordering::Acquire), one.as_ptr().cast(), one.len()) };
         true
     });
     if !contained && let Some(Ok(previous)) = HANDLER.get() {
-        // SAFETY: it is the action that the kernel gave. The access is repeated after this, with
-        // the action of before; a signal that somebody sent is raised again.
+        // SAFETY: the action came from the kernel. The access is then repeated with the previous action; a
+        // signal sent by a process is raised again.
         unsafe {
             libc::sigaction(signal, &previous.0, std::ptr::null_mut());
             if address == 0 {
@@ -395,7 +394,7 @@ mod tests {
         assert!(wait.recv_timeout(Duration::from_millis(100)).is_err());
     }
 
-    /// Bytes that the file has.
+    /// Bytes allocated in the file.
     fn allocated(file: &File) -> u64 {
         rustix::fs::fstat(file).unwrap().st_blocks.cast_unsigned() * 512
     }
@@ -408,7 +407,7 @@ mod tests {
         }
         let page = rustix::param::page_size() as u64;
         let file = memfd();
-        // The owner has touched the first one.
+        // The owner has touched the first page.
         rustix::io::pwrite(&file, b"x", 0).unwrap();
         let table = memory(&file);
         let (told, wait) = mpsc::channel();
@@ -422,7 +421,7 @@ mod tests {
         table.write_obj(5u8, at(1)).unwrap();
         assert_eq!(table.read_obj::<u8>(at(2)).unwrap(), 0, "reading allocates as well");
         assert_eq!((quota.used(), allocated(&file)), (2 * page, 3 * page));
-        // The owner takes it away, and it is touched again: it has no more than before.
+        // The owner punches out a page, and the daemon touches it again: not counted twice.
         use rustix::fs::FallocateFlags as Flags;
         let hole = Flags::PUNCH_HOLE | Flags::KEEP_SIZE;
         rustix::fs::fallocate(&file, hole, page, page).unwrap();
