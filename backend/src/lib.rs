@@ -3,13 +3,13 @@
 //!
 //! From the ground up:
 //!
-//! - [`ism_device`]: the ISM device without virtio, a crate of its own. Bytes of commands in, bytes
-//!   of replies and events out; everything a guest claims is judged there.
-//! - [`vhost`]: sockets, rings, mappings, notifications. What a front end does is judged there.
-//! - [`config`]: what a daemon serves.
-//! - `service`: what an operator sees: [`args`], [`management`], [`sandbox`]; `reload` is SIGHUP, and
-//!   `ctl` talks to a running daemon.
-//! - [`Daemon`]: all of it as a value. A program can run one in its own process:
+//! - [`ism_device`]: the ISM device without virtio, a crate of its own. Bytes of commands in, bytes of
+//!   replies and events out; checks every claim of a guest.
+//! - [`vhost`]: sockets, rings, mappings, notifications; checks every action of a front end.
+//! - [`config`]: the configuration of a daemon.
+//! - `service`: the operator's view: [`args`], [`management`], [`sandbox`]; `reload` is SIGHUP, and `ctl`
+//!   talks to a running daemon.
+//! - [`Daemon`]: the whole as a value. A program can run a daemon in its own process:
 //!
 //! ```no_run
 //! use vhost_device_ism::{Config, Daemon, config::GuestSpec};
@@ -22,7 +22,7 @@
 //! # Ok::<(), vhost_device_ism::DaemonError>(())
 //! ```
 #![deny(unsafe_code)]
-// These panic where the stream cannot be written.
+// Printing panics on an unwritable stream.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod config;

@@ -19,21 +19,20 @@ use crate::shm::{Buddy, ShmError, SlabMemory};
 /// Smallest range of a slab, bytes.
 const RANGE_MIN: u64 = 16 << 10;
 
-/// Front ends map in steps of this many bytes; so slabs have a multiple of it.
+/// Front ends map in steps of this many bytes, so the length of a slab is a multiple.
 const MAP_STEP: u64 = 64 << 10;
 
-/// Slabs of a fabric whose memory exists.
+/// Slabs of a fabric with existing memory.
 #[derive(Debug, Default)]
 pub(super) struct Gauges {
     pub(super) slabs: AtomicU64,
     pub(super) slab_bytes: AtomicU64,
 }
 
-/// Memory that exactly one owner (a device's session) and one user (a GID) ever get.
+/// Memory for exactly one owner (a device's session) and one user (a GID).
 ///
-/// It exists for as long as a DMB lies in it or a window maps it. It is
-/// never used for another pair, so a late store reaches nothing but what the storing side had
-/// anyway.
+/// A slab exists for as long as a DMB lies in the slab or a window maps it. A slab is never used for another
+/// pair, so a late store reaches only memory of the same pair.
 #[derive(Debug)]
 pub(super) struct Slab {
     /// Unique on the fabric.
@@ -41,11 +40,11 @@ pub(super) struct Slab {
     pub(super) owner: Arc<DeviceSession>,
     pub(super) user: Gid,
     pub(super) nonce: u64,
-    /// What the owner's pending events share with the slab.
+    /// Wake state shared with the owner's pending events.
     pub(super) wake: Arc<SlabWakeSlot>,
     /// Made for a single large DMB.
     pub(super) dedicated: bool,
-    /// The user rings it to wake the owner without the device. `None`: one of them cannot.
+    /// Rung by the user to wake the owner without the device. `None`: owner or user without doorbells.
     pub(super) doorbell: Option<Doorbell>,
     memory: SlabMemory,
     room: Mutex<Room>,
@@ -56,11 +55,11 @@ pub(super) struct Slab {
 struct Room {
     ranges: Buddy,
     lines: Lines,
-    /// The owner has left it: nothing is placed here again, so nothing needs clearing.
+    /// The owner has released the slab: no DMB is placed here again, so nothing needs clearing.
     closed: bool,
 }
 
-/// How a slab is made.
+/// Parameters of a new slab.
 pub(super) struct SlabPlan {
     pub(super) serial: u64,
     pub(super) owner: Arc<DeviceSession>,
@@ -70,7 +69,7 @@ pub(super) struct SlabPlan {
     /// A power of two.
     pub(super) data_len: u64,
     pub(super) dedicated: bool,
-    /// Owner and user know doorbells.
+    /// Owner and user support doorbells.
     pub(super) has_doorbell: bool,
     pub(super) gauges: Arc<Gauges>,
 }
@@ -107,7 +106,7 @@ impl Slab {
         self.memory.fd()
     }
 
-    /// A range for a DMB of `len` bytes, if there is room for it and a line for its wait group.
+    /// A range for a DMB of `len` bytes, if room and a line for its wait group are left.
     pub(super) fn place(self: &Arc<Slab>, len: u32, wait_group: u16) -> Option<SlabRange> {
         let mut room = lock(&self.room);
         if room.closed {
@@ -122,7 +121,7 @@ impl Slab {
         Some(SlabRange { slab: self.clone(), offset, len, line, bit, exposed })
     }
 
-    /// The owner has released it: no DMB is placed in it any more.
+    /// The owner has released the slab: no further DMB is placed here.
     pub(super) fn close(&self) {
         lock(&self.room).closed = true;
         self.wake.close();
@@ -136,20 +135,20 @@ impl Drop for Slab {
     }
 }
 
-/// Where a DMB lies: a range of a slab and a bit of a line.
+/// The place of a DMB: a range of a slab and a bit of a line.
 ///
-/// The range belongs to a DMB for as long as an `Arc` of the DMB exists: of the owner that registered
-/// it, of the user that attached it, of a move that runs. Dropping the last one clears the range and
-/// frees it for the next DMB of the same pair.
+/// The range belongs to a DMB for as long as an `Arc` of the DMB exists: held by the owner since registering,
+/// by the user since attaching, by a running move. Dropping the last `Arc` clears the range and frees it for
+/// the next DMB of the same pair.
 #[derive(Debug)]
 pub(super) struct SlabRange {
     pub(super) slab: Arc<Slab>,
-    /// In the slab, bytes.
+    /// Offset in the slab, bytes.
     pub(super) offset: u64,
     pub(super) len: u32,
     pub(super) line: u16,
     pub(super) bit: u8,
-    /// A driver has learnt of the range, so a front end may have written to it.
+    /// A driver has learnt of the range, so a front end may have written there.
     exposed: AtomicBool,
 }
 
@@ -166,8 +165,7 @@ impl SlabRange {
         self.slab.memory.data(self.offset + u64::from(offset), u64::from(len))
     }
 
-    /// Raises the line as a user does, and with `in_slab` that of the slab; `true`: the owner is to be
-    /// woken.
+    /// Raises the line like a user, and with `in_slab` also the slab's line; `true`: the owner needs a wake.
     pub(super) fn raise(&self, in_slab: bool) -> Result<bool, ShmError> {
         let memory = &self.slab.memory;
         let line = memory.line(self.line)?;
@@ -177,7 +175,7 @@ impl SlabRange {
         let slab = memory.slab_line(self.line)?;
         let kicks = !line.raise_in(self.bit, self.line, slab).is_empty();
         if kicks {
-            // The record does not say which line it is for, and the device kicks for words as well.
+            // The record does not name its line, and the device kicks for words as well.
             slab.raise(self.line);
         }
         Ok(kicks)
@@ -189,7 +187,7 @@ impl Drop for SlabRange {
         if lock(&self.slab.room).closed {
             return;
         }
-        // Not under the lock: it can take a while, and the range is still ours alone.
+        // Not under the lock: clearing can take a while, and the range still has no other user.
         let memory = &self.slab.memory;
         let clean = !self.exposed.load(Ordering::Relaxed)
             || memory.zero(self.offset, u64::from(self.len)).is_ok();
@@ -199,16 +197,16 @@ impl Drop for SlabRange {
             room.ranges.free(self.offset);
         }
         if room.lines.release(self.line, self.bit) {
-            // No owner waits on the line: a bit that a late user sets causes a spurious wake at most.
+            // No owner waits on the line: a bit set by a late user causes at most a spurious wake.
             let _ = memory.clear_line(self.line);
         }
     }
 }
 
-/// Bytes of data to try for a pair's next shared slab, largest first: the next in the row 4 MiB, 8
-/// MiB, ... 64 MiB, then smaller ones down to the first, then a slab of the DMB's own.
+/// Bytes of data to try for a pair's next shared slab, largest first: the next in the row 4 MiB, 8 MiB, ...
+/// 64 MiB, then smaller sizes down to the first, then a slab of the DMB's own.
 ///
-/// A DMB larger than half of a slab gets one of its own at once.
+/// A DMB larger than half of a slab gets a slab of its own at once.
 pub(super) fn slab_sizes(shared_slabs: usize, dmb_len: u32) -> impl Iterator<Item = u64> {
     let dmb_len = u64::from(dmb_len);
     let shift = shared_slabs.min((MAX_SLAB_DATA / FIRST_SLAB_DATA).ilog2() as usize);

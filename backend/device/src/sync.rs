@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Locks that outlive a panic: a thread that dies must not take the other devices with it, and
-//! every critical section here leaves its data whole.
+//! Locks usable after a panic: a dying thread must not end the other devices, and every critical section here
+//! leaves its data consistent.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

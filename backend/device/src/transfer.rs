@@ -24,18 +24,17 @@ use crate::shm::PageWaits;
 /// Smallest page of a guest, bytes.
 const PAGE: usize = 4096;
 
-/// What became of a MOVE chain.
+/// Result of a MOVE chain.
 #[derive(Debug)]
 #[must_use = "publish the status, then deliver the wake"]
 pub struct Moved {
     /// To be written as le32 into the chain's writable part.
     pub status: Status,
-    /// To be delivered after the used element was published.
+    /// To be delivered after publishing the used element.
     pub wake: Option<Wake>,
 }
 
-/// A wake of another device that is still to be delivered. One that is dropped is delivered by
-/// another thread.
+/// An undelivered wake of another device. Another thread delivers a dropped wake.
 #[derive(Debug)]
 #[must_use = "deliver it after the used element was published"]
 pub struct Wake {
@@ -46,11 +45,10 @@ pub struct Wake {
 }
 
 impl Wake {
-    /// Wakes the owner. `delivery` says whether the calling thread may deliver the event itself.
+    /// Wakes the owner. `delivery` tells whether the calling thread may deliver the event itself.
     ///
-    /// Call it after the chain's used element was published. A driver that sees its kick outstanding
-    /// skips the next one, so an owner that was woken earlier could find nothing and sleep over the
-    /// next signal.
+    /// To be called after publishing the chain's used element. A driver with an outstanding kick skips the
+    /// next kick, so an owner woken earlier could find nothing and sleep through the next signal.
     pub fn deliver(mut self, delivery: Delivery) {
         self.wake_owner(delivery);
     }
@@ -78,11 +76,11 @@ impl Drop for Wake {
 }
 
 impl Device {
-    /// Carries out one MOVE chain. `head` is a private copy of header and segments, that is of the
-    /// first `24 + 8 * nseg` bytes or as many as there are; `payload` reads the other readable bytes
-    /// of the chain, `payload_len` of them.
+    /// Carries out one MOVE chain. `head` is a private copy of header and segments: the first `24 + 8 * nseg`
+    /// bytes, or fewer in a shorter chain. `payload` reads the other `payload_len` readable bytes of the
+    /// chain.
     ///
-    /// `payload` must not fail: what it reads was looked up before. See [`SliceReader`].
+    /// `payload` must not fail: its memory was looked up before. See [`SliceReader`].
     pub fn transfer<R: ReadVolatile>(
         &self,
         head: &[u8],
@@ -110,7 +108,7 @@ impl Device {
         payload: &mut R,
         payload_len: u64,
     ) -> Result<(u64, Option<Wake>), Status> {
-        // Held over the copy: the end of this session waits for it.
+        // Held over the copy: the end of this session waits for the lock.
         let _moving = read(&self.moving);
         let user = read(&self.current).clone().ok_or(Status::Estate)?;
         let request = CheckedMove::parse(head, payload_len, self.handle.features(), &self.limits)?;
@@ -134,7 +132,7 @@ impl Device {
         };
         drop(gate);
         if copied == Err(Failure::Vanished) {
-            // The owner's memory is not there any more: the DMB is over.
+            // The owner's memory is gone: end the DMB.
             dmb.close(&self.fabric.tokens, true);
         }
         copied.map_err(Failure::status)?;
@@ -143,18 +141,18 @@ impl Device {
         Ok((u64::from(request.total), wake))
     }
 
-    /// Raises the line as a user does; `true`: the owner is to be woken.
+    /// Raises the line like a user; `true`: the owner needs a wake.
     fn signal(&self, dmb: &Dmb, request: &CheckedMove<'_>) -> bool {
         self.handle.counters.signals.add(1);
         let Backing::Window(place) = &dmb.backing else { return true };
         let kick = request.is_pure_signal();
-        // A user that has mapped the slab has set its bit and found the owner armed. On loopback it
-        // may be another member that has mapped it.
+        // A user with a mapped slab has set its bit and found the owner armed. On loopback another member may
+        // have mapped the slab.
         let mapped = dmb.mapped_users.load(Ordering::Relaxed) > 0;
         if kick && mapped && self.fabric.shared_gid.is_none() {
             return true;
         }
-        // Whatever the owner sleeps on, a record wakes it.
+        // A record wakes the owner, whatever the owner sleeps on.
         let armed = place.raise(self.can_raise_slab(&dmb.owner)).is_ok_and(|woken| woken);
         if !armed && !kick {
             self.handle.counters.kicks_saved.add(1);
@@ -232,7 +230,7 @@ fn copy_to_guest<R: ReadVolatile>(
     Ok(())
 }
 
-/// Touches the pages into which is copied next, and tells the owner's device if it made that last.
+/// Touches the target pages of the next copy, and notifies the owner's device of a delay by the owner.
 fn touch_targets(dmb: &Dmb, ranges: &[GuestRange], request: &CheckedMove<'_>) {
     let owner = &dmb.owner.handle;
     let Some(memory) = owner.memory() else { return };
@@ -256,7 +254,7 @@ fn slice(memory: &GuestMemoryMmap, gpa: u64, len: u32) -> Result<VolatileSlice<'
     memory.get_slice(GuestAddress(gpa), len as usize).map_err(|_| Failure::Vanished)
 }
 
-/// Whether a reader must see the words of this segment whole.
+/// Whether a reader must see whole words of this segment.
 fn is_atomic(offset: u32, len: u32) -> bool {
     offset.is_multiple_of(8) && len.is_multiple_of(8) && len <= ATOMIC_SEGMENT_MAX
 }
@@ -268,8 +266,8 @@ fn read_into<R: ReadVolatile>(
     payload.read_exact_volatile(&mut target).map_err(|_| Failure::Io)
 }
 
-/// The payload of a small segment: all of it before the first word is written, since it may be the
-/// same memory.
+/// Reads the payload of a small segment as a whole before the first word is written, since payload and target
+/// may overlap.
 fn read_words<R: ReadVolatile>(
     payload: &mut R,
     len: u32,
@@ -280,15 +278,15 @@ fn read_words<R: ReadVolatile>(
     Ok(words)
 }
 
-/// Ascending 8-byte stores, each with release semantics: a thread that reads a word with acquire sees what
-/// earlier segments and words wrote.
+/// Ascending 8-byte stores, each with release semantics: a thread reading a word with acquire sees all
+/// earlier segments and words.
 fn store_words(target: &VolatileSlice<'_>, bytes: &[u8]) -> Result<(), Failure> {
     let (words, _) = bytes.as_chunks::<8>();
     for (i, word) in words.iter().enumerate() {
         let stored = target.store(u64::from_ne_bytes(*word), i * 8, Ordering::Release);
         match stored {
             Ok(()) => {}
-            // A front end may map its memory at odd addresses; words have no meaning there.
+            // A front end may map its memory at odd addresses, where words have no meaning.
             Err(VolatileMemoryError::Misaligned { .. }) => {
                 target.write_slice(word, i * 8).map_err(|_| Failure::Io)?;
             }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The wake state that a slab or a DMB shares with the pending events of its owner.
+//! The wake state shared by a slab or a DMB with the pending events of its owner.
 //!
-//! A slab and a DMB own the session of their owner, and the session owns its pending events. So
-//! the pending events must not own slabs or DMBs: they keep slots. A slot owns nothing, and an event
-//! that no driver reads therefore keeps no memory of a guest alive.
+//! A slab and a DMB own the session of their owner, and the session owns its pending events. So the pending
+//! events must not own slabs or DMBs, and keep slots instead. A slot owns nothing, so an unread event keeps
+//! no memory of a guest alive.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use virtio_ism_abi::Gid;
 
 use super::rate::Rate;
 
-/// Wake state of a slab: what SLAB_WAKE says of it, and whether a record waits already.
+/// Wake state of a slab: the contents of SLAB_WAKE, and whether a record waits already.
 #[derive(Debug)]
 pub(super) struct SlabWakeSlot {
     /// The slab's number on the owner's device.
@@ -36,15 +36,15 @@ impl SlabWakeSlot {
         }
     }
 
-    /// Marks a wake as pending. `true`: none was, so the caller has to queue the slot.
+    /// Marks a wake as pending. `true`: no wake was pending, so the caller has to queue the slot.
     ///
-    /// Pairs with [`take`](Self::take): a user that finds the mark set has its data seen by the
-    /// driver that reads the record.
+    /// Pairs with [`take`](Self::take): for a user finding the mark set, the driver reading the record sees
+    /// the user's data.
     pub(super) fn set_pending(&self) -> bool {
         !self.pending.swap(true, Ordering::AcqRel)
     }
 
-    /// Takes back the mark of a wake that will not be delivered.
+    /// Clears the mark of an undeliverable wake.
     pub(super) fn clear_pending(&self) {
         self.pending.store(false, Ordering::Release);
     }
@@ -54,10 +54,10 @@ impl SlabWakeSlot {
         rate.wait(self.full_at.load(Ordering::Relaxed), now)
     }
 
-    /// Takes the wake for a record if the rate allows one. A kick makes a new record from here on.
+    /// Takes the wake for a record if the rate allows one. A kick after this call makes a new record.
     ///
-    /// The mark is cleared before the record is published rather than after, so that no kick falls
-    /// in between. Pairs with [`set_pending`](Self::set_pending).
+    /// The mark is cleared before publishing the record rather than after, so no kick is lost in between.
+    /// Pairs with [`set_pending`](Self::set_pending).
     pub(super) fn take(&self, now: u64, rate: Rate) -> bool {
         let mut full_at = self.full_at.load(Ordering::Relaxed);
         if !rate.take(&mut full_at, now) {
@@ -68,7 +68,7 @@ impl SlabWakeSlot {
         true
     }
 
-    /// The owner has released the slab: no wake of it is queued any more.
+    /// The owner has released the slab: its wakes are no longer queued.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
@@ -78,21 +78,21 @@ impl SlabWakeSlot {
     }
 }
 
-/// Signal state of a DMB in guest memory: what DMB_SIGNAL says of it.
+/// Signal state of a DMB in guest memory: the contents of DMB_SIGNAL.
 #[derive(Debug)]
 pub(super) struct DmbSignalSlot {
     /// The owner's number for the DMB.
     pub(super) idx: u32,
     /// The DMB's user.
     pub(super) user: Gid,
-    /// The mask that waits to be delivered, and [`RAISED`].
+    /// The mask to deliver, and [`RAISED`].
     pending: AtomicU32,
-    /// As that of a [`SlabWakeSlot`].
+    /// Like the field of a [`SlabWakeSlot`].
     full_at: AtomicU64,
     closed: AtomicBool,
 }
 
-/// Marks that a signal is pending, whatever its mask.
+/// Marks a pending signal, for any mask.
 const RAISED: u32 = 1 << 16;
 
 impl DmbSignalSlot {
@@ -112,7 +112,7 @@ impl DmbSignalSlot {
         self.pending.fetch_or(RAISED | u32::from(mask), Ordering::AcqRel) & RAISED == 0
     }
 
-    /// Takes the pending mask. A move makes a new record from here on.
+    /// Takes the pending mask. A move after this call makes a new record.
     pub(super) fn take_mask(&self) -> u16 {
         (self.pending.swap(0, Ordering::AcqRel) & u32::from(u16::MAX)) as u16
     }
@@ -131,7 +131,7 @@ impl DmbSignalSlot {
         })
     }
 
-    /// The DMB is no longer registered: no signal of it is delivered any more.
+    /// The DMB is no longer registered: its signals are no longer delivered.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }

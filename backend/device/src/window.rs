@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A front end's window: which ranges have slabs, and which may still have one of a past session.
+//! A front end's window: ranges with slabs, and ranges possibly still mapped from a past session.
 
 use crate::shm::Buddy;
 
-/// The ranges of one window. It outlives sessions, as the front end's mappings do.
+/// The ranges of one window. A window outlives sessions, as the front end's mappings do.
 #[derive(Debug)]
 pub(super) struct Window {
     size: u64,
     ranges: Buddy,
-    /// Ranges that a past session may have left mapped. They are not given out before the front end
-    /// was asked to unmap them and answered.
+    /// Ranges possibly left mapped by a past session. Not allocated again before the front end's answer to an
+    /// unmap request.
     stale: Vec<Stale>,
 }
 
@@ -17,7 +17,7 @@ pub(super) struct Window {
 struct Stale {
     offset: u64,
     len: u64,
-    /// The front end is being asked about it, to map or to unmap.
+    /// A request to the front end about the range is outstanding, to map or to unmap.
     busy: bool,
 }
 
@@ -27,7 +27,7 @@ impl Window {
         Window { size: 0, ranges: Buddy::new(0, 1), stale: Vec::new() }
     }
 
-    /// A window of `size` bytes that gives out multiples of `align` bytes.
+    /// A window of `size` bytes, allocated in multiples of `align` bytes.
     pub(super) fn new(size: u64, align: u32) -> Window {
         Window { size, ranges: Buddy::new(size, u64::from(align)), stale: Vec::new() }
     }
@@ -36,7 +36,7 @@ impl Window {
         self.size
     }
 
-    /// Whether no range is given out, stale ones included.
+    /// Whether no range is allocated, including stale ranges.
     pub(super) fn is_unused(&self) -> bool {
         self.ranges.is_unused()
     }
@@ -45,17 +45,18 @@ impl Window {
         self.ranges.alloc(len)
     }
 
-    /// Gives back a range that is not mapped.
+    /// Gives back an unmapped range.
     pub(super) fn free(&mut self, offset: u64) {
         self.ranges.free(offset);
     }
 
-    /// Remembers a range whose session has ended. `busy`: the front end is being asked about it.
+    /// Records a range of an ended session. `busy`: a request to the front end about the range is
+    /// outstanding.
     pub(super) fn mark_stale(&mut self, offset: u64, len: u64, busy: bool) {
         self.stale.push(Stale { offset, len, busy });
     }
 
-    /// The front end has answered what it was asked about a stale range.
+    /// The front end has answered the request about a stale range.
     pub(super) fn mark_answered(&mut self, offset: u64) {
         for stale in self.stale.iter_mut().filter(|stale| stale.offset == offset) {
             stale.busy = false;
@@ -69,7 +70,7 @@ impl Window {
         Some((stale.offset, stale.len))
     }
 
-    /// A stale range is not mapped any more.
+    /// A stale range is no longer mapped.
     pub(super) fn free_stale(&mut self, offset: u64) {
         let before = self.stale.len();
         self.stale.retain(|stale| stale.offset != offset);

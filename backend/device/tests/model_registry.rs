@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Random histories of several drivers, held against a model of who may do what.
+//! Random histories of several drivers, checked against a model of their rights.
 //!
-//! The model knows nothing of slabs, lines, token tables or locks. It knows who owns, who is meant,
-//! who has attached, who is related, and what each DMB must contain. After every step:
+//! The model has no slabs, lines, token tables or locks. The model stores owners, users, attachments,
+//! relations, and the expected contents of each DMB. After every step:
 //!
-//! - the device answers what the model says;
-//! - DMBs contain what their users wrote, and nothing else;
-//! - no two DMBs that somebody still holds overlap, in a window or in a slab;
-//! - a slab's memory is only ever in the windows of the one owner and the one user it was made for;
+//! - the device answers as the model does;
+//! - DMBs contain only the bytes written by their users;
+//! - no two DMBs still held by a driver overlap, in a window or in a slab;
+//! - a slab's memory is only ever in the windows of its one owner and its one user;
 //! - tokens are unique.
 //!
 //! In the end nothing is left: no token, no slab, no descriptor, no device.
@@ -38,7 +38,7 @@ const DRIVERS: usize = 4;
 /// Guest memory of each driver, cut into DMBs of the smallest length by `idx`.
 const GUEST: usize = 16 * (16 << 10);
 
-/// A DMB as everybody would describe it.
+/// A DMB, independent of the viewer.
 struct Dmb {
     owner: usize,
     owner_gid: Gid,
@@ -52,7 +52,7 @@ struct Dmb {
 #[derive(Clone, Copy)]
 enum Place {
     Guest(u64),
-    /// In the owner's window; and which memory, at which offset.
+    /// In the owner's window; `inode` names the memory, `offset` the place there.
     Window {
         dmb_off: u64,
         slab_id: u32,
@@ -61,21 +61,21 @@ enum Place {
     },
 }
 
-/// What a driver has, in one life.
+/// State of a driver in one life.
 #[derive(Default)]
 struct Life {
     gid: Option<Gid>,
-    /// By token: where in the window, and in which slab, unless moves are the only way.
+    /// By token: offset in the window and number of the slab; `None`: moves only.
     attached: BTreeMap<u64, Option<(u64, u32)>>,
     related: BTreeSet<Gid>,
     gone: BTreeSet<u64>,
     downs: BTreeSet<Gid>,
-    /// Senders of software events that wait, and how many were lost.
+    /// Senders of waiting software events, and the number of lost ones.
     sw_events: Vec<Gid>,
     lost: u32,
     wakes: BTreeSet<u32>,
     signals: BTreeSet<u32>,
-    /// Slabs in the window, with the GID at the other end if they are own.
+    /// Slabs in the window; for own slabs, with the GID at the other end.
     slabs: BTreeMap<u32, Option<Gid>>,
 }
 
@@ -87,7 +87,7 @@ struct Model {
     dmbs: BTreeMap<u64, Dmb>,
     tokens: Vec<u64>,
     gids: Vec<Gid>,
-    /// GIDs of each front end, of all its lives.
+    /// GIDs of each front end, from all its lives.
     names: Vec<Vec<Gid>>,
     /// Owner and user of each slab's memory.
     pairs: HashMap<u64, (Gid, Gid)>,
@@ -104,7 +104,7 @@ impl Model {
         for driver in &mut drivers {
             driver.set_memory(&[(0, GUEST)]);
         }
-        // The last one cannot map.
+        // The last driver cannot map.
         drivers[DRIVERS - 1].device.set_window(0);
         Model {
             world,
@@ -139,8 +139,8 @@ impl Model {
         }
     }
 
-    /// Compares an answer with what the model says: an error, or success unless the front end
-    /// was needed and did not serve. Gives the body of a success.
+    /// Compares an answer with the model's: an error, or success unless a required front end did not serve.
+    /// Returns the body of a success.
     fn check(&self, who: usize, answer: Answer, refusal: Option<Status>) -> Option<Vec<u8>> {
         match (answer, refusal) {
             (Some(Err(status)), Some(expected)) => {
@@ -196,7 +196,7 @@ impl Model {
         self.invariants();
     }
 
-    /// Mostly a living one.
+    /// Mostly a living GID.
     fn pick_gid(&self, which: usize) -> Gid {
         let alive: Vec<Gid> = self.lives.iter().filter_map(|life| life.gid).collect();
         pick(which, &alive).unwrap_or(self.gids[which % self.gids.len()])
@@ -346,7 +346,7 @@ impl Model {
         let Some(body) = self.check(who, answer, refusal) else { return };
         self.relate(who, user);
         let reply = RegisterReply::read_from_bytes(&body).unwrap();
-        // Its owner starts with a clean buffer, as a driver would.
+        // The owner starts with a clean buffer, like a driver.
         self.drivers[who].poke(gpa, &vec![0; LENS[0] as usize]);
         self.add(reply.token.get(), who, user, idx, LENS[0], Place::Guest(gpa));
     }
@@ -386,7 +386,7 @@ impl Model {
         }
     }
 
-    /// Whether this driver has the grant.
+    /// The refusal for a driver without the grant.
     fn no_grant(&self, who: usize, token: u64) -> Option<Status> {
         let gid = self.lives[who].gid;
         let granted =
@@ -477,7 +477,7 @@ impl Model {
         if status == Status::Ok {
             let dmb = self.dmbs.get_mut(&token).unwrap();
             dmb.content[offset as usize..][..len as usize].fill(fill);
-            // Nobody arms lines here: in the window only a kick wakes.
+            // No driver arms lines here: in the window only a kick wakes.
             if signal && matches!(dmb.place, Place::Guest(_)) {
                 self.lives[dmb.owner].signals.insert(dmb.idx);
             }
@@ -497,7 +497,7 @@ impl Model {
         }
     }
 
-    /// A user stores into what it has attached, whether or not the owner has ended it.
+    /// A user stores into an attached DMB, whether or not the owner has ended the DMB.
     fn store(&mut self, who: usize, token: u64, offset: u32) {
         let Some(Some((dmb_off, _))) = self.lives[who].attached.get(&token) else { return };
         let fill = (offset as u8) | 1;
@@ -589,7 +589,7 @@ impl Model {
         self.nothing_overlaps();
         for dmb in self.dmbs.values().filter(|dmb| dmb.registered) {
             let driver = &self.drivers[dmb.owner];
-            // Moves and stores go to the start; of large DMBs that and the end will do.
+            // Moves and stores go to the start; for large DMBs, checking start and end is enough.
             let start = 0..dmb.content.len().min(64 << 10);
             let end = dmb.content.len() - 4096..dmb.content.len();
             for range in [start, end] {

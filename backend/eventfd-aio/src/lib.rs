@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Signals to eventfds of other processes that cannot block.
+//! Non-blocking signals to eventfds of other processes.
 //!
-//! Whoever holds an eventfd can fill its counter and clear O_NONBLOCK, which is a flag of the shared
-//! file description. A `write` of this process would then block. The kernel's asynchronous IO signals
-//! an eventfd when a request completes, and that saturates instead of blocking. A [`Context`] submits
-//! a read of no bytes and names the eventfd: the read completes at once, inside the call.
+//! Another holder of an eventfd can fill its counter and clear O_NONBLOCK, a flag of the shared file
+//! description. A `write` of this process would then block. The kernel's asynchronous IO signals an eventfd
+//! when a request completes, and this addition saturates instead of blocking. A [`Context`] submits a read of
+//! no bytes and names the eventfd: the read completes at once, inside the call.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Completed requests that one [`Context::collect`] takes out, at most.
+/// Most completed requests taken by one [`Context::collect`].
 pub const COLLECTED: u32 = 32;
 
 /// A context of the kernel's asynchronous IO (`aio_context_t`).
 ///
-/// It belongs to the address space that made it, and lives until [`destroy`](Self::destroy) or the end
-/// of the process. In another address space, such as that of a forked child, its calls fail.
+/// A context belongs to the address space of its creator, and lives until [`destroy`](Self::destroy) or the
+/// end of the process. In another address space, such as a forked child's, its calls fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Context(libc::c_ulong);
 
@@ -54,13 +54,13 @@ const NO_SUCH_FLAG: u32 = 1 << 31;
 const _: () = assert!(size_of::<Request>() == 64 && size_of::<Completion>() == 32);
 
 impl Context {
-    /// A new context with room for `requests` that were not collected.
+    /// A new context with room for `requests` uncollected requests.
     ///
     /// # Errors
     /// The kernel has no asynchronous IO, or no contexts left (`fs.aio-max-nr`).
     pub fn new(requests: u32) -> io::Result<Context> {
         let mut context: libc::c_ulong = 0;
-        // SAFETY: the kernel writes the one word that the second argument points at.
+        // SAFETY: the kernel writes only the one word at the second argument.
         check(unsafe { libc::syscall(libc::SYS_io_setup, requests, &raw mut context) })?;
         Ok(Context(context))
     }
@@ -70,28 +70,28 @@ impl Context {
         self.0
     }
 
-    /// The context with this number. If there is none, its calls fail with EINVAL.
+    /// The context with this number. Without such a context, calls fail with EINVAL.
     pub fn with_number(number: u64) -> Context {
         Context(number)
     }
 
-    /// Signals `eventfd`, which adds 1 to its counter unless that is full. `file`: a regular file, of
-    /// which nothing is read.
+    /// Signals `eventfd`: adds 1 to its counter, unless full. `file`: a regular file; nothing is read from
+    /// it.
     ///
     /// # Errors
-    /// EAGAIN: no room for another request before [`collect`](Self::collect). Others: it is no
-    /// eventfd, or the kernel refuses. Nothing was signalled then.
+    /// EAGAIN: no room for another request before [`collect`](Self::collect). Others: `eventfd` is no
+    /// eventfd, or the kernel refuses. Then nothing was signalled.
     #[inline]
     pub fn signal(self, file: BorrowedFd<'_>, eventfd: BorrowedFd<'_>) -> io::Result<()> {
         self.submit(&request(file, eventfd)?)
     }
 
-    /// Whether this is an eventfd, which stays as it is. `file`: as of [`signal`](Self::signal).
+    /// Whether `fd` is an eventfd; leaves its counter unchanged. `file`: as for [`signal`](Self::signal).
     ///
     /// # Errors
     /// The kernel is out of resources.
     pub fn is_eventfd(self, file: BorrowedFd<'_>, fd: BorrowedFd<'_>) -> io::Result<bool> {
-        // The kernel knows no such flag, but looks at the eventfd before it says so.
+        // The kernel knows no such flag, but checks the eventfd before the flag.
         let request = Request { rw_flags: NO_SUCH_FLAG, ..request(file, fd)? };
         let error = match self.submit(&request) {
             Ok(()) => return Ok(true),
@@ -107,14 +107,14 @@ impl Context {
     #[inline]
     fn submit(self, request: &Request) -> io::Result<()> {
         let requests = [&raw const *request];
-        // SAFETY: the kernel copies the request before the call returns, and reads no bytes into
-        // its (null) buffer because its length is 0. `requests` has the one entry that is announced.
+        // SAFETY: the kernel copies the request before the call returns, and reads no bytes into its (null)
+        // buffer because its length is 0. `requests` has one entry, the number passed.
         let result =
             unsafe { libc::syscall(libc::SYS_io_submit, self.0, 1usize, requests.as_ptr()) };
         check(result).map(drop)
     }
 
-    /// Takes completed requests out, at most [`COLLECTED`]. Returns how many.
+    /// Takes completed requests, at most [`COLLECTED`]. Returns their number.
     ///
     /// # Errors
     /// There is no such context.
@@ -135,10 +135,10 @@ impl Context {
         Ok(u32::try_from(check(result)?).unwrap_or(0))
     }
 
-    /// Ends the context. Later calls of it fail.
+    /// Ends the context. Later calls fail.
     pub fn destroy(self) {
-        // SAFETY: the kernel unmaps the ring of the context with this number, which it made itself.
-        // This process has no reference into it.
+        // SAFETY: the kernel unmaps its own ring for the context with this number. This process has no
+        // reference into the ring.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What numbers of a configuration can be, and how values are written.
+//! Bounds of a configuration's numbers, and the syntax of its values.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -11,8 +11,8 @@ use virtio_ism_abi::{Chid, Gid};
 
 use super::error::ConfigError;
 
-/// Largest number of move queues: the queues of a thread are a 64-bit mask in the framework, and
-/// two queues are control and event.
+/// Largest number of move queues: in the framework, a 64-bit mask holds the queues of a thread, and two
+/// queues are control and event.
 pub const MAX_MOVE_QUEUES: u16 = 62;
 /// Default size of the window, bytes.
 pub const DEFAULT_WINDOW: u64 = 64 << 30;
@@ -20,7 +20,7 @@ pub const DEFAULT_WINDOW: u64 = 64 << 30;
 pub const MIN_WINDOW: u64 = 64 << 20;
 /// Largest window, bytes.
 pub const MAX_WINDOW: u64 = 1 << 44;
-/// Most devices that one socket can hand out.
+/// Most devices of one pool socket.
 pub const MAX_POOL: u32 = 4096;
 /// Default CHID of a fabric.
 pub const DEFAULT_CHID: Chid = Chid::VIRTIO_FIRST;
@@ -55,7 +55,7 @@ pub fn parse_gid(text: &str) -> Result<Gid, ConfigError> {
 /// # Errors
 /// [`ConfigError::SocketMode`].
 pub fn parse_mode(text: &str) -> Result<u32, ConfigError> {
-    // A sign would be read, too.
+    // `from_str_radix` would accept a sign.
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| digits && *mode <= 0o777);
     mode.ok_or_else(|| ConfigError::SocketMode(text.into()))
@@ -73,16 +73,16 @@ pub(super) fn check_socket_path(path: &Path) -> Result<(), ConfigError> {
     }
 }
 
-/// Seconds as an operator writes them, such as 1 or 0.25.
+/// Seconds in an operator's notation, such as 1 or 0.25.
 ///
 /// # Errors
-/// A sentence that names the text.
+/// A message quoting the text.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no number of seconds from 0 to {LONGEST}");
     duration(text.parse().map_err(|_| wrong())?).ok_or_else(wrong)
 }
 
-/// The time of so many seconds; `None` if they are negative, no number, or more than an hour.
+/// A duration from seconds; `None` for a negative number, no number, or more than an hour.
 fn duration(seconds: f64) -> Option<Duration> {
     (0.0..=LONGEST).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
 }
@@ -121,7 +121,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
-/// Reads a size of a file: a number of bytes, or text with a suffix as options have it.
+/// Reads a size in a file: a number of bytes, or text with a suffix as for options.
 pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     struct Size;
     impl Visitor<'_> for Size {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What can be wrong with a configuration.
+//! Mistakes in a configuration.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use virtio_ism_abi::Chid;
 
 use super::log_output::LogOutput;
 
-/// Settings of a socket, as they follow its path.
+/// Settings of a socket, given after its path.
 pub const SETTINGS: [&str; 10] = [
     "chid",
     "name",
@@ -23,7 +23,7 @@ pub const SETTINGS: [&str; 10] = [
     "gid",
 ];
 
-/// What is wrong with a configuration.
+/// A mistake in a configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -31,7 +31,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file is not TOML, or has unknown or ill-typed keys.
@@ -39,17 +39,17 @@ pub enum ConfigError {
     Syntax {
         /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// Place and reason.
         source: Box<toml::de::Error>,
     },
-    /// What is wrong in one table or with one value of the file.
+    /// A mistake in one table or one value of the file.
     #[error("{path}:{line}: {source}")]
     Table {
         /// The file.
         path: PathBuf,
         /// Line of the table's header or of the value, from 1.
         line: usize,
-        /// What is wrong.
+        /// The mistake.
         source: Box<ConfigError>,
     },
     /// The file has more bytes than a configuration can have.
@@ -60,18 +60,18 @@ pub enum ConfigError {
         /// Most bytes.
         limit: u64,
     },
-    /// Nothing is to be served.
+    /// No guest and no socket to serve.
     #[error("nothing to do: {0}")]
     Nothing(String),
-    /// The directory of a socket is not there.
+    /// The directory of a socket does not exist.
     #[error("there is no directory {0}, in which a socket is to be made")]
     NoDirectory(PathBuf),
-    /// A path that no Unix socket can have.
+    /// A path too long for a Unix socket.
     #[error("a socket cannot have the path {path}: it has {len} bytes, and the limit is {limit}")]
     SocketPath {
         /// The path.
         path: PathBuf,
-        /// Its bytes.
+        /// Length of the path, bytes.
         len: usize,
         /// Most bytes: `sun_path` of unix(7), less its NUL.
         limit: usize,
@@ -85,23 +85,23 @@ pub enum ConfigError {
     /// A socket's settings without its path.
     #[error("{0:?}: a socket needs a path: PATH[,KEY=VALUE..]")]
     NoPath(String),
-    /// A setting of a socket that does not exist.
+    /// An unknown setting of a socket.
     #[error("{key:?} is no setting of a socket; settings are {}", SETTINGS.join(", "))]
     UnknownSetting {
-        /// What stands there instead.
+        /// The unknown key.
         key: String,
     },
-    /// A setting of a socket with a value that it cannot have.
+    /// A setting of a socket with an invalid value.
     #[error("{key}={value:?}: expected {expected}")]
     SettingValue {
         /// The setting.
         key: String,
         /// The value.
         value: String,
-        /// What the value can be.
+        /// The valid values.
         expected: &'static str,
     },
-    /// A number of devices that a pool cannot have.
+    /// A number of devices outside a pool's bounds.
     #[error("guest {name:?}: {devices} devices: expected 1 to 4096")]
     Devices {
         /// The guest.
@@ -109,15 +109,15 @@ pub enum ConfigError {
         /// The number.
         devices: u32,
     },
-    /// A setting of a guest that contradicts another one.
+    /// Contradicting settings of a guest.
     #[error("guest {name:?}: {what}")]
     Contradiction {
         /// The guest.
         name: String,
-        /// Which settings, and why.
+        /// The settings, and the reason.
         what: &'static str,
     },
-    /// A user or group whose processes the kernel shows to the daemon under another id.
+    /// A user or group not mapped in the daemon's user namespace: the kernel shows the daemon another id.
     #[error(
         "guest {name:?}: {key}={id}: this process cannot tell who has this id, since its user \
          namespace does not have it (PrivateUsers=yes of systemd makes such a namespace)"
@@ -144,50 +144,50 @@ pub enum ConfigError {
     UnknownFabric {
         /// The guest.
         name: String,
-        /// Its fabric.
+        /// The guest's fabric.
         chid: Chid,
     },
-    /// A window size that cannot be a PCI BAR, or is too small or large.
+    /// A window size unfit for a PCI BAR, or outside the bounds.
     #[error("window of {0} bytes: expected a power of two between 64 MiB and 16 TiB")]
     WindowSize(u64),
-    /// A number of move queues that does not work.
+    /// A number of move queues outside the bounds.
     #[error("{0} move queues: expected 1 to 62")]
     MoveQueues(u16),
-    /// A socket mode that is none.
+    /// An invalid socket mode.
     #[error("socket mode {0:?}: expected an octal number up to 777")]
     SocketMode(String),
     /// An empty or overlong name.
     #[error("guest name {0:?}: expected 1 to 64 printable characters")]
     Name(String),
-    /// A variable of socket activation with a value that it cannot have.
+    /// A variable of socket activation with an invalid value.
     #[error("{variable} is {value:?}: expected {expected}")]
     Environment {
         /// The variable.
         variable: &'static str,
-        /// Its value.
+        /// The value.
         value: String,
-        /// What the value can be.
+        /// The valid values.
         expected: &'static str,
     },
-    /// A descriptor of socket activation that cannot be served.
+    /// An unusable descriptor of socket activation.
     #[error("{descriptor}: {source}")]
     Passed {
-        /// Which one.
+        /// The descriptor.
         descriptor: PassedDescriptor,
-        /// Why.
+        /// The reason.
         source: PassedDescriptorError,
     },
-    /// A descriptor of `--fd` that cannot be taken.
+    /// An unusable descriptor of `--fd`.
     #[error("descriptor {fd}: {source}")]
     Fd {
-        /// Its number.
+        /// The descriptor's number.
         fd: i32,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// Where and why, without the drawing of the line.
+/// Place and reason, without the quoted line.
 fn in_a_line(source: &toml::de::Error) -> String {
     let text = source.to_string();
     let place = text.lines().next().unwrap_or_default();
@@ -195,14 +195,14 @@ fn in_a_line(source: &toml::de::Error) -> String {
     if place.is_empty() { message } else { format!("{place}: {message}") }
 }
 
-/// A descriptor that a service manager has passed to the daemon.
+/// A descriptor passed to the daemon by a service manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassedDescriptor {
-    /// Its number, from 3.
+    /// The descriptor's number, from 3.
     pub number: u32,
-    /// Its name in LISTEN_FDNAMES.
+    /// The descriptor's name in LISTEN_FDNAMES.
     pub name: Option<String>,
-    /// The path to which it is bound, or what else the kernel knows of it; none if nothing is open.
+    /// The path the socket is bound to, or another description by the kernel; `None` if not open.
     pub path: Option<PathBuf>,
 }
 
@@ -219,16 +219,16 @@ impl fmt::Display for PassedDescriptor {
     }
 }
 
-/// Why a passed descriptor cannot be served.
+/// Why a passed descriptor is unusable.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PassedDescriptorError {
-    /// Nothing is open.
+    /// The descriptor is not open.
     #[error("it is not open")]
     Closed,
     /// A file, or a socket of another family.
     #[error("it is no Unix socket")]
     NotAUnixSocket,
-    /// A Unix socket of datagrams.
+    /// A datagram socket.
     #[error("it is a socket of datagrams")]
     Datagrams,
     /// A connected or unconnected socket.
@@ -237,19 +237,19 @@ pub enum PassedDescriptorError {
     /// An abstract socket.
     #[error("it has no path in the file system")]
     NoPath,
-    /// A socket with a path that the configuration does not have.
+    /// A socket with a path unknown to the configuration.
     #[error("no guest, and neither the management nor the metrics socket, has this path")]
     NotConfigured,
-    /// A socket for bytes where one for packets is configured, or the other way round.
+    /// A stream socket instead of a configured packet socket, or the reverse.
     #[error("it has another type than the configured socket of this path, which is {expected}")]
     Kind {
-        /// The type that is needed.
+        /// The required type.
         expected: &'static str,
     },
     /// Another descriptor has the same path.
     #[error("descriptor {other} has the same path")]
     Duplicate {
-        /// The other one.
+        /// Number of the other descriptor.
         other: u32,
     },
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The file that lists what a daemon serves.
+//! The configuration file of a daemon.
 
 use std::fs::File as FsFile;
 use std::io::Read;
@@ -46,7 +46,7 @@ struct FileFabric {
     quotas: Quotas,
 }
 
-/// A guest in a file, and the body of the management command that adds one.
+/// A guest in a file, and also the body of the management command for adding a guest.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct FileGuest {
@@ -85,10 +85,10 @@ impl FileGuest {
     }
 }
 
-/// Reads the text of a file, which was opened at `path`.
+/// Reads the text of a file opened at `path`.
 ///
 /// # Errors
-/// It cannot be read, is no text, or too long.
+/// The file cannot be read, is not UTF-8, or is too long.
 pub(crate) fn read_text(file: FsFile, path: &Path) -> Result<String, ConfigError> {
     let mut text = String::new();
     let read = file.take(MAX_FILE + 1).read_to_string(&mut text);
@@ -100,8 +100,8 @@ pub(crate) fn read_text(file: FsFile, path: &Path) -> Result<String, ConfigError
 }
 
 impl Config {
-    /// Reads the text of a TOML file (see the README for its keys): what could be read, and all that is
-    /// wrong with it. What [`mistakes`](Config::mistakes) finds in the whole is not looked for.
+    /// Reads the text of a TOML file (see the README for its keys): the valid part, and all mistakes.
+    /// [`mistakes`](Config::mistakes) finds the mistakes of the whole; this function does not.
     pub(crate) fn from_toml(text: &str, path: &Path) -> (Config, Vec<ConfigError>) {
         let mut config = Config::default();
         let file: File = match toml::from_str(text) {

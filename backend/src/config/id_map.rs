@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which user and group ids this process's user namespace has.
+//! User and group ids mapped in this process's user namespace.
 //!
-//! The kernel shows all other ids as one, 65534 as a rule (`/proc/sys/kernel/overflowuid`). Nothing
-//! can be said about a process with that id, not even that two of them have the same user.
+//! The kernel shows every other id as one overflow id, by default 65534 (`/proc/sys/kernel/overflowuid`). Two
+//! processes with the overflow id may have different users.
 
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
-/// The id that stands for all others, unless the administrator has changed it.
+/// The default overflow id.
 const OVERFLOW: u32 = 65534;
 
-/// The ids of a user namespace, as `/proc/self/uid_map` and `gid_map` have them.
+/// The ids of a user namespace, from `/proc/self/uid_map` and `gid_map`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct IdMap(Vec<RangeInclusive<u32>>);
 
 impl IdMap {
-    /// Lines of three numbers: the first id here, the first one outside, how many.
+    /// Lines of three numbers: first id inside, first id outside, count.
     pub(crate) fn parse(text: &str) -> IdMap {
         let line = |line: &str| {
             let mut numbers = line.split_whitespace().map(|number| number.parse::<u32>().ok());
@@ -25,25 +25,24 @@ impl IdMap {
         IdMap(text.lines().filter_map(line).collect())
     }
 
-    /// Whether a process can have this id, and be known by it.
+    /// Whether a process can have this id, distinct from the overflow id.
     pub(crate) fn has(&self, id: u32) -> bool {
         self.0.iter().any(|range| range.contains(&id)) && (id != OVERFLOW || self.is_whole())
     }
 
-    /// Whether it has all ids, as that of the host has.
+    /// Whether the namespace maps all ids, like the host's.
     pub(crate) fn is_whole(&self) -> bool {
         self.0.contains(&(0..=u32::MAX - 1))
     }
 }
 
-/// The user ids of this process's namespace. Read at the first call, since the sandbox leaves no way
-/// to them.
+/// The user ids of this process's namespace. Read at the first call, since the sandbox forbids reading later.
 pub(crate) fn users() -> &'static IdMap {
     static MAP: OnceLock<IdMap> = OnceLock::new();
     MAP.get_or_init(|| read("/proc/self/uid_map"))
 }
 
-/// The same for group ids.
+/// The group ids of this process's namespace; see [`users`].
 pub(crate) fn groups() -> &'static IdMap {
     static MAP: OnceLock<IdMap> = OnceLock::new();
     MAP.get_or_init(|| read("/proc/self/gid_map"))
@@ -52,7 +51,7 @@ pub(crate) fn groups() -> &'static IdMap {
 fn read(path: &str) -> IdMap {
     match std::fs::read_to_string(path) {
         Ok(text) => IdMap::parse(&text),
-        // A kernel without user namespaces, or no /proc: there is one namespace, as far as is known.
+        // A kernel without user namespaces, or no /proc: assume one namespace.
         Err(_) => IdMap(vec![0..=u32::MAX - 1]),
     }
 }
@@ -70,7 +69,7 @@ mod tests {
         let service = IdMap::parse("0 0 1\n990 990 1\n");
         assert!(service.has(0) && service.has(990) && !service.is_whole());
         assert!(![1, 989, 991, 2001, OVERFLOW].into_iter().any(|id| service.has(id)));
-        // It has this one, but shows all others by it, too.
+        // 65534 is mapped, but also stands for every unmapped id.
         assert!(!IdMap::parse("0 100000 65536\n").has(OVERFLOW));
         for nothing in ["", "x y z", "1 2", "5 5 0"] {
             assert_eq!(IdMap::parse(nothing), IdMap(Vec::new()), "{nothing:?}");

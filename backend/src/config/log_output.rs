@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Text of others, as a log or a terminal gets it.
+//! Text from other programs, made safe for a log or a terminal.
 
 use std::fmt::{self, Display, Write};
 
 /// Longest line, characters.
 const MAX_LINE: usize = 500;
-/// What is kept of a longer one: the begin says where, the end why.
+/// The parts kept of a longer line: the begin tells the place, the end the reason.
 const BEGIN: usize = 250;
 const END: usize = 200;
 
-/// Shows a value line by line: control characters are escaped, and the middle of a long line is left
-/// out.
+/// Shows a value line by line: control characters are escaped, and the middle of a long line is cut.
 pub(crate) struct LogOutput<T>(pub(crate) T);
 
 impl<T: Display> Display for LogOutput<T> {

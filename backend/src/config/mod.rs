@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a daemon serves: fabrics, front ends, limits. Built from options, from a TOML file, or in
-//! code by a program that starts the daemon in its own process.
+//! A daemon's configuration: fabrics, front ends, limits. Built from options, from a TOML file, or in code by
+//! a program running the daemon in its own process.
 
 mod bounds;
 mod error;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is to be served: fabrics and guests.
+//! Specifications of fabrics and guests.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ use super::bounds::{
 use super::error::ConfigError;
 use super::id_map::{self, IdMap};
 
-/// One fabric: the guests that can reach each other.
+/// One fabric: guests able to reach each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FabricSpec {
-    /// Its CHID.
+    /// The fabric's CHID.
     pub chid: Chid,
-    /// Caps on the sums of its devices' quotas.
+    /// Caps on the sums of the devices' quotas.
     pub caps: Caps,
-    /// Quotas of each of its devices, where they differ from the defaults.
+    /// Quotas of each device, where different from the defaults.
     pub quotas: Quotas,
 }
 
@@ -32,8 +32,8 @@ impl FabricSpec {
     }
 }
 
-/// Caps on the sum of the quotas of a fabric's devices: a device that would exceed one cannot
-/// join, so no quota is ever overcommitted. What is `None` has no cap (256 devices).
+/// Caps on the sum of the quotas of a fabric's devices: a device over a cap cannot join, so no quota is ever
+/// overcommitted. `None`: no cap (256 devices).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Caps {
@@ -47,7 +47,7 @@ pub struct Caps {
     pub slab_bytes: Option<u64>,
 }
 
-/// Per-device quotas; what is `None` keeps its default.
+/// Per-device quotas; `None`: the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Quotas {
@@ -71,13 +71,13 @@ pub struct Quotas {
     /// Bytes of all regions of the guest's memory; 1 TiB by default.
     #[serde(default, deserialize_with = "size")]
     pub max_guest_memory: Option<u64>,
-    /// Bytes of the guest's memory that the daemon may allocate by touching them first, in all
-    /// connections of the guest; 256 MiB by default.
+    /// Bytes of the guest's memory the daemon may allocate by first touches, in all connections of the guest;
+    /// 256 MiB by default.
     #[serde(default, deserialize_with = "size")]
     pub max_touched_bytes: Option<u64>,
     /// Control commands per second.
     pub commands_per_second: Option<u32>,
-    /// Wake records per second and slab or DMB; more are delayed and fall together.
+    /// Wake records per second and slab or DMB; more are delayed and merged.
     pub wakes_per_second: Option<u32>,
 }
 
@@ -86,8 +86,8 @@ pub struct Quotas {
 pub enum Socket {
     /// A Unix socket the daemon creates.
     Path(PathBuf),
-    /// A listening Unix socket that was passed to the daemon, with room for one connection in its
-    /// queue (a backlog of 0).
+    /// A listening Unix socket passed to the daemon, with room for one connection in its queue (a backlog of
+    /// 0).
     Listening(Arc<OwnedFd>),
 }
 
@@ -103,32 +103,32 @@ impl PartialEq for Socket {
 
 impl Eq for Socket {}
 
-/// One guest: a socket for its front end, and what is particular about it.
+/// One guest: a socket for its front end, with settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestSpec {
-    /// Its name in logs, metrics and on the management socket.
+    /// The guest's name in logs, metrics and on the management socket.
     pub name: String,
-    /// Where its front end connects.
+    /// Where the front end connects.
     pub socket: Socket,
-    /// Its fabric.
+    /// The guest's fabric.
     pub chid: Chid,
     /// A pinned GID, for tests only: a GID should never come back.
     pub gid: Option<Gid>,
     /// Mappings this front end can hold; none: the fabric's quota.
     pub max_maps: Option<u32>,
-    /// Accept guest memory in any file. A file system whose pages do not come makes a thread of the
-    /// daemon wait, and with it peers.
+    /// Accept guest memory in any file. A file system with slow pages makes a thread of the daemon wait, and
+    /// so makes peers wait.
     pub allow_any_file: bool,
-    /// Permission bits of its socket; none: those of the configuration.
+    /// Permission bits of the socket; none: the configuration's bits.
     pub mode: Option<u32>,
-    /// Makes it a device pool: its socket hands out so many devices, one per connection. None: it has
+    /// Makes the socket a device pool with this number of devices, one per connection. None: the guest has
     /// one device, and its front end connects to the socket itself.
     pub devices: Option<u32>,
     /// Only processes of this user get a device of the pool.
     pub peer_uid: Option<u32>,
     /// Only processes of this group get a device of the pool.
     pub peer_gid: Option<u32>,
-    /// Front ends speak vfio-user at its socket, and not vhost-user.
+    /// Front ends speak vfio-user on the socket instead of vhost-user.
     pub vfio_user: bool,
 }
 
@@ -155,7 +155,7 @@ impl GuestSpec {
     /// Reads `PATH[,KEY=VALUE..]`; the keys are [`SETTINGS`](super::SETTINGS).
     ///
     /// # Errors
-    /// Names what cannot be read.
+    /// The first invalid setting or value.
     pub fn parse(text: &str, chid: Chid) -> Result<Self, ConfigError> {
         let mut words = text.split(',');
         let path = words.next().filter(|path| !path.is_empty());
@@ -194,7 +194,7 @@ impl GuestSpec {
         Ok(spec)
     }
 
-    /// The path of its socket, if it has one.
+    /// The path of the socket, if any.
     pub fn path(&self) -> Option<&Path> {
         match &self.socket {
             Socket::Path(path) => Some(path),
@@ -202,13 +202,13 @@ impl GuestSpec {
         }
     }
 
-    /// Checks what can be checked without the others.
+    /// Checks the guest on its own, without the other guests.
     ///
     /// # Errors
     /// [`ConfigError::SocketPath`], [`ConfigError::Name`], [`ConfigError::Devices`],
     /// [`ConfigError::Contradiction`], [`ConfigError::UnknownPeer`].
     pub fn check(&self) -> Result<(), ConfigError> {
-        // First: a guest without a name of its own has that of the path.
+        // First: a guest without a name of its own is named after the path.
         self.path().map_or(Ok(()), check_socket_path)?;
         let printable = self.name.chars().all(|c| !c.is_control() && c != '"' && c != '\\');
         if self.name.is_empty() || self.name.len() > 64 || !printable {
@@ -236,7 +236,7 @@ impl GuestSpec {
         }
     }
 
-    /// Checks that the kernel can show processes of the user and the group to this one.
+    /// Checks whether the user and the group are mapped in this process's user namespace.
     fn check_peers(&self, users: &IdMap, groups: &IdMap) -> Result<(), ConfigError> {
         let unknown = |key, id: Option<u32>, map: &IdMap| {
             let id = id.filter(|id| !map.has(*id))?;

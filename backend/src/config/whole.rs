@@ -16,13 +16,13 @@ use super::spec::{FabricSpec, GuestSpec};
 /// Everything a [`Daemon`](crate::Daemon) needs to start.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The fabrics. A guest can only be on one of these.
+    /// The fabrics. Each guest must be on one of these.
     pub fabrics: Vec<FabricSpec>,
     /// The front ends to listen for from the start.
     pub guests: Vec<GuestSpec>,
     /// Path of the management socket; none if not wanted.
     pub management: Option<PathBuf>,
-    /// Path of the socket for metrics, at which nothing can be changed; none if not wanted.
+    /// Path of the read-only metrics socket; none if not wanted.
     pub metrics: Option<PathBuf>,
     /// Size of each front end's window, bytes, a power of two.
     pub window_size: u64,
@@ -30,9 +30,9 @@ pub struct Config {
     pub move_queues: u16,
     /// How long a device outlives the stop of all its rings; none: for ever.
     pub stopped_grace: Option<Duration>,
-    /// How long the drivers of a device that is to go may take to leave; zero: they are not asked.
+    /// Time for the drivers of an ending device to leave; zero: drivers are not asked.
     pub leave_timeout: Duration,
-    /// How long a front end may take to acknowledge a mapping before it is dropped.
+    /// Time for a front end to acknowledge a mapping before the daemon drops the front end.
     pub ack_timeout: Duration,
     /// Permission bits of sockets.
     pub socket_mode: u32,
@@ -56,7 +56,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// CHID of a guest that names none: the first fabric's.
+    /// CHID of a guest without one: the first fabric's.
     pub fn default_chid(&self) -> Chid {
         self.fabrics.first().map_or(DEFAULT_CHID, |fabric| fabric.chid)
     }
@@ -69,7 +69,7 @@ impl Config {
         self.mistakes().into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// All that is wrong.
+    /// Every mistake.
     pub fn mistakes(&self) -> Vec<ConfigError> {
         let mut mistakes = Vec::new();
         if !self.window_size.is_power_of_two()

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Kicks that cannot block: the kernel signals the eventfd of another process.
 //!
-//! The call eventfd of a ring belongs to the front end, which may fill its counter; a `write` then
-//! blocks, and whether it does is up to the front end as well, because O_NONBLOCK is a flag of the
-//! shared file description. So a thread of another device must never write it. But the kernel's
-//! asynchronous IO signals an eventfd when a request completes, and that saturates instead of
-//! blocking. A [`Kicker`] submits a read of nothing from a file of its own and names the eventfd:
-//! the read completes at once, inside the call, and the eventfd is signalled. One system call, about
-//! a microsecond, and no thread in between.
+//! The call eventfd of a ring belongs to the front end. The front end may fill its counter, and a `write`
+//! then blocks, unless O_NONBLOCK is set; the front end also controls O_NONBLOCK, a flag of the shared file
+//! description. So a thread of another device must never write to the eventfd. But the kernel's asynchronous
+//! IO signals an eventfd when a request completes, and this addition saturates instead of blocking. A
+//! [`Kicker`] submits a read of nothing from a file of its own and names the eventfd: the read completes at
+//! once, inside the call, and the kernel signals the eventfd. One system call, about a microsecond, and no
+//! thread in between.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use eventfd_aio::{COLLECTED, Context};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// Requests that may be uncollected: collecting is a system call, too.
+/// Most uncollected requests: collecting is a system call, too.
 const UNCOLLECTED: u32 = COLLECTED;
 
 /// A context of the kernel's asynchronous IO.
@@ -37,10 +37,10 @@ impl Kicker {
         Ok(Kicker { context, file, uncollected: 0 })
     }
 
-    /// Signals `eventfd`, which adds 1 to its counter unless that is full.
+    /// Signals `eventfd`: adds 1 to its counter, unless full.
     ///
     /// # Errors
-    /// It is no eventfd, or the kernel is out of resources. Nothing was signalled then.
+    /// `eventfd` is no eventfd, or the kernel is out of resources. Then nothing was signalled.
     pub fn kick(&mut self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
         if self.uncollected >= UNCOLLECTED {
             self.collect()?;
@@ -50,7 +50,7 @@ impl Kicker {
         Ok(())
     }
 
-    /// Whether this is an eventfd, which stays as it is.
+    /// Whether `fd` is an eventfd; leaves its counter unchanged.
     ///
     /// # Errors
     /// The kernel is out of resources.

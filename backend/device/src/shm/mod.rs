@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory that the daemon shares between two front ends: sealed files, where things lie in them,
-//! and allocators.
+//! Memory shared by the daemon between two front ends: sealed files, their layout, and allocators.
 //!
-//! A [`SlabMemory`] is one sealed memfd: data, then a control tail (see
-//! [`virtio_ism_abi::slab`]). Its descriptor goes to the front ends of one owner and one user; both
-//! can write all of it at any time, so the daemon reads nothing from it that it believes. What the
-//! daemon writes itself (moves, signal lines) goes through bounds-checked volatile slices of
-//! `vm-memory`, and through atomics for words that a reader must see whole.
+//! A [`SlabMemory`] is one sealed memfd: data, then a control tail (see [`virtio_ism_abi::slab`]). Its
+//! descriptor goes to the front ends of one owner and one user. Both can write all bytes at any time, so the
+//! daemon trusts nothing read from this memory. The daemon's own writes (moves, signal lines) go through
+//! bounds-checked volatile slices of `vm-memory`, and through atomics for words read whole.
 //!
-//! A [`Buddy`] gives out ranges: of a slab's data to DMBs, of a front end's window to slabs. It
-//! never touches the memory.
+//! A [`Buddy`] allocates ranges: of a slab's data to DMBs, of a front end's window to slabs. A buddy never
+//! touches the memory.
 //!
-//! A [`Kicker`] signals eventfds of front ends without ever blocking. A [`BusErrorGuard`] keeps
-//! pages that a guest takes away from ending the daemon, and a [`TouchQuota`] bounds what the
-//! daemon allocates by touching memory that is not there. A munmap(2) of its own leaves no huge pages
-//! mapped. Only the last three have `unsafe`; mapping is done by `vm-memory` and other system calls by `rustix`.
+//! A [`Kicker`] signals eventfds of front ends without ever blocking. A [`BusErrorGuard`] protects the daemon
+//! from pages taken away by a guest, and a [`TouchQuota`] bounds the daemon's allocations by touches of
+//! absent memory. The module's own munmap(2) leaves no huge pages mapped. Only `bus_error`, `dump`,
+//! `first_touch`, `page_waits` and `unmap` have `unsafe`; mapping is done by `vm-memory` and other system
+//! calls by `rustix`.
 
 mod buddy;
 #[allow(unsafe_code, reason = "no crate handles SIGBUS by mapping memory in its place")]
@@ -39,7 +38,7 @@ pub use page_waits::PageWaits;
 pub use sealed::Sealed;
 pub use slab::SlabMemory;
 
-/// Why there is no memory.
+/// Why memory cannot be made or used.
 #[derive(Debug, thiserror::Error)]
 pub enum ShmError {
     /// The kernel refused to make the file.

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How often a thread has waited for something, such as a page.
+//! Counts of a thread's waits, for example for a page.
 
 use std::mem::MaybeUninit;
 
-/// What the kernel has counted of a thread so far.
+/// The kernel's counters of a thread so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageWaits {
-    /// Times that it has waited, for whatever.
+    /// Voluntary waits, for any reason.
     pub waits: i64,
-    /// Pages that were read from a disk for it.
+    /// Pages read from a disk for the thread.
     pub from_disk: i64,
 }
 
 impl PageWaits {
-    /// Those of the calling thread.
+    /// The counters of the calling thread.
     pub fn now() -> PageWaits {
         let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-        // SAFETY: the kernel fills the structure, for which zeroes are valid as well.
+        // SAFETY: the kernel fills the structure, valid when zeroed as well.
         let usage = unsafe {
             libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
             usage.assume_init()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A sealed anonymous file, mapped when first touched.
+//! A sealed anonymous file, mapped at its first use.
 
 use std::fs::File;
 use std::io;
@@ -13,18 +13,16 @@ use vm_memory::{AtomicInteger, FileOffset, MmapRegion, VolatileMemory, VolatileS
 
 use super::ShmError;
 
-/// Up to here clearing by writing is cheaper than punching a hole.
+/// Up to this length, clearing by writing is cheaper than punching a hole.
 const WRITE_ZEROES_MAX: u64 = 1 << 20;
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
-/// A memfd that can neither shrink nor grow and takes no further seals: a process that
-/// gets the descriptor can write its bytes and do nothing else.
+/// A memfd with fixed size and seals: a process with the descriptor can only write its bytes.
 #[derive(Debug)]
 pub struct Sealed {
     file: Arc<File>,
     len: u64,
-    /// Most slabs are only ever touched by their front ends; a mapping is made when the daemon
-    /// itself writes.
+    /// Most slabs are only ever touched by their front ends; the daemon maps a slab at its own first write.
     map: OnceLock<MmapRegion>,
 }
 
@@ -63,7 +61,7 @@ impl Sealed {
     /// `len` bytes at `offset`.
     ///
     /// # Errors
-    /// [`ShmError::Range`] outside of the memory, [`ShmError::Map`] if it cannot be mapped.
+    /// [`ShmError::Range`] outside of the memory, [`ShmError::Map`] if mapping fails.
     pub fn slice(&self, offset: u64, len: u64) -> Result<VolatileSlice<'_>, ShmError> {
         let outside = || ShmError::Range { offset, len };
         let start = usize::try_from(offset).map_err(|_| outside())?;
@@ -71,18 +69,18 @@ impl Sealed {
         self.map()?.get_slice(start, count).map_err(|_| outside())
     }
 
-    /// The atomic at `offset`. Others may change its value at any time.
+    /// The atomic at `offset`. Front ends may change its value at any time.
     ///
     /// # Errors
-    /// [`ShmError::Range`] outside of the memory or if `offset` is not aligned to the type,
-    /// [`ShmError::Map`] if it cannot be mapped.
+    /// [`ShmError::Range`] outside of the memory or if `offset` is not aligned to the type, [`ShmError::Map`]
+    /// if mapping fails.
     pub fn atomic<T: AtomicInteger>(&self, offset: u64) -> Result<&T, ShmError> {
         let outside = || ShmError::Range { offset, len: size_of::<T>() as u64 };
         let start = usize::try_from(offset).map_err(|_| outside())?;
         self.map()?.get_atomic_ref(start).map_err(|_| outside())
     }
 
-    /// Whether the daemon has it mapped.
+    /// Whether the daemon has mapped the file.
     pub fn is_mapped(&self) -> bool {
         self.map.get().is_some()
     }

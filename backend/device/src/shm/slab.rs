@@ -84,7 +84,7 @@ impl SlabMemory {
         Ok(Line { armed, pend })
     }
 
-    /// The slab's own line, with the word of pending bits that has the bit of signal line `line`.
+    /// The slab's own line, with the pending word of signal line `line`.
     ///
     /// # Errors
     /// As [`SlabMemory::line`].
@@ -97,7 +97,7 @@ impl SlabMemory {
         Ok(SlabLine { armed, pend })
     }
 
-    /// Clears a line that no DMB has.
+    /// Clears a line not used by any DMB.
     ///
     /// # Errors
     /// As [`Sealed::write`].

@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Huge pages are unmapped as a whole.
 //!
-//! The framework maps what a front end passes before the daemon can look at it. A mapping of huge
-//! pages has whole pages, whatever length was asked for, and munmap(2) refuses any other length.
-//! `vm-memory` unmaps the length that it asked for, and ignores the refusal. So each memory table
-//! could leave mappings in the daemon, until the process can have no more and serves nobody.
+//! The framework maps memory passed by a front end before the daemon can check it. A mapping of huge pages
+//! has whole pages, for any requested length, and munmap(2) refuses any other length. `vm-memory` unmaps the
+//! requested length, and ignores the refusal. So each memory table could leave mappings in the daemon, until
+//! the process reaches its limit of mappings and serves no guest.
 //!
-//! This is the program's `munmap`, in the place of libc's: what the kernel refuses it tries again
-//! with whole huge pages.
+//! This is the program's `munmap`, replacing libc's: after a refusal by the kernel, it tries again with whole
+//! huge pages.
 
 use std::ffi::{c_int, c_void};
 
-/// Lengths of huge pages of the architectures that Linux knows, bytes.
+/// Lengths of huge pages on Linux's architectures, bytes.
 const HUGE_PAGES: [usize; 6] = [64 << 10, 512 << 10, 2 << 20, 32 << 20, 512 << 20, 1 << 30];
 
-/// As munmap(2). The rest of a huge page that `len` begins is unmapped, too.
+/// Like munmap(2). Also unmaps the rest of a huge page begun by `len`.
 ///
 /// # Safety
 /// As for munmap(2).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn munmap(start: *mut c_void, len: usize) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: by the caller's promise.
     let unmap = |len: usize| unsafe { libc::syscall(libc::SYS_munmap, start, len) };
     let mut done = unmap(len);
     for page in HUGE_PAGES {
-        // The kernel refuses a length that ends within a huge page with EINVAL. One that it takes
-        // here ends with the page in which `len` ended, so it covers nothing else. After any other
-        // error (ENOMEM: too many mappings) a longer range would cover other mappings.
+        // The kernel refuses a length ending within a huge page with EINVAL. A length accepted here ends with
+        // the huge page containing the end of `len`, so it covers nothing else. After any other error
+        // (ENOMEM: too many mappings) a longer range would cover other mappings.
         let refused =
             done != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL);
         if refused

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Attacks by drivers, each with the answer that is expected.
+//! Attacks by drivers, each with the expected answer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -119,7 +119,7 @@ fn a_scribbled_control_tail_stalls_only_its_pair() {
     let seen = b.attach(dmb.token.get()).unwrap();
     let tail = seen.slab_off.get() + u64::from(seen.slab_len.get()) - 0x1_0000;
     b.front.write(tail, &[0xff; 0x1_0000]);
-    // What the device answers comes from its own memory.
+    // The device answers from its own memory.
     let again = a.register(b.gid, 2, K64).unwrap();
     assert_eq!(again.nonce, dmb.nonce);
     assert!(again.line.get() < 1023 && again.bit < 64);
@@ -172,7 +172,7 @@ fn bytes_of_any_kind_are_answered() {
     }
 }
 
-/// Runs `rounds` of two threads that race, each round with fresh state.
+/// Runs two racing threads, each with fresh state.
 fn race(first: impl Fn() + Sync, second: impl Fn() + Sync) {
     let barrier = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {

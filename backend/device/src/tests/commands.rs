@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Control commands: their form, their quotas, what they answer.
+//! Control commands: their form, their quotas, their answers.
 
 use virtio_ism_abi::command::{HelloRequest, Op, RegisterRequest, stat};
 use virtio_ism_abi::config::Features;
@@ -161,7 +161,7 @@ fn fields_of_register_that_are_never_legal_are_refused() {
     }
     let mut wrong_sum = guest_body(b.gid, 0, K64, &[(0, K64), (0x10_0000, K64)]);
     assert_eq!(a.call(Op::Register, &wrong_sum), Err(Status::Einval));
-    // nsg says more than there is; a backing nobody knows; entries of a window DMB.
+    // nsg above the number of entries; an unknown backing; entries of a window DMB.
     wrong_sum[28] = 3;
     assert_eq!(a.call(Op::Register, &wrong_sum), Err(Status::Einval));
     let mut backing = guest_body(b.gid, 0, K64, &[(0, K64)]);
@@ -229,7 +229,7 @@ fn commands_and_queries_are_limited_in_rate() {
     assert_eq!(a.query(peer), Err(Status::Eagain), "a burst of two");
     let answers: Vec<_> = (0..10).map(|_| a.call(Op::Stats, &[]).is_ok()).collect();
     assert_eq!(answers.iter().filter(|ok| **ok).count(), 7, "ten in all");
-    // Flawed commands cost as much.
+    // Malformed commands cost as much.
     world.clock.advance(20_000_000);
     assert_eq!(a.call(Op::Attach, &[]), Err(Status::Einval));
     assert_eq!(a.call(Op::Attach, &[]), Err(Status::Einval));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The event queue: what waits, for how long, and in which order.
+//! The event queue: waiting events, their time and their order.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -87,7 +87,7 @@ fn peer_down_is_the_last_word_of_a_peer() {
     b.signal_event(a.gid, 1, 0).unwrap();
     b.signal_event(a.gid, 2, 0).unwrap();
     c.signal_event(a.gid, 3, 0).unwrap();
-    // A wake that the virtio side has not delivered when the peer goes.
+    // A wake still undelivered by the virtio side at the peer's end.
     let (head, _) = chain(mine.token.get(), &[], true, 0);
     let wakes = b.transfer(&head, &[]).wake.unwrap();
     let gone = b.gid;
@@ -230,7 +230,7 @@ fn slabs_are_served_round_robin_fourteen_to_a_record() {
     let Some(Event::SlabWake(first)) = a.event() else { panic!() };
     seen.extend(first.slabs.iter().take(first.n.get() as usize).map(|s| s.get()));
     assert_eq!(seen.len(), 14);
-    // The first is noisy: it has to wait for the others.
+    // The first is noisy, and has to wait for the others.
     users[0].kick(dmbs[0].token.get());
     let Some(Event::SlabWake(second)) = a.event() else { panic!() };
     seen.extend(second.slabs.iter().take(second.n.get() as usize).map(|s| s.get()));
@@ -243,7 +243,7 @@ fn what_waits_is_bounded_by_what_is_there() {
     let world = World::new();
     let (mut a, mut b) = (world.driver("a"), world.driver("b"));
     a.set_memory(&[(0, 1 << 20)]);
-    // Nobody takes events; DMBs, attachments and slabs come and go.
+    // No driver takes events; DMBs, attachments and slabs come and go.
     for _ in 0..50 {
         let mine = a.register(b.gid, 0, K64).unwrap();
         let guest = a.register_guest(b.gid, 1, &[(0, K64)]).unwrap();
@@ -296,8 +296,7 @@ fn peers_whose_end_was_not_reported_count_as_peers() {
     assert_eq!(a.query(c.gid), Ok(3));
 }
 
-/// The circle that must not be: a session owns its pending events, and DMBs and slabs own the
-/// session.
+/// No cycle of owners: a session owns its pending events, and DMBs and slabs own the session.
 #[test]
 fn unread_events_keep_no_memory_of_a_session_that_was_never_closed() {
     let world = World::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Drivers and front ends for tests: a driver speaks to its device in bytes, its front end maps
-//! slabs for real and refuses overlaps, as a VMM does.
+//! Drivers and front ends for tests: a driver exchanges bytes with its device, its front end really maps
+//! slabs and refuses overlaps, like a VMM.
 #![allow(dead_code, unreachable_pub, reason = "shared by several test crates")]
 
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ use super::ism::{
     Limits, MapJob, Moved, Outcome,
 };
 
-/// A clock that stands still until told otherwise.
+/// A clock advanced only by the test.
 #[derive(Debug)]
 pub struct ManualClock(AtomicU64, AtomicBool);
 
@@ -37,7 +37,7 @@ impl ManualClock {
         self.0.fetch_add(ns, Ordering::SeqCst);
     }
 
-    /// From now on the thread waits before each look at the coarse time, by which 60 ms pass.
+    /// From now on each reading of the coarse time waits, and advances the time by 60 ms.
     pub fn make_slow(&self, slow: bool) {
         self.1.store(slow, Ordering::SeqCst);
     }
@@ -65,7 +65,7 @@ impl CountingNotifier {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// How often others had to wait for the device's memory.
+    /// Number of waits of others for the device's memory.
     pub fn slow_memory(&self) -> usize {
         self.1.load(Ordering::SeqCst)
     }
@@ -134,20 +134,20 @@ impl World {
     }
 }
 
-/// What a front end has mapped.
+/// Mappings of a front end.
 #[derive(Debug, Default)]
 pub struct FrontEnd {
     pub maps: BTreeMap<u64, MmapRegion>,
-    /// Answer no to everything.
+    /// Refuse every request.
     pub refuses: bool,
     pub refuses_doorbells: bool,
-    /// Doorbells that it was given: whether to ring them.
+    /// Doorbells received: `true`: to ring.
     pub doorbells: Vec<bool>,
     pub asked: usize,
 }
 
 impl FrontEnd {
-    /// Maps as asked; `false` if that would overlap.
+    /// Maps the request; `false` on an overlap.
     pub fn map(&mut self, job: &MapJob) -> bool {
         let Some(request) = job.request() else { return true };
         self.asked += 1;
@@ -195,7 +195,7 @@ impl FrontEnd {
         Line { armed, pend }
     }
 
-    /// Which memory is mapped at `slab_off`: the number of its file.
+    /// The file's inode of the memory mapped at `slab_off`.
     pub fn inode(&self, slab_off: u64) -> u64 {
         use std::os::unix::fs::MetadataExt;
         self.maps[&slab_off].file_offset().unwrap().file().metadata().unwrap().ino()
@@ -224,7 +224,7 @@ pub fn request<T: IntoBytes + Immutable>(op: Op, tag: u32, body: &T) -> Vec<u8> 
 }
 
 impl Driver {
-    /// The same device in other hands.
+    /// A second driver of the same device.
     pub fn of(other: &Driver) -> Driver {
         Driver {
             device: other.device.clone(),
@@ -242,7 +242,7 @@ impl Driver {
         self.device.command(&bytes, 4096)
     }
 
-    /// Has the front end do what a command waits for.
+    /// Makes the front end complete a command.
     pub fn complete(&mut self, outcome: Outcome) -> Vec<u8> {
         match outcome {
             Outcome::Reply(reply) => reply.to_vec(),
@@ -261,7 +261,7 @@ impl Driver {
         }
     }
 
-    /// A command to its end, with the body of the reply.
+    /// Completes a command. Returns the body of the reply.
     pub fn call(&mut self, op: Op, body: &[u8]) -> Result<Vec<u8>, Status> {
         let outcome = self.command(op, body);
         let tag = self.tag;
@@ -283,7 +283,7 @@ impl Driver {
         reply
     }
 
-    /// HELLO, which may be refused.
+    /// HELLO, possibly refused.
     pub fn try_hello(&mut self) -> Result<HelloReply, Status> {
         let body = HelloRequest { abi: 1.into(), driver_max_idx: u32::MAX.into() };
         self.typed(Op::Hello, body.as_bytes())
@@ -370,7 +370,7 @@ impl Driver {
         reply.counters.map(|counter| counter.get())
     }
 
-    /// Moves segments and delivers the wake, as the virtio side does.
+    /// Moves segments and delivers the wake, like the virtio side.
     pub fn mv(&self, token: u64, segments: &[(u32, &[u8])], signal: bool) -> Status {
         let (head, payload) = chain(token, segments, signal, 1);
         let moved = self.transfer(&head, &payload);
@@ -470,7 +470,7 @@ pub fn chain(token: u64, segments: &[(u32, &[u8])], signal: bool, mask: u16) -> 
     (head, payload)
 }
 
-/// Status and body of a reply, whose tag and length must be right.
+/// Status and body of a reply; checks tag and length.
 pub fn parse(op: Op, tag: u32, reply: &[u8]) -> Result<Vec<u8>, Status> {
     let (header, body) = ReplyHeader::read_from_prefix(reply).unwrap();
     assert_eq!(header.tag.get(), tag);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Leaving in order: who is told, who is waited for, and what drivers can do with it.
+//! Leaving in order: drivers told, drivers waited for, and the drivers' possible answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn ask(driver: &Driver, reason: LeaveReason) -> Arc<LeaveGroup> {
     group
 }
 
-/// Two drivers; the first has a DMB that the second has attached.
+/// Two drivers; the second has attached a DMB of the first.
 fn pair(world: &World) -> (Driver, Driver, u64) {
     let (mut a, mut b) = (world.driver("a"), world.driver("b"));
     let token = a.register(b.gid, 0, K64).unwrap().token.get();
@@ -130,12 +130,12 @@ fn a_device_that_is_about_to_go_takes_on_nothing_new_but_lets_go() {
         assert_eq!(a.attach(theirs).map(drop), Err(Status::Estate));
         assert_eq!(a.query(b.gid).map(drop), Ok(()));
         a.unregister(token).unwrap();
-        // A driver that begins anew is told, and gets no further.
+        // A driver beginning a new session is told, and gets no further.
         a.hello();
         let told = a.events().iter().any(|event| matches!(event, Event::Leave { number: 1, .. }));
         assert_eq!(told, features.contains(Features::LEAVE));
         assert_eq!(a.register(b.gid, 1, K64).map(drop), Err(Status::Estate));
-        // Its peers go on with others.
+        // The driver's peers go on with others.
         let c = world.driver("c");
         b.register(c.gid, 7, K64).unwrap();
     }
@@ -154,7 +154,7 @@ fn a_drain_can_be_taken_back_and_the_end_of_a_device_cannot() {
         let info = a.device.info();
         assert_eq!((info.is_leaving, info.counts.leaves_done), (!drains, 0));
         assert_eq!((group.staying(), group.taken_back()), (!drains as usize, drains as usize));
-        // The driver that has not read the first hears of the second only.
+        // A driver without having read the first event gets only the second.
         let events = a.events();
         if drains {
             assert_eq!(group.wait(SECOND), 1, "it has not left");
@@ -191,7 +191,7 @@ fn an_answer_counts_once_for_its_request_and_for_nobody_else() {
     a.left(1).unwrap();
     assert_eq!(a.left(1), Err(Status::Enoent), "twice");
     assert_eq!((first.staying(), others.staying()), (0, 1), "not for another");
-    // The answer to an earlier request is none to a later one.
+    // The answer to an earlier request does not answer a later one.
     let second = ask(&a, LeaveReason::Restart);
     assert_eq!(a.left(1), Err(Status::Enoent));
     assert_eq!(second.staying(), 1);
@@ -237,7 +237,7 @@ fn a_wait_ends_with_its_time_or_when_it_is_given_up() {
     assert_eq!(silent.wait(Duration::from_secs(600)), 1, "one that begins later");
 }
 
-/// What happens next to a device and its driver.
+/// The next step of a device and its driver.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Register,
@@ -270,8 +270,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// A driver that flaps, answers what it likes, or says nothing: each group counts it until it
-    /// has left and no longer, and the counters add up.
+    /// A driver changing its mind, answering at random, or silent: each group counts the driver until it has
+    /// left and no longer, and the counters add up.
     #[test]
     fn whatever_a_driver_does_groups_count_it_rightly(
         steps in prop::collection::vec(step(), 1..60)
@@ -279,7 +279,7 @@ proptest! {
         let world = World::new();
         let (mut a, mut b) = (world.driver("a"), world.driver("b"));
         let (mut own, mut theirs) = (Vec::new(), Vec::new());
-        // Departures with whether they still count the driver; the number of the last request.
+        // Departures with whether each still counts the driver; the number of the last request.
         let mut groups: Vec<(Arc<LeaveGroup>, bool)> = Vec::new();
         let (mut last, mut answered, mut is_open, mut idx) = (0, false, true, 0);
         let (mut leaves, mut taken_back) = (false, 0);

@@ -229,7 +229,7 @@ fn overlapping_source_and_target_behave_like_memmove() {
         let (head, _) = chain(dmb.token.get(), &[(to as u32, &bytes)], false, 0);
         let slice = memory.get_slice(GuestAddress(from), bytes.len()).unwrap();
         let (a, b) = slice.split_at(100).unwrap();
-        // One descriptor, and two in a row that do not overlap backwards.
+        // One descriptor, and two in a row without a backward overlap.
         let moved = if to < from {
             both.device.transfer(&head, &mut SliceReader::new([a, b].into_iter()), 4096)
         } else {
@@ -261,7 +261,7 @@ fn aligned_words_are_never_seen_torn_and_never_before_what_precedes_them() {
         let words: [&AtomicU64; 2] = [0, 8].map(|at| map.get_atomic_ref(base + at).unwrap());
         let data: &AtomicU32 = map.get_atomic_ref(base + 4100).unwrap();
         while !stop.load(Ordering::Acquire) {
-            // Against the order of the stores: what is read later is at least as new.
+            // Against the order of the stores: a later read is at least as new.
             let [second, first] = [1, 0].map(|i: usize| words[i].load(Ordering::Acquire));
             let data = data.load(Ordering::Acquire);
             for word in [first, second] {
@@ -285,7 +285,7 @@ fn an_owner_that_makes_copies_last_is_told_of() {
         (owner.notifier.slow_memory(), user.notifier.slow_memory())
     };
     assert_eq!(slow(false, 10), (0, 0));
-    // After the first, which may have been anybody's doing, the owner's pages are looked at.
+    // After the first slow copy, from any cause, the device checks the owner's pages.
     assert_eq!(slow(true, 1), (0, 0));
     assert_eq!(slow(true, 3), (3, 0));
     assert_eq!(slow(false, 10), (3, 0));

@@ -68,7 +68,7 @@ fn ranges_of_a_past_session_wait_until_the_front_end_confirms() {
     let old = a.register(b.gid, 0, K64).unwrap();
     a.device.close_session(CloseReason::Orderly);
     assert!(a.device.stale_map().is_none(), "not before the next start");
-    // HELLO without the harness' cleaning up.
+    // HELLO without the harness' cleanup.
     a.command(Op::Hello, &[1, 0, 0, 0, 0xff, 0xff, 0, 0]);
     let new = a.register(b.gid, 0, K64).unwrap();
     assert_ne!(new.slab_off, old.slab_off);
@@ -100,7 +100,7 @@ fn a_window_full_of_past_lives_says_try_again() {
     assert!(a.register(b.gid, 0, K64).is_ok());
 }
 
-/// `a` registers a buffer and attaches one of `b`'s, and the front end has yet to map both.
+/// `a` registers a buffer and attaches one of `b`'s; the front end has not mapped either.
 fn two_maps(a: &mut Driver, b: &mut Driver) -> (MapJob, MapJob) {
     let body = RegisterRequest {
         user_gid: b.gid,
@@ -153,7 +153,7 @@ fn a_peer_that_ends_while_the_front_end_maps_is_not_there_any_more() {
     assert!(a.event().is_none(), "never related, so there is nothing to tell");
     let info = a.device.info();
     assert_eq!((info.dmbs, info.attached, info.peers, info.slabs), (0, 0, 0, 0));
-    // The driver knows of no slab that it could release.
+    // The driver knows no slab to release.
     while let Some(stale) = a.device.stale_map() {
         assert!(a.front.unmap(stale.window_offset()));
         a.device.stale_unmapped(stale);
@@ -199,7 +199,7 @@ fn no_slab_is_used_for_another_pair() {
         assert!(nonces.insert(dmb.nonce.get()), "a slab of its own for each life");
         assert_eq!(a.front.read(dmb.dmb_off.get() + 6, 100), [0; 100]);
         b.hello();
-        // The front end of the old session could still store there; no new DMB lies in it.
+        // The front end of the old session could still store there; no new DMB lies in the slab.
         assert_eq!(a.register(Gid([5; 16]), 1, K64).unwrap_err(), Status::Enodev);
         a.unregister(dmb.token.get()).unwrap();
     }
@@ -241,7 +241,7 @@ fn gids_are_unique_on_the_host_and_pinned_ones_stay() {
     assert!(config.gids.is_empty(), "all are given back");
 }
 
-/// A payload that lets another thread run in the middle of a copy.
+/// A payload letting another thread run in the middle of a copy.
 struct Slow<'a> {
     inside: &'a AtomicBool,
     go_on: &'a AtomicBool,
@@ -264,8 +264,8 @@ impl ReadVolatile for Slow<'_> {
     }
 }
 
-/// Runs `end` while a move of `user` into a DMB of `owner` is in the middle of its copy. Meanwhile it
-/// runs `others`, which must not wait. Returns whether `end` has waited.
+/// Runs `end` in the middle of a copy of `user` into a DMB of `owner`. Meanwhile runs `others`; these must
+/// not wait. Returns whether `end` has waited.
 fn during_a_move(
     world: &World,
     end: impl FnOnce(&mut Driver, &mut Driver, u64) + Send,
@@ -313,15 +313,14 @@ fn the_end_of_a_session_waits_for_its_own_moves_and_those_into_its_dmbs() {
     assert!(during_a_move(&World::new(), |owner, _, _| owner.end(), |_| {}));
 }
 
-/// Sees that nobody else waits for a move that `end` waits for. A guest can make a copy into its
-/// memory last.
+/// Checks whether only `end` waits for a move. A guest can delay a copy into its memory.
 fn nobody_else_waits(end: impl FnOnce(&mut Driver, &mut Driver, u64) + Send) {
     let world = World::new();
     during_a_move(&world, end, |devices| {
         // The end of another device tells every device; management asks every device.
         world.driver("bystander").end();
         assert!(!world.fabric.snapshot().devices.is_empty());
-        // A thread of another device that delivers an event asks this.
+        // A thread of another device asks this before delivering an event.
         for device in devices {
             let _ = (device.has_events(), device.next_event_in());
         }
@@ -348,7 +347,7 @@ fn a_device_that_has_left_counts_no_longer_and_serves_nobody() {
     let caps = FabricCaps { devices: 1, ..Default::default() };
     let fabric = Fabric::new(FabricConfig { caps, ..FabricConfig::new(Chid(0xff01)) }).unwrap();
     let world = World { fabric, clock: World::new().clock };
-    // A thread that hangs keeps the device itself.
+    // A hanging thread keeps the device itself.
     let mut gone = world.driver("gone");
     gone.device.leave();
     assert_eq!(gone.try_hello().unwrap_err(), Status::Eio);

@@ -16,7 +16,7 @@ const MIB: u32 = 1 << 20;
 fn owner_and_user_see_the_same_bytes_at_their_own_offsets() {
     let world = World::new();
     let (mut a, mut b) = (world.driver("a"), world.driver("b"));
-    // Something else first, so that the windows differ.
+    // A first allocation, to make the windows differ.
     a.register(a.gid, 99, MIB).unwrap();
     let dmb = a.register(b.gid, 0, K64).unwrap();
     let other = a.register(b.gid, 1, K64).unwrap();
@@ -162,7 +162,7 @@ fn register_keeps_a_slot_so_that_attach_finds_one() {
     a.attach(more.token.get()).unwrap();
     let large = peers[0].register(a.gid, 2, 8 * MIB).unwrap();
     assert_eq!(a.attach(large.token.get()).unwrap_err(), Status::Enospc);
-    // Guest memory needs no slot; one is kept only if there is one.
+    // Guest memory needs no slot; a slot is kept only if available.
     a.set_memory(&[(0, 1 << 20)]);
     a.register_guest(d, 9, &[(0, K64)]).unwrap();
     assert_eq!(a.device.info().map_slots, 4);
@@ -259,7 +259,7 @@ fn a_dmb_cannot_be_used_before_its_owner_has_the_reply() {
     let Outcome::Map(job) = b.command(Op::Attach, body.as_bytes()) else { panic!() };
     assert_eq!(b.detach(dmb.token.get()), Err(Status::Enoent), "not attached yet");
     assert_eq!(b.attach(dmb.token.get()).unwrap_err(), Status::Ebusy);
-    // The owner ends it meanwhile: the user hears so in the reply.
+    // The owner ends the DMB meanwhile: the user learns this from the reply.
     a.unregister(dmb.token.get()).unwrap();
     let tag = job.tag();
     let ok = b.front.map(&job);
@@ -374,7 +374,7 @@ fn an_owner_has_a_bounded_number_of_doorbells_that_no_user_takes() {
     drop(owner);
 }
 
-/// Doorbells of a device that the daemon holds.
+/// Doorbells of a device with descriptors held by the daemon.
 fn held(driver: &Driver) -> u32 {
     driver.device.handle.doorbells.load(std::sync::atomic::Ordering::Relaxed)
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a driver, its front end and its peers may do next.
+//! Possible next steps of a driver, its front end and its peers.
 
 use proptest::prelude::*;
 use virtio_ism_abi::command::Op;
 
-/// Lengths of DMBs in bytes: the last one gets a slab of its own.
+/// Lengths of DMBs in bytes: the largest gets a slab of its own.
 pub(crate) const LENS: [u32; 4] = [16 << 10, 32 << 10, 1 << 20, 4 << 20];
 
-/// One step. Numbers of tokens, GIDs and slabs are drawn blindly; see [`pick`].
+/// One step. Numbers of tokens, GIDs and slabs are random; see [`pick`].
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Hello,
@@ -28,7 +28,7 @@ pub(crate) enum Step {
     FrontEnd(Mode),
 }
 
-/// What the front end does when it is asked.
+/// The front end's reaction to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Serves,
@@ -69,7 +69,7 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// In seven of eight cases one of `likely`, if there is one.
+/// In seven of eight cases one of `likely`, if not empty.
 pub(crate) fn pick<T: Copy>(which: usize, likely: &[T]) -> Option<T> {
     if which.is_multiple_of(8) || likely.is_empty() {
         return None;
