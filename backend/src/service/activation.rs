@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Socket activation: listening sockets that a service manager has opened, and passes to the daemon
-//! as sd_listen_fds(3) describes.
+//! Socket activation: listening sockets opened by a service manager and passed to the daemon, as in
+//! sd_listen_fds(3).
 //!
-//! Such a socket belongs to who has made it. The daemon serves it in the place of one that it would
-//! make at the same path, and does not remove it. So front ends that connect while no daemon runs
-//! wait for the next one.
+//! Such a socket belongs to its creator. The daemon serves the socket instead of one made at the same path,
+//! and does not remove the socket. So front ends connecting while no daemon runs wait for the next daemon.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -24,25 +23,25 @@ use crate::vhost::unix_socket::{
     Backlog, NameId, SocketError, SocketKind, SocketNames, directory_of, path_of,
 };
 
-/// The first descriptor that is passed (SD_LISTEN_FDS_START).
+/// The first passed descriptor (SD_LISTEN_FDS_START).
 const FIRST: u32 = 3;
-/// Most descriptors: as many as a daemon can have guests that are worth a unit.
+/// Most descriptors: more guests with units of their own than a daemon is likely to have.
 const MAX_DESCRIPTORS: u32 = 1024;
 
-/// Descriptors that were passed to this process.
+/// Descriptors passed to this process.
 #[derive(Default)]
 pub(crate) struct PassedSockets {
     sockets: Vec<(PassedDescriptor, Result<Listening, PassedDescriptorError>)>,
 }
 
-/// A descriptor that can be served.
+/// A usable descriptor.
 struct Listening {
     socket: OwnedFd,
     kind: SocketKind,
     path: PathBuf,
 }
 
-/// What is to be served at a path.
+/// The configured use of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Wanted {
     kind: SocketKind,
@@ -50,12 +49,12 @@ struct Wanted {
 }
 
 impl PassedSockets {
-    /// Takes what was passed to this process. `fd` is that of `--fd`, which is left alone. To be called
-    /// while there is one thread and nothing else is open.
+    /// Takes the descriptors passed to this process. `fd` is the descriptor of `--fd` and is left alone. To
+    /// be called while the process has one thread and no other open descriptors.
     ///
     /// # Errors
-    /// The environment is not as sd_listen_fds(3) has it. What is wrong with a descriptor,
-    /// [`assign`](Self::assign) tells.
+    /// The environment does not follow sd_listen_fds(3). [`assign`](Self::assign) reports unusable
+    /// descriptors.
     pub(crate) fn from_environment(fd: Option<i32>) -> Result<PassedSockets, ConfigError> {
         let variable = |key: &str| std::env::var_os(key);
         let names = names(variable, std::process::id())?;
@@ -75,10 +74,10 @@ impl PassedSockets {
         Ok(PassedSockets { sockets })
     }
 
-    /// Which socket of the configuration each of them is.
+    /// Assigns each descriptor to a socket of the configuration.
     ///
     /// # Errors
-    /// All that are none.
+    /// Every unusable descriptor.
     pub(crate) fn assign(self, config: &Config) -> Result<ActivatedSockets, Vec<ConfigError>> {
         let wanted = wanted(config);
         let mut mistakes = Vec::new();
@@ -116,7 +115,7 @@ impl PassedSockets {
     }
 }
 
-/// The names of the descriptors that are passed to process `pid`: as many as there are.
+/// The names of the descriptors passed to process `pid`, one per descriptor.
 fn names(
     variable: impl Fn(&str) -> Option<OsString>,
     pid: u32,
@@ -127,13 +126,14 @@ fn names(
         expected,
     };
     let number = |text: &OsStr| text.to_str().and_then(|text| text.parse::<u32>().ok());
-    // Without it, or with that of another process, they are for that one: a shell's, for example.
+    // Without LISTEN_PID, or with another process's id, the descriptors are for another process, such as a
+    // shell.
     let Some(of) = variable("LISTEN_PID") else { return Ok(Vec::new()) };
     let of = number(&of).ok_or_else(|| wrong("LISTEN_PID", &of, "a process id"))?;
     let Some(count) = variable("LISTEN_FDS").filter(|_| of == pid) else { return Ok(Vec::new()) };
     let bounded = number(&count).filter(|count| (1..=MAX_DESCRIPTORS).contains(count));
     let count = bounded.ok_or_else(|| wrong("LISTEN_FDS", &count, "a number from 1 to 1024"))?;
-    // An addition of the library that takes them: numbers in messages would be wrong.
+    // An extension of the `listenfd` library: numbers in messages would be wrong.
     if let Some(first) = variable("LISTEN_FDS_FIRST_FD") {
         return Err(wrong("LISTEN_FDS_FIRST_FD", &first, "that it is not set"));
     }
@@ -146,12 +146,12 @@ fn names(
     }
 }
 
-/// What is open as this descriptor, by its path or as the kernel calls it.
+/// The path of an open descriptor, or the kernel's description.
 fn what_is_open(number: u32) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{number}")).ok()
 }
 
-/// Takes a descriptor if it is a listening Unix socket, and notes its path in `descriptor`.
+/// Takes the descriptor of a listening Unix socket, and records its path in `descriptor`.
 fn take(
     passed: &mut ListenFd,
     index: usize,
@@ -181,7 +181,7 @@ fn take(
     Ok(Listening { socket, kind, path })
 }
 
-/// The sockets of a configuration, by the path that [`resolve`] gives, with the path that it names.
+/// The sockets of a configuration, by the path from [`resolve`], with the configured path.
 fn wanted(config: &Config) -> BTreeMap<PathBuf, (PathBuf, Wanted)> {
     let guests = config.guests.iter().filter_map(|guest| {
         let wanted = match guest.devices {
@@ -196,7 +196,7 @@ fn wanted(config: &Config) -> BTreeMap<PathBuf, (PathBuf, Wanted)> {
     guests.chain(others).map(|(path, wanted)| (resolve(path), (path.to_owned(), wanted))).collect()
 }
 
-/// The path without links and relative parts of its directory: one socket may have several.
+/// The path without links and relative parts of its directory: one socket may have several paths.
 fn resolve(path: &Path) -> PathBuf {
     let directory = std::fs::canonicalize(directory_of(path));
     match (directory, path.file_name()) {
@@ -218,8 +218,8 @@ struct Activated {
 }
 
 impl ActivatedSockets {
-    /// Makes this process the one that those who connect see (SO_PEERCRED), and queues as long as those
-    /// of sockets that the daemon makes. To be called before this process becomes another user.
+    /// Makes this process the peer clients see (SO_PEERCRED), and sets the backlogs to the daemon's own
+    /// values. To be called before this process becomes another user.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -232,17 +232,17 @@ impl ActivatedSockets {
         Ok(())
     }
 
-    /// Their paths.
+    /// Paths of the sockets.
     pub(crate) fn paths(&self) -> impl Iterator<Item = PathBuf> {
         self.sockets.keys().cloned()
     }
 
-    /// How many there are.
+    /// Number of sockets.
     pub(crate) fn len(&self) -> usize {
         self.sockets.len()
     }
 
-    /// Gives out these sockets, and has `names` make those of other paths.
+    /// Hands out these sockets; `names` makes sockets at other paths.
     pub(crate) fn before(self, names: Arc<dyn SocketNames>) -> Arc<dyn SocketNames> {
         match self.sockets.is_empty() {
             true => names,
@@ -251,7 +251,7 @@ impl ActivatedSockets {
     }
 }
 
-/// Sockets that are there, before those that are made.
+/// Passed sockets, tried before making new ones.
 struct ActivatedNames {
     sockets: BTreeMap<PathBuf, Activated>,
     names: Arc<dyn SocketNames>,

@@ -39,25 +39,25 @@ Examples:
 Whoever may connect to a guest's socket is that guest for the daemon. Sockets get mode 0600; put \
 them into a directory that only the guest's user can enter.";
 
-/// Which rights the daemon drops after its start.
+/// The rights the daemon drops after its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SandboxMode {
     /// Nothing: any system call, any file.
     Off,
     /// Files by landlock; a system call outside the list fails with EPERM.
     On,
-    /// As "on", but a system call outside the list kills the daemon.
+    /// Like "on", but a system call outside the list kills the daemon.
     Strict,
 }
 
-/// Commands beside the daemon itself.
+/// Commands other than the daemon.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// Ask a running daemon for its guests, add or remove them, or have it read its file again.
     Ctl(ControlArgs),
 }
 
-/// The version; a package has told the commit, too.
+/// The version, in a package with the commit.
 const VERSION: &str = match option_env!("SMC_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),
@@ -68,22 +68,22 @@ const VERSION: &str = match option_env!("SMC_VERSION") {
 #[command(name = "vhost-device-ism", version = VERSION, about = ABOUT, long_about = LONG_ABOUT,
           after_long_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Args {
-    /// What else to do than to run the daemon.
+    /// A command other than running the daemon.
     #[command(subcommand)]
     pub command: Option<Command>,
 
     /// Listen on this Unix socket for one guest's front end; repeat it for more guests.
     ///
-    /// Settings of this guest follow the path, separated by commas: chid=ff00 (its fabric),
-    /// name=NAME (in logs and metrics; default: the file name), max-maps=N (mappings the front end
-    /// can hold; 4 for QEMU without this project's device), allow-any-file (accept guest memory
-    /// in any file: one whose pages do not come makes peers wait), vfio-user (front ends speak
-    /// vfio-user, as QEMU's vfio-user-pci does, and not vhost-user), mode=666 (permission bits of the
-    /// socket), gid=UUID (pin the GID; for tests only, a GID should never come back).
+    /// Settings of this guest follow the path, separated by commas: chid=ff00 (its fabric), name=NAME (in
+    /// logs and metrics; default: the file name), max-maps=N (mappings the front end can hold; 4 for QEMU
+    /// without this project's device), allow-any-file (accept guest memory in any file: a file with slow
+    /// pages makes peers wait), vfio-user (front ends speak vfio-user, as QEMU's vfio-user-pci does, and not
+    /// vhost-user), mode=666 (permission bits of the socket), gid=UUID (pin the GID; for tests only, a GID
+    /// should never come back).
     ///
-    /// devices=N makes it a device pool for processes and containers: each connection gets a device
-    /// of its own, and a container at most as many as are free for others. peer-uid=UID and
-    /// peer-gid=GID say whose processes get any.
+    /// devices=N makes the socket a device pool for processes and containers: each connection gets a device
+    /// of its own, and a container at most as many as are free for others. Only processes of peer-uid=UID and
+    /// peer-gid=GID get devices.
     #[arg(long, short = 's', value_name = "PATH[,KEY=VALUE..]", conflicts_with = "fd")]
     pub socket_path: Vec<String>,
 
@@ -91,39 +91,39 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     pub fd: Option<i32>,
 
-    /// Print what this program is as JSON, and exit.
+    /// Print the program's capabilities as JSON, and exit.
     #[arg(long)]
     pub print_capabilities: bool,
 
-    /// Read fabrics, guests and quotas from a TOML file; options come on top. SIGHUP reads it again.
+    /// Read fabrics, guests and quotas from a TOML file; options come on top. SIGHUP reads the file again.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Fabric of guests that name none: four hexadecimal digits, ff00 to fffe [default: ff00].
+    /// Fabric of guests without a fabric of their own: four hexadecimal digits, ff00 to fffe [default: ff00].
     ///
-    /// Guests reach each other only within a fabric. ffff says that all its members are one
-    /// operating system.
+    /// Guests reach each other only within a fabric. ffff is a fabric with all members in one operating
+    /// system.
     #[arg(long, value_name = "CHID")]
     pub chid: Option<String>,
 
-    /// Listen on this Unix socket for "vhost-device-ism ctl" and other programs that manage the daemon:
-    /// JSON lines such as {"op":"list"}, and HTTP "GET /metrics" for Prometheus.
+    /// Listen on this Unix socket for "vhost-device-ism ctl" and other management programs: JSON lines such
+    /// as {"op":"list"}, and HTTP "GET /metrics" for Prometheus.
     #[arg(long, value_name = "PATH")]
     pub management: Option<PathBuf>,
 
-    /// Listen on this Unix socket for those who may read metrics and change nothing.
+    /// Listen on this Unix socket for readers of metrics, without the right to change anything.
     #[arg(long, value_name = "PATH")]
     pub metrics: Option<PathBuf>,
 
-    /// Check options and file, name all that is wrong, and exit: 0 if nothing is, else 1.
+    /// Check options and file, print all mistakes, and exit: 0 without mistakes, else 1.
     #[arg(long)]
     pub check_config: bool,
 
     /// Size of the shared-memory window of each device: bytes, or with suffix M, G or T; a power
     /// of two [default: 64G].
     ///
-    /// It costs address space of the front end, not memory. In a VM it becomes a PCI BAR, so a
-    /// firmware or a guest with few physical address bits may want less.
+    /// The window costs address space of the front end, not memory. In a VM the window becomes a PCI BAR, so
+    /// a firmware or a guest with few physical address bits may want less.
     #[arg(long, value_name = "SIZE", value_parser = config::parse_size)]
     pub window_size: Option<u64>,
 
@@ -133,16 +133,16 @@ pub struct Args {
 
     /// End a device whose rings have all been stopped for so many seconds; 0: never [default: 60].
     ///
-    /// A paused VM and a VM that was reset without notice look alike. Peers of the latter would
-    /// wait for ever. With a front end that reports resets (this project's QEMU device), use 0.
+    /// A paused VM and a VM reset without notice look alike. Peers of the latter would wait for ever. With a
+    /// front end able to report resets (this project's QEMU device), use 0.
     #[arg(long, value_name = "SECONDS")]
     pub stopped_grace: Option<u64>,
 
-    /// How many seconds drivers get to leave a device that is about to go; 0: none [default: 1].
+    /// How many seconds drivers get to leave an ending device; 0: none [default: 1].
     ///
-    /// When the daemon ends or a guest is removed, drivers that know how to are told, and their
-    /// connections can go on without the device. The daemon goes on as soon as all have left. A second
-    /// SIGTERM ends it at once.
+    /// When the daemon ends or a guest is removed, the daemon tells drivers with support for leaving, and
+    /// their connections can go on without the device. The daemon goes on as soon as all have left. A second
+    /// SIGTERM ends the daemon at once.
     #[arg(long, value_name = "SECONDS", value_parser = config::parse_seconds)]
     pub leave_timeout: Option<Duration>,
 
@@ -150,20 +150,19 @@ pub struct Args {
     #[arg(long, value_name = "MODE")]
     pub socket_mode: Option<String>,
 
-    /// How much to log: error, warn, info, debug or trace [default: info]. RUST_LOG says it in
-    /// detail, and wins.
+    /// How much to log: error, warn, info, debug or trace [default: info]. RUST_LOG gives finer control, and
+    /// wins.
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<tracing::Level>,
 
-    /// Rights that the daemon drops once its sockets are open.
+    /// Rights the daemon drops once its sockets are open.
     #[arg(long, value_enum, default_value_t = SandboxMode::On, value_name = "MODE")]
     pub sandbox: SandboxMode,
 
     /// Become this user after the start: a name, or numbers as UID:GID. Only as root.
     ///
-    /// Without it, a daemon that is started as root becomes the user vhost-device-ism if there is
-    /// one, and otherwise stays root, without capabilities. Sockets belong to the user who starts
-    /// the daemon.
+    /// Without this option, a daemon started as root becomes the user vhost-device-ism if the user exists,
+    /// and otherwise stays root, without capabilities. Sockets belong to the user starting the daemon.
     #[arg(long, value_name = "USER")]
     pub user: Option<String>,
 
@@ -173,15 +172,15 @@ pub struct Args {
 }
 
 impl Args {
-    /// The sandbox that was asked for.
+    /// The requested sandbox mode.
     pub fn sandbox_mode(&self) -> SandboxMode {
         if self.no_sandbox { SandboxMode::Off } else { self.sandbox }
     }
 
-    /// File and options together, checked.
+    /// File and options combined and checked.
     ///
     /// # Errors
-    /// All that is wrong.
+    /// Every mistake.
     pub fn to_config(&self) -> Result<Config, Vec<ConfigError>> {
         let text =
             self.config.as_deref().map(read_file).transpose().map_err(|wrong| vec![wrong])?;
@@ -200,16 +199,16 @@ impl Args {
         finish(config, mistakes)
     }
 
-    /// The same with another text of the file, and without inherited sockets.
+    /// Like [`to_config`](Self::to_config), with another text of the file and without inherited sockets.
     ///
     /// # Errors
-    /// All that is wrong.
+    /// Every mistake.
     pub(crate) fn to_config_again(&self, text: &str) -> Result<Config, Vec<ConfigError>> {
         let (config, mistakes) = self.combine(Some(text));
         finish(config, mistakes)
     }
 
-    /// The fabric of sockets among the options that name none.
+    /// The fabric for sockets among the options without a CHID.
     fn chid_of_guests(&self, config: &Config) -> Chid {
         let chid = self.chid.as_deref().and_then(|chid| config::parse_chid(chid).ok());
         chid.unwrap_or_else(|| config.default_chid())
@@ -268,7 +267,7 @@ fn read_file(path: &Path) -> Result<String, ConfigError> {
     config::read_text(file.into(), path)
 }
 
-/// Without a file, a fabric exists because a socket names it.
+/// Without a file, a socket's CHID creates its fabric.
 fn add_fabric(config: &mut Config, chid: Chid, from_file: bool) {
     if !from_file && config.fabrics.iter().all(|fabric| fabric.chid != chid) {
         config.fabrics.push(FabricSpec::new(chid));
@@ -277,14 +276,14 @@ fn add_fabric(config: &mut Config, chid: Chid, from_file: bool) {
 
 /// Takes over an inherited descriptor by its number.
 fn inherited(fd: i32) -> std::io::Result<std::os::fd::OwnedFd> {
-    // Through a pidfd because that is safe for any number: it duplicates what is there, or fails.
+    // Through a pidfd, safe for any number: duplicates an open descriptor, or fails.
     let this = pidfd_open(getpid(), PidfdFlags::empty())?;
     let socket = pidfd_getfd(this, fd, PidfdGetfdFlags::empty())?;
     if !rustix::net::sockopt::socket_acceptconn(&socket)? {
         return Err(std::io::Error::other("is not a listening socket"));
     }
-    // Room for one connection. Whoever calls this is who listens, to those who connect: so it is
-    // done before this process becomes another user.
+    // Room for one connection. SO_PEERCRED shows clients the user at listen(2). So listen before this process
+    // becomes another user.
     rustix::net::listen(&socket, 0)?;
     Ok(socket)
 }

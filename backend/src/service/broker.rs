@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The broker: a small process that stays outside of the daemon's sandbox, and does for it what
-//! needs a path.
+//! The broker: a small process outside the daemon's sandbox, for operations needing a path.
 //!
-//! The daemon maps the memory of all its guests, so one that takes it over should find nothing to
-//! go on with. It cannot make, connect or remove a socket. For a guest that is added at run time,
-//! for the queue of a device socket, and at the end, it asks the broker, which does that and nothing
-//! else, in the directories of the sockets that were configured. The broker never sees a byte of a
-//! guest.
+//! The daemon maps the memory of all its guests, so an attacker in the daemon should gain as little as
+//! possible. The daemon cannot make, connect or remove a socket. For a guest added at run time, for the queue
+//! of a device socket, and at the end, the daemon asks the broker. The broker does only this, in the
+//! directories of the configured sockets. The broker never sees a byte of a guest.
 //!
-//! It does not trust the daemon: see [`BrokerLimits`]. A path outside of its directories gets one answer,
-//! whatever is there, before the broker looks at it.
+//! The broker does not trust the daemon: see [`BrokerLimits`]. A path outside its directories always gets the
+//! same answer, before any look at the file system.
 //!
-//! New sockets come beside the answer to a request. The broker ends when the daemon does, and removes
-//! the sockets that are left.
+//! New sockets come with the answer to a request. The broker ends with the daemon, and removes the remaining
+//! sockets.
 //!
-//! The broker is the child of a process that does nothing but wait for its end. If the broker is
-//! killed, that process makes another one, which knows the names of the one before, and tells the
-//! daemon that a request may have got lost. If both are gone, [`Broker::on_end`] tells the daemon.
+//! The broker's parent process only waits for the broker's end. If the broker is killed, the parent makes
+//! another one with the recorded names, and tells the daemon of a possibly lost request. If both are gone,
+//! [`Broker::on_end`] tells the daemon.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -37,19 +35,19 @@ use crate::vhost::unix_socket::{
     Backlog, LocalNames, NameId, SocketError, SocketKind, SocketNames, StaleMode, directory_of,
 };
 
-/// Names beside those of the configuration: guests that are added, at most.
+/// Most names for guests added beside the configuration.
 const MAX_ADDED: usize = 4096;
 
-/// What the daemon asks for. Paths are bytes.
+/// The daemon's requests. Paths are bytes.
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
     /// Make a listening socket.
     Bind { path: Vec<u8>, mode: u32, kind: SocketKind, backlog: Backlog },
-    /// Make a listening socket that nobody else can reach, and one that is connected to it.
+    /// Make a listening socket out of reach of other processes, and a socket connected to the first.
     Pair,
-    /// Take note of a listening socket that was inherited.
+    /// Register an inherited listening socket.
     Adopt { path: Vec<u8> },
-    /// Begin a connection that stays in the queue of a socket.
+    /// Begin a connection; the connection stays in the queue of a socket.
     Fill { name: NameId },
     /// Remove the name of a socket.
     Remove { name: NameId },
@@ -66,25 +64,25 @@ enum Answer {
     Failed { errno: i32 },
 }
 
-/// What a broker does for the daemon.
+/// Limits of the broker's work for the daemon.
 #[derive(Clone, Debug)]
 pub(crate) struct BrokerLimits {
-    /// Where it makes sockets: directly in one of them.
+    /// The broker makes sockets only directly in one of these.
     pub(crate) directories: Vec<PathBuf>,
-    /// Paths of the configuration. Only at these it replaces a stale socket, or connects to find out
-    /// whether it is one.
+    /// Paths of the configuration. Only at these paths the broker replaces a stale socket, or connects to a
+    /// socket to find out whether the socket is stale.
     pub(crate) configured: BTreeSet<PathBuf>,
-    /// Paths of sockets that may be adopted.
+    /// Paths of adoptable sockets.
     pub(crate) inherited: BTreeSet<PathBuf>,
 }
 
-/// The daemon's end. The broker waits for nobody, so no thread waits long for an answer.
+/// The daemon's end. The broker never waits, so no thread waits long for an answer.
 #[derive(Debug)]
 pub(crate) struct Broker(Helper<Request, Answer>);
 
 impl Broker {
-    /// Starts the broker and the process that keeps it. That calls `confine`, and the broker
-    /// `confine_further`. To be called while there is one thread.
+    /// Starts the broker and its parent. The parent calls `confine`, and the broker `confine_further`. To be
+    /// called while there is one thread.
     ///
     /// # Errors
     /// The kernel makes no socket, file or process.
@@ -95,7 +93,7 @@ impl Broker {
     ) -> io::Result<Broker> {
         let notes = File::from(memfd_create("names", MemfdFlags::CLOEXEC)?);
         let helper = Helper::start(c"broker", None, |service| {
-            // Sockets get the modes that are asked for, without a change of mode by path.
+            // Sockets get the requested modes, without a change of mode by path.
             let _ = rustix::process::umask(Mode::empty());
             if !confine() {
                 return;
@@ -132,7 +130,7 @@ impl Broker {
         }
     }
 
-    /// Has the loop call `on_end` when the broker and what keeps it are gone.
+    /// Makes the loop call `on_end` after the end of both the broker and its parent.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -199,7 +197,7 @@ fn no_socket() -> io::Error {
     io::Error::other("the broker gave no socket")
 }
 
-/// Serves the daemon until it ends.
+/// Serves the daemon until the daemon's end.
 fn serve(service: &Service<Request, Answer>, rules: &BrokerLimits, notes: File) {
     let names = LocalNames::noted_in(notes);
     service.serve(|request| {
@@ -223,7 +221,7 @@ fn answer_of(error: &SocketError) -> Answer {
 }
 
 impl BrokerLimits {
-    /// The path of a socket that may be made, and what becomes of one that is there.
+    /// The full path of an allowed socket, and the treatment of an existing one.
     fn check(&self, path: &Path, names: usize) -> Result<(PathBuf, StaleMode), SocketError> {
         let directory = directory_of(path);
         let (true, Some(file)) = (self.directories.contains(&directory), path.file_name()) else {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Reads the configuration file again while the daemon runs.
 //!
-//! The daemon cannot open files in its sandbox. A small process outside of it opens one file, that of
-//! `--config`, whenever the daemon asks, and hands over the descriptor. It takes no other request, and
-//! may open files in that file's directory only.
+//! The daemon cannot open files in its sandbox. At each request of the daemon, a small process outside opens
+//! one file, the file of `--config`, and hands over the descriptor. The process takes no other request, and
+//! may open files only in this file's directory.
 
 use std::fs::File;
 use std::io;
@@ -19,31 +19,31 @@ use crate::config::{ConfigError, read_text};
 use crate::service::helper::{Helper, Service};
 use crate::vhost::event_loop::{LoopHandle, Registration};
 
-/// Longest wait for the process: the file may be on another host.
+/// Longest wait for an answer: the file may be on another host.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Open the file.
+/// Request to open the file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Request;
 
-/// The descriptor is beside it; else the errno says why there is none.
+/// `Ok` comes with the descriptor; `Err` is the errno.
 type Answer = Result<(), i32>;
 
-/// What reads the file.
+/// Reads the configuration file.
 #[derive(Debug)]
 pub(crate) struct ConfigReader {
     path: PathBuf,
-    /// The process, if this one may not open files.
+    /// The process, for a daemon without the right to open files.
     process: Option<Helper<Request, Answer>>,
 }
 
 impl ConfigReader {
-    /// Opens the file itself.
+    /// A reader opening the file in this process.
     pub(crate) fn direct(path: &Path) -> ConfigReader {
         ConfigReader { path: path.into(), process: None }
     }
 
-    /// Starts the process, which calls `confine` first. To be called while there is one thread.
+    /// Starts the process. The process first calls `confine`. To be called while there is one thread.
     ///
     /// # Errors
     /// The kernel makes no socket or no process.
@@ -56,7 +56,7 @@ impl ConfigReader {
         Ok(ConfigReader { path: path.into(), process: Some(process) })
     }
 
-    /// Has the loop call `on_end` when the process is gone. `None`: there is none.
+    /// Makes the loop call `on_end` after the end of the process. `None`: there is no process.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -68,10 +68,10 @@ impl ConfigReader {
         self.process.as_ref().map(|process| process.on_end(events, on_end)).transpose()
     }
 
-    /// The text of the file as it is now.
+    /// The present text of the file.
     ///
     /// # Errors
-    /// It cannot be opened or read.
+    /// The file cannot be opened or read.
     pub(crate) fn text(&self) -> Result<String, ConfigError> {
         let opened = match &self.process {
             None => open(&self.path),
@@ -89,7 +89,7 @@ fn ask(process: &Helper<Request, Answer>) -> io::Result<OwnedFd> {
     fds.into_iter().next().ok_or_else(|| io::Error::other("it was not opened"))
 }
 
-/// Serves the daemon until it ends.
+/// Serves the daemon until the daemon's end.
 fn serve(service: &Service<Request, Answer>, path: &Path) {
     service.serve(|Request| match open(path) {
         Ok(file) => (Ok(()), vec![file]),
@@ -97,10 +97,10 @@ fn serve(service: &Service<Request, Answer>, path: &Path) {
     });
 }
 
-/// Opens a regular file: of another one, reading might never end.
+/// Opens a regular file: reading another kind of file might never end.
 ///
 /// # Errors
-/// Those of open(2); EINVAL: it is something else.
+/// The errors of open(2); EINVAL: not a regular file.
 pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = rustix::fs::open(path, flags, Mode::empty())?;

@@ -14,15 +14,14 @@ use crate::service::leave::LeaveInfo;
 use crate::service::management::{AddGuest, Client, ClientError, Guest, ReloadInfo};
 use crate::service::{output, table};
 
-/// The variable by which the `smc` command finds the management socket, too.
+/// The variable with the management socket, shared with the `smc` command.
 const OF_SMC: &str = "SMC_MANAGEMENT";
 
 /// Options of `vhost-device-ism ctl`.
 #[derive(Clone, Debug, Args)]
 pub struct ControlArgs {
-    /// The management socket of the daemon [default: $SMC_MANAGEMENT; else that of
-    /// /etc/smc/smc.toml; else the first that this user may ask of the packaged service and the
-    /// user's own "smc fabric"].
+    /// The management socket of the daemon [default: $SMC_MANAGEMENT; else the socket of /etc/smc/smc.toml;
+    /// else the first one accessible to this user: the packaged service's or the user's own "smc fabric"].
     #[arg(long, value_name = "PATH", env = "VHOST_DEVICE_ISM_MANAGEMENT")]
     management: Option<PathBuf>,
 
@@ -30,10 +29,10 @@ pub struct ControlArgs {
     verb: Verb,
 }
 
-/// What to ask for.
+/// The verbs.
 #[derive(Clone, Debug, Subcommand)]
 enum Verb {
-    /// List the guests, and who has devices of pools.
+    /// List the guests, and the users of pool devices.
     List {
         /// Print JSON, with all counters.
         #[arg(long)]
@@ -41,52 +40,52 @@ enum Verb {
     },
     /// Print counters in Prometheus' text format.
     Metrics,
-    /// Add a guest until the daemon ends. It is not written into the configuration file.
+    /// Add a guest until the daemon ends. The configuration file stays unchanged.
     Add {
-        /// Its socket, with settings as --socket-path of the daemon has them.
+        /// The guest's socket, with settings as for --socket-path of the daemon.
         #[arg(value_name = "PATH[,KEY=VALUE..]")]
         socket: String,
     },
     /// Remove a guest; its front end loses the device.
     ///
-    /// Drivers that know how to leave are told before, and waited for.
+    /// Drivers with support for leaving are told before, and waited for.
     Remove {
-        /// Its name.
+        /// Name of the guest.
         name: String,
         /// How many seconds drivers get to leave; by default the daemon's --leave-timeout.
         #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
         timeout: Option<Duration>,
     },
-    /// Have the drivers of a guest leave its devices, which then take on nothing new.
+    /// Have the drivers of a guest leave its devices; the devices then take on nothing new.
     ///
-    /// The guest stays, and a front end that connects again gets a device as usual. Fails if a driver
-    /// has not left in time.
+    /// The guest stays, and a front end connecting again gets a device as usual. Fails if a driver has not
+    /// left in time.
     Drain {
-        /// Its name.
+        /// Name of the guest.
         name: String,
         /// How many seconds drivers get to leave; by default the daemon's --leave-timeout.
         #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
         timeout: Option<Duration>,
-        /// Tell the drivers that their machine moves to another host.
+        /// Tell the drivers of a move of their machine to another host.
         #[arg(long)]
         migration: bool,
     },
     /// Take a drain back: the devices of a guest take on connections again.
     ///
-    /// Connections that have left come back. It makes no difference whether all have left. Does
-    /// nothing for a guest that is not drained.
+    /// Connections return to the device, even if only some had left. Does nothing for a guest without a
+    /// drain.
     Undrain {
-        /// Its name.
+        /// Name of the guest.
         name: String,
     },
     /// Have the daemon read its configuration file again, as SIGHUP does.
     Reload,
 }
 
-/// Why the daemon does not do it.
+/// Why a request to the daemon failed.
 #[derive(Debug, Error)]
 pub(crate) enum ControlError {
-    /// There is no way to the daemon.
+    /// The daemon cannot be reached.
     #[error("cannot connect to {path}: {source}{hint}")]
     Connect { path: PathBuf, source: ClientError, hint: &'static str },
     /// The daemon refuses, or does not answer.
@@ -95,13 +94,13 @@ pub(crate) enum ControlError {
     /// The description of a socket is wrong.
     #[error(transparent)]
     Socket(#[from] ConfigError),
-    /// A guest of the new configuration cannot be served.
+    /// A guest of the new configuration is not served.
     #[error("the file was read again, but {}", .0.join("; "))]
     Partly(Vec<String>),
     /// The settings of the machine cannot be read.
     #[error(transparent)]
     Settings(#[from] smc_settings::SettingsError),
-    /// There is no daemon to ask, and others may write where this user's would be.
+    /// No daemon runs, and the place of this user's own daemon is writable by others.
     #[error(transparent)]
     NotPrivate(#[from] smc_settings::NotPrivate),
     /// Another operator has taken the drain back.
@@ -116,12 +115,12 @@ pub(crate) enum ControlError {
     /// Standard output cannot be written.
     #[error("standard output: {0}")]
     Output(std::io::Error),
-    /// What was read cannot be printed.
+    /// The result cannot be printed as JSON.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
 }
 
-/// The management socket that no option names.
+/// The management socket to use without an option.
 fn default_socket() -> Result<PathBuf, ControlError> {
     if let Some(named) = std::env::var_os(OF_SMC).filter(|named| !named.is_empty()) {
         return Ok(named.into());
@@ -190,7 +189,7 @@ pub(crate) fn run(args: &ControlArgs) -> Result<String, ControlError> {
     })
 }
 
-/// A guest as the management socket wants it.
+/// A guest in the form of the management socket.
 fn guest(text: &str) -> Result<AddGuest, ControlError> {
     let spec = GuestSpec::parse(text, DEFAULT_CHID)?;
     spec.check()?;
@@ -212,7 +211,7 @@ fn guest(text: &str) -> Result<AddGuest, ControlError> {
     })
 }
 
-/// The guests, a line for each. `room`: columns of the terminal, if there is one.
+/// The guests, one per line. `room`: columns of the terminal, if any.
 fn list(guests: &[Guest], room: Option<usize>) -> String {
     let head =
         ["NAME", "CHID", "FRONT END", "DMBS", "PEERS", "MOVED", "REFUSED", "FAULTS", "SOCKET"];

@@ -17,12 +17,12 @@ use crate::vhost::unix_socket::{LocalNames, SocketNames};
 use ism_device::LeaveGroup;
 use virtio_ism_abi::event::LeaveReason;
 
-/// A running daemon. Dropping it stops it.
+/// A running daemon. Stops when dropped.
 pub struct Daemon {
     guests: Arc<Guests>,
     reload: Arc<Reload>,
     servers: Vec<Server>,
-    /// The last to go.
+    /// Dropped last.
     events: EventLoop,
 }
 
@@ -35,7 +35,7 @@ impl Daemon {
         Daemon::start_with(config, Arc::new(LocalNames::default()), None)
     }
 
-    /// As [`start`](Self::start); `names` makes the sockets, and `read` reads the configuration again.
+    /// Like [`start`](Self::start); `names` makes the sockets, and `read` reads the configuration again.
     pub(crate) fn start_with(
         config: Config,
         names: Arc<dyn SocketNames>,
@@ -62,17 +62,17 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// The loop that does the daemon's own work.
+    /// The loop for the daemon's own work.
     pub(crate) fn events(&self) -> &LoopHandle {
         self.events.handle()
     }
 
-    /// What reads the configuration again.
+    /// Rereads the configuration.
     pub(crate) fn reload(&self) -> &Arc<Reload> {
         &self.reload
     }
 
-    /// A check that takes the locks of all devices, so one that is never released is noticed.
+    /// A check taking the locks of all devices, to detect a lock never released.
     pub(crate) fn check(&self) -> impl Fn() + Send + 'static + use<> {
         let guests = self.guests.clone();
         move || drop(guests.list())
@@ -92,8 +92,8 @@ impl Daemon {
         self.guests.add(spec, false)
     }
 
-    /// Removes a guest: its socket goes, its front end is disconnected, the fabric
-    /// removes its device. Waits for that, unless its front end keeps it from ending.
+    /// Removes a guest: removes its socket and its device and disconnects its front end. Waits for
+    /// completion, unless the front end keeps a thread from ending.
     ///
     /// # Errors
     /// [`DaemonError::NoSuchGuest`].
@@ -103,15 +103,15 @@ impl Daemon {
         Ok(())
     }
 
-    /// Tells the drivers of all devices that the daemon is about to end, and waits until those that know
-    /// how to have left, for [`Config::leave_timeout`] at most, or until `group` is given up. Nobody
-    /// can connect any more.
+    /// Tells the drivers of all devices of the daemon's end, and waits for drivers with support for leaving,
+    /// at most [`Config::leave_timeout`], or until `group` is given up. New connections are refused from now
+    /// on.
     pub fn leave(&self, group: &Arc<LeaveGroup>) -> LeaveInfo {
         self.guests.leave_all(group)
     }
 
-    /// Asks the drivers of a guest to leave because of `reason` and waits, at most `within`. The guest
-    /// stays; its devices take on nothing new.
+    /// Asks the drivers of a guest to leave for `reason`, and waits at most `within`. The guest stays; its
+    /// devices take on nothing new.
     ///
     /// # Errors
     /// [`DaemonError::NoSuchGuest`].
@@ -124,9 +124,8 @@ impl Daemon {
         Ok(self.guests.ask_to_leave(name, reason, Some(within))?.wait())
     }
 
-    /// Takes back what [`drain`](Self::drain) has asked for, before or after the drivers have left.
-    /// The devices take on new DMBs again, and connections come back to them. Returns how many devices
-    /// were drained.
+    /// Cancels a [`drain`](Self::drain), before or after the drivers have left. The devices take on new DMBs
+    /// again, and connections return. Returns the number of drained devices.
     ///
     /// # Errors
     /// [`DaemonError::NoSuchGuest`].
@@ -144,8 +143,8 @@ impl Daemon {
         self.guests.metrics()
     }
 
-    /// Stops everything and waits until it has stopped, except for a thread that a front end keeps
-    /// from ending.
+    /// Stops everything and waits for the end of all threads, except a thread kept from ending by a front
+    /// end.
     pub fn stop(self) {
         drop(self);
     }

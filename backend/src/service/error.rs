@@ -17,18 +17,18 @@ pub enum DaemonError {
     /// The configuration has several mistakes.
     #[error("{}", list(.0))]
     Mistakes(Vec<ConfigError>),
-    /// What a new configuration changes takes a restart.
+    /// The new configuration has changes requiring a restart.
     #[error("a change of {} takes a restart", .0.join(", "))]
     Restart(Vec<String>),
-    /// The daemon was started without a file that could be read again.
+    /// The daemon was started without a configuration file, so there is nothing to reread.
     #[error("the daemon was started without --config")]
     NoConfigFile,
     /// A fabric cannot be made.
     #[error("fabric {chid}: {source}")]
     Fabric {
-        /// Its CHID.
+        /// The fabric's CHID.
         chid: Chid,
-        /// Why.
+        /// The reason.
         source: FabricError,
     },
     /// A guest's socket cannot be made.
@@ -36,7 +36,7 @@ pub enum DaemonError {
     Guest {
         /// The guest.
         name: String,
-        /// Why.
+        /// The reason.
         source: SocketError,
     },
     /// The management socket cannot be made.

@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{WaitOptions, WaitStatus, waitpid};
 use rustix::thread::UnshareFlags;
 
-/// How long a process is missing that has ended soon after its start.
+/// Pause before replacing a process that ended soon after its start.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Runs `child` in a new process, which ends with it. To be called while this process has one
-/// thread.
+/// Runs `child` in a new process ending with `child`. To be called while this process has one thread.
 ///
 /// # Errors
 /// There are more threads, or the kernel makes no process.
@@ -20,30 +19,30 @@ pub(crate) fn in_child(child: impl FnOnce()) -> io::Result<()> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::other("the process has several threads"));
     }
-    // SAFETY: this process has one thread, so the child is a whole copy of it: no lock is held by a
-    // thread that the child does not have.
+    // SAFETY: this process has one thread, so the child is a whole copy: no lock is held by a thread missing
+    // in the child.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             let _ = catch_unwind(AssertUnwindSafe(child));
-            // SAFETY: it ends this process, without the exit handlers that belong to the parent.
+            // SAFETY: ends this process, without the parent's exit handlers.
             unsafe { libc::_exit(0) }
         }
         _ => Ok(()),
     }
 }
 
-/// Runs `work` in a new process of this one, and again in another one if that is killed or panics, until
-/// it returns. `lost` is called in this process before. To be called in a process with one thread.
+/// Runs `work` in a child process until `work` returns. If the child is killed or panics, this process calls
+/// `lost` and makes another child. To be called in a process with one thread.
 pub(crate) fn until_it_returns(work: impl Fn(), lost: impl Fn(&str)) {
     loop {
         let started = Instant::now();
-        // SAFETY: the caller says that this process has one thread; see `in_child`.
+        // SAFETY: by the caller's promise, this process has one thread; see `in_child`.
         match unsafe { libc::fork() } {
             -1 => lost(&format!("cannot be made: {}", io::Error::last_os_error())),
             0 => {
                 let panicked = catch_unwind(AssertUnwindSafe(&work)).is_err();
-                // SAFETY: it ends this process, without the exit handlers that belong to others.
+                // SAFETY: ends this process, without the exit handlers of other processes.
                 unsafe { libc::_exit(i32::from(panicked)) }
             }
             child => match status_of(child) {
@@ -58,7 +57,7 @@ pub(crate) fn until_it_returns(work: impl Fn(), lost: impl Fn(&str)) {
                 }
             },
         }
-        // Not in a circle if it ends at once each time.
+        // Not in a tight loop if the child ends at once each time.
         if started.elapsed() < PAUSE {
             std::thread::sleep(PAUSE);
         }
@@ -72,16 +71,16 @@ fn status_of(child: i32) -> io::Result<WaitStatus> {
     ended.map(|(_, status)| status).ok_or_else(|| io::Error::other("no such child"))
 }
 
-/// Leaves the host's network and its System V objects for empty namespaces, which threads that this
-/// thread starts have, too. Sockets that are open, or have a path, work on. `false`: this process
-/// may not, or the kernel has no namespaces.
+/// Leaves the host's network and its System V objects for empty namespaces, shared with threads started
+/// later. Open sockets and sockets with a path go on working. `false`: missing permission, or the kernel has
+/// no namespaces.
 pub(crate) fn enter_empty_namespaces() -> bool {
     let flags = UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
     // SAFETY: CLONE_FILES is not among the flags, so all threads keep their descriptors in common.
     unsafe { rustix::thread::unshare_unsafe(flags) }.is_ok()
 }
 
-/// fcntl(2) with a number, for what no crate has.
+/// fcntl(2) with a number, for commands missing in the crates.
 #[cfg(test)]
 pub(crate) fn fcntl(
     fd: &impl std::os::fd::AsRawFd,

@@ -31,19 +31,19 @@ pub(crate) struct Guests {
     started: Instant,
 }
 
-/// A guest that is served.
+/// A served guest.
 struct Served {
     spec: GuestSpec,
-    /// Whether the configuration has it, or else the management socket has added it.
+    /// `true`: from the configuration. `false`: added by the management socket.
     is_configured: bool,
     socket: GuestSocket,
 }
 
 /// The running socket of a guest.
 pub(crate) enum GuestSocket {
-    /// Of one device.
+    /// Of a guest with one device.
     Device(DeviceSocket),
-    /// Of many.
+    /// Of a device pool.
     Pool(DevicePool),
 }
 
@@ -55,8 +55,8 @@ impl GuestSocket {
         }
     }
 
-    /// Asks the drivers of its devices to leave. Unless they are to stay connected, no new front end
-    /// gets a device from now on.
+    /// Asks the drivers of the guest's devices to leave. Unless the drivers are to stay connected, no new
+    /// front end gets a device from now on.
     pub(super) fn ask_to_leave(
         &self,
         reason: LeaveReason,
@@ -94,7 +94,7 @@ impl GuestSocket {
         }
     }
 
-    /// Waits until it has stopped; `false` if a front end keeps a thread from ending.
+    /// Waits for the socket's end; `false` if a front end keeps a thread from ending.
     pub(crate) fn wait_stopped(&self, deadline: Instant) -> bool {
         match self {
             GuestSocket::Device(socket) => socket.wait_stopped(deadline),
@@ -104,7 +104,7 @@ impl GuestSocket {
 }
 
 impl Guests {
-    /// Makes the fabrics of `config`. There are no guests yet. `names` makes their sockets.
+    /// Makes the fabrics of `config`, without guests. `names` makes the guests' sockets.
     pub(crate) fn new(
         config: Config,
         events: LoopHandle,
@@ -125,7 +125,7 @@ impl Guests {
         Ok(guests)
     }
 
-    /// Makes a fabric, unless it is there.
+    /// Makes a fabric, unless present.
     pub(crate) fn add_fabric(&self, spec: &FabricSpec) -> Result<(), DaemonError> {
         let mut fabrics = lock(&self.fabrics);
         if fabrics.contains_key(&spec.chid) {
@@ -142,36 +142,36 @@ impl Guests {
         Ok(())
     }
 
-    /// The fabrics that are there.
+    /// The present fabrics.
     pub(crate) fn fabrics(&self) -> Vec<FabricSpec> {
         lock(&self.fabrics).values().map(|(spec, _)| spec.clone()).collect()
     }
 
-    /// Forgets the fabrics of which neither `kept` says so nor a guest is a member.
+    /// Forgets fabrics without guests, except the fabrics chosen by `kept`.
     pub(crate) fn forget_fabrics(&self, kept: impl Fn(Chid) -> bool) {
         let used: BTreeSet<Chid> = lock(&self.sockets).values().map(|s| s.spec.chid).collect();
         lock(&self.fabrics).retain(|chid, _| kept(*chid) || used.contains(chid));
     }
 
-    /// The guests that are served, with whether the configuration has them.
+    /// The served guests, with whether each is from the configuration.
     pub(crate) fn specs(&self) -> Vec<(GuestSpec, bool)> {
         let sockets = lock(&self.sockets);
         sockets.values().map(|served| (served.spec.clone(), served.is_configured)).collect()
     }
 
-    /// Notes that the configuration has a guest now.
+    /// Marks a guest as configured.
     pub(crate) fn set_configured(&self, name: &str) {
         if let Some(served) = lock(&self.sockets).get_mut(name) {
             served.is_configured = true;
         }
     }
 
-    /// The loop that waits for their front ends.
+    /// The loop waiting for the guests' front ends.
     pub(crate) fn events(&self) -> &LoopHandle {
         &self.events
     }
 
-    /// Makes sockets.
+    /// Maker of the sockets.
     pub(crate) fn names(&self) -> &Arc<dyn SocketNames> {
         &self.names
     }
@@ -207,8 +207,8 @@ impl Guests {
         Ok(())
     }
 
-    /// Removes a guest and makes its socket stop. The socket stops on its own threads; the caller
-    /// may wait for it.
+    /// Removes a guest and stops its socket. The socket stops on its own threads; the caller may wait for the
+    /// end.
     pub(crate) fn remove(&self, name: &str) -> Result<GuestSocket, DaemonError> {
         let socket = lock(&self.sockets).remove(name);
         let Served { socket, .. } = socket.ok_or_else(|| DaemonError::NoSuchGuest(name.into()))?;
@@ -217,7 +217,7 @@ impl Guests {
         Ok(socket)
     }
 
-    /// Asks the drivers of a guest to leave. The caller waits, and then goes on.
+    /// Asks the drivers of a guest to leave. The caller has to wait.
     pub(crate) fn ask_to_leave(
         &self,
         name: &str,
@@ -232,7 +232,7 @@ impl Guests {
         Ok(leaving)
     }
 
-    /// Takes a drain of a guest back. Returns how many of its devices were drained.
+    /// Cancels the drain of a guest. Returns the number of drained devices.
     pub(crate) fn undrain(&self, name: &str) -> Result<usize, DaemonError> {
         let sockets = lock(&self.sockets);
         let served = sockets.get(name).ok_or_else(|| DaemonError::NoSuchGuest(name.into()))?;
@@ -258,8 +258,7 @@ impl Guests {
         leaving.wait();
     }
 
-    /// Asks all drivers to leave because the daemon ends, and waits for them. `group` ends the
-    /// wait early.
+    /// Asks all drivers to leave because of the daemon's end, and waits. `group` ends the wait early.
     pub(crate) fn leave_all(&self, group: &Arc<LeaveGroup>) -> LeaveInfo {
         let within = self.config.leave_timeout;
         let leaving = Leaving::new(group.clone(), LeaveReason::Restart, within);
@@ -278,10 +277,10 @@ impl Guests {
         metrics::render(&self.list(), self.names.is_up(), self.started.elapsed())
     }
 
-    /// Removes all guests, and waits until their sockets have stopped.
+    /// Removes all guests, and waits for the end of their sockets.
     pub(crate) fn shutdown(&self) {
         let sockets = std::mem::take(&mut *lock(&self.sockets));
-        // All stop at the same time, so that one that hangs does not delay the others.
+        // Stop all at the same time, so one hanging socket does not delay the others.
         for Served { socket, .. } in sockets.values() {
             socket.request_stop();
         }

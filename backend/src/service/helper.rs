@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Processes that do for the daemon what it may not do in its sandbox, and how it asks them.
+//! Helper processes for work forbidden in the daemon's sandbox, and their protocol.
 //!
-//! A request is one message of a socket of packets, its answer another, with descriptors beside it. Both
-//! have the number of the request: an answer that came after its time limit belongs to no later one.
-//! The process ends when the daemon does.
+//! A request is one message on a packet socket, its answer another, with descriptors attached. Both carry the
+//! number of the request, so an answer after its time limit is not taken for a later one. The process ends
+//! with the daemon.
 
 use std::ffi::CStr;
 use std::io;
@@ -26,7 +26,7 @@ use crate::service::packets::{receive, send};
 use crate::vhost::event_loop::{LoopHandle, Registration};
 use crate::vhost::on_close::OnClose;
 
-/// Longest wait for an answer after a process was killed that may have had the request.
+/// Longest wait for an answer after the end of a process possibly holding the request.
 const LOST: Duration = Duration::from_secs(2);
 
 /// A request or an answer, with the number of the request.
@@ -40,7 +40,7 @@ struct Numbered<T> {
 #[derive(Debug, Serialize, Deserialize)]
 enum Reply<A> {
     Answer(Numbered<A>),
-    /// The process was killed and another one stands in. What was asked before may have no answer.
+    /// The process was killed and replaced. Earlier requests may stay without an answer.
     Lost,
 }
 
@@ -54,8 +54,8 @@ pub(crate) struct Helper<Q, A> {
 }
 
 impl<Q: Serialize, A: DeserializeOwned> Helper<Q, A> {
-    /// Starts a process that runs `work` in a thread of this name. To be called while there is one
-    /// thread. `timeout`: the longest wait for an answer.
+    /// Starts a process to run `work` in a thread of this name. To be called while there is one thread.
+    /// `timeout`: the longest wait for an answer.
     ///
     /// # Errors
     /// The kernel makes no socket or no process.
@@ -69,7 +69,7 @@ impl<Q: Serialize, A: DeserializeOwned> Helper<Q, A> {
         set_socket_timeout(&ours, Timeout::Recv, timeout)?;
         let mut ours = Some(ours);
         fork::in_child(|| {
-            // Else the end of the daemon would not be seen.
+            // Otherwise the process would not see the end of the daemon.
             drop(ours.take());
             let _ = rustix::thread::set_name(name);
             work(&Service { channel: theirs, messages: PhantomData });
@@ -95,13 +95,13 @@ impl<Q: Serialize, A: DeserializeOwned> Helper<Q, A> {
             match reply.ok_or_else(|| io::Error::other("the helper process has ended"))? {
                 Reply::Lost => is_lost = true,
                 Reply::Answer(answer) if answer.number == *number => return Ok((answer.what, fds)),
-                // Of a request that was given up.
+                // The answer to an abandoned request.
                 Reply::Answer(_) => {}
             }
         }
     }
 
-    /// Has the loop call `on_end` when the process is gone, and what would make it again.
+    /// Makes the loop call `on_end` after the end of the process and of any parent able to replace it.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -118,7 +118,7 @@ impl<Q: Serialize, A: DeserializeOwned> Helper<Q, A> {
         })))
     }
 
-    /// Whether the process was there when the loop last looked, since `on_end`.
+    /// Whether the process was alive at the loop's last check, since `on_end`.
     pub(crate) fn is_up(&self) -> bool {
         !self.has_ended.load(Ordering::Relaxed)
     }
@@ -129,7 +129,7 @@ fn is_readable_within(channel: &OwnedFd, limit: Duration) -> bool {
     poll(&mut [PollFd::new(channel, PollFlags::IN)], Some(&limit)) == Ok(1)
 }
 
-/// The end of the process that carries out requests.
+/// The end of the helper process.
 #[derive(Debug)]
 pub(crate) struct Service<Q, A> {
     channel: OwnedFd,
@@ -137,7 +137,7 @@ pub(crate) struct Service<Q, A> {
 }
 
 impl<Q: DeserializeOwned, A: Serialize> Service<Q, A> {
-    /// Serves the daemon until it ends.
+    /// Serves the daemon until the daemon's end.
     pub(crate) fn serve(&self, carry_out: impl Fn(Q) -> (A, Vec<OwnedFd>)) {
         while let Ok((Some(Numbered { number, what }), _)) = receive(&self.channel) {
             let (what, fds) = carry_out(what);
@@ -147,7 +147,7 @@ impl<Q: DeserializeOwned, A: Serialize> Service<Q, A> {
         }
     }
 
-    /// Tells the daemon that a process was killed in whose place another one serves.
+    /// Tells the daemon of a killed and replaced process.
     pub(crate) fn say_lost(&self) {
         let _ = send(&self.channel, &Reply::<A>::Lost, &[]);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Devices leave in order: before they go, their drivers are told, and waited for.
+//! Devices leave in order: the daemon first tells their drivers, and waits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,19 +10,19 @@ use virtio_ism_abi::event::LeaveReason;
 use super::guests::GuestSocket;
 use ism_device::LeaveGroup;
 
-/// Drivers that were asked to leave, and how many have.
+/// Number of drivers asked to leave, and of drivers gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LeaveInfo {
-    /// Drivers with DMBs that were told. Drivers that do not know the request are not among them.
+    /// Drivers with DMBs that were told. Drivers without support for the request are not counted.
     pub asked: usize,
-    /// Those among them that have left in time.
+    /// Asked drivers gone in time.
     pub left: usize,
-    /// Those among them that need not leave any more, because the request was taken back.
+    /// Asked drivers allowed to stay, because the request was taken back.
     pub taken_back: usize,
 }
 
-/// Drivers that were asked to leave and have until a deadline.
+/// Drivers asked to leave, with a deadline.
 #[derive(Debug)]
 pub(crate) struct Leaving {
     group: Arc<LeaveGroup>,
@@ -32,14 +32,14 @@ pub(crate) struct Leaving {
 }
 
 impl Leaving {
-    /// Nobody was asked yet. `group` ends the wait early.
+    /// No driver is asked yet. `group` ends the wait early.
     pub(crate) fn new(group: Arc<LeaveGroup>, reason: LeaveReason, within: Duration) -> Leaving {
         Leaving { group, reason, begin: Instant::now(), within }
     }
 
-    /// Asks the drivers of a guest for another reason than that of the others.
+    /// Asks the drivers of a guest, for a reason of their own.
     pub(crate) fn ask_for(&self, name: &str, socket: &GuestSocket, reason: LeaveReason) {
-        // No time: the device goes as if it had been killed.
+        // No time: the device ends as if killed.
         if self.within.is_zero() {
             return;
         }
@@ -62,12 +62,12 @@ impl Leaving {
         self.ask_for(name, socket, self.reason);
     }
 
-    /// Whether there is nobody to wait for.
+    /// Whether no driver is left to wait for.
     pub(crate) fn is_over(&self) -> bool {
         self.group.staying() == 0
     }
 
-    /// Waits until the drivers have left, or their time is over, or the group is given up.
+    /// Waits for all drivers to leave, for the end of their time, or for the group to be given up.
     pub(crate) fn wait(self) -> LeaveInfo {
         let left = self.within.saturating_sub(self.begin.elapsed());
         let staying = self.group.wait(left);

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Logs: `tracing` for this crate, with what the framework says through `log`.
+//! Logs: `tracing` for this crate, and the framework's messages through `log`.
 //!
-//! What a guest or front end causes is logged at a limited rate per port (see
-//! [`Fault`](crate::vhost::Fault)) and never shows bytes of a guest. The framework
-//! logs broken descriptors and wrong messages without a limit, so it is off unless RUST_LOG asks for
-//! it.
+//! Lines caused by a guest or a front end are limited in rate per port (see [`Fault`](crate::vhost::Fault))
+//! and never show bytes of a guest. The framework logs broken descriptors and wrong messages without a limit,
+//! so its log is off unless RUST_LOG enables it.
 //!
-//! Control characters of a line are escaped, whoever they are from, so that a path or name is one line
-//! and does nothing to a terminal.
+//! Control characters of every line are escaped, so a path or name stays on one line and has no effect on a
+//! terminal.
 //!
-//! A line that standard error does not take at once is dropped, so that whoever reads the log cannot
-//! stall the daemon. The next line says how many there were.
+//! A line standard error does not take at once is dropped, so a slow reader of the log cannot stall the
+//! daemon. The next line tells the number of dropped lines.
 //!
-//! Under systemd's journal a line has no time, which the journal notes itself, and begins with its
-//! priority as sd-daemon(3) has it.
+//! Under systemd's journal a line has no time, added by the journal itself, and begins with its priority as
+//! in sd-daemon(3).
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -32,7 +31,7 @@ use crate::config::log_output::LogOutput;
 /// Sets up logging to standard error. RUST_LOG wins over `level`.
 pub(crate) fn init(level: Option<Level>) {
     let level = level.unwrap_or(Level::INFO);
-    // Not "vhost": a name here is a prefix, and would be this crate's too.
+    // Not "vhost": a name here is a prefix, and would also match this crate.
     let default = format!("{level},virtio_queue=off,vhost::=error,vhost_user_backend=off");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     let has_colours = wants_colour();
@@ -40,9 +39,9 @@ pub(crate) fn init(level: Option<Level>) {
         .with_env_filter(filter)
         .with_ansi(has_colours)
         .with_writer(move || Lines { stream: io::stderr(), has_colours })
-        // Of a line that cannot be written: it would be reported to the same place, by a panic.
+        // An unwritable line would be reported to the same stream, by a panic.
         .log_internal_errors(false);
-    // Fails if there is a subscriber already, which is then the one to use.
+    // Fails if a subscriber is set already; then use the present one.
     let _ = match is_journal() {
         true => subscriber
             .event_format(JournalFormat(format().without_time().with_level(false)))
@@ -51,45 +50,44 @@ pub(crate) fn init(level: Option<Level>) {
     };
 }
 
-/// Prints why the daemon does not start, whatever the log shows.
+/// Prints why the daemon does not start, at any log level.
 pub(crate) fn print_error(error: &dyn fmt::Display) {
     let priority = if is_journal() { priority(Level::ERROR) } else { "" };
-    // One write, so that lines of other processes do not come between. One that cannot be written is for
-    // nobody.
+    // One write, so lines of other processes do not come between. A failed write has no other place to go.
     let line = format!("{priority}vhost-device-ism: {}\n", LogOutput(error));
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// Colours are for terminals of people who have not turned them off (no-color.org).
+/// Colours only on terminals, unless turned off (no-color.org).
 fn wants_colour() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     io::stderr().is_terminal() && !refused
 }
 
-/// Whether standard error is what JOURNAL_STREAM names: a program may have inherited the variable and
-/// have another standard error.
+/// Whether standard error is the stream in JOURNAL_STREAM: a program may have inherited the variable with
+/// another standard error.
 fn is_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
     let Ok(stat) = rustix::fs::fstat(io::stderr().as_fd()) else { return false };
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)
 }
 
-/// How many lines were dropped since the last one that was written.
+/// Number of lines dropped since the last written line.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// A stream of lines that blocks nobody: each call of `write` is a line, and is written as a whole, cut
-/// at [`LINE_MAX`], or dropped.
+/// A non-blocking stream of lines: each call of `write` is a line, written as a whole, cut at [`LINE_MAX`],
+/// or dropped.
 struct Lines {
     stream: io::Stderr,
     has_colours: bool,
 }
 
-/// What a pipe takes without blocking if poll(2) calls it writable, in bytes (PIPE_BUF).
+/// Most bytes a pipe takes without blocking once poll(2) reports writability (PIPE_BUF).
 const LINE_MAX: usize = 4096;
 
 impl Write for Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // Nobody else in this process writes between the question and the line.
+        // No other thread of this process writes between the check and the line.
         let mut stream = self.stream.lock();
         if !is_writable(&stream) {
             DROPPED.fetch_add(1, Ordering::Relaxed);
@@ -119,8 +117,8 @@ impl Write for Lines {
     }
 }
 
-/// A line with its control characters escaped, apart from its end and the colours that this program
-/// gives it, whose fields have been escaped before.
+/// A line with its control characters escaped, except its end and this program's own colours. The line's
+/// fields are escaped before.
 fn escaped(line: &[u8], has_colours: bool) -> Vec<u8> {
     let mut text = Vec::with_capacity(line.len());
     let body = line.strip_suffix(b"\n").unwrap_or(line);
@@ -135,14 +133,14 @@ fn escaped(line: &[u8], has_colours: bool) -> Vec<u8> {
     text
 }
 
-/// Whether a stream takes a line now. One that is broken does: the write then says so.
+/// Whether a stream takes a line now. A broken stream does: the write then fails.
 fn is_writable(stream: impl AsFd) -> bool {
     let mut asked = [PollFd::new(&stream, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut asked, Some(&now)).map_or(true, |ready| ready > 0)
 }
 
-/// A level as syslog has it.
+/// A level in syslog's notation.
 fn priority(level: Level) -> &'static str {
     match level {
         Level::ERROR => "<3>",

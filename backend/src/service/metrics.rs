@@ -47,17 +47,17 @@ const GAUGES: &[(&str, &str, Value)] = &[
 struct Devices<'a> {
     guest: &'a GuestStatus,
     now: Vec<&'a DeviceInfo>,
-    /// Counters of the devices that are no more.
+    /// Counters of ended devices.
     ended: Vec<&'a DeviceInfo>,
 }
 
 impl Devices<'_> {
-    /// What its devices have now, in sum.
+    /// Sum of a value over the present devices.
     fn sum(&self, value: Value) -> u64 {
         self.now.iter().fold(0, |sum, device| sum.saturating_add(value(device)))
     }
 
-    /// What its devices have counted, those that are no more included.
+    /// Sum of the counters of all devices, including ended ones.
     fn counted(&self) -> DeviceInfo {
         let mut sum = DeviceInfo::default();
         self.now.iter().chain(&self.ended).for_each(|device| sum.add_counters(device));
@@ -65,11 +65,11 @@ impl Devices<'_> {
     }
 }
 
-/// The front ends of a pool under the pool's name: their own names would be without number.
+/// Groups the front ends of a pool under the pool's name: their own names would be unbounded in number.
 fn by_guest(statuses: &[GuestStatus]) -> Vec<Devices<'_>> {
     let mut guests: Vec<Devices<'_>> = Vec::new();
     for status in statuses {
-        // The front ends of a pool follow it.
+        // The front ends of a pool follow the pool.
         match guests.last_mut().filter(|_| status.member.is_some()) {
             Some(pool) => {
                 pool.now.extend(&status.device);
@@ -85,8 +85,8 @@ fn by_guest(statuses: &[GuestStatus]) -> Vec<Devices<'_>> {
     guests
 }
 
-/// All metrics of all guests. Counters go on when front ends come and go. `is_broker_up`: whether the
-/// process that makes sockets is there; `None`: the daemon needs none. `uptime`: how long the daemon has run.
+/// Renders the metrics of all guests. Counters continue when front ends come and go. `is_broker_up`: whether
+/// the broker runs; `None`: the daemon needs none. `uptime`: time since the daemon's start.
 pub(crate) fn render(
     statuses: &[GuestStatus],
     is_broker_up: Option<bool>,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Standard output of the commands beside the daemon.
+//! Standard output of the commands other than the daemon.
 
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use super::logging;
 
-/// Prints text. A reader of the pipe that has gone is no failure.
+/// Prints text. A closed pipe is no failure.
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -14,7 +14,7 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     accepted(io::stdout().write_all(text.as_bytes()))
 }
 
-/// Ends a line of commands that clap has answered: help, a version, or what is wrong with it.
+/// Ends a command line answered by clap: help, a version, or an error.
 pub(crate) fn answer(by_clap: &clap::Error) -> ExitCode {
     match accepted(by_clap.print()) {
         Err(error) if !by_clap.use_stderr() => failed(&error),
@@ -22,7 +22,7 @@ pub(crate) fn answer(by_clap: &clap::Error) -> ExitCode {
     }
 }
 
-/// Prints text, as the last thing that the process does.
+/// Prints text and returns the process's exit code.
 pub(crate) fn print_last(text: &str) -> ExitCode {
     print(text).map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS)
 }

@@ -20,7 +20,7 @@ const MAX_MESSAGE: usize = 4096;
 /// Sends a message, with descriptors.
 ///
 /// # Errors
-/// It is too long, or the other end is gone.
+/// The message is too long, or the other end is closed.
 pub(crate) fn send(channel: &OwnedFd, message: &impl Serialize, fds: &[OwnedFd]) -> io::Result<()> {
     let bytes = serde_json::to_vec(message)?;
     if bytes.len() > MAX_MESSAGE {
@@ -37,10 +37,10 @@ pub(crate) fn send(channel: &OwnedFd, message: &impl Serialize, fds: &[OwnedFd])
     Ok(())
 }
 
-/// The next message with its descriptors; `None`: the other end is gone.
+/// The next message with its descriptors; `None`: the other end is closed.
 ///
 /// # Errors
-/// It is none, or none came within the time limit of the socket.
+/// The message is malformed, or none came within the time limit of the socket.
 pub(crate) fn receive<T: for<'de> Deserialize<'de>>(
     channel: &OwnedFd,
 ) -> io::Result<(Option<T>, Vec<OwnedFd>)> {

@@ -11,19 +11,19 @@ use rustix::thread::{
 };
 use thiserror::Error;
 
-/// The user that a daemon started as root becomes if there is one of that name.
+/// The user a daemon started as root becomes, if present.
 pub(crate) const DEFAULT_USER: &str = "vhost-device-ism";
 
 /// Why a user cannot be used.
 #[derive(Debug, Error)]
 pub(crate) enum UserError {
-    /// It is neither in /etc/passwd nor a number.
+    /// The user is neither in /etc/passwd nor a number.
     #[error("there is no user {0:?} in /etc/passwd; give a name, or numbers as UID:GID")]
     Unknown(String),
     /// Only root can become another user.
     #[error("--user needs to be started as root")]
     NotRoot,
-    /// It is root.
+    /// The user is root.
     #[error("--user {0:?} is root, which is no restriction")]
     Root(String),
     /// The kernel refuses.
@@ -39,8 +39,7 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// The user that the daemon is to become: `wanted`, or else the default one. `None`: it stays
-    /// what it is.
+    /// The daemon's future user: `wanted`, or else the default user. `None`: no change.
     ///
     /// # Errors
     /// See [`UserError`].
@@ -69,15 +68,15 @@ fn find(text: &str, passwd: &str) -> Result<User, UserError> {
         Some(User { uid: uid.parse().ok()?, gid: gid.parse().ok()? })
     };
     let user = named.or_else(numbers).ok_or_else(|| UserError::Unknown(text.into()))?;
-    // -1 means "leave it" to the kernel.
+    // The kernel takes -1 as "no change".
     if user.uid == u32::MAX || user.gid == u32::MAX {
         return Err(UserError::Unknown(text.into()));
     }
     if user.uid == 0 { Err(UserError::Root(text.into())) } else { Ok(user) }
 }
 
-/// Becomes `user`, who has no capabilities; without one, keeps only the capabilities `keep`. For
-/// this thread and those that it starts, so to be called before there are any.
+/// Becomes `user`, without capabilities; without a user, keeps only the capabilities `keep`. Affects only
+/// this thread and threads started later, so to be called before any other threads.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -85,7 +84,7 @@ pub(crate) fn give_up(user: Option<User>, keep: CapabilitySet) -> io::Result<()>
     let now = capabilities(None)?;
     if now.effective.contains(CapabilitySet::SETPCAP) {
         for capability in CapabilitySet::all().difference(keep).iter() {
-            // One that this kernel does not know is not there.
+            // Fails for a capability unknown to this kernel.
             let _ = remove_capability_from_bounding_set(capability);
         }
     }
@@ -106,8 +105,8 @@ pub(crate) fn give_up(user: Option<User>, keep: CapabilitySet) -> io::Result<()>
     Ok(())
 }
 
-/// Makes a directory that is empty for ever the root of this process. `false`: the process may not,
-/// or there is no place for one.
+/// Makes a permanently empty directory the root of this process. `false`: missing permission, or no place for
+/// such a directory.
 pub(crate) fn enter_empty_root() -> bool {
     let may = capabilities(None).is_ok_and(|now| now.effective.contains(CapabilitySet::SYS_CHROOT));
     may && ["/run", "/tmp", "/var/tmp"]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Reads the configuration again: guests come and go, and those that stay notice nothing.
+//! Rereads the configuration: guests come and go, without effect on unchanged guests.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,28 +18,28 @@ use crate::vhost::counted_threads::CountedThreads;
 use crate::vhost::device_socket::STOP;
 use ism_device::sync::lock;
 
-/// Reads the configuration as it is now. All that is wrong with it is an error.
+/// Reads the present configuration. The error has every mistake.
 pub(crate) type ConfigSource = Box<dyn Fn() -> Result<Config, Vec<ConfigError>> + Send + Sync>;
 
-/// What a configuration that was read again has changed: names of guests.
+/// Changes by a reread configuration: names of guests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReloadInfo {
-    /// Guests that are served now.
+    /// Newly served guests.
     pub added: Vec<String>,
-    /// Guests that are served no more.
+    /// Removed guests.
     pub removed: Vec<String>,
-    /// Guests with other settings, whose front ends have lost their devices.
+    /// Guests with changed settings. Their front ends have lost their devices.
     pub changed: Vec<String>,
     /// Why guests of the new configuration are not served.
     pub failed: Vec<String>,
 }
 
-/// What is called with the result of a reload.
+/// Called with the result of a reload.
 type OnReloaded = Box<dyn FnOnce(Result<ReloadInfo, DaemonError>) + Send>;
 
-/// Reads the configuration of a daemon again, when it is asked to. That has a thread of its own, while
-/// there is something to do: the file may be slow to read, and front ends slow to leave.
+/// Rereads a daemon's configuration on request. A thread of its own does this, while there is work: the file
+/// may be slow to read, and front ends slow to leave.
 pub(crate) struct Reload {
     guests: Arc<Guests>,
     read: Option<ConfigSource>,
@@ -54,12 +54,12 @@ struct Requests {
 }
 
 impl Reload {
-    /// Without `read` there is nothing that could be read again.
+    /// Without `read` there is no configuration to reread.
     pub(crate) fn new(guests: Arc<Guests>, read: Option<ConfigSource>) -> Reload {
         Reload { guests, read, requests: Mutex::default(), thread: CountedThreads::default() }
     }
 
-    /// Reads it, after what was requested before, and calls `done` with the result.
+    /// Rereads the configuration, after earlier requests, and calls `done` with the result.
     pub(crate) fn request(
         self: &Arc<Self>,
         done: impl FnOnce(Result<ReloadInfo, DaemonError>) + Send + 'static,
@@ -86,7 +86,7 @@ impl Reload {
         }
     }
 
-    /// Waits for the end of what was requested, at the latest until `deadline`.
+    /// Waits for the end of all requests, at the latest until `deadline`.
     pub(crate) fn wait_done(&self, deadline: Instant) -> bool {
         self.thread.wait_for(0, deadline.saturating_duration_since(Instant::now()))
     }
@@ -98,11 +98,11 @@ impl Reload {
         next
     }
 
-    /// Reads it, and carries out what has changed. The log has the result, too.
+    /// Rereads the configuration and carries out its changes. Also logs the result.
     ///
     /// # Errors
-    /// The configuration is wrong, or a change takes a restart, or the socket of a new guest cannot be
-    /// made. Then nothing has changed.
+    /// The configuration is wrong, a change takes a restart, or the socket of a new guest cannot be made.
+    /// Then nothing has changed.
     fn run(&self) -> Result<ReloadInfo, DaemonError> {
         let done = self.read_and_apply();
         match &done {
@@ -134,7 +134,7 @@ impl Reload {
         self.apply(&config)
     }
 
-    /// What has changed and cannot be changed now.
+    /// Changed settings requiring a restart.
     fn takes_restart(&self, new: &Config) -> Vec<String> {
         let now = self.guests.config();
         let mut settings = Vec::new();
@@ -159,7 +159,7 @@ impl Reload {
         settings
     }
 
-    /// Makes fabrics and serves guests, whose names it notes in `done`, up to the first that fails.
+    /// Makes fabrics and serves guests, up to the first failure. Records the guests' names in `done`.
     fn add(
         &self,
         fabrics: &[FabricSpec],
@@ -181,7 +181,7 @@ impl Reload {
         let Plan { kept, added, replaced, removed } = Plan::new(&self.guests.specs(), new)?;
         let before: Vec<Chid> = self.guests.fabrics().iter().map(|fabric| fabric.chid).collect();
         let mut done = ReloadInfo::default();
-        // First what can fail without harm.
+        // First the steps able to fail without harm.
         if let Err(error) = self.add(&new.fabrics, added, &mut done.added) {
             for name in &done.added {
                 let _ = self.guests.remove(name);
@@ -195,7 +195,7 @@ impl Reload {
         let successors = replaced.iter().map(|spec| (spec.name.as_str(), LeaveReason::Restart));
         let ends = removed.iter().map(|name| (name.as_str(), LeaveReason::Removal));
         self.guests.leave_together(ends.chain(successors));
-        // Their names and sockets are free at once; their threads end by themselves.
+        // The names and sockets are free at once; the threads end on their own.
         let mut leaving = Vec::new();
         for name in removed {
             if let Ok(socket) = self.guests.remove(&name) {
@@ -209,8 +209,8 @@ impl Reload {
                 leaving.push(socket);
             }
         }
-        // Of a socket that stays, the queue is the same: what the old thread still takes from it, the
-        // new one does not get.
+        // A kept socket has the same queue for both guests: a connection taken by the old thread is lost to
+        // the new one.
         let names = self.guests.names();
         if replaced.iter().filter_map(GuestSpec::path).any(|path| names.outlives_guest(path)) {
             let deadline = Instant::now() + STOP;
@@ -234,20 +234,20 @@ impl Reload {
     }
 }
 
-/// What is to be done with each guest.
+/// The action for each guest.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Plan {
-    /// As they are.
+    /// Unchanged.
     kept: Vec<String>,
-    /// New ones, whose sockets no other guest has now.
+    /// New guests, on sockets free of other guests now.
     added: Vec<GuestSpec>,
-    /// After others have gone: those with other settings, or on a socket that another one had.
+    /// Started after other guests are removed: guests with changed settings, or on a removed guest's socket.
     replaced: Vec<GuestSpec>,
     removed: Vec<String>,
 }
 
 impl Plan {
-    /// `now`: guests, and whether the configuration had them. Those that it had not stay.
+    /// `now`: guests, and whether each is from the configuration. Other guests stay.
     fn new(now: &[(GuestSpec, bool)], new: &Config) -> Result<Plan, DaemonError> {
         let mut plan = Plan::default();
         for spec in &new.guests {
@@ -265,13 +265,13 @@ impl Plan {
             }
         }
         for (spec, is_configured) in now {
-            // Sockets of --fd are no matter of the file.
+            // The file does not control sockets of --fd.
             let goes = *is_configured && matches!(spec.socket, Socket::Path(_));
             if goes && !new.guests.iter().any(|other| other.name == spec.name) {
                 plan.removed.push(spec.name.clone());
             }
         }
-        // A socket of one that the management socket has added, and that stays.
+        // The socket of a guest added by the management socket stays in use.
         let occupied = plan.replaced.iter().find(|spec| {
             now.iter().any(|(other, configured)| !configured && other.socket == spec.socket)
         });

@@ -29,11 +29,11 @@ use crate::vhost::timers::Timers;
 use crate::vhost::unix_socket::{LocalNames, SocketNames, directory_of, path_of};
 use ism_device::LeaveGroup;
 
-/// What `--print-capabilities` prints: the type of device, as a VMM's tools expect it.
+/// Output of `--print-capabilities`: the type of device, in the format of VMM tools.
 const CAPABILITIES: &str = "{\n  \"type\": \"ism\"\n}\n";
-/// How long the daemon may take to end when drivers have left, for the service manager.
+/// Longest time for the daemon's end after drivers have left, for the service manager.
 const STOPPING: Duration = Duration::from_secs(10);
-/// How often a daemon that is to end looks whether a front end is connected.
+/// Interval of an ending daemon's checks for connected front ends.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Runs the command line until SIGTERM or SIGINT. `args` starts with the program's name.
@@ -52,7 +52,7 @@ where
     if let Some(args::Command::Ctl(args)) = &args.command {
         return run_ctl(args);
     }
-    // First of all: what is opened now could have the number of a descriptor that was promised.
+    // First of all: a descriptor opened now could take the number of a passed descriptor.
     let passed = PassedSockets::from_environment(args.fd);
     logging::init(args.log_level);
     let (config, activated) = match to_config(&args, passed) {
@@ -91,8 +91,7 @@ fn run_ctl(args: &ctl::ControlArgs) -> ExitCode {
     }
 }
 
-/// The configuration with the sockets that were passed for it, and what can be checked before a
-/// socket is made.
+/// The configuration with its passed sockets, checked as far as possible before making a socket.
 fn to_config(
     args: &Args,
     passed: Result<PassedSockets, ConfigError>,
@@ -129,7 +128,7 @@ fn run(
     raise_descriptor_limit();
     activated.listen()?;
     signals::catch()?;
-    // Before the broker: else it would have the daemon's channel to the broker.
+    // Before the broker: otherwise the reader would inherit the daemon's channel to the broker.
     let reader = match &args.config {
         Some(path) if mode == SandboxMode::Off => Some(ConfigReader::direct(path)),
         Some(path) => Some(start_config_reader(path, mode)?),
@@ -146,8 +145,8 @@ fn run(
                  make one, or give --user"
             );
         }
-        // After `catch`: it inherits that the ending signals are blocked, so it outlives this
-        // process, whatever sends the signal.
+        // After `catch`: the broker inherits the blocked ending signals, so the broker outlives this process
+        // whatever sends the signal.
         Some(Arc::new(start_broker(&config, &activated, mode)?))
     };
     let names: Arc<dyn SocketNames> = match &broker {
@@ -204,12 +203,12 @@ fn run(
 /// Why the daemon ends.
 enum End {
     Signal,
-    /// The broker and the process that would make another one are gone, and no front end is connected.
+    /// The broker and its parent are gone, and no front end is connected.
     NoBroker,
 }
 
-/// Has the ends of the daemon's other processes noticed. A broker is made again, so it is gone only if
-/// its parent has been killed, too.
+/// Watches for the ends of the daemon's other processes. A killed broker is replaced, so a broker is gone
+/// only if its parent was killed, too.
 fn watch_helpers(
     daemon: &Daemon,
     broker: Option<&Arc<Broker>>,
@@ -251,7 +250,7 @@ fn end_when_idle(
     timers.call_at(Instant::now() + LOOK, move || end_when_idle(&own, is_idle, end));
 }
 
-/// What is done on a signal.
+/// Handles a signal.
 fn on_signal(
     daemon: &Daemon,
     can_reload: bool,
@@ -265,12 +264,12 @@ fn on_signal(
         Signal::Hangup if can_reload => {
             manager.reloading();
             let manager = manager.clone();
-            // The log says what became of it.
+            // The log has the result.
             reload.request(move |_| manager.ready());
         }
-        // Without a file that could be read again, this is the end of a terminal.
+        // Without a configuration file, SIGHUP means the end of a terminal.
         Signal::End | Signal::Hangup => {
-            // The second one: drivers have no time any more.
+            // The second signal: drivers get no more time.
             if std::mem::replace(&mut is_ending, true) {
                 group.give_up();
             }
@@ -279,7 +278,7 @@ fn on_signal(
     }
 }
 
-/// Tells the service manager that the daemon lives, each time that `check` returns.
+/// Sends the service manager a sign of life after each return of `check`.
 fn keep_alive(timers: &Timers, manager: &Arc<ServiceManager>, check: impl Fn() + Send + 'static) {
     let Some(interval) = manager.interval() else { return };
     let (own, manager) = (timers.clone(), manager.clone());
@@ -290,8 +289,7 @@ fn keep_alive(timers: &Timers, manager: &Arc<ServiceManager>, check: impl Fn() +
     });
 }
 
-/// Confines a helper process `who` before its system calls are restricted, by `further`, and then by
-/// `calls`.
+/// Confines a helper process `who`: first by `further`, then its system calls by `calls`.
 fn confine(
     who: Process,
     keep: CapabilitySet,
@@ -316,9 +314,9 @@ fn is_confined<E: std::fmt::Display>(who: Process, confined: Result<(), E>) -> b
     confined.is_ok()
 }
 
-/// Starts the process that opens the configuration file again.
+/// Starts the config reader.
 fn start_config_reader(path: &Path, mode: SandboxMode) -> std::io::Result<ConfigReader> {
-    // Where a link leads to now may be elsewhere.
+    // The target of a link may be in another directory.
     let target = std::fs::canonicalize(path).ok();
     let directories = [Some(path), target.as_deref()].map(|path| path.map(directory_of));
     let directories = directories.iter().flatten().map(PathBuf::as_path);
@@ -329,7 +327,7 @@ fn start_config_reader(path: &Path, mode: SandboxMode) -> std::io::Result<Config
     })
 }
 
-/// Starts the process that makes sockets.
+/// Starts the broker.
 fn start_broker(
     config: &Config,
     activated: &ActivatedSockets,
@@ -346,7 +344,7 @@ fn start_broker(
     };
     let directories = rules.directories.clone();
     let who = Process::Broker;
-    // Directories may be another user's, as those of a VMM are.
+    // Directories may belong to another user, such as a VMM's.
     let files = || sandbox::restrict_files(directories.iter().map(PathBuf::as_path));
     let calls = || sandbox::restrict_keeper_syscalls(mode);
     Broker::start(
@@ -356,7 +354,7 @@ fn start_broker(
     )
 }
 
-/// Paths of the sockets that the configuration has.
+/// Paths of the configured sockets.
 fn socket_paths(config: &Config) -> impl Iterator<Item = &Path> {
     let others = config.management.iter().chain(&config.metrics).map(PathBuf::as_path);
     config.guests.iter().filter_map(|guest| guest.path()).chain(others)

@@ -1,32 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the daemon gives up after its start.
+//! Rights given up by the daemon after its start.
 //!
-//! The daemon maps the memory of all its guests, so a guest that takes it over should find as
-//! little as possible to go on with.
+//! The daemon maps the memory of all its guests, so an attacker in the daemon should gain as little as
+//! possible.
 //!
-//! - **Rights**: a daemon that is started as root becomes another user (`--user`) and has no
-//!   capabilities.
-//! - **Files** ([`restrict_files`]): nothing can be opened, read, executed, made or removed. TCP
-//!   ports cannot be bound or connected, abstract sockets cannot be connected, and processes outside
-//!   cannot be sent signals. A kernel without landlock (before 5.13) is a warning. A daemon that is
-//!   started as root has an empty directory as its root, too.
-//! - **System calls** ([`restrict_syscalls`]): a list of what the daemon and its libraries use.
-//!   No program can be started, no process made (threads can), no memory made executable, no
-//!   socket made or connected, no mode changed, no file opened at all, and nothing asked about a path. `open` fails with EPERM
-//!   in every mode, since libraries try it and live without. What is not in the list fails with
-//!   EPERM too, or in strict mode kills the daemon. EPERM is the default because
-//!   the list depends on the C library: a call that a later version makes for its comfort should
-//!   not end every guest's connections.
+//! - **Rights**: a daemon started as root becomes another user (`--user`) and has no capabilities.
+//! - **Files** ([`restrict_files`]): nothing can be opened, read, executed, made or removed. TCP ports cannot
+//!   be bound or connected, abstract sockets cannot be connected, and processes outside cannot be sent
+//!   signals. A kernel without landlock (before 5.13) is a warning. A daemon started as root also has an
+//!   empty directory as its root.
+//! - **System calls** ([`restrict_syscalls`]): a list of the calls of the daemon and its libraries. No
+//!   program can be started, no process made (threads can), no memory made executable, no socket made or
+//!   connected, no mode changed, no file opened at all, and no path queried. `open` fails with EPERM in every
+//!   mode, since libraries try `open` and tolerate the failure. Calls outside the list also fail with EPERM,
+//!   or kill the daemon in strict mode. EPERM is the default because the list depends on the C library: an
+//!   optional call of a later version should not end every guest's connections.
 //!
-//! - **Namespaces**: a daemon that is started as root has a network without interfaces, and no
-//!   System V objects of the host.
+//! - **Namespaces**: a daemon started as root has a network without interfaces, and no System V objects of
+//!   the host.
 //!
-//! All threads have the same filter: they share their memory, so who has taken over one of them has
-//! the calls of all.
+//! All threads have the same filter: threads share their memory, so an attacker in one thread has the calls
+//! of all.
 //!
-//! What needs a path later (a socket for another guest, the end) is done by a process that stays
-//! outside and has a sandbox of its own, the broker (`broker.rs`). Another one opens the configuration
-//! file again (`config_reader.rs`).
+//! Work needing a path later (a socket for another guest, the end) is done by the broker (`broker.rs`), a
+//! process outside with a sandbox of its own. Another process opens the configuration file again
+//! (`config_reader.rs`).
 //!
 //! All that is for a process of its own; a daemon inside another program leaves it alone.
 
@@ -45,7 +43,7 @@ use thiserror::Error;
 
 use crate::service::args::SandboxMode;
 
-/// Why there is no sandbox.
+/// Why the sandbox cannot be set up.
 #[derive(Debug, Error)]
 pub enum SandboxError {
     /// The file rules cannot be made.
@@ -56,7 +54,7 @@ pub enum SandboxError {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: Box<landlock::PathFdError>,
     },
     /// The filter cannot be made.
@@ -67,8 +65,8 @@ pub enum SandboxError {
     Install(#[from] seccompiler::Error),
 }
 
-/// Keeps the memory of guests out of core dumps, and other processes of the same user out of this
-/// one's memory.
+/// Keeps the memory of guests out of core dumps, and protects this process's memory from other processes of
+/// the same user.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -79,22 +77,21 @@ pub fn forbid_dumps() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Drops access to files, except for making and removing sockets in `directories`. Holds for this
-/// thread and those it starts, so call it before there are any.
+/// Drops access to files, except for making and removing sockets in `directories`. Affects only this thread
+/// and threads started later, so to be called before any other threads.
 ///
 /// # Errors
-/// A directory does not exist, or the kernel refuses. Not that it lacks landlock.
+/// A directory does not exist, or the kernel refuses. A kernel without landlock is no error.
 pub fn restrict_files<'a>(
     directories: impl IntoIterator<Item = &'a Path>,
 ) -> Result<(), SandboxError> {
     restrict_files_to(directories, AccessFs::MakeSock | AccessFs::RemoveFile)
 }
 
-/// Drops access to files, except for reading those in `directories`, as
-/// [`restrict_files`] does.
+/// Drops access to files, except for reading files in `directories`; otherwise like [`restrict_files`].
 ///
 /// # Errors
-/// Those of [`restrict_files`].
+/// The errors of [`restrict_files`].
 pub fn restrict_files_to_reading<'a>(
     directories: impl IntoIterator<Item = &'a Path>,
 ) -> Result<(), SandboxError> {
@@ -131,14 +128,14 @@ fn restrict_files_to<'a>(
     Ok(())
 }
 
-/// Which process calls [`restrict_syscalls`].
+/// The process calling [`restrict_syscalls`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Process {
     /// The daemon.
     Daemon,
-    /// The process that makes its sockets.
+    /// The process making the sockets.
     Broker,
-    /// The process that opens its configuration file.
+    /// The process opening the configuration file.
     ConfigReader,
 }
 
@@ -398,7 +395,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// What is refused in the sandbox of `who`, tried in a process of its own.
+    /// Names of refused attempts in the sandbox of `who`, in a process of its own.
     fn refused_in(who: &str) -> String {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([
@@ -427,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_config_reader_that_was_taken_over_opens_files_of_its_directory_only() {
-        // It has no directory here.
+        // Without a directory in this test.
         let all = "open connect socket bind chmod unlink mkdir fork signal limits ioctl thread owner \
                    async stat statx readlink access";
         assert_eq!(refused_in("config-reader"), all);
@@ -440,7 +437,7 @@ mod tests {
         assert_eq!(refused_in("broker"), all);
     }
 
-    /// Tries what a program that took the daemon over would like to do.
+    /// Attempts of an attacker in the daemon.
     #[test]
     #[ignore = "the tests above run it in a process of its own"]
     fn in_the_sandbox() {
@@ -494,10 +491,10 @@ mod tests {
                 Ok(thread) => thread.join().map_err(|_| rustix::io::Errno::IO),
                 Err(_) => Err(rustix::io::Errno::PERM),
             }),
-            // The kernel would send its signals to another process.
+            // The kernel would send signals for the descriptor to another process.
             ("owner", &|| fcntl(libc::F_SETOWN, parent.as_raw_pid())),
             ("async", &|| fcntl(libc::F_SETFL, libc::O_ASYNC)),
-            // The flag is for descriptors, but allows a path as well.
+            // The flag is meant for descriptors, but allows a path as well.
             ("stat", &|| rustix::fs::statat(CWD, &file, AtFlags::EMPTY_PATH).map(drop)),
             ("statx", &|| {
                 let what = rustix::fs::StatxFlags::SIZE;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a service manager such as systemd wants to hear (sd_notify(3)): that the daemon is ready,
-//! that it lives, that it ends.
+//! Messages to a service manager such as systemd (sd_notify(3)): the daemon is ready, alive, ending.
 
 use std::env;
 use std::ffi::OsStr;
@@ -10,16 +9,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// The service manager that started this process, if one did.
+/// The service manager of this process, if any.
 #[derive(Debug)]
 pub(crate) struct ServiceManager {
     socket: Option<UnixDatagram>,
-    /// How often it wants to hear that the daemon lives.
+    /// The watchdog's time limit between two signs of life.
     watchdog: Option<Duration>,
 }
 
 impl ServiceManager {
-    /// Connects to the one that the environment names. To be called before files are out of reach.
+    /// Connects to the service manager of the environment. To be called before the sandbox blocks files.
     pub(crate) fn from_environment() -> ServiceManager {
         let socket = env::var_os("NOTIFY_SOCKET").and_then(|name| {
             connect(&name)
@@ -35,7 +34,7 @@ impl ServiceManager {
         }
     }
 
-    /// How long the daemon may wait before it says that it lives; none: it need not.
+    /// Interval for the daemon's signs of life; `None`: not needed.
     pub(crate) fn interval(&self) -> Option<Duration> {
         Some(self.watchdog? / 2)
     }
@@ -57,12 +56,12 @@ impl ServiceManager {
         self.say("WATCHDOG=1");
     }
 
-    /// What `systemctl status` shows.
+    /// The text shown by `systemctl status`.
     pub(crate) fn say_status(&self, status: &str) {
         self.say(&format!("STATUS={status}"));
     }
 
-    /// The daemon ends, which takes `within` at most.
+    /// The daemon ends within `within`.
     pub(crate) fn stopping(&self, within: Duration) {
         let usec = within.as_micros();
         self.say(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={usec}"));
@@ -83,7 +82,7 @@ fn connect(name: &OsStr) -> io::Result<UnixDatagram> {
         [b'@', name @ ..] => socket.connect_addr(&SocketAddr::from_abstract_name(name)?)?,
         _ => socket.connect(name)?,
     }
-    // A manager that does not read must not stop the daemon.
+    // A manager not reading must not stop the daemon.
     socket.set_nonblocking(true)?;
     Ok(socket)
 }

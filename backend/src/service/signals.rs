@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Signals as a subscriber of the event loop: SIGTERM and SIGINT end the daemon, SIGHUP has it read its
-//! configuration again.
+//! Signals as a subscriber of the event loop: SIGTERM and SIGINT end the daemon, SIGHUP makes the daemon read
+//! its configuration again.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,14 +14,14 @@ use vmm_sys_util::signal::{block_signal, register_signal_handler, unblock_signal
 
 use crate::vhost::waker::watch;
 
-/// Signals that are caught.
+/// Caught signals.
 const CAUGHT: [c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
 static EVENT: OnceLock<OwnedFd> = OnceLock::new();
 static END: AtomicBool = AtomicBool::new(false);
 static HANGUP: AtomicBool = AtomicBool::new(false);
 
-/// What a signal asks for.
+/// The request of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signal {
     /// The daemon ends.
@@ -32,7 +32,7 @@ pub(crate) enum Signal {
 
 /// Only stores, a load and a system call: all are safe in a signal handler.
 extern "C" fn on_signal(signal: c_int, _: *mut siginfo_t, _: *mut c_void) {
-    // Release: partner of the swaps in `process`. The write to the descriptor orders them anyway.
+    // Release: partner of the swaps in `process`. The write to the descriptor orders the stores anyway.
     match signal {
         libc::SIGHUP => HANGUP.store(true, Ordering::Release),
         _ => END.store(true, Ordering::Release),
@@ -42,8 +42,8 @@ extern "C" fn on_signal(signal: c_int, _: *mut siginfo_t, _: *mut c_void) {
     }
 }
 
-/// Catches the signals. To be called before threads are started: they inherit that the
-/// signals are blocked, so none of their calls is interrupted.
+/// Catches the signals. To be called before threads are started: threads inherit the blocked signals, so no
+/// call of theirs is interrupted.
 pub(crate) fn catch() -> io::Result<()> {
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let _ = EVENT.set(event);
@@ -54,7 +54,7 @@ pub(crate) fn catch() -> io::Result<()> {
     Ok(())
 }
 
-/// Lets them interrupt the thread that called [`catch`], which has nothing else to do from now on.
+/// Lets the signals interrupt the calling thread, the one of [`catch`], without other work from now on.
 pub(crate) fn unblock() -> io::Result<()> {
     for signal in CAUGHT {
         unblock_signal(signal).map_err(|error| io::Error::other(format!("{error:?}")))?;
@@ -62,7 +62,7 @@ pub(crate) fn unblock() -> io::Result<()> {
     Ok(())
 }
 
-/// Calls `F` with each signal that was caught.
+/// Calls `F` with each caught signal.
 pub(crate) struct OnSignal<F>(pub(crate) F);
 
 impl<F: FnMut(Signal)> MutEventSubscriber for OnSignal<F> {
@@ -76,7 +76,7 @@ impl<F: FnMut(Signal)> MutEventSubscriber for OnSignal<F> {
         if let Some(event) = EVENT.get() {
             let _ = rustix::io::read(event, &mut [0; 8]);
         }
-        // Acquire: partner of the stores in `on_signal`. An end comes before all else.
+        // Acquire: partner of the stores in `on_signal`. An end comes first.
         if END.swap(false, Ordering::Acquire) {
             (self.0)(Signal::End);
         }

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A table of the commands beside the daemon, as wide as the terminal.
+//! A table for the commands other than the daemon, as wide as the terminal.
 
-/// Columns of the terminal that standard output is. `None` where it is none, and where nobody knows: a
-/// serial console says 0.
+/// Columns of the terminal at standard output. `None` without a terminal, or without a known width: a serial
+/// console reports 0.
 pub(crate) fn columns() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|&columns| columns != 0)
 }
 
-/// Lines of cells below each other, the headings first. Where the terminal has no room for it, columns
-/// in which there is nothing are left out, and lines that are still too long go on in the next one,
-/// between two cells. `room`: columns of the terminal, if there is one.
+/// Lines of aligned cells, the headings first. On a narrow terminal, empty columns are left out, and overlong
+/// lines continue on the next line, split between two cells. `room`: columns of the terminal, if any.
 pub(crate) fn text<const N: usize>(lines: &[[String; N]], room: Option<usize>) -> String {
     let all: Vec<usize> = (0..N).collect();
     let wide = folded(lines, &all, None);

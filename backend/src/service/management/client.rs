@@ -13,12 +13,12 @@ use crate::config::LeaveTime;
 use crate::service::leave::LeaveInfo;
 use crate::service::reload::ReloadInfo;
 
-/// Longest answer that is read, bytes.
+/// Longest accepted answer, bytes.
 const MAX_ANSWER: u64 = 16 << 20;
 /// Longest wait for the daemon's answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest time that a daemon gives drivers to leave.
+/// Longest time a daemon gives drivers to leave.
 const LONGEST_LEAVE: Duration = Duration::from_secs(3600);
 
 /// Why a request failed.
@@ -27,10 +27,10 @@ pub enum ClientError {
     /// The socket fails, or the daemon does not answer.
     #[error("management socket: {0}")]
     Io(#[from] io::Error),
-    /// The answer makes no sense.
+    /// The answer is malformed.
     #[error("answer: {0}")]
     Answer(#[from] serde_json::Error),
-    /// The daemon says no.
+    /// The daemon refuses the request.
     #[error("{0}")]
     Refused(String),
 }
@@ -50,10 +50,10 @@ impl Client {
         Client::over(UnixStream::connect(path)?)
     }
 
-    /// Uses a connection to the socket.
+    /// Uses an existing connection to the socket.
     ///
     /// # Errors
-    /// It is none of a socket.
+    /// The stream's timeouts cannot be set.
     pub fn over(stream: UnixStream) -> Result<Client, ClientError> {
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
@@ -76,7 +76,7 @@ impl Client {
         self.call(&Call::Add(guest)).map(|_| ())
     }
 
-    /// Removes a guest. Its drivers get the daemon's time to leave.
+    /// Removes a guest. The drivers get the daemon's default time to leave.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -84,7 +84,7 @@ impl Client {
         self.remove_within(name, None).map(drop)
     }
 
-    /// Removes a guest. Its drivers get `within` to leave, or else the daemon's time.
+    /// Removes a guest. The drivers get `within` to leave, or else the daemon's default time.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -96,8 +96,8 @@ impl Client {
         self.call_within(&Call::Remove { name, timeout: within.map(LeaveTime) }, within)
     }
 
-    /// Asks the drivers of a guest to leave, within `within` or else the daemon's time. The guest stays,
-    /// and its devices take on nothing new. `is_migration`: its machine moves to another host.
+    /// Asks the drivers of a guest to leave, within `within` or else the daemon's default time. The guest
+    /// stays, and its devices take on nothing new. `is_migration`: the machine moves to another host.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -111,8 +111,8 @@ impl Client {
         self.call_within(&Call::Drain { name, timeout, migration: is_migration }, within)
     }
 
-    /// Takes a drain of a guest back, before or after its drivers have left. Returns how many of its
-    /// devices were drained.
+    /// Cancels the drain of a guest, before or after its drivers have left. Returns the number of drained
+    /// devices.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -120,7 +120,7 @@ impl Client {
         Ok(self.call(&Call::Undrain { name })?.undrained.unwrap_or_default())
     }
 
-    /// A call that drivers have `within` for. The daemon's own time is an hour at most.
+    /// A call with `within` for the drivers. The daemon's own time is an hour at most.
     fn call_within(
         &mut self,
         call: &Call<'_>,
@@ -141,10 +141,10 @@ impl Client {
         Ok(self.call(&Call::Metrics)?.text.unwrap_or_default())
     }
 
-    /// Has the daemon read its configuration file again.
+    /// Makes the daemon read its configuration file again.
     ///
     /// # Errors
-    /// See [`ClientError`]; nothing has changed then.
+    /// See [`ClientError`]; then nothing has changed.
     pub fn reload(&mut self) -> Result<ReloadInfo, ClientError> {
         Ok(self.call(&Call::Reload)?.reloaded.unwrap_or_default())
     }

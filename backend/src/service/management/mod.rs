@@ -16,8 +16,8 @@
 //! < {"ok":false,"error":"unknown variant `paint`, expected one of ..."}
 //! ```
 //!
-//! `{"op":"reload"}` is what SIGHUP is. `GET /metrics` over HTTP is answered on the same socket, for
-//! Prometheus. A socket for metrics answers that, `list` and `metrics`, and refuses the rest.
+//! `{"op":"reload"}` has the effect of SIGHUP. The same socket answers `GET /metrics` over HTTP, for
+//! Prometheus. A metrics socket answers this, `list` and `metrics`, and refuses the rest.
 
 mod client;
 mod server;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The event loop serves the management socket. No client can hold it up: all calls are non-blocking,
-//! the length of lines and the number of clients are bounded, and the server reads nothing from a
-//! client that does not read its answers.
+//! The management socket's server, on the event loop. No client can block the server: all calls are
+//! non-blocking, the length of lines and the number of clients are bounded, and the server reads nothing from
+//! a client with unread answers.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -28,9 +28,9 @@ use virtio_ism_abi::event::LeaveReason;
 
 /// Longest line, bytes.
 const MAX_LINE: usize = 64 << 10;
-/// Clients at a time. One more evicts the client that was idle for longest.
+/// Clients at a time. A further client evicts the client idle for longest.
 const MAX_CLIENTS: usize = 16;
-/// How long the clients may take to be cut.
+/// Time limit for cutting the clients.
 const STOP: Duration = Duration::from_secs(3);
 
 /// The running server.
@@ -40,7 +40,7 @@ pub(crate) struct Server {
     _socket: BoundSocket,
 }
 
-/// What the clients of a socket may do.
+/// Rights of a socket's clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Everything.
@@ -49,20 +49,20 @@ pub(crate) enum Access {
     Read,
 }
 
-/// What the event loop calls for the socket and its clients.
+/// The event loop's subscriber for the socket and its clients.
 struct Clients {
     access: Access,
     guests: Arc<Guests>,
     reload: Arc<Reload>,
     listener: WatchedListener,
-    /// By their descriptors.
+    /// By descriptor.
     all: BTreeMap<RawFd, Client>,
     /// Connections and events so far.
     turn: u64,
     later: Arc<LaterAnswers>,
 }
 
-/// Answers that come later, for the clients that have asked for them.
+/// Delayed answers, by the number of the client.
 struct LaterAnswers {
     waker: Waker,
     answers: Mutex<Vec<(u64, Answer)>>,
@@ -77,17 +77,17 @@ impl LaterAnswers {
 
 struct Client {
     stream: UnixStream,
-    /// Turn in which it connected.
+    /// Turn of the client's connection.
     id: u64,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// Close once the output is written.
+    /// Close after writing the output.
     done: bool,
-    /// Nothing more will be read: close once all that was read is answered.
+    /// The client sends nothing more: close after answering all requests.
     last: bool,
-    /// Waits for an answer that comes later.
+    /// Waits for a delayed answer.
     waits: bool,
-    /// Turn in which it last sent or read something.
+    /// Turn of the client's last transfer.
     active: u64,
 }
 
@@ -176,14 +176,14 @@ impl Clients {
         }
     }
 
-    /// Goes on with a client, and ends its connection if it is over.
+    /// Continues with a client, and ends its connection when over.
     fn serve_client(&mut self, fd: RawFd, ops: &mut EventOps<'_>) {
         let turn = self.turn;
         let Some(mut client) = self.all.remove(&fd) else { return };
         client.active = turn;
-        // One that waits is only called when it has gone.
+        // A waiting client is only called at the end of its connection.
         if !client.waits && self.serve(&mut client).is_ok() {
-            // One whose next request is there already is called again, after the others.
+            // A client with its next request already read is called again, after the others.
             let is_writing = !client.output.is_empty() || client.has_request();
             let wish = match (client.waits, is_writing) {
                 (true, _) => EventSet::empty(),
@@ -204,7 +204,7 @@ impl Clients {
         }
     }
 
-    /// Answers the clients whose answers have come.
+    /// Answers the clients with finished delayed answers.
     fn answer_later(&mut self, ops: &mut EventOps<'_>) {
         let answers = std::mem::take(&mut *lock(&self.later.answers));
         for (id, answer) in answers {
@@ -217,8 +217,8 @@ impl Clients {
         }
     }
 
-    /// Reads, answers one request, and writes as far as it goes; an error ends the connection. The
-    /// client's next request has to wait for what else the loop has to do.
+    /// Reads, answers one request, and writes as far as possible; an error ends the connection. The client's
+    /// next request has to wait for the loop's other work.
     fn serve(&self, client: &mut Client) -> io::Result<()> {
         if client.output.is_empty() {
             if !client.has_request() {
@@ -239,7 +239,7 @@ impl Clients {
         if is_over { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
     }
 
-    /// Answers one request of the input; `false` if there is none.
+    /// Answers one request of the input; `false` without a whole request.
     fn answer_next(&self, client: &mut Client) -> bool {
         if is_http(&client.input) {
             return self.answer_http(client);
@@ -289,7 +289,7 @@ impl Clients {
         true
     }
 
-    /// The answer to a client's request. `None`: it comes later.
+    /// The answer to a client's request. `None`: the answer comes later.
     fn answer(&self, text: &[u8], client: u64) -> Option<Answer> {
         let request = match serde_json::from_slice(text) {
             Ok(request) => request,
@@ -354,8 +354,8 @@ impl Clients {
 }
 
 impl Clients {
-    /// Asks the drivers of a guest to leave, and then removes it if that is the reason. `None`: they have
-    /// not left yet, and the answer comes when they have, or when their time is over.
+    /// Asks the drivers of a guest to leave, and then removes the guest if this is the reason. `None`: the
+    /// answer comes later, after the drivers have left or their time is over.
     fn leave(
         &self,
         client: u64,
@@ -370,7 +370,7 @@ impl Clients {
         };
         let guests = self.guests.clone();
         let finish = move |left: LeaveInfo| {
-            // Does not wait for its threads: a front end that hangs must not hold up other clients.
+            // Without a wait for the guest's threads: a hanging front end must not block other clients.
             let removed = match reason {
                 LeaveReason::Removal => guests.remove(&name).map(drop),
                 _ => Ok(()),
@@ -387,7 +387,7 @@ impl Clients {
         let started = std::thread::Builder::new()
             .name("leave".into())
             .spawn(move || later.push(client, finish(leaving.wait())));
-        // The drivers know, and the guest is as it was.
+        // The drivers are told, and the guest is unchanged.
         started.err().map(|error| refusal(DaemonError::Thread(error).to_string()))
     }
 }
@@ -419,7 +419,7 @@ impl Client {
     }
 }
 
-/// Whether a request is one of HTTP.
+/// Whether a request is HTTP.
 fn is_http(input: &[u8]) -> bool {
     ["GET ", "HEAD ", "POST ", "PUT ", "DELETE ", "OPTIONS "]
         .iter()

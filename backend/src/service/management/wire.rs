@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What goes over the management socket.
+//! Messages of the management socket.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::vhost::device_slot::GuestStatus;
 use ism_device::Counts;
 use virtio_ism_abi::Status;
 
-/// A request as the server reads it.
+/// A request, for the server.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case")]
 pub(super) enum Request {
@@ -37,30 +37,30 @@ pub(super) enum Request {
     Reload,
 }
 
-/// A guest to be added.
+/// A guest to add.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct AddGuest {
-    /// Where its front end will connect.
+    /// Where the front end will connect.
     pub socket: PathBuf,
-    /// Its name; by default the socket's file name without extension.
+    /// Name of the guest; by default the socket's file name without extension.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its fabric, four hexadecimal digits; by default the daemon's first.
+    /// The guest's fabric, four hexadecimal digits; by default the daemon's first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chid: Option<String>,
     /// A pinned GID, for tests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<String>,
-    /// Mappings its front end can hold.
+    /// Mappings the front end can hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_maps: Option<u32>,
     /// Accept memory in any file.
     pub allow_any_file: bool,
-    /// Permission bits of its socket, octal; by default those of the configuration.
+    /// Permission bits of the socket, octal; by default the configuration's bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// Makes it a device pool, which hands out so many devices.
+    /// Makes the guest a device pool with this number of devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub devices: Option<u32>,
     /// Only processes of this user get a device of the pool.
@@ -69,11 +69,11 @@ pub struct AddGuest {
     /// Only processes of this group get a device of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer_gid: Option<u32>,
-    /// Front ends speak vfio-user at its socket.
+    /// Front ends speak vfio-user on the socket.
     pub vfio_user: bool,
 }
 
-/// A request as the client writes it.
+/// A request, from the client.
 #[derive(Debug, Serialize)]
 #[serde(tag = "op", rename_all = "kebab-case")]
 pub(super) enum Call<'a> {
@@ -104,30 +104,30 @@ pub(super) struct Answer {
     pub(super) undrained: Option<usize>,
 }
 
-/// A guest, as it is now. Counters are those of all its connections; the front ends of a pool have their
-/// own, and the pool has those of front ends that have gone.
+/// The present state of a guest. Counters include all its connections; each front end of a pool has its own
+/// entry, and the pool's entry counts disconnected front ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Guest {
-    /// Its name.
+    /// Name of the guest.
     pub name: String,
-    /// Where its front end connects; none if the socket was passed by descriptor.
+    /// Where the front end connects; none for a socket passed by descriptor.
     pub socket: Option<PathBuf>,
-    /// Its fabric, four hexadecimal digits.
+    /// The guest's fabric, four hexadecimal digits.
     pub chid: String,
     /// Whether a front end is connected; of a pool: whether a device is in use.
     pub connected: bool,
-    /// Whether front ends speak vfio-user at its socket.
+    /// Whether front ends speak vfio-user on the socket.
     pub vfio_user: bool,
-    /// Of a device pool: how many devices it has. The front ends that have one follow it in the list.
+    /// Of a device pool: the number of devices. The entries of its front ends follow in the list.
     pub devices: Option<u32>,
     /// Of a device pool: devices in use.
     pub devices_in_use: Option<u32>,
-    /// Of a device pool: connections that got no device.
+    /// Of a device pool: connections refused a device.
     pub refused_connections: Option<u64>,
     /// Of a front end of a pool: the pool.
     pub pool: Option<String>,
-    /// Of a front end of a pool: its process, as the daemon's process ids are.
+    /// Of a front end of a pool: its process id, in the daemon's namespace.
     pub pid: Option<i32>,
     /// Of a front end of a pool: its user.
     pub uid: Option<u32>,
@@ -135,15 +135,15 @@ pub struct Guest {
     pub network_namespace: Option<u64>,
     /// Connections so far.
     pub connections: u64,
-    /// Threads of earlier connections that hang by their front end's doing.
+    /// Threads of earlier connections kept from ending by their front end.
     pub hanging: usize,
     /// GID of the device's session, if there is one.
     pub gid: Option<String>,
-    /// Size of its window in bytes; 0 if its front end cannot map.
+    /// Size of the window in bytes; 0 for a front end unable to map.
     pub window_size: u64,
     /// DMBs registered.
     pub dmbs: u64,
-    /// Bytes of them.
+    /// Bytes of registered DMBs.
     pub dmb_bytes: u64,
     /// DMBs of peers attached.
     pub attached: u64,
@@ -155,16 +155,16 @@ pub struct Guest {
     pub attached_slab_bytes: u64,
     /// Related peers.
     pub peers: u64,
-    /// Events that its devices have counted.
+    /// Events counted by the devices.
     #[serde(flatten)]
     pub counts: Counts,
-    /// Whether a driver was asked to leave, so that its device takes on nothing new.
+    /// Whether the driver was asked to leave; then the device takes on nothing new.
     pub leaving: bool,
     /// Commands refused, by status.
     pub refusals: BTreeMap<String, u64>,
     /// Moves refused, by status.
     pub move_refusals: BTreeMap<String, u64>,
-    /// What the front end or driver did wrong, over all connections.
+    /// Faults of the front end or driver, over all connections.
     pub faults: BTreeMap<String, u64>,
 }
 
