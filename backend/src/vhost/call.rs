@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A call descriptor: through it the device signals the driver that there are used elements.
+//! A call descriptor: the device's signal to the driver for used elements.
 //!
-//! It is an eventfd, or a socket of a pair: user-mode Linux has no interrupts by eventfds.
+//! An eventfd, or a socket of a pair: user-mode Linux has no interrupts by eventfds.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,20 +13,20 @@ use rustix::net::{AddressFamily, SendFlags, SocketType};
 use super::eventfd::is_eventfd;
 use ism_device::shm::Kicker;
 
-/// What both kinds carry: an eventfd adds it up, and user-mode Linux reads words of 8 bytes.
+/// Written to both kinds: an eventfd adds 1, and user-mode Linux reads words of 8 bytes.
 const ONE: [u8; 8] = 1u64.to_ne_bytes();
 
-/// A call descriptor that was checked.
+/// A checked call descriptor.
 #[derive(Debug)]
 pub(super) enum Call {
-    /// An eventfd, whose counter and flags are the front end's.
+    /// An eventfd. The front end controls the counter and the flags.
     Eventfd(File),
     /// One end of `socketpair(AF_UNIX, SOCK_STREAM)`.
     Socket(UnixStream),
 }
 
 impl Call {
-    /// Checks a descriptor. `None`: it may not serve as call.
+    /// Checks a descriptor. `None`: not usable as a call descriptor.
     pub(super) fn new(file: File) -> Option<Call> {
         if is_eventfd(&file) {
             return Some(Call::Eventfd(file));
@@ -37,8 +37,8 @@ impl Call {
         is_of_a_pair(&socket).then_some(Call::Socket(socket))
     }
 
-    /// Signals the driver. Only the device's own threads call this: the front end decides about an
-    /// eventfd's counter and flags, so the write may block.
+    /// Signals the driver. Only for the device's own threads: the write may block, because the front end
+    /// controls an eventfd's counter and flags.
     pub(super) fn signal(&self) {
         match self {
             Call::Eventfd(file) => {
@@ -48,7 +48,7 @@ impl Call {
         }
     }
 
-    /// As [`Call::signal`] for a thread of another device. `false`: that was not possible.
+    /// Like [`Call::signal`], for a thread of another device. `false`: the driver was not signalled.
     pub(super) fn signal_nonblocking(&self, kicker: &mut Kicker) -> bool {
         match self {
             Call::Eventfd(file) => kicker.kick(file.as_fd()).is_ok(),
@@ -60,17 +60,16 @@ impl Call {
     }
 }
 
-/// Sends a word without waiting. A full socket has words that the driver has still to read, so it
-/// is signalled already.
+/// Sends a word without blocking. A full socket holds unread words, so the driver is signalled already.
 fn send(socket: &UnixStream) {
     let _ = rustix::net::send(socket, &ONE, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
-/// Whether this socket is connected, and has no name at either end.
+/// Whether this socket is connected, with no name at either end.
 ///
-/// Nobody but the front end, or whom it gave it to, has the other end of such a socket. A socket
-/// with a name leads to a service that knows the daemon by its credentials. The answer stays as it
-/// is: a connected stream socket cannot be connected to somebody else.
+/// Only the front end, or a process it passed the socket to, has the other end of such a socket. A named
+/// socket leads to a service, and the service would see the daemon's credentials. The answer never changes: a
+/// connected stream socket cannot be connected again.
 fn is_of_a_pair(socket: &UnixStream) -> bool {
     let ends = [socket.local_addr(), socket.peer_addr()];
     ends.iter().all(|end| end.as_ref().is_ok_and(|name| name.is_unnamed()))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One descriptor chain, read by byte stream: how it is split into descriptors means nothing.
+//! One descriptor chain as a stream of bytes: the split into descriptors has no meaning.
 
 use thiserror::Error;
 use virtio_ism_abi::command::SgEntry;
@@ -12,34 +12,34 @@ use vm_memory::{
     VolatileSlice, bitmap::BitmapSlice,
 };
 
-/// Most descriptors of a chain: the largest queue this device accepts.
+/// Most descriptors in a chain: the size of the largest queue this device accepts.
 pub(super) const MAX_DESCRIPTORS: usize = 1024;
 
-/// Why a queue cannot be used any more.
+/// Why a queue is unusable.
 #[derive(Debug, Error)]
 pub(super) enum ChainError {
-    /// Ring memory out of reach, or an avail index that runs ahead.
+    /// Ring memory is out of reach, or the avail index runs ahead.
     #[error("ring: {0}")]
     Ring(#[from] virtio_queue::Error),
-    /// A loop, an index out of range, an unreadable descriptor, or an indirect table in another.
+    /// A loop, an index out of range, an unreadable descriptor, or a nested indirect table.
     #[error("chain {head} does not end properly")]
     Malformed {
-        /// Its head.
+        /// Head of the chain.
         head: u16,
     },
-    /// More than [`MAX_DESCRIPTORS`].
+    /// The chain has more than [`MAX_DESCRIPTORS`] descriptors.
     #[error("chain {head} has too many descriptors")]
     TooLong {
-        /// Its head.
+        /// Head of the chain.
         head: u16,
     },
-    /// A chain is announced that cannot be taken.
+    /// The driver announced a chain, but the avail ring is unreadable.
     #[error("the avail ring cannot be read")]
     Avail,
-    /// A part of a chain that must be accessible is not.
+    /// A required part of a chain is not accessible.
     #[error("chain {head} points outside of guest memory")]
     Unreachable {
-        /// Its head.
+        /// Head of the chain.
         head: u16,
     },
 }
@@ -51,7 +51,7 @@ struct DescriptorBuffer {
     len: u32,
 }
 
-/// A chain that was taken from a queue. Reused from one to the next.
+/// A chain taken from a queue. The buffers are reused for the next chain.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     head: u16,
@@ -61,18 +61,18 @@ pub(super) struct Chain {
     writable_len: u64,
 }
 
-/// Where the answer of a command that waits goes.
+/// Where the reply to a waiting command goes.
 #[derive(Debug)]
 pub(super) struct PendingReply {
     /// Head of the chain.
     pub(super) head: u16,
-    /// The ring's generation in which it was taken.
+    /// The ring's generation when the chain was taken.
     pub(super) generation: u32,
     writable: Vec<DescriptorBuffer>,
 }
 
 impl Chain {
-    /// Takes the next chain. `false`: there is none.
+    /// Takes the next chain. `false`: the queue is empty.
     pub(super) fn pop(
         &mut self,
         queue: &mut Queue,
@@ -106,7 +106,7 @@ impl Chain {
         }
     }
 
-    /// Index of its first descriptor.
+    /// Index of the chain's first descriptor.
     pub(super) fn head(&self) -> u16 {
         self.head
     }
@@ -121,7 +121,7 @@ impl Chain {
         self.writable_len
     }
 
-    /// Reads from its start.
+    /// Reads from the start of the readable part.
     pub(super) fn reader<'a>(&'a self, memory: &'a GuestMemoryMmap) -> Reader<'a> {
         Reader { memory, buffers: &self.readable, head: self.head, done: 0 }
     }
@@ -139,19 +139,19 @@ impl Chain {
         left == 0
     }
 
-    /// Writes from the start of the writable part; what does not fit is cut.
+    /// Writes from the start of the writable part; truncates bytes beyond the end.
     pub(super) fn write(&self, memory: &GuestMemoryMmap, bytes: &[u8]) -> Result<u32, ChainError> {
         write(memory, &self.writable, bytes, self.head)
     }
 
-    /// Keeps what is needed to answer later.
+    /// Keeps the head and the writable buffers for a later reply.
     pub(super) fn suspend(&mut self, generation: u32) -> PendingReply {
         PendingReply { head: self.head, generation, writable: std::mem::take(&mut self.writable) }
     }
 }
 
 impl PendingReply {
-    /// As [`Chain::write`].
+    /// Like [`Chain::write`].
     pub(super) fn write(&self, memory: &GuestMemoryMmap, bytes: &[u8]) -> Result<u32, ChainError> {
         write(memory, &self.writable, bytes, self.head)
     }
@@ -180,12 +180,12 @@ pub(super) struct Reader<'a> {
     memory: &'a GuestMemoryMmap,
     buffers: &'a [DescriptorBuffer],
     head: u16,
-    /// Bytes of the first piece that were read.
+    /// Bytes already read from the first piece.
     done: u32,
 }
 
 impl Reader<'_> {
-    /// Copies into a private buffer; the count is less than asked for only at the end.
+    /// Copies into a private buffer. The count is short only at the end of the chain.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Result<usize, ChainError> {
         let mut filled = 0;
         while let Some(space) = buffer.get_mut(filled..).filter(|space| !space.is_empty()) {
@@ -201,7 +201,7 @@ impl Reader<'_> {
         Ok(filled)
     }
 
-    /// Whether all that is left lies in guest memory.
+    /// Whether the whole rest lies in guest memory.
     pub(super) fn rest_is_reachable(&self) -> bool {
         let mut rest = Reader { ..*self };
         while let Some((addr, len)) = rest.next_piece() {
@@ -213,7 +213,7 @@ impl Reader<'_> {
         rest.buffers.is_empty()
     }
 
-    /// Address and length of what comes next; buffers without bytes are skipped.
+    /// Address and length of the next piece; skips empty buffers.
     fn next_piece(&mut self) -> Option<(GuestAddress, u32)> {
         while let Some((piece, rest)) = self.buffers.split_first() {
             if self.done < piece.len {
@@ -227,7 +227,7 @@ impl Reader<'_> {
     }
 
     fn advance(&mut self, bytes: usize) {
-        // Never more than what is left of the piece, which is a u32.
+        // Never more than the rest of the piece, a u32.
         self.done += bytes as u32;
     }
 }
@@ -239,7 +239,7 @@ impl ReadVolatile for Reader<'_> {
     ) -> Result<usize, VolatileMemoryError> {
         let Some((addr, left)) = self.next_piece() else { return Ok(0) };
         let want = buf.len().min(left as usize);
-        // A piece may span regions: what is contiguous here is enough for one call.
+        // A piece may span regions: the first contiguous part is enough for one call.
         let source = match GuestMemoryBackend::get_slices(self.memory, addr, want).next() {
             Some(Ok(slice)) => slice,
             Some(Err(_)) => return Err(VolatileMemoryError::OutOfBounds { addr: addr.0 as usize }),
@@ -268,7 +268,7 @@ impl Scratch {
         let max_segs = usize::from(config.max_segs.get());
         let head = size_of::<MoveHeader>() + max_segs * size_of::<Segment>();
         let request = 8 + 40 + usize::from(config.max_sg.get()) * size_of::<SgEntry>();
-        // One byte more than the longest, so that a longer request is seen to be longer.
+        // One byte more than the longest request, to detect a longer request.
         Scratch { chain: Chain::default(), bytes: vec![0; head.max(request + 1)], max_segs }
     }
 }

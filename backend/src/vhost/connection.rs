@@ -43,9 +43,9 @@ mod observers;
 
 /// Workers of a connection: one for control and events, one for moves.
 pub(super) const WORKERS: usize = 2;
-/// How long a new memory table waits for the threads that use the old one.
+/// How long a new memory table waits for threads still using the old table.
 const LONGEST_USE: Duration = Duration::from_secs(1);
-/// How often it looks whether they do.
+/// Interval between two checks for such threads.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Options of a connection, from its guest and the daemon.
@@ -59,16 +59,16 @@ pub(super) struct Options {
     pub(super) ack_timeout: Duration,
 }
 
-/// What all connections of a guest have in common.
+/// State shared by all connections of a guest.
 #[derive(Clone)]
 pub(super) struct GuestState {
     pub(super) faults: Arc<Faults>,
-    /// Threads that a front end can keep from ending.
+    /// Threads a front end can keep from ending.
     pub(super) threads: CountedThreads,
     pub(super) timers: Timers,
-    /// What the daemon may allocate in the guest's memory.
+    /// Bytes the daemon may allocate in the guest's memory.
     pub(super) touches: Arc<TouchQuota>,
-    /// What the daemon's threads use of the processors for it.
+    /// Processor time of the daemon's threads for this guest.
     pub(super) account: Arc<ProcessorAccount>,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct Connection {
     pub(super) faults: Arc<Faults>,
     /// Memory that passed the check. The framework's own handle may show a table that did not.
     pub(super) memory: Memory,
-    /// The tables in use, in which a page that is gone ends the connection and not the daemon.
+    /// Guards of the tables in use: a lost page ends the connection, not the daemon.
     contained: Mutex<Vec<BusErrorGuard>>,
     /// What the daemon may allocate in them.
     touches: Arc<TouchQuota>,
@@ -116,14 +116,14 @@ pub(super) struct Connection {
     this: Weak<Connection>,
 }
 
-/// What has to come together before the front end can be asked to map.
+/// Both conditions for asking the front end to map.
 #[derive(Default)]
 struct WindowState {
     asked: bool,
     channel: bool,
 }
 
-/// Since when no ring runs, and the deadline that is set.
+/// Time of the last ring's stop, and the armed deadline.
 #[derive(Default)]
 struct StoppedRings {
     running: u64,
@@ -132,7 +132,7 @@ struct StoppedRings {
 }
 
 impl Connection {
-    /// A connection for `device`, which `notifier` wakes, and the framework's object that drives it.
+    /// A connection for `device`, woken by `notifier`, and the framework's object driving the connection.
     pub(super) fn new(
         options: Options,
         device: Arc<Device>,
@@ -202,7 +202,7 @@ impl Connection {
         Ok((connection, framework))
     }
 
-    /// Epoll data of the notifiers. Data up to the number of queues is the framework's.
+    /// Epoll data of the notifiers. The framework uses values up to the number of queues.
     fn notifier_event(&self) -> u64 {
         self.num_queues() as u64 + 1
     }
@@ -217,7 +217,7 @@ impl Connection {
         self.rings.get()?.get(usize::from(queue))
     }
 
-    /// Says how the connection can be cut.
+    /// Sets the handle for cutting the connection.
     pub(super) fn set_link(&self, link: Option<ShutdownHandle>) {
         *lock(&self.link) = link;
         // `close` may have come when there was nothing to cut yet.
@@ -234,12 +234,12 @@ impl Connection {
         }
     }
 
-    /// Counts and logs what the other side did wrong.
+    /// Counts and logs a fault of the front end or the driver.
     pub(super) fn fault(&self, fault: Fault, detail: std::fmt::Arguments<'_>) {
         self.faults.record(&self.options.name, fault, detail);
     }
 
-    /// A page of the guest's memory was not there when the daemon touched it.
+    /// The daemon touched a missing page of guest memory.
     fn on_memory_fault(&self, cause: FaultCause) {
         match cause {
             FaultCause::Lost => self.fault(
@@ -264,7 +264,7 @@ impl Connection {
         }
     }
 
-    /// Takes the device out of its fabric and ends the workers. Waits for moves that were posted only.
+    /// Takes the device out of its fabric and ends the workers. Waits only for already posted moves.
     pub(super) fn end(&self) {
         let (ask, cut) = (|w, q| self.reschedule(w, q), || self.closing.load(Ordering::SeqCst));
         self.pending_moves.finish(self.options.move_queues, ask, cut);
@@ -279,7 +279,7 @@ impl Connection {
         *lock(&self.link) = None;
     }
 
-    /// Makes a worker serve a queue again, after its other queues had a turn.
+    /// Makes a worker serve a queue again, after a turn of the other queues.
     pub(super) fn reschedule(&self, worker: usize, queue: u16) {
         if let (Some(rescheduled), Some(notifier)) =
             (self.rescheduled.get(worker), self.notifiers.get(worker))
@@ -298,8 +298,8 @@ impl Connection {
         }
     }
 
-    /// Makes worker 0 serve the event queue again after `delay`, when a wake that its rate limit
-    /// held back is due.
+    /// Makes worker 0 serve the event queue again after `delay`, when a wake held back by the rate limit is
+    /// due.
     pub(super) fn wake_later(&self, delay: Duration) {
         let timer = match self.wake_timer.get() {
             Some(timer) => timer,
@@ -314,7 +314,7 @@ impl Connection {
         };
         let at = rustix::time::Timespec {
             tv_sec: i64::try_from(delay.as_secs()).unwrap_or(i64::MAX),
-            // Zero would disarm it.
+            // Zero would disarm the timer.
             tv_nsec: i64::from(delay.subsec_nanos().max(1)),
         };
         let once = rustix::time::Itimerspec {
@@ -336,10 +336,10 @@ impl Connection {
         Ok(timer)
     }
 
-    /// The window opens when a front end asked for its size and gave a channel for requests.
+    /// Opens the window once a front end has asked for its size and given a channel for requests.
     ///
-    /// Whether it acknowledges requests is not to be seen here. One that does not makes
-    /// every mapping appear to be done at once; its driver finds out by the nonce.
+    /// Whether the front end acknowledges requests is unknown here. Without acknowledgements every mapping
+    /// seems complete at once, and the driver finds out by the nonce.
     fn update_window(&self, change: impl FnOnce(&mut WindowState)) {
         let mut window = lock(&self.window);
         change(&mut window);
@@ -348,7 +348,7 @@ impl Connection {
         }
     }
 
-    /// The nearest deadline, after doing what is due.
+    /// Does overdue work and returns the nearest deadline.
     fn check_deadlines(&self) -> Option<Instant> {
         let ack = match self.mapper.overdue(self.options.ack_timeout) {
             Overdue::No => None,
@@ -374,7 +374,7 @@ impl Connection {
                 Fault::StoppedTooLong,
                 format_args!("all rings were stopped for {} s; ending the device", grace.as_secs()),
             );
-            // Its end waits for moves that run, which the event loop must not do.
+            // The end of a session waits for running moves; the event loop must not.
             let device = self.device.clone();
             let end = move || device.close_session(CloseReason::Failed);
             if let Err(error) = self.threads.spawn("stopped", end) {
@@ -386,7 +386,7 @@ impl Connection {
         ack.into_iter().chain(stopped).min()
     }
 
-    /// Sets a deadline, unless a nearer one is set.
+    /// Sets a deadline, unless a nearer deadline is set.
     fn arm(&self, at: Instant) {
         {
             let mut stopped = lock(&self.stopped);
@@ -403,7 +403,7 @@ impl Connection {
         });
     }
 
-    /// Does what is due, and sets the next deadline.
+    /// Does overdue work and sets the next deadline.
     fn on_deadline(&self) {
         lock(&self.stopped).armed = None;
         if let Some(next) = self.check_deadlines() {
@@ -427,7 +427,7 @@ impl Connection {
         }
     }
 
-    /// Serves a queue after a kick, by `serve`. One for which there was nothing to do is charged.
+    /// Serves a queue after a kick, by `serve`. Charges a kick without work.
     fn on_kick(&self, queue: u16, serve: impl FnOnce()) {
         let used = || self.ring(queue).map_or(0, Ring::used_chains);
         let before = used();
@@ -437,8 +437,8 @@ impl Connection {
         }
     }
 
-    /// Serves a queue after a kick on the calling thread, which works for the same front end. `false`:
-    /// its worker is at work, or the queue has commands, which may take long; it has to be kicked.
+    /// Serves a queue after a kick on the calling thread, a thread of the same front end. `false`: the caller
+    /// has to kick the worker, because the worker is busy or the queue has commands (possibly long).
     pub(super) fn serve_kick(&self, queue: u16) -> bool {
         let worker = usize::from(queue >= FIRST_MOVE_QUEUE);
         let scratch = self.scratch.get(worker).filter(|_| queue != CONTROL_QUEUE);
@@ -449,8 +449,8 @@ impl Connection {
         true
     }
 
-    /// Waits while the front end has used more than one processor. Only threads that work for it
-    /// call this, and without a lock that another device's thread may want.
+    /// Waits while the front end has used more than one processor. Only for threads working for this front
+    /// end, and only without a lock another device's thread may want.
     fn charge_and_wait(&self) {
         let ended = || self.closing.load(Ordering::SeqCst) || self.exiting.load(Ordering::SeqCst);
         self.account.charge_and_wait(ended);
@@ -532,7 +532,7 @@ impl VhostUserBackend for Connection {
     }
 
     fn set_event_idx(&self, _enabled: bool) {
-        // The queues know.
+        // The queues store the flag.
     }
 
     fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
@@ -550,7 +550,8 @@ impl VhostUserBackend for Connection {
 
     fn update_memory(&self, memory: Memory) -> io::Result<()> {
         self.charge_and_wait();
-        // The framework's table: as long as it holds it, its threads may use it.
+        // The framework's own table: valid for the framework's threads as long as the framework holds the
+        // table.
         let table = memory.memory().into_inner();
         let max = self.device.max_guest_memory();
         let refuse = |error: &dyn std::fmt::Display| {
@@ -576,8 +577,8 @@ impl VhostUserBackend for Connection {
         contained.keep(self.memory.memory().into_inner());
         drop(table);
         let mut all = lock(&self.contained);
-        // A thread that uses an old table at this moment is waited for: what is not in the new one is the
-        // front end's again. One that a front end keeps from going on has its table until the next comes.
+        // Wait for threads using an old table: memory missing from the new table belongs to the front end
+        // again. A thread blocked by a front end keeps its table until the next table comes.
         let end = Instant::now() + LONGEST_USE;
         while all.iter().any(BusErrorGuard::is_in_use) && Instant::now() < end {
             std::thread::sleep(PAUSE);
@@ -605,8 +606,8 @@ impl VhostUserBackend for Connection {
     }
 
     fn exit_event(&self, _: usize) -> Option<(EventConsumer, EventNotifier)> {
-        // The framework never closes what it gets here. Workers end by `on_notified` instead, which
-        // `end` causes; a framework object must not be dropped before.
+        // The framework never closes this descriptor. Workers end by `on_notified` instead, after `end`; the
+        // framework object must live until then.
         None
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Counted threads: the daemon knows how many have not ended yet.
+//! Counted threads: the daemon knows the number of running threads.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
@@ -11,8 +11,8 @@ use ism_device::sync::lock;
 /// Stack of the daemon's own threads, bytes. None of them recurses or keeps large arrays.
 const STACK: usize = 256 << 10;
 
-/// The threads of a device socket that a front end can keep from ending, counted. One that runs
-/// while no front end is connected hangs.
+/// Counts the threads of a device socket a front end can keep from ending. A thread still running without a
+/// connected front end hangs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CountedThreads {
     inner: Arc<(Mutex<usize>, Condvar)>,
@@ -29,7 +29,7 @@ impl Drop for Alive {
 }
 
 impl CountedThreads {
-    /// Starts a detached thread that counts until it ends.
+    /// Starts a detached thread, counted until its end.
     pub(crate) fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         *lock(&self.inner.0) += 1;
         let alive = Alive(self.clone());
@@ -40,12 +40,12 @@ impl CountedThreads {
         Ok(())
     }
 
-    /// Threads that live now.
+    /// Number of running threads.
     pub(crate) fn alive(&self) -> usize {
         *lock(&self.inner.0)
     }
 
-    /// Waits until at most `count` live; `false` if that took too long.
+    /// Waits until at most `count` threads run; `false` after `limit`.
     pub(crate) fn wait_for(&self, count: usize, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let (alive, changed) = &*self.inner;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A device pool: one socket that hands out devices, one per connection.
+//! A device pool: one socket for many devices, one device per connection.
 //!
-//! The socket carries packets. A process that connects gets one packet, a
-//! [`PoolAnswer`](virtio_ism_abi::PoolAnswer), and with it a connected socket on which it is the front
-//! end of a device of its own; then the daemon closes the connection. So the event loop, which answers,
-//! waits for nobody and keeps nothing of those who get no device. Each front end has a thread that
-//! makes its device, serves it and sees its end.
+//! The socket carries packets. A connecting process gets one packet, a
+//! [`PoolAnswer`](virtio_ism_abi::PoolAnswer), with a connected socket. On this socket the process is the
+//! front end of a device of its own. The daemon then closes the first connection. So the answering event loop
+//! never waits, and keeps no state of refused processes. Each front end has a thread to make its device,
+//! serve the front end and see its end.
 //!
 //! # Shares
 //!
-//! Those who share a pool do not trust each other; [`pool_shares`](super::pool_shares) says who gets a
-//! device. A front end that has gone, but holds threads, still counts. One that has gone without a
-//! command counts for [`HELD`], so that a flood of such front ends makes no more devices than that.
+//! Processes sharing a pool do not trust each other; [`pool_shares`](super::pool_shares) decides whether a
+//! process gets a device. A disconnected front end with running threads still counts. A front end leaving
+//! without a command counts for [`HELD`], to bound the number of devices in a flood of such front ends.
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -47,22 +47,22 @@ use crate::config::{Config, GuestSpec};
 use ism_device::sync::lock;
 use ism_device::{DeviceInfo, Fabric, LeaveGroup};
 
-/// How long a device is kept from its grant on, if its front end goes without a command.
+/// How long a device counts from its grant on, if its front end leaves without a command.
 const HELD: Duration = Duration::from_millis(100);
-/// Clients that are answered before the event loop does something else.
+/// Clients answered before the event loop does other work.
 const AT_A_TIME: usize = 64;
 
-/// The running socket of one pool. Dropping it stops it.
+/// The running socket of one pool. Stops when dropped.
 pub(crate) struct DevicePool {
     inner: Arc<Inner>,
-    /// Those of its front ends.
+    /// Threads of the pool's front ends.
     threads: CountedThreads,
     events: LoopHandle,
     /// The name of the socket, and the loop's interest in it.
     socket: Mutex<(Option<BoundSocket>, Option<Registration>)>,
 }
 
-/// What the event loop calls when a process wants a device.
+/// The event loop's subscriber for new clients.
 struct Clients {
     inner: Arc<Inner>,
     listener: WatchedListener,
@@ -81,10 +81,10 @@ struct Inner {
 
 #[derive(Default)]
 struct Members {
-    /// Number of the last one; also the number of connections that got a device.
+    /// Number of the last front end; also the number of connections granted a device.
     last: u64,
     all: BTreeMap<u64, Member>,
-    /// Counters of the devices that are no more.
+    /// Counters of ended devices.
     ended: DeviceInfo,
 }
 
@@ -94,11 +94,11 @@ struct Member {
     info: MemberInfo,
     party: PoolPeer,
     granted: Instant,
-    /// Set when the front end has gone: until when it counts at least.
+    /// Set once the front end has left: the earliest time to stop counting the device.
     gone: Option<Instant>,
 }
 
-/// The end of a front end, however its thread ends.
+/// Runs at the end of a front end, however its thread ends.
 struct Leave<'a> {
     inner: &'a Inner,
     number: u64,
@@ -106,7 +106,7 @@ struct Leave<'a> {
 }
 
 impl DevicePool {
-    /// Makes the socket and listens. `devices`: how many the pool has.
+    /// Creates the socket and listens. `devices`: size of the pool.
     pub(crate) fn start(
         spec: GuestSpec,
         devices: u32,
@@ -148,7 +148,7 @@ impl DevicePool {
         Ok(DevicePool { inner, threads, events, socket: Mutex::new((Some(socket), Some(watched))) })
     }
 
-    /// The pool as it is now, and its front ends.
+    /// Present state of the pool and its front ends.
     pub(crate) fn status(&self) -> Vec<GuestStatus> {
         let inner = &self.inner;
         let mut members = lock(&inner.members);
@@ -169,7 +169,7 @@ impl DevicePool {
         };
         let front_ends =
             members.all.values().filter(|member| member.gone.is_none()).map(|member| {
-                // What the pool counts is counted there.
+                // The pool's own entry has these counters.
                 GuestStatus {
                     connections: 1,
                     touched_bytes: 0,
@@ -181,7 +181,7 @@ impl DevicePool {
         std::iter::once(pool).chain(front_ends).collect()
     }
 
-    /// Stops listening and cuts all connections; the rest happens on their own threads.
+    /// Stops listening and cuts all connections. The rest happens on the front ends' own threads.
     pub(crate) fn request_stop(&self) {
         self.inner.stopping.store(true, Ordering::SeqCst);
         self.stop_listening();
@@ -190,7 +190,7 @@ impl DevicePool {
         }
     }
 
-    /// Stops listening. The front ends that are connected stay.
+    /// Stops listening. Connected front ends stay.
     pub(crate) fn stop_listening(&self) {
         *lock(&self.socket) = (None, None);
     }
@@ -207,7 +207,7 @@ impl DevicePool {
         }
     }
 
-    /// Tells the drivers that were to leave, to drain the pool, that they need not. Returns how many.
+    /// Cancels the drivers' leaving begun to drain the pool. Returns the number of such drivers.
     pub(crate) fn stay(&self) -> usize {
         self.slots().iter().filter(|slot| slot.stay()).count()
     }
@@ -238,7 +238,7 @@ impl Members {
         u32::try_from(self.all.len()).unwrap_or(u32::MAX)
     }
 
-    /// Forgets front ends that have gone and hold nothing any more.
+    /// Forgets disconnected front ends without running threads.
     fn forget_ended(&mut self) {
         let now = Instant::now();
         self.all.retain(|_, member| {
@@ -276,7 +276,7 @@ impl MutEventSubscriber for Clients {
     }
 }
 
-/// Whether a client has closed its socket, and would get no answer.
+/// Whether a client has closed its socket and so cannot get an answer.
 fn has_gone(client: &OwnedFd) -> bool {
     let mut asked = [PollFd::new(client, PollFlags::empty())];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -310,14 +310,14 @@ impl Inner {
             ancillary.push(SendAncillaryMessage::ScmRights(&fds));
         }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        // One that has gone loses its device with the descriptor.
+        // The descriptor of a disconnected client is closed unsent, and ends the device.
         let sent = sendmsg(client, &[IoSlice::new(answer.as_bytes())], &mut ancillary, flags);
         if let Err(error) = sent {
             tracing::debug!(guest = self.name(), %error, "a client of the pool is gone");
         }
     }
 
-    /// The socket on which a client will be the front end of a device.
+    /// Makes a device's socket for a client, with the client as front end.
     fn grant(
         self: &Arc<Self>,
         client: &OwnedFd,

@@ -23,14 +23,14 @@ use virtio_ism_abi::event::LeaveReason;
 /// How long the next connection waits for the threads of the last one.
 const REAP: Duration = Duration::from_millis(500);
 
-/// A guest, and what all its front ends share.
+/// A guest, with the state shared by all its front ends.
 pub(super) struct GuestContext {
     pub(super) spec: GuestSpec,
     fabric: Arc<Fabric>,
     options: Options,
     timers: Timers,
     pub(super) faults: Arc<Faults>,
-    /// What the daemon may allocate in the guest's memory, over all connections.
+    /// Bytes the daemon may allocate in the guest's memory, over all connections.
     pub(super) touches: Arc<TouchQuota>,
 }
 
@@ -46,7 +46,7 @@ impl GuestContext {
             window_size: config.window_size,
             move_queues: config.move_queues,
             allow_any_file: spec.allow_any_file,
-            // A function by vfio-user tells a reset from a pause.
+            // With vfio-user a reset is distinct from a pause.
             stopped_grace: config.stopped_grace.filter(|_| !spec.vfio_user),
             ack_timeout: config.ack_timeout,
         };
@@ -54,7 +54,7 @@ impl GuestContext {
         GuestContext { spec, fabric, options, timers, faults: Arc::default(), touches }
     }
 
-    /// Move queues of each of its devices.
+    /// Number of move queues of each device.
     pub(super) fn move_queues(&self) -> u16 {
         self.options.move_queues
     }
@@ -63,32 +63,32 @@ impl GuestContext {
 /// A guest and its counters, at one moment.
 #[derive(Clone, Debug)]
 pub struct GuestStatus {
-    /// What it was made from. A front end of a pool has a name of its own.
+    /// The guest's specification. A front end of a pool has a name of its own.
     pub spec: GuestSpec,
-    /// The device of the front end that is connected; `None` if none is.
+    /// The device of the connected front end; `None` without a connection.
     pub device: Option<DeviceInfo>,
-    /// Counters of its devices that are no more, those of past front ends.
+    /// Counters of ended devices, from past front ends.
     pub ended: DeviceInfo,
     /// Connections so far.
     pub connections: u64,
-    /// Threads of earlier connections that hang by their front end's doing.
+    /// Threads of earlier connections kept from ending by their front end.
     pub hanging: usize,
-    /// Bytes of the guest's memory that the daemon has allocated by touching them first.
+    /// Bytes of guest memory allocated by the daemon's first touches.
     pub touched_bytes: u64,
     /// Faults so far, in the order of [`FAULTS`].
     pub faults: [u64; FAULTS.len()],
-    /// Of a device pool.
+    /// State of the pool, for a device pool.
     pub pool: Option<PoolInfo>,
-    /// Of a front end of a pool.
+    /// The process, for a front end of a pool.
     pub member: Option<MemberInfo>,
 }
 
 /// A device pool, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolInfo {
-    /// Devices in use, those of front ends that have gone and hold threads included.
+    /// Devices in use, including the devices of disconnected front ends with running threads.
     pub in_use: u32,
-    /// Connections that got no device.
+    /// Connections refused a device.
     pub refused: u64,
 }
 
@@ -99,41 +99,40 @@ pub struct MemberInfo {
     pub pool: String,
     /// Process id, in the daemon's namespace; 0 if the process is not visible there.
     pub pid: i32,
-    /// User id, in the daemon's namespace; `None`: that namespace does not have it.
+    /// User id in the daemon's namespace; `None`: not mapped there.
     pub uid: Option<u32>,
-    /// Cookie of the network namespace in which the process has made its socket.
+    /// Cookie of the network namespace the process created its socket in.
     pub network_namespace: u64,
 }
 
-/// The place.
 pub(super) struct DeviceSlot {
     /// Name of the device, in logs and for operators.
     name: String,
     guest: Arc<GuestContext>,
-    /// Threads that a front end can keep from ending.
+    /// Threads a front end can keep from ending.
     threads: CountedThreads,
-    /// What the daemon's threads use of the processors for its front end. Not for all of a pool: one
-    /// front end would make the others wait.
+    /// Processor time of the daemon's threads for this front end. Not shared in a pool: one front end would
+    /// make the others wait.
     account: Arc<ProcessorAccount>,
     devices: Mutex<Devices>,
 }
 
-/// Devices of a slot: together, so that nobody sees a device counted twice, or not at all.
+/// Devices of a slot. One lock, so no reader counts a device twice or not at all.
 #[derive(Default)]
 struct Devices {
     connection: Option<Arc<Connection>>,
-    /// Counters of the devices that are no more.
+    /// Counters of ended devices.
     ended: DeviceInfo,
 }
 
-/// A connection, and the framework at work on it.
+/// A connection, with the framework running it.
 pub(super) struct RunningConnection {
     connection: Arc<Connection>,
     framework: Framework,
 }
 
 impl RunningConnection {
-    /// The connection, as long as it lasts.
+    /// A weak reference to the connection.
     pub(super) fn connection(&self) -> Weak<Connection> {
         Arc::downgrade(&self.connection)
     }
@@ -157,7 +156,7 @@ impl DeviceSlot {
         &self.account
     }
 
-    /// The guest with the device of this slot.
+    /// Status of the guest, with the device of this slot.
     pub(super) fn status(&self) -> GuestStatus {
         let (connection, ended) = {
             let devices = lock(&self.devices);
@@ -177,7 +176,7 @@ impl DeviceSlot {
         }
     }
 
-    /// Cuts the connection, if there is one.
+    /// Cuts the connection, if any.
     pub(super) fn close(&self) {
         let connection = lock(&self.devices).connection.clone();
         if let Some(connection) = connection {
@@ -185,7 +184,7 @@ impl DeviceSlot {
         }
     }
 
-    /// Asks the driver of the device to leave, if there is one.
+    /// Asks the driver of the device, if any, to leave.
     pub(super) fn ask_to_leave(
         &self,
         reason: LeaveReason,
@@ -198,13 +197,13 @@ impl DeviceSlot {
         }
     }
 
-    /// Tells the driver of the device that it need not leave. Returns whether it was to.
+    /// Cancels the leaving of the device's driver. Returns whether the driver was leaving.
     pub(super) fn stay(&self) -> bool {
         let connection = lock(&self.devices).connection.clone();
         connection.is_some_and(|connection| connection.device.stay())
     }
 
-    /// A device, a connection, and the framework at work on the next connection of `listener`.
+    /// Makes a device and a connection, and starts the framework on the next connection of `listener`.
     pub(super) fn connect(
         &self,
         listener: &mut Listener,
@@ -248,8 +247,8 @@ impl DeviceSlot {
         Ok(RunningConnection { connection, framework })
     }
 
-    /// Serves a connection until it ends. `is_stopping` tells whether it is to end at once;
-    /// `disconnected` is called when the front end has gone, before its threads have.
+    /// Serves a connection until its end. `is_stopping` tells whether to end the connection at once;
+    /// `disconnected` runs after the front end has left, before the end of its threads.
     pub(super) fn serve(
         &self,
         served: RunningConnection,
@@ -288,8 +287,8 @@ impl DeviceSlot {
         });
     }
 
-    /// Ends a connection. The framework's object is taken apart in a thread of its own, since its
-    /// workers can hang by the front end's will.
+    /// Ends a connection. A thread of its own drops the framework's object, since a front end can make the
+    /// workers hang.
     fn finish(&self, connection: &Arc<Connection>, framework: Framework) {
         connection.end();
         let account = self.account.clone();

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A device socket: the socket of one guest, and one connection after the other on it.
+//! A device socket: the socket of one guest, with one connection at a time.
 //!
-//! The event loop waits for a front end. Each has a thread, which makes its device, serves it and sees
-//! its end; meanwhile the loop leaves the socket alone.
+//! The event loop waits for a front end. Each front end has a thread to make its device, serve the front end
+//! and see its end; meanwhile the loop ignores the socket.
 //!
-//! The queue of the socket has room for one connection. While a front end is connected, the daemon
-//! fills the queue with a connection of its own. Another front end that connects then waits in
-//! connect(2), and one that does not want to wait gets EAGAIN. So processes find a free device
-//! without a lock or a file of their own, and who connects first has it.
+//! The queue of the socket has room for one connection. While a front end is connected, the daemon fills the
+//! queue with a connection of its own. A second front end then blocks in connect(2), or gets EAGAIN if
+//! non-blocking. So processes find a free device without a lock or a file of their own: the first process to
+//! connect has the device.
 //!
-//! A socket that was passed to the daemon may be another guest's as soon as this guest is removed. So
-//! removal ends, before it returns, all that this guest takes from the queue.
+//! A socket passed to the daemon may belong to another guest as soon as this guest is removed. So removal
+//! first ends all use of the queue by this guest.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -38,13 +38,13 @@ use ism_device::sync::lock;
 use ism_device::{Fabric, LeaveGroup};
 use virtio_ism_abi::event::LeaveReason;
 
-/// Threads of earlier connections that may hang before new connections are refused.
+/// Most hanging threads of earlier connections before new connections are refused.
 const MAX_HANGING: usize = 4;
-/// How long device sockets may take to stop.
+/// Time limit for stopping device sockets.
 pub(crate) const STOP: Duration = Duration::from_secs(3);
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// The running socket of one guest. Dropping it stops it.
+/// The running socket of one guest. Stops when dropped.
 pub(crate) struct DeviceSocket {
     inner: Arc<Inner>,
     /// The thread of the front end.
@@ -58,23 +58,23 @@ struct Inner {
     slot: DeviceSlot,
     stopping: AtomicBool,
     names: Arc<dyn SocketNames>,
-    /// The socket's name, by which its queue is filled.
+    /// The socket's name, for filling its queue.
     name: Option<NameId>,
     queue: Mutex<Queue>,
     connections: AtomicU64,
-    /// The client of a socket at which front ends speak vfio-user.
+    /// The client, on a vfio-user socket.
     client: VfioUserClient,
 }
 
-/// The queue of the socket, of which nothing is taken without the lock.
+/// The queue of the socket. Connections are taken only with this lock.
 struct Queue {
-    /// `None`: the guest is removed, and the queue no longer its own.
+    /// `None`: the guest is removed, and the queue no longer belongs to the guest.
     socket: Option<Arc<OwnedFd>>,
-    /// `true`: the first connection in the queue is the placeholder that the daemon made.
+    /// `true`: the first connection in the queue is the daemon's placeholder.
     is_filled: bool,
 }
 
-/// What the event loop calls when a front end connects.
+/// The event loop's subscriber for new front ends.
 struct FrontEnds {
     inner: Arc<Inner>,
     listener: WatchedListener,
@@ -83,7 +83,7 @@ struct FrontEnds {
 }
 
 impl DeviceSocket {
-    /// Makes the socket and listens.
+    /// Creates the socket and listens.
     pub(crate) fn start(
         spec: GuestSpec,
         fabric: Arc<Fabric>,
@@ -104,7 +104,7 @@ impl DeviceSocket {
                 (listener, None, name)
             }
         };
-        // The framework's accept must block: it spins on a listener that does not.
+        // The framework's accept must block: on a non-blocking listener the framework would spin.
         listener.set_nonblocking(false).map_err(system(&spec))?;
         let listener = WatchedListener::new(listener.into()).map_err(system(&spec))?;
         let timers = events.timers().clone();
@@ -129,13 +129,13 @@ impl DeviceSocket {
         Ok(DeviceSocket { inner, thread, events, socket: Mutex::new((socket, Some(watched))) })
     }
 
-    /// The guest as it is now.
+    /// Present status of the guest.
     pub(crate) fn status(&self) -> GuestStatus {
         let connections = self.inner.connections.load(Ordering::Relaxed);
         GuestStatus { connections, ..self.inner.slot.status() }
     }
 
-    /// Stops listening and cuts the connection; the rest happens on other threads.
+    /// Stops listening and cuts the connection. The rest happens on other threads.
     pub(crate) fn request_stop(&self) {
         self.inner.stopping.store(true, Ordering::SeqCst);
         self.stop_listening();
@@ -143,14 +143,14 @@ impl DeviceSocket {
         self.inner.slot.close();
     }
 
-    /// Stops listening. The front end that is connected stays.
+    /// Stops listening. A connected front end stays.
     pub(crate) fn stop_listening(&self) {
         self.inner.empty_queue();
         lock(&self.inner.queue).socket = None;
         *lock(&self.socket) = (None, None);
     }
 
-    /// Asks the driver of the device to leave, if there is one.
+    /// Asks the driver of the device, if any, to leave.
     pub(crate) fn ask_to_leave(
         &self,
         reason: LeaveReason,
@@ -160,8 +160,7 @@ impl DeviceSocket {
         self.inner.slot.ask_to_leave(reason, within, group);
     }
 
-    /// Tells the driver that was to leave, to drain the device, that it need not. Returns how many were
-    /// told.
+    /// Cancels the driver's leaving begun to drain the device. Returns the number of such drivers.
     pub(crate) fn stay(&self) -> usize {
         usize::from(self.inner.slot.stay())
     }
@@ -183,7 +182,7 @@ impl Drop for DeviceSocket {
     }
 }
 
-/// An error of the system about a guest's socket.
+/// Converts a system error about a guest's socket.
 pub(super) fn system(spec: &GuestSpec) -> impl Fn(std::io::Error) -> SocketError {
     let path: PathBuf = spec.path().map_or_else(|| spec.name.clone().into(), Into::into);
     move |source| SocketError::Io { action: "listen on", path: path.clone(), source }
@@ -198,7 +197,7 @@ impl MutEventSubscriber for FrontEnds {
         if !self.listener.is_ready(events, ops) || self.inner.is_stopping() {
             return;
         }
-        // The loop waits for nobody, so the thread does, for what this costs.
+        // The loop must not wait, so the front end's thread waits for the time charged here.
         self.inner.slot.account().charge(Instant::now(), CONNECTION);
         let resume = self.listener.pause(ops);
         let inner = self.inner.clone();
@@ -226,7 +225,7 @@ impl Inner {
         self.slot.guest().faults.record(self.name(), Fault::RefusedConnection, detail);
     }
 
-    /// Serves the connection that is next in the queue, to its end.
+    /// Serves the next connection in the queue until its end.
     fn serve_next(&self) {
         self.slot.account().charge_and_wait(|| self.is_stopping());
         let hanging = self.slot.threads().alive();
@@ -249,8 +248,8 @@ impl Inner {
         self.slot.account().charge_ending_thread(Instant::now());
     }
 
-    /// A device for the connection that is next in the queue; `None`: there is none, or it is for
-    /// another guest.
+    /// Makes a device for the next connection in the queue. `None`: the queue is empty, or belongs to another
+    /// guest.
     fn connect_next(&self) -> Result<Option<RunningConnection>, Box<dyn std::error::Error>> {
         let queue = lock(&self.queue);
         let Some(socket) = queue.socket.as_ref().filter(|_| queue.has_next()) else {
@@ -260,8 +259,7 @@ impl Inner {
         self.slot.connect(&mut listener).map(Some)
     }
 
-    /// Serves the vfio-user client that is next in the queue. It comes to its devices by connections
-    /// that nobody else can make.
+    /// Serves the next vfio-user client in the queue. The client reaches its devices by private connections.
     fn serve_vfio_user(&self) {
         let accepted = {
             let queue = lock(&self.queue);
@@ -294,8 +292,8 @@ impl Inner {
         self.empty_queue();
     }
 
-    /// Fills the queue of the socket with a connection of the daemon's own. It stays as it is if another
-    /// front end waits in it, or if the socket has lost its name, so that nobody connects.
+    /// Fills the queue of the socket with a connection of the daemon's own. Without effect if another front
+    /// end waits in the queue, or if the socket has lost its name and so cannot be connected to.
     fn fill_queue(&self) {
         let mut queue = lock(&self.queue);
         let Some(name) = self.name.filter(|_| queue.socket.is_some()) else { return };
@@ -307,7 +305,7 @@ impl Inner {
         }
     }
 
-    /// Takes the daemon's own connection out of the queue, if it is there.
+    /// Takes the daemon's own connection out of the queue, if present.
     fn empty_queue(&self) {
         let mut queue = lock(&self.queue);
         if std::mem::take(&mut queue.is_filled) {
@@ -323,14 +321,14 @@ impl Inner {
 }
 
 impl Queue {
-    /// Whether a connection is in it.
+    /// Whether a connection waits in the queue.
     fn has_next(&self) -> bool {
         self.socket.as_ref().is_some_and(|socket| {
             poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&AT_ONCE)) == Ok(1)
         })
     }
 
-    /// Ends the connection that is next, if there is one.
+    /// Ends the next connection, if any.
     fn drop_next(&self) {
         if let Some(socket) = self.socket.as_ref().filter(|_| self.has_next()) {
             drop(rustix::net::accept(socket));

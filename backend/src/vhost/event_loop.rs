@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The daemon's own work: one thread waits for all that is not one front end's.
+//! The daemon's own work: one thread waits for every event not of a single front end.
 //!
-//! Signals, the management and metrics sockets with their clients, the listening sockets of guests,
-//! and deadlines are *subscribers* of an event manager. The thread calls a subscriber when one of its
-//! descriptors is ready. A subscriber must not block: what a front end or a file can stall has a
-//! thread of its own.
+//! Signals, the management and metrics sockets with their clients, the listening sockets of guests, and
+//! deadlines are *subscribers* of an event manager. The thread calls a subscriber when one of its descriptors
+//! is ready. A subscriber must not block: work a front end or a file can stall runs on a thread of its own.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,19 +16,19 @@ use event_manager::{EventManager, MutEventSubscriber, RemoteEndpoint, Subscriber
 use super::counted_threads::CountedThreads;
 use super::timers::Timers;
 
-/// How long the thread may take to end.
+/// Time limit for the end of the thread.
 const STOP: Duration = Duration::from_secs(3);
 
 type Subscriber = Box<dyn MutEventSubscriber + Send>;
 
-/// A running event loop. Dropping it ends the thread, which drops the subscribers.
+/// A running event loop. Dropping the loop ends the thread and drops the subscribers.
 pub(crate) struct EventLoop {
     handle: LoopHandle,
     thread: CountedThreads,
     ended: Arc<AtomicBool>,
 }
 
-/// What subscribers are given to, from any thread.
+/// Adds subscribers, from any thread.
 #[derive(Clone)]
 pub(crate) struct LoopHandle {
     endpoint: RemoteEndpoint<Subscriber>,
@@ -63,7 +62,7 @@ impl EventLoop {
         Ok(EventLoop { handle, thread, ended })
     }
 
-    /// What subscribers are given to.
+    /// The handle for adding subscribers.
     pub(crate) fn handle(&self) -> &LoopHandle {
         &self.handle
     }
@@ -85,8 +84,8 @@ impl LoopHandle {
         &self.timers
     }
 
-    /// Has the loop call `subscriber` for its descriptors, until the registration is dropped. If the
-    /// loop has ended, `subscriber` is dropped at once.
+    /// Makes the loop call `subscriber` for its descriptors, until the registration is dropped. If the loop
+    /// has ended, drops `subscriber` at once.
     pub(crate) fn add(&self, subscriber: impl MutEventSubscriber + Send + 'static) -> Registration {
         let id = Arc::new(OnceLock::new());
         let added = id.clone();
@@ -105,14 +104,14 @@ impl LoopHandle {
         Registration { remove: Some(Box::new(remove)) }
     }
 
-    /// Waits until the loop has done what it was given before, at the latest until `deadline`; `false`
-    /// if it has not. The loop itself does not wait for itself.
+    /// Waits until the loop has done all work given before, at the latest until `deadline`; `false` on
+    /// time-out. On the loop's own thread, returns at once.
     pub(crate) fn wait_done(&self, deadline: Instant) -> bool {
         if self.thread.get() == Some(&thread::current().id()) {
             return true;
         }
         let (done, is_done) = mpsc::channel();
-        // The loop may have ended, and its work with it.
+        // The loop may have ended and dropped its work.
         let _ = self.endpoint.fire(move |_| {
             let _ = done.send(());
         });
@@ -121,7 +120,8 @@ impl LoopHandle {
     }
 }
 
-/// A subscriber that the loop has. Dropping it has the loop drop the subscriber, soon.
+/// A subscriber registered with the loop. Dropping the registration makes the loop drop the subscriber soon
+/// after.
 pub(crate) struct Registration {
     remove: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(threads[0], threads[1]);
         drop(first);
         assert!(events.handle().wait_done(Instant::now() + LONG));
-        // The subscriber is dropped, so nobody could tell.
+        // The subscriber is dropped, so its channel is closed.
         assert_eq!(first_heard.try_recv(), Err(mpsc::TryRecvError::Disconnected));
         wake_first.wake();
         wake_second.wake();

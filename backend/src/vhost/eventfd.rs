@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What kind of descriptor did a front end pass?
+//! Kinds of descriptors passed by a front end.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -13,36 +13,36 @@ use ism_device::shm::Kicker;
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// Whether this is an eventfd.
+/// Whether a file is an eventfd.
 ///
-/// A pipe or a socket in its place could block the thread that reads or writes it, or raise SIGPIPE.
-/// The kernel's asynchronous IO takes eventfds only, so it is asked. Its answer needs no file of
-/// `/proc`, by which a daemon that was taken over would see more than its own descriptors.
+/// A pipe or a socket instead could block the reading or writing thread, or raise SIGPIPE. Asking the
+/// kernel's asynchronous IO, limited to eventfds, needs no file of `/proc`. With `/proc` a compromised daemon
+/// would see more than its own descriptors.
 pub(super) fn is_eventfd(file: &File) -> bool {
     let answer = kicker().and_then(|kicker| kicker.is_eventfd(file.as_fd()).ok());
-    // Without asynchronous IO: one of the descriptors that have no file behind them. The others of
-    // these neither block nor raise signals where this is used.
+    // Without asynchronous IO: accept any descriptor of an anonymous inode. Other kinds of anonymous inodes
+    // neither block nor raise signals in the uses here.
     answer.unwrap_or_else(|| {
         rustix::fs::fstat(file).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == 0)
     })
 }
 
-/// What recognises eventfds. The first call makes it: the sandbox allows none later.
+/// Recognises eventfds. Created by the first call: the sandbox forbids later creation.
 pub(super) fn kicker() -> Option<&'static Kicker> {
     static KICKER: OnceLock<Option<Kicker>> = OnceLock::new();
     KICKER.get_or_init(|| Kicker::new().ok()).as_ref()
 }
 
-/// Whether this eventfd counts down by one per read (EFD_SEMAPHORE). Its counter is as before, at
-/// least 1 if there was a count.
+/// Whether this eventfd counts down by one per read (EFD_SEMAPHORE). The counter is as before, or at least 1
+/// if not zero before.
 ///
-/// Such an eventfd stays readable for up to 2^64 reads of a thread that waits for kicks.
+/// A thread waiting for kicks would find such an eventfd readable for up to 2^64 reads.
 pub(super) fn is_semaphore(file: &File) -> bool {
     let mut before = [0; 8];
     let had_count = take(file, &mut before).is_ok();
     for _ in 0..2 {
-        // Only a semaphore can be full now. One that its owner fills at this moment blocks the
-        // owner's own thread.
+        // Only a semaphore can be full now. If the owner fills a counter at this moment, only the owner's own
+        // thread blocks.
         let mut poll = [PollFd::new(file, PollFlags::OUT)];
         if rustix::event::poll(&mut poll, Some(&AT_ONCE)) != Ok(1) {
             return true;
@@ -51,7 +51,7 @@ pub(super) fn is_semaphore(file: &File) -> bool {
     }
     let mut count = [0; 8];
     let semaphore = take(file, &mut count).is_ok() && u64::from_ne_bytes(count) == 1;
-    // More than two: somebody kicked meanwhile.
+    // More than two: a kick came meanwhile.
     if !semaphore && (had_count || u64::from_ne_bytes(count) > 2) {
         let _ = rustix::io::write(file, &1u64.to_ne_bytes());
     }
@@ -60,13 +60,13 @@ pub(super) fn is_semaphore(file: &File) -> bool {
 
 /// Takes the count of a kick eventfd without ever blocking.
 ///
-/// The front end has the same eventfd and could empty it between our poll and our read, and
-/// whether a read then blocks is a flag that it can change as well. `RWF_NOWAIT` is ours alone.
+/// The front end has the same eventfd, so it could empty the counter between a poll and a read here, and also
+/// clear O_NONBLOCK. `RWF_NOWAIT` belongs to this call alone.
 pub(super) fn drain_eventfd(file: &File) {
     let _ = take(file, &mut [0; 8]);
 }
 
-/// Reads the counter if it is not zero.
+/// Reads the counter if not zero.
 fn take(file: &File, count: &mut [u8; 8]) -> Result<usize, Errno> {
     let whole_file = u64::MAX; // -1: no position, as read()
     let read = rustix::io::preadv2(

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What front ends and drivers do wrong: counted per guest, shown in metrics, logged at a limited
-//! rate.
+//! Faults of front ends and drivers: counted per guest, shown in metrics, logged at a limited rate.
 
 use std::io::ErrorKind;
 use std::sync::Mutex;
@@ -9,40 +8,40 @@ use std::time::{Duration, Instant};
 
 use vhost::vhost_user::Error as VhostUserError;
 
-/// Ways in which a front end or a driver breaks the rules.
+/// Ways for a front end or a driver to break the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A descriptor chain with a loop, an index out of range, or an unreadable table.
     BadChain,
-    /// A queue that was closed because of its content.
+    /// A queue closed because of its content.
     BrokenRing,
-    /// A chain without room for its answer.
+    /// A chain without room for its reply.
     NoRoom,
-    /// A kick or call descriptor that may not serve as one: neither an eventfd nor, for calls, a socket of
-    /// a pair; or a kick that counts like a semaphore.
+    /// An unusable kick or call descriptor: neither an eventfd nor, for calls, a socket of a pair; or a
+    /// semaphore eventfd as kick.
     NotEventfd,
-    /// A memory table that the daemon does not map.
+    /// A memory table the daemon refuses to map.
     RefusedMemory,
-    /// A page of guest memory that was gone when the daemon touched it.
+    /// The daemon touched a lost page of guest memory.
     LostMemory,
-    /// Guest memory that was not there, beyond the quota for such memory.
+    /// Absent guest memory beyond the quota.
     SparseMemory,
-    /// Guest memory for whose pages a peer had to wait.
+    /// A peer had to wait for pages of guest memory.
     SlowMemory,
-    /// A mapping that was not acknowledged in time.
+    /// A mapping not acknowledged in time.
     NoAck,
-    /// A mapping that was refused.
+    /// A mapping refused by the front end.
     MapRefused,
-    /// A connection refused because too many threads of earlier ones still hang.
+    /// A connection refused because of too many hanging threads of earlier connections.
     RefusedConnection,
-    /// A connection that ended by an illegal vhost-user message.
+    /// A connection ended by an illegal vhost-user message.
     BadMessage,
-    /// A device that was ended because its rings had been stopped for too long.
+    /// A device ended because of rings stopped for too long.
     StoppedTooLong,
 }
 
-/// Whether an error of a channel says no more than that the front end has gone, which is no fault: one
-/// that is killed has not read what was sent to it, and does not take the answer to what it has asked.
+/// Whether a channel's error means only the end of the front end, which is no fault: a killed front end
+/// leaves messages unread and answers untaken.
 pub(super) fn is_end_of_front_end(error: &VhostUserError) -> bool {
     match error {
         VhostUserError::Disconnected | VhostUserError::PartialMessage => true,
@@ -101,14 +100,14 @@ const LOG_PERIOD: Duration = Duration::from_secs(10);
 pub(crate) struct Faults {
     counts: [AtomicU64; FAULTS.len()],
     log: Mutex<LogBudget>,
-    /// For lines about connections that come and go.
+    /// Budget for lines about connections coming and going.
     connections: Mutex<LogBudget>,
     waits: Mutex<WaitBudget>,
 }
 
-/// Waits of peers for one guest's memory that are forgiven.
+/// Number of forgiven waits of peers for one guest's memory.
 const WAITS: u32 = 2;
-/// How often one more is forgiven.
+/// Interval for forgiving one more wait.
 const FORGIVE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
@@ -118,7 +117,7 @@ struct WaitBudget {
 }
 
 impl WaitBudget {
-    /// `false`: there were too many.
+    /// `false`: too many waits.
     fn take(&mut self, now: Instant) -> bool {
         let since = *self.since.get_or_insert(now);
         let forgiven = now.duration_since(since).as_secs() / FORGIVE.as_secs();
@@ -158,7 +157,8 @@ impl LogBudget {
 }
 
 impl Faults {
-    /// Counts a fault of this guest and, within its budget, logs it. `detail` holds no guest bytes.
+    /// Counts a fault of this guest and logs the fault within the guest's budget. `detail` must hold no guest
+    /// bytes.
     pub(super) fn record(&self, guest: &str, fault: Fault, detail: std::fmt::Arguments<'_>) {
         if let Some(count) = self.counts.get(fault as usize) {
             count.fetch_add(1, Ordering::Relaxed);
@@ -173,8 +173,8 @@ impl Faults {
         }
     }
 
-    /// Logs by `log` that a connection came or went, if its guest's connections do not do so all the
-    /// time. `log` gets the number of lines withheld before.
+    /// Calls `log` for a connection's begin or end, within a budget for guests connecting all the time. `log`
+    /// gets the number of lines withheld before.
     pub(super) fn log_connection(&self, log: impl FnOnce(u64)) {
         let withheld = self.connections.lock().ok().and_then(|mut log| log.take(Instant::now()));
         if let Some(withheld) = withheld {
@@ -182,7 +182,7 @@ impl Faults {
         }
     }
 
-    /// A peer had to wait for this guest's memory. `false`: that was once too often.
+    /// Counts a peer's wait for this guest's memory. `false`: one wait too many.
     pub(super) fn forgive_wait(&self, now: Instant) -> bool {
         self.waits.lock().is_ok_and(|mut waits| waits.take(now))
     }

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which guest memory the daemon is willing to map.
+//! The check of guest memory before the daemon maps the memory.
 //!
-//! The daemon maps the memory of every guest. Three things could then stop it for all guests:
+//! The daemon maps the memory of every guest. Three dangers could stop the daemon for all guests:
 //!
-//! - A page that its owner has taken away raises SIGBUS. [`BusErrorGuard`](ism_device::shm::BusErrorGuard)
-//!   makes that the owner's problem, so memory may shrink and have holes.
-//! - A page that another process has to provide (FUSE, a network) can make an access wait for ever.
-//!   Hence only files whose pages the kernel itself provides: memfds, tmpfs, huge pages.
-//! - Regions without end use up the daemon's address space. Hence a limit on their sum.
+//! - A page taken away by its owner raises SIGBUS. [`BusErrorGuard`](ism_device::shm::BusErrorGuard) contains
+//!   the error in the owner's connection, so memory may shrink and have holes.
+//! - Access to a page provided by another process (FUSE, a network) can wait for ever. Hence only files with
+//!   pages from the kernel itself: memfds, tmpfs, huge pages.
+//! - Regions without end would use up the daemon's address space. Hence a limit on their sum.
 
 use std::os::fd::AsFd;
 
 use thiserror::Error;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// File systems in memory, by their number in `linux/magic.h`: memfds and tmpfs.
+/// `f_type` of memfds and tmpfs, from `linux/magic.h`.
 const TMPFS: u64 = 0x0102_1994;
-/// Huge pages, memfds on them included.
+/// `f_type` of huge pages, including memfds on huge pages.
 const HUGETLBFS: u64 = 0x9584_58f6;
 
 /// Why a memory table is refused. Addresses are guest-physical.
@@ -25,13 +25,13 @@ pub(super) enum MemoryError {
     /// A region without a file.
     #[error("the region at {0:#x} has no file")]
     NoFile(u64),
-    /// Somebody other than the kernel may have to provide its pages.
+    /// The pages may come from a process other than the kernel.
     #[error(
         "the region at {start:#x} is on a file system of type {kind:#x}, whose pages may not come; \
          give the guest memory in a memfd, in tmpfs or in huge pages, or set allow-any-file"
     )]
     Kind {
-        /// The region.
+        /// Start of the region.
         start: u64,
         /// `f_type` of fstatfs(2).
         kind: u64,
@@ -39,32 +39,32 @@ pub(super) enum MemoryError {
     /// The file is shorter than the region.
     #[error("the file of the region at {0:#x} ends before the region does")]
     TooShort(u64),
-    /// The region is not made of the whole pages of its file.
+    /// The region does not consist of whole pages of its file.
     #[error("the region at {start:#x} has {len} bytes, which are not whole pages of {page} bytes")]
     PartOfPage {
-        /// The region.
+        /// Start of the region.
         start: u64,
-        /// Its length, bytes.
+        /// Length of the region, bytes.
         len: u64,
-        /// Bytes of a page.
+        /// Page size, bytes.
         page: u64,
     },
-    /// It was mapped before this table came: the front end gives memory region by region
-    /// (ADD_MEM_REG), for which it has accepted a feature that was not offered.
+    /// The region was mapped before this table: the front end gives memory region by region (ADD_MEM_REG),
+    /// using a feature the daemon did not offer.
     #[error("the region at {0:#x} was there before, and memory by regions is not offered")]
     ByRegions(u64),
     /// The regions are too large together.
     #[error("{sum} bytes of guest memory are more than max-guest-memory, {max} bytes")]
     TooLarge {
-        /// All regions, bytes.
+        /// Sum of all regions, bytes.
         sum: u64,
         /// The limit, bytes.
         max: u64,
     },
 }
 
-/// Checks every region of a table. `max` bounds the sum of their lengths, bytes. With `any_file` the
-/// kind of a file does not matter.
+/// Checks every region of a table. `max` bounds the sum of their lengths, bytes. With `any_file` every kind
+/// of file is accepted.
 pub(super) fn check(memory: &GuestMemoryMmap, max: u64, any_file: bool) -> Result<(), MemoryError> {
     let sum = memory.iter().fold(0u64, |sum, region| sum.saturating_add(region.len()));
     if sum > max {
@@ -92,8 +92,8 @@ pub(super) fn check(memory: &GuestMemoryMmap, max: u64, any_file: bool) -> Resul
     Ok(())
 }
 
-/// Checks that all of a table was mapped for it. What is kept for the mappings of a table ends with the
-/// table, so no two tables may share a mapping. The framework makes tables that do.
+/// Checks whether every mapping of a table is new. State kept for a table's mappings ends with the table, so
+/// no two tables may share a mapping. The framework does make such tables.
 pub(super) fn check_fresh(
     table: &GuestMemoryMmap,
     before: &GuestMemoryMmap,
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn refuses_a_file_whose_pages_may_not_come() {
-        // Beside the executable, which lies on some file system; if that is tmpfs, nothing is shown.
+        // Beside the executable, on some file system; on tmpfs, the test shows nothing.
         let path = std::env::current_exe().unwrap().with_extension("guest-memory");
         let mut options = File::options();
         let file = options.read(true).write(true).create(true).truncate(true).open(&path).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Inline delivery: the thread of another device puts events into a device's event queue and has the
-//! kernel signal its driver, which spares the owner's worker.
+//! Inline delivery: the thread of another device puts events into a device's event queue and has the kernel
+//! signal the driver. This spares the owner's worker.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -11,15 +11,15 @@ use ism_device::sync::lock;
 use ism_device::{Delivery, EventNotifier};
 
 /// Notifies a device of its events: inline if the caller may and no thread works on the event queue,
-/// and else by the notifier of the device's own worker.
+/// otherwise by the notifier of the device's own worker.
 pub(super) struct InlineDelivery {
     notifier: Arc<Notifier>,
     deliver: OnceLock<Box<Deliver>>,
     on_slow_memory: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// Delivers the events of a device from a thread of another one, without ever waiting. `false`: that
-/// was not possible, and the device's own worker has to.
+/// Delivers the events of a device from a thread of another device, without ever waiting. `false`: not
+/// possible, leave delivery to the device's own worker.
 type Deliver = dyn Fn() -> bool + Send + Sync;
 
 impl InlineDelivery {
@@ -27,12 +27,12 @@ impl InlineDelivery {
         InlineDelivery { notifier, deliver: OnceLock::new(), on_slow_memory: OnceLock::new() }
     }
 
-    /// Sets what is called when a peer had to wait for the device's memory; once.
+    /// Sets the call for a peer's wait for the device's memory; once.
     pub(super) fn set_on_slow_memory(&self, call: impl Fn() + Send + Sync + 'static) {
         let _ = self.on_slow_memory.set(Box::new(call));
     }
 
-    /// Sets how events are delivered inline; once. Until then the worker delivers them.
+    /// Sets the function for inline delivery; once. Until then the worker delivers events.
     pub(super) fn set(&self, deliver: impl Fn() -> bool + Send + Sync + 'static) {
         let _ = self.deliver.set(Box::new(deliver));
     }
@@ -56,17 +56,17 @@ impl EventNotifier for InlineDelivery {
     }
 }
 
-/// What a thread needs to deliver events of another device.
+/// Buffers for delivering events of another device.
 pub(super) struct InlineContext {
     pub(super) chain: Chain,
     pub(super) kicker: Kicker,
 }
 
-/// The contexts, shared by all threads: a large host has few contexts of asynchronous IO. A thread
-/// that finds all of them in use notifies the worker instead.
+/// The contexts, shared by all threads: a large host has few contexts of asynchronous IO. With all contexts
+/// in use, a thread notifies the worker instead.
 static CONTEXTS: [Mutex<Option<InlineContext>>; 4] = [const { Mutex::new(None) }; 4];
 
-/// Makes the contexts. Without effect on a kernel that has no asynchronous IO.
+/// Makes the contexts. Without effect on a kernel without asynchronous IO.
 pub(super) fn prepare() {
     for slot in &CONTEXTS {
         let mut context = lock(slot);
@@ -81,7 +81,7 @@ pub(super) fn prepare() {
     }
 }
 
-/// Calls `work` with a free context; `false` if there is none, or if `work` says so.
+/// Calls `work` with a free context. `false`: no context is free, or `work` returned `false`.
 pub(super) fn with_context(work: impl FnOnce(&mut InlineContext) -> bool) -> bool {
     for slot in &CONTEXTS {
         if let Ok(mut context) = slot.try_lock() {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The map thread: asks one front end to map and unmap slabs.
 //!
-//! A request waits for its acknowledgement without a limit, and nothing can take it back: the
-//! channel's descriptor is out of reach in the framework. So the request waits in a thread of its
-//! own. If the answer does not come in time ([`Mapper::overdue`]), the daemon cuts the connection. The
-//! thread goes on waiting, counted, and holds nothing but the job.
+//! A request waits for its acknowledgement without a limit, and cannot be cancelled: the channel's descriptor
+//! is out of reach in the framework. So the request waits in a thread of its own. If the answer does not come
+//! in time ([`Mapper::overdue`]), the daemon cuts the connection. The thread goes on waiting, counted, and
+//! holds only the job.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd};
@@ -21,14 +21,14 @@ use super::faults::is_end_of_front_end;
 use ism_device::sync::lock;
 use ism_device::{MapJob, StaleMap, UnmapJob};
 
-/// A request that waits for the front end.
+/// A request to the front end.
 #[derive(Debug)]
 pub(super) enum Job {
     /// Map a slab, then answer.
     Map(MapJob, PendingReply),
     /// Unmap a slab, then answer.
     Unmap(UnmapJob, PendingReply),
-    /// Unmap a range that a past session left mapped.
+    /// Unmap a range left mapped by a past session.
     Stale(StaleMap),
 }
 
@@ -46,22 +46,22 @@ impl Job {
 pub(super) enum Answer {
     /// Done.
     Done,
-    /// The front end refused it.
+    /// The front end refused the request.
     Refused,
     /// The request was not sent, for this reason.
     NotAsked(&'static str),
     /// The request was sent, and the front end's answer is unknown.
     Unknown(String),
-    /// The same, since the front end has gone or has closed the channel.
+    /// Unknown as well, because the front end has left or closed the channel.
     Gone,
 }
 
-/// The owner of the jobs: it gives the ring's state to the map thread, and takes the results.
+/// The owner of the jobs: provides the ring's state for the map thread, and takes the results.
 pub(super) trait MapObserver: Send + Sync {
     /// The control ring's generation now.
     fn generation(&self) -> u32;
-    /// A request goes to the front end now. The observer calls [`Mapper::overdue`] when the front
-    /// end's time is over.
+    /// A request goes to the front end now. The observer calls [`Mapper::overdue`] after the front end's time
+    /// limit.
     fn request_sent(&self);
     /// The job has ended with this answer.
     fn job_done(&self, job: Job, answer: Answer);
@@ -78,7 +78,7 @@ pub(super) struct Mapper {
 struct State {
     jobs: VecDeque<Job>,
     channel: Option<Backend>,
-    /// The control ring runs: requests may go out. A VMM whose device is stopped may crash on one.
+    /// The control ring runs: requests may go out. A request may crash a VMM with a stopped device.
     running: bool,
     closed: bool,
     started: bool,
@@ -90,29 +90,29 @@ impl Mapper {
         lock(&self.state)
     }
 
-    /// The channel for requests.
+    /// Sets the channel for requests.
     pub(super) fn set_channel(&self, channel: Backend) {
         self.lock().channel = Some(channel);
     }
 
-    /// Whether requests may go out.
+    /// Sets whether requests may go out.
     pub(super) fn set_running(&self, running: bool) {
         self.lock().running = running;
         self.changed.notify_one();
     }
 
-    /// Ends the thread as soon as it waits for no front end.
+    /// Ends the thread as soon as no request to the front end is outstanding.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        // A thread that hangs must not keep what the jobs own.
+        // A hanging thread must not keep the jobs' resources.
         let jobs = std::mem::take(&mut state.jobs);
         drop(state);
         self.changed.notify_one();
         drop(jobs);
     }
 
-    /// Adds a job. The first one starts the thread.
+    /// Adds a job. The first job starts the thread.
     pub(super) fn push(
         self: &Arc<Self>,
         job: Job,
@@ -153,7 +153,7 @@ impl Mapper {
                 (false, None) => Answer::NotAsked("there is no channel for requests"),
                 (false, Some(channel)) => self.ask(&job, &channel, observer),
             };
-            // Upgraded again only now: a thread that a front end makes hang must own little.
+            // Upgraded again only now: a thread a front end can block must own little.
             let Some(observer) = observer.upgrade() else { return };
             observer.job_done(job, answer);
         }
@@ -197,7 +197,7 @@ impl Mapper {
         self.send(observer, || channel.shmem_unmap(&request))
     }
 
-    /// Hands the doorbell of a slab that is mapped to the front end, if there is one. It may refuse.
+    /// Hands the doorbell of a mapped slab, if any, to the front end. The front end may refuse.
     fn hand_over_doorbell(
         &self,
         job: &MapJob,
@@ -252,7 +252,7 @@ fn map(fd_offset: u64, shm_offset: u64, len: u64, flags: VhostUserMMapFlags) -> 
 pub(super) enum Overdue {
     /// No request waits for an answer.
     No,
-    /// A request waits for its answer, and is overdue from then on.
+    /// A request waits for its answer, and is overdue from this time on.
     At(Instant),
     /// A request has waited for too long.
     Yes,

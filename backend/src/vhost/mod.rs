@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! vhost-user: sockets, rings, mappings, notifications. The only room that holds descriptors of
-//! front ends.
+//! vhost-user: sockets, rings, mappings, notifications. The only module holding descriptors of front ends.
 //!
 //! # Threads
 //!
-//! The `EventLoop` has one thread, which waits for all listening sockets and deadlines. A
-//! `DeviceSocket` is the socket of one guest's front end, and a `DevicePool` hands out devices by one
-//! socket. Each front end has a thread that makes its device and waits for its end. A `Connection` has
-//! a `Device` of its own and these threads:
+//! The `EventLoop` has one thread waiting for all listening sockets and deadlines. A `DeviceSocket` is the
+//! socket of one guest's front end. A `DevicePool` hands out devices by one socket. Each front end has a
+//! thread to make its device and wait for its end. A `Connection` has a `Device` of its own and these
+//! threads:
 //!
 //! ```text
 //! request thread   vhost-user messages, one after the other (made by the framework)
@@ -16,26 +15,25 @@
 //! map thread       SHMEM_MAP and SHMEM_UNMAP; started by the first job
 //! ```
 //!
-//! A front end that speaks vfio-user has one more thread (`vfio_user`), which is the vhost-user front
-//! end of the connection.
+//! A vfio-user front end has one more thread (`vfio_user`), the vhost-user front end of the connection.
 //!
-//! A kick for another device takes one hop (`inline_delivery`). Worker 1 carries out the MOVE and
-//! publishes it. It then puts the record into the owner's event queue, and the kernel signals the
-//! owner's call descriptor. If another thread works on that queue, or anything else is unusual,
-//! worker 1 notifies the owner's worker 0, which does the rest.
+//! A kick for another device takes one hop (`inline_delivery`). Worker 1 carries out the MOVE and publishes
+//! the record. Worker 1 then puts the record into the owner's event queue, and the kernel signals the owner's
+//! call descriptor. If another thread works on the event queue, or in any unusual case, worker 1 notifies the
+//! owner's worker 0 to do the rest.
 //!
 //! # Rules
 //!
-//! - Only a device's own threads write its call descriptors: that write can block, because the front
-//!   end controls the counter. Threads of other devices have the kernel signal it, which cannot
-//!   block ([`ism_device::shm::Kicker`]), or notify the device's worker.
-//! - No thread holds a lock while it asks a front end for something, or while it writes a call.
-//! - `handle_event` fails only to end its worker: the framework would end it without a log line.
-//! - Guest memory is used only through a table that was checked (`guest_memory`), and in which bus
-//!   errors are contained ([`ism_device::shm::BusErrorGuard`]). An access can last as long as its owner
-//!   likes, so no thread makes one while it holds a lock that another device's thread may want.
-//! - A call that a front end can make hang runs in a thread of its own, which the daemon counts and
-//!   never waits for without a limit.
+//! - Only a device's own threads write its call descriptors: such a write can block, because the front end
+//!   controls the counter. Threads of other devices have the kernel signal the descriptor without blocking
+//!   ([`ism_device::shm::Kicker`]), or notify the device's worker.
+//! - No thread holds a lock while sending the front end a request, or while writing a call.
+//! - `handle_event` fails only to end its worker: the framework ends a worker without a log line.
+//! - Guest memory is used only through a checked table (`guest_memory`) with contained bus errors
+//!   ([`ism_device::shm::BusErrorGuard`]). The owner can delay an access for any time, so no thread accesses
+//!   guest memory under a lock another device's thread may want.
+//! - A call a front end can block runs in a thread of its own. The daemon counts such threads and never waits
+//!   for one without a limit.
 
 mod call;
 mod chain;
@@ -68,10 +66,10 @@ pub(crate) mod watched_listener;
 
 pub use faults::{FAULTS, Fault};
 
-/// Requests of ioctl(2) that are made after the start.
+/// ioctl(2) requests made after the start.
 pub(crate) const IOCTLS: [u64; 3] = ism_device::shm::USERFAULT_REQUESTS;
 
-/// Opens what the sandbox would not let be opened later. The daemon calls it before.
+/// Opens descriptors the sandbox forbids to open later. Called before the sandbox.
 pub(crate) fn prepare() {
     inline_delivery::prepare();
     if ism_device::shm::userfault().is_none() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A notifier: a thread of one device wakes a worker of another with it.
+//! A notifier: wakes a worker of one device from a thread of another.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// An eventfd that only the daemon holds, so writing it never blocks.
+/// An eventfd held only by the daemon, so a write never blocks.
 ///
-/// The worker's epoll watches it edge-triggered: each write is an edge, and no thread reads it.
+/// The worker's epoll watches the eventfd edge-triggered: each write is an edge, and no thread reads the
+/// counter.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     fd: OwnedFd,
-    /// Notified and not yet taken: a further notification needs no system call.
+    /// Notified, but not yet taken: a further notification needs no system call.
     notified: AtomicBool,
 }
 
@@ -23,10 +24,10 @@ impl Notifier {
         Ok(Notifier { fd, notified: AtomicBool::new(false) })
     }
 
-    /// Takes the notification. The worker calls it before it checks for work.
+    /// Takes the notification. The worker calls `take` before checking for work.
     pub(crate) fn take(&self) {
-        // A read-modify-write, as in `notify`: whichever comes second sees the first. If `take` is
-        // second, it acquires what the notifying thread had done. If `notify` is, it writes again.
+        // A read-modify-write, as in `notify`: the second of the two sees the first. A later `take` acquires
+        // the notifying thread's writes. A later `notify` writes the eventfd again.
         self.notified.swap(false, Ordering::AcqRel);
     }
 
@@ -41,7 +42,7 @@ impl Notifier {
 
 #[cfg(test)]
 impl Notifier {
-    /// Whether a notification was not taken yet.
+    /// Whether a notification is not yet taken.
     pub(super) fn is_notified(&self) -> bool {
         self.notified.load(Ordering::Relaxed)
     }

@@ -14,7 +14,7 @@ pub(crate) struct OnClose<F> {
 }
 
 impl<F: FnOnce()> OnClose<F> {
-    /// Watches a descriptor of the socket, whose messages it leaves alone.
+    /// Watches a descriptor of the socket without reading its messages.
     pub(crate) fn new(socket: OwnedFd, on_close: F) -> OnClose<F> {
         OnClose { socket, on_close: Some(on_close) }
     }

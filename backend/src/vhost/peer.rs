@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Who is at the other end of an accepted connection of a Unix socket, as the kernel says.
+//! The peer of an accepted Unix socket connection, by the kernel's credentials.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 use crate::config::id_map;
 
-/// SO_NETNS_COOKIE, the same on all architectures that Linux calls generic.
+/// SO_NETNS_COOKIE, with the same value on all architectures with Linux's generic socket options.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// The process that connected.
+/// The connecting process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Peer {
-    /// Process id; 0 if it has none in this process's namespace.
+    /// Process id; 0 if the process has none in this process's namespace.
     pub(super) pid: i32,
-    /// User; `None`: one that this process's user namespace does not have.
+    /// User; `None`: not mapped in this process's user namespace.
     pub(super) uid: Option<u32>,
     /// Group; `None`: as above.
     pub(super) gid: Option<u32>,
-    /// Cookie of the network namespace in which it has made its socket; the kernel gives no two
-    /// namespaces the same one. 0: the kernel is older than 5.14.
+    /// Cookie of the network namespace the process created its socket in, unique per namespace. 0: the kernel
+    /// is older than 5.14.
     ///
-    /// An accepted Unix socket belongs to the namespace of the one that connected, not to that of
-    /// the listener.
+    /// An accepted Unix socket belongs to the connecting process's namespace, not to the listener's.
     pub(super) network_namespace: u64,
 }
 
@@ -31,12 +30,12 @@ impl Peer {
     /// This is no socket.
     pub(super) fn of(accepted: impl AsFd) -> io::Result<Peer> {
         let fd = accepted.as_fd().as_raw_fd();
-        // Not by rustix, whose process ids cannot be 0.
+        // Not by rustix: its process ids cannot be 0.
         let mut who = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
         let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-        // SAFETY: the kernel writes at most `len` bytes, which is the size of the variable, whose
-        // fields may have any value.
+        // SAFETY: the kernel writes at most `len` bytes, the size of the variable, and the fields may have
+        // any value.
         let result =
             unsafe { libc::getsockopt(fd, level, name, (&raw mut who).cast(), &raw mut len) };
         if result != 0 {

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The moves that a front end had posted before it went.
+//! The moves posted by a front end before its end.
 //!
-//! A process that is killed has written these bytes, and its peer will see the end of its TCP
-//! connection: without them a part of the stream would be missing in front of that end.
+//! A killed process has already written these bytes, and its peer will see the end of the TCP connection:
+//! without the moves, the end of the stream would be missing.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use virtio_ism_abi::FIRST_MOVE_QUEUE;
 
-/// How long a connection whose front end has gone waits for its moves.
+/// How long a connection without its front end waits for the posted moves.
 const LONGEST: Duration = Duration::from_secs(1);
-/// How often it looks whether they are done.
+/// Interval between two checks for completion.
 const PAUSE: Duration = Duration::from_micros(100);
-/// The worker that serves the move queues.
+/// The worker of the move queues.
 const WORKER: usize = 1;
-/// In the place of a queue: the queues that were asked for before are to be empty. The worker of
-/// moves does not serve the queue of this number.
+/// In place of a queue number: the queues asked for before have to become empty. No move queue has this
+/// number.
 const MARK: u16 = 0;
 
-/// Whether the worker has carried them out.
+/// Whether the worker has carried out the posted moves.
 #[derive(Debug, Default)]
 pub(super) struct PendingMoves(AtomicBool);
 
 impl PendingMoves {
-    /// Takes the mark out of the queues that a worker has to serve. `true`: it was there, and
-    /// [`PendingMoves::on_mark`] is due when they are served.
+    /// Takes the mark out of the queues for a worker. `true`: the mark was set, and [`PendingMoves::on_mark`]
+    /// is due after these queues.
     pub(super) fn take_mark(worker: usize, queues: &mut u64) -> bool {
         let marked = worker == WORKER && *queues & 1 << MARK != 0;
         if marked {
@@ -34,8 +34,8 @@ impl PendingMoves {
         marked
     }
 
-    /// Has the worker serve all move queues by `ask`, which gets its number and a queue, and waits
-    /// until it has done so, as long as the daemon does not cut the connection (`is_cut`).
+    /// Makes the worker serve all move queues by `ask` (number of the worker, queue), and waits for
+    /// completion, unless the daemon cuts the connection (`is_cut`).
     pub(super) fn finish(
         &self,
         move_queues: u16,
@@ -52,8 +52,7 @@ impl PendingMoves {
         }
     }
 
-    /// The worker has served all queues before the mark. If it has to serve one again, because that
-    /// had more than one turn can do, it is asked again.
+    /// The worker has served all queues before the mark. If a queue needs another turn, sets the mark again.
     pub(super) fn on_mark(&self, left: &AtomicU64, ask: impl FnOnce(usize, u16)) {
         if left.load(Ordering::Relaxed) != 0 {
             ask(WORKER, MARK);

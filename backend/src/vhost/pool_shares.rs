@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Who gets another device of a pool.
+//! The decision about another device of a pool.
 //!
-//! Whoever asks is known by its user and its network namespace, as the kernel tells them. Neither is
-//! enough. A user of the host can make any number of network namespaces, because it can make user
-//! namespaces. A container that runs as root can become any user, but stays in its namespace.
+//! The kernel tells the user and the network namespace of the asking process. Neither alone is enough. A user
+//! of the host can make any number of network namespaces, by making user namespaces. A container running as
+//! root can become any user, but stays in its namespace.
 //!
-//! So a device counts for both. Who has devices in a namespace already gets another one only if its
-//! namespace has fewer than are free, and its user has fewer than are free (the dynamic threshold of
-//! shared buffers): no user and no namespace takes more than half by that. Who has none there gets one
-//! if fewer users have devices in its namespace than are free, and its user has devices in fewer
-//! namespaces than are free. So one user that takes its half leaves devices for the other users of the
-//! same namespace, and a container leaves some for others that use the same user id.
+//! So a device counts for both. An asker with devices in the namespace gets another only if its namespace has
+//! fewer devices than are free, and its user has fewer than are free (the dynamic threshold of shared
+//! buffers): so no user and no namespace takes more than half. An asker without devices in the namespace gets
+//! one if fewer users have devices in its namespace than devices are free, and its user has devices in fewer
+//! namespaces than devices are free. So a user with its half leaves devices for the other users of the same
+//! namespace, and a container leaves some for other containers with the same user id.
 //!
-//! User 0 is not limited as a user: it is the administrator, and the containers that it has started.
-//! User ids that `/etc/subuid` gives to a user count as that user.
+//! User 0 is not limited as a user: user 0 is the administrator and the containers the administrator has
+//! started. User ids given to a user by `/etc/subuid` count as this user.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -22,14 +22,14 @@ use std::sync::{Arc, OnceLock};
 
 use virtio_ism_abi::PoolStatus;
 
-/// Whom a user id belongs to.
+/// The owner of a user id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Account {
     /// A user.
     User(u32),
-    /// The owner of subordinate ids, who is not in /etc/passwd.
+    /// The owner of subordinate ids without an entry in /etc/passwd.
     Owner(Arc<str>),
-    /// All users that the daemon's user namespace does not have.
+    /// Every user not mapped in the daemon's user namespace.
     Unknown,
 }
 
@@ -37,15 +37,15 @@ impl Account {
     const ROOT: Account = Account::User(0);
 }
 
-/// Who has a device or asks for one.
+/// A holder of a device or an asker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PoolPeer {
     pub(super) account: Account,
-    /// Cookie of its network namespace.
+    /// Cookie of the peer's network namespace.
     pub(super) namespace: u64,
 }
 
-/// Whether `asking` gets another one of `devices`, of which `held` are in use; else why not.
+/// Whether `asking` gets another of `devices`, with `held` in use; otherwise the reason for the refusal.
 pub(super) fn admit(devices: u32, held: &[&PoolPeer], asking: &PoolPeer) -> Result<(), PoolStatus> {
     let free = (devices as usize).saturating_sub(held.len());
     if free == 0 {
@@ -65,7 +65,7 @@ pub(super) fn admit(devices: u32, held: &[&PoolPeer], asking: &PoolPeer) -> Resu
     if counted < free { Ok(()) } else { Err(PoolStatus::ShareInUse) }
 }
 
-/// The account of a user, by the files as they were when [`prepare`] was called.
+/// The account of a user, by the files at the time of [`prepare`].
 pub(super) fn account_of(uid: Option<u32>) -> Account {
     match uid {
         Some(uid) => account_in(SUBORDINATES.get_or_init(read_subordinates), uid),
@@ -73,15 +73,15 @@ pub(super) fn account_of(uid: Option<u32>) -> Account {
     }
 }
 
-/// Reads the subordinate ids of the host, which the sandbox would not let be read later.
+/// Reads the subordinate ids of the host. The sandbox forbids reading later.
 pub(super) fn prepare() {
     let _ = SUBORDINATES.get_or_init(read_subordinates);
 }
 
-/// Bytes that are read of a file at most.
+/// Most bytes read of a file.
 const MAX_FILE: u64 = 4 << 20;
 
-/// User ids that an account may use in its user namespaces.
+/// User ids an account may use in its user namespaces.
 #[derive(Debug, PartialEq, Eq)]
 struct Subordinates {
     start: u32,
@@ -136,7 +136,7 @@ mod tests {
         PoolPeer { account: Account::User(uid), namespace }
     }
 
-    /// Has each of these take all it gets, one after the other; how many each got.
+    /// Makes each peer in turn take as many devices as allowed. Returns the number for each.
     fn take(devices: u32, held: &mut Vec<PoolPeer>, parties: &[PoolPeer]) -> Vec<usize> {
         let mut got = Vec::new();
         for party in parties {
@@ -182,7 +182,7 @@ mod tests {
             let own: Vec<_> = (0..1000).map(|uid| party(uid, 7)).collect();
             take(devices, &mut held, &own);
             assert!(held.len() <= devices as usize * 3 / 4, "{} of {devices}", held.len());
-            // Also for those with a user id that it has used.
+            // Also for users with an id it has used.
             assert_ne!(take(devices, &mut held, &[party(1, 8)]), [0], "of {devices}");
             assert_ne!(take(devices, &mut held, &[party(0, 9)]), [0], "of {devices}");
         }

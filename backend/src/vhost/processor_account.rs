@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What one front end may use of the processors.
+//! Limit of one front end's processor time.
 //!
-//! Several of the daemon's threads work for a front end: two workers, the thread of its messages,
-//! that of its mappings, and the one that accepts it. A front end that floods all of them would have
-//! more of the processors than one that uses a single thread. So their processor time is on one
-//! account, which the front end's connections share, and together they get one processor at most.
-//! Threads of other devices are never charged and never wait.
+//! Several of the daemon's threads work for a front end: two workers, the message thread, the map thread and
+//! the accepting thread. A front end flooding all of them would get more of the processors than a front end
+//! with a single thread. So their processor time is on one account, shared by the front end's connections,
+//! with a limit of one processor in total. Threads of other devices are never charged and never wait.
 //!
-//! What costs the front end nothing is charged more than it takes: a kick without work, and a
-//! signal of a call eventfd whose watchers the kernel runs in the thread that signals.
+//! Work free of cost for the front end is charged more than its time: a kick without work, and a signal of a
+//! call eventfd whose watchers the kernel runs in the signalling thread.
 
 use std::cell::Cell;
 use std::sync::Mutex;
@@ -19,33 +18,33 @@ use rustix::time::{ClockId, clock_gettime};
 
 use ism_device::sync::lock;
 
-/// Processor time that may be used at once.
+/// Processor time usable at once.
 const BURST: Duration = Duration::from_millis(50);
-/// A thread reads its clock of processor time, which is a system call, this often at most.
+/// Shortest interval between a thread's readings of its processor clock (a system call).
 const SAMPLE: Duration = Duration::from_millis(1);
-/// A thread that has to wait waits this long at least. What comes meanwhile is done at once.
+/// Shortest wait of a thread. Work arriving during the wait is then done in one go.
 const MIN_WAIT: Duration = Duration::from_millis(1);
-/// And so long until it looks whether the connection has ended.
+/// Longest wait until the next check for the end of the connection.
 const MAX_WAIT: Duration = Duration::from_millis(10);
-/// A thread waits at most this long, whatever was charged.
+/// Longest total wait, for any charge.
 const MAX_CHARGE: Duration = Duration::from_secs(10);
 
-/// What a kick without work is charged. A front end may kick for nothing 20,000 times a second.
+/// Charge of a kick without work. Allows 20,000 empty kicks a second.
 pub(super) const IDLE_KICK: Duration = Duration::from_micros(50);
-/// What a connection is charged for the event loop, which takes it out of the queue by a thread.
+/// Charge of a connection, for the event loop's work to take the connection out of the queue by a thread.
 pub(super) const CONNECTION: Duration = Duration::from_micros(100);
-/// A signal takes a few microseconds. One that takes longer than this is charged more.
+/// A signal takes a few microseconds. A signal over this limit is charged more.
 const LONG_SIGNAL: Duration = Duration::from_micros(100);
-/// How many times as much.
+/// Multiplier for the charge.
 const SIGNAL_FACTOR: u32 = 64;
-/// How many quick signals make up for a long one. A host that takes the processor away makes one of
-/// hundreds long, and watchers make all of them long.
+/// Number of quick signals to make up for a long one. A busy host makes one of hundreds long; watchers make
+/// all of them long.
 const QUICK_PER_LONG: u32 = 8;
-/// At so many long ones more than quick ones make up for, they are charged.
+/// Number of long signals, not made up for by quick ones, from which on signals are charged.
 const LONG_SIGNALS: u32 = 4;
 
 thread_local! {
-    /// When the calling thread last read its clock of processor time, and what it said.
+    /// Time and value of the calling thread's last reading of its processor clock.
     static SAMPLED: Cell<Option<(Instant, Duration)>> = const { Cell::new(None) };
 }
 
@@ -53,10 +52,9 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct ProcessorAccount {
     epoch: Instant,
-    /// Until when all that was charged is paid for at the rate of one processor, nanoseconds after
-    /// `epoch`.
+    /// The time by which all charges are paid at the rate of one processor, nanoseconds after `epoch`.
     paid_at: Mutex<u64>,
-    /// Long signals that quick ones have not made up for, times [`QUICK_PER_LONG`].
+    /// Long signals not made up for by quick ones, times [`QUICK_PER_LONG`].
     long_signals: AtomicU32,
 }
 
@@ -71,8 +69,8 @@ impl Default for ProcessorAccount {
 }
 
 impl ProcessorAccount {
-    /// Charges what the calling thread has used since its last call, if that is a while ago; at the
-    /// first call, since it began.
+    /// Charges the calling thread's processor time since its last call, or since its begin at the first call;
+    /// without effect within [`SAMPLE`] of the last call.
     pub(super) fn charge_thread(&self, now: Instant) {
         let last = SAMPLED.get();
         if last.is_some_and(|(at, _)| now.saturating_duration_since(at) < SAMPLE) {
@@ -81,7 +79,7 @@ impl ProcessorAccount {
         self.charge_ending_thread(now);
     }
 
-    /// The same, however short the while.
+    /// Like [`Self::charge_thread`], but at any time.
     pub(super) fn charge_ending_thread(&self, now: Instant) {
         let used = thread_time();
         let before =
@@ -97,15 +95,14 @@ impl ProcessorAccount {
         *paid_at = (*paid_at).max(now).saturating_add(nanos(used)).min(most);
     }
 
-    /// How long threads have to wait before they do more.
+    /// How long threads have to wait before further work.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         let owed = lock(&self.paid_at).saturating_sub(self.since_epoch(now));
         let wait = Duration::from_nanos(owed).checked_sub(BURST)?;
         (!wait.is_zero()).then(|| wait.clamp(MIN_WAIT, MAX_WAIT))
     }
 
-    /// Charges what the calling thread has used, and waits for as long as too much was used, unless
-    /// `ended`.
+    /// Charges the calling thread's processor time and waits while too much was used, unless `ended`.
     pub(super) fn charge_and_wait(&self, ended: impl Fn() -> bool) {
         let mut now = Instant::now();
         self.charge_thread(now);
@@ -117,7 +114,7 @@ impl ProcessorAccount {
         }
     }
 
-    /// Signals a front end by `signal`. One that takes the thread long is charged in proportion.
+    /// Signals a front end by `signal`. A long signal is charged in proportion.
     pub(super) fn signal(&self, signal: impl FnOnce()) {
         let start = Instant::now();
         let long = self.long_signals.load(Ordering::Relaxed);
@@ -125,7 +122,7 @@ impl ProcessorAccount {
         signal();
         let end = Instant::now();
         if end.saturating_duration_since(start) <= LONG_SIGNAL {
-            // Two threads may do this at a time, and one count is lost.
+            // Two threads may race here, losing one count.
             if long > 0 {
                 self.long_signals.store(long - 1, Ordering::Relaxed);
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is done on a kick: control commands, event records, moves.
+//! Work on a kick: control commands, event records, moves.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -21,23 +21,23 @@ use super::ring::Ring;
 use ism_device::sync::lock;
 use ism_device::{Delivery, Moved, Outcome};
 
-/// Commands per kick; then the worker serves its other queues.
+/// Commands per kick before the worker serves its other queues.
 const COMMANDS: usize = 64;
 /// Commands between two checks of the event queue.
 const COMMANDS_AT_ONCE: usize = 8;
-/// Commands that may wait for the front end. Beyond, the control queue is not read.
+/// Most commands waiting for the front end. Beyond, the control queue is not read.
 const BACKLOG: usize = 256;
-/// Moves per kick of a queue; then the worker serves its other queues.
+/// Moves per kick of a queue before the worker serves its other queues.
 const MOVES: usize = 64;
 /// Payload bytes per kick of a move queue.
 const MOVE_BYTES: u64 = 4 << 20;
 /// Records per turn.
 const EVENTS: usize = 256;
-/// Records per turn of a thread of another device, which must not do this device's work for long.
+/// Records per turn of another device's thread, kept low to bound the thread's work for this device.
 const EVENTS_INLINE: usize = 4;
-/// Ranges of past sessions unmapped after one HELLO. The device knows of no more than this.
+/// Ranges of past sessions unmapped after one HELLO, the most the device stores.
 const STALE: usize = 4096;
-/// Status of a move on the ring.
+/// Length of a move's status on the ring.
 const MOVE_STATUS_LEN: usize = 4;
 
 /// Result of one step on a queue.
@@ -199,8 +199,8 @@ impl Connection {
         self.ask_front_end(job);
     }
 
-    /// After HELLO and after each job: asks the front end to unmap what an earlier session, or a
-    /// command that failed, left mapped.
+    /// After HELLO and after each job: asks the front end to unmap mappings left by an earlier session or a
+    /// failed command.
     pub(super) fn unmap_stale(&self) {
         for _ in 0..STALE {
             let Some(stale) = self.device.stale_map() else { return };
@@ -208,8 +208,8 @@ impl Connection {
         }
     }
 
-    /// Publishes the replies whose mapping jobs have ended. A stopped ring keeps them. A ring of
-    /// another generation drops them, since its driver did not send those commands.
+    /// Publishes the replies of ended mapping jobs. A stopped ring keeps the replies. A ring of another
+    /// generation drops the replies, since its driver did not send those commands.
     pub(super) fn publish_replies(&self) {
         if !self.has_replies.swap(false, Ordering::Acquire) {
             return;
@@ -237,11 +237,11 @@ impl Connection {
         }
     }
 
-    /// Serves the event queue: writes records into buffers, as long as there are both. It takes a
-    /// record from the device only when it has a good buffer.
+    /// Serves the event queue: writes records into buffers while both last. Takes a record from the device
+    /// only with a good buffer at hand.
     pub(super) fn serve_events(&self, scratch: &mut Scratch) {
         let Some(ring) = self.ring(EVENT_QUEUE) else { return };
-        // Read first: a record that is delayed now, and due by the next line, is served there.
+        // Read first: a record delayed now but due by the next line is served there.
         let delay = self.device.next_event_in();
         if self.device.has_events() {
             let turn = take_turn(self, ring, EVENTS, |queue, memory| {
@@ -256,8 +256,8 @@ impl Connection {
         }
     }
 
-    /// Delivers records from a thread of another device, without ever waiting. `false` if that is not
-    /// possible, or has taken long; then the device's own worker has to.
+    /// Delivers records from a thread of another device, without ever waiting. `false`: not possible or too
+    /// slow, leave delivery to the device's own worker.
     pub(super) fn deliver_inline(&self) -> bool {
         let start = Instant::now();
         self.wake_cost.allows(start) && with_context(|context| self.deliver_events(start, context))
@@ -307,8 +307,8 @@ impl Connection {
                 self.wake_later(delay);
                 return Ok(Step::Later);
             }
-            // A wake that its rate limit delayed at the first check may be due by now. No other
-            // thread would deliver it.
+            // A wake delayed by its rate limit at the first check may be due by now. No other thread would
+            // deliver the wake.
             if !self.device.has_events() {
                 return Ok(Step::Later);
             }
@@ -381,8 +381,8 @@ impl Connection {
         let published = chain
             .write(memory, &status)
             .and_then(|len| Ok(queue.add_used(memory, chain.head(), len)?));
-        // Only after the status is published: a driver whose kick is outstanding skips the next one.
-        // Inline, because this thread holds no lock of a device.
+        // Only after the status is published: a driver with an outstanding kick skips the next kick. Inline,
+        // because this thread holds no lock of a device.
         if let Some(wake) = moved.wake {
             wake.deliver(Delivery::Inline);
         }

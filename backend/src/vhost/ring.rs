@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vring as the framework sees it, with what the framework's own leaves open: descriptors are
-//! checked, no kick can block a worker, and a restart is distinguished from a resumption.
+//! A vring for the framework. Unlike the framework's own: descriptors are checked, no kick can block a
+//! worker, and a restart differs from a resumption.
 
 use std::fs::File;
 use std::io;
@@ -18,23 +18,23 @@ use super::eventfd::{drain_eventfd, is_eventfd, is_semaphore};
 use ism_device::shm::Kicker;
 use ism_device::sync::lock;
 
-/// How long a new call descriptor waits for the threads that signal the old one.
+/// How long a new call descriptor waits for threads signalling the old one.
 const LONGEST_SIGNAL: Duration = Duration::from_secs(1);
-/// How often it looks whether they do.
+/// Interval between two checks for such threads.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// Guest memory that can be replaced while it is used.
+/// Guest memory with an exchangeable table.
 pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 
-/// Called when the front end changes a ring.
+/// Observes the front end's changes to a ring.
 pub(super) trait RingObserver: Send + Sync {
-    /// It passed a descriptor that may not serve as kick or call.
+    /// The front end passed a descriptor unusable as kick or call.
     fn bad_descriptor(&self, queue: usize, what: &'static str);
     /// A kick descriptor is about to be replaced or dropped.
     fn kick_closing(&self, fd: RawFd);
-    /// A message about a ring has come, or a part of it.
+    /// A message about a ring has come, or part of a message.
     fn message(&self);
-    /// The ring runs now, or does not run any more.
+    /// The ring has started or stopped running.
     fn ring_changed(&self, queue: usize, running: bool);
 }
 
@@ -47,27 +47,27 @@ pub(super) struct Ring {
 
 #[derive(Default)]
 struct Side {
-    /// Held by the thread that works on the queue.
+    /// Held by the thread working on the queue.
     turn: Mutex<()>,
     observer: OnceLock<(usize, Weak<dyn RingObserver>)>,
-    /// A second handle on the kick: the framework's can only be read in a way that may block.
+    /// A second handle on the kick: a read by the framework's handle may block.
     kick: Mutex<Option<File>>,
     call: Mutex<Option<Arc<Call>>>,
     broken: AtomicBool,
     generation: AtomicU32,
-    /// Chains that this device's own worker has used.
+    /// Chains used by this device's own worker.
     used_chains: AtomicU64,
     /// Avail and used positions when the ring was stopped.
     stopped_at: Mutex<Option<(u16, u16)>>,
 }
 
 thread_local! {
-    /// Rings made on this thread and not yet collected: the framework makes them and gives them
-    /// away only to workers.
+    /// Rings made on this thread and not yet collected: the framework makes the rings and passes them only to
+    /// workers.
     static MADE: std::cell::RefCell<Vec<Ring>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
-/// The rings that the framework made on this thread since the last call, in the order of queues.
+/// The rings the framework made on this thread since the last call, in the order of queues.
 pub(super) fn take_made() -> Vec<Ring> {
     MADE.with_borrow_mut(std::mem::take)
 }
@@ -83,9 +83,9 @@ impl Ring {
         Some((*queue, observer.upgrade()?))
     }
 
-    /// Works on the queue if the ring runs; `None` if it does not.
+    /// Works on the queue if the ring runs; `None` if not.
     ///
-    /// Stopping a ring waits for this, so `work` must neither block nor take long.
+    /// Stopping a ring waits for `work`, so `work` must neither block nor take long.
     pub(super) fn with_queue<R>(&self, work: impl FnOnce(&mut Queue) -> R) -> Option<R> {
         if self.side.broken.load(Ordering::Relaxed) {
             return None;
@@ -98,14 +98,14 @@ impl Ring {
         Some(work(state.get_queue_mut()))
     }
 
-    /// As [`Ring::with_queue`] for a thread of another device, which must not wait: `None` if
-    /// another thread works on the ring.
+    /// Like [`Ring::with_queue`], for a thread of another device, without waiting: `None` if another thread
+    /// works on the ring.
     pub(super) fn try_with_queue<R>(
         &self,
         work: impl FnOnce(&mut Queue) -> R,
     ) -> Option<Option<R>> {
         let _turn = self.side.turn.try_lock().ok()?;
-        // Held by others only for a few instructions of a request, however that request turns out.
+        // Other threads hold this lock only for a few instructions of a request, for any outcome.
         let mut state = self.inner.get_mut();
         if self.side.broken.load(Ordering::Relaxed)
             || !state.is_enabled()
@@ -116,12 +116,12 @@ impl Ring {
         Some(Some(work(state.get_queue_mut())))
     }
 
-    /// Chains that the device's own worker has used so far.
+    /// Chains used by the device's own worker so far.
     pub(super) fn used_chains(&self) -> u64 {
         self.side.used_chains.load(Ordering::Relaxed)
     }
 
-    /// Counts chains that the device's own worker has used.
+    /// Counts chains used by the device's own worker.
     pub(super) fn count_used(&self, chains: usize) {
         self.side.used_chains.fetch_add(chains as u64, Ordering::Relaxed);
     }
@@ -131,25 +131,23 @@ impl Ring {
         self.with_queue(|_| ()).is_some()
     }
 
-    /// Stops using the ring until it is started anew.
+    /// Stops using the ring until its next start.
     pub(super) fn set_broken(&self) {
         self.side.broken.store(true, Ordering::Relaxed);
     }
 
-    /// Counts the starts that were not resumptions. An answer belongs to the generation in which its
-    /// request was taken.
+    /// Counts the starts other than resumptions. A reply belongs to the generation of its request.
     pub(super) fn generation(&self) -> u32 {
         self.side.generation.load(Ordering::Relaxed)
     }
 
-    /// Makes the next start a new generation, even if it has the indices of a resumption.
+    /// Makes the next start a new generation, even with the indices of a resumption.
     pub(super) fn mark_restarted(&self) {
         *lock(&self.side.stopped_at) = None;
         self.side.generation.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Signals the driver that there are used elements. Only the device's own threads call this, since
-    /// it may block.
+    /// Signals the driver for used elements. Only for the device's own threads, since the call may block.
     pub(super) fn signal(&self) {
         let call = lock(&self.side.call).clone();
         if let Some(call) = call {
@@ -157,7 +155,7 @@ impl Ring {
         }
     }
 
-    /// As [`Ring::signal`] for a thread of another device. `false`: that was not possible.
+    /// Like [`Ring::signal`], for a thread of another device. `false`: the driver was not signalled.
     pub(super) fn signal_nonblocking(&self, kicker: &mut Kicker) -> bool {
         let call = lock(&self.side.call).clone();
         // Without a call descriptor the driver polls.
@@ -176,12 +174,12 @@ impl Ring {
         }
     }
 
-    /// Whether `file` may serve as kick.
+    /// Whether `file` is usable as kick.
     fn accepts_kick(&self, file: &File) -> bool {
         is_eventfd(file) && !is_semaphore(file) || self.refuse("kick")
     }
 
-    /// The call descriptor, if `file` may serve as one.
+    /// The call descriptor, if `file` is usable as one.
     fn check_call(&self, file: File) -> Option<Arc<Call>> {
         let call = Call::new(file);
         if call.is_none() {
@@ -292,8 +290,8 @@ impl VringT<Memory> for Ring {
         let position = (queue.next_avail(), queue.next_used());
         let mut stopped_at = lock(&self.side.stopped_at);
         if ready {
-            // A VM that goes on has its indices where they were; a driver that starts anew has
-            // them at 0. There is no other difference between the two.
+            // A resumed VM has its indices unchanged; a restarted driver has indices of 0. There is no other
+            // difference between the two.
             if stopped_at.take() != Some(position) {
                 self.side.generation.fetch_add(1, Ordering::Relaxed);
             }
@@ -311,12 +309,12 @@ impl VringT<Memory> for Ring {
         self.message();
         let old = self.inner.get_ref().get_kick().as_ref().map(AsRawFd::as_raw_fd);
         if let Some(old) = old {
-            // The front end keeps the eventfd open, so closing ours would leave it in the epoll
-            // set for ever, and readable at the front end's will.
+            // The front end keeps the eventfd open. So closing only the daemon's descriptor would leave the
+            // eventfd in the epoll set for ever, readable at the front end's will.
             if let Some((_, observer)) = self.observer() {
                 observer.kick_closing(old);
             }
-            // A kick replaced on a live ring has to be registered, which happens at a start.
+            // A kick replaced on a live ring has to be registered; only a start registers a kick.
             let mut state = self.inner.get_mut();
             if file.is_some() && state.get_queue().ready() {
                 let queue = state.get_queue_mut();
@@ -341,8 +339,8 @@ impl VringT<Memory> for Ring {
         self.message();
         let new = file.and_then(|file| self.check_call(file));
         let old = std::mem::replace(&mut *lock(&self.side.call), new);
-        // The front end may look at it for the last time when it is answered, so a thread that signals it
-        // at this moment is waited for; one that a full eventfd holds, for some time only.
+        // The front end may read the old descriptor for the last time at the reply, so wait for a thread
+        // signalling it at this moment; with a full eventfd, for a limited time.
         let end = Instant::now() + LONGEST_SIGNAL;
         while old.as_ref().is_some_and(|old| Arc::strong_count(old) > 1) && Instant::now() < end {
             std::thread::sleep(PAUSE);
@@ -351,7 +349,7 @@ impl VringT<Memory> for Ring {
 
     fn set_err(&self, _file: Option<File>) {
         self.message();
-        // Never written: the log and the counters report a ring that breaks.
+        // Never written: the log and the counters report a broken ring.
     }
 }
 

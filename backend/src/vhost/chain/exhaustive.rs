@@ -11,7 +11,7 @@ use super::*;
 
 /// Descriptors of the ring in the first two checks.
 const ENTRIES: u16 = 4;
-/// Where a table of descriptors lies that is not the ring's.
+/// Address of a descriptor table other than the ring's.
 const OTHER: u64 = 0x5000;
 /// Guest memory ends here.
 const END: u64 = 0x1_0000;
@@ -19,11 +19,11 @@ const END: u64 = 0x1_0000;
 /// A descriptor: address, length, flags, next.
 type Entry = (u64, u32, u16, u16);
 
-/// A table of which memory ends after the first descriptor, which is never reached.
+/// Memory ends after this table's first descriptor, so the table is never reached.
 const ZEROES: &[Entry] = &[(0, 0, 0, 0), (0, 0, 0, 0)];
 
-/// What the standard says of a chain: what the device reads and what it writes. `None`: malformed.
-/// An indirect table is `other`; it ends the chain, and there is none within it.
+/// The chain by the standard: readable pieces and writable pieces. `None`: malformed. `other` is an indirect
+/// table; such a table ends the chain, and must not contain another.
 fn walk(table: &[Entry], head: u16, other: Option<&[Entry]>) -> Option<[Vec<(u64, u32)>; 2]> {
     let mut pieces = [Vec::new(), Vec::new()];
     let (mut at, mut seen) = (head, BTreeSet::new());
@@ -57,7 +57,7 @@ fn write_table(ring: &Ring, at: u64, table: &[Entry]) {
     }
 }
 
-/// Takes the chain that begins at `head`, from a queue that has taken none.
+/// Takes the chain with head `head`, from a queue with no chain taken before.
 fn take(ring: &mut Ring, head: u16) -> Result<Chain, ChainError> {
     ring.offer(head);
     ring.queue.set_next_avail(0);
@@ -82,7 +82,7 @@ fn compare(ring: &mut Ring, head: u16, expected: Option<[Vec<(u64, u32)>; 2]>, w
     assert_eq!((chain.readable_len(), chain.writable_len()), (sum(&readable), sum(&writable)));
 }
 
-/// Calls `each` with every list of `N` of these.
+/// Calls `each` with every list of `N` elements of `of`.
 fn all<T: Copy, const N: usize>(of: &[T], mut each: impl FnMut([T; N])) {
     let mut digits = [0; N];
     loop {
@@ -97,7 +97,7 @@ fn all<T: Copy, const N: usize>(of: &[T], mut each: impl FnMut([T; N])) {
 fn every_direct_table_of_four_is_walked_as_the_standard_says() {
     let mut entries: Vec<Entry> = Vec::new();
     for flags in [0, NEXT, WRITE, NEXT | WRITE] {
-        // Without NEXT the index has no meaning: one number that would be a mistake is enough.
+        // Without NEXT the index has no meaning: one index out of range is enough.
         let nexts = if flags & NEXT == 0 { ENTRIES..=ENTRIES } else { 0..=ENTRIES };
         entries.extend(nexts.map(|next| (0x4000, 4, flags, next)));
     }
@@ -116,7 +116,7 @@ fn every_direct_table_of_four_is_walked_as_the_standard_says() {
 #[test]
 fn every_indirect_table_of_two_is_walked_as_the_standard_says() {
     let flags: Vec<u16> = (0..8).collect();
-    // A table that is right, short, long, empty, odd, at the end of memory, at the end of everything.
+    // Tables: right, short, long, empty, odd, at the end of memory, at the end of the address space.
     let places = [
         (OTHER, 32),
         (OTHER, 16),
@@ -141,7 +141,7 @@ fn every_indirect_table_of_two_is_walked_as_the_standard_says() {
     }
     let mut ring = Ring::with_size(2);
     let mut count = 0u64;
-    // What lies behind the table is a descriptor as well, if it is taken for one.
+    // A descriptor behind the table, to detect a read past its end.
     let third = (0x4000, 4, 0, 0);
     all::<_, 2>(&inner, |[a, b]| {
         let other = [a, b, third];
@@ -159,7 +159,7 @@ fn every_indirect_table_of_two_is_walked_as_the_standard_says() {
     println!("{count} walks");
 }
 
-/// Addresses and lengths at which something ends or wraps round.
+/// Addresses and lengths at borders of memory, regions or integers.
 fn borders() -> Vec<(u64, u32)> {
     let addresses =
         [0, 1, 0x7fff, 0x8000, END - 4, END - 1, END, u64::MAX - 3, u64::MAX, 1 << 32, 1 << 63];
@@ -167,7 +167,7 @@ fn borders() -> Vec<(u64, u32)> {
     addresses.into_iter().flat_map(|addr| lengths.map(|len| (addr, len))).collect()
 }
 
-/// Whether all of it is guest memory; nothing is anywhere.
+/// Whether the whole range is guest memory; an empty range always is.
 fn reachable((addr, len): (u64, u32)) -> bool {
     len == 0 || addr.checked_add(len.into()).is_some_and(|end| end <= END)
 }
@@ -215,7 +215,7 @@ fn every_pair_of_buffers_at_a_border_is_read_and_written_within_memory_or_refuse
                 let can = len <= sum && reachable(first) && reachable(second);
                 assert_eq!(chain.can_write(&ring.memory, len), can, "{len} of {pair:x?}");
             }
-            // Not over the ring itself, which the next round writes anew.
+            // Not over the ring itself, rewritten by the next round.
             for len in [0, 4] {
                 let written = chain.write(&ring.memory, &readable_bytes[..len]);
                 let can = chain.can_write(&ring.memory, len.min(sum));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the rings and the mapper of a connection tell it.
+//! Notifications from the rings and the mapper of a connection.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -83,11 +83,12 @@ impl MapObserver for Connection {
             }
             Answer::Unknown(error) => {
                 self.fault(Fault::BadMessage, format_args!("channel: {error}; closing"));
-                // The job ends without an outcome, which the device understands. So does the
-                // connection: what the front end has mapped is unknown.
+                // The job ends without an outcome; the device allows for this. The connection ends as well,
+                // because the front end's mappings are unknown.
                 return self.close();
             }
-            // The same, but nothing was wrong with what it sent: it may have been killed.
+            // The front end's mappings are unknown here as well, but no message was illegal: the front end
+            // may have been killed.
             Answer::Gone => return self.close(),
         };
         let reply = match job {
@@ -105,7 +106,7 @@ impl MapObserver for Connection {
             self.has_replies.store(true, Ordering::Release);
             self.reschedule(0, CONTROL_QUEUE);
         }
-        // The job may have left something mapped of which no driver knows.
+        // The job may have left a mapping unknown to every driver.
         self.unmap_stale();
     }
 }
