@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The patches of `backend/upstream` fit the versions of the crates that the daemon is built with.
+//! The patches of `backend/upstream` fit the crate versions of the daemon's build.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::{env, fs};
 
 const CRATES: [&str; 2] = ["vhost", "vhost-user-backend"];
 
-/// Where the sources of a dependency are, as it was published.
+/// The published sources of a dependency.
 fn sources(metadata: &serde_json::Value, name: &str) -> PathBuf {
     let packages = metadata["packages"].as_array().unwrap();
     let package = packages.iter().find(|package| package["name"] == name).unwrap();
@@ -42,7 +42,7 @@ fn patches_apply_to_the_crates_of_the_lock_file() {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(["metadata", "--format-version=1", "--locked"]);
-    // Crates of other platforms may not be there.
+    // Crates of other platforms may be missing.
     command.arg(format!("--filter-platform={}-unknown-linux-gnu", env::consts::ARCH));
     let output = command.current_dir(project).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -51,7 +51,7 @@ fn patches_apply_to_the_crates_of_the_lock_file() {
     let tree = env::temp_dir().join(format!("ism-upstream-{}", std::process::id()));
     for name in CRATES {
         copy(&sources(&metadata, name), &tree.join(name));
-        // The manifest of the repository, which cargo rewrites when it publishes.
+        // The repository's manifest; cargo rewrites the manifest when publishing.
         let manifest = tree.join(name).join("Cargo.toml");
         fs::rename(manifest.with_extension("toml.orig"), manifest).unwrap();
     }

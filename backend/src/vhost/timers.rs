@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Deadlines: the event loop calls what is due.
+//! Deadlines: the event loop calls expired timers.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,7 +17,7 @@ use rustix::time::{
 use super::waker::watch;
 use ism_device::sync::lock;
 
-/// What a timer calls when its deadline has passed. It must not block.
+/// Called after the deadline of a timer. Must not block.
 type OnExpiry = Box<dyn FnOnce() + Send>;
 
 /// The deadlines of an event loop.
@@ -26,7 +26,7 @@ pub(crate) struct Timers {
     inner: Arc<Inner>,
 }
 
-/// What the loop calls when a deadline has passed.
+/// The event loop's subscriber for expired deadlines.
 pub(super) struct OnDeadline(Timers);
 
 struct Inner {
@@ -64,7 +64,7 @@ impl Ord for Entry {
 }
 
 impl Timers {
-    /// Deadlines, and their subscriber.
+    /// Makes the timers and their subscriber.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -75,7 +75,7 @@ impl Timers {
         Ok((timers.clone(), OnDeadline(timers)))
     }
 
-    /// Calls `on_expiry` once `at` has passed. It must not block, since the event loop calls it. A
+    /// Calls `on_expiry` after `at`. The event loop runs `on_expiry`, so `on_expiry` must not block. A
     /// deadline cannot be cancelled, so the caller keeps the number of its deadlines small.
     pub(crate) fn call_at(&self, at: Instant, on_expiry: impl FnOnce() + Send + 'static) {
         let mut state = lock(&self.inner.state);
@@ -89,7 +89,7 @@ impl Timers {
         }
     }
 
-    /// Drops what is left; later deadlines are ignored.
+    /// Drops pending deadlines; ignores later ones.
     pub(crate) fn close(&self) {
         let mut state = lock(&self.inner.state);
         state.closed = true;
@@ -100,9 +100,9 @@ impl Timers {
 }
 
 impl Inner {
-    /// Sets the timer. Called with the state locked, so that the nearest deadline wins.
+    /// Sets the timer. Called with the state locked, to make the nearest deadline win.
     fn set(&self, at: Instant) {
-        // Zero would turn it off.
+        // Zero would disarm the timer.
         let left = at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok(it_value) = Timespec::try_from(left) else { return };
@@ -112,7 +112,7 @@ impl Inner {
         }
     }
 
-    /// Takes the next deadline that is due, or sets the timer for the one that is not.
+    /// Takes the next expired deadline, or sets the timer for the next future one.
     fn take_due(&self) -> Option<OnExpiry> {
         let mut state = lock(&self.state);
         let at = state.entries.peek().map(|Reverse(entry)| entry.at)?;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Unix sockets as the daemon makes them: not open to others for a moment, stale ones replaced,
-//! removed at the end.
+//! Unix sockets of the daemon: never open to others for a moment, stale sockets replaced, removed at the end.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -25,19 +24,19 @@ use thiserror::Error;
 
 use ism_device::sync::lock;
 
-/// Connections that wait to be accepted.
+/// Connections waiting to be accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Backlog {
     /// One: the queue of a device socket has room for the next front end.
     One,
     /// Some.
     Several,
-    /// As many as processes of containers that start at the same time.
+    /// Enough for processes of containers starting at the same time.
     Many,
 }
 
 impl Backlog {
-    /// The argument of listen(2). The kernel has room for one more.
+    /// The argument of listen(2). The kernel has room for one more connection.
     pub(crate) fn length(self) -> i32 {
         match self {
             Backlog::One => 0,
@@ -50,10 +49,10 @@ impl Backlog {
 /// Why a socket cannot be made.
 #[derive(Debug, Error)]
 pub enum SocketError {
-    /// Another program listens there.
+    /// Another program listens at this path.
     #[error("{0} is in use by another program")]
     InUse(PathBuf),
-    /// Something else than a socket has that name.
+    /// A file other than a socket has this name.
     #[error("{0} exists and is not a socket")]
     NotASocket(PathBuf),
     /// The sandbox has no such directory.
@@ -62,53 +61,53 @@ pub enum SocketError {
          that it was started with"
     )]
     OutsideSandbox(PathBuf),
-    /// Something has that name, and the daemon was not started with it.
+    /// A file has this name, and the daemon was not started with this socket.
     #[error(
         "{0} exists: in its sandbox the daemon replaces only sockets that it was started with; \
          remove it if no program listens there"
     )]
     Exists(PathBuf),
-    /// The daemon has as many sockets as it may.
+    /// The daemon has reached its limit of sockets.
     #[error("cannot make {path}: the daemon has {limit} sockets already")]
     TooMany {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// How many it may have.
+        /// The limit.
         limit: usize,
     },
-    /// A socket of another type was passed for this path.
+    /// A passed socket has the wrong type for this path.
     #[error("{path} was passed as {is}, and {expected} is needed")]
     Kind {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// Its type.
+        /// Type of the passed socket.
         is: &'static str,
-        /// The type that is needed.
+        /// The required type.
         expected: &'static str,
     },
-    /// The system refuses.
+    /// A system call failed.
     #[error("cannot {action} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// What a listening socket carries.
+/// Type of a listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SocketKind {
     /// Bytes.
     Stream,
-    /// Packets, whose length the reader sees.
+    /// Packets with boundaries.
     Packets,
 }
 
 impl SocketKind {
-    /// As POSIX calls it.
+    /// The POSIX name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             SocketKind::Stream => "SOCK_STREAM",
@@ -127,13 +126,12 @@ impl SocketKind {
 /// Number of a socket's name among [`SocketNames`].
 pub(crate) type NameId = u64;
 
-/// Makes, connects and removes listening sockets: whatever needs their paths.
+/// Makes, connects and removes listening sockets: every operation needing their paths.
 pub(crate) trait SocketNames: Send + Sync {
-    /// Makes a listening socket with permission bits `mode`. A socket that is there already is
-    /// replaced if no program listens on it.
+    /// Makes a listening socket with permission bits `mode`. Replaces an existing socket without a listening
+    /// program.
     ///
-    /// The process that calls listen(2) is the one that SO_PEERCRED shows to those who connect, so
-    /// nobody else calls it again.
+    /// SO_PEERCRED shows clients the process calling listen(2), so no other process may call listen(2) again.
     fn bind(
         &self,
         path: &Path,
@@ -141,33 +139,32 @@ pub(crate) trait SocketNames: Send + Sync {
         kind: SocketKind,
         backlog: Backlog,
     ) -> Result<(OwnedFd, NameId), SocketError>;
-    /// A listening socket that nobody else can reach, and a socket that is connected to it and not
-    /// accepted yet.
+    /// A listening socket out of reach of other processes, and a socket connected to the first but not yet
+    /// accepted.
     ///
     /// # Errors
     /// No descriptors are left, or another process found the socket and connected first.
     fn pair(&self) -> io::Result<(UnixListener, OwnedFd)>;
-    /// Takes note of a listening socket that this process has inherited, and that is not its to
-    /// remove.
+    /// Registers an inherited listening socket. This process does not remove such a socket.
     fn adopt(&self, path: &Path) -> Result<NameId, SocketError>;
-    /// Whether the socket of this path stays when its guest goes, because it was passed to the daemon.
+    /// Whether the socket of this path outlives its guest, as a socket passed to the daemon does.
     fn outlives_guest(&self, _path: &Path) -> bool {
         false
     }
-    /// Whether the process that does this is there; `None`: it is this one.
+    /// Whether the helper process for these operations runs; `None`: this process does them itself.
     fn is_up(&self) -> Option<bool> {
         None
     }
-    /// Begins a connection to a listening socket, which stays in its queue.
+    /// Begins a connection to a listening socket; the connection stays in the queue.
     ///
     /// # Errors
-    /// EAGAIN: the queue is full. Others: the name is another's, or gone.
+    /// EAGAIN: the queue is full. Others: the name is gone or belongs to another program.
     fn fill(&self, name: NameId) -> io::Result<()>;
-    /// Removes a name, unless it is another program's by now.
+    /// Removes a name, unless the name belongs to another program by now.
     fn remove(&self, name: NameId);
 }
 
-/// The name of a listening socket in the file system, which goes when this goes.
+/// The name of a listening socket in the file system. Dropping the value removes the name.
 pub(crate) struct BoundSocket {
     names: Arc<dyn SocketNames>,
     name: NameId,
@@ -186,7 +183,7 @@ impl BoundSocket {
         Ok((listener.into(), bound))
     }
 
-    /// As [`bind`](Self::bind), for any kind of socket.
+    /// Like [`bind`](Self::bind), for any kind of socket.
     pub(crate) fn bind_kind(
         names: &Arc<dyn SocketNames>,
         path: &Path,
@@ -198,7 +195,6 @@ impl BoundSocket {
         Ok((listener, BoundSocket { names: names.clone(), name }))
     }
 
-    /// Its number.
     pub(crate) fn name(&self) -> NameId {
         self.name
     }
@@ -210,16 +206,16 @@ impl Drop for BoundSocket {
     }
 }
 
-/// What is there already when a socket is made.
+/// How to treat an existing file when making a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StaleMode {
-    /// A socket is replaced if no program listens on it.
+    /// Replace a socket without a listening program.
     Replace,
-    /// Everything stays, and nobody connects to it.
+    /// Keep every file, and do not connect to one.
     Keep,
 }
 
-/// Device, inode and time of birth: inode numbers come back, permissions and owners may change.
+/// Device, inode and time of birth: inode numbers are reused, permissions and owners may change.
 type Identity = (u64, u64, Option<SystemTime>);
 
 fn identity(path: &Path) -> io::Result<Identity> {
@@ -227,11 +223,11 @@ fn identity(path: &Path) -> io::Result<Identity> {
     Ok((meta.dev(), meta.ino(), meta.created().ok()))
 }
 
-/// Sockets that this process makes itself.
+/// Sockets made by this process itself.
 #[derive(Debug, Default)]
 pub(crate) struct LocalNames {
     names: Mutex<Names>,
-    /// Where [`Names`] are noted, for a process that takes over.
+    /// Where [`Names`] are recorded, for a process taking over.
     notes: Option<File>,
 }
 
@@ -244,14 +240,14 @@ struct Names {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Name {
     path: PathBuf,
-    /// Of the socket that was there: later, the name may belong to another program's.
+    /// Identity of the original socket: later, the name may belong to another program.
     identity: Option<Identity>,
-    /// Whether this process has made it, and is to remove it.
+    /// Whether this process has made the socket, and so has to remove it.
     is_own: bool,
 }
 
 impl LocalNames {
-    /// Names that are noted in a file, and those that another process has noted there.
+    /// Names recorded in a file, starting with the names recorded there by another process.
     pub(crate) fn noted_in(notes: File) -> LocalNames {
         let mut bytes = vec![0; notes.metadata().map_or(0, |data| data.len()) as usize];
         let read = notes.read_exact_at(&mut bytes, 0).ok();
@@ -259,12 +255,12 @@ impl LocalNames {
         LocalNames { names: Mutex::new(names), notes: Some(notes) }
     }
 
-    /// How many there are.
+    /// Number of names.
     pub(crate) fn count(&self) -> usize {
         lock(&self.names).known.len()
     }
 
-    /// As [`SocketNames::bind`]; `existing` says what becomes of what is there.
+    /// Like [`SocketNames::bind`]; `existing` decides about existing files.
     pub(crate) fn bind_at(
         &self,
         path: &Path,
@@ -286,7 +282,7 @@ impl LocalNames {
         name
     }
 
-    /// Notes the names. Nothing but a takeover depends on it.
+    /// Records the names. Only a takeover depends on the record.
     fn write(&self, names: &Names) {
         let Some(notes) = &self.notes else { return };
         let written = serde_json::to_vec(names).map_err(io::Error::from).and_then(|bytes| {
@@ -298,7 +294,7 @@ impl LocalNames {
         }
     }
 
-    /// Removes all names that are left.
+    /// Removes all remaining names.
     pub(crate) fn remove_all(&self) {
         let names: Vec<NameId> = lock(&self.names).known.keys().copied().collect();
         for name in names {
@@ -319,8 +315,9 @@ impl SocketNames for LocalNames {
     }
 
     fn pair(&self) -> io::Result<(UnixListener, OwnedFd)> {
-        // Abstract, so it lies in no directory that a container sees. Who guesses the name, or reads
-        // it in /proc/net/unix, is in the queue before us: then this fails, and nobody gets anything.
+        // Abstract, so in no directory visible to a container. A process guessing the name, or reading the
+        // name in /proc/net/unix, could connect first: then this call fails, and no process gets a
+        // descriptor.
         let name = uuid::Uuid::new_v4();
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
         let listener = unix_socket(SocketKind::Stream, SocketFlags::empty())?;
@@ -360,7 +357,7 @@ impl SocketNames for LocalNames {
     }
 }
 
-/// The path of a listening socket that was inherited, if it has one.
+/// The path of an inherited listening socket, if any.
 pub(crate) fn path_of(listener: impl AsFd) -> Option<PathBuf> {
     let address = SocketAddrUnix::try_from(getsockname(listener).ok()?).ok()?;
     let path = address.path()?;
@@ -388,7 +385,7 @@ fn bind_listener(
     };
     let address = SocketAddrUnix::new(path).map_err(failed("use"))?;
     let socket = unix_socket(kind, SocketFlags::empty()).map_err(failed("create"))?;
-    // Linux takes the permissions of the name from those of the socket (less the umask).
+    // Linux derives the name's permissions from the socket's (less the umask).
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode)).map_err(failed("protect"))?;
     match bind(&socket, &address) {
         Err(Errno::ADDRINUSE) if existing == StaleMode::Keep => {
@@ -400,12 +397,12 @@ fn bind_listener(
         }
         other => other.map_err(failed("bind"))?,
     }
-    // At once: a name on which no program listens looks stale.
+    // At once: a name without a listening program looks stale.
     listen(&socket, backlog.length()).map_err(failed("listen on"))?;
     let io_failed =
         |action| move |source: io::Error| SocketError::Io { action, path: path.into(), source };
     let identity = identity(path).map_err(io_failed("look at"))?;
-    // What the umask took away, the operator may have asked for.
+    // The operator may have asked for bits removed by the umask.
     let made = std::fs::symlink_metadata(path).map_err(io_failed("look at"))?.permissions();
     if made.mode() & 0o777 != mode {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
@@ -425,7 +422,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
     if !meta.file_type().is_socket() {
         return Err(SocketError::NotASocket(path.into()));
     }
-    // A socket of another kind refuses it in another way, and so is in use as well.
+    // A socket of another kind refuses with another error, and so counts as in use as well.
     let probe = unix_socket(SocketKind::Stream, SocketFlags::NONBLOCK)
         .map_err(|error| failed(error.into()))?;
     match connect(&probe, address) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A front end that speaks vfio-user: it gets a virtio function over PCI, whose back end is a
-//! vhost-user connection of its own. All that the daemon checks, counts and limits it does there, but
-//! for the processor time of the function's thread, which is on the account of the front end.
+//! A vfio-user front end: the front end gets a virtio function over PCI, backed by a vhost-user connection of
+//! its own. The daemon checks, counts and limits everything on this connection, except the processor time of
+//! the function's thread, charged to the account of the front end.
 //!
-//! The function's thread serves a kick itself, if the worker of the queue is not at work: to wake that
-//! would take longer than most kicks.
+//! The function's thread serves a kick itself if the worker of the queue is idle: waking the worker would
+//! take longer than most kicks.
 
 use std::io;
 use std::net::Shutdown;
@@ -24,26 +24,26 @@ use super::faults::Fault;
 use super::unix_socket::SocketNames;
 use ism_device::sync::lock;
 
-/// The device behind a connection of the function, once there is one.
+/// The device behind a connection of the function, once made.
 pub(super) type ConnectionSlot = OnceLock<Weak<Connection>>;
 
 /// PCI class of communication devices of no other kind.
 const COMMUNICATION: u32 = 0x07_8000;
-/// Entries that a queue has at most: as many as monitors give to virtio functions.
+/// Most entries of a queue, the usual value of monitors for virtio functions.
 const QUEUE_SIZE: u16 = 256;
 
 /// The client of a socket, if one is connected.
 #[derive(Default)]
 pub(super) struct VfioUserClient {
-    /// Its socket, by which it can be ended.
+    /// The client's socket, for ending the client.
     socket: Arc<Mutex<Option<UnixStream>>>,
     thread: CountedThreads,
 }
 
 impl VfioUserClient {
-    /// Serves a client to its end. Its function runs on a thread of its own. Each connection of the
-    /// function to its device comes to `serve_device`, one after the other, which sets what is behind.
-    /// `is_stopping` tells whether the client is to end at once.
+    /// Serves a client to its end. The client's function runs on a thread of its own. Each connection of the
+    /// function to its device goes to `serve_device` in turn, and `serve_device` sets the device behind the
+    /// connection. `is_stopping` tells whether to end the client at once.
     ///
     /// # Errors
     /// The system has no thread or descriptor left.
@@ -79,7 +79,7 @@ impl VfioUserClient {
             serve_function(client, identity, connect, pace, &guest);
             account.charge_ending_thread(Instant::now());
         })?;
-        // It ends when the function's thread has ended.
+        // `connections` ends with the function's thread.
         for (listener, behind) in connections {
             serve_device(listener, &behind);
         }
@@ -87,22 +87,22 @@ impl VfioUserClient {
         Ok(())
     }
 
-    /// Ends the client, if there is one.
+    /// Ends the client, if any.
     pub(super) fn close(&self) {
         if let Some(socket) = lock(&self.socket).take() {
-            // Not being connected is fine.
+            // An unconnected socket is no error here.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
 
-    /// Waits for the end of the client's thread; `false` if that took too long.
+    /// Waits for the end of the client's thread; `false` on time-out.
     pub(super) fn wait_ended(&self, limit: Duration) -> bool {
         self.thread.wait_for(0, limit)
     }
 }
 
 impl GuestContext {
-    /// The function that a client of this guest gets.
+    /// The PCI function of this guest's clients.
     fn function(&self) -> Identity {
         Identity {
             device_id: VIRTIO_ID_ISM as u16,
@@ -128,7 +128,7 @@ fn serve_function(
     let mut report = |event: Event<'_>| match event {
         Event::Request => pace(),
         Event::Refused(error) => fault(&error),
-        // The connection has recorded why.
+        // The connection has recorded the reason.
         Event::BackEndLost(error) => tracing::debug!(guest = name, %error, "vfio-user"),
     };
     let Err(end) = serve(client, identity, &mut connect, &mut report);

@@ -1,36 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the wakes of one front end cost the threads of other devices.
+//! Cost of one front end's wakes to the threads of other devices.
 //!
-//! A front end can make them last: with thousands of watchers on its call eventfd, which the kernel
-//! runs in the thread that signals, or with an event queue in memory whose pages take long to come.
-//! So each wake is timed. After one that took long, the front end's own worker does them, for a
-//! time in proportion.
+//! A front end can make wakes slow: by thousands of watchers on its call eventfd, run by the kernel in the
+//! signalling thread, or by an event queue in memory with slow pages. So each wake is timed. After a slow
+//! wake, the front end's own worker does the wakes, for a time in proportion.
 //!
-//! A signal that takes long may have lost the processor to the driver that it has woken, which is no
-//! cost of anybody's making. It cannot wait for anything, so processor time tells the two apart. That
-//! takes system calls, so a signal that took long by the clock is only a reason to look, for a time in
-//! proportion. Others spend a thirty-second of their time on wakes at most.
+//! A slow signal may only have lost the processor to the woken driver, through no fault of the front end. A
+//! signal never waits, so processor time tells the two cases apart. Reading processor time takes system
+//! calls, so a signal slow by the clock only starts such readings, for a time in proportion. Other devices
+//! spend at most a thirty-second of their time on wakes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::processor_account::thread_time;
 
-/// A wake takes a few microseconds. One that takes longer than this is not done by others for a
-/// while.
+/// A wake takes a few microseconds. After a wake over this limit, other devices do no wakes for a while.
 const SLOW_WAKE: Duration = Duration::from_micros(100);
-/// How many times as long as the wake took.
+/// Length of this pause, as a multiple of the wake's time.
 const FACTOR: u32 = 64;
-/// But no longer than this.
+/// Longest pause.
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 /// The cost of one front end's wakes to the threads of other devices.
 #[derive(Debug)]
 pub(super) struct WakeCost {
     epoch: Instant,
-    /// When others may do its wakes again, nanoseconds after `epoch`.
+    /// When other devices may do this front end's wakes again, nanoseconds after `epoch`.
     paused_until: AtomicU64,
-    /// Until when the processor time of signals is looked at, nanoseconds after `epoch`.
+    /// When to stop measuring the processor time of signals, nanoseconds after `epoch`.
     watched_until: AtomicU64,
 }
 
@@ -45,13 +43,12 @@ impl Default for WakeCost {
 }
 
 impl WakeCost {
-    /// Whether a thread of another device may do a wake that begins at `now`.
+    /// Whether a thread of another device may do a wake at `now`.
     pub(super) fn allows(&self, now: Instant) -> bool {
         self.since_epoch(now) >= self.paused_until.load(Ordering::Relaxed)
     }
 
-    /// A thread of another device has put an event into the queue, which has taken from `start` to
-    /// `end`.
+    /// A thread of another device took from `start` to `end` to put an event into the queue.
     pub(super) fn took(&self, start: Instant, end: Instant) {
         self.extend(&self.paused_until, end, end.saturating_duration_since(start));
     }
@@ -68,13 +65,13 @@ impl WakeCost {
         done
     }
 
-    /// A signal has taken from `start` to `end`, and so much processor time if that was looked at.
+    /// A signal took from `start` to `end`, and `used` processor time if measured.
     fn signalled(&self, start: Instant, end: Instant, used: Option<Duration>) {
         self.extend(&self.watched_until, end, end.saturating_duration_since(start));
         self.extend(&self.paused_until, end, used.unwrap_or_default());
     }
 
-    /// Moves the end of a time to `end` and later, if something took long.
+    /// Sets `until` to a time after `end`, in proportion to a slow operation.
     fn extend(&self, until: &AtomicU64, end: Instant, took: Duration) {
         if took > SLOW_WAKE {
             let pause = took.saturating_mul(FACTOR).min(MAX_PAUSE);
@@ -114,7 +111,7 @@ mod tests {
         };
         cost.signal(Instant::now(), signal);
         assert!(cost.allows(Instant::now()), "the first one is a reason to look");
-        // A thread that gets no processor for 128 ms misses the time.
+        // A thread without a processor for 128 ms misses the time.
         let is_paused = || {
             cost.signal(Instant::now(), signal);
             !cost.allows(Instant::now())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What subscribers of the event loop wait for, and how threads call them.
+//! Descriptors of the event loop's subscribers, and calls of subscribers from threads.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use event_manager::{EventOps, EventSet, Events};
 use rustix::event::{EventfdFlags, eventfd};
 
-/// A descriptor by which threads call a subscriber.
+/// A descriptor for threads to call a subscriber.
 #[derive(Clone, Debug)]
 pub(crate) struct Waker(Arc<OwnedFd>);
 
@@ -21,11 +21,11 @@ impl Waker {
 
     /// Has the loop call the subscriber.
     pub(crate) fn wake(&self) {
-        // It can fail only after 2^64 - 2 wake-ups that nobody has taken.
+        // Can fail only after 2^64 - 2 untaken wake-ups.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Whether `events` are of this descriptor, which is then ready for the next.
+    /// Whether `events` are of this descriptor. If so, clears the descriptor for the next wake.
     pub(crate) fn take(&self, events: Events) -> bool {
         let own = events.fd() == self.0.as_raw_fd();
         if own {
@@ -34,13 +34,13 @@ impl Waker {
         own
     }
 
-    /// Watches it.
+    /// Watches the descriptor.
     pub(crate) fn watch(&self, ops: &mut EventOps<'_>) {
         watch(&*self.0, EventSet::IN, ops);
     }
 }
 
-/// Wakes when it is dropped.
+/// Wakes on drop.
 pub(crate) struct WakeOnDrop(pub(crate) Waker);
 
 impl Drop for WakeOnDrop {
@@ -49,7 +49,7 @@ impl Drop for WakeOnDrop {
     }
 }
 
-/// Watches a descriptor, which the calling subscriber owns.
+/// Watches a descriptor owned by the calling subscriber.
 pub(crate) fn watch(fd: &impl AsRawFd, events: EventSet, ops: &mut EventOps<'_>) -> bool {
     let added = ops.add(Events::new(fd, events));
     if let Err(error) = &added {

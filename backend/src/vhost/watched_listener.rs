@@ -11,10 +11,10 @@ use event_manager::{EventOps, EventSet, Events};
 use super::timers::Timers;
 use super::waker::{Waker, watch};
 
-/// Pause after an error that would repeat at once.
+/// Pause after an error likely to repeat at once.
 pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
-/// A listening socket of a subscriber, which can be left alone for some time.
+/// A listening socket of a subscriber, with pauses.
 pub(crate) struct WatchedListener {
     socket: Arc<OwnedFd>,
     resume: Waker,
@@ -32,13 +32,13 @@ impl WatchedListener {
         &self.socket
     }
 
-    /// Begins to watch it.
+    /// Begins to watch the socket.
     pub(crate) fn watch(&self, ops: &mut EventOps<'_>) {
         self.resume.watch(ops);
         watch(&self.socket.as_fd(), EventSet::IN, ops);
     }
 
-    /// Whether `events` say that a connection is in its queue.
+    /// Whether `events` announce a connection in the socket's queue.
     pub(crate) fn is_ready(&self, events: Events, ops: &mut EventOps<'_>) -> bool {
         if self.resume.take(events) {
             watch(&self.socket.as_fd(), EventSet::IN, ops);
@@ -46,13 +46,13 @@ impl WatchedListener {
         events.fd() == self.socket.as_raw_fd()
     }
 
-    /// Watches it no more, until the waker is used.
+    /// Stops watching the socket until the waker is used.
     pub(crate) fn pause(&self, ops: &mut EventOps<'_>) -> Waker {
         let _ = ops.remove(Events::empty(&self.socket.as_fd()));
         self.resume.clone()
     }
 
-    /// Watches it no more for a moment, after an error that would repeat at once.
+    /// Stops watching the socket for a moment, after an error likely to repeat at once.
     pub(crate) fn pause_briefly(&self, timers: &Timers, ops: &mut EventOps<'_>) {
         let resume = self.pause(ops);
         timers.call_at(Instant::now() + PAUSE, move || resume.wake());

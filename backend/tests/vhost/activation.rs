@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Socket activation: the test is the service manager, which keeps the sockets open.
+//! Socket activation: the test is the service manager, and keeps the sockets open.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -22,7 +22,7 @@ use super::place::connected;
 use super::pool::{ask, front_end};
 use super::program::{PROGRAM, Program, strict, work};
 
-/// A socket with a path, on which nobody listens.
+/// A socket with a path, not listening.
 fn bound(path: &Path, kind: SocketType) -> OwnedFd {
     let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
     bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
@@ -35,8 +35,8 @@ fn listening(path: &Path, kind: SocketType) -> OwnedFd {
     socket
 }
 
-/// The program with these sockets as descriptors from 3 on. A shell starts it: it has the process id
-/// that the program will have.
+/// The program with these sockets as descriptors from 3 on. A shell execs the program, so LISTEN_PID can be
+/// the shell's process id.
 fn activated(sockets: &[&OwnedFd], args: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", "export LISTEN_PID=$$; exec \"$@\"", "sh", PROGRAM]).args(args);
@@ -46,19 +46,19 @@ fn activated(sockets: &[&OwnedFd], args: &[&str]) -> Command {
 }
 
 fn pass(command: &mut Command, sockets: &[&OwnedFd]) {
-    // Copies that none of the numbers from 3 on are taken from.
+    // Copies with numbers above the target range.
     let copies: Vec<OwnedFd> =
         sockets.iter().map(|socket| fcntl_dupfd_cloexec(socket, 100).unwrap()).collect();
     let place_them = move || {
         for (number, copy) in (3..).zip(&copies) {
-            // SAFETY: the child has no use for what else may have this number.
+            // SAFETY: the child has no use for another descriptor with this number.
             if unsafe { libc::dup2(copy.as_raw_fd(), number) } < 0 {
                 return Err(std::io::Error::last_os_error());
             }
         }
         Ok(())
     };
-    // SAFETY: between fork and exec the closure calls dup2 only, which may be called there.
+    // SAFETY: between fork and exec the closure calls only dup2, allowed there.
     unsafe { command.pre_exec(place_them) };
 }
 
@@ -88,7 +88,7 @@ fn sockets_of_every_kind_are_served_and_outlive_the_daemon() {
         stream(&a),
         stream(&management),
     ];
-    // The daemon makes what is not passed: the socket of b. It names that of a in another way.
+    // The daemon makes sockets not passed: b's. The path of a is given in another form.
     let directory = place.path("..").join(Path::new(&a).parent().unwrap().file_name().unwrap());
     let odd = directory.join("a").to_str().unwrap().to_owned();
     let pool_of_two = format!("{pool},devices=2");
@@ -105,7 +105,7 @@ fn sockets_of_every_kind_are_served_and_outlive_the_daemon() {
     let mut reader = Client::connect(&metrics).unwrap();
     assert!(reader.metrics().unwrap().contains("ism_connected"));
     assert!(reader.remove("a").is_err());
-    // Those who connect see who has started the daemon, whatever user it has become.
+    // Clients see the user who started the daemon, even after a change of user.
     let peer = rustix::net::sockopt::socket_peercred(connected(Path::new(&a))).unwrap();
     assert_eq!(peer.uid, rustix::process::geteuid());
     let said = program.end(Signal::TERM);
@@ -133,7 +133,7 @@ fn front_ends_wait_in_the_queue_while_the_daemon_starts_again() {
         let path = path.to_owned();
         std::thread::spawn(move || FrontEnd::greet(&path))
     };
-    // Before there is a daemon.
+    // Before a daemon runs.
     let waiting = greet(&a);
     let member = {
         let pool = pool.clone();
@@ -142,7 +142,7 @@ fn front_ends_wait_in_the_queue_while_the_daemon_starts_again() {
     let mut first = daemon();
     let (mut served, gid) = waiting.join().unwrap();
     drop(front_end(member.join().unwrap()));
-    // Behind a front end that has the device: the next daemon serves it.
+    // Behind a connected front end: served by the next daemon.
     let waiting = greet(&a);
     first.end(Signal::TERM);
     served.wait_cut();
@@ -150,7 +150,7 @@ fn front_ends_wait_in_the_queue_while_the_daemon_starts_again() {
     let second = daemon();
     let (mut served, other) = waiting.join().unwrap();
     assert_ne!(gid, other);
-    // One that is killed leaves a connection of its own in the queue.
+    // A killed daemon leaves a connection of its own in the queue.
     let waiting = greet(&a);
     kill_process(second.pid(), Signal::KILL).unwrap();
     served.wait_cut();
@@ -162,7 +162,7 @@ fn front_ends_wait_in_the_queue_while_the_daemon_starts_again() {
     assert!(a.exists() && b.exists() && pool.exists());
 }
 
-/// Starts the program with one descriptor that it has to refuse, also if it only checks.
+/// Starts the program with one descriptor to refuse, also with `--check-config`.
 fn refuses(socket: &OwnedFd, option: &str, expected: &str) {
     for more in [&[][..], &["--check-config"]] {
         let output = run(activated(&[socket], &[&["-s", option][..], more].concat()));
@@ -207,7 +207,7 @@ fn a_descriptor_that_cannot_be_served_is_refused_by_its_number_and_path() {
     listen(&hidden, 1).unwrap();
     refuses(&hidden, &text("a"), "passed descriptor 3: it has no path in the file system");
 
-    // All that is wrong is named at once: a name, one that is missing, one that is there twice.
+    // All mistakes are reported at once: a name, a missing descriptor, a duplicate.
     let twin = listening(&path("twin"), SocketType::STREAM);
     std::fs::remove_file(path("twin")).unwrap();
     let again = listening(&path("twin"), SocketType::STREAM);
@@ -235,10 +235,10 @@ fn descriptors_of_another_process_are_left_alone() {
     let mut command = Command::new(PROGRAM);
     command.arg("-s").arg(&path).env("LISTEN_PID", "1").env("LISTEN_FDS", "1");
     pass(&mut command, &[&socket]);
-    // So the daemon makes its own, in whose place there is one already.
+    // So the daemon makes its own socket, although another one exists at the path.
     let output = run(command);
     assert!(said(&output).contains("is in use by another program"), "{}", said(&output));
-    // With --fd it is another matter, whatever LISTEN_FDS says.
+    // --fd works independently of LISTEN_FDS.
     let mut program = start(&place, &[&socket], &["--fd", "3", strict()]);
     drop(FrontEnd::greet(&path));
     program.end(Signal::TERM);
@@ -253,7 +253,7 @@ fn checking_a_configuration_counts_the_sockets_and_leaves_them_as_they_are() {
     let output = run(activated(&[&socket], &["-s", path.to_str().unwrap(), "--check-config"]));
     let counted = "nothing is wrong; fabrics: 1, guests: 1, passed sockets: 1\n";
     assert_eq!(String::from_utf8_lossy(&output.stdout), counted, "{}", said(&output));
-    // Its queue has room as before.
+    // The queue has room as before.
     drop(connected(&path));
 }
 
@@ -272,13 +272,13 @@ fn an_activated_socket_stays_when_its_guest_goes_and_comes() {
     let mut program = start(&place, &[&socket], &["--config", config.to_str().unwrap(), strict()]);
     until_listening(&management);
     let mut client = Client::over(connected(&management)).unwrap();
-    // Other settings: the front end is cut, and the next one gets them.
+    // Changed settings: the front end is cut, and the next one gets the new settings.
     let (mut front_end, _) = FrontEnd::greet(&path);
     write(&format!("{guest}max-maps = 4\n"));
     assert_eq!(client.reload().unwrap().changed, ["a"]);
     front_end.wait_cut();
     drop(FrontEnd::greet(&path));
-    // It goes and comes: who has connected meanwhile waits for it.
+    // The guest is removed and added: front ends connecting meanwhile wait.
     write("");
     assert_eq!(client.reload().unwrap().removed, ["a"]);
     assert!(path.exists());
@@ -304,13 +304,12 @@ fn a_client_behind_a_removed_guest_is_served_by_the_one_that_is_added_at_once() 
     let (path, management) = (place.path("a"), place.path("m"));
     let socket = listening(&path, SocketType::STREAM);
     let words = [&path, &management].map(|path| path.to_str().unwrap().to_owned());
-    // Nobody reads the log before the end.
+    // Standard error is not read before the end.
     let log = ["--log-level", "warn"];
     let options = ["-s", &words[0], "--management", &words[1], strict(), log[0], log[1]];
     let mut program = start(&place, &[&socket], &options);
     until_listening(&management);
-    // Both requests at once, so that the daemon adds the guest while the thread of the front end that
-    // it has cut still ends.
+    // Both requests at once: the daemon adds the guest while the thread of the cut front end still ends.
     let mut client = connected(&management);
     let mut answers = BufReader::new(client.try_clone().unwrap());
     let mut answer = String::new();
@@ -318,7 +317,7 @@ fn a_client_behind_a_removed_guest_is_served_by_the_one_that_is_added_at_once() 
         format!("{{\"op\":\"remove\",\"name\":\"a\"}}\n{{\"op\":\"add\",\"socket\":{path:?}}}\n");
     let (mut served, _) = FrontEnd::greet(&path);
     for _ in 0..200 {
-        // One waits in connect(2), behind the daemon's own connection.
+        // A front end waits in connect(2), behind the daemon's own connection.
         let waiting = {
             let path = path.clone();
             std::thread::spawn(move || FrontEnd::greet(&path))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What well-behaved front ends may expect.
+//! Behaviour towards well-behaved front ends.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::front_end::*;
 
 const DMB: u32 = 64 << 10;
 
-/// Two connected front ends that have said HELLO.
+/// Two connected front ends after HELLO.
 fn pair(place: &Place) -> ((FrontEnd, Gid), (FrontEnd, Gid)) {
     (FrontEnd::greet(&place.path("a")), FrontEnd::greet(&place.path("b")))
 }
@@ -135,7 +135,7 @@ fn a_kick_wakes_the_owner_with_the_number_of_its_slab() {
     let tail = attached.slab_off.get() + u64::from(attached.slab_len.get()) - CONTROL_LEN as u64;
     let line = tail + line_offset(attached.line.get()).unwrap() as u64;
     b.write_window(line + LINE_ARMED as u64, &1u32.to_le_bytes());
-    // What a user does: bit, disarm, kick.
+    // A user's steps: bit, disarm, kick.
     a.write_window(line + LINE_PEND as u64, &(1u64 << attached.bit).to_le_bytes());
     a.write_window(line + LINE_ARMED as u64, &0u32.to_le_bytes());
     assert_eq!(a.transfer(dmb.token.get(), &[], true), Status::Ok);
@@ -172,7 +172,7 @@ fn many_kicks_in_a_row_all_arrive() {
     let _daemon = place.daemon(&["a", "b"]);
     let ((mut a, gid_a), (mut b, _)) = pair(&place);
     let dmb = b.register(gid_a, 1, DMB, BACKING_WINDOW);
-    // Also through the wake-up rate limit of the slab, which delays and never drops.
+    // Also beyond the slab's wake rate: the limit delays, but never drops.
     for round in 0..300 {
         assert_eq!(a.transfer(dmb.token.get(), &[], true), Status::Ok, "{round}");
         assert!(matches!(b.event(TIMEOUT), Some(Event::SlabWake(_))), "{round}");
@@ -194,7 +194,7 @@ fn a_storm_of_signals_is_slowed_down_and_none_is_lost() {
         for _ in 0..15 {
             a.used(MOVES, TIMEOUT).unwrap();
         }
-        // Each has its record, or fell together with one that came after it.
+        // Each signal has its record, or was merged with a later one.
         eventually("a record for every signal", || {
             while b.event(Duration::ZERO).is_some() {}
             let ports = daemon.list();
@@ -384,7 +384,7 @@ fn no_mapping_is_asked_for_while_paused_and_the_answer_comes_after() {
     let place = Place::new();
     let _daemon = place.daemon(&["a", "b"]);
     let ((_a, gid_a), (mut b, _)) = pair(&place);
-    // The command is taken by a ring that stops at once.
+    // The ring stops at once after taking the command.
     b.send_command(Op::Register, register_request(gid_a, 1, DMB, BACKING_WINDOW).as_bytes());
     let bases = b.pause();
     let asked = b.shm_requests().len();
@@ -395,7 +395,7 @@ fn no_mapping_is_asked_for_while_paused_and_the_answer_comes_after() {
     assert_eq!(b.shm_requests().len(), 1);
 }
 
-/// A front end with a REGISTER whose mapping it has not acknowledged.
+/// A front end with a REGISTER and an unacknowledged mapping.
 fn waiting(place: &Place) -> FrontEnd {
     let (_a, gid_a) = FrontEnd::greet(&place.path("a"));
     let wish = Wish { maps: Maps::Late, ..Wish::default() };
@@ -456,7 +456,7 @@ fn what_a_command_that_failed_left_mapped_is_unmapped_at_once() {
     let token = TokenRequest { token: dmb.token };
     b.send_command(Op::Attach, token.as_bytes());
     b.wait_shm_requests(1);
-    // Nobody is told of the slab that b maps meanwhile, so nobody could give it back.
+    // No driver is told of the slab mapped by b meanwhile, so none could release the slab.
     assert_eq!(a.command(Op::Unregister, token.as_bytes()).0, Status::Ok);
     b.acknowledge();
     assert_eq!(b.reply().unwrap().0, Status::Enoent);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The dashboard for Grafana asks for what the daemon exports, and for all of it.
+//! The Grafana dashboard shows only metrics exported by the daemon, and all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,8 +15,7 @@ const DASHBOARD: &str =
 const ALERTS: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/prometheus-alerts.yaml"));
 
-/// Types of the metrics by the names of their samples, from a daemon that has something to tell of
-/// each.
+/// Types of the metrics by the names of their samples, from a daemon with a value for each.
 fn exported() -> BTreeMap<String, &'static str> {
     let place = Place::new();
     let daemon = place.daemon(&["a"]);
@@ -33,7 +32,7 @@ fn exported() -> BTreeMap<String, &'static str> {
     }
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     let names = samples.filter_map(|line| Some(line.split_once('{')?.0.to_owned()));
-    // The version is no number.
+    // The version is not a number.
     let names = names.filter(|name| name != "ism_build_info");
     let typed = |name: String| {
         let counter = format!("# TYPE {} counter", name.trim_end_matches("_total"));
@@ -44,7 +43,7 @@ fn exported() -> BTreeMap<String, &'static str> {
     names.map(typed).collect()
 }
 
-/// The metrics of a query, each with what stands before it.
+/// The metrics of a query, each with its preceding text.
 fn metrics(query: &str) -> Vec<(&str, &str)> {
     let starts = query.match_indices("ism_").map(|(start, _)| start);
     let word = |start: usize| {
@@ -77,7 +76,7 @@ fn the_dashboard_shows_every_metric_that_is_exported_and_no_other() {
             for (before, name) in metrics(query) {
                 let kind = exported.get(name);
                 let kind = kind.unwrap_or_else(|| panic!("{name} is not exported: {query}"));
-                // A counter as it is says when the daemon was started.
+                // A raw counter would show the time of the daemon's start.
                 let is_rate = before.ends_with("rate(") || before.ends_with("increase(");
                 assert_eq!(*kind == "counter", is_rate, "{name} is a {kind}: {query}");
                 shown.insert(name);
@@ -94,11 +93,11 @@ fn the_dashboard_shows_every_metric_that_is_exported_and_no_other() {
     assert!(forgotten.is_empty(), "no panel for {forgotten:?}");
 }
 
-/// The rules about programs are tested with the command that exports their metrics.
+/// The rules about programs are tested with the command exporting their metrics.
 #[test]
 fn the_rules_for_alerts_are_about_what_is_exported() {
     let mut exported = exported();
-    // These have no labels. Only a daemon that makes sockets for pools has the first.
+    // These have no labels. Only a daemon making sockets for pools has the first.
     exported.insert("ism_broker_up".into(), "gauge");
     exported.insert("ism_uptime_seconds".into(), "gauge");
     let queries = ALERTS.lines().filter_map(|line| line.trim().strip_prefix("expr: "));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Doorbells: who gets them, in which order, and who does not.
+//! Doorbells: front ends with and without them, and their order.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,17 +15,17 @@ use crate::front_end::{FrontEnd, Maps, Place, QUIET, TIMEOUT, Wish, register_req
 
 const DMB: u32 = 64 << 10;
 
-/// A doorbell that the back end has handed over.
+/// A doorbell handed over by the back end.
 #[derive(Clone, Debug)]
 pub(crate) struct HandedDoorbell {
     /// Number of the slab.
     pub(crate) slab: u64,
-    /// To be rung; `false`: to be waited for.
+    /// `true`: to ring; `false`: to wait for.
     pub(crate) rings: bool,
     pub(crate) fd: Arc<File>,
 }
 
-/// A driver that takes doorbells, as a process is.
+/// A driver taking doorbells, like a process.
 fn greet(place: &Place, name: &str, maps: Maps) -> (FrontEnd, Gid) {
     let wish = Wish::default();
     let features = wish.features | Features::DOORBELL.bits();
@@ -34,12 +34,12 @@ fn greet(place: &Place, name: &str, maps: Maps) -> (FrontEnd, Gid) {
     (front_end, gid)
 }
 
-/// An owner and a user that do this with their doorbells.
+/// An owner and a user with these reactions to their doorbells.
 fn pair(place: &Place, owner: Maps, user: Maps) -> [(FrontEnd, Gid); 2] {
     [greet(place, "a", owner), greet(place, "b", user)]
 }
 
-/// Makes a slab of the owner that the user attaches; its number at each of them.
+/// Makes a slab of the owner, attached by the user. Returns the slab's number at each of them.
 fn share(owner: &mut (FrontEnd, Gid), user: &mut (FrontEnd, Gid), idx: u32) -> [u64; 2] {
     let dmb = owner.0.register(user.1, idx, DMB, BACKING_WINDOW);
     assert!(user.0.doorbells().iter().all(|doorbell| !doorbell.rings || idx > 1));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a guest that floods the daemon costs two others: a measurement.
+//! Cost of a flooding guest for two other guests: a measurement.
 //!
 //! `cargo test --release -p vhost-device-ism --test vhost -- --ignored --nocapture floods`
 
@@ -30,10 +30,10 @@ impl Drop for End<'_> {
     }
 }
 
-/// Epolls that watch a call descriptor, and how often each does.
+/// Number of epolls on a call descriptor, and watches of each.
 const WATCHERS: (usize, usize) = (10, 10_000);
 
-/// A user and an owner that ping.
+/// A user and an owner exchanging pings.
 struct Pair {
     user: FrontEnd,
     owner: FrontEnd,
@@ -49,7 +49,7 @@ impl Pair {
         Pair { user, owner, gid, token }
     }
 
-    /// From the user's kick to the owner's record, after `before` in each round.
+    /// Time from the user's kick to the owner's record, after `before` in each round.
     fn ping(&mut self, rounds: usize, mut before: impl FnMut(&mut FrontEnd)) -> Ping {
         let began = Instant::now();
         let mut times: Vec<Duration> = (0..rounds)
@@ -130,14 +130,14 @@ fn wakes(place: &Place, end: &AtomicBool) {
 fn reconnects(place: &Place, end: &AtomicBool) {
     let address = SocketAddrUnix::new(place.path("m")).unwrap();
     while is_on(end) {
-        // One that waits would wait for the daemon, and flood it less.
+        // A blocking connect would wait for the daemon, and flood it less.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
         let _ = connect(&socket, &address);
     }
 }
 
-/// Watches `m`'s call descriptor a hundred thousand times. `None`: there are too few descriptors.
+/// Watches `m`'s call descriptor a hundred thousand times. `None`: too few descriptors.
 fn watch(m: &FrontEnd) -> Option<(Vec<OwnedFd>, Vec<OwnedFd>)> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
@@ -156,11 +156,11 @@ fn watch(m: &FrontEnd) -> Option<(Vec<OwnedFd>, Vec<OwnedFd>)> {
     Some((copies, sets))
 }
 
-/// What a flood costs, in seconds.
+/// Cost of a flood, in seconds.
 struct Cost {
     /// Processor time of the daemon.
     daemon: f64,
-    /// Processor time of the thread that floods it.
+    /// Processor time of the flooding thread.
     attacker: f64,
     elapsed: f64,
 }
@@ -170,7 +170,7 @@ fn thread_time() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// What two seconds of a flood cost.
+/// Cost of two seconds of a flood.
 fn cost(flood: impl FnOnce(&Place, &AtomicBool) + Send) -> Cost {
     let place = Place::new();
     let program = Program::start(&place, &["m", "n"], &[]);
@@ -192,11 +192,11 @@ fn cost(flood: impl FnOnce(&Place, &AtomicBool) + Send) -> Cost {
     Cost { daemon, attacker, elapsed }
 }
 
-/// How fast the attacker is depends on what else the machine does, and so does the daemon.
+/// The speed of both attacker and daemon depends on the machine's other load.
 #[test]
 fn kicks_without_work_cost_the_daemon_less_than_the_front_end() {
     let cost = cost(kicks);
-    // What is used at once at the start, and the connection.
+    // The initial burst, and the connection.
     assert!(cost.daemon < 0.15 + cost.attacker / 3.0);
 }
 
@@ -233,7 +233,7 @@ fn floods_cost_a_bystander_little() {
         );
     };
     let floods: [(&str, Flood); 7] = [
-        // What the processors give anybody who has one or two busy threads, without the daemon.
+        // The processor share left by one or two busy threads, without the daemon.
         ("1 thread", |_, end| spin(end)),
         ("2 threads", |_, end| {
             std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(|| spin(end)))));
@@ -257,7 +257,7 @@ fn floods_cost_a_bystander_little() {
         });
         print(name, without, with.0, with.1);
     }
-    // A peer whose wakes take long, before each ping of the same user.
+    // A peer with slow wakes, before each ping of the same user.
     let (mut m, _) = FrontEnd::greet(&place.path("m"));
     let token = m.register(pair.gid, 1, DMB, BACKING_WINDOW).token.get();
     let wake = |m: &mut FrontEnd, user: &mut FrontEnd| {

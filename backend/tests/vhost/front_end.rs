@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A front end with a driver: what QEMU and a guest would do, in a few calls, on raw rings.
+//! A front end with a driver: QEMU and a guest in a few calls, on raw rings.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -32,7 +32,7 @@ use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// How long something that must not come is waited for.
+/// How long to wait for an event expected not to come.
 pub(crate) const QUIET: Duration = Duration::from_millis(100);
 
 pub(crate) const CONTROL: usize = 0;
@@ -50,17 +50,17 @@ const SHMEM_MAP: u32 = 9;
 const SHMEM_UNMAP: u32 = 10;
 const NEED_REPLY: u32 = 8;
 
-/// Guest memory begins here, so that 0 is nowhere.
+/// Guest memory begins here, so address 0 is invalid.
 pub(crate) const BASE: u64 = 0x10_0000;
 pub(crate) const MEMORY: u64 = 4 << 20;
 /// Ring `q` takes one of these from BASE.
 const RING: u64 = 0x4000;
-/// What is beyond belongs to buffers.
+/// Addresses from here on belong to buffers.
 const BUFFERS: u64 = BASE + 0x4_0000;
-/// A DMB in guest memory lies here, where few tests have buffers.
+/// A DMB in guest memory lies here, beyond most tests' buffers.
 pub(crate) const DMB_AT: u64 = BASE + (2 << 20);
 
-/// What the front end does with SHMEM requests.
+/// The front end's reaction to SHMEM requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Maps {
     /// Has no shared memory.
@@ -73,9 +73,9 @@ pub(crate) enum Maps {
     Silent,
     /// Maps, and refuses doorbells.
     RefuseDoorbells,
-    /// Maps, and does not answer when it gets a doorbell.
+    /// Maps, and does not answer a doorbell.
     SilentForDoorbells,
-    /// Maps, and acknowledges when [`FrontEnd::acknowledge`] says so.
+    /// Maps, and acknowledges at a call of [`FrontEnd::acknowledge`].
     Late,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct ShmRequest {
 #[derive(Default)]
 struct Window {
     doorbells: Mutex<Vec<HandedDoorbell>>,
-    /// Acknowledgements that may be sent.
+    /// Acknowledgements allowed to be sent.
     allowed: Mutex<usize>,
     may_answer: Condvar,
     requests: Mutex<Vec<(ShmRequest, Option<Arc<File>>)>>,
@@ -130,7 +130,7 @@ impl Queue {
     }
 }
 
-/// How to connect.
+/// Parameters of a connection.
 pub(crate) struct Wish {
     pub(crate) maps: Maps,
     pub(crate) features: u64,
@@ -140,7 +140,7 @@ pub(crate) struct Wish {
 impl Default for Wish {
     fn default() -> Self {
         let features = VERSION_1 | EVENT_IDX | INDIRECT | PROTOCOL_FEATURES;
-        // As a VMM, which takes no doorbells.
+        // Like a VMM: takes no doorbells.
         let ism = Features::all() - Features::DOORBELL;
         Wish { maps: Maps::Yes, features: features | ism.bits(), sealed: true }
     }
@@ -148,12 +148,12 @@ impl Default for Wish {
 
 pub(crate) struct FrontEnd {
     pub(crate) vhost: Frontend,
-    /// The connection, for messages that the library would not send.
+    /// The connection, for messages the library refuses to send.
     pub(crate) socket: UnixStream,
     pub(crate) memory: GuestMemoryMmap,
     pub(crate) file: File,
     pub(crate) queues: Vec<Queue>,
-    /// The back end's end of the channel for requests is with the back end; this is ours.
+    /// The front end's side of the channel for requests; the back end has the other side.
     pub(crate) channel: Option<UnixStream>,
     window: Arc<Window>,
     next_buffer: u64,
@@ -219,7 +219,7 @@ impl FrontEnd {
         FrontEnd { channel, window, ..Self::on_rings(vhost, socket, wish.sealed) }
     }
 
-    /// Memory and rings of a driver, of which the back end knows nothing yet.
+    /// Memory and rings of a driver, still unknown to the back end.
     pub(crate) fn on_rings(vhost: Frontend, socket: UnixStream, is_sealed: bool) -> FrontEnd {
         let file = memfd(MEMORY, is_sealed);
         let backing = FileOffset::new(file.try_clone().unwrap(), 0);
@@ -239,7 +239,7 @@ impl FrontEnd {
         self.try_set_memory_of(MEMORY)
     }
 
-    /// As [`Self::set_memory`], of another length.
+    /// Like [`Self::set_memory`], with another length.
     pub(crate) fn try_set_memory_of(&mut self, len: u64) -> Result<(), vhost::Error> {
         let region = VhostUserMemoryRegionInfo {
             guest_phys_addr: BASE,
@@ -251,7 +251,7 @@ impl FrontEnd {
         self.vhost.set_mem_table(&[region]).map(|_| ())
     }
 
-    /// Sets the addresses of a ring, which the daemon looks at.
+    /// Sets the addresses of a ring; the daemon reads the ring.
     pub(crate) fn try_set_addresses(&mut self, index: usize) -> Result<(), vhost::Error> {
         let queue = &self.queues[index];
         self.vhost.set_vring_num(index, QUEUE_SIZE)?;
@@ -276,7 +276,7 @@ impl FrontEnd {
         std::mem::replace(&mut self.queues[queue].kick, kick)
     }
 
-    /// As a VMM pauses: what GET_VRING_BASE said.
+    /// Pauses like a VMM. Returns the values of GET_VRING_BASE.
     pub(crate) fn pause(&mut self) -> Vec<u16> {
         for queue in 0..QUEUES {
             self.vhost.set_vring_enable(queue, false).unwrap();
@@ -290,7 +290,7 @@ impl FrontEnd {
         }
     }
 
-    /// As a guest restarts: empty rings.
+    /// Restarts like a guest: empty rings.
     pub(crate) fn restart(&mut self) {
         self.clear_rings();
         (0..QUEUES).for_each(|queue| self.start_queue(queue, 0));
@@ -304,7 +304,7 @@ impl FrontEnd {
         }
     }
 
-    /// `len` bytes of guest memory.
+    /// Allocates `len` bytes of guest memory.
     pub(crate) fn buffer(&mut self, len: usize) -> u64 {
         let at = self.next_buffer;
         self.next_buffer += (len as u64).next_multiple_of(64);
@@ -345,7 +345,7 @@ impl FrontEnd {
         self.memory.write_slice(&bytes, GuestAddress(at)).unwrap();
     }
 
-    /// Makes a chain available; no kick.
+    /// Makes a chain available without a kick.
     pub(crate) fn offer(&mut self, queue: usize, head: u16) {
         let q = &mut self.queues[queue];
         let slot = q.avail + 4 + 2 * u64::from(q.next_avail % QUEUE_SIZE);
@@ -356,7 +356,7 @@ impl FrontEnd {
         fence(Ordering::SeqCst);
     }
 
-    /// A chain of these pieces: `(address, length, device writes)`. Returns its head.
+    /// A chain of pieces `(address, length, device writes)`. Returns its head.
     pub(crate) fn add(&mut self, queue: usize, pieces: &[(u64, u32, bool)]) -> u16 {
         let head = self.queues[queue].next_desc;
         for (i, (addr, len, write)) in pieces.iter().enumerate() {
@@ -388,7 +388,7 @@ impl FrontEnd {
         Some((head, len))
     }
 
-    /// As [`Self::try_used`], but sleeps on the call descriptor.
+    /// Like [`Self::try_used`], but sleeps on the call descriptor.
     pub(crate) fn used(&mut self, queue: usize, limit: Duration) -> Option<(u32, u32)> {
         let deadline = Instant::now() + limit;
         loop {
@@ -419,13 +419,13 @@ impl FrontEnd {
         matches!(q.epoll.wait(limit, &mut events), Ok(1)) && q.call.read().is_ok()
     }
 
-    /// A command; its status and the reply's body.
+    /// Sends a command. Returns its status and the reply's body.
     pub(crate) fn command(&mut self, op: Op, body: &[u8]) -> (Status, Vec<u8>) {
         self.send_command(op, body);
         self.reply().expect("no reply")
     }
 
-    /// Sends a command and waits for nothing.
+    /// Sends a command without waiting.
     pub(crate) fn send_command(&mut self, op: Op, body: &[u8]) -> u32 {
         self.next_tag += 1;
         let header = RequestHeader {
@@ -496,7 +496,7 @@ impl FrontEnd {
         self.ask(Op::Attach, TokenRequest { token: token.into() }.as_bytes())
     }
 
-    /// A move, waited for.
+    /// Sends a move and waits for its status.
     pub(crate) fn transfer(&mut self, token: u64, pieces: &[(u32, &[u8])], signal: bool) -> Status {
         let status = self.send_move(MOVES, token, pieces, signal);
         self.used(MOVES, TIMEOUT).expect("no answer to a move");
@@ -504,7 +504,7 @@ impl FrontEnd {
         Status::from_code(code as u16).unwrap()
     }
 
-    /// Sends a move; returns where its status will be.
+    /// Sends a move. Returns the address of its status.
     pub(crate) fn send_move(
         &mut self,
         queue: usize,
@@ -580,13 +580,13 @@ impl FrontEnd {
         assert!(!late.timed_out(), "no SHMEM request");
     }
 
-    /// Sends one acknowledgement that was held back.
+    /// Sends one delayed acknowledgement.
     pub(crate) fn acknowledge(&self) {
         *self.window.allowed.lock().unwrap() += 1;
         self.window.may_answer.notify_all();
     }
 
-    /// The memory mapped at this offset of the window, and the offset in it.
+    /// The memory mapped at this offset of the window, and the offset in the memory.
     fn mapped(&self, offset: u64) -> (Arc<File>, u64) {
         let requests = self.window.requests.lock().unwrap();
         let holds =
@@ -643,7 +643,7 @@ pub(crate) fn register_request(user: Gid, idx: u32, len: u32, backing: u16) -> R
     }
 }
 
-/// Answers requests of the back end, as a VMM's main loop would.
+/// Answers requests of the back end, like a VMM's main loop.
 fn serve_channel(stream: UnixStream, window: &Window, maps: Maps) {
     // Header: request, flags, size. Body: shmid, fd_offset, shm_offset, len, flags.
     let mut message = [0u8; 12 + 40];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Front ends that offer their driver less than QEMU does. The one of [`connect`] behaves as
-//! cloud-hypervisor's generic vhost-user device.
+//! Front ends offering their driver less than QEMU. [`connect`] behaves like cloud-hypervisor's generic
+//! vhost-user device.
 
 use vhost::VhostBackend;
 use virtio_ism_abi::command::{BACKING_WINDOW, Op, SignalEventRequest, StatsReply, stat};
@@ -12,13 +12,13 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::front_end::*;
 
 const DMB: u32 = 64 << 10;
-/// All that such a front end lets its driver see.
+/// The features such a front end shows its driver.
 const GENERIC: u64 = VERSION_1 | EVENT_IDX | INDIRECT | PROTOCOL_FEATURES;
-/// Chains that a driver makes available before DRIVER_OK, which is too early.
+/// Chains made available before DRIVER_OK, too early.
 const EARLY: u16 = 3;
 
-/// A front end that hides the bits of the device's type, has memory without seals and maps nothing.
-/// Each queue begins at the index that the driver has reached at DRIVER_OK.
+/// A front end hiding the bits of the device's type, with unsealed memory and without mappings. Each queue
+/// begins at the driver's index at DRIVER_OK.
 fn connect(place: &Place, name: &str) -> (FrontEnd, Gid) {
     let wish = Wish { maps: Maps::None, features: GENERIC, sealed: false };
     let mut front_end = FrontEnd::negotiate(&place.path(name), &wish);

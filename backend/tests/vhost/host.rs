@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What happens to the host: signals, full disks and memory, few processors and descriptors.
+//! Events of the host: signals, full disks and memory, few processors and descriptors.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,12 +15,12 @@ use virtio_ism_abi::{Gid, Status};
 use super::front_end::*;
 use super::program::{PROGRAM, Program, strict, work};
 
-/// Past what the test harness keeps to itself.
+/// Written past the test harness' capture.
 fn not_tested(why: &str) {
     let _ = writeln!(std::io::stderr(), "NOT TESTED: {why}");
 }
 
-/// A front end that breaks a queue, of which the daemon writes a line.
+/// A front end breaking a queue; the daemon logs a line.
 fn break_a_queue(path: &Path) {
     let mut a = FrontEnd::connect(path);
     a.descriptor(CONTROL, 0, 0, 8, 1, 0);
@@ -88,7 +88,7 @@ fn a_log_whose_reader_is_stuck_stops_nobody() {
         work(&place.path("a"), &place.path("b"));
     };
     break_again(1);
-    // Somebody reads again.
+    // The log is read again.
     let mut log = vec![0; rustix::pipe::fcntl_getpipe_size(&read).unwrap()];
     read.read_exact(&mut log).unwrap();
     break_again(2);
@@ -131,8 +131,8 @@ fn slabs_need_no_room_in_dev_shm() {
     program.end(Signal::TERM);
 }
 
-/// The daemon measures time by a clock that nobody can set, so that nothing comes early, late or
-/// never when somebody sets another one. Only the lines of its log have the time of day.
+/// The daemon measures time by a monotonic clock, so a change of the system clock makes nothing early, late
+/// or lost. Only the lines of its log have the time of day.
 #[test]
 fn the_daemon_reads_no_clock_that_can_be_set() {
     fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
@@ -162,7 +162,7 @@ fn one_processor_is_enough() {
     let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
     let mut one = CpuSet::new();
     one.set(first);
-    // The daemon inherits it.
+    // The daemon inherits the affinity.
     sched_setaffinity(None, &one).unwrap();
     let mut program = Program::start(&place, &["a", "b", "m"], &[strict()]);
     sched_setaffinity(None, &all).unwrap();
@@ -180,8 +180,7 @@ fn one_processor_is_enough() {
     program.end(Signal::TERM);
 }
 
-/// The process that makes sockets for a daemon.
-/// The broker, and the process that keeps it.
+/// The broker of a daemon, and its parent.
 fn brokers_of(program: &Program) -> [Pid; 2] {
     let child = |of: Pid| {
         let children = format!("/proc/{of}/task/{of}/children");
@@ -193,7 +192,7 @@ fn brokers_of(program: &Program) -> [Pid; 2] {
     [child(keeper), keeper]
 }
 
-/// What a service manager gives a daemon.
+/// The environment of a daemon under a service manager.
 fn watched(place: &Place, options: &[&str]) -> (Command, std::os::unix::net::UnixDatagram) {
     let said = std::os::unix::net::UnixDatagram::bind(place.path("notify")).unwrap();
     said.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -271,7 +270,7 @@ fn a_daemon_whose_broker_is_gone_for_good_says_so_and_ends_after_its_front_ends(
     };
     let status = std::iter::repeat_with(heard).find(|what| what.starts_with("STATUS="));
     assert!(status.unwrap().contains("the broker is gone"));
-    // The guests that are configured are served.
+    // The configured guests are served.
     drop(FrontEnd::greet(&place.path("b")));
     let add = AddGuest { socket: place.path("c"), ..AddGuest::default() };
     let refused = client.add(&add).unwrap_err().to_string();
@@ -302,7 +301,7 @@ fn without_descriptors_a_front_end_is_refused_and_others_go_on() {
         std::io::Read::read(&mut &stream, &mut [0])
     });
     assert!(matches!(refused, Ok(0)) || refused.is_err(), "{refused:?}");
-    // What has its descriptors goes on. A slab needs one.
+    // Connections with their descriptors go on. A slab needs one more.
     assert_eq!(a.command(Op::Stats, &[]).0, Status::Ok);
     assert_eq!(b.command(Op::Stats, &[]).0, Status::Ok);
     let limit = Rlimit { current: before.maximum, ..before };
@@ -318,7 +317,7 @@ fn without_descriptors_a_front_end_is_refused_and_others_go_on() {
 struct MemoryGroup(PathBuf);
 
 impl MemoryGroup {
-    /// With a limit in bytes. `None`: this machine has none, or this user may not make one.
+    /// A group with a limit in bytes. `None`: unsupported by this machine, or not permitted for this user.
     fn new(limit: u64) -> Option<MemoryGroup> {
         let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
         let of_type = |wanted: &str, option: Option<&str>| {
@@ -340,7 +339,7 @@ impl MemoryGroup {
         Some(group)
     }
 
-    /// How often the kernel has killed a process in it.
+    /// Number of the kernel's OOM kills in the group.
     fn kills(&self) -> u64 {
         let read = |file| std::fs::read_to_string(self.0.join(file)).ok();
         let text = read("memory.oom_control").or_else(|| read("memory.events")).unwrap();
@@ -351,15 +350,15 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // Its last process may take a moment.
+        // The group's last process may take a moment.
         eventually("the end of the group", || std::fs::remove_dir(&self.0).is_ok());
     }
 }
 
-/// The slabs that a device may own, and what the daemon may touch first of its memory.
+/// Bytes of slabs a device may own, and bytes of its memory the daemon may touch first.
 const QUOTAS: (u64, u64) = (8 << 20, 4 << 20);
 
-/// Fills all slabs that `to` may own for `from`, by moves: the daemon touches each page first.
+/// Fills all slabs `to` may own for `from`, by moves: the daemon touches each page first.
 fn fill_slabs(from: &mut FrontEnd, from_gid: Gid, to: &mut FrontEnd) -> usize {
     use zerocopy::{FromBytes, IntoBytes};
     let len = 1 << 20;
@@ -385,7 +384,7 @@ fn fill_slabs(from: &mut FrontEnd, from_gid: Gid, to: &mut FrontEnd) -> usize {
 #[test]
 fn in_a_memory_cgroup_of_the_size_of_the_quotas_the_daemon_is_not_killed() {
     let guests = 2;
-    // What the daemon needs itself, a few MiB, and what the kernel counts beside.
+    // The daemon's own need, a few MiB, and the kernel's additional charges.
     let limit = guests * (QUOTAS.0 + QUOTAS.1) + (24 << 20);
     let Some(group) = MemoryGroup::new(limit) else {
         return not_tested("this machine has no memory cgroups, or they are not ours to make");

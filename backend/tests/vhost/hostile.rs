@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Front ends and drivers that break the rules. Each test ends with a look at two devices that do
-//! not.
+//! Front ends and drivers breaking the rules. Each test ends with a check of two well-behaved devices.
 
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -21,7 +20,7 @@ use super::front_end::*;
 
 const DMB: u32 = 64 << 10;
 
-/// A daemon with one socket for an attacker and two for devices that must not notice.
+/// A daemon with one socket for an attacker and two for unaffected devices.
 pub(crate) struct Stage {
     pub(crate) place: Place,
     daemon: Daemon,
@@ -46,7 +45,7 @@ impl Stage {
         FrontEnd::greet(&self.place.path("a"))
     }
 
-    /// The others work as if nothing had happened.
+    /// The other devices work as if nothing had happened.
     pub(crate) fn check_others(&mut self) {
         assert_eq!(self.c.transfer(self.token, &[(0, b"fine")], false), Status::Ok);
         assert_eq!(self.c.transfer(self.token, &[], true), Status::Ok);
@@ -70,7 +69,7 @@ impl Stage {
     }
 }
 
-/// Breaks a queue in some way and sees that only that queue is dead.
+/// Breaks a queue in some way and checks whether the other queues still work.
 fn a_broken_queue(queue: usize, fault: Fault, attack: impl FnOnce(&mut FrontEnd)) {
     let mut stage = Stage::new();
     let (mut a, _) = stage.attacker();
@@ -101,7 +100,7 @@ fn a_descriptor_loop_breaks_its_queue() {
 #[test]
 fn a_loop_of_indirect_tables_breaks_its_queue() {
     a_broken_queue(MOVES, Fault::BadChain, |a| {
-        // A table whose only entry is that table.
+        // A table with itself as only entry.
         let at = a.buffer(16);
         let entry = [&at.to_le_bytes()[..], &16u32.to_le_bytes(), &[4, 0, 0, 0]].concat();
         vm_memory::Bytes::write_slice(&a.memory, &entry, vm_memory::GuestAddress(at)).unwrap();
@@ -150,7 +149,7 @@ fn an_event_buffer_that_is_too_small_breaks_the_queue_and_loses_nothing() {
     assert_eq!(b.transfer(token, &[], true), Status::Ok);
     stage.wait_for(Fault::NoRoom);
     assert_eq!(stage.count("a", Fault::BrokenRing), 1);
-    // A driver that starts its queues anew finds the event.
+    // A driver restarting its queues finds the event.
     let bases = a.pause();
     assert_eq!(bases[EVENTS], 1);
     a.resume(&bases);
@@ -192,7 +191,7 @@ fn a_payload_outside_of_memory_is_refused_as_a_whole() {
     let (mut a, gid_a) = stage.attacker();
     let (mut b, _) = FrontEnd::greet(&stage.place.path("b"));
     let dmb = b.register(gid_a, 1, DMB, BACKING_WINDOW);
-    // The header announces 8 + 8 bytes; the second half is nowhere.
+    // The header announces 8 + 8 bytes; the second half is outside memory.
     let mut head = Vec::new();
     head.extend_from_slice(&dmb.token.get().to_le_bytes());
     head.extend_from_slice(&[2, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0]);
@@ -285,7 +284,7 @@ fn channels_kept_open_hang_a_bounded_number_of_threads() {
         let gid = a.hello();
         a.send_command(Op::Register, register_request(gid, 1, DMB, BACKING_WINDOW).as_bytes());
         a.wait_shm_requests(1);
-        // The main connection goes, the channel for requests stays.
+        // The main connection is closed, the channel for requests stays.
         kept.push(a.channel.take().unwrap());
         a.socket.shutdown(std::net::Shutdown::Both).unwrap();
     }
@@ -296,7 +295,7 @@ fn channels_kept_open_hang_a_bounded_number_of_threads() {
     assert!(matches!(std::io::Read::read(&mut fifth, &mut [0; 8]), Ok(0) | Err(_)));
     assert_eq!(refused(&stage), 1);
     stage.check_others();
-    // The channels go, and with them the threads.
+    // Closing the channels ends the threads.
     for channel in kept {
         channel.shutdown(std::net::Shutdown::Both).unwrap();
     }
@@ -360,10 +359,10 @@ fn an_eventfd_that_stays_readable_is_no_kick() {
     stage.check_reconnect();
 }
 
-/// Brings the call counter of the control queue to its maximum, and has a command answered: the
-/// worker hangs in its call.
+/// Brings the call counter of the control queue to its maximum, and sends a command: the worker hangs in its
+/// call.
 pub(crate) fn fill_call_counter(a: &mut FrontEnd) {
-    // A command that asks for no interrupt: with its answer, the call for HELLO is over.
+    // A command without an interrupt: with its answer, the call for HELLO is over.
     a.send_command(Op::Stats, &[]);
     eventually("an answer", || a.try_used(CONTROL).is_some());
     a.wait_call(CONTROL, Duration::ZERO);
@@ -384,7 +383,7 @@ fn a_device_that_hangs_gives_its_place_back() {
     let call = a.queues[CONTROL].call.try_clone().unwrap();
     drop(a);
     eventually("a hanging thread", || daemon.list().iter().any(|guest| guest.hanging == 1));
-    // The first takes a second place, and both are still there for two.
+    // The hanging device has given its place back: two new devices fit.
     let (mut a, _) = FrontEnd::greet(&place.path("a"));
     let (mut b, _) = FrontEnd::greet(&place.path("b"));
     assert_eq!(a.command(Op::Stats, &[]).0, Status::Ok);
@@ -397,7 +396,7 @@ fn a_full_call_counter_hangs_its_own_device_only() {
     let mut stage = Stage::new();
     let (mut a, _) = stage.attacker();
     fill_call_counter(&mut a);
-    // Nothing else is answered by the worker that hangs.
+    // The hanging worker answers nothing else.
     a.send_command(Op::Stats, &[]);
     std::thread::sleep(QUIET);
     assert_eq!(a.try_used(CONTROL), None);
@@ -428,7 +427,8 @@ fn a_full_call_socket_hangs_nobody() {
         send_vring_fd(&a.socket, SET_VRING_CALL, queue as u8, &call);
         driver
     });
-    // More than a socket holds, and nobody reads. Each answer takes its worker, and each event the peer's.
+    // More than a socket's capacity, without a reader. Each answer needs its worker, and each event the
+    // peer's.
     for _ in 0..600 {
         a.want_call(CONTROL);
         a.send_command(Op::Stats, &[]);
@@ -484,7 +484,7 @@ fn a_kick_replaced_and_kept_busy_is_not_listened_to() {
     let old = a.replace_kick(CONTROL);
     old.write(1).unwrap();
     assert_eq!(a.command(Op::Stats, &[]).0, Status::Ok, "the new kick works");
-    // Nobody takes its count. (That nobody spins on it either is seen in `program`.)
+    // Its count is never taken. (`program` checks for spinning.)
     std::thread::sleep(QUIET);
     assert_eq!(old.read().unwrap(), 1);
     stage.check_others();
@@ -540,7 +540,7 @@ fn a_front_end_may_vanish_after_any_message() {
         drop(vhost);
         assert!(step < 100);
     }
-    // In the middle of a message, and with commands under way.
+    // In the middle of a message, and with outstanding commands.
     let socket = UnixStream::connect(&path).unwrap();
     std::io::Write::write_all(&mut &socket, &[1, 0, 0, 0, 1]).unwrap();
     drop(socket);
@@ -554,7 +554,7 @@ fn a_front_end_may_vanish_after_any_message() {
     stage.check_reconnect();
 }
 
-/// Sends `step` messages of a start; `true`: that is all there are.
+/// Sends `step` messages of a start; `true`: there are no more.
 fn vanish_after(step: usize, vhost: &mut vhost::vhost_user::Frontend) -> bool {
     use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
     let memory = memfd(1 << 20, true);

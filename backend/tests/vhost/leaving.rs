@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Devices leave in order: SIGTERM, `ctl remove`, `ctl drain` and a reload tell drivers before, and
-//! wait for those that know how to leave, for as long as the operator says.
+//! Devices leave in order: SIGTERM, `ctl remove`, `ctl drain` and a reload first tell the drivers, and wait
+//! for drivers with support for leaving, up to the operator's time limit.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,12 +20,12 @@ const DMB: u32 = 64 << 10;
 /// Longer than any test may take.
 const FOREVER: &str = "600";
 
-/// Two drivers; the first has a DMB that the second has attached.
+/// Two drivers; the second has attached a DMB of the first.
 struct Pair {
     a: FrontEnd,
     b: FrontEnd,
     token: u64,
-    /// Where it lies in the windows of owner and user.
+    /// Offset of the DMB in the windows of owner and user.
     at: [u64; 2],
 }
 
@@ -57,7 +57,7 @@ impl Pair {
     }
 }
 
-/// The request to leave that a driver gets next: its number, reason and time.
+/// A driver's next request to leave: number, reason and time.
 fn asked(driver: &mut FrontEnd) -> (u32, LeaveReason, Duration) {
     match driver.event(TIMEOUT) {
         Some(Event::Leave { number, reason, within }) => (number, reason, within),
@@ -96,7 +96,7 @@ fn sigterm_tells_all_drivers_and_ends_as_soon_as_they_have_left() {
         assert_eq!((number, reason), (1, LeaveReason::Restart));
         assert!(within > Duration::from_secs(300), "{within:?}");
     }
-    // The device works until then, takes on nothing new, and nobody can connect any more.
+    // The device works until then, takes on nothing new, and accepts no connection any more.
     assert_eq!(pair.b.transfer(pair.token, &[(0, b"moved")], false), Status::Ok);
     assert_eq!(pair.a.read_window(pair.at[0], 5), b"moved");
     pair.b.write_window(pair.at[1], b"store");
@@ -104,7 +104,7 @@ fn sigterm_tells_all_drivers_and_ends_as_soon_as_they_have_left() {
     let again = TokenRequest { token: pair.token.into() };
     assert_eq!(pair.b.command(Op::Attach, again.as_bytes()).0, Status::Estate);
     eventually("no socket", || !place.path("a").exists());
-    // One says so, and the other has let its DMB go.
+    // One driver says LEFT, and the other has unregistered its DMB.
     assert_eq!(left(&mut pair.b, b.0), Status::Ok);
     assert!(place.path("m").exists(), "one is still there");
     let token = TokenRequest { token: pair.token.into() };
@@ -147,7 +147,7 @@ fn a_driver_that_never_answers_has_its_time_and_no_more() {
     kill_process(program.pid(), Signal::TERM).unwrap();
     let (_, _, within) = asked(&mut pair.a);
     assert!(within <= Duration::from_millis(300), "{within:?}");
-    // It answers what nobody has asked.
+    // An answer to an unknown request.
     assert_eq!(left(&mut pair.a, 77), Status::Enoent);
     let (status, said) = program.ended();
     assert!(status.success(), "{said}");
@@ -207,7 +207,7 @@ fn ctl_drain_has_the_drivers_of_one_guest_leave_and_keeps_it() {
     assert_eq!((counts(0), counts(1)), ((false, 0, 0), (true, 1, 1)));
     let metrics = client.metrics().unwrap();
     assert!(metrics.contains("ism_leaves_done_total{guest=\"b\",chid=\"ff00\"} 1"), "{metrics}");
-    // A front end that comes again gets a device as usual.
+    // A front end connecting again gets a device as usual.
     drop(pair.b);
     eventually("the next one", || !client.list().unwrap()[1].connected);
     let (mut b, _) = FrontEnd::greet(&place.path("b"));
@@ -249,7 +249,7 @@ fn ctl_undrain_takes_a_drain_back_before_and_after_the_driver_has_left() {
     for answers in [false, true, false] {
         let drain = ctl(&place, &["drain", "a", "--timeout", FOREVER]);
         let number = loop {
-            // Its user has begun anew, which says that it is down.
+            // Its user has begun a new session, reported as PEER_DOWN.
             match pair.a.event(TIMEOUT) {
                 Some(Event::Leave { number, .. }) => break number,
                 Some(Event::PeerDown { .. } | Event::DmbGone { .. }) => {}

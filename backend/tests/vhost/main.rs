@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The daemon as a front end sees it: sessions over vhost-user, hostile front ends, the management
-//! socket, and the program itself.
+//! The daemon from a front end's view: sessions over vhost-user, hostile front ends, the management socket,
+//! and the program itself.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -102,7 +102,7 @@ fn silent_clients_and_endless_lines_hold_up_nobody() {
         stream.write_all(b"{\"op\":").unwrap();
     }
     assert_eq!(client.list().unwrap().len(), 1);
-    // More than there may be: who was silent for longest goes, who comes is served.
+    // Beyond the limit: the client silent for longest is evicted, the new one is served.
     for _ in 0..20 {
         let mut late = Client::connect(&path).unwrap();
         assert_eq!(late.list().unwrap().len(), 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest memory that lies, shrinks or is not there.
+//! Lying, shrinking or absent guest memory.
 
 use std::os::fd::AsRawFd;
 
@@ -37,7 +37,7 @@ fn memory_on_a_disk_is_refused_unless_allowed() {
     a.set_memory();
 }
 
-/// A file of 4 MiB that is not in memory; `None` if the build directory is.
+/// A file of 4 MiB outside memory; `None` with a build directory on tmpfs.
 fn file_on_disk() -> Option<std::fs::File> {
     let path = std::env::current_exe().unwrap().with_extension("memory");
     let mut options = std::fs::File::options();
@@ -120,7 +120,7 @@ fn huge_pages_that_are_not_there_end_their_own_connection() {
     let mut a = FrontEnd::negotiate(&stage.place.path("a"), &Wish::default());
     a.file = file;
     a.set_memory();
-    // The daemon reads the used index, and there is no page for it.
+    // The daemon reads the used index, on a missing page.
     a.try_set_addresses(CONTROL).ok();
     stage.wait_for(Fault::LostMemory);
     a.wait_cut();
@@ -132,7 +132,7 @@ fn huge_pages_that_are_not_there_end_their_own_connection() {
 fn memory_swapped_for_one_that_shrinks_ends_its_own_connection() {
     let mut stage = Stage::new();
     let (mut a, _) = stage.attacker();
-    // While the rings run: a table on a file that is cut at once.
+    // While the rings run: a table on a file cut short at once.
     a.file = memfd(4 << 20, false);
     let _ = a.try_set_memory();
     rustix::fs::ftruncate(&a.file, 0).unwrap();
@@ -144,13 +144,13 @@ fn memory_swapped_for_one_that_shrinks_ends_its_own_connection() {
     stage.check_reconnect();
 }
 
-/// Moves of a page each, out of memory that nobody has touched. `None`: the connection was cut.
+/// Moves of a page each, out of untouched memory. `None`: the connection was cut.
 fn move_out_of_holes(a: &mut FrontEnd, token: u64, pages: u64) -> Option<()> {
     let mut head = token.to_le_bytes().to_vec();
     head.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0]);
     head.extend_from_slice(&[0, 0, 0, 0, 0, 16, 0, 0]);
     let (at, status) = (a.write_buffer(&head), a.buffer(4));
-    // Beyond what the test itself has written.
+    // Beyond the buffers written by the test itself.
     let hole = a.buffer(4096).next_multiple_of(4096) + 4096;
     for page in 0..pages {
         let payload = (hole + page * 4096, 4096, false);
@@ -194,10 +194,10 @@ fn memory_with_holes_is_on_its_guests_account() {
     a.wait_cut();
     eventually("a fault", || faults("a") == 1);
     assert!(blocks(&a) <= before + (1 << 20), "{} bytes more", blocks(&a) - before);
-    // Another connection gives it no other quota.
+    // Another connection of the guest has the same quota.
     let mut a = FrontEnd::negotiate(&place.path("a"), &Wish::default());
     a.set_memory();
-    // The daemon looks at the used ring, which nobody has touched.
+    // The daemon reads the untouched used ring.
     a.try_set_addresses(CONTROL).ok();
     a.wait_cut();
     eventually("another fault", || faults("a") == 2);
@@ -225,7 +225,7 @@ fn memory_tables_that_are_refused_leave_no_mapping() {
     let odd = region(0x10_0000, 0x1000);
     let over = region(0x10_0800, 0x1000);
     let beyond = region(u64::MAX - 0x7ff, 0x1000);
-    // Refused by the daemon; by the framework, once all is mapped; and when the second is mapped.
+    // Refused by the daemon; by the framework, once everything is mapped; and at the mapping of the second.
     for table in [vec![odd], vec![odd, over], vec![odd, beyond]] {
         for _ in 0..5 {
             let a = FrontEnd::negotiate(&stage.place.path("a"), &Wish::default());
@@ -243,7 +243,7 @@ fn memory_tables_that_are_refused_leave_no_mapping() {
 fn memory_that_is_given_by_regions_ends_its_own_connection() {
     let mut stage = Stage::new();
     let (mut a, _) = stage.attacker();
-    // The daemon does not offer it, and the framework does not ask what was offered.
+    // The daemon does not offer the feature, and the framework does not check against the offered ones.
     let accepted = a.vhost.get_protocol_features().unwrap() | Protocol::CONFIGURE_MEM_SLOTS;
     a.vhost.set_protocol_features(accepted).unwrap();
     let file = memfd(0x1000, true);

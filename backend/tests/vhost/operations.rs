@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What an operator does with the program: checks a configuration, has it read again, asks the daemon.
+//! An operator's use of the program: checking a configuration, rereading it, asking the daemon.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -55,7 +55,7 @@ impl Configured {
     }
 }
 
-/// Replaces the file, as editors do. `guests` has %, which is the place.
+/// Replaces the file, like an editor. `%` in `guests` is the place.
 fn write_config(place: &Place, guests: &str) {
     let head = "management = \"%/m\"\nmetrics = \"%/r\"\n";
     let text = format!("{head}{guests}")
@@ -112,7 +112,7 @@ fn sighup_adds_and_removes_guests_beside_a_running_transfer() {
     });
     assert!(moved > 0);
     c.wait_cut();
-    // The new guest meets the old ones, which are who they were.
+    // The new guest meets the old ones, with unchanged GIDs.
     let (_, gid_d) = FrontEnd::greet(&place.path("d4"));
     assert!(gid_d != gid_a && gid_d != gid_b);
     let listed = text(&daemon.ctl(&["list", "--json"]).stdout);
@@ -155,7 +155,7 @@ fn a_file_that_is_wrong_changes_nothing_and_the_log_says_all_that_is() {
     daemon.hang_up("No such file");
     assert_eq!(a.command(virtio_ism_abi::command::Op::Stats, &[]).0, Status::Ok);
     assert!(place.path("b").exists());
-    // It was made before the one that could not be.
+    // Made before the failing one.
     assert!(!place.path("e").exists());
     let listed = text(&daemon.ctl(&["list"]).stdout);
     assert_eq!(listed.lines().count(), 3, "{listed}");
@@ -183,7 +183,7 @@ fn settings_of_a_guest_and_its_fabric_change_by_a_reload() {
     assert_eq!(names, ["NAME", "a", "bee", "kept"]);
 }
 
-/// The processes that the daemon has started, by name.
+/// The daemon's child processes, by name.
 fn helpers(daemon: &Program) -> Vec<(String, Pid)> {
     let pid = daemon.pid();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
@@ -214,7 +214,7 @@ fn a_killed_daemon_leaves_no_process_and_no_socket() {
     let helpers = helpers(&daemon.program);
     assert_eq!(helpers.len(), 2);
     kill_process(daemon.program.pid(), Signal::KILL).unwrap();
-    // One that nobody has waited for yet is gone, too.
+    // A zombie counts as ended.
     let is_alive = |pid: &Pid| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
         stat.is_ok_and(|stat| !stat.contains(") Z "))
@@ -229,7 +229,7 @@ fn a_killed_daemon_leaves_no_process_and_no_socket() {
 fn a_front_end_that_is_killed_is_not_counted_as_a_fault() {
     let daemon = Configured::start(A_AND_B);
     let get_features = [1u32, 1, 0].map(u32::to_ne_bytes).concat();
-    // As the kernel ends a process that has asked something: the answer is not sent yet, or not read.
+    // Like the kernel at the end of a process with an outstanding request: the answer is unsent, or unread.
     for wait in [0, 0, 0, 20, 20, 20] {
         let mut stream = connected(&daemon.place.path("a"));
         stream.write_all(&get_features).unwrap();
@@ -266,7 +266,7 @@ fn check_config_names_every_mistake_and_makes_nothing() {
     assert_eq!(text(&good.stdout), "nothing is wrong; fabrics: 1, guests: 1\n");
     assert!(!place.path("a").exists());
 
-    // RUST_LOG=off hides none of it.
+    // RUST_LOG=off hides no mistake.
     let wrong = check(
         "[[guest]]\nsocket = \"%a\"\ngid = \"1\"\n[[guest]]\nsocket = \"%b\"\nmode = \"8\"\n",
     );
@@ -342,7 +342,7 @@ fn verbs_list_add_and_remove_guests() {
     let elsewhere = Place::new();
     let socket = elsewhere.path("s");
     let refused = text(&daemon.ctl(&["add", socket.to_str().unwrap()]).stderr);
-    // A kernel without landlock would allow it.
+    // A kernel without landlock would allow the request.
     assert!(refused.is_empty() || refused.contains("in its sandbox"), "{refused}");
     let nobody = ctl(&place.path("nobody"), &["list"]);
     assert_eq!(nobody.status.code(), Some(1));
@@ -473,7 +473,7 @@ fn the_commands_of_the_readme_work() {
                 daemons.push(Program::start_by(shell, &place, &[]));
                 assert!(!sockets.is_empty(), "{command}");
                 eventually(command, || sockets.iter().all(|socket| socket.exists()));
-                // Those of guests take one client only, and are left alone.
+                // Sockets of guests take only one client, and are left alone.
                 let others = ["mgmt.sock", "metrics.sock"];
                 let others = sockets.iter().filter(|path| others.iter().any(|o| path.ends_with(o)));
                 others.for_each(|path| until_listening(path));
@@ -486,7 +486,7 @@ fn the_commands_of_the_readme_work() {
     assert!(commands >= 7 && daemons.len() == 2, "{commands} commands");
 }
 
-/// Processes that a process has made, by their names.
+/// Child processes of a process, by their names.
 fn child(parent: Pid, name: &str) -> Pid {
     let list = format!("/proc/{parent}/task/{parent}/children");
     let children = std::fs::read_to_string(list).unwrap();
@@ -507,7 +507,7 @@ fn a_file_that_is_slow_to_read_holds_up_nobody_but_who_has_asked_for_it() {
     kill_process(reader, Signal::STOP).unwrap();
     let mut asking = connected(&place.path("m"));
     asking.write_all(b"{\"op\":\"reload\"}\n{\"op\":\"list\"}\n").unwrap();
-    // One that asks and leaves.
+    // A client leaving after its request.
     connected(&place.path("m")).write_all(b"{\"op\":\"reload\"}\n").unwrap();
     // Front ends and other clients notice nothing.
     let (mut a, _) = FrontEnd::greet(&place.path("a"));
@@ -539,7 +539,7 @@ fn sockets_without_front_ends_cost_no_thread() {
     let guest = FrontEnd::greet(&place.path("g7"));
     assert!(tasks() > idle);
     drop(guest);
-    // The one that waits for bus errors stays.
+    // The thread for bus errors stays.
     eventually("the end of the threads", || tasks() <= idle + 1);
     program.end(Signal::TERM);
 }

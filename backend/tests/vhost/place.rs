@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Where a test's sockets are, and how long it waits.
+//! Place of a test's sockets, and time limits of a test.
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;
@@ -58,12 +58,12 @@ pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until somebody listens on a socket that takes many clients.
+/// Waits until a program listens on a socket for many clients.
 pub(crate) fn until_listening(path: &Path) {
     drop(connected(path));
 }
 
-/// A connection to a socket, which has its name for a moment before anybody listens on it.
+/// A connection to a socket, with retries: the name exists for a moment before listen(2).
 pub(crate) fn connected(path: &Path) -> UnixStream {
     let mut socket = UnixStream::connect(path);
     eventually("a connection", || {

@@ -46,7 +46,7 @@ pub(crate) fn ask(path: &Path) -> Result<UnixStream, PoolStatus> {
     }
 }
 
-/// As [`ask`], until one is granted.
+/// Like [`ask`], until a device is granted.
 fn ask_until(path: &Path) -> UnixStream {
     let mut granted = ask(path);
     eventually("a device", || {
@@ -77,11 +77,11 @@ fn pool(place: &Place, devices: u32, change: impl FnOnce(&mut GuestSpec)) -> Dae
     })
 }
 
-/// Runs `work` in a network namespace of its own. `false`: this user may make none, which a pipeline
-/// must be able to.
+/// Runs `work` in a network namespace of its own. `false`: not permitted for this user; a pipeline must be
+/// permitted.
 fn in_another_namespace(work: impl FnOnce() + Send + 'static) -> bool {
     let thread = std::thread::spawn(|| {
-        // SAFETY: this thread leaves the namespace, and shares no table of descriptors less.
+        // SAFETY: this thread only leaves the network namespace, and still shares the table of descriptors.
         let moved = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
         moved.is_ok().then(work).is_some()
     });
@@ -103,7 +103,7 @@ fn each_connection_of_a_pool_is_a_device_of_its_own() {
     assert_ne!(gid_a, gid_b);
     let token = b.register(gid_a, 1, 65536, BACKING_WINDOW).token.get();
     assert_eq!(a.transfer(token, &[(0, b"hello")], false), Status::Ok);
-    // A device of its own: the DMB is for the other one only.
+    // A device of its own: the DMB is only for the other one.
     assert_eq!(b.transfer(token, &[(0, b"hello")], false), Status::Enoent);
 
     let guests = Client::connect(place.path("m")).unwrap().list().unwrap();
@@ -116,7 +116,7 @@ fn each_connection_of_a_pool_is_a_device_of_its_own() {
     let own = Some(std::process::id().cast_signed());
     assert_eq!((guests[2].pid, guests[2].pool.as_deref()), (own, Some("any")));
 
-    // The end of one is seen by the other, and its device is free.
+    // Each front end sees the end of the other, and the device is free.
     drop(a);
     eventually("the end of a device", || daemon.list().len() == 2);
     assert_eq!(daemon.list()[0].ended.counts.moves, 1);
@@ -138,7 +138,7 @@ fn a_network_namespace_gets_half_of_the_devices_and_the_next_one_half_of_the_res
     let tested = in_another_namespace(move || {
         let theirs: Vec<_> = (0..2).map(|_| ask(&other).unwrap()).collect();
         assert_eq!(ask(&other).err(), Some(PoolStatus::ShareInUse));
-        // One that floods keeps nobody else from what is free.
+        // A flood keeps no other process from the free devices.
         for _ in 0..1000 {
             assert_eq!(ask(&other).err(), Some(PoolStatus::ShareInUse));
         }
@@ -151,25 +151,25 @@ fn a_network_namespace_gets_half_of_the_devices_and_the_next_one_half_of_the_res
         assert_ne!(names[0].network_namespace, names[5].network_namespace);
         drop(theirs);
     }
-    // What is given back can be had again.
+    // Returned devices are available again.
     drop(own);
     eventually("the end of all", || daemon.list()[0].pool.as_ref().unwrap().in_use == 0);
     let again: Vec<_> = (0..4).map(|_| ask(&path).unwrap()).collect();
     assert_eq!(again.len(), 4);
 }
 
-/// Runs `work` on a thread that is another user; `false`: this user may not become another one.
+/// Runs `work` on a thread of another user; `None`: not permitted for this user.
 fn as_user<T: Send + 'static>(uid: u32, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let thread = std::thread::spawn(move || {
         let uid = rustix::thread::Uid::from_raw(uid);
-        // Of this thread only: the kernel gives each thread users of its own.
+        // Only for this thread: in the kernel, each thread has its own users.
         rustix::thread::set_thread_res_uid(uid, uid, uid).ok()?;
         Some(work())
     });
     thread.join().unwrap()
 }
 
-/// A pool that all users reach.
+/// A pool accessible to all users.
 fn pool_for_all(place: &Place, devices: u32) -> Daemon {
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::Permissions::from_mode(0o711);
@@ -177,7 +177,7 @@ fn pool_for_all(place: &Place, devices: u32) -> Daemon {
     pool(place, devices, |spec| spec.mode = Some(0o666))
 }
 
-/// All that a process gets.
+/// Takes every device a process can get.
 fn take_all(path: &Path) -> Vec<UnixStream> {
     std::iter::from_fn(|| ask(path).ok()).collect()
 }
@@ -239,7 +239,7 @@ fn a_flood_of_clients_that_leave_makes_few_devices_and_delays_nobody() {
             }
         }
     };
-    // In another namespace if there can be one: it would be on the account of this one.
+    // In another namespace if possible: in this one, the flood would count for the test itself.
     let tested = std::thread::spawn(move || in_another_namespace(flood));
     let start = std::time::Instant::now();
     let mut made = 0;
@@ -269,7 +269,7 @@ fn the_last_device_goes_to_whoever_has_none() {
         assert_eq!(ask(&other).err(), Some(PoolStatus::AllInUse));
     });
     if tested {
-        // Given back by the end of the other one.
+        // Free again by the end of the other process.
         eventually("a refusal of the share", || ask(&path).err() == Some(PoolStatus::ShareInUse));
     }
 }
@@ -314,7 +314,7 @@ fn clients_that_leave_before_or_after_the_answer_cost_no_device() {
         connect(&pool, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     }
     eventually("the end of all", || daemon.list()[0].pool.as_ref().unwrap().in_use == 0);
-    // Some may have been in the queue still.
+    // Some clients may still have been in the queue.
     let (_a, _) = front_end(ask_until(&path));
 }
 

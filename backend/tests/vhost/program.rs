@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The program itself: options, signals, sandbox, and what it costs.
+//! The program itself: options, signals, sandbox, and its costs.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -16,8 +16,8 @@ use virtio_ism_abi::{Gid, Status};
 use super::front_end::*;
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_vhost-device-ism");
-/// The strictest sandbox. With `cargo xtask coverage` the program writes a profile at its end, for
-/// which strict would kill it.
+/// The strictest sandbox. With `cargo llvm-cov` the program writes a profile at its end, forbidden by strict
+/// mode.
 pub(crate) fn strict() -> &'static str {
     let profiled = std::env::var_os("LLVM_PROFILE_FILE").is_some();
     if profiled { "--sandbox=on" } else { "--sandbox=strict" }
@@ -28,14 +28,14 @@ const DMB: u32 = 64 << 10;
 pub(crate) struct Program(Child);
 
 impl Program {
-    /// Starts it and waits for its sockets.
+    /// Starts the program and waits for its sockets.
     pub(crate) fn start(place: &Place, sockets: &[&str], options: &[&str]) -> Program {
         let mut command = Command::new(PROGRAM);
         command.args(options).stderr(Stdio::piped());
         Program::start_by(command, place, sockets)
     }
 
-    /// The same by a command of the caller's.
+    /// Like [`start`](Self::start), with the caller's command.
     pub(crate) fn start_by(mut command: Command, place: &Place, sockets: &[&str]) -> Program {
         for socket in sockets {
             command.arg("--socket-path").arg(place.path(socket));
@@ -70,7 +70,7 @@ impl Program {
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }
 
-    /// Ends it by a signal; what it said.
+    /// Ends the program by a signal. Returns its output.
     pub(crate) fn end(&mut self, signal: Signal) -> String {
         kill_process(self.pid(), signal).unwrap();
         let (status, said) = self.ended();
@@ -78,7 +78,7 @@ impl Program {
         said
     }
 
-    /// Waits for its end; what it said.
+    /// Waits for the program's end. Returns its status and output.
     pub(crate) fn ended(&mut self) -> (std::process::ExitStatus, String) {
         let deadline = Instant::now() + TIMEOUT;
         let status = loop {
@@ -167,7 +167,7 @@ fn signals_end_it_and_remove_its_sockets() {
         let options = ["--management", management.to_str().unwrap()];
         let mut program = Program::start(&place, &["a", "b"], &options);
         until_listening(&management);
-        // With a front end connected, and one that hangs.
+        // With a connected front end, and a hanging one.
         let (_a, _) = FrontEnd::greet(&place.path("a"));
         let said = program.end(signal);
         assert!(!said.contains("ERROR"), "{said}");
@@ -197,12 +197,12 @@ fn the_strict_sandbox_has_all_that_the_daemon_needs() {
     let (_member, _) = super::pool::front_end(super::pool::ask(&place.path("p")).unwrap());
     client.remove("p").unwrap();
     assert!(client.metrics().unwrap().contains("ism_connected"));
-    // Where no socket was configured, none can be made.
+    // Outside the directories of configured sockets, no socket can be made.
     let elsewhere = Place::new();
     let refused = client.add(&AddGuest { socket: elsewhere.path("d"), ..AddGuest::default() });
     let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
     if refused.is_ok() {
-        // Past what the test harness keeps to itself.
+        // Written past the test harness' capture.
         let _ = writeln!(std::io::stderr(), "NOT TESTED: this kernel has no landlock");
     }
     assert!(status.contains("Seccomp:\t2"), "{status}");
@@ -280,7 +280,7 @@ fn a_daemon_that_is_started_as_root_gives_up_its_rights() {
             let of = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/{namespace}")).unwrap();
             assert_ne!(of(&program.pid().to_string()), of("self"), "{namespace}");
         }
-        // The process outside makes and removes sockets for it.
+        // The broker makes and removes sockets for the daemon.
         let mut client = Client::connect(&management).unwrap();
         client.add(&AddGuest { socket: place.path("c"), ..AddGuest::default() }).unwrap();
         work(&place.path("a"), &place.path("c"));
@@ -291,7 +291,7 @@ fn a_daemon_that_is_started_as_root_gives_up_its_rights() {
     }
 }
 
-/// What a program checks that connects to a socket in a directory of its own.
+/// The check of a program connecting to a socket in a directory of its own.
 #[test]
 fn those_who_connect_see_the_user_who_started_the_daemon() {
     use std::os::unix::net::{UnixListener, UnixStream};
@@ -370,7 +370,7 @@ fn a_service_manager_hears_of_start_life_and_end() {
 fn the_unit_of_systemd_is_well_formed() {
     let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd/vhost-device-ism.service");
     let text = std::fs::read_to_string(unit).unwrap();
-    // A program that is not installed would be a mistake.
+    // systemd-analyze reports a missing program as a mistake.
     let installed = "/usr/bin/vhost-device-ism";
     assert!(text.contains(&format!("ExecStart={installed} ")));
     let place = Place::new();
@@ -393,7 +393,7 @@ fn the_example_of_a_socket_unit_is_well_formed_and_fits_the_configuration() {
     let listens: Vec<&str> =
         unit.lines().filter_map(|line| line.strip_prefix("ListenSequentialPacket=")).collect();
     assert_eq!(listens, ["/run/vhost-device-ism/any/any.sock"]);
-    // A pool has a socket of packets, and this one has the mode that it has without a unit.
+    // A pool has a packet socket, with the same mode as without a unit.
     let pool = format!("socket = {:?}\ndevices = 64\nmode = \"666\"", listens[0]);
     assert!(config.contains(&pool) && unit.contains("SocketMode=0666"), "{config}{unit}");
     let place = Place::new();
@@ -427,10 +427,10 @@ fn the_unit_of_systemd_leaves_little_open() {
 #[test]
 fn reconnecting_leaks_neither_descriptors_nor_threads_nor_memory() {
     let place = Place::new();
-    // With the sandbox only root may list its descriptors.
+    // With the sandbox only root may list the daemon's descriptors.
     let program = Program::start(&place, &["a", "b"], &["--no-sandbox"]);
     let stable_state = |program: &Program| {
-        // Threads of a front end that is gone take a moment.
+        // Threads of a disconnected front end take a moment.
         let mut last = (0, 0);
         eventually("an end of changes", || {
             std::thread::sleep(Duration::from_millis(20));
@@ -445,7 +445,7 @@ fn reconnecting_leaks_neither_descriptors_nor_threads_nor_memory() {
     for _ in 0..50 {
         work(&place.path("a"), &place.path("b"));
     }
-    // Something of the first front ends may still have been there.
+    // Some state of the first front ends may still have been present.
     eventually("the state of before", || {
         let now = stable_state(&program);
         now.0 <= before.0 && now.1 <= before.1
@@ -463,7 +463,7 @@ fn a_hundred_idle_devices_stay_small_and_use_no_processor() {
     let empty = program.memory("VmRSS");
     let guests: Vec<(FrontEnd, Gid)> =
         sockets.iter().map(|name| FrontEnd::greet(&place.path(name))).collect();
-    // What the hellos began may take a moment on a loaded machine.
+    // Work begun by the hellos may take a moment on a loaded machine.
     let mut used = u64::MAX;
     eventually("half a second without work", || {
         let before = program.ticks();
@@ -497,7 +497,7 @@ fn a_stale_kick_does_not_keep_the_daemon_busy() {
     assert!(program.ticks() - before <= 5);
 }
 
-/// Not a test but a measurement: `cargo test --release -- --ignored --nocapture latency`.
+/// A measurement, not a test: `cargo test --release -- --ignored --nocapture latency`.
 #[test]
 #[ignore = "a measurement"]
 fn latency_from_kick_to_the_owners_call() {
@@ -512,7 +512,7 @@ fn latency_from_kick_to_the_owners_call() {
     b.write_window(line + LINE_ARMED as u64, &1u32.to_le_bytes());
     let token = dmb.token.get();
 
-    // The owner sleeps on its call descriptor in a thread of its own, as a driver does.
+    // The owner sleeps on its call descriptor in a thread of its own, like a driver.
     let (stamp, stamps) = std::sync::mpsc::channel();
     let call = b.queues[EVENTS].call.try_clone().unwrap();
     let owner = std::thread::spawn(move || {

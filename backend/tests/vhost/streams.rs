@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What holds for every command beside the daemon: streams that cannot be written, files that are not
-//! there, arguments that are no text, and a narrow terminal.
+//! Rules for every command other than the daemon: unwritable streams, missing files, arguments not in UTF-8,
+//! and a narrow terminal.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -18,7 +18,7 @@ fn full() -> Stdio {
     File::options().write(true).open("/dev/full").unwrap().into()
 }
 
-/// A pipe that nobody reads any more.
+/// A pipe without a reader.
 fn closed() -> Stdio {
     let (_, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     writer.into()
@@ -33,21 +33,21 @@ fn command(args: &[&str]) -> Command {
     command
 }
 
-/// A command that did not panic, nor die of a signal.
+/// Checks for an end without a panic or a signal.
 fn has_ended_by_itself(what: &str, output: &Output) {
     let code = output.status.code();
     assert!(code.is_some_and(|code| code != 101), "{what}: {output:?}");
     assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"), "{what}: {output:?}");
 }
 
-/// The verbs of `ctl`, as the command line has them.
+/// The verbs of `ctl`, from the command line's definition.
 fn verbs() -> Vec<String> {
     let all = Args::command();
     let ctl = all.find_subcommand("ctl").unwrap();
     ctl.get_subcommands().map(|verb| verb.get_name().to_owned()).collect()
 }
 
-/// Arguments after which the program prints and ends; whether a running daemon is asked.
+/// Arguments for printing and ending; whether a running daemon is asked.
 fn printing() -> Vec<(Vec<String>, bool)> {
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let mut all = vec![
@@ -148,7 +148,7 @@ fn an_argument_that_is_no_text_is_an_error() {
         let output = Command::new(PROGRAM).args(&args).arg(bytes).output().unwrap();
         has_ended_by_itself(&format!("{args:?} BYTES"), &output);
         assert!(!output.status.success() && !output.stderr.is_empty(), "{args:?}: {output:?}");
-        // Nothing else is in the way of a terminal.
+        // The error is valid UTF-8.
         assert!(String::from_utf8(output.stderr).is_ok(), "{args:?}");
     }
 }
@@ -176,7 +176,7 @@ fn help_fits_80_columns_and_is_broken_once() {
     }
     let mut script = Command::new("script");
     script.args(["-qec", &line, "/dev/null"]).env("SHELL", "/bin/sh");
-    // Some take colours for wanted where CI is set.
+    // Some programs use colours if CI is set.
     script.env("NO_COLOR", "1");
     let output = script.stdin(Stdio::null()).output().unwrap();
     let shown = String::from_utf8(output.stdout).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests whose monitors speak vfio-user: the driver's rings behind the registers of a PCI function.
+//! Guests of vfio-user monitors: the driver's rings behind the registers of a PCI function.
 
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
@@ -20,15 +20,15 @@ use super::front_end::*;
 use super::vfio_client::{Client, REGION_WRITE, RESET, SET_IRQS, longs, words};
 
 const DMB: u32 = 64 << 10;
-/// Steps of [`Guest::step`] that make a running device.
+/// Steps of [`Guest::step`] up to a running device.
 const STEPS: usize = 8;
 
-/// A guest under a monitor that has the device by vfio-user. The driver's side is that of a vhost-user
-/// front end; its eventfds become accesses to registers.
+/// A guest under a monitor with the device by vfio-user. The driver's side is a vhost-user front end's; its
+/// eventfds become accesses to registers.
 struct Guest {
     driver: FrontEnd,
     client: Arc<Mutex<Client>>,
-    /// One for each queue.
+    /// One interrupt eventfd per queue.
     interrupts: Vec<OwnedFd>,
 }
 
@@ -52,10 +52,10 @@ impl Drop for Guest {
 }
 
 impl Guest {
-    /// A client that has connected and said nothing.
+    /// A connected client before its first message.
     fn at(place: &Place, name: &str) -> Guest {
         let client = Client::new(connected(&place.path(name)));
-        // The driver asks no vhost-user back end.
+        // The driver has no vhost-user back end.
         let (unused, socket) = UnixStream::pair().unwrap();
         let driver =
             FrontEnd::on_rings(Frontend::from_stream(unused, QUEUES as u64), socket, false);
@@ -76,7 +76,7 @@ impl Guest {
         self.client().read(0, 20, 1).unwrap()[0]
     }
 
-    /// The step with this number on the way to a running device.
+    /// The step with this number towards a running device.
     fn step(&mut self, step: usize) {
         match step {
             0 => drop(self.client().version()),
@@ -97,7 +97,7 @@ impl Guest {
     fn map_memory(&self) {
         let file = self.file.as_fd();
         self.client().map(BASE, MEMORY, Some((file, 0))).unwrap();
-        // The ROM of a monitor, which has no file.
+        // A monitor's ROM, without a file.
         self.client().map(0xf_0000, 0x1_0000, None).unwrap();
     }
 
@@ -126,8 +126,8 @@ impl Guest {
         self.store(28, &1u16.to_le_bytes());
     }
 
-    /// Makes accesses to the notification registers of kicks, and calls of interrupts, on a thread that
-    /// ends with the client.
+    /// Turns kicks into accesses to the notification registers, and interrupts into calls, on a thread ending
+    /// with the client.
     fn pass_events(&mut self) {
         let both =
             |queue: &Queue| (queue.kick.try_clone().unwrap(), queue.call.try_clone().unwrap());
@@ -164,7 +164,7 @@ impl Guest {
                     body.extend(words(&[0, 2]));
                     body.extend((number as u16).to_ne_bytes());
                     let mut client = client.lock().unwrap();
-                    // The client may have gone meanwhile.
+                    // The client may have ended meanwhile.
                     let _ = client.send_raw([REGION_WRITE, 0], [34, 0x10], &body, &[]);
                 }
             }
@@ -202,7 +202,7 @@ fn no_faults(daemon: &Daemon) {
     }
 }
 
-/// Bytes from one to the other, and the event that says so.
+/// Moves bytes from one to the other, and checks the event.
 fn move_bytes(from: &mut FrontEnd, user: Gid, to: &mut FrontEnd) {
     let dmb = to.register_in_memory(user, 1, DMB);
     assert_eq!(from.transfer(dmb.token.get(), &[(100, b"hello")], true), Status::Ok);
@@ -260,7 +260,7 @@ fn a_device_that_the_daemon_ends_comes_back_by_a_reset() {
     let place = Place::new();
     let daemon = with_vfio_user(&place, &["a"], &["a"]);
     let (mut a, first) = Guest::start(&place, "a");
-    // A pipe in the place of an eventfd.
+    // A pipe instead of an eventfd.
     let (_pipe, end) = std::io::pipe().unwrap();
     a.client().request(SET_IRQS, &words(&[20, 0x24, 2, 3, 1]), &[end.as_fd()]).unwrap();
     eventually("the end of the device", || a.status() & 64 != 0);
@@ -319,7 +319,7 @@ fn a_guest_that_is_removed_loses_its_client() {
     assert!(end[0].revents().contains(PollFlags::HUP));
 }
 
-/// Mappings of a file in this process, of which one is the driver's, and the others the daemon's.
+/// Mappings of a file in this process: one is the driver's, the others are the daemon's.
 fn mappings(file: &File) -> usize {
     let inode = rustix::fs::fstat(file).unwrap().st_ino.to_string();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
