@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The vhost-user front end: what the function asks of its back end.
+//! The vhost-user front end: the function's requests to its back end.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -16,7 +16,7 @@ use thiserror::Error;
 use crate::dma::{MAX_REGIONS, MemoryRegion, PAGE};
 use crate::wire::{Fields, put};
 
-/// A queue as its driver has set it up. Addresses are the guest's.
+/// A queue in its driver's layout. Addresses are the guest's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueLayout {
     /// Entries.
@@ -29,21 +29,21 @@ pub struct QueueLayout {
     pub used: u64,
 }
 
-/// Why the back end serves no longer.
+/// Why the back end no longer serves.
 #[derive(Debug, Error)]
 pub enum BackEndError {
-    /// It has closed the connection, or the system refuses to send.
+    /// The back end has closed the connection, or sending failed.
     #[error("the vhost-user back end: {0}")]
     Io(#[from] io::Error),
-    /// It refuses a request.
+    /// The back end refuses a request.
     #[error("the vhost-user back end refuses request {request}: {code}")]
     Refused {
         /// Number of the request.
         request: u32,
-        /// What it answers.
+        /// The back end's answer.
         code: u64,
     },
-    /// An answer is not one to the request.
+    /// An answer does not match the request.
     #[error("the vhost-user back end answers request {request} with {len} bytes to {answered}")]
     Answer {
         /// Number of the request.
@@ -53,26 +53,26 @@ pub enum BackEndError {
         /// Bytes of the answer.
         len: u32,
     },
-    /// It lacks something that the function needs.
+    /// The back end lacks something the function needs.
     #[error("the vhost-user back end has no {0}")]
     Missing(&'static str),
 }
 
-/// A vhost-user back end, or what stands in for one in a test.
+/// A vhost-user back end, or its replacement in a test.
 pub trait BackEnd {
-    /// What becomes readable when it ends, if something does.
+    /// A descriptor readable at the end of the back end, if any.
     fn link(&self) -> Option<BorrowedFd<'_>>;
-    /// Features that it offers.
+    /// Features offered by the back end.
     ///
     /// # Errors
-    /// It has ended, or refuses; so for all methods.
+    /// The back end has ended, or refuses; the same holds for all methods.
     fn features(&mut self) -> Result<u64, BackEndError>;
     /// Accepts features, at the begin of a session.
     fn set_features(&mut self, features: u64) -> Result<(), BackEndError>;
     /// The first `len` bytes of the device's configuration.
     fn config(&mut self, len: u16) -> Result<Vec<u8>, BackEndError>;
-    /// Gives it the guest's memory, or none. What it had before and does not have now it no longer uses
-    /// when this returns.
+    /// Gives the back end the guest's memory, or none. On return the back end no longer uses memory missing
+    /// from `regions`.
     fn set_memory(&mut self, regions: &[MemoryRegion<'_>]) -> Result<(), BackEndError>;
     /// Starts a queue.
     fn start_queue(
@@ -82,15 +82,14 @@ pub trait BackEnd {
         kick: BorrowedFd<'_>,
         call: Option<BorrowedFd<'_>>,
     ) -> Result<(), BackEndError>;
-    /// Serves a queue that its driver has kicked on the calling thread. `false`: it does not, and its
-    /// kick eventfd has to be signalled.
+    /// Serves a kicked queue on the calling thread. `false`: not served; the caller has to signal the kick
+    /// eventfd.
     fn kick(&mut self, _queue: u16) -> bool {
         false
     }
-    /// Replaces the eventfd by which a queue interrupts. The old one is not used any more when this
-    /// returns.
+    /// Replaces the interrupt eventfd of a queue. On return the old eventfd is no longer used.
     fn set_call(&mut self, queue: u16, call: Option<BorrowedFd<'_>>) -> Result<(), BackEndError>;
-    /// Stops a queue: its memory is not touched any more.
+    /// Stops a queue. On return its memory is no longer used.
     fn stop_queue(&mut self, queue: u16) -> Result<(), BackEndError>;
     /// Resets the device, after its queues were stopped.
     fn reset(&mut self) -> Result<(), BackEndError>;
@@ -124,26 +123,26 @@ const REPLY_ACK: u64 = 1 << 3;
 const CONFIG: u64 = 1 << 9;
 const RESET: u64 = 1 << 13;
 
-/// Flags of a message: the version, a reply, and that one is wanted.
+/// Flags of a message: the version, a reply, a wanted reply.
 const VERSION: u32 = 1;
 const IS_REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// In place of a descriptor: there is none.
+/// In place of a descriptor: no descriptor.
 const NO_FD: u64 = 1 << 8;
 
 const HEADER: usize = 12;
-/// Bytes of the longest answer that is read: a configuration.
+/// Bytes of the longest accepted answer: a configuration.
 const MAX_ANSWER: usize = 12 + 256;
 
-/// What serves a queue that was kicked, or says that it does not.
+/// Serves a kicked queue, or returns `false`.
 type ServeKick = Box<dyn Fn(u16) -> bool>;
 
-/// A back end at the other end of a connection. Requests wait for their answers.
+/// A back end at the other end of a connection. Each request waits for its answer.
 pub struct VhostUser {
     stream: UnixStream,
     offered: u64,
     can_reset: bool,
-    /// It has memory of the guest.
+    /// The back end has memory of the guest.
     has_memory: bool,
     serve_kick: Option<ServeKick>,
 }
@@ -155,7 +154,7 @@ impl std::fmt::Debug for VhostUser {
 }
 
 impl VhostUser {
-    /// Begins to be the front end of a connection, which needs `queues` queues.
+    /// Becomes the front end of a connection with at least `queues` queues.
     ///
     /// # Errors
     /// The back end ends, refuses, or lacks CONFIG, MQ, REPLY_ACK or queues.
@@ -182,8 +181,8 @@ impl VhostUser {
         Ok(this)
     }
 
-    /// Has kicks served by `serve`, on the thread of the function, as [`BackEnd::kick`] says. For a back
-    /// end in the same process.
+    /// Makes `serve` handle kicks, on the thread of the function, as in [`BackEnd::kick`]. For a back end in
+    /// the same process.
     pub fn serve_kicks_by(&mut self, serve: impl Fn(u16) -> bool + 'static) {
         self.serve_kick = Some(Box::new(serve));
     }
@@ -191,7 +190,7 @@ impl VhostUser {
     fn set_table(&self, regions: &[MemoryRegion<'_>]) -> Result<(), BackEndError> {
         let mut body = pair(regions.len() as u32, 0).to_vec();
         for region in regions {
-            // The addresses of the front end are those of the guest.
+            // The front end's addresses equal the guest's.
             for value in [region.address, region.size, region.address, region.offset] {
                 body.extend(value.to_ne_bytes());
             }
@@ -218,7 +217,7 @@ impl VhostUser {
         if !fds.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(fds));
         }
-        // A socket of this process, whose other end reads as long as it lives: it may block.
+        // A socket of this process, read by the other end as long as it lives: the send may block.
         let iov = [IoSlice::new(&message)];
         let sent = sendmsg(&self.stream, &iov, &mut ancillary, SendFlags::NOSIGNAL)
             .map_err(io::Error::from)?;
@@ -271,7 +270,7 @@ impl VhostUser {
         number(request, &self.answer(request)?)
     }
 
-    /// A request without an answer of its own, which the back end acknowledges.
+    /// A request without an answer of its own, acknowledged by the back end.
     fn set(&self, request: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), BackEndError> {
         self.send(request, NEED_REPLY, body, fds)?;
         match number(request, &self.answer(request)?)? {
@@ -295,8 +294,7 @@ impl VhostUser {
     }
 }
 
-/// A page that is no guest's. vhost-user has no table without memory, so a back end that is to have none
-/// gets this.
+/// A page of no guest. vhost-user has no table without memory, so a back end without memory gets this page.
 fn page_of_nobody() -> rustix::io::Result<OwnedFd> {
     let page = memfd_create("no-memory", MemfdFlags::CLOEXEC)?;
     ftruncate(&page, PAGE)?;

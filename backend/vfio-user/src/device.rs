@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The function: its registers, and the session with the back end that they describe.
+//! The function: its registers, and the session with the back end described by them.
 
 mod session;
 
@@ -25,7 +25,7 @@ use crate::region::{
 use crate::wire::{Fields, put};
 use crate::{Event, Identity};
 
-/// Hears of what happens to a client.
+/// Receives the events of a client.
 pub(crate) type Report<'a> = dyn FnMut(Event<'_>) + 'a;
 /// Makes a connection to the back end.
 pub(crate) type Connect<'a, B> = dyn FnMut() -> Result<B, BackEndError> + 'a;
@@ -35,7 +35,7 @@ struct Queue {
     layout: QueueLayout,
     vector: u16,
     is_enabled: bool,
-    /// Whether the back end serves it.
+    /// Whether the back end serves the queue.
     is_running: bool,
     kick: OwnedFd,
 }
@@ -48,7 +48,7 @@ impl Queue {
     }
 }
 
-/// The common configuration, but for the queues.
+/// The common configuration, except the queues.
 #[derive(Clone, Copy, Debug)]
 struct Common {
     offered: u64,
@@ -60,7 +60,7 @@ struct Common {
     status: u8,
 }
 
-/// The device's configuration as it was read last.
+/// The device's configuration at the last read.
 #[derive(Debug, Default)]
 struct DeviceConfig {
     bytes: Vec<u8>,
@@ -76,7 +76,7 @@ pub(crate) struct Device<'a, B> {
     queues: Vec<Queue>,
     vectors: Vectors,
     memory: DmaTable,
-    /// `None`: it has ended, and the driver has to reset the function.
+    /// `None`: the back end has ended, and the driver has to reset the function.
     back_end: Option<B>,
     connect: &'a mut Connect<'a, B>,
     report: &'a mut Report<'a>,
@@ -125,7 +125,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
         })
     }
 
-    /// What becomes readable when the back end ends.
+    /// A descriptor readable at the end of the back end.
     pub(crate) fn link(&self) -> Option<BorrowedFd<'_>> {
         self.back_end.as_ref().and_then(BackEnd::link)
     }
@@ -135,12 +135,12 @@ impl<'a, B: BackEnd> Device<'a, B> {
         &self.vectors
     }
 
-    /// Tells of something.
+    /// Reports an event to the owner.
     pub(crate) fn report(&mut self, event: Event<'_>) {
         (self.report)(event);
     }
 
-    /// Takes note that the back end has ended: the function needs a reset.
+    /// Records the end of the back end: the function needs a reset.
     pub(crate) fn lose_back_end(&mut self, error: &BackEndError) {
         (self.report)(Event::BackEndLost(error));
         self.back_end = None;
@@ -150,7 +150,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
         self.need_reset();
     }
 
-    /// Asks the back end for something. If it fails, the function needs a reset.
+    /// Sends the back end a request. After a failure, the function needs a reset.
     fn ask<T>(&mut self, what: impl FnOnce(&mut B) -> Result<T, BackEndError>) -> Option<T> {
         match what(self.back_end.as_mut()?) {
             Ok(answer) => Some(answer),
@@ -182,7 +182,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
         Ok(())
     }
 
-    /// Takes mappings away. The back end does not use them any more when this returns.
+    /// Removes mappings. On return the back end no longer uses them.
     pub(crate) fn unmap(&mut self, fields: &Fields<'_>) -> Result<(), DmaError> {
         if self.memory.unmap(fields)? {
             self.renew_memory();
@@ -190,7 +190,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
         Ok(())
     }
 
-    /// Gives the back end the memory as it is now, if it has queues that run; without one it has no
+    /// Gives the back end the present memory, if queues run; without a running queue the back end has no
     /// memory.
     fn renew_memory(&mut self) {
         if !self.queues.iter().any(|queue| queue.is_running) {
@@ -223,7 +223,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
         Ok(())
     }
 
-    /// Gives the back end the eventfd of a queue as it is now, if the queue runs.
+    /// Gives the back end the present eventfd of a queue, if the queue runs.
     fn renew_call(&mut self, queue: u16) {
         let Some(entry) = self.queues.get(usize::from(queue)).filter(|entry| entry.is_running)
         else {
@@ -247,7 +247,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
                 put(data, 0, config);
             }
         } else if region == MSIX_BAR {
-            // The table is the client's, which gives vectors eventfds.
+            // The client keeps the table itself, by giving vectors eventfds.
             for (at, byte) in (offset..).zip(data) {
                 if let Some(at) = PENDING_BITS.at(at) {
                     *byte = self.vectors.pending_byte(at);
@@ -269,7 +269,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
     /// Writes a region; the access is checked.
     ///
     /// # Errors
-    /// The driver resets the function, and no back end can be had.
+    /// The driver resets the function, and no back end is available.
     pub(crate) fn write(
         &mut self,
         region: u32,
@@ -309,7 +309,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
         let Some(queue) = self.queues.get(number).filter(|queue| queue.is_running) else { return };
         // There are no more queues than vectors.
         if !self.back_end.as_mut().is_some_and(|back_end| back_end.kick(number as u16)) {
-            // It is this process's own, and nobody writes so much that it is full.
+            // This process owns the eventfd, and never writes enough to fill the counter.
             let _ = rustix::io::write(&queue.kick, &1u64.to_ne_bytes());
         }
     }
@@ -318,7 +318,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
         self.queues.get(usize::from(self.common.queue_select))
     }
 
-    /// Reads the common configuration. An access of any width sees the bytes that lie there.
+    /// Reads the common configuration. An access of any width returns the bytes at its place.
     fn read_common(&mut self, at: usize, data: &mut [u8]) {
         if (at..at + data.len()).contains(&GENERATION) {
             self.renew_config();
@@ -351,8 +351,8 @@ impl<'a, B: BackEnd> Device<'a, B> {
         put(data, 0, bytes.get(at..).unwrap_or_default());
     }
 
-    /// Reads the device's configuration anew. A driver that reads it between two equal generations has
-    /// seen one state of it.
+    /// Rereads the device's configuration. A driver reading between two equal generations has seen one
+    /// consistent state.
     fn renew_config(&mut self) {
         let len = self.identity.config_len;
         if let Some(bytes) = self.ask(|back_end| back_end.config(len))
@@ -363,8 +363,8 @@ impl<'a, B: BackEnd> Device<'a, B> {
         }
     }
 
-    /// Writes a field of the common configuration. An access that is not as wide as a field is left
-    /// out; addresses may come in halves.
+    /// Writes a field of the common configuration. An access of another width than the field is ignored;
+    /// addresses may come in halves.
     fn write_common(&mut self, at: usize, data: &[u8]) -> Result<(), BackEndError> {
         let fields = Fields(data);
         let (half, word) = (u16::from_le(fields.u16(0)), u32::from_le(fields.u32(0)));
@@ -389,7 +389,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
         Ok(())
     }
 
-    /// A vector, or none if there is no such.
+    /// The vector, or none if out of range.
     fn vector(&self, wanted: u16) -> u16 {
         if u32::from(wanted) < self.vectors.count() { wanted } else { NO_VECTOR }
     }
@@ -411,7 +411,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
                 queue.is_enabled = true;
                 self.start();
             }
-            // The rest stays as it is while the device uses it.
+            // The other fields stay unchanged while the queue is enabled.
             _ if queue.is_enabled => {}
             (QUEUE_SIZE, 2) if half.is_power_of_two() && half <= most => layout.size = half,
             (QUEUE_DESC..QUEUE_DRIVER, 4 | 8) => {

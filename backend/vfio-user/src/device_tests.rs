@@ -9,7 +9,7 @@ use virtio_ism_abi::virtio_pci::VERSION_1;
 use super::*;
 use crate::dma::MemoryRegion;
 
-/// What the back end was asked for.
+/// Requests to the back end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Asked {
     Features(u64),
@@ -21,19 +21,19 @@ enum Asked {
     Kick(u16),
 }
 
-/// A back end that notes what it is asked for.
+/// A back end recording its requests.
 #[derive(Clone, Default)]
 struct Noted {
     asked: Rc<RefCell<Vec<Asked>>>,
     config: Rc<Cell<u8>>,
     kicks: Rc<RefCell<Vec<OwnedFd>>>,
-    /// The eventfd by which its queue interrupts.
+    /// The interrupt eventfd of the queue.
     call: Rc<RefCell<Option<OwnedFd>>>,
-    /// It serves kicks itself.
+    /// Serves kicks itself.
     serves: Rc<Cell<bool>>,
-    /// It has memory.
+    /// Has memory.
     has_memory: Rc<Cell<bool>>,
-    /// It has ended.
+    /// Has ended.
     is_gone: Rc<Cell<bool>>,
     connections: Rc<Cell<usize>>,
 }
@@ -53,7 +53,7 @@ impl Noted {
 }
 
 const OFFERED: u64 = VERSION_1 | 1 << 29 | 5;
-/// What a stop asks for.
+/// Requests of a stop.
 const STOPPED: [Asked; 3] = [Asked::Stop(0), Asked::Reset, Asked::Memory(Vec::new())];
 
 impl BackEnd for Noted {
@@ -109,7 +109,7 @@ const MEMORY: u64 = 0x10_0000;
 const LAYOUT: QueueLayout =
     QueueLayout { size: 64, descriptors: 0x1000, available: 0x2000, used: 0x3000 };
 
-/// Runs a test on a device that has no memory yet.
+/// Runs a test on a device without memory.
 fn with_device(back_end: &Noted, test: impl FnOnce(&mut Device<'_, Noted>)) {
     let mut connect = || {
         if back_end.is_gone.get() {
@@ -396,7 +396,7 @@ fn a_back_end_that_ends_needs_a_reset_and_comes_back_by_it() {
         device.bring_up_again();
         assert_eq!(back_end.connections.get(), 2);
         back_end.is_gone.set(true);
-        // It refuses the stop, and there is no other.
+        // The back end refuses the stop, and no other is available.
         assert!(device.write(STRUCTURES_BAR, STATUS as u64, &[0]).is_err());
     });
 }
@@ -452,7 +452,7 @@ fn registers_can_be_reached_by_the_configuration_space() {
         let mut data = [0];
         device.read(CONFIG, access + 16, &mut data);
         assert_eq!(data, [1]);
-        // A BAR that there is not, the configuration space itself, and beyond the end.
+        // An absent BAR, the configuration space itself, and offsets beyond the end.
         for (bar, offset) in [(5u8, 0u32), (7, 0), (0, u32::MAX - 3), (255, 0)] {
             device.write(CONFIG, access + 4, &[bar]).unwrap();
             device.write(CONFIG, access + 8, &offset.to_le_bytes()).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The memory that a client has mapped for the device, and what the back end gets of it.
+//! The client's mapped memory for the device, and the back end's part of it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -9,15 +9,15 @@ use thiserror::Error;
 
 use crate::wire::Fields;
 
-/// Mappings that a client may have at a time. QEMU needs some twenty.
+/// Most mappings of a client at a time. QEMU needs some twenty.
 pub(crate) const MAX_MAPS: usize = 1024;
-/// Files that its mappings may have, since each is a descriptor of this process.
+/// Most files of a client's mappings, since each is a descriptor of this process.
 const MAX_FILES: usize = 16;
-/// Regions that the back end gets: as many as one vhost-user message has descriptors for.
+/// Most regions for the back end: the number of descriptors in one vhost-user message.
 pub(crate) const MAX_REGIONS: usize = 32;
 /// Addresses and lengths are multiples of this, bytes.
 pub(crate) const PAGE: u64 = 4096;
-/// Huge pages, by their number in `linux/magic.h`.
+/// `f_type` of huge pages, from `linux/magic.h`.
 const HUGETLBFS: u64 = 0x9584_58f6;
 
 /// Flags of DMA_MAP.
@@ -26,16 +26,16 @@ const WRITE: u32 = 2;
 /// Flag of DMA_UNMAP: all mappings.
 const ALL: u32 = 2;
 
-/// A mapping that is refused. Addresses are the device's.
+/// Why a mapping is refused. Addresses are the device's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DmaError {
-    /// Flags that do not exist, or that are not served.
+    /// Unknown or unsupported flags.
     #[error("DMA flags {0:#x}")]
     Flags(u32),
-    /// Not whole pages, none, or beyond the end of the address space.
+    /// Not whole pages, empty, or beyond the end of the address space.
     #[error("DMA of {size:#x} bytes at {address:#x}, which are no pages of {PAGE} bytes")]
     Range {
-        /// Where.
+        /// Address of the range.
         address: u64,
         /// Bytes.
         size: u64,
@@ -43,7 +43,7 @@ pub enum DmaError {
     /// A part of the range is mapped already.
     #[error("DMA of {size:#x} bytes at {address:#x}, a part of which is mapped already")]
     Overlap {
-        /// Where.
+        /// Address of the range.
         address: u64,
         /// Bytes.
         size: u64,
@@ -51,36 +51,36 @@ pub enum DmaError {
     /// The offset in the file is not aligned, or too large.
     #[error("DMA at {address:#x} from offset {offset:#x} of a file")]
     Offset {
-        /// Where.
+        /// Address of the mapping.
         address: u64,
         /// Offset in the file, bytes.
         offset: u64,
     },
-    /// There are as many mappings as may be.
+    /// The limit of mappings is reached.
     #[error("more than {MAX_MAPS} DMA mappings")]
     TooMany,
-    /// There are as many files as may be.
+    /// The limit of files is reached.
     #[error("DMA mappings of more than {MAX_FILES} files")]
     TooManyFiles,
-    /// What was passed is not a file that can be mapped.
+    /// The passed descriptor cannot be mapped.
     #[error("DMA at {address:#x} in a descriptor that is no file: {errno}")]
     NoFile {
-        /// Where.
+        /// Address of the mapping.
         address: u64,
-        /// What the system says of it.
+        /// The system's error.
         errno: Errno,
     },
-    /// An unmapped range cuts through a mapping, or has none.
+    /// The range cuts through a mapping, or has gaps.
     #[error("no DMA mappings fill {size:#x} bytes at {address:#x}")]
     NotMapped {
-        /// Where.
+        /// Address of the range.
         address: u64,
         /// Bytes.
         size: u64,
     },
 }
 
-/// A file, known by its device and inode, with the size of its pages.
+/// A file, identified by device and inode, with the size of its pages.
 #[derive(Debug)]
 struct File {
     fd: OwnedFd,
@@ -92,7 +92,7 @@ struct File {
 struct Map {
     start: u64,
     size: u64,
-    /// `None`: memory that cannot be shared, such as that of a display.
+    /// `None`: memory without a shareable file, such as a display's.
     file: Option<(Rc<File>, u64)>,
     is_writable: bool,
 }
@@ -100,13 +100,13 @@ struct Map {
 /// A part of the client's memory, for the back end.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryRegion<'a> {
-    /// Address of the device, which is that of the guest.
+    /// Address for the device, equal to the guest's.
     pub address: u64,
     /// Bytes.
     pub size: u64,
     /// The file.
     pub file: rustix::fd::BorrowedFd<'a>,
-    /// Where in the file, bytes.
+    /// Offset in the file, bytes.
     pub offset: u64,
 }
 
@@ -145,7 +145,7 @@ impl DmaTable {
         Ok(is_shown)
     }
 
-    /// Takes out what a DMA_UNMAP names. Returns whether the back end's table changes.
+    /// Removes the mappings of a DMA_UNMAP. Returns whether the back end's table changes.
     pub(crate) fn unmap(&mut self, fields: &Fields<'_>) -> Result<bool, DmaError> {
         let (flags, start, size) = (fields.u32(4), fields.u64(8), fields.u64(16));
         if flags & !ALL != 0 {
@@ -202,9 +202,9 @@ impl DmaTable {
         Ok((Rc::new(File { fd, identity, page }), offset))
     }
 
-    /// What the back end gets: memory with a file that the device may write, with neighbours in one
-    /// file as one region. A region of huge pages has whole pages, as vhost-user back ends want it. Of
-    /// more than [`MAX_REGIONS`] the largest stay.
+    /// The regions for the back end: writable memory with a file, with neighbours in one file as one region.
+    /// A region of huge pages has whole pages, as required by vhost-user back ends, unless another mapping in
+    /// one of these pages differs. Beyond [`MAX_REGIONS`], only the largest regions stay.
     pub(crate) fn regions(&self) -> Vec<MemoryRegion<'_>> {
         let mut regions: Vec<(MemoryRegion<'_>, &Rc<File>)> = Vec::new();
         for map in self.maps.iter().filter(|map| map.is_shown()) {
@@ -235,7 +235,7 @@ impl DmaTable {
 }
 
 impl Map {
-    /// Whether the back end gets it.
+    /// Whether the mapping goes to the back end.
     fn is_shown(&self) -> bool {
         self.file.is_some() && self.is_writable
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The MSI-X vectors, the eventfds that the client gives them, and interrupts that wait for one.
+//! The MSI-X vectors, the client's eventfds for them, and interrupts waiting for an eventfd.
 
 use std::io;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::wire::Fields;
 
-/// Kinds of interrupts that vfio-pci has; all but MSI-X have none here.
+/// Kinds of interrupts in vfio-pci; only MSI-X has any here.
 pub(crate) const KINDS: u32 = 5;
 /// MSI-X.
 pub(crate) const MSIX: u32 = 2;
@@ -20,31 +20,31 @@ const NO_DATA: u32 = 1;
 const EVENTFD: u32 = 1 << 2;
 const TRIGGER: u32 = 1 << 5;
 
-/// A SET_IRQS that is refused.
+/// Why a SET_IRQS is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum IrqError {
-    /// A kind of interrupt that the function does not have.
+    /// An unknown kind of interrupt.
     #[error("interrupts of kind {0}")]
     Kind(u32),
-    /// Vectors that the function does not have.
+    /// Vectors out of range.
     #[error("{count} vectors from {start}; there are {vectors}")]
     Vectors {
-        /// The first.
+        /// The first vector.
         start: u32,
-        /// How many.
+        /// Number of vectors.
         count: u32,
-        /// How many there are.
+        /// Number of the function's vectors.
         vectors: u32,
     },
-    /// Flags that are not served: only eventfds, and none.
+    /// Unsupported flags: only eventfds are supported.
     #[error("interrupt flags {0:#x}")]
     Flags(u32),
-    /// Neither one eventfd for each vector, nor none.
+    /// The number of eventfds is neither 0 nor the number of vectors.
     #[error("{fds} eventfds for {count} vectors")]
     Eventfds {
-        /// Descriptors that came.
+        /// Number of descriptors.
         fds: usize,
-        /// Vectors.
+        /// Number of vectors.
         count: u32,
     },
 }
@@ -55,12 +55,12 @@ const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 struct Vector {
     /// The client's eventfd.
     given: Option<OwnedFd>,
-    /// What is signalled while the client has given none: its pending bit.
+    /// The pending bit: signalled while the client has given no eventfd.
     pending: OwnedFd,
 }
 
 impl Vector {
-    /// What an interrupt signals.
+    /// The descriptor signalled by an interrupt.
     fn target(&self) -> BorrowedFd<'_> {
         self.given.as_ref().unwrap_or(&self.pending).as_fd()
     }
@@ -75,7 +75,7 @@ impl Vector {
         rustix::io::read(&self.pending, &mut [0; 8]).is_ok()
     }
 
-    /// Interrupts. An eventfd of the client that is full is left as it is: it interrupts already.
+    /// Interrupts. A full eventfd of the client is left unchanged: it interrupts already.
     fn signal(&self) {
         let target = self.target();
         let mut ready = [PollFd::new(&target, PollFlags::OUT)];
@@ -98,17 +98,17 @@ impl Vectors {
         (0..count).map(vector).collect::<io::Result<_>>().map(Vectors)
     }
 
-    /// How many there are.
+    /// Number of vectors.
     pub(crate) fn count(&self) -> u32 {
         self.0.len() as u32
     }
 
-    /// How many interrupts of a kind there are.
+    /// Number of interrupts of a kind.
     pub(crate) fn count_of(&self, kind: u32) -> u32 {
         if kind == MSIX { self.count() } else { 0 }
     }
 
-    /// Carries a SET_IRQS out: vectors get eventfds, or lose them. Returns the vectors that changed.
+    /// Carries out a SET_IRQS: vectors gain or lose eventfds. Returns the changed vectors.
     pub(crate) fn set(
         &mut self,
         fields: &Fields<'_>,
@@ -134,24 +134,24 @@ impl Vectors {
         for vector in self.0.get_mut(changed.clone()).unwrap_or_default() {
             vector.given = fds.next();
         }
-        // There are no more than the table has entries.
+        // The table has no more entries.
         Ok(changed.start as u16..changed.end as u16)
     }
 
-    /// What signals a vector: the client's eventfd, or its pending bit; `None`: there is no such vector.
+    /// The descriptor signalled for a vector: the client's eventfd, or the pending bit; `None`: out of range.
     pub(crate) fn eventfd(&self, vector: u16) -> Option<BorrowedFd<'_>> {
         self.0.get(usize::from(vector)).map(Vector::target)
     }
 
-    /// Interrupts by a vector, if there is such.
+    /// Interrupts by a vector, if in range.
     pub(crate) fn signal(&self, vector: u16) {
         if let Some(vector) = self.0.get(usize::from(vector)) {
             vector.signal();
         }
     }
 
-    /// Interrupts by those vectors that were pending and have eventfds now. Nobody may signal their
-    /// pending bits any more.
+    /// Interrupts by the pending ones of `vectors` with an eventfd now. The pending bits must no longer be
+    /// signalled by others.
     pub(crate) fn deliver(&self, vectors: Range<u16>) {
         let vectors = usize::from(vectors.start)..usize::from(vectors.end);
         let vectors = self.0.get(vectors).unwrap_or_default();
@@ -162,7 +162,7 @@ impl Vectors {
         }
     }
 
-    /// Forgets what is pending.
+    /// Clears all pending bits.
     pub(crate) fn clear_pending(&self) {
         for vector in &self.0 {
             vector.take_pending();
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!([0, 1].map(|at| vectors.pending_byte(at)), [0, 2]);
         vectors.signal(3);
         assert!(is_signalled(&third));
-        // It is taken away, and comes back: each interrupt is seen once.
+        // Remove and return the eventfd: each interrupt is seen once.
         set(&mut vectors, NO_DATA | TRIGGER, MSIX, [0, 0], 0).unwrap();
         vectors.signal(3);
         assert!(!is_signalled(&third));

@@ -20,32 +20,32 @@ pub use server::{EndError, serve};
 pub use stream::StreamError;
 pub use wire::{BodyError, HeaderError};
 
-/// What happens to a client that is served.
+/// An event of a served client.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A request has come. It is carried out when the caller's function returns, which may wait.
+    /// A request has come. The server carries the request out once the caller's function returns; the
+    /// function may wait.
     Request,
-    /// A request was refused, and the client is served further.
+    /// A request was refused. The client is still served.
     Refused(&'a dyn std::error::Error),
-    /// The back end has ended. The function needs a reset by its driver, which makes another
-    /// connection.
+    /// The back end has ended. The function needs a reset by its driver, to make another connection.
     BackEndLost(&'a BackEndError),
 }
 
-/// Queues that a function can have: each has a vector, and one is for changes of the configuration.
+/// Most queues of a function: each has a vector, and one vector is for changes of the configuration.
 pub const MAX_QUEUES: u16 = region::MAX_VECTORS - 1;
 
-/// What a function is, beside what its back end says.
+/// Identity of a function, apart from its back end's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Its number among virtio devices.
+    /// Virtio device id.
     pub device_id: u16,
-    /// Its class code: class, subclass and interface, in the lower three bytes.
+    /// PCI class code: class, subclass and interface, in the lower three bytes.
     pub class: u32,
     /// Bytes of the device's configuration, at most 256.
     pub config_len: u16,
     /// Queues, 1 to [`MAX_QUEUES`].
     pub queues: u16,
-    /// Entries that a queue has at most: a power of two.
+    /// Most entries of a queue: a power of two.
     pub queue_size: u16,
 }

@@ -10,13 +10,13 @@ use crate::region::{
 };
 use crate::wire::{Fields, put};
 
-/// Subsystem that QEMU gives virtio functions.
+/// QEMU's subsystem id for virtio functions.
 const SUBSYSTEM: u16 = 0x1100;
 
 // Registers of the header.
 const COMMAND: usize = 0x04;
 const INTERRUPT_LINE: usize = 0x3c;
-/// Bits of the command register that can be set: memory, bus master, parity, SERR, no INTx.
+/// Writable bits of the command register: memory, bus master, parity, SERR, no INTx.
 const COMMAND_BITS: u16 = 0x0002 | BUS_MASTER | 0x0040 | 0x0100 | 0x0400;
 const BUS_MASTER: u16 = 0x0004;
 
@@ -36,7 +36,7 @@ const MSIX_CONTROL: usize = MSIX as usize + 3;
 /// BAR, offset, length and data of the access capability.
 const ACCESS: usize = ACCESS_CAP as usize;
 
-/// What a write to the configuration space asks for.
+/// Effect of a write to the configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Nothing more.
@@ -70,7 +70,7 @@ impl ConfigSpace {
         ConfigSpace { bytes, fresh: bytes }
     }
 
-    /// Sets all registers as they were at first.
+    /// Restores the initial values of all registers.
     pub(crate) fn reset(&mut self) {
         self.bytes = self.fresh;
     }
@@ -83,7 +83,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Whether an access touches the data register of the access capability, and what it then is.
+    /// The access described by the access capability, if the range touches its data register.
     pub(crate) fn access(&self, at: usize, len: usize) -> Option<Access> {
         let data = ACCESS + 16;
         if at >= data + 4 || at + len <= data {
@@ -97,17 +97,17 @@ impl ConfigSpace {
         is_aligned.then_some(Access { bar, offset, len })
     }
 
-    /// Stores the data that an access has read.
+    /// Stores the data read by an access.
     pub(crate) fn set_access_data(&mut self, data: &[u8]) {
         put(&mut self.bytes, ACCESS + 16, data);
     }
 
-    /// The data of an access that writes.
+    /// The data of a write access.
     pub(crate) fn access_data(&self) -> [u8; 4] {
         Fields(&self.bytes).u32(ACCESS + 16).to_ne_bytes()
     }
 
-    /// Writes registers, byte by byte: those that can be written change.
+    /// Writes registers, byte by byte: only writable bits change.
     pub(crate) fn write(&mut self, at: usize, data: &[u8]) -> Effect {
         let had_master = self.command() & BUS_MASTER != 0;
         let mut is_reset = false;
@@ -131,7 +131,7 @@ impl ConfigSpace {
     }
 }
 
-/// Bits of a byte that a driver can write.
+/// Writable bits of a byte.
 fn writable(at: usize) -> u8 {
     const COMMAND_HIGH: usize = COMMAND + 1;
     const MSIX_BITS: u8 = 0xc0;
@@ -169,7 +169,7 @@ fn registers(identity: &Identity, vectors: u16) -> [u8; CONFIG_LEN] {
     set(msix + 2, &(vectors - 1).to_le_bytes());
     set(msix + 4, &MSIX_BAR.to_le_bytes());
     set(msix + 8, &(PENDING | MSIX_BAR).to_le_bytes());
-    // Advanced features of a conventional function: it can be reset, and says when it is done.
+    // Advanced features of a conventional function: supports a reset, and reports its end.
     set(usize::from(FEATURES), &[0x13, COMMON_CAP, 6, 3]);
 
     let notify_len = u64::from(identity.queues) * u64::from(NOTIFY_MULTIPLIER);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Regions of the function as vfio numbers them, and what lies where in its BARs.
+//! Regions of the function in vfio's numbering, and the layout of its BARs.
 
 use thiserror::Error;
 
-/// Bytes that one access may have: the whole configuration space of PCI Express, and more.
+/// Most bytes of one access: more than the whole configuration space of PCI Express.
 pub(crate) const MAX_DATA: usize = 8192;
 
-/// Regions that vfio-pci has: six BARs, the ROM, the configuration space, VGA.
+/// Regions of vfio-pci: six BARs, the ROM, the configuration space, VGA.
 pub(crate) const REGIONS: u32 = 9;
 /// BAR of the virtio structures.
 pub(crate) const STRUCTURES_BAR: u32 = 0;
@@ -15,15 +15,15 @@ pub(crate) const MSIX_BAR: u32 = 2;
 /// The configuration space.
 pub(crate) const CONFIG: u32 = 7;
 
-/// Bytes of the configuration space: that of a conventional function.
+/// Bytes of the configuration space of a conventional function.
 pub(crate) const CONFIG_LEN: usize = 256;
-/// Bytes of the BAR of the structures, each of which has pages of its own.
+/// Bytes of the structures' BAR; each structure has pages of its own.
 pub(crate) const STRUCTURES_LEN: u64 = 0x4000;
 /// Bytes of the BAR of MSI-X.
 pub(crate) const MSIX_LEN: u64 = 0x1000;
-/// Where the pending bits lie in it.
+/// Offset of the pending bits in the BAR of MSI-X.
 pub(crate) const PENDING: u32 = 0x800;
-/// Vectors whose table entries fit before the pending bits.
+/// Most vectors with table entries before the pending bits.
 pub(crate) const MAX_VECTORS: u16 = (PENDING / 16) as u16;
 /// The pending bits, one for each vector.
 pub(crate) const PENDING_BITS: Place =
@@ -38,7 +38,7 @@ pub(crate) struct Place {
 
 /// The common configuration (virtio 1.3, 4.1.4.3).
 pub(crate) const COMMON: Place = Place { offset: 0, len: 0x1000 };
-/// The interrupt status, which is 0: interrupts are messages.
+/// The interrupt status, always 0: interrupts are messages.
 pub(crate) const ISR: Place = Place { offset: 0x1000, len: 0x1000 };
 /// The configuration of the device.
 pub(crate) const DEVICE: Place = Place { offset: 0x2000, len: 0x1000 };
@@ -48,14 +48,14 @@ pub(crate) const NOTIFY: Place = Place { offset: 0x3000, len: 0x1000 };
 pub(crate) const NOTIFY_MULTIPLIER: u32 = 4;
 
 impl Place {
-    /// The offset in the structure, if an offset in the BAR lies in it.
+    /// The offset in the structure, for an offset in the BAR inside the structure.
     pub(crate) fn at(self, offset: u64) -> Option<usize> {
         let at = offset.checked_sub(self.offset).filter(|at| *at < self.len)?;
         usize::try_from(at).ok()
     }
 }
 
-/// Bytes of a region; 0 if the function does not have it.
+/// Bytes of a region; 0 for an absent region.
 pub(crate) fn size(region: u32) -> u64 {
     match region {
         STRUCTURES_BAR => STRUCTURES_LEN,
@@ -65,13 +65,13 @@ pub(crate) fn size(region: u32) -> u64 {
     }
 }
 
-/// An access that no driver can have asked for.
+/// An access no driver can have asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("an access to {count} bytes at {offset:#x} of region {region}, which has {size:#x}")]
 pub struct AccessError {
     /// The region.
     pub region: u32,
-    /// Offset in it, bytes.
+    /// Offset in the region, bytes.
     pub offset: u64,
     /// Bytes.
     pub count: u32,
@@ -79,7 +79,7 @@ pub struct AccessError {
     pub size: u64,
 }
 
-/// Checks that an access lies in its region. Returns its length.
+/// Checks whether an access lies in its region. Returns its length.
 pub(crate) fn check(region: u32, offset: u64, count: u32) -> Result<usize, AccessError> {
     let size = size(region);
     let len = count as usize;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Requests of a client, one after the other, and their answers.
+//! A client's requests, one at a time, and their answers.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -16,22 +16,22 @@ use crate::stream::{ClientStream, Incoming, StreamError};
 use crate::wire::{BodyError, Fields, Header, MAX_FDS, command, put, sized, structure};
 use crate::{Event, Identity};
 
-/// Major version of the protocol; the minor one is 0, too.
+/// Major version of the protocol; the minor version is 0, too.
 const MAJOR: u16 = 0;
 
-/// Why a client is not served any longer.
+/// Why a client is no longer served.
 #[derive(Debug, Error)]
 pub enum EndError {
-    /// The stream has ended, or is none.
+    /// The stream has ended, or is malformed.
     #[error(transparent)]
     Stream(#[from] StreamError),
     /// There is no back end.
     #[error(transparent)]
     BackEnd(#[from] BackEndError),
-    /// The first message is not VERSION, or a later one is.
+    /// The first message is not VERSION, or VERSION came again.
     #[error("command {0} where VERSION comes first, and once")]
     Order(u16),
-    /// A version that is not served.
+    /// An unsupported version.
     #[error("version {0}.{1}; version {MAJOR}.0 is served")]
     Version(u16, u16),
     /// The text of VERSION does not end, or the message has descriptors.
@@ -39,19 +39,19 @@ pub enum EndError {
     VersionText {
         /// Bytes after the header.
         len: usize,
-        /// Descriptors that came.
+        /// Number of descriptors.
         fds: usize,
     },
 }
 
 impl EndError {
-    /// Whether a client may end like this that does nothing wrong: it can be killed at any time.
+    /// Whether a correct client may end like this: a client can be killed at any time.
     pub fn is_orderly(&self) -> bool {
         matches!(self, EndError::Stream(StreamError::Closed | StreamError::Cut))
     }
 }
 
-/// A request that is refused. The client is served further.
+/// A refused request. The client is still served.
 #[derive(Debug, Error)]
 enum Refusal {
     #[error(transparent)]
@@ -68,13 +68,13 @@ enum Refusal {
     Interrupts(u32),
     #[error("a write of {count} bytes with {len} bytes of data")]
     Data { count: u32, len: usize },
-    /// It ends the client.
+    /// Ends the client.
     #[error(transparent)]
     End(#[from] BackEndError),
 }
 
 impl Refusal {
-    /// Whether good clients ask for it, too, to find out what there is.
+    /// Whether correct clients send such a request, too, to probe for support.
     fn is_usual(&self) -> bool {
         match self {
             Refusal::Interrupts(kind) => *kind < KINDS,
@@ -91,7 +91,7 @@ impl Refusal {
 
     fn errno(&self) -> u32 {
         let errno = match self {
-            // What clients know as "the device does not have it".
+            // Known to clients as "not supported by the device".
             Refusal::Body(BodyError::Command(_)) => Errno::NOTSUP,
             Refusal::Dma(DmaError::Overlap { .. }) => Errno::EXIST,
             Refusal::Dma(DmaError::NotMapped { .. }) => Errno::NOENT,
@@ -102,12 +102,12 @@ impl Refusal {
     }
 }
 
-/// Serves one client to its end. `connect` makes a connection to the back end: at the begin, and when
-/// a driver resets the function after the back end has ended. `report` hears of every [`Event`], and
-/// has to limit what it writes to a log.
+/// Serves one client to its end. `connect` makes a connection to the back end: at the begin, and when a
+/// driver resets the function after the end of the back end. `report` gets every [`Event`], and has to limit
+/// its own log lines.
 ///
 /// # Errors
-/// Why it has ended; [`EndError::is_orderly`] tells an end without a fault.
+/// The reason for the end; [`EndError::is_orderly`] tells an end without a fault.
 pub fn serve<'a, B: BackEnd>(
     client: UnixStream,
     identity: Identity,
@@ -152,7 +152,7 @@ pub fn serve<'a, B: BackEnd>(
     }
 }
 
-/// Answers VERSION. What the client can do does not matter: nothing is asked of it.
+/// Answers VERSION. The client's capabilities do not matter: the server uses none.
 fn negotiate(stream: &mut ClientStream) -> Result<(), EndError> {
     let (first, fds) = stream.begin()?;
     if first != command::VERSION {
@@ -208,14 +208,15 @@ fn handle<B: BackEnd>(
         }
         command::GET_INFO => {
             structure(number, body, 16)?;
-            /// It can be reset, and is a PCI function.
+            /// A PCI function with reset.
             const FLAGS: u32 = 3;
             Ok(words(&[16, FLAGS, REGIONS, KINDS]))
         }
         command::GET_REGION_INFO => region_info(&structure(number, body, 32)?),
         command::GET_IRQ_INFO => {
             let index = structure(number, body, 16)?.u32(8);
-            // Of errors and of requests to be given back there is none; clients look for these two.
+            // Interrupts for errors and for requests to return the device are absent; clients probe for these
+            // two.
             if index > MSIX {
                 return Err(Refusal::Interrupts(index));
             }
@@ -273,7 +274,7 @@ fn region_info(fields: &Fields<'_>) -> Result<Vec<u8>, Refusal> {
         return Err(Refusal::Region(index));
     }
     let size = region::size(index);
-    /// It can be read and written, and not mapped.
+    /// Readable and writable, not mappable.
     const FLAGS: u32 = 3;
     let mut answer = words(&[32, if size == 0 { 0 } else { FLAGS }, index, 0]);
     answer.extend(size.to_ne_bytes());

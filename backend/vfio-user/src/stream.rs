@@ -16,30 +16,30 @@ use thiserror::Error;
 
 use crate::wire::{Fields, HEADER, Header, HeaderError, MAX_FDS, MAX_MESSAGE};
 
-/// Bytes of a header that say which command it is.
+/// Bytes of a header up to the end of the command number.
 const BEGIN: usize = 4;
 
 /// Why a stream ends.
 #[derive(Debug, Error)]
 pub enum StreamError {
-    /// The client has closed it.
+    /// The client has closed the stream.
     #[error("the client has gone")]
     Closed,
-    /// The client has closed it within a message.
+    /// The client has closed the stream within a message.
     #[error("the client has gone within a message")]
     Cut,
-    /// A header that says nothing.
+    /// A malformed header.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// More descriptors than a message has.
+    /// More descriptors than a message may have.
     #[error("more than {MAX_FDS} descriptors with a message")]
     Descriptors,
-    /// The system refuses.
+    /// A system call failed.
     #[error("the client's socket: {0}")]
     Io(#[from] io::Error),
 }
 
-/// What happened while a stream waited.
+/// Result of a wait.
 #[derive(Debug)]
 pub(crate) enum Incoming {
     /// A message has come; its body is in the buffer.
@@ -48,7 +48,7 @@ pub(crate) enum Incoming {
     Other,
 }
 
-/// A client's socket. A client that does not read its answers makes only its own thread wait.
+/// A client's socket. A client not reading its answers makes only its own thread wait.
 #[derive(Debug)]
 pub(crate) struct ClientStream {
     socket: UnixStream,
@@ -61,7 +61,7 @@ impl ClientStream {
         Ok(ClientStream { socket, buffer: Box::new([0; MAX_MESSAGE]) })
     }
 
-    /// The body of the message that came last.
+    /// The body of the last message.
     pub(crate) fn body(&self, header: &Header) -> &[u8] {
         self.buffer.get(HEADER..HEADER + header.body).unwrap_or_default()
     }
@@ -91,8 +91,8 @@ impl ClientStream {
         Ok(Incoming::Message(header, fds))
     }
 
-    /// The command of the message that begins, and the descriptors that came with it. No more is read,
-    /// since a front end of another protocol may send no more.
+    /// The command of the next message, and the descriptors with it. Reads no more, since a front end of
+    /// another protocol may send no more.
     pub(crate) fn begin(&mut self) -> Result<(u16, Vec<OwnedFd>), StreamError> {
         let mut fds = Vec::new();
         self.fill(0, BEGIN, &mut fds)?;
@@ -107,7 +107,7 @@ impl ClientStream {
         self.message(BEGIN, fds)
     }
 
-    /// The message of which `from` bytes were read.
+    /// The message after its first `from` bytes.
     fn message(
         &mut self,
         from: usize,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages of vfio-user as they lie in the stream, and their checks.
+//! vfio-user messages in the stream's format, and their checks.
 //!
-//! A message is a header and a body. All numbers have the byte order of the host. Each request is read
-//! from a private copy, with an error for each way of being wrong.
+//! A message is a header and a body. All numbers have the byte order of the host. Each request is read from a
+//! private copy, with an error for each kind of mistake.
 
 use thiserror::Error;
 
@@ -10,9 +10,9 @@ use crate::region::MAX_DATA;
 
 /// Bytes of a header.
 pub(crate) const HEADER: usize = 16;
-/// Bytes of the longest message that a client may send: a REGION_WRITE, or a VERSION with its text.
+/// Bytes of a client's longest message: a REGION_WRITE, or a VERSION with its text.
 pub(crate) const MAX_MESSAGE: usize = HEADER + 16 + MAX_DATA;
-/// Descriptors that a client may send with one message.
+/// Most descriptors of a client's message.
 pub(crate) const MAX_FDS: usize = 16;
 
 /// Bits of the flags: the type of a message.
@@ -42,13 +42,13 @@ pub(crate) mod command {
     pub(crate) const DEVICE_FEATURE: u16 = 16;
 }
 
-/// A header that ends the stream: what follows it cannot be told apart.
+/// Why a header ends the stream: the following bytes cannot be told apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum HeaderError {
     /// Shorter than a header, or longer than any message.
     #[error("a message of {0} bytes; it has {HEADER} to {MAX_MESSAGE}")]
     Size(u32),
-    /// Something else than a request.
+    /// Not a request.
     #[error("flags {0:#x}, which are no request")]
     Flags(u32),
 }
@@ -82,13 +82,13 @@ impl Header {
         })
     }
 
-    /// The header of the answer with so many bytes after it, or of an error.
+    /// The header of an answer with `body` bytes, or of an error.
     pub(crate) fn answer(&self, body: usize, errno: Option<u32>) -> [u8; HEADER] {
         let flags = REPLY | errno.map_or(0, |_| ERROR);
         let mut bytes = [0; HEADER];
         put(&mut bytes, 0, &self.id.to_ne_bytes());
         put(&mut bytes, 2, &self.command.to_ne_bytes());
-        // No answer is longer than a request may be.
+        // No answer is longer than the longest request.
         put(&mut bytes, 4, &((HEADER + body) as u32).to_ne_bytes());
         put(&mut bytes, 8, &flags.to_ne_bytes());
         put(&mut bytes, 12, &errno.unwrap_or(0).to_ne_bytes());
@@ -118,7 +118,7 @@ impl Fields<'_> {
     }
 }
 
-/// Stores bytes at an offset; what lies beyond the end is left out.
+/// Stores bytes at an offset; cuts bytes beyond the end.
 pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     if let Some(place) = bytes.get_mut(at..) {
         for (byte, value) in place.iter_mut().zip(value) {
@@ -127,17 +127,17 @@ pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     }
 }
 
-/// A body that is wrong. The request is refused, and the stream goes on.
+/// Why a body is wrong. The request is refused, and the stream goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum BodyError {
-    /// A body of a length that the command does not have.
+    /// A wrong length for the command.
     #[error("command {command} with {len} bytes after the header instead of {expected}")]
     Length {
         /// The command.
         command: u16,
-        /// Bytes that came.
+        /// Actual length, bytes.
         len: usize,
-        /// Bytes that the command has.
+        /// Expected length, bytes.
         expected: usize,
     },
     /// `argsz` is smaller than the structure.
@@ -145,27 +145,27 @@ pub enum BodyError {
     ArgSize {
         /// The command.
         command: u16,
-        /// What came.
+        /// The value of `argsz`.
         argsz: u32,
         /// Bytes of the structure.
         least: u32,
     },
-    /// Descriptors where there are none, or fewer or more than the command has.
+    /// A wrong number of descriptors for the command.
     #[error("command {command} with {fds} descriptors instead of {expected}")]
     Descriptors {
         /// The command.
         command: u16,
-        /// Descriptors that came.
+        /// Actual number of descriptors.
         fds: usize,
-        /// Descriptors that the command has.
+        /// Expected number of descriptors.
         expected: usize,
     },
-    /// Not a command of a client, or one that this server does not have.
+    /// Not a command of a client, or an unsupported one.
     #[error("command {0}, which is not served")]
     Command(u16),
 }
 
-/// Checks a body that has exactly `expected` bytes, of which the first four are `argsz`.
+/// Checks a body for exactly `expected` bytes; the first four are `argsz`.
 pub(crate) fn structure(
     command: u16,
     body: &[u8],
@@ -179,7 +179,7 @@ pub(crate) fn structure(
     Ok(fields)
 }
 
-/// Checks a body that has exactly `expected` bytes.
+/// Checks a body for exactly `expected` bytes.
 pub(crate) fn sized(command: u16, body: &[u8], expected: usize) -> Result<Fields<'_>, BodyError> {
     if body.len() != expected {
         return Err(BodyError::Length { command, len: body.len(), expected });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Clients that lie: what is wrong within a message is refused, what is no message ends the client.
+//! Lying clients: a mistake within a message is refused, a malformed message ends the client.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,7 +21,7 @@ use vfio_user_virtio::{
 const EINVAL: Refused = Refused(22);
 const ENOTSUP: Refused = Refused(95);
 
-/// A back end that does as it is told.
+/// A back end accepting every request.
 struct Willing;
 
 type Done = Result<(), BackEndError>;
@@ -62,7 +62,7 @@ impl BackEnd for Willing {
     }
 }
 
-/// A server, and what it says.
+/// A server, with its events.
 struct Server {
     thread: JoinHandle<EndError>,
     refused: Arc<Mutex<Vec<String>>>,
@@ -90,12 +90,12 @@ impl Server {
         (Client::new(near), Server { thread, refused, requests })
     }
 
-    /// What was refused last.
+    /// The last refusal.
     fn said(&self) -> String {
         self.refused.lock().unwrap().pop().unwrap_or_default()
     }
 
-    /// Why it has ended.
+    /// The reason for the server's end.
     fn end(self) -> String {
         self.thread.join().unwrap().to_string()
     }
@@ -123,7 +123,7 @@ fn a_client_finds_the_function() {
         let info = client.request(GET_IRQ_INFO, &words(&[16, 0, kind, 0]), &[]).unwrap();
         assert_eq!(info, words(&[16, u32::from(count != 0), kind, count]));
     }
-    // What good clients look for and this function does not have.
+    // Probes of correct clients for absent features.
     assert_eq!(client.request(GET_IRQ_INFO, &words(&[16, 0, 3, 0]), &[]), Err(EINVAL));
     assert_eq!(client.request(16, &words(&[8, 0]), &[]), Err(ENOTSUP));
     assert_eq!(server.said(), "");
@@ -306,7 +306,7 @@ fn a_client_may_go_at_every_byte() {
         let end = server.thread.join().unwrap();
         assert!(end.is_orderly(), "{cut} bytes: {end}");
     }
-    // It does not read its answers.
+    // The client does not read its answers.
     let (mut client, server) = agreed();
     for _ in 0..10 {
         let mut body = longs(&[0]);

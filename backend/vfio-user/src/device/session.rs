@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The session with the back end: what the status register begins and ends.
+//! The session with the back end, begun and ended by the status register.
 
 use std::os::fd::AsFd;
 
@@ -32,7 +32,7 @@ impl<B: BackEnd> Device<'_, B> {
         Ok(())
     }
 
-    /// Starts the queues that are enabled, once the driver is ready.
+    /// Starts the enabled queues, once the driver is ready.
     pub(super) fn start(&mut self) {
         let wanted = DRIVER_OK | FEATURES_OK;
         if self.common.status & (wanted | NEEDS_RESET) != wanted {
@@ -61,7 +61,7 @@ impl<B: BackEnd> Device<'_, B> {
         }
     }
 
-    /// Stops all queues, resets the device behind, and takes its memory away. The registers stay.
+    /// Stops all queues, resets the device behind, and removes its memory. The registers stay.
     pub(super) fn stop(&mut self) {
         let Some(back_end) = &mut self.back_end else { return };
         let mut result = Ok(());
@@ -75,7 +75,7 @@ impl<B: BackEnd> Device<'_, B> {
         if had_session && result.is_ok() {
             result = back_end.reset();
         }
-        // So the client may take memory away at any time, and use it for something else.
+        // So the client may remove memory at any time, and reuse it.
         let result = result.and_then(|()| back_end.set_memory(&[]));
         if let Err(error) = result {
             self.lose_back_end(&error);
@@ -106,17 +106,17 @@ impl<B: BackEnd> Device<'_, B> {
         Ok(())
     }
 
-    /// The reset of the function. Memory and interrupts are the client's, and stay.
+    /// Resets the function. Memory and interrupts belong to the client, and stay.
     ///
     /// # Errors
-    /// No back end can be had.
+    /// No back end is available.
     pub(crate) fn reset(&mut self) -> Result<(), BackEndError> {
         self.space.reset();
         self.reset_virtio()
     }
 }
 
-/// Whether the rings of a queue are aligned, and lie each in one region.
+/// Whether the rings of a queue are aligned, each within one region.
 pub(super) fn is_usable(layout: &QueueLayout, regions: &[MemoryRegion<'_>]) -> bool {
     let size = u64::from(layout.size);
     let rings = [

@@ -22,7 +22,7 @@ pub(crate) const REGION_READ: u16 = 9;
 pub(crate) const REGION_WRITE: u16 = 10;
 pub(crate) const RESET: u16 = 13;
 
-/// A reply that is an error.
+/// An error reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refused(pub(crate) i32);
 
@@ -32,12 +32,12 @@ pub(crate) struct Client {
     next: u16,
 }
 
-/// Numbers as they lie in a message.
+/// Numbers in a message's byte order.
 pub(crate) fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// The same for long ones.
+/// 64-bit numbers in a message's byte order.
 pub(crate) fn longs(longs: &[u64]) -> Vec<u8> {
     longs.iter().flat_map(|long| long.to_ne_bytes()).collect()
 }
@@ -52,7 +52,7 @@ impl Client {
         Client { stream, next: 0 }
     }
 
-    /// Sends a request whose header says `size` and `flags`.
+    /// Sends a request with `size` and `flags` in its header.
     pub(crate) fn send_raw(
         &mut self,
         [command, id]: [u16; 2],
@@ -75,12 +75,12 @@ impl Client {
         self.stream.write_all(&message[sent..])
     }
 
-    /// Sends a request that has no reply.
+    /// Sends a request without a reply.
     pub(crate) fn post(&mut self, command: u16, body: &[u8]) {
         self.send_raw([command, 0xffff], [16 + body.len() as u32, 0x10], body, &[]).unwrap();
     }
 
-    /// Sends a request and waits for its reply. An error of the stream is one of the server's end.
+    /// Sends a request and waits for its reply. A stream error comes from the server's end.
     pub(crate) fn try_request(
         &mut self,
         command: u16,
@@ -102,7 +102,7 @@ impl Client {
         }
     }
 
-    /// As [`try_request`](Self::try_request) with a server that lives.
+    /// Like [`try_request`](Self::try_request), with a running server.
     pub(crate) fn request(
         &mut self,
         command: u16,
@@ -112,7 +112,7 @@ impl Client {
         self.try_request(command, body, fds).unwrap()
     }
 
-    /// Agrees on the version. Returns what the server can do.
+    /// Agrees on the version. Returns the server's capabilities.
     pub(crate) fn version(&mut self) -> String {
         let reply = self.request(VERSION, b"\0\0\0\0{\"capabilities\":{}}\0", &[]).unwrap();
         assert_eq!(reply[..4], [0; 4]);
