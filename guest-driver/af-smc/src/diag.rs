@@ -22,10 +22,10 @@ const FALLBACK: u16 = 5;
 /// Family of an address of IPv6.
 const INET6: u8 = 10;
 
-/// Protocol that carries the bytes of a socket.
+/// The protocol of a socket's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Carrier {
-    /// SMC-R. A socket that carries nothing yet says this, too.
+    /// SMC-R. Also reported for a socket without bytes yet.
     SmcR,
     /// SMC-D.
     SmcD,
@@ -38,19 +38,19 @@ pub enum Carrier {
 pub struct Socket {
     /// Number of the state: 1 is SMC_ACTIVE, 2 SMC_INIT, 10 SMC_LISTEN.
     pub state: u8,
-    /// Protocol that carries its bytes.
+    /// Protocol of the socket's bytes.
     pub carrier: Carrier,
     /// Own address of the TCP connection.
     pub local: SocketAddr,
     /// The peer's address.
     pub peer: SocketAddr,
-    /// Index of the network interface it is bound to, or 0.
+    /// Index of the bound network interface, or 0.
     pub interface: u32,
-    /// User who made it.
+    /// User of the socket.
     pub uid: u32,
     /// Number of the inode.
     pub inode: u64,
-    /// Bit 0: it reads no more. Bit 1: it writes no more.
+    /// Bit 0: the socket reads no more. Bit 1: the socket writes no more.
     pub shutdown: u8,
     /// Sizes and cursors of a connection.
     pub cursors: Option<Cursors>,
@@ -71,7 +71,7 @@ pub struct Cursors {
     pub receive_buffer: u32,
     /// Bytes of the peer's receive buffer.
     pub peer_buffer: u32,
-    /// Received from the peer: its producer and consumer cursor; sent to it: the own ones.
+    /// Received from the peer: its producer and consumer cursor; sent to the peer: the own cursors.
     pub cursors: [(u16, u32); 4],
     /// Producer and state flags: received, then sent.
     pub flags: Option<[(u8, u8); 2]>,
@@ -84,7 +84,7 @@ pub struct Cursors {
 pub struct Dmbs {
     /// Number of the link.
     pub link_id: u32,
-    /// Own GID and its extension, which is 0 for a GID of 64 bits.
+    /// Own GID and its extension; the extension of a GID of 64 bits is 0.
     pub gid: (u64, u64),
     /// The peer's GID and its extension.
     pub peer_gid: (u64, u64),
@@ -111,12 +111,12 @@ pub struct Link {
     pub server: bool,
 }
 
-/// All sockets of AF_SMC in this network namespace, with all their extensions. Any user may ask.
+/// The sockets of AF_SMC in this network namespace, with all their extensions. Any user may ask.
 ///
 /// # Errors
 /// The kernel has no table of such sockets (CONFIG_SMC_DIAG).
 pub fn sockets() -> io::Result<Vec<Socket>> {
-    // Family, extensions, and a socket's identity that is not looked at.
+    // Family, extensions, and an ignored identity of a socket.
     let mut request = [0; 52];
     (request[0], request[3]) = (FAMILY as u8, 0xff);
     let answers = Netlink::open(SOCK_DIAG)?.dump(BY_FAMILY, &request)?;
@@ -219,7 +219,7 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// An answer as Linux 7.2 lays it out on a machine of little endian.
+    /// An answer in the layout of Linux 7.2 on a machine of little endian.
     fn answer() -> Vec<u8> {
         let mut head = vec![2, 1, 2, 0, 0x13, 0x88, 0x9c, 0x40];
         head.extend([10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);

@@ -21,7 +21,7 @@ const DISABLE_SEID: u8 = 15;
 const EID: u16 = 1;
 const SEID: u16 = 1;
 const SEID_ENABLED: u16 = 2;
-/// Bytes of an enterprise id, which spaces fill. Linux 7.3 takes no shorter one.
+/// Bytes of an enterprise id, filled up with spaces. Linux 7.3 accepts no shorter id.
 const EID_LENGTH: usize = 32;
 /// Bytes of the header of generic netlink.
 const HEADER: usize = 4;
@@ -46,7 +46,7 @@ pub enum Change<'a> {
     Remove(&'a str),
     /// Remove all user EIDs.
     Flush,
-    /// Offer the system EID, or offer it no longer.
+    /// Offer the system EID, or stop the offer.
     System(bool),
 }
 
@@ -67,7 +67,7 @@ pub fn change(change: Change<'_>) -> io::Result<()> {
     Family::open()?.order(command, &attributes)
 }
 
-/// The system EID, and whether it is offered.
+/// The system EID, and whether the kernel offers the EID.
 ///
 /// # Errors
 /// The kernel has no AF_SMC, or refuses.
@@ -84,7 +84,7 @@ pub fn seid() -> io::Result<Option<(String, bool)>> {
     Ok(found.0.map(|eid| (eid, found.1)))
 }
 
-/// The family of generic netlink that AF_SMC has, by which it tells and changes its state.
+/// The family of generic netlink of AF_SMC, for reading and changing its state.
 #[derive(Debug)]
 pub struct Family {
     netlink: Netlink,
@@ -106,18 +106,18 @@ impl Family {
         Ok(Family { netlink, id })
     }
 
-    /// Sends a command whose answer is only whether it was carried out.
+    /// Sends a command answered by success or failure only.
     ///
     /// # Errors
-    /// The kernel's.
+    /// As the kernel.
     pub fn order(&self, command: u8, attributes: &Attributes) -> io::Result<()> {
         self.netlink.order(self.id, &request(command, attributes))
     }
 
-    /// Sends a command that lists something: the attributes of each answer.
+    /// Sends a command for a list: returns the attributes of each answer.
     ///
     /// # Errors
-    /// The kernel's.
+    /// As the kernel.
     pub fn dump(&self, command: u8) -> io::Result<Answers> {
         let answers = self.netlink.dump(self.id, &request(command, &Attributes::default()))?;
         Ok(answers.iter().map(|answer| without_header(answer).to_vec()).collect())

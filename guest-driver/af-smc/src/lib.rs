@@ -2,8 +2,8 @@
 //! SMC of the Linux kernel: the sockets of AF_SMC, its devices, and its enterprise ids.
 //!
 //! [`sockets`] reads the kernel's table (SMC_DIAG), [`devices`] the directory of dibs, and [`ueids`],
-//! [`seid`] and [`change`] use the family of generic netlink that AF_SMC has. [`Family`] sends its other
-//! commands, and [`netlink`] serves any other family.
+//! [`seid`] and [`change`] use the family of generic netlink of AF_SMC. [`Family`] sends its other commands,
+//! and [`netlink`] serves any other family.
 #![forbid(unsafe_code)]
 
 mod diag;
@@ -23,23 +23,23 @@ pub use eid::{Change, Family, change, seid, ueids};
 pub const FAMILY: u16 = 43;
 /// IPPROTO_SMC: an SMC socket of the families of IP.
 const IPPROTO_SMC: RawProtocol = RawProtocol::MIN.saturating_add(255);
-/// Directory of the devices that AF_SMC runs SMC-D over.
+/// Directory of AF_SMC's devices for SMC-D.
 pub const DIBS: &str = "/sys/class/dibs";
 /// Fabric id of devices whose peers are all in one kernel.
 const LOOPBACK: &str = "ffff";
 
-/// A device that AF_SMC runs SMC-D over.
+/// A device of AF_SMC for SMC-D.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Device {
-    /// Its name in [`DIBS`].
+    /// Name of the device in [`DIBS`].
     pub name: String,
     /// The fabric id, four hexadecimal digits.
     pub chid: String,
-    /// Its GID.
+    /// GID of the device.
     pub gid: String,
 }
 
-/// Whether the kernel makes SMC sockets. It may load a module for that.
+/// Whether the kernel makes SMC sockets. The check may load a kernel module.
 #[must_use]
 pub fn has_sockets() -> bool {
     let stream = |family, protocol| {
@@ -49,10 +49,10 @@ pub fn has_sockets() -> bool {
         || stream(AddressFamily::from_raw(FAMILY), None)
 }
 
-/// The devices but those that connect only this kernel with itself, by name.
+/// The devices by name, except the device between this kernel and itself.
 ///
 /// # Errors
-/// A directory is there and cannot be read.
+/// A present directory cannot be read.
 pub fn devices() -> io::Result<Vec<Device>> {
     let entries = match fs::read_dir(DIBS) {
         Ok(entries) => entries,
@@ -63,7 +63,7 @@ pub fn devices() -> io::Result<Vec<Device>> {
     for entry in entries {
         let entry = entry?;
         let read = |name: &str| fs::read_to_string(entry.path().join(name));
-        // A device that has just gone is none.
+        // A just removed device is skipped.
         let (Ok(chid), Ok(gid)) = (read("fabric_id"), read("gid")) else { continue };
         let chid = chid.trim().trim_start_matches("0x").to_owned();
         if chid != LOOPBACK {
@@ -75,7 +75,7 @@ pub fn devices() -> io::Result<Vec<Device>> {
     Ok(devices)
 }
 
-// Its examples are tests.
+// The examples of the README are tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

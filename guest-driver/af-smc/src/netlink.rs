@@ -29,7 +29,7 @@ const DONE: u16 = 3;
 
 /// Length of a message's header.
 const HEADER: usize = 16;
-/// Largest answer to one read: the kernel fills what it gets, at most 32 KiB.
+/// Largest answer to one read: the kernel fills the given buffer up to 32 KiB.
 const ANSWER: usize = 64 << 10;
 
 /// A socket to the kernel.
@@ -50,10 +50,10 @@ impl Netlink {
         Ok(Netlink(socket_with(AddressFamily::NETLINK, raw, SocketFlags::CLOEXEC, Some(protocol))?))
     }
 
-    /// Sends a request whose answer is only whether it was carried out.
+    /// Sends a request answered by success or failure only.
     ///
     /// # Errors
-    /// The kernel's.
+    /// As the kernel.
     pub fn order(&self, kind: u16, payload: &[u8]) -> io::Result<()> {
         self.exchange(kind, ACK, payload).map(drop)
     }
@@ -79,7 +79,7 @@ impl Netlink {
         request.extend_from_slice(&((HEADER + payload.len()) as u32).to_ne_bytes());
         request.extend_from_slice(&kind.to_ne_bytes());
         request.extend_from_slice(&(REQUEST | flags).to_ne_bytes());
-        // Number and port: one request at a time, and the kernel knows who asks.
+        // Number and port: one request at a time, and the kernel knows the sender.
         request.extend_from_slice(&[0; 8]);
         request.extend_from_slice(payload);
         send(&self.0, &request, SendFlags::empty())?;
@@ -104,7 +104,7 @@ impl Netlink {
     }
 }
 
-/// The first message of an answer: its type, its payload, and what follows.
+/// The first message of an answer: its type, its payload, and the remaining bytes.
 fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let length = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;
     let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
@@ -189,8 +189,8 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// The attributes in the payload of an answer, which begin behind the header of its family. A list that is
-/// cut off ends before the attribute that is.
+/// The attributes in the payload of an answer, from behind the header of its family. A truncated list ends
+/// before the truncated attribute.
 pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = Attribute<'_>> {
     std::iter::from_fn(move || {
         let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn the_kernel_knows_its_own_families() {
         let netlink = Netlink::open(GENERIC).unwrap();
-        // CTRL_CMD_GETFAMILY of "nlctrl", which every kernel has.
+        // CTRL_CMD_GETFAMILY of "nlctrl", present in every kernel.
         let request = Attributes::default().text(2, "nlctrl");
         let answers = netlink.ask(16, &[&[3, 1, 0, 0], request.as_slice()].concat()).unwrap();
         let id = attributes(&answers[0][4..]).find(|attribute| attribute.kind == 1).unwrap();

@@ -6,17 +6,17 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
 
-/// Why a call fails.
+/// Reason of a failed call.
 #[derive(Debug)]
 pub(crate) struct Error {
     /// The value of errno.
     code: c_int,
-    /// More than what strerror(3) says of it.
+    /// More than the text of strerror(3).
     text: Option<Cow<'static, str>>,
 }
 
 impl Error {
-    /// An error with what strerror(3) says of it.
+    /// An error with the text of strerror(3).
     pub(crate) const fn of_code(code: c_int) -> Error {
         Error { code, text: None }
     }
@@ -35,7 +35,7 @@ impl Error {
 impl From<io::Error> for Error {
     fn from(error: io::Error) -> Error {
         let code = error.raw_os_error().unwrap_or_else(|| code_of(error.kind()));
-        // An error that happens all the time, such as EAGAIN, has no words of its own.
+        // A frequent error, such as EAGAIN, has no text of its own.
         let text = error.get_ref().map(|inner| inner.to_string().into());
         Error { code, text }
     }
@@ -47,7 +47,7 @@ impl From<rustix::io::Errno> for Error {
     }
 }
 
-/// The errno of an error that no system call has returned.
+/// The errno of an error not returned by a system call.
 pub(crate) fn code_of(kind: io::ErrorKind) -> c_int {
     use io::ErrorKind as K;
     match kind {
@@ -72,7 +72,7 @@ pub(crate) fn code_of(kind: io::ErrorKind) -> c_int {
 /// The last error of a thread.
 enum Last {
     None,
-    /// Put into words only if somebody asks.
+    /// Turned into text only on request.
     Code(c_int),
     Text(CString),
 }
@@ -111,7 +111,7 @@ pub(crate) fn last() -> *const c_char {
     text.ok().flatten().unwrap_or(c"".as_ptr())
 }
 
-/// A text for C. It ends at a zero byte.
+/// A text for C, cut at the first zero byte.
 fn to_c(mut text: String) -> CString {
     if let Some(end) = text.find('\0') {
         text.truncate(end);
@@ -119,7 +119,7 @@ fn to_c(mut text: String) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
-/// What strerror(3) says.
+/// The text of strerror(3).
 fn words(code: c_int) -> String {
     let mut room = [0u8; 128];
     // SAFETY: the room is as long as the call is told.
@@ -128,17 +128,17 @@ fn words(code: c_int) -> String {
 }
 
 fn set_errno(code: c_int) {
-    // SAFETY: the address is that of this thread's errno.
+    // SAFETY: the address is the address of this thread's errno.
     unsafe { *libc::__errno_location() = code };
 }
 
 /// The errno of this thread.
 pub(crate) fn errno() -> c_int {
-    // SAFETY: the address is that of this thread's errno.
+    // SAFETY: the address is the address of this thread's errno.
     unsafe { *libc::__errno_location() }
 }
 
-/// Puts an errno back that a call must not change.
+/// Restores an errno, not to be changed by a call.
 pub(crate) fn restore_errno(code: c_int) {
     set_errno(code);
 }

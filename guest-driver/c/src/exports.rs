@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The functions of `include/smc.h`, in its order.
 //!
-//! The header says what each does and what the caller promises: pointers lead to what their types say,
-//! as long as the call runs, or are NULL.
+//! The header documents each function and the caller's promises: pointers lead to values of their types for
+//! the time of the call, or are NULL.
 #![allow(
     clippy::missing_safety_doc,
     reason = "the promise is that of the header, for all functions"
@@ -45,7 +45,7 @@ fn pointer<T>(result: Result<T, Error>) -> *mut T {
 /// The caller's stack.
 ///
 /// # Safety
-/// It is open, or NULL.
+/// The stack is open, or NULL.
 unsafe fn stack_at<'a>(stack: *const Stack) -> Result<&'a Stack, Error> {
     // SAFETY: the caller's promise.
     let stack = unsafe { memory::object(stack, "the stack is NULL") }?;
@@ -55,7 +55,7 @@ unsafe fn stack_at<'a>(stack: *const Stack) -> Result<&'a Stack, Error> {
 /// The caller's socket.
 ///
 /// # Safety
-/// It is open, or NULL.
+/// The socket is open, or NULL.
 unsafe fn socket_at<'a>(socket: *const Socket) -> Result<&'a Socket, Error> {
     // SAFETY: the caller's promise.
     let socket = unsafe { memory::object(socket, "the socket is NULL") }?;
@@ -94,7 +94,7 @@ pub(crate) unsafe extern "C" fn smc_stack_close(stack: *mut Stack) {
     if stack.is_null() {
         return;
     }
-    // SAFETY: `smc_stack_open` made it, and the caller uses it no more.
+    // SAFETY: `smc_stack_open` made the stack, and the caller uses the stack no more.
     let stack = unsafe { Box::from_raw(stack) };
     if !stack.generation.is_current() {
         std::mem::forget(stack);
@@ -166,7 +166,7 @@ pub(crate) unsafe extern "C" fn smc_close(socket: *mut Socket) {
     if socket.is_null() {
         return;
     }
-    // SAFETY: this library made it, and the caller uses it no more.
+    // SAFETY: this library made the socket, and the caller uses the socket no more.
     let socket = unsafe { Box::from_raw(socket) };
     if !socket.generation.is_current() {
         std::mem::forget(socket);

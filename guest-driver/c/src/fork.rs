@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether this process is the one that made a stack. The child of a fork has the memory of its parent
-//! and none of the threads, so it must not touch the parent's stacks.
+//! Forks after a stack was opened. The child of a fork has the memory of its parent and none of the threads,
+//! so the child must not touch the parent's stacks.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::Error;
 
-/// Number of forks between the first process that opened a stack and this one.
+/// Number of forks between the first process with a stack and this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn note() {
@@ -15,13 +15,13 @@ extern "C" fn note() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// How many forks lie between a process and the one that opened the first stack. A child has another
-/// one than its parent.
+/// Number of forks between the first process with a stack and a process. A child's number differs from its
+/// parent's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Generation(u32);
 
 impl Generation {
-    /// That of this process.
+    /// The generation of this process.
     pub(crate) fn current() -> Generation {
         static FOLLOW: Once = Once::new();
         FOLLOW.call_once(|| {
@@ -32,12 +32,12 @@ impl Generation {
         Generation(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether it is that of this process.
+    /// Whether the generation is this process's.
     pub(crate) fn is_current(self) -> bool {
         FORKS.load(Ordering::Relaxed) == self.0
     }
 
-    /// Refuses what an ancestor of this process has made.
+    /// Refuses an object made by an ancestor of this process.
     ///
     /// # Errors
     /// EBADF.

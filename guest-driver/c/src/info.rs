@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What carries a connection.
+//! Information about the carrier of a connection.
 
 use guest_driver::ConnectionInfo;
 
@@ -70,10 +70,10 @@ impl Info {
     }
 }
 
-/// Writes what carries a connection into the room, and zeros behind it.
+/// Writes the information about a connection into the room, and zeros behind the information.
 ///
 /// # Errors
-/// Those of `smc_get_info`.
+/// As `smc_get_info`.
 pub(crate) fn write(socket: &Socket, room: &mut [u8]) -> Result<(), Error> {
     let info = Info::of(&socket.stream()?.info()).bytes();
     if room.len() < info.len() {

@@ -4,19 +4,19 @@
 //! From the ground up:
 //!
 //! - `error`: errno, and the text of the last error of a thread;
-//! - `memory`: what the caller's pointers lead to;
-//! - `fork`: whether this process is the one that made a stack;
+//! - `memory`: access to memory behind the caller's pointers;
+//! - `fork`: forks after a stack was opened;
 //! - `stack`: stacks, and their settings;
 //! - `socket`: connections and listening sockets;
 //! - `transfer`: sending and receiving;
 //! - `options`: socket options and addresses;
-//! - `info`: what carries a connection;
-//! - `exports`: the functions of the header. Each turns pointers into references, and the modules above
-//!   do the work.
+//! - `info`: information about the carrier of a connection;
+//! - `exports`: the functions of the header. Each turns pointers into references, and the modules above do
+//!   the work.
 //!
-//! The functions are `extern "C"`: a panic in one aborts the process instead of unwinding into the
-//! caller. An errno would not do, because a panic is a defect, after which the state of rings that a
-//! peer shares may be wrong: a later call could lose bytes without a word.
+//! The functions are `extern "C"`: a panic in one aborts the process instead of unwinding into the caller. An
+//! errno would not do, because a panic is a defect, and afterwards the state of rings shared with a peer may
+//! be wrong: a later call could lose bytes without an error.
 #![warn(missing_docs)]
 #![deny(unsafe_code)]
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the caller's pointers lead to. Each is checked for NULL; that others lead where the header says
-//! is the caller's promise.
+//! Access to memory behind the caller's pointers. Each pointer is checked for NULL; for other values the
+//! caller promises the validity documented in the header.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::{IoSlice, IoSliceMut};
@@ -14,10 +14,10 @@ fn null(what: &'static str) -> Error {
     Error::new(libc::EINVAL, what)
 }
 
-/// An object.
+/// The object behind a pointer.
 ///
 /// # Safety
-/// `at` leads to a valid `T` that nobody changes or frees during the call, or is NULL.
+/// `at` leads to a valid `T`, unchanged and not freed during the call, or is NULL.
 pub(crate) unsafe fn object<'a, T>(at: *const T, what: &'static str) -> Result<&'a T, Error> {
     // SAFETY: the caller's promise.
     unsafe { at.as_ref() }.ok_or_else(|| null(what))
@@ -37,10 +37,10 @@ pub(crate) unsafe fn text<'a>(at: *const c_char, what: &'static str) -> Result<&
         .map_err(|_| Error::new(libc::EINVAL, format!("{:?} is no UTF-8", text.to_string_lossy())))
 }
 
-/// As [`text`]; NULL is no text.
+/// Like [`text`]; NULL is no text.
 ///
 /// # Safety
-/// As [`text`].
+/// As for [`text`].
 pub(crate) unsafe fn optional_text<'a>(at: *const c_char) -> Result<Option<&'a str>, Error> {
     match at.is_null() {
         true => Ok(None),
@@ -107,7 +107,7 @@ unsafe fn pieces<'a>(iov: *const libc::iovec, count: c_int) -> Result<&'a [libc:
 /// Pieces to send.
 ///
 /// # Safety
-/// `iov` leads to `count` entries, each of which leads to readable bytes or is NULL.
+/// `iov` leads to `count` entries. Each entry leads to readable bytes or is NULL.
 pub(crate) unsafe fn bytes_of<'a>(
     iov: *const libc::iovec,
     count: c_int,
@@ -124,7 +124,7 @@ pub(crate) unsafe fn bytes_of<'a>(
 /// Pieces of room.
 ///
 /// # Safety
-/// `iov` leads to `count` entries, each of which leads to writable bytes or is NULL.
+/// `iov` leads to `count` entries. Each entry leads to writable bytes or is NULL.
 pub(crate) unsafe fn room_of<'a>(
     iov: *const libc::iovec,
     count: c_int,
@@ -138,7 +138,7 @@ pub(crate) unsafe fn room_of<'a>(
     list.iter().filter(|piece| piece.iov_len > 0).map(piece).collect()
 }
 
-/// Writes a value that is as long as the caller's room, or shorter. Returns the number of bytes.
+/// Writes a value as long as the caller's room, or shorter. Returns the number of bytes.
 ///
 /// # Safety
 /// `at` leads to `*len` writable bytes, and `len` to a valid number, or either is NULL.

@@ -53,7 +53,7 @@ fn timeval(timeout: Option<Duration>) -> Vec<u8> {
 /// Sets an option.
 ///
 /// # Errors
-/// Those of `smc_setsockopt`.
+/// As `smc_setsockopt`.
 pub(crate) fn set(socket: &Socket, level: c_int, name: c_int, value: &[u8]) -> Result<(), Error> {
     let stream = socket.stream()?;
     match (level, name) {
@@ -79,7 +79,7 @@ pub(crate) fn set(socket: &Socket, level: c_int, name: c_int, value: &[u8]) -> R
 /// Reads an option.
 ///
 /// # Errors
-/// Those of `smc_getsockopt`.
+/// As `smc_getsockopt`.
 pub(crate) fn get(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Error> {
     let stream = socket.stream()?;
     let number = |value: c_int| value.to_ne_bytes().to_vec();

@@ -39,7 +39,7 @@ fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
     }
 }
 
-/// Tries the addresses one after the other, each for what is left of the time.
+/// Tries the addresses one after the other, each within the remaining time.
 fn connect_to_any(
     addresses: &[SocketAddr],
     timeout: Duration,
@@ -62,18 +62,18 @@ fn connect_to_any(
 
 impl Socket {
     fn of_stream(stream: SmcStream, generation: Generation) -> Result<Socket, Error> {
-        // This library waits itself, so that MSG_DONTWAIT can be about one call. On TCP the kernel
-        // has that flag.
+        // This library does the waiting itself, for MSG_DONTWAIT in a single call. On TCP the kernel has the
+        // flag.
         if stream.is_smc() {
             stream.set_nonblocking(true)?;
         }
         Ok(Socket { kind: Kind::Stream(stream), nonblocking: AtomicBool::new(false), generation })
     }
 
-    /// Connects, by TCP only or by SMC if that works out.
+    /// Connects, by TCP only or by SMC if possible.
     ///
     /// # Errors
-    /// Those of `smc_connect`.
+    /// As `smc_connect`.
     pub(crate) fn connect(
         stack: &Stack,
         (host, port): (&str, u16),
@@ -106,7 +106,7 @@ impl Socket {
     /// Listens.
     ///
     /// # Errors
-    /// Those of `smc_listen`.
+    /// As `smc_listen`.
     pub(crate) fn listen(stack: &Stack, (host, port): (&str, u16)) -> Result<Socket, Error> {
         let addresses = resolve(host, port)?;
         let listener = SmcListener::bind(&stack.stack, &addresses[..])?;
@@ -114,10 +114,10 @@ impl Socket {
         Ok(Socket { kind, nonblocking: AtomicBool::new(false), generation })
     }
 
-    /// Takes the next connection.
+    /// Accepts the next connection.
     ///
     /// # Errors
-    /// Those of `smc_accept`.
+    /// As `smc_accept`.
     pub(crate) fn accept(&self) -> Result<Socket, Error> {
         match &self.kind {
             Kind::Listener(listener) => Socket::of_stream(listener.accept()?.0, self.generation),
@@ -139,7 +139,7 @@ impl Socket {
     /// Ends one direction, or both, of a connection; or listening.
     ///
     /// # Errors
-    /// Those of `smc_shutdown`.
+    /// As `smc_shutdown`.
     pub(crate) fn shutdown(&self, how: c_int) -> Result<(), Error> {
         let how = match how {
             libc::SHUT_RD => Shutdown::Read,
@@ -170,7 +170,7 @@ impl Socket {
         }
     }
 
-    /// The descriptor that shows readiness.
+    /// The descriptor for polling readiness.
     ///
     /// # Errors
     /// No descriptors are left.
@@ -184,7 +184,7 @@ impl Socket {
     /// The address of this end.
     ///
     /// # Errors
-    /// Those of getsockname(2).
+    /// As getsockname(2).
     pub(crate) fn local_addr(&self) -> Result<SocketAddr, Error> {
         match &self.kind {
             Kind::Stream(stream) => Ok(stream.local_addr()?),

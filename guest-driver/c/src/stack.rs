@@ -29,7 +29,7 @@ pub(crate) struct Options {
     reserved: u32,
 }
 
-/// What [`Options`] say; `None`: the default.
+/// The settings of [`Options`]; `None`: the default.
 #[derive(Debug, Default)]
 pub(crate) struct StackConfig {
     eids: Option<Vec<Eid>>,
@@ -63,13 +63,13 @@ fn time(name: &str, value: i32, unit: fn(u64) -> Duration) -> Result<Option<Dura
 }
 
 impl StackConfig {
-    /// Reads what the caller's options say.
+    /// Reads the caller's options.
     ///
     /// # Errors
     /// EINVAL, E2BIG.
     ///
     /// # Safety
-    /// `options` is NULL, or leads to as many bytes as its `size` says, and its pointers to texts.
+    /// `options` is NULL, or leads to `size` bytes according to its field, and its pointers lead to texts.
     pub(crate) unsafe fn read(options: *const Options) -> Result<StackConfig, Error> {
         if options.is_null() {
             return Ok(StackConfig::default());
@@ -86,7 +86,7 @@ impl StackConfig {
             let text = format!("the options have {size} bytes, of which only {known} are known");
             return Err(Error::new(libc::E2BIG, text));
         }
-        // SAFETY: the caller's promise; they are as long as the struct.
+        // SAFETY: the caller's promise; the options are as long as the struct.
         let options = unsafe { memory::object(options, "the options are NULL") }?;
         // SAFETY: the caller's promise.
         let text = |at| unsafe { memory::optional_text(at) };
@@ -147,7 +147,7 @@ impl Stack {
     /// Opens a stack.
     ///
     /// # Errors
-    /// Those of `smc_stack_open`.
+    /// As `smc_stack_open`.
     pub(crate) fn open(device: &str, given: StackConfig) -> Result<Stack, Error> {
         let generation = Generation::current();
         let mut config = match device {
@@ -228,7 +228,7 @@ mod tests {
         struct Later(Options, u64);
         let mut later = Later(defaults(), 0);
         later.0.size = size_of::<Later>();
-        // SAFETY: it is as long as its size says.
+        // SAFETY: the value is as long as its size field.
         let read = |later: &Later| unsafe { StackConfig::read((&raw const *later).cast()) };
         assert!(read(&later).is_ok());
         later.1 = 1;

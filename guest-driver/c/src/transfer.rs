@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sending and receiving.
 //!
-//! Streams of SMC are non-blocking here: a call that may wait looks, waits until the connection has
-//! changed since, and looks again. On TCP the kernel carries out the call.
+//! Streams of SMC are non-blocking here: a waiting call tries the stream, waits for a change of the
+//! connection since, and tries again. On TCP the kernel carries out the call.
 
 use std::ffi::c_int;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -47,7 +47,7 @@ fn wait(
 /// Receives into the pieces.
 ///
 /// # Errors
-/// Those of `smc_recv`.
+/// As `smc_recv`.
 pub(crate) fn recv(
     socket: &Socket,
     bufs: &mut [IoSliceMut<'_>],
@@ -158,7 +158,7 @@ fn recv_tcp(
 /// Sends the pieces.
 ///
 /// # Errors
-/// Those of `smc_send`.
+/// As `smc_send`.
 pub(crate) fn send(socket: &Socket, bufs: &[IoSlice<'_>], flags: c_int) -> Result<usize, Error> {
     let stream = socket.stream()?;
     check_flags(flags, SEND_FLAGS)?;

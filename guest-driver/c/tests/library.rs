@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `libsmc.so` as programs in C see it: the header, the symbols, the example, and every call.
+//! `libsmc.so` from the view of programs in C: the header, the symbols, the example, and every call.
 //!
 //! The tests compile `examples/echo.c` and `calls.c` by `cc`, and run them against a daemon in this
 //! process.
@@ -13,7 +13,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use common::{Bed, SONAME, STRICT, here, libraries, output};
 
-/// A server that ends with the test.
+/// A server, killed at the end of the test.
 struct Server {
     child: Child,
     out: BufReader<ChildStdout>,
@@ -30,7 +30,7 @@ impl Server {
         Server { child, out, port }
     }
 
-    /// Ends it, and returns what it has said of its connections.
+    /// Ends the server, and returns its output about connections.
     fn end(mut self) -> String {
         self.child.kill().unwrap();
         let mut said = String::new();
@@ -46,7 +46,7 @@ impl Drop for Server {
     }
 }
 
-/// Runs both ends of the example, which `compiler` has compiled.
+/// Runs both ends of the example, compiled by `compiler`.
 fn echo(compiler: &[&str]) {
     let bed = Bed::new();
     let program = bed.compile(compiler, "examples/echo.c");
@@ -104,7 +104,7 @@ fn the_header_compiles_by_itself_in_old_and_new_dialects() {
     }
 }
 
-/// The functions that the header declares.
+/// The functions declared in the header.
 fn declared() -> BTreeSet<String> {
     let text = std::fs::read_to_string(here("include/smc.h")).unwrap();
     let mut code = String::new();
@@ -120,7 +120,7 @@ fn declared() -> BTreeSet<String> {
         .collect()
 }
 
-/// The symbols that a library has for others.
+/// The exported symbols of a library.
 fn symbols(library: &str) -> BTreeSet<String> {
     let mut nm = Command::new("nm");
     let text = output(nm.args(["-D", "--defined-only"]).arg(libraries().join(library)));
@@ -233,7 +233,7 @@ fn the_end_of_the_daemon_is_an_error_and_later_connections_are_tcp() {
         assert_eq!(line, "ready\n");
         bed.stop_daemon();
         drop(child.stdin.take());
-        // SIGPIPE would have ended it.
+        // SIGPIPE would have ended the child.
         assert!(child.wait().unwrap().success(), "{carrier}");
     }
 }

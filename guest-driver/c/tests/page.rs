@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The commands of docs/embedding.md do what the page says.
+//! The commands of docs/embedding.md work as described on the page.
 //!
-//! They run in the order of the page, from the root of the sources. What the page has cargo build is
-//! built before, ports and paths in /tmp are replaced by ones of this test, and what the page waits a
-//! second for is waited for as long as it takes.
+//! The commands run in the order of the page, from the root of the sources. Builds by cargo are done before,
+//! ports and paths in /tmp are replaced by the test's own, and waits of a second become waits for the event.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use common::{Bed, here, output};
 
-/// A process that ends with the test.
+/// A process, killed at the end of the test.
 struct Running(Child);
 
 impl Drop for Running {
@@ -44,7 +43,7 @@ fn commands() -> Vec<String> {
     found
 }
 
-/// The directory of the built programs. What the page has cargo build is there already.
+/// The directory of the built programs. The builds of the page are already there.
 fn programs() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let dir = test.parent().and_then(Path::parent).unwrap().to_owned();
@@ -87,7 +86,7 @@ fn commands_of_the_page_echo_by_smc_d_in_rust_and_c() {
         shell.args(["-c", command]).current_dir(here("../.."));
         let path = std::env::var("PATH").unwrap();
         shell.env("PATH", format!("{0}:{0}/examples:{path}", programs.display()));
-        // As if the packages were installed.
+        // As with installed packages.
         shell.env("PKG_CONFIG_LIBDIR", bed.path("lib/pkgconfig"));
         shell.env("LD_LIBRARY_PATH", bed.path("lib")).env_remove("SMC_DEVICE");
         shell.envs(device.map(|device| ("SMC_DEVICE", device)));

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use vhost_device_ism::Daemon;
 use vhost_device_ism::config::GuestSpec;
 
-/// The name that programs ask for.
+/// The library name requested by programs.
 pub const SONAME: &str = "libsmc.so.0";
-/// What C and C++ are compiled with.
+/// Compiler options for C and C++.
 pub const STRICT: [&str; 5] = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-O1"];
 
 pub fn here(path: &str) -> PathBuf {
@@ -40,7 +40,7 @@ pub fn libraries() -> PathBuf {
     built.clone()
 }
 
-/// Runs a command, which has to succeed, and returns its output.
+/// Runs a command to success, and returns its output.
 #[track_caller]
 pub fn output(command: &mut Command) -> String {
     let Output { status, stdout, stderr } =
@@ -97,7 +97,7 @@ impl Bed {
         self.dir.join(name)
     }
 
-    /// Compiles a program, with the options that pkg-config has, if it is there.
+    /// Compiles a program, with the options of pkg-config, if present.
     pub fn compile(&self, compiler: &[&str], source: &str) -> PathBuf {
         let program = self.path("program");
         let (name, options) = compiler.split_first().unwrap();
