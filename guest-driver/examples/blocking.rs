@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Echo with blocking sockets, as with those of `std::net`: a thread per connection.
+//! Echo with blocking sockets, like the sockets of `std::net`: a thread per connection.
 //!
 //!     smc fabric --socket-path /tmp/any.sock,devices=8 &
 //!     export SMC_DEVICE=/tmp/any.sock
 //!     cargo run -p guest-driver --example blocking -- server 127.0.0.1:5000 &
 //!     cargo run -p guest-driver --example blocking -- client 127.0.0.1:5000
 //!
-//! Both ends print what carries the bytes. Without SMC_DEVICE that is TCP.
+//! Both ends print the carrier of the bytes: TCP without SMC_DEVICE.
 
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -18,7 +18,7 @@ use guest_driver::{Config, SmcListener, SmcStream, Stack};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    // One stack per process: it has the device, and the threads that wait for its events.
+    // One stack per process: the stack has the device, and the threads waiting for its events.
     let stack = Stack::open(config())?;
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["server", address] => serve(&stack, address)?,
@@ -28,8 +28,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The device of the environment: a socket of the daemon, or the PCI address of one in a virtual
-/// machine. Each process needs a device of its own, which a device pool gives it.
+/// The device of the environment: a socket of the daemon, or the PCI address of a device in a virtual
+/// machine. Each process needs a device of its own, for example from a device pool.
 fn config() -> Config {
     match std::env::var("SMC_DEVICE") {
         Ok(device) => Config::new(device.as_str()),
@@ -38,7 +38,7 @@ fn config() -> Config {
 }
 
 fn serve(stack: &Arc<Stack>, address: &str) -> io::Result<()> {
-    // Clients with SMC and without it are served on the same port.
+    // Clients with and without SMC are served on the same port.
     let listener = SmcListener::bind(stack, address)?;
     println!("listening on {}", listener.local_addr()?);
     loop {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Echo with one thread for all connections: [`Poller`] finds those that are ready in shared memory,
-//! without system calls while there is something to do.
+//! Echo with one thread for all connections: [`Poller`] finds ready connections in shared memory, without
+//! system calls while there is work to do.
 //!
 //!     smc fabric --socket-path /tmp/any.sock,devices=8 &
 //!     export SMC_DEVICE=/tmp/any.sock
@@ -17,7 +17,7 @@ use guest_driver::{Config, Interest, Poller, SmcListener, SmcStream, Stack};
 
 /// The key of the listener; connections have larger ones.
 const LISTENER: u64 = 0;
-/// Connections of the client, and bytes that each sends and gets back.
+/// Connections of the client, and bytes sent and received by each.
 const CONNECTIONS: u64 = 16;
 const BYTES: usize = 64 << 10;
 
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let device = std::env::var("SMC_DEVICE");
     let stack = Stack::open(device.map_or_else(|_| Config::default(), Config::new))?;
-    // It spins for 50 us before it sleeps.
+    // The poller spins for 50 us before sleeping.
     let poller = Poller::new(Duration::from_micros(50))?;
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["server", address] => serve(&stack, &poller, address)?,
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A connection of the server, and what its peer has not taken yet.
+/// A connection of the server, with bytes not yet taken by its peer.
 struct Echo {
     stream: SmcStream,
     unsent: Vec<u8>,
@@ -51,7 +51,7 @@ fn serve(stack: &Arc<Stack>, poller: &Poller, address: &str) -> io::Result<()> {
         poller.wait(&mut ready, 64, None)?;
         for event in &ready {
             if event.key == LISTENER {
-                // Readable may also mean that a handshake goes on; then there is no connection yet.
+                // Readable may also mean a handshake in progress, without a connection yet.
                 while let Some((stream, peer)) = unless_it_would_block(listener.accept())? {
                     println!("{peer}: {}", stream.info());
                     stream.set_nonblocking(true)?;
@@ -69,7 +69,7 @@ fn serve(stack: &Arc<Stack>, poller: &Poller, address: &str) -> io::Result<()> {
     }
 }
 
-/// Sends what is left, else reads and sends once. `false`: the client has ended the connection.
+/// Sends remaining bytes, else reads and sends once. `false`: the client has ended the connection.
 fn go_on(echo: &mut Echo, poller: &Poller, key: u64) -> io::Result<bool> {
     let was_blocked = !echo.unsent.is_empty();
     if !was_blocked {
@@ -84,7 +84,7 @@ fn go_on(echo: &mut Echo, poller: &Poller, key: u64) -> io::Result<bool> {
     }
     let sent = unless_it_would_block(echo.stream.send(&echo.unsent))?.unwrap_or(0);
     echo.unsent.drain(..sent);
-    // It reads no more than its peer takes.
+    // The server reads no more than its peer takes.
     match (was_blocked, echo.unsent.is_empty()) {
         (false, false) => poller.modify(key, Interest::WRITE)?,
         (true, true) => poller.modify(key, Interest::READ)?,

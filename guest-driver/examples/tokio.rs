@@ -15,7 +15,7 @@ use guest_driver::socket::tokio::{AsyncSmcListener, AsyncSmcStream};
 use guest_driver::{Config, Stack};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Connections of the client, which are open at the same time.
+/// Simultaneous connections of the client.
 const CONNECTIONS: u8 = 16;
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -59,7 +59,7 @@ async fn ask(stack: &Arc<Stack>, address: SocketAddr) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sends messages over a connection of its own, and returns the number of bytes that came back.
+/// Sends messages over a connection of its own, and returns the number of received bytes.
 async fn echo(stack: Arc<Stack>, address: SocketAddr, number: u8) -> Result<usize, Failure> {
     // The handshake runs on tokio's pool for blocking calls.
     let mut stream = AsyncSmcStream::connect(&stack, address).await?;

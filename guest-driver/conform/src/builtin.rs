@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The cases that come with the suite, and those of a directory.
+//! The built-in cases, and cases of a directory.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::case::Cases;
 use crate::suite::SuiteError;
 
 const BASES: &str = include_str!("../cases/bases.toml");
-/// Files by name; a file of the same name in a directory of cases stands for it.
+/// Files by name. A file of the same name in a directory of cases replaces the built-in file.
 const FILES: &[(&str, &str)] = &[
     ("server-facts.toml", include_str!("../cases/server-facts.toml")),
     ("server-option.toml", include_str!("../cases/server-option.toml")),
@@ -48,10 +48,11 @@ const FILES: &[(&str, &str)] = &[
 ];
 
 impl Cases {
-    /// The cases of the suite. Those of a `directory` replace the file of the same name, or are more.
+    /// The cases of the suite. A file of `directory` replaces the built-in file of the same name; files
+    /// of other names are added.
     ///
     /// # Errors
-    /// A file that cannot be read, or is wrong.
+    /// An unreadable or malformed file.
     pub fn load(directory: Option<&Path>) -> Result<Cases, SuiteError> {
         let mut cases = Cases::default();
         let named = |name: &str, why: String| SuiteError::Cases(format!("{name}: {why}"));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cases as data: what a file of cases says, and the cases that it stands for.
+//! Cases as data: the contents of a file of cases, and the cases expanded from the file.
 //!
-//! A case with `each` stands for one per combination of the values there; `{name}` in its strings
-//! is such a value. docs/conformance.md describes the format.
+//! A case with `each` stands for one case per combination of the listed values; `{name}` in a
+//! string is replaced by such a value. docs/conformance.md describes the format.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,13 +13,13 @@ use crate::edit::Edit;
 use crate::message::{Message, encode};
 use crate::value::Scope;
 
-/// Which end of a connection the implementation under test is.
+/// The target's end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// It accepts connections.
+    /// Accepts connections.
     Server,
-    /// It connects.
+    /// Connects.
     Client,
 }
 
@@ -27,17 +27,17 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
-    /// The specifications demand it.
+    /// Demanded by the specifications.
     #[default]
     Must,
-    /// They recommend it.
+    /// Recommended by the specifications.
     Should,
-    /// They leave it open, and peers have to cope.
+    /// Left open by the specifications; peers have to cope.
     May,
 }
 
 impl Role {
-    /// Its word in the ids of cases for both roles.
+    /// The word for the role in the ids of cases for both roles.
     fn name(self) -> &'static str {
         match self {
             Role::Server => "server",
@@ -56,7 +56,7 @@ impl Role {
                 "[{ expect = ['proposal'] }, { send = 'accept' }, { expect = ['confirm'] }]".into()
             }
             (_, Establish::SmcR(what)) => {
-                // Version, links that are asked for, and links that come about.
+                // Version, requested links, and links to establish.
                 let (version, links, linked) = match what.as_str() {
                     "r1" => (1, 1, 0),
                     "r2" => (2, 1, 0),
@@ -89,7 +89,7 @@ impl Role {
     }
 }
 
-/// The handshake of SMC-R as a peer that nobody knows, with one link where the version allows it.
+/// The handshake of SMC-R with a fresh peer id, and with `{links}` as the limit of links.
 const R_SERVER: &str = "
     { send = 'proposal-r{v}', fields = { peer_id = '$fresh_peer_id', max_links = {links} } },
     { expect = [{ accept = { first_contact = 1 } }] },
@@ -99,7 +99,7 @@ const R_CLIENT: &str = "
     { expect = ['proposal'] },
     { send = 'accept-r{v}', fields = { peer_id = '$fresh_peer_id', max_links = {links} } },
     { expect = ['confirm'] },";
-/// What LLC has to do before data may flow.
+/// The messages of LLC before data may flow.
 const LINK_SERVER_V2: &str = "
     { expect = [{ llc-confirm-link = { reply = 0 } }] },
     { send = 'llc-confirm-link-r2', fields = { reply = 1 } },";
@@ -117,7 +117,7 @@ const LINK_CLIENT_V1: &str = "
     { send = 'llc-add-link' },
     { expect = [{ llc-add-link = { reply = 1, rejected = 1 } }] },";
 
-/// What LLC does for a second link.
+/// The messages of LLC for a second link.
 const SECOND_SERVER: &str = "
     { expect = [{ llc-add-link = { reply = 0 } }] },
     { send = 'llc-add-link-second', \
@@ -130,7 +130,7 @@ const SECOND_CLIENT: &str = "
     { send = 'llc-confirm-link-second', link = 2 },
     { expect = [{ llc-confirm-link = { reply = 1, link_number = 2 } }] },";
 
-/// What a step brings about.
+/// An SMC connection for a step to establish.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 enum Establish {
@@ -147,7 +147,7 @@ enum Establish {
 enum Roles {
     Server,
     Client,
-    /// Each case is there for either role.
+    /// Each case exists for either role.
     Both,
 }
 
@@ -165,7 +165,7 @@ impl Roles {
 }
 
 impl Level {
-    /// As in reports.
+    /// The word in reports.
     pub fn name(self) -> &'static str {
         match self {
             Level::Must => "must",
@@ -185,7 +185,7 @@ pub(crate) enum Split {
     Every(usize),
 }
 
-/// One step of a dialogue, from the view of the suite. One verb of it is there.
+/// One step of a dialogue, from the view of the suite. A step has one verb.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Step {
@@ -204,7 +204,7 @@ pub(crate) struct Step {
     #[serde(default)]
     pub(crate) gap: u64,
     pub(crate) repeat: Option<u16>,
-    /// Link of SMC-R that a message of LLC goes over, 1 or 2; the first one unless it says so.
+    /// Link of SMC-R for a message of LLC, 1 or 2; the first one by default.
     pub(crate) link: Option<usize>,
     /// Segments in the opposite order.
     #[serde(default)]
@@ -212,13 +212,12 @@ pub(crate) struct Step {
     /// Waits for one of these.
     #[serde(default)]
     pub(crate) expect: Vec<Value>,
-    /// What Linux is known to do instead.
+    /// Known outcomes of Linux instead of the expected ones.
     #[serde(default)]
     pub(crate) linux: Vec<Value>,
-    /// How long it waits, milliseconds.
+    /// Milliseconds to wait.
     pub(crate) within: Option<u64>,
-    /// Sends data over TCP, which has to come through in both directions. `true` or what was sent
-    /// before.
+    /// Sends data over TCP, and checks both directions. `true`, or the data of an earlier step.
     pub(crate) data: Option<Value>,
     /// Data and cursors over SMC-D, as [`Stream::steps`](crate::stream::Stream::steps) says.
     pub(crate) stream: Option<Table>,
@@ -243,22 +242,22 @@ pub(crate) struct Step {
 pub struct Case {
     /// Unique, and the same in every run.
     pub id: String,
-    /// What the suite does, as a sentence.
+    /// The suite's action, as a sentence.
     pub title: String,
-    /// Requirements that it tests.
+    /// Requirements under test.
     pub rules: Vec<String>,
-    /// How much they bind.
+    /// Binding force of the requirements.
     #[serde(default)]
     pub level: Level,
-    /// What has to hold of the target or of the suite.
+    /// Facts required of the target or of the suite.
     #[serde(default)]
     pub needs: Vec<String>,
-    /// Why it is not for a host in production.
+    /// Why the case is unfit for a host in production.
     pub aggressive: Option<String>,
     /// Whether no other connection may be open meanwhile.
     #[serde(default)]
     pub alone: bool,
-    /// What Linux does otherwise, and why.
+    /// The known deviation of Linux, with the reason.
     pub note: Option<String>,
     pub(crate) say: Vec<Step>,
     /// Role of the target; of the file.
@@ -304,16 +303,16 @@ impl Case {
 struct File {
     layer: String,
     role: Roles,
-    /// Before the ids of all cases.
+    /// Start of the ids of all cases.
     prefix: String,
-    /// What all cases need.
+    /// Facts required by every case.
     #[serde(default)]
     needs: Vec<String>,
     #[serde(default, rename = "case")]
     cases: Vec<Table>,
 }
 
-/// All cases, and the messages that they begin with.
+/// The cases of all files, and the base messages.
 #[derive(Clone, Debug, Default)]
 pub struct Cases {
     pub(crate) bases: BTreeMap<String, Table>,
@@ -335,7 +334,7 @@ impl Cases {
         self.bases.keys().try_for_each(|name| self.base(name).map(drop))
     }
 
-    /// A base with what it takes from others.
+    /// A base with the fields inherited from other bases.
     fn base(&self, name: &str) -> Result<Table, String> {
         let (mut table, mut next) = (Table::new(), Some(name.to_owned()));
         let mut without = Vec::new();
@@ -404,7 +403,7 @@ impl Cases {
         base.get("token").and_then(Value::as_str) == Some("$token")
     }
 
-    /// Which queue pair of the suite a base names: 0 that of the first link, 1 that of the second.
+    /// The suite's queue pair in a base: 0 for the first link, 1 for the second.
     pub(crate) fn queue_pair_of(&self, base: &str) -> Option<usize> {
         let base = self.base(base).unwrap_or_default();
         match base.get("qpn").and_then(Value::as_str) {
@@ -414,7 +413,7 @@ impl Cases {
         }
     }
 
-    /// The cases that a template stands for.
+    /// The cases expanded from a template.
     fn expand(&self, mut template: Table) -> Result<Vec<Table>, String> {
         let each = match template.remove("each") {
             None => return Ok(vec![template]),
@@ -438,7 +437,7 @@ impl Cases {
         Ok(all)
     }
 
-    /// A list as it is; `{ from, to, step }`; `{ reserved = base }`: where reserved bytes are;
+    /// A list unchanged; `{ from, to, step }`; `{ reserved = base }`: the places of reserved bytes;
     /// `{ inside = base, step }`: every place between the first and the last byte.
     fn values(&self, values: &Value) -> Result<Vec<Value>, String> {
         let table = match values {
@@ -478,7 +477,7 @@ pub(crate) fn placeholders() -> Scope {
     scope
 }
 
-/// `value` with `{name}` replaced. A string that is nothing else becomes the value itself.
+/// `value` with `{name}` replaced. A string consisting of `{name}` alone becomes the value itself.
 fn replace(value: &Value, name: &str, by: &Value) -> Value {
     match value {
         Value::String(text) if *text == format!("{{{name}}}") => by.clone(),

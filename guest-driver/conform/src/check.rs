@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a case expects of a field, and whether a message has it.
+//! Checks of the fields of a message against a case.
 //!
 //! ```text
 //! field = 5                          this value
@@ -7,7 +7,7 @@
 //! field = { not = 0 }                another value
 //! field = { from = 16, to = 255 }    a number of this range
 //! field = { bits = 0x20 }            a number with these bits; "clear" without them
-//! field = { member = "proposal.eid" }  one of the list that an earlier message had
+//! field = { member = "proposal.eid" }  a member of the list in an earlier message
 //! field = { form = "eid" }           text as an EID, "hostname", "uuid", "address", "pairs"
 //! distinct = "eid[*]"                no two members of this list are equal
 //! ```
@@ -17,10 +17,10 @@ use toml::{Table, Value};
 use crate::message::Message;
 use crate::value::{Scope, as_number, bytes_of, to_hex};
 
-/// Checks every field that `checks` names.
+/// Checks every field named in `checks`.
 ///
 /// # Errors
-/// The first field that is not as expected, as a sentence; or the mistake of the case's author.
+/// The first unexpected field, as a sentence; or the mistake of the case's author.
 pub(crate) fn check(message: &Message, checks: &Table, scope: &Scope) -> Result<(), String> {
     checks.iter().try_for_each(|(name, expected)| match name.as_str() {
         "pairs" => pairs(message),
@@ -122,7 +122,7 @@ fn has_form(got: &[u8], form: &str) -> Result<bool, String> {
     })
 }
 
-/// EISM-11, EISM-13: an entry with a CHID of the emulated range has another with the same CHID behind it.
+/// EISM-11, EISM-13: an entry with an emulated CHID is followed by another entry of the same CHID.
 fn pairs(message: &Message) -> Result<(), String> {
     let chids: Vec<u64> = message
         .named("entry[*].chid")
@@ -153,7 +153,7 @@ fn distinct(message: &Message, list: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The codes of the types that the Proposal offered: version 2, version 1.
+/// The codes of the types offered in the Proposal: version 2, version 1.
 fn proposed(scope: &Scope) -> [u64; 2] {
     let types = |name| scope.get(name).map_or(NONE, as_number);
     let version = scope.get("proposal.version").map_or(2, as_number);
@@ -168,7 +168,7 @@ fn has_type(code: u64, smc_type: u64) -> bool {
     code == smc_type || code == 3
 }
 
-/// EISM-19: the GID of a Confirm is one that the Proposal had, with both of its halves.
+/// EISM-19: the GID of a Confirm is in the Proposal, with both halves.
 fn proposed_gid(message: &Message, scope: &Scope) -> Result<(), String> {
     let field = |name: &str| message.value(name).unwrap_or_default();
     let own = [field("gid"), field("extended_gid")];
@@ -189,8 +189,8 @@ fn offered(message: &Message, scope: &Scope) -> Result<(), String> {
     Err(format!("{name} version {version} was not offered"))
 }
 
-/// CLCV2-79, CLCV2-80: a Decline of a Proposal has a reason for each type that was offered and for no
-/// other, and the diagnosis is one of them.
+/// CLCV2-79, CLCV2-80: a Decline of a Proposal has a reason for each offered type and for no other
+/// type, and the diagnosis is one of the reasons.
 fn reasons(message: &Message, scope: &Scope) -> Result<(), String> {
     let [v2, v1] = proposed(scope);
     let offered = [

@@ -28,16 +28,16 @@ pub enum Verdict {
     Pass,
     /// Another outcome.
     Fail,
-    /// Another outcome, which Linux is known for.
+    /// Another outcome, but a known deviation of Linux.
     DeviatesAsLinux,
-    /// The target lacks what the case is about.
+    /// The target lacks the feature under test.
     NotApplicable,
     /// The suite cannot see the outcome here.
     NotObservable,
 }
 
 impl Verdict {
-    /// As in reports.
+    /// The word in reports.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Pass => "PASS",
@@ -49,18 +49,18 @@ impl Verdict {
     }
 }
 
-/// How data over TCP is seen to come through.
+/// How the suite observes data over TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataPath {
-    /// It is not.
+    /// Not observable.
     Unseen,
-    /// The target sends back what it gets.
+    /// The target sends received data back.
     Echo,
-    /// By standard input and output of the program that the suite started.
+    /// Through standard input and output of the program started by the suite.
     Program,
 }
 
-/// What all dialogues have in common.
+/// The part common to all dialogues.
 pub(crate) struct CaseContext<'a> {
     pub(crate) cases: &'a Cases,
     pub(crate) scope: &'a Scope,
@@ -68,26 +68,26 @@ pub(crate) struct CaseContext<'a> {
     pub(crate) fabric: Option<&'a dyn Fabric>,
     pub(crate) rdma: Option<&'a dyn RdmaDevice>,
     pub(crate) data: DataPath,
-    /// How many times as long as usual the target has to answer.
+    /// Factor on the usual time for an answer of the target.
     pub(crate) time_factor: u32,
 }
 
-/// A case that was played.
+/// The result of playing a case.
 pub(crate) struct CaseRun {
     pub(crate) verdict: Verdict,
-    /// Why, as a sentence; what was not seen.
+    /// The reason, as a sentence; or the outcome not seen.
     pub(crate) says: String,
-    /// Whether it failed in a way that a busy machine explains.
+    /// Whether a busy machine explains the failure.
     pub(crate) is_of_load: bool,
-    /// All that passed, per connection.
+    /// Everything sent and received, per connection.
     pub(crate) passed: Vec<Vec<Passed>>,
 }
 
 /// How long the suite waits for an answer or an end.
 const ANSWER: u64 = 8000;
-/// How long a connection is watched that has to stay open.
+/// How long a connection has to stay open to pass.
 const OPEN: u64 = 400;
-/// How long the suite looks at TCP before it looks into its control block again.
+/// How long the suite waits for TCP between two looks at the control block.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long the last words may take to come behind the end of TCP.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -129,7 +129,7 @@ pub(crate) fn play(case: &Case, context: &CaseContext<'_>) -> CaseRun {
 
 type Judged<T> = Result<T, CaseEnd>;
 
-/// What a case needs and the target has not sent, or a mistake of the case's author.
+/// A fact missing in the target or in its messages, or a mistake of the case's author.
 fn lacks(why: String) -> (Verdict, String) {
     (Verdict::NotApplicable, why)
 }
@@ -139,28 +139,28 @@ struct Dialogue<'a> {
     scope: Scope,
     link: Option<Link>,
     program: Option<Program>,
-    /// DMBs of the suite; they stay until the case is over.
+    /// DMBs of the suite, kept until the end of the case.
     buffers: Vec<Box<dyn Buffer>>,
-    /// The data path, once a step used it.
+    /// The data path, once used by a step.
     stream: Option<Stream>,
-    /// The own ends of the links of SMC-R, that of the first one first.
+    /// The suite's queue pairs, first link first.
     queue_pairs: Vec<Box<dyn QueuePair>>,
-    /// Whether it is connected, and the target has not ended it.
+    /// Whether the link is connected, and not ended by the target.
     is_linked: bool,
     /// Whether a Confirm has passed, and the target has not ended the connection.
     carries_smc: bool,
     /// GID of the target.
     user: Option<[u8; 16]>,
-    /// Data that the target has to send back.
+    /// Data for the target to send back.
     expected: Vec<u8>,
-    /// Whether data should have been looked at, and could not.
+    /// Whether a step asked for data that the suite could not observe.
     unseen: bool,
     passed: Vec<Vec<Passed>>,
 }
 
 impl Dialogue<'_> {
     fn hang_up(&mut self) {
-        // The end of TCP is none of SMC: a target that was not told would keep its end for ever.
+        // SMC does not end with TCP: without an abort the target would keep its end for ever.
         if std::mem::take(&mut self.carries_smc)
             && let Ok(stream) = self.stream()
         {
@@ -183,7 +183,7 @@ impl Dialogue<'_> {
         let Connection { tcp, program } = self.context.peer.connect().map_err(|w| (verdict, w))?;
         self.link = Some(Link::new(tcp).map_err(|error| (verdict, error.to_string()))?);
         self.program = program;
-        // Another peer each time, so that each connection makes a link group.
+        // Another peer id each time, so each connection makes a link group.
         let [first, second, ..] = self.nonce();
         let own = self.scope.get("peer_id").unwrap_or_default();
         let fresh = [&[first, second][..], own.get(2..).unwrap_or_default()].concat();
@@ -262,7 +262,7 @@ impl Dialogue<'_> {
             self.carries_smc = true;
             self.connect_queue_pair(0, "accept")?;
         }
-        // Checks of what follows compare with what the message was to say.
+        // Later checks compare with the intended fields, so publish before the edits.
         message.publish(&mut self.scope);
         for edit in &step.edits {
             edit.apply(&mut message, &self.scope).map_err(lacks)?;
@@ -283,7 +283,7 @@ impl Dialogue<'_> {
         Ok(())
     }
 
-    /// `confirm*` stands for the Confirm that fits the Accept before it.
+    /// `confirm*` stands for the Confirm fitting the preceding Accept.
     fn answer_to_accept(&self, base: &str) -> String {
         let Some(start) = base.strip_suffix('*') else { return base.to_owned() };
         let of_accept = |field: &str| self.scope.get(&format!("accept.{field}")).map(as_number);
@@ -295,7 +295,7 @@ impl Dialogue<'_> {
         format!("{start}{end}")
     }
 
-    /// A DMB for the target, once its GID is known; else a token that nobody has given.
+    /// A DMB for the target, once its GID is known; otherwise the placeholder token stays.
     fn make_buffer(&mut self) -> Judged<()> {
         let Some(fabric) = self.context.fabric else { return Ok(()) };
         let Some(user) = self.user.take() else { return Ok(()) };
@@ -373,7 +373,7 @@ impl Dialogue<'_> {
         }
     }
 
-    /// How long a step waits, in milliseconds. Silence that has to be is not waited for longer.
+    /// Milliseconds for a step to wait. A required silence is not prolonged by the time factor.
     fn limit_of(&self, step: &Step) -> u64 {
         match step.expect.iter().any(is_open) {
             true => step.within.unwrap_or(OPEN),
@@ -381,7 +381,8 @@ impl Dialogue<'_> {
         }
     }
 
-    /// Data has not come through; the verdict is another if Linux is known for what happened instead.
+    /// Ends the case after data has not come through. The verdict changes if the next event is a
+    /// known outcome of Linux.
     fn known_of_linux(&mut self, step: &Step, ended: CaseEnd) -> Judged<Progress> {
         if step.linux.is_empty() {
             return Err(ended);
@@ -394,7 +395,7 @@ impl Dialogue<'_> {
         Err(CaseEnd { verdict, ..ended })
     }
 
-    /// The data path of the connection, with the DMBs that the messages named.
+    /// The data path of the connection, with the DMBs named in the messages.
     fn stream(&mut self) -> Judged<&mut Stream> {
         if self.stream.is_none() {
             let fabric = self.context.fabric.ok_or_else(|| lacks("there is no device".into()))?;
@@ -419,7 +420,7 @@ impl Dialogue<'_> {
             let event = self.link()?.next(LOOK);
             let is_over = matches!(event, Event::End | Event::Reset);
             if is_over && !was_over {
-                // The end of TCP is none of SMC: the last words may come a moment later.
+                // SMC does not end with TCP: the last words may come a moment later.
                 was_over = true;
                 end = end.min(Instant::now() + LAST_WORDS * self.context.time_factor);
             } else if is_over {
@@ -439,7 +440,7 @@ impl Dialogue<'_> {
                 let is_known = self.find(&step.linux, &event)?.0.is_some();
                 return match is_known || self.shows(&step.linux)? {
                     true => Err((Verdict::DeviatesAsLinux, says).into()),
-                    // Words that have not come are silence, whatever became of TCP.
+                    // Missing words count as silence, whatever became of TCP.
                     false => fail_at(&Event::Nothing, says),
                 };
             }
@@ -456,7 +457,7 @@ impl Dialogue<'_> {
             .try_fold(false, |found, shown| Ok(found || shown?))
     }
 
-    /// The outcome that an event is, or else what is wrong with it.
+    /// The outcome matching an event, or else the mismatch.
     fn find<'v>(
         &self,
         outcomes: &'v [Value],
@@ -473,7 +474,7 @@ impl Dialogue<'_> {
         Ok((None, wrong))
     }
 
-    /// Takes from a message of the target what later ones have to say.
+    /// Keeps the values of the target's message for later messages.
     fn learn(&mut self, message: &Message) {
         message.publish(&mut self.scope);
         let half = |name: &str| message.value(name).unwrap_or_else(|| vec![0; 8]);
@@ -491,7 +492,7 @@ impl Dialogue<'_> {
                     let second = half(&format!("entry[{}].gid", i + 1));
                     self.user = gid_of(&half(&format!("entry[{i}].gid")), &second);
                 }
-                // A client that has the EID of the suite and others may be answered with that.
+                // Answer with the suite's EID if the client offers several.
                 let own = self.scope.get("eid").unwrap_or_default().to_vec();
                 let eids: Vec<_> =
                     self.scope.beginning("proposal.eid[").map(<[u8]>::to_vec).collect();
@@ -507,7 +508,7 @@ impl Dialogue<'_> {
         }
     }
 
-    /// Sends data, and looks that it comes through.
+    /// Sends data, and checks the arrival.
     fn check_data(&mut self) -> Judged<()> {
         let limit = DATA * self.context.time_factor;
         let pattern = format!("conformance {:08x}\n", as_number(&self.nonce()));
@@ -549,7 +550,7 @@ impl Dialogue<'_> {
         }
     }
 
-    /// Another number each time, so that data of one connection is not taken for that of another.
+    /// A fresh number, to tell the data of connections apart.
     fn nonce(&self) -> [u8; 4] {
         use std::hash::{BuildHasher, Hasher};
         let hash = std::collections::hash_map::RandomState::new().build_hasher().finish();
@@ -573,7 +574,7 @@ fn same(what: &str, got: &[u8], expected: &[u8]) -> Judged<()> {
         show(got),
         show(expected)
     );
-    // So far it is right: the rest may be late.
+    // The received part is right: the rest may be late.
     let is_of_load = expected.starts_with(got);
     Err(CaseEnd { verdict: Verdict::Fail, says, is_of_load })
 }

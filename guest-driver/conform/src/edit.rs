@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Edits: what a case changes in the bytes of a well-formed message.
+//! Edits of the bytes of a well-formed message.
 
 use serde::Deserialize;
 use toml::Value;
@@ -35,7 +35,7 @@ pub(crate) struct Edit {
     cut: Option<Place>,
     #[serde(default)]
     count: usize,
-    /// Keeps that many bytes.
+    /// Keeps this many bytes.
     truncate: Option<usize>,
     /// Writes the number of bytes into the field of the length, wrong `by` this.
     #[serde(default)]
@@ -45,7 +45,7 @@ pub(crate) struct Edit {
 }
 
 impl Edit {
-    /// Changes the bytes of a message; the places of fields are those that it had.
+    /// Changes the bytes of a message. Places of fields are those before the edit.
     ///
     /// # Errors
     /// A sentence for the author of the case.

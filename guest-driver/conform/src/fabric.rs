@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the suite needs of an SMC-D fabric.
+//! The suite's interface to an SMC-D fabric.
 
 /// A device of the suite on a fabric.
 pub trait Fabric: Send + Sync {
-    /// Its GID.
+    /// GID of the device.
     fn gid(&self) -> [u8; 16];
     /// CHID of the fabric.
     fn chid(&self) -> u16;
-    /// Registers a DMB that the device with the GID `user` may write.
+    /// Registers a DMB, writable for the device with the GID `user`.
     ///
     /// # Errors
     /// Why not, as a sentence.
@@ -21,11 +21,11 @@ pub trait Fabric: Send + Sync {
 
 /// A DMB of the suite.
 pub trait Buffer: Send {
-    /// Its token, as in a CLC message.
+    /// Token of the DMB, as in a CLC message.
     fn token(&self) -> [u8; 8];
-    /// Its length as a size code.
+    /// Length of the DMB as a size code.
     fn size_code(&self) -> u8;
-    /// The producer word and the consumer-and-flags word that the target has stored, as they lie in
+    /// The producer word and the consumer-and-flags word stored by the target, as raw bytes of the
     /// memory.
     fn words(&self) -> [[u8; 8]; 2];
     /// `len` bytes from `offset`, counted from the start of the DMB.

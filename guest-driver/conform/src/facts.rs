@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is known of the target, and the names that cases may use.
+//! Facts about the target, and the names for use in cases.
 
 use std::collections::BTreeSet;
 
-/// Names that a scope always has, with their lengths.
+/// Names defined in every scope, with their lengths.
 pub(crate) const NAMES: &[(&str, usize)] = &[
     ("eid", 32),
     ("foreign_eid", 32),
@@ -38,23 +38,23 @@ pub(crate) const NAMES: &[(&str, usize)] = &[
     ("fresh_peer_id", 8),
 ];
 
-/// Facts without which the suite cannot see what a case is about. The others are about the target.
+/// Facts without which the suite cannot observe a case. Other facts describe the target.
 const OF_THE_SUITE: &[&str] =
     &["data", "device", "echo", "option", "prefix", "rnic", "second-rnic", "seid"];
 
-/// The facts that hold.
+/// The known facts.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     known: BTreeSet<String>,
 }
 
 impl Facts {
-    /// A fact holds.
+    /// Records a fact.
     pub(crate) fn add(&mut self, fact: &str) {
         self.known.insert(fact.to_owned());
     }
 
-    /// Whether a fact holds; `!name`: whether it does not.
+    /// Whether a fact holds; `!name`: whether the fact `name` does not hold.
     pub(crate) fn has(&self, fact: &str) -> bool {
         match fact.strip_prefix('!') {
             Some(fact) => !self.known.contains(fact),
@@ -62,13 +62,13 @@ impl Facts {
         }
     }
 
-    /// All of them, for the report.
+    /// Every known fact, for the report.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.known.iter().map(String::as_str)
     }
 
-    /// A fact of `needs` that does not hold, and whether it is about the suite. Without such a one
-    /// nothing is known of the target.
+    /// A fact of `needs` not known, and whether the fact is about the suite. A fact of the suite
+    /// has precedence: the case then says nothing about the target.
     pub(crate) fn missing<'a>(&self, needs: &'a [String]) -> Option<(&'a str, bool)> {
         let is_of_suite = |fact: &str| OF_THE_SUITE.contains(&fact);
         let mut missing = needs.iter().map(String::as_str).filter(|fact| !self.has(fact));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The layouts of CLC messages, as tables: RFC 7609 A.2, SMCv2.1 "CLC messages". They are written here
-//! once more, so that a mistake of another encoder is not hidden by the same mistake of this one.
+//! The layouts of CLC messages, as tables: RFC 7609 A.2, SMCv2.1 "CLC messages". The tables are
+//! written independently of other encoders: a mistake of another encoder is not hidden by the same
+//! mistake here.
 
-/// A field: its name, its bytes, and the parts that it has if it is less than a byte each.
+/// A field: name, length in bytes, and parts smaller than a byte, if any.
 pub(crate) struct FieldLayout(
     pub(crate) &'static str,
     pub(crate) usize,
@@ -41,7 +42,7 @@ pub(crate) const DECLINE_FLAGS: &[FieldLayout] =
 /// Proposal, RFC 7609.
 pub(crate) const PROPOSAL: &[FieldLayout] =
     &[field("peer_id", 8), field("gid", 16), field("mac", 6), field("subnet_offset", 2)];
-/// What version 2 added to it.
+/// The fields added by version 2.
 pub(crate) const PROPOSAL_V2: &[FieldLayout] = &[
     field("ism_gid", 8),
     field("ism_chid", 2),
@@ -114,7 +115,7 @@ pub(crate) const ANSWER_D2: &[FieldLayout] =
     &[field("chid", 2), field("eid", 32), field("extended_gid", 8)];
 pub(crate) const EXTENSION_D: &[FieldLayout] =
     &[reserved(1), parts(&[("os", 4, 4), ("release", 0, 4)]), reserved(2), field("hostname", 32)];
-/// What release 2.1 added to it.
+/// The extension of release 2.1.
 pub(crate) const EXTENSION_D21: &[FieldLayout] =
     &[reserved(2), field("features", 2), field("vendor", 4), reserved(8)];
 
@@ -135,12 +136,13 @@ pub(crate) struct Span {
     pub(crate) name: String,
     pub(crate) at: usize,
     pub(crate) len: usize,
-    /// Lowest bit and number of bits, if it is a part of one byte.
+    /// Lowest bit and number of bits, if the field is a part of one byte.
     pub(crate) bits: Option<(u8, u8)>,
 }
 
 impl Span {
-    /// The bytes in a message; of a part its value, as one byte. `None`: beyond its end.
+    /// The bytes of the field in a message; for a part of a byte its value, as one byte. `None`:
+    /// beyond the message's end.
     pub(crate) fn read(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         let own = bytes.get(self.at..self.at + self.len)?;
         Some(match (self.bits, own) {
@@ -149,7 +151,7 @@ impl Span {
         })
     }
 
-    /// Writes the field, as far as the message has it.
+    /// Writes the field, cut at the message's end.
     pub(crate) fn write(&self, bytes: &mut [u8], value: &[u8]) {
         let Some(own) = bytes.get_mut(self.at..self.at + self.len) else { return };
         match (self.bits, own, value) {
@@ -187,7 +189,7 @@ impl Plan {
             let named = |own: &str| match (name, own) {
                 ("", own) => own.to_owned(),
                 (name, "") => name.to_owned(),
-                // All reserved fields have one name, so that one check is for all.
+                // Every reserved field has the same name, so one check covers all.
                 (_, "reserved") => "reserved".to_owned(),
                 (name, own) => format!("{name}.{own}"),
             };

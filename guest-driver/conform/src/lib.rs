@@ -2,8 +2,8 @@
 //! A conformance suite for implementations of SMC (RFC 7609, SMCv2.1): cases as data, played against
 //! a server or a client.
 //!
-//! The suite has tables and an encoder of its own. Of smc-core it uses the words for fields only, as
-//! `smc decode` prints them. docs/conformance.md describes files of cases and reports.
+//! The suite has tables and an encoder of its own. Only the names of fields come from smc-core, as
+//! printed by `smc decode`. docs/conformance.md describes files of cases and reports.
 #![forbid(unsafe_code)]
 
 mod builtin;

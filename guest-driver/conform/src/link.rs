@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A TCP connection with the target: writes in pieces, and tells what comes.
+//! A TCP connection with the target: writes segments, and returns events.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use crate::message::{Message, parse};
 
-/// What happened on a connection.
+/// An event on a connection.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     /// A whole CLC message.
     Message(Message),
-    /// Bytes that begin as a CLC message and are none, and why.
+    /// Bytes that begin as a CLC message without being one, and why.
     Unreadable(String),
     /// Other bytes.
     Data(Vec<u8>),
@@ -26,7 +26,7 @@ pub(crate) enum Event {
     Nothing,
 }
 
-/// Who sent bytes.
+/// The sender of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
     /// The suite.
@@ -35,7 +35,7 @@ pub enum Sender {
     Target,
 }
 
-/// What carried bytes.
+/// The carrier of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Path {
     /// TCP.
@@ -45,7 +45,7 @@ pub enum Path {
     Link,
 }
 
-/// Bytes as they were sent, or an event of TCP.
+/// Bytes of one write or read, or an event of TCP.
 #[derive(Clone, Debug)]
 pub struct Passed {
     /// Milliseconds since the connection began.
@@ -60,17 +60,17 @@ pub struct Passed {
     pub event: String,
 }
 
-/// A connection, and all that passed.
+/// A connection, and its record of bytes and events.
 #[derive(Debug)]
 pub(crate) struct Link {
     tcp: TcpStream,
     began: Instant,
-    /// Bytes that came and belong to no event yet.
+    /// Received bytes, part of no event yet.
     pending: Vec<u8>,
     pub(crate) passed: Vec<Passed>,
 }
 
-/// Most bytes of a dialogue that are kept.
+/// Limit of the recorded bytes of a dialogue.
 const KEPT: usize = 64 << 10;
 /// How long a write may block.
 const WRITE: Duration = Duration::from_secs(10);
@@ -90,7 +90,7 @@ impl Link {
         self.passed.push(Passed { at, from, path: Path::Tcp, bytes, event });
     }
 
-    /// Notes what passed on the link of SMC-R.
+    /// Records bytes or an event on the link of SMC-R.
     pub(crate) fn note_llc(&mut self, from: Sender, bytes: &[u8], event: &str) {
         self.note(from, bytes, event);
         if let Some(last) = self.passed.last_mut() {
@@ -98,7 +98,8 @@ impl Link {
         }
     }
 
-    /// Writes one segment. A target that has ended the connection is no error: what follows shows it.
+    /// Writes one segment. A connection ended by the target is no error: the following steps show
+    /// the end.
     pub(crate) fn write(&mut self, bytes: &[u8]) {
         let event = match self.tcp.write_all(bytes) {
             Ok(()) => String::new(),
@@ -119,7 +120,7 @@ impl Link {
         self.note(Sender::Suite, &[], "RST");
     }
 
-    /// What comes next, for at most `limit`.
+    /// The next event, or `Event::Nothing` after `limit`.
     pub(crate) fn next(&mut self, limit: Duration) -> Event {
         let deadline = Instant::now() + limit;
         loop {
@@ -140,7 +141,7 @@ impl Link {
         }
     }
 
-    /// Exactly `len` bytes, whatever they are, or what there is of them after `limit`.
+    /// The next `len` bytes of any content, or fewer after `limit`.
     pub(crate) fn data(&mut self, len: usize, limit: Duration) -> Vec<u8> {
         let deadline = Instant::now() + limit;
         while self.pending.len() < len && self.fill(deadline) == Filled::Bytes {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The layouts of LLC messages, as tables: RFC 7609 A.3, SMCv2.1 "LLC V2 messages". Like those of CLC
-//! they are written here once more.
+//! The layouts of LLC messages, as tables: RFC 7609 A.3, SMCv2.1 "LLC V2 messages". Like the tables
+//! of CLC, the tables are written independently of other encoders.
 
 use crate::layout::{FieldLayout, Plan, field, parts, reserved};
 
@@ -41,18 +41,18 @@ impl Llc {
     }
 }
 
-/// What a message consists of.
+/// The variant of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageLayout {
     pub(crate) kind: Llc,
     pub(crate) is_v2: bool,
-    /// Keys of a list that has no fixed length: Add Link and Delete RKey of version 2.
+    /// Keys of a list of variable length: Add Link of version 2, and Delete RKey.
     pub(crate) keys: usize,
 }
 
 /// Bytes of every message of version 1, and of most of version 2.
 pub(crate) const LEN: usize = 44;
-/// Bytes of Add Link of version 2 before its keys, and of each of them.
+/// Bytes of Add Link of version 2 before its keys, and of each key.
 const ADD_HEAD: usize = 72;
 const ADD_EACH: usize = 16;
 /// The same of Delete RKey.
@@ -174,7 +174,7 @@ pub(crate) fn plan(layout: MessageLayout) -> Plan {
     plan
 }
 
-/// What follows from the layout.
+/// Values derived from the layout.
 pub(crate) fn derived(layout: MessageLayout, len: usize) -> Vec<(String, i64)> {
     let MessageLayout { kind, is_v2, keys } = layout;
     let version = if is_v2 { 0x20 } else { 0 };
@@ -186,10 +186,10 @@ pub(crate) fn derived(layout: MessageLayout, len: usize) -> Vec<(String, i64)> {
     values
 }
 
-/// The layout of a message of the target; the length that it states is for cases to look at.
+/// The layout of a message of the target. The length field is left to the cases.
 ///
 /// # Errors
-/// What is wrong with it, as a sentence.
+/// The defect, as a sentence.
 pub(crate) fn layout_of(bytes: &[u8]) -> Result<MessageLayout, String> {
     let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
     let (code, len) = (byte(0), bytes.len());
@@ -216,7 +216,7 @@ mod tests {
     use crate::message::{encode, parse_llc};
     use crate::value::{Scope, hex_of, to_hex};
 
-    /// Confirm Link is what Linux 7.2 sent, the others follow the figures of the specifications.
+    /// Confirm Link was sent by Linux 7.2; the others follow the figures of the specifications.
     #[test]
     fn messages_are_laid_out_as_the_specifications_say() {
         for (text, wire) in [

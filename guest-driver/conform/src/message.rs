@@ -15,7 +15,7 @@ const SMCD: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xc4];
 /// Code of "none" in the type bits of a Proposal.
 const NONE: u64 = 2;
 
-/// The four messages of CLC, and those of LLC.
+/// The four messages of CLC, and the messages of LLC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Proposal,
@@ -25,7 +25,7 @@ pub(crate) enum Kind {
     Llc(Llc),
 }
 
-/// The messages of CLC, in the order of their types, which begin with 1.
+/// The messages of CLC, in the order of their types from 1.
 const OF_CLC: [Kind; 4] = [Kind::Proposal, Kind::Accept, Kind::Confirm, Kind::Decline];
 
 impl Kind {
@@ -46,13 +46,13 @@ impl Kind {
     }
 }
 
-/// What a message consists of.
+/// The variant of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Proposal {
-        /// Whether it has the fields of version 2.
+        /// Whether the fields of version 2 are present.
         long: bool,
-        /// Where areas begin, and how many members they have.
+        /// Start of each area, and its number of members.
         subnet: Option<(usize, usize)>,
         v2: Option<(usize, usize)>,
         smcd: Option<(usize, usize)>,
@@ -136,7 +136,7 @@ fn plan(form: Form) -> Plan {
 }
 
 impl Message {
-    /// All spans of a name; `[*]` in it stands for every member of a list.
+    /// Every span of a name; `[*]` in the name stands for every member of a list.
     pub(crate) fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Span> {
         let all = name.split_once("[*]");
         self.spans.iter().filter(move |span| match all {
@@ -170,7 +170,7 @@ impl Message {
     }
 }
 
-/// Fields that say what a message consists of, and are none themselves.
+/// Fields selecting the form of a message, without bytes of their own.
 const STRUCTURE: &[&str] = &[
     "message",
     "form",
@@ -185,7 +185,7 @@ const STRUCTURE: &[&str] = &[
     "pairs",
 ];
 
-/// What the fields of a base and those of a case have in common to say.
+/// The fields of a base, overridden by the fields of a case.
 struct Fields<'a> {
     table: &'a Table,
     scope: &'a Scope,
@@ -273,8 +273,8 @@ impl Fields<'_> {
     }
 }
 
-/// Encodes the message that the fields describe. Lengths, counts, offsets and eye catchers are what
-/// they have to be, unless the fields say otherwise.
+/// Encodes the message described by the fields. Lengths, counts, offsets and eye catchers are
+/// correct by default; the fields may override them.
 ///
 /// # Errors
 /// A sentence for the author of the case.
@@ -311,7 +311,7 @@ pub(crate) fn encode(table: &Table, scope: &Scope) -> Result<Message, String> {
     for (name, value) in values {
         let span = message.named(&name).next().cloned();
         let Some(span) = span else {
-            // What the form has no room for is left out of it.
+            // Optional fields without a place in the form are left out.
             if name.contains('[') || OPTIONAL.contains(&name.as_str()) {
                 continue;
             }
@@ -323,7 +323,7 @@ pub(crate) fn encode(table: &Table, scope: &Scope) -> Result<Message, String> {
     Ok(message)
 }
 
-/// Fields that not every form of a message has, so that a base can name them for all forms.
+/// Fields missing in some forms of a message, so a base can name them for every form.
 const OPTIONAL: &[&str] = &[
     "eid_count",
     "entry_count",
@@ -386,10 +386,10 @@ fn as_i64(n: usize) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// Reads a whole message of the target, by the letter of the specifications.
+/// Parses a whole message of the target, by the letter of the specifications.
 ///
 /// # Errors
-/// What is wrong with it, as a sentence.
+/// The defect, as a sentence.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Message, String> {
     let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
     let word = |at: usize| usize::from(u16::from_be_bytes([byte(at), byte(at + 1)]));
@@ -438,14 +438,14 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Message, String> {
     Ok(message)
 }
 
-/// Reads a whole LLC message of the target.
+/// Parses a whole LLC message of the target.
 ///
 /// # Errors
-/// What is wrong with it, as a sentence.
+/// The defect, as a sentence.
 pub(crate) fn parse_llc(bytes: &[u8]) -> Result<Message, String> {
     let layout = llc::layout_of(bytes)?;
     let Plan { spans, at } = plan(Form::Llc(layout));
-    // A refusal of Add Link may end after the 44 bytes that version 1 has.
+    // A refusal of Add Link may end after 44 bytes, as in version 1.
     let is_good = at == bytes.len() || (layout.kind == Llc::AddLink && bytes.len() == llc::LEN);
     match is_good {
         true => Ok(Message { kind: Kind::Llc(layout.kind), bytes: bytes.to_vec(), spans }),
@@ -462,7 +462,7 @@ mod tests {
         encode(&text.parse().unwrap(), &Scope::default()).unwrap()
     }
 
-    /// What Linux 7.2 sent: SMC-R and SMC-D version 2 with the loopback device.
+    /// The Proposal sent by Linux 7.2: SMC-R and SMC-D version 2 with the loopback device.
     #[test]
     fn a_proposal_is_that_of_linux_with_the_same_contents() {
         let message = encoded(
@@ -515,7 +515,7 @@ mod tests {
         assert_eq!(parse(&message.bytes).unwrap().spans, message.spans);
     }
 
-    /// What Linux 7.2 sent at a first contact of SMC-R, in either version.
+    /// Messages sent by Linux 7.2 at a first contact of SMC-R, in either version.
     #[test]
     fn accept_and_confirm_of_smc_r_are_those_of_linux() {
         let link = "first_contact = 1

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a case allows to happen, and whether that is what happened.
+//! The outcomes allowed by a case, and their comparison with events.
 
 use toml::{Table, Value};
 
@@ -12,15 +12,15 @@ use crate::value::{Scope, to_hex};
 /// How an event compares with an outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Match {
-    /// It is that.
+    /// The event is the outcome.
     Yes,
-    /// It is of that kind, and something in it is not as it has to be.
+    /// The kind is right, but a checked field is wrong.
     Wrong(String),
-    /// It is something else.
+    /// The event is of another kind.
     No,
 }
 
-/// Compares. `outcome` is a name, or a table with one name and what to check.
+/// Compares an event with `outcome`: a name, or a table with one name and the checks.
 ///
 /// # Errors
 /// The mistake of the case's author.
@@ -65,7 +65,7 @@ pub(crate) fn compare(event: &Event, outcome: &Value, scope: &Scope) -> Result<M
     })
 }
 
-/// What is checked of the reply bit alone.
+/// The checks of the reply bit alone.
 fn reply_only(checks: &Table) -> Table {
     checks
         .iter()
@@ -86,7 +86,7 @@ pub(crate) fn is_open(outcome: &Value) -> bool {
     outcome.as_str() == Some("open")
 }
 
-/// What the words of the target's control block have to be, if the outcome is about them.
+/// Checks of the words in the target's control block, if the outcome has any.
 pub(crate) fn of_words(outcome: &Value) -> Option<&Table> {
     outcome.as_table()?.get("cdc")?.as_table()
 }

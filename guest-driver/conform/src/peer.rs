@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Where connections with the target come from.
+//! Sources of connections with the target.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 /// How long a connection attempt may take.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Makes connections in another way than plain TCP does: with TCP option 254.
+/// Connects with TCP option 254.
 pub trait Announce: Send + Sync {
-    /// Connects, and tells whether the server answered the option.
+    /// Connects, and returns whether the server answered the option.
     ///
     /// # Errors
     /// No connection.
     fn connect(&self, server: SocketAddr) -> io::Result<(TcpStream, bool)>;
 }
 
-/// One connection, and the program that made it, if the suite started one.
+/// One connection, and its program if the suite started one.
 pub(crate) struct Connection {
     pub(crate) tcp: TcpStream,
     pub(crate) program: Option<Program>,
@@ -85,16 +85,16 @@ fn accept(listener: &TcpListener, wait: Duration) -> Result<TcpStream, String> {
     }
 }
 
-/// A client program that the suite started: its standard input and output are those of the connection.
+/// A client program started by the suite. Its standard input and output belong to the connection.
 pub(crate) struct Program {
     child: Child,
     output: Receiver<Vec<u8>>,
     read: Vec<u8>,
-    /// The end of what it wrote to standard error.
+    /// The last bytes of the program's standard error.
     errors: Arc<Mutex<Vec<u8>>>,
 }
 
-/// Most bytes of standard error that are kept.
+/// Limit of the kept bytes of standard error.
 const ERRORS: usize = 400;
 
 impl Program {
@@ -103,7 +103,7 @@ impl Program {
         let failed = |error: io::Error| format!("cannot start {line:?}: {error}");
         let port = listener.local_addr().map_err(failed)?.port();
         let mut command = Command::new("/bin/sh");
-        // The shell becomes the program, so that killing it kills that.
+        // `exec` replaces the shell, so killing the child kills the program.
         command.arg("-c").arg(format!("exec {}", line.replace("{port}", &port.to_string())));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(failed)?;
@@ -134,21 +134,21 @@ impl Program {
         Ok(Program { child, output, read: Vec::new(), errors })
     }
 
-    /// The end of what it wrote to standard error.
+    /// The last bytes of the program's standard error.
     pub(crate) fn errors(&self) -> String {
         let errors = self.errors.lock().unwrap_or_else(|lost| lost.into_inner());
         String::from_utf8_lossy(&errors).trim().to_owned()
     }
 
-    /// Writes to its standard input.
+    /// Writes to the program's standard input.
     pub(crate) fn write(&mut self, bytes: &[u8]) {
         if let Some(stdin) = &mut self.child.stdin {
-            // A program that has ended reads nothing, which the connection shows.
+            // A program that has ended reads nothing; the connection shows the end.
             let _ = stdin.write_all(bytes).and_then(|()| stdin.flush());
         }
     }
 
-    /// What it has printed, once there are `len` bytes or after `limit`.
+    /// The program's output, once there are `len` bytes or after `limit`.
     pub(crate) fn read(&mut self, len: usize, limit: Duration) -> Vec<u8> {
         let deadline = Instant::now() + limit;
         while self.read.len() < len {

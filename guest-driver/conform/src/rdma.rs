@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the suite needs of an RNIC for SMC-R.
+//! The suite's interface to an RNIC for SMC-R.
 
 use std::time::Duration;
 
-/// The target's end of a link, as its Accept or Confirm names it.
+/// The target's end of a link, as in the target's Accept or Confirm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkEnd {
-    /// Address of its RNIC.
+    /// Address of the target's RNIC.
     pub gid: [u8; 16],
     /// Queue pair.
     pub qpn: u32,
-    /// Packet sequence number that it begins with.
+    /// Initial packet sequence number.
     pub psn: u32,
     /// Code of its MTU.
     pub mtu: u8,
@@ -18,32 +18,32 @@ pub struct LinkEnd {
 
 /// An RNIC of the suite on a network of the target.
 pub trait RdmaDevice: Send + Sync {
-    /// Its address.
+    /// Address of the RNIC, as a GID.
     fn gid(&self) -> [u8; 16];
     /// Another address, for a second link. Without one there are no second links.
     fn second_gid(&self) -> Option<[u8; 16]> {
         None
     }
-    /// MAC address of its port.
+    /// MAC address of the RNIC's port.
     fn mac(&self) -> [u8; 6];
-    /// Makes a queue pair, and registers memory that its peer may write.
+    /// Makes a queue pair, and registers memory writable for its peer.
     ///
     /// # Errors
     /// Why not, as a sentence.
     fn queue_pair(&self) -> Result<Box<dyn QueuePair>, String>;
 }
 
-/// A queue pair of the suite. It ends when dropped.
+/// A queue pair of the suite. Dropping the value ends the queue pair.
 pub trait QueuePair: Send {
-    /// Its number.
+    /// Number of the queue pair.
     fn qpn(&self) -> u32;
-    /// Packet sequence number that it begins with.
+    /// Initial packet sequence number.
     fn psn(&self) -> u32;
     /// Key of the memory.
     fn rkey(&self) -> u32;
     /// Address of the memory.
     fn address(&self) -> u64;
-    /// Connects it.
+    /// Connects the queue pair with the target's end.
     ///
     /// # Errors
     /// Why not, as a sentence.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Data of one connection over SMC-D: two rings, and the control block at the start of each.
 //!
-//! A ring begins behind the 32 bytes of the control block. Integers there are in the byte order of the
-//! machine: two bytes for how often a cursor has wrapped, four for where it is, two of flags.
+//! A ring begins behind the 32 bytes of the control block. Integers there are in the byte order of
+//! the machine: two bytes for the wrap count of a cursor, four for the cursor's position, two of
+//! flags.
 
 use std::time::{Duration, Instant};
 
@@ -19,15 +20,15 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// How long bytes may take to come back.
 const BACK: Duration = Duration::from_secs(8);
-/// How long a DMB may be busy with a connection that has just ended.
+/// How long a DMB may stay busy with an ended connection.
 const FREED: Duration = Duration::from_secs(2);
 
-/// What a step on the data path did not bring about.
+/// The failure of a step on the data path.
 #[derive(Debug)]
 pub(crate) struct StreamFailure {
     /// A sentence.
     pub(crate) says: String,
-    /// Whether it may still come.
+    /// Whether the expected event may still come.
     pub(crate) is_late: bool,
 }
 
@@ -88,17 +89,17 @@ pub(crate) struct Stream {
     /// In the own ring.
     consumer: Cursor,
     flags: [u8; 2],
-    /// What the target has not sent back yet.
+    /// Bytes not sent back by the target yet.
     sent: Vec<u8>,
-    /// Bytes written so far, which decide what comes next.
+    /// Bytes written so far: the position in the test pattern.
     written: u32,
     /// How long bytes may take to come back.
     back: Duration,
 }
 
 impl Stream {
-    /// Attaches the target's DMB, by the token and the size that its Accept or Confirm has. The
-    /// target may take `time_factor` times as long as usual.
+    /// Attaches the target's DMB, by the token and the size in the target's Accept or Confirm.
+    /// `time_factor` multiplies the usual times for the target.
     ///
     /// # Errors
     /// Why not.
@@ -130,10 +131,10 @@ impl Stream {
         })
     }
 
-    /// Whether the target's ring has room for what a step writes at once.
+    /// Checks the size of the target's ring against the bytes of one write.
     ///
     /// # Errors
-    /// It has not.
+    /// The ring is smaller.
     pub(crate) fn has_room(&self, step: &Table) -> Result<(), String> {
         let len = step.get("bytes").and_then(Value::as_integer).unwrap_or(0);
         match u32::try_from(len).is_ok_and(|len| len <= self.their_ring) {
@@ -142,21 +143,22 @@ impl Stream {
         }
     }
 
-    /// What a step says, as many `times` as it says.
+    /// Executes a step, `times` times.
     ///
     /// # Errors
-    /// What did not happen.
+    /// The failure of the step.
     pub(crate) fn steps(&mut self, step: &Table) -> Result<(), StreamFailure> {
         let times = step.get("times").and_then(Value::as_integer).unwrap_or(1);
         (0..times.min(10_000)).try_for_each(|_| self.step(step))
     }
 
-    /// What a step says: `bytes` to write, or `fill`, as many as the target's ring has room for;
-    /// `flags` and `state`, which stay; `read`, how many bytes to take; `producer` and `consumer`, by
-    /// how much the cursors that are told are off; `wrap`, by how much their wraps are.
+    /// Executes a step once: `bytes` is the number of bytes to write, or `fill` the whole ring;
+    /// `flags` and `state` stay set; `read` is the number of bytes to take, 0 for everything sent;
+    /// `producer` and `consumer` are errors added to the reported cursors, `wrap` an error added to
+    /// the reported wrap.
     ///
     /// # Errors
-    /// What did not happen.
+    /// The failure of the step.
     fn step(&mut self, step: &Table) -> Result<(), StreamFailure> {
         let number = |name: &str| step.get(name).and_then(Value::as_integer);
         if let Some(flags) = number("flags") {
@@ -191,13 +193,13 @@ impl Stream {
         }
     }
 
-    /// Aborts the connection, unless the suite has closed or aborted it.
+    /// Aborts the connection, unless closed or aborted by the suite already.
     pub(crate) fn abort(&mut self) {
         const CLOSED_OR_ABORTED: u8 = 0x60;
         const ABORTED: u8 = 0x20;
         if self.flags[1] & CLOSED_OR_ABORTED == 0 {
             self.flags[1] |= ABORTED;
-            // A target that has gone needs no word.
+            // A target already gone needs no word.
             let _ = self.tell(&[], [0; 3]);
         }
     }
@@ -209,12 +211,12 @@ impl Stream {
             count: cursor.count.wrapping_add(by as u32),
         };
         let producer = off(self.producer, producer).word([0; 2]);
-        // Only one of them has another wrap.
+        // Only the producer gets a wrong wrap.
         let consumer = Cursor { wrap: self.consumer.wrap, ..off(self.consumer, consumer) };
         self.theirs.deliver(pieces, [producer, consumer.word(self.flags)])
     }
 
-    /// Waits for `len` bytes, compares them with what was sent, and tells that they are consumed.
+    /// Waits for `len` bytes, compares the bytes with the sent ones, and reports the consumption.
     fn take(&mut self, len: usize) -> Result<(), StreamFailure> {
         let end = Instant::now() + self.back;
         let mut got = 0;
@@ -245,8 +247,9 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether the target's words are as `checks` say: `flags`, `state`, `type`; `consumed` and
-    /// `produced`: whether it has read all, and sent back all.
+    /// Whether the target's words agree with `checks`: `flags` and `state`; `consumed`: everything
+    /// read; `produced`: everything sent back; `inside`: both cursors within the rings; `unused`:
+    /// zeros in the unused bytes.
     pub(crate) fn is(&self, checks: &Table, scope: &Scope) -> Result<bool, String> {
         let [producer, consumer] = self.own.words();
         let [.., flags, state] = consumer;
@@ -282,8 +285,8 @@ impl Stream {
     }
 }
 
-/// Attaches a DMB. The target may use that of a connection which has just ended, and which another
-/// worker of the suite is about to detach.
+/// Attaches a DMB. The target may use the DMB of an ended connection, not yet detached by another
+/// worker of the suite.
 fn attach(
     fabric: &dyn Fabric,
     token: [u8; 8],
@@ -305,8 +308,8 @@ const CLOSED: u8 = 0x40;
 const ABORTED: u8 = 0x20;
 
 impl Drop for Stream {
-    /// Tells the target that the connection is over, so that nothing waits there. Who has said so is
-    /// silent from then on: the DMB may be another connection's.
+    /// Tells the target about the end, so the target does not wait. After its own end the suite
+    /// stays silent: the DMB may already belong to another connection.
     fn drop(&mut self) {
         let [_, own] = self.flags;
         let [_, [.., theirs]] = self.own.words();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A run of the suite: finds out what the target is, plays the cases, and keeps the results.
+//! A run of the suite: learns facts about the target, plays the cases, and keeps the results.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Mutex;
@@ -17,27 +17,27 @@ use crate::peer::{Announce, Peer};
 use crate::rdma::RdmaDevice;
 use crate::value::Scope;
 
-/// The layer of the cases that find out what the target is.
+/// The layer of the cases for facts about the target.
 const FACTS: &str = "facts";
 /// How often a case of a fact is played, and how long the suite waits in between.
 const FACT_TRIES: u32 = 3;
 const FACT_PAUSE: Duration = Duration::from_millis(500);
-/// Most cases that are played again: a target that is silent in more of them is not just slow.
+/// Limit of the cases to play again: a target silent in more cases is not just slow.
 const MOST_AGAIN: usize = 16;
-/// Addresses of nobody, as GIDs: 192.0.2.1 and 2001:db8::1.
+/// Unassigned addresses for documentation, as GIDs: 192.0.2.1 and 2001:db8::1.
 const DOCUMENTED_V4: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1];
 const DOCUMENTED_V6: [u8; 16] = [0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
-/// The fact that the target answers TCP option 254.
+/// The fact of a target answering TCP option 254.
 const OPTION: &str = "option";
 
 /// The implementation under test.
 pub enum Target {
-    /// It listens here.
+    /// A server at this address.
     Server(SocketAddr),
-    /// It connects to this listener; or a command line of the shell does, which the suite runs once
-    /// per connection, with `{port}` replaced.
+    /// A client connecting to this listener; or a command line of the shell, run by the suite once
+    /// per connection with `{port}` replaced.
     Client {
-        /// Where it connects to, if there is no program.
+        /// The address for a client without a program.
         listener: TcpListener,
         /// The command line.
         program: Option<String>,
@@ -45,7 +45,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Its role.
+    /// Role of the target.
     pub fn role(&self) -> Role {
         match self {
             Target::Server(_) => Role::Server,
@@ -54,20 +54,20 @@ impl Target {
     }
 }
 
-/// What a run has to know.
+/// Parameters of a run.
 pub struct Options<'a> {
     /// The implementation under test.
     pub target: Target,
-    /// Whether the target sends back what it gets over TCP.
+    /// Whether the target sends back data received over TCP.
     pub echo: bool,
-    /// Whether to play cases that may trouble other users of the target.
+    /// Whether to play cases with possible trouble for other users of the target.
     pub aggressive: bool,
     /// Connections at a time, at least 1.
     pub connections: usize,
     /// How long to wait for a client to connect.
     pub wait: Duration,
-    /// A case that a busy machine may have made fail is played again, alone, and the target has so
-    /// many times as long to answer. 1: no case is played again.
+    /// A failed case, if a busy machine may be the reason, is played again, alone, with the
+    /// target's time for answers multiplied. 1: no case is played again.
     pub time_factor: u32,
     /// Only cases whose id contains one of these.
     pub only: Vec<String>,
@@ -83,16 +83,16 @@ pub struct Options<'a> {
     pub names: Names,
 }
 
-/// Values of cases that depend on the target.
+/// Values of cases specific to the target.
 #[derive(Clone, Debug)]
 pub struct Names {
     /// An EID of the target.
     pub eid: String,
-    /// Its system EID, if it is known.
+    /// System EID of the target, if known.
     pub seid: Option<String>,
     /// CHID of a fabric of the target.
     pub chid: u16,
-    /// GID of the suite on that fabric.
+    /// GID of the suite on the fabric of `chid`.
     pub gid: [u8; 16],
     /// MAC address of the suite, for SMC-R.
     pub mac: [u8; 6],
@@ -100,7 +100,7 @@ pub struct Names {
     pub roce_gid: [u8; 16],
     /// IPv4 subnet of the TCP connection, and its number of bits.
     pub subnet: ([u8; 4], u8),
-    /// A prefix of IPv6 that the target has, and its number of bits.
+    /// A prefix of IPv6 of the target, and its number of bits.
     pub prefix: Option<([u8; 16], u8)>,
 }
 
@@ -119,7 +119,7 @@ impl Names {
         let (first, second) = self.gid.split_at(8);
         scope.set("gid1", first);
         scope.set("gid2", second);
-        // A GID of version 4 that no device has.
+        // A GID in the form of a UUID of version 4, unused by any device.
         scope.set("foreign1", [0xf0, 0xf1, 0xf2, 0xf3, 0xf4, 0xf5, 0x46, 0xf7]);
         scope.set("foreign2", [0x88, 0xf9, 0xfa, 0xfb, 0xfc, 0xfd, 0xfe, 0xff]);
         scope.set("peer_id", [&[0x43, 0x46][..], &self.mac].concat());
@@ -155,15 +155,15 @@ impl Names {
 pub struct CaseResult {
     /// The case.
     pub case: Case,
-    /// How it ended.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Why.
+    /// The reason.
     pub says: String,
-    /// How it failed at first, if it was played again.
+    /// The first failure, if the case was played again.
     pub first: Option<String>,
-    /// How long it took.
+    /// Duration of the case.
     pub took: Duration,
-    /// All that passed, per connection.
+    /// Everything sent and received, per connection.
     pub passed: Vec<Vec<Passed>>,
 }
 
@@ -178,7 +178,7 @@ impl CaseResult {
 pub struct Results {
     /// Role of the target.
     pub role: Role,
-    /// What is known of it.
+    /// Known facts about the target.
     pub facts: Facts,
     /// In the order of the files.
     pub results: Vec<CaseResult>,
@@ -187,7 +187,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// How many have this verdict.
+    /// The number of cases with this verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.results.iter().filter(|result| result.verdict == verdict).count()
     }
@@ -214,18 +214,18 @@ pub enum SuiteError {
 
 /// How far a run is.
 pub struct RunStatus<'a> {
-    /// Cases that are done.
+    /// Finished cases.
     pub done: usize,
-    /// All cases that are played.
+    /// Total number of cases to play.
     pub of: usize,
-    /// The one that was done last.
+    /// The case finished last.
     pub last: &'a CaseResult,
 }
 
 /// Plays the cases against the target.
 ///
 /// # Errors
-/// [`SuiteError`]. A case that fails is no error.
+/// [`SuiteError`]. A failed case is no error.
 pub fn run(
     cases: &Cases,
     options: &Options<'_>,
@@ -292,7 +292,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Clients that connect on their own all come to one listener, so one at a time is served.
+    /// Clients connecting on their own share one listener, so one client at a time is served.
     fn workers(&self, at_a_time: usize) -> usize {
         match &self.options.target {
             Target::Client { program: None, .. } => 1,
@@ -300,7 +300,7 @@ impl Run<'_> {
         }
     }
 
-    /// A listener of one worker, where the client is told the port.
+    /// A listener for one worker, if the suite tells the client the port.
     fn own_listener(&self) -> Result<Option<TcpListener>, SuiteError> {
         match &self.options.target {
             Target::Client { listener, program: Some(_) } => {
@@ -318,7 +318,7 @@ impl Run<'_> {
         own: Option<&'b TcpListener>,
         time_factor: u32,
     ) -> CaseContext<'b> {
-        // A server that has answered the option once takes it to be sent by every client of SMC.
+        // After one answer to the option, a server expects every SMC client to send the option.
         let asks = case.needs.iter().any(|fact| fact == OPTION);
         let announced = asks || facts.has(OPTION);
         let (peer, program) = match &self.options.target {
@@ -347,7 +347,7 @@ impl Run<'_> {
         }
     }
 
-    /// Plays a case. Also tells whether it failed in a way that a busy machine explains.
+    /// Plays a case. Also returns whether a busy machine explains a failure.
     fn one(
         &self,
         case: &Case,
@@ -383,8 +383,8 @@ impl Run<'_> {
         (CaseResult { case, verdict, says, first: None, took, passed }, is_of_load)
     }
 
-    /// Plays cases again that a busy machine may have made fail, one at a time, with more time for
-    /// each answer. If there are many, the target is silent, and they have failed.
+    /// Plays cases again, one at a time and with more time for each answer, where a busy machine
+    /// may explain the failure. Many such cases mean a silent target: the failures then stand.
     fn again(
         &self,
         of_load: Vec<(usize, CaseResult)>,
@@ -406,10 +406,10 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Plays a case that finds out what the target is. One that has something to build on is played
-    /// again if it fails: Linux ends connections of a link group whose first contact was given up.
+    /// Plays a case for a fact about the target. A failed case that builds on other facts is
+    /// repeated: Linux ends connections of a link group whose first contact was given up.
     fn play_fact(&self, case: &Case, facts: &Facts, own: Option<&TcpListener>) -> CaseRun {
-        // Who does not speak SMC is sent one message only, and gets all the time at once.
+        // A target without SMC gets one message only, and all the time at once.
         let is_first = case.needs.is_empty();
         let time_factor = if is_first { self.options.time_factor } else { 1 };
         let mut played = play(case, &self.context(case, facts, own, time_factor));
@@ -424,7 +424,7 @@ impl Run<'_> {
         played
     }
 
-    /// Plays the cases that find out what the target is; the last part of their ids is the fact.
+    /// Plays the cases for facts about the target. The last part of an id is the fact.
     fn find_facts(&self) -> Result<Facts, SuiteError> {
         let mut facts = Facts::default();
         if self.options.fabric.is_some() {

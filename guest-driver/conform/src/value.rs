@@ -4,8 +4,8 @@
 //! A number is big-endian. A string is one of
 //!
 //! ```text
-//! $name          what the suite or an earlier message of the dialogue calls so
-//! hex:e2d4 00*8  bytes; *n repeats the one before it
+//! $name          a value of the suite or of an earlier message of the dialogue
+//! hex:e2d4 00*8  bytes; *n repeats the preceding byte
 //! text:LAB       ASCII, filled up with blanks
 //! ```
 
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use toml::Value;
 
-/// What `$name` stands for.
+/// Values by name, for `$name`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scope {
     values: BTreeMap<String, Vec<u8>>,
@@ -30,19 +30,19 @@ impl Scope {
         self.values.get(name).map(Vec::as_slice)
     }
 
-    /// The values of all names that begin so.
+    /// The values of all names with the prefix `start`.
     pub(crate) fn beginning<'a>(&'a self, start: &'a str) -> impl Iterator<Item = &'a [u8]> {
         let from = self.values.range(start.to_owned()..);
         from.take_while(move |(name, _)| name.starts_with(start)).map(|(_, value)| value.as_slice())
     }
 
-    /// Forgets the names that begin so.
+    /// Forgets the names with the prefix `start`.
     pub(crate) fn forget(&mut self, start: &str) {
         self.values.retain(|name, _| !name.starts_with(start));
     }
 }
 
-/// The bytes of a value in a field of `len` bytes; without a length those that the value has.
+/// The bytes of a value in a field of `len` bytes; without `len`, the value's own length.
 ///
 /// # Errors
 /// A sentence for the author of the case.
@@ -97,7 +97,7 @@ pub(crate) fn as_number(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// Reads `e2d4c3d9 00*8`: groups of hex digits, the last byte of one repeated as often as it says.
+/// Reads `e2d4c3d9 00*8`: groups of hex digits. `*n` repeats the last byte of a group.
 pub(crate) fn hex_of(text: &str) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     for group in text.split_whitespace() {

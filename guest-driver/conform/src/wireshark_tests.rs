@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The bases of the suite as Wireshark's dissector reads them, field by field. Where there is no `tshark`
-//! the test says so and is over.
+//! The bases of the suite as dissected by Wireshark, field by field. Without `tshark` the test
+//! prints a note and ends.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use crate::case::{Cases, placeholders};
 use crate::message::Message;
 use crate::value::to_hex;
 
-/// A field as the dissector has it.
+/// A field of the dissection.
 #[derive(Debug)]
 struct Dissected {
     name: String,
@@ -23,7 +23,7 @@ struct Dissected {
 /// Bytes before a message: Ethernet, IPv4 and TCP headers.
 const HEADERS: usize = 14 + 20 + 20;
 
-/// A capture in which each message has a connection of its own.
+/// A capture with a separate connection for each message.
 fn capture(messages: &[Message]) -> Vec<u8> {
     let mut file = vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0];
     file.extend([0; 8]);
@@ -75,7 +75,7 @@ fn dissected(pdml: &str) -> Vec<Vec<Dissected>> {
     packets
 }
 
-/// What the dissector's names are in the suite. Those that begin otherwise are compared by place only.
+/// The dissector's names and the suite's. Fields with other names are compared by place only.
 const NAMES: &[(&str, &str)] = &[
     ("smc.clc_msg", "type"),
     ("smc.length", "length"),
@@ -102,19 +102,19 @@ const NAMES: &[(&str, &str)] = &[
     ("smc.decline.peer.diag.info", "diagnosis"),
 ];
 
-/// Messages beyond whose end version 4.0 of the dissector reads: the extension of release 2.0 in an
-/// Accept of SMC-D is 16 bytes shorter than it takes it to be, and the Proposal of RFC 7609 has 40 bytes
-/// and the subnet where it looks for the 80 bytes of version 2. Linux takes and sends both forms.
+/// Messages read beyond the end by version 4.0 of the dissector: the extension of release 2.0 in an
+/// Accept of SMC-D is 16 bytes shorter than assumed there, and the Proposal of RFC 7609 has 40
+/// bytes, with the subnet in place of the 80 bytes of version 2. Linux takes and sends both forms.
 const BEYOND: [&str; 2] = ["accept-20", "proposal-r1"];
 
-/// What the dissector says against a message.
+/// The dissector's disagreements with a message.
 fn differences(base: &str, message: &Message, fields: &[Dissected]) -> Vec<String> {
     let mut faults = Vec::new();
     if fields.is_empty() {
         return vec![format!("{base}: no message of SMC")];
     }
     for field in fields {
-        // It does not know the fields of release 2.1 and calls them reserved.
+        // The dissector calls the fields of release 2.1 reserved.
         if field.name.contains("reserved") || field.len == 0 {
             continue;
         }
@@ -129,7 +129,7 @@ fn differences(base: &str, message: &Message, fields: &[Dissected]) -> Vec<Strin
             };
             own == field.value && named.is_none_or(|name| name == span.name)
         });
-        // The byte that parts stand in, or several fields of the suite.
+        // The byte around its parts, or several fields of the suite.
         let whole = message.bytes.get(field.at..field.at + field.len).map(to_hex);
         let is_whole = named.is_none() && whole.as_deref() == Some(&field.value);
         if !equal && !is_whole {
@@ -151,7 +151,7 @@ fn wireshark_reads_what_the_suite_sends() {
     scope.set("size", [3]);
     scope.set("chid", [0xff, 1]);
     let encode = |base: &String| cases.message(base, &Table::new(), &scope).unwrap();
-    // It has no layouts for SMC-D of version 1. Messages of LLC do not go over TCP.
+    // The dissector has no layouts for SMC-D of version 1. Messages of LLC do not go over TCP.
     let bases: Vec<&String> = cases
         .bases
         .keys()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Targets that answer late, or never: a case that a busy machine may have made fail is played again.
+//! Late or silent targets: the suite repeats a case if a busy machine may explain the failure.
 
 #![allow(clippy::unwrap_used, reason = "a target that cannot run fails the test")]
 
@@ -14,8 +14,8 @@ use smc_conform::{Cases, Options, Report, Results, RunHeader, Target, Verdict, r
 use smc_core::handshake::Kinds;
 use target::{Fault, Host, Server, names};
 
-/// Cases that wait for less time than a late answer takes. What stands between the suite and the server
-/// tells them by the peer id.
+/// Cases with a time shorter than a late answer takes. The relay between suite and server tells the
+/// cases apart by the peer id.
 const CASES: &str = "
 layer = 'clc'
 role = 'server'
@@ -32,7 +32,7 @@ say = [
 ]
 ";
 
-/// Stands between the suite and a server.
+/// A relay between the suite and a server.
 fn between(server: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -47,7 +47,7 @@ fn between(server: SocketAddr) -> SocketAddr {
     address
 }
 
-/// Hands on what comes, some of it late or never.
+/// Forwards the bytes, some late or never.
 fn pass(mut from: TcpStream, mut to: TcpStream) {
     let mut buffer = [0; 4096];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
@@ -95,7 +95,7 @@ const LATE: &str = "expected accept; came nothing within 300 ms";
 
 #[test]
 fn a_late_answer_counts_when_the_case_is_played_again() {
-    // So much time that no machine is too busy.
+    // Enough time even for a busy machine.
     let results = play("mine-late-11", 200);
     let [one] = results.results.as_slice() else { panic!("{}", results.results.len()) };
     assert_eq!((one.verdict, one.says.as_str()), (Verdict::Pass, ""));

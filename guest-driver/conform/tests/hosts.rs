@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The suite against hosts that have more than those of the other tests, or less.
+//! The suite against hosts with more or fewer features than in the other tests.
 
 #![allow(clippy::unwrap_used, reason = "a target that cannot run fails the test")]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use smc_conform::{Fabric, Options, RdmaDevice, Results, Role, Target, Verdict, run};
 use target::{Clients, Fault, Host, Network, Server, failures, names};
 
-/// Plays what contains one of `only`, or all, with a host in a role.
+/// Plays the cases with an id containing one of `only`, or all cases, against a host in a role.
 fn play(host: &Host, role: Role, only: &[&str]) -> Results {
     let listener = TcpListener::bind((host.address, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -49,7 +49,8 @@ fn play(host: &Host, role: Role, only: &[&str]) -> Results {
     results.unwrap()
 }
 
-/// The suite finds out that the host has `known`, and no case fails of which at least `fewest` hold.
+/// Checks the facts found about the host, the absence of failures, and at least `fewest` passed
+/// cases.
 #[track_caller]
 fn passes(host: &Host, role: Role, known: &str, only: &[&str], fewest: usize) {
     let results = play(host, role, only);
@@ -62,7 +63,7 @@ fn passes(host: &Host, role: Role, known: &str, only: &[&str], fewest: usize) {
     assert!(passed >= fewest, "{passed} pass");
 }
 
-/// Cases in which it counts what a server has.
+/// Cases depending on the features of a server.
 const OF_SERVERS: [&str; 12] = [
     "server-types-",
     "server-accept-",
@@ -112,7 +113,7 @@ fn a_server_of_release_2_0_passes() {
     passes(&Host::old(), Role::Server, known, &only, 20);
 }
 
-/// Cases in which it counts what a client has.
+/// Cases depending on the features of a client.
 const OF_CLIENTS: [&str; 6] = [
     "client-offer-",
     "client-proposal-",

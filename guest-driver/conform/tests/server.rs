@@ -76,7 +76,7 @@ fn every_fault_is_found() {
             fault.layer,
             &[fault.found_by],
         );
-        // What Linux does, too, has another verdict.
+        // A deviation known of Linux has a verdict of its own.
         let bad =
             |one: &&CaseResult| matches!(one.verdict, Verdict::Fail | Verdict::DeviatesAsLinux);
         let found = results.results.iter().find(bad);

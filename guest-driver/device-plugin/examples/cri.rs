@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A client of a container runtime as the kubelet is one (CRI v1), for scripts:
+//! A client of a container runtime like the kubelet (CRI v1), for scripts:
 //!
 //!     cri SOCKET IMAGE DEVICE SERVER CLIENT LOOK
 //!
-//! It runs a pod on the host's network with two containers that have the CDI device: one with the
-//! command SERVER, and one with CLIENT, which has to succeed. Then it prints what LOOK says in the
-//! first, and removes the pod. Commands are those of a shell.
+//! Runs a pod on the host's network with two containers and the CDI device: one with the command SERVER, and
+//! one with CLIENT, which has to succeed. Then prints the output of LOOK in the first, and removes the pod.
+//! Commands are shell commands.
 #![allow(clippy::unwrap_used, reason = "a client that cannot go on ends")]
 #![allow(missing_docs, reason = "the messages are those of the CRI")]
 
@@ -20,7 +20,7 @@ use tonic_prost::ProstCodec;
 
 /// The namespaces of the host.
 const NODE: i32 = 2;
-/// A container that has ended.
+/// State of an exited container.
 const EXITED: i32 = 2;
 
 #[derive(Clone, PartialEq, Message)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A double of the kubelet for scripts: it listens in the directory that is its argument. For each
-//! line of its input, the name of a resource, it admits a container with one device of that, and prints
-//! the CDI devices that the plugin names, or "refused" and why.
+//! A double of the kubelet for scripts, listening in the directory of its argument. For each line of its
+//! input, the name of a resource, the double admits a container with one device of the resource, and prints
+//! the CDI devices named by the plugin, or "refused" and the reason.
 #![allow(clippy::unwrap_used, dead_code, reason = "a double that cannot go on ends")]
 
 #[path = "../tests/kubelet/double.rs"]

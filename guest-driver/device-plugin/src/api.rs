@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The messages of the device plugin API v1beta1 that this program sends or reads. Fields that it
-//! leaves at their defaults are not here: they take no bytes.
+//! The messages of the device plugin API v1beta1 sent or read by this program. Fields left at their defaults
+//! are omitted: such fields take no bytes.
 
 use prost::Message;
 
-/// The version that a plugin names.
+/// The version named by a plugin.
 pub const VERSION: &str = "v1beta1";
 /// The file name of the kubelet's socket, in the directory of all plugins.
 pub const KUBELET_SOCKET: &str = "kubelet.sock";
-/// The state of a device that containers may have.
+/// The state of an allocatable device.
 pub const HEALTHY: &str = "Healthy";
 /// Path of the kubelet's only call.
 pub const REGISTER: &str = "/v1beta1.Registration/Register";
@@ -23,7 +23,7 @@ pub const ALLOCATE: &str = "/v1beta1.DevicePlugin/Allocate";
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Empty {}
 
-/// What a plugin says to the kubelet first.
+/// A plugin's first message to the kubelet.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct RegisterRequest {
     /// [`VERSION`].
@@ -32,20 +32,20 @@ pub struct RegisterRequest {
     /// The file name of the plugin's socket.
     #[prost(string, tag = "2")]
     pub endpoint: String,
-    /// The resource that pods ask for.
+    /// The resource requested by pods.
     #[prost(string, tag = "3")]
     pub resource_name: String,
 }
 
-/// All devices of a resource.
+/// The devices of a resource.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct ListAndWatchResponse {
-    /// In any order.
+    /// The devices, in any order.
     #[prost(message, repeated, tag = "1")]
     pub devices: Vec<Device>,
 }
 
-/// A device that one container can have.
+/// A device for one container.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Device {
     /// A name of at most 63 characters.
@@ -56,23 +56,23 @@ pub struct Device {
     pub health: String,
 }
 
-/// Which devices containers get.
+/// The devices for the containers.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct AllocateRequest {
-    /// One for each container.
+    /// One request for each container.
     #[prost(message, repeated, tag = "1")]
     pub container_requests: Vec<ContainerAllocateRequest>,
 }
 
-/// Which devices a container gets.
+/// The devices for a container.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct ContainerAllocateRequest {
-    /// Their names.
+    /// Names of the devices.
     #[prost(string, repeated, tag = "1")]
     pub device_ids: Vec<String>,
 }
 
-/// What the runtime has to do for containers.
+/// The runtime's tasks for the containers.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct AllocateResponse {
     /// One for each container, in the order of the request.
@@ -80,7 +80,7 @@ pub struct AllocateResponse {
     pub container_responses: Vec<ContainerAllocateResponse>,
 }
 
-/// What the runtime has to do for a container.
+/// The runtime's tasks for a container.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct ContainerAllocateResponse {
     /// Devices of CDI specifications.

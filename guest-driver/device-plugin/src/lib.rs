@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A device plugin of Kubernetes (API v1beta1) for the device pools of vhost-device-ism.
 //!
-//! Each pool of a node is a resource. A container that asks for it gets the CDI device of the pool,
-//! whose specification `smc cdi` writes. The plugin touches neither the pool nor the container.
+//! Each pool of a node is a resource. A container asking for the resource gets the CDI device of the pool, by
+//! the specification of `smc cdi`. The plugin touches neither the pool nor the container.
 
 #![forbid(unsafe_code)]
 

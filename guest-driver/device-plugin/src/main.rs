@@ -32,7 +32,7 @@ struct Args {
 async fn main() -> ExitCode {
     let args = Args::parse();
     let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false);
-    // Of a line that cannot be written: it would be reported to the same place, by a panic.
+    // A failed write to the log would be reported to the same place, by a panic.
     log.log_internal_errors(false).init();
     let ends = signal(SignalKind::terminate()).and_then(|terminate| {
         signal(SignalKind::interrupt()).map(|interrupt| (terminate, interrupt))
@@ -52,7 +52,7 @@ async fn main() -> ExitCode {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        // One that panicked: the kubelet's next look at the container starts this again.
+        // A pool has panicked: the kubelet restarts this program at its next check of the container.
         _ = pools.join_next() => return ExitCode::FAILURE,
     }
     // Sockets are removed.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the kubelet asks of a plugin, and the answers.
+//! The kubelet's requests to a plugin, and the answers.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -18,17 +18,17 @@ use tonic_prost::ProstCodec;
 
 use crate::api::{self, AllocateRequest, AllocateResponse, Device, Empty, ListAndWatchResponse};
 
-/// The vendor and the class of the CDI devices; the vendor is that of the resources, too.
+/// The vendor and the class of the CDI devices; resources have the same vendor.
 const CLASS: &str = "virtio-ism/fabric";
 /// The longest name of a pool.
 const NAME_MAX: usize = 40;
 
-/// A text that does not name a pool.
+/// A text without a valid name of a pool.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{0:?} is no pool: NAME or NAME=CONTAINERS, of up to {NAME_MAX} letters, digits, - and _")]
 pub struct NoPool(String);
 
-/// A device pool of this node, which is one resource for pods.
+/// A device pool of this node: one resource for pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     name: String,
@@ -59,13 +59,13 @@ impl std::str::FromStr for Pool {
 }
 
 impl Pool {
-    /// The resource that pods ask for: `virtio-ism/NAME`.
+    /// The resource requested by pods: `virtio-ism/NAME`.
     #[must_use]
     pub fn resource(&self) -> String {
         format!("virtio-ism/{}", self.name)
     }
 
-    /// The CDI device that a container with the resource gets.
+    /// The CDI device for a container with the resource.
     #[must_use]
     pub fn cdi_device(&self) -> String {
         format!("{CLASS}={}", self.name)
@@ -77,8 +77,8 @@ impl Pool {
         format!("virtio-ism-{}.sock", self.name)
     }
 
-    /// All devices. They are healthy whatever the daemon does: a container without a daemon is on TCP,
-    /// and a kubelet that starts while a device is not healthy refuses pods that have it already.
+    /// The devices, healthy regardless of the daemon: a container without a daemon is on TCP, and a kubelet
+    /// starting while a device is not healthy refuses pods already using the device.
     fn devices(&self) -> Vec<Device> {
         let device = |i| Device { id: format!("{}-{i}", self.name), health: api::HEALTHY.into() };
         (0..self.containers).map(device).collect()
@@ -96,7 +96,7 @@ impl Pool {
             return Err(Status::invalid_argument(what));
         }
         let device = || api::CdiDevice { name: self.cdi_device() };
-        // A container that has several of them sees the same pool.
+        // A container with several devices of a pool sees the same pool.
         let answer = |one: &api::ContainerAllocateRequest| api::ContainerAllocateResponse {
             cdi_devices: one.device_ids.first().map(|_| device()).into_iter().collect(),
         };
@@ -119,7 +119,7 @@ impl DevicePlugin {
         DevicePlugin { pool: Arc::new(pool), watchers: Arc::default() }
     }
 
-    /// Whether somebody watches the devices: a kubelet does while it knows this plugin.
+    /// Whether a kubelet watches the devices. A kubelet watches while this plugin is registered.
     #[must_use]
     pub fn is_watched(&self) -> bool {
         self.watchers.load(Ordering::Relaxed) > 0
@@ -130,7 +130,7 @@ impl NamedService for DevicePlugin {
     const NAME: &'static str = "v1beta1.DevicePlugin";
 }
 
-/// A stream that is counted while it exists.
+/// A stream, counted during its lifetime.
 struct Watch(Arc<AtomicUsize>, Option<ListAndWatchResponse>);
 
 impl Watch {
@@ -150,7 +150,7 @@ impl Drop for Watch {
 impl Stream for Watch {
     type Item = Result<ListAndWatchResponse, Status>;
 
-    /// The devices at once, and then nothing: they stay as they are.
+    /// The devices at once, and then no update: the list never changes.
     fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.1.take().map_or(Poll::Pending, |devices| Poll::Ready(Some(Ok(devices))))
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A plugin's socket, and the kubelet that has to know it.
+//! A plugin's socket, and its registration with the kubelet.
 
 use std::fs;
 use std::io;
@@ -19,17 +19,17 @@ use tracing::{info, warn};
 use crate::api::{self, Empty, RegisterRequest};
 use crate::plugin::{DevicePlugin, Pool};
 
-/// How often the two sockets are looked at. A pod that a restarted kubelet starts before it knows the
-/// plugin is refused, so this is short.
+/// Interval of checks of the two sockets. A restarted kubelet refuses pods until the plugin is registered, so
+/// the interval is short.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long a kubelet may take for a registration: it connects to the plugin meanwhile, within 10 s.
+/// Time limit of a registration: the kubelet connects to the plugin meanwhile, within 10 s.
 const LIMIT: Duration = Duration::from_secs(20);
 /// How long after a registration the kubelet may watch nothing.
 const UNWATCHED: Duration = Duration::from_secs(15);
-/// The first and the longest pause after a registration that failed.
+/// The first and the longest pause after a failed registration.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 
-/// Which file a path leads to; another one at the same path is another socket.
+/// Identity of the file at a path; another identity at the same path is another socket.
 type FileId = (u64, u64, i64, i64);
 
 fn id(path: &Path) -> Option<FileId> {
@@ -37,7 +37,7 @@ fn id(path: &Path) -> Option<FileId> {
     Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
 }
 
-/// A socket on which a plugin answers. It is removed at the end, if it is still there.
+/// A plugin's listening socket. Its file is removed at the end, unless replaced.
 struct Socket {
     path: PathBuf,
     id: Option<FileId>,
@@ -73,8 +73,8 @@ impl Drop for Socket {
     }
 }
 
-/// Serves a pool, and registers it with each kubelet that listens in the directory, until the future
-/// is dropped. What goes wrong is logged and tried again.
+/// Serves a pool, and registers the pool with each kubelet listening in the directory, until the future is
+/// dropped. Errors are logged and retried.
 pub async fn serve(pool: Pool, directory: &Path) {
     let kubelet = directory.join(api::KUBELET_SOCKET);
     let plugin = DevicePlugin::new(pool.clone());
@@ -84,7 +84,7 @@ pub async fn serve(pool: Pool, directory: &Path) {
     let mut pause = PAUSES.0;
     loop {
         if !socket.as_ref().is_some_and(Socket::is_there) {
-            // A kubelet that starts removes the sockets of all plugins.
+            // A starting kubelet removes the sockets of all plugins.
             known = None;
             socket = None;
             match Socket::open(directory.join(pool.socket()), plugin.clone()) {

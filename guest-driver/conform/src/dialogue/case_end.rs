@@ -11,7 +11,7 @@ use crate::stream::StreamFailure;
 pub(super) struct CaseEnd {
     pub(super) verdict: Verdict,
     pub(super) says: String,
-    /// Whether a busy machine explains it: see [`is_of_load`].
+    /// Whether a busy machine explains the verdict: see [`is_of_load`].
     pub(super) is_of_load: bool,
 }
 
@@ -29,12 +29,12 @@ impl From<StreamFailure> for CaseEnd {
 
 /// Diagnosis of a Decline for want of memory.
 const NO_MEMORY: u64 = 0x0101_0000;
-/// The upper half of those for other failures of the sender's own, such as a buffer that could not be
-/// registered.
+/// Upper half of the diagnoses of other internal failures, such as a buffer not registered.
 const INTERNAL: u64 = 0x0999;
 
-/// Whether an event that no outcome allows may be due to a busy machine: silence, or a Decline for a
-/// reason that has nothing to do with the messages, which either end may send until Confirm.
+/// Whether a busy machine may explain an unexpected event: silence; a Proposal, namely the suite's
+/// own Proposal echoed as data after arriving too late at a server; or a Decline for a reason
+/// unrelated to the messages, sent by either end before Confirm.
 pub(super) fn is_of_load(event: &Event) -> bool {
     match event {
         Event::Nothing => true,
@@ -46,7 +46,7 @@ pub(super) fn is_of_load(event: &Event) -> bool {
     }
 }
 
-/// The end of a case at an event that is none of its outcomes.
+/// The end of a case at an unexpected event.
 pub(super) fn fail_at<T>(event: &Event, says: String) -> Result<T, CaseEnd> {
     Err(CaseEnd { verdict: Verdict::Fail, says, is_of_load: is_of_load(event) })
 }

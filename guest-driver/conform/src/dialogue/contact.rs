@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The part of a dialogue that goes over a link of SMC-R.
+//! The part of a dialogue over a link of SMC-R.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,14 @@ use crate::peer::Peer;
 use crate::rdma::LinkEnd;
 use crate::value::as_number;
 
-/// First byte of a message about data, which is none of LLC.
+/// First byte of a CDC message. LLC has no such type.
 const CDC: u8 = 0xfe;
 /// How long the last word to a target may take.
 const LAST_WORD: Duration = Duration::from_millis(50);
 
 impl Dialogue<'_> {
-    /// A queue pair for a message that names one; without an RNIC a number that nobody has.
+    /// A queue pair for a message with the suite's queue pair in a field. Without an RNIC the
+    /// number is a placeholder.
     pub(super) fn make_queue_pair(&mut self, which: usize) -> Judged<()> {
         let is_next = self.queue_pairs.len() == which;
         let Some(rdma) = self.context.rdma.filter(|_| is_next) else { return Ok(()) };
@@ -32,14 +33,14 @@ impl Dialogue<'_> {
         self.scope.set(format!("{start}rkey"), made.rkey().to_be_bytes());
         self.scope.set(format!("{start}address"), made.address().to_be_bytes());
         self.queue_pairs.push(made);
-        // A server's Add Link is there before its client needs a queue pair.
+        // The server's Add Link precedes the client's need for a queue pair.
         match (which, &self.context.peer) {
             (1, Peer::Server { .. }) => self.connect_queue_pair(1, "llc-add-link"),
             _ => Ok(()),
         }
     }
 
-    /// Connects a queue pair with that which the target's message names.
+    /// Connects a queue pair with the queue pair in the target's message.
     pub(super) fn connect_queue_pair(&mut self, which: usize, message: &str) -> Judged<()> {
         let field = |name: &str| self.scope.get(&format!("{message}.{name}"));
         let number = |name: &str| field(name).map_or(0, as_number);
@@ -62,7 +63,7 @@ impl Dialogue<'_> {
         Ok(())
     }
 
-    /// Sends a message of LLC. That the link is over is no error: what follows shows it.
+    /// Sends a message of LLC. The end of the link is no error: the following steps show the end.
     pub(super) fn write_llc(&mut self, on: usize, bytes: &[u8]) -> Judged<()> {
         let Some(queue_pair) = self.queue_pairs.get_mut(on) else {
             return Err((Verdict::NotObservable, "there is no link".to_owned()).into());
@@ -73,7 +74,7 @@ impl Dialogue<'_> {
         Ok(())
     }
 
-    /// Tells the target that all links end: both the wish of a client and the word of a server.
+    /// Tells the target to end all links: a client's request and a server's command in one message.
     pub(super) fn end_link(&mut self) {
         if !std::mem::take(&mut self.is_linked) {
             return;
@@ -92,7 +93,7 @@ impl Dialogue<'_> {
         }
     }
 
-    /// What comes next on a link, or on TCP, and on which link.
+    /// The next event on a link or on TCP, with the index of the link.
     fn next_of_link(&mut self, until: Instant) -> Judged<(usize, Event)> {
         loop {
             let event = self.link()?.next(Duration::from_millis(1));
@@ -125,8 +126,8 @@ impl Dialogue<'_> {
         }
     }
 
-    /// Waits for an outcome on the link. Test Link is answered meanwhile, and messages that no
-    /// outcome is about are passed over.
+    /// Waits for an outcome on the link. Answers Test Link meanwhile, and skips messages unrelated
+    /// to the outcomes.
     pub(super) fn expect_llc(&mut self, step: &Step) -> Judged<Progress> {
         let is_silent = step.expect.iter().any(is_open);
         let within = self.limit_of(step);
@@ -185,7 +186,7 @@ impl Dialogue<'_> {
     }
 }
 
-/// Whether a target that has nothing to answer sends such a message on its own.
+/// Whether a target sends such a message on its own, without a preceding request.
 fn may_come_any_time(event: &Event) -> bool {
     let Event::Message(message) = event else { return false };
     let kinds = [Kind::Llc(Llc::TestLink), Kind::Llc(Llc::ConfirmRkey)];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What passed on a connection, for people: segments that belong together as one entry, explained as
-//! `smc decode` does.
+//! The bytes and events of a connection, for people: adjacent segments as one entry, explained as
+//! in `smc decode`.
 
 use std::fmt::Write as _;
 
@@ -35,7 +35,7 @@ pub(super) struct Exchange {
     pub(super) explained: String,
 }
 
-/// All connections of a case.
+/// The exchanges on all connections of a case.
 pub(super) fn of_case(connections: &[Vec<Passed>]) -> Vec<Exchange> {
     let mut all = Vec::new();
     for (i, passed) in connections.iter().enumerate() {

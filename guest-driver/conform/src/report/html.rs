@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The report as one page of HTML, which needs nothing else.
+//! The report as one self-contained page of HTML.
 
 use std::fmt::Write as _;
 

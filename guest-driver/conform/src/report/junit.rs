@@ -8,7 +8,7 @@ use crate::case::Level;
 use crate::dialogue::Verdict;
 
 impl Report<'_> {
-    /// The report as JUnit XML. Failed MUSTs are failures; what is no failure and no success is
+    /// The report as JUnit XML. Failed MUSTs are failures; cases neither failed nor passed are
     /// skipped, with the reason.
     pub fn junit(&self) -> String {
         let results = &self.results.results;

@@ -13,27 +13,27 @@ use crate::case::Role;
 use crate::dialogue::Verdict;
 use crate::suite::{CaseResult, Results};
 
-/// What the results do not say of a run.
+/// Data about a run besides the results.
 #[derive(Clone, Debug)]
 pub struct RunHeader {
     /// Name and version of the program.
     pub program: String,
-    /// How it was called.
+    /// The command line.
     pub command: String,
-    /// What the target was, in words.
+    /// The target, in words.
     pub target: String,
     /// When the run began.
     pub began: SystemTime,
-    /// Parts of the protocol that no case was played for, and why.
+    /// Parts of the protocol without a case played, and why.
     pub not_tried: Vec<(String, String)>,
 }
 
-/// A run that can be reported.
+/// A run ready to report.
 #[derive(Clone, Copy)]
 pub struct Report<'a> {
     /// The results.
     pub results: &'a Results,
-    /// The rest.
+    /// Data about the run.
     pub about: &'a RunHeader,
 }
 
@@ -54,7 +54,7 @@ impl Report<'_> {
         }
     }
 
-    /// Each verdict with how many cases have it.
+    /// Each verdict with its number of cases.
     fn counts(&self) -> [(Verdict, usize); 5] {
         ORDER.map(|verdict| (verdict, self.results.count(verdict)))
     }
@@ -73,7 +73,7 @@ impl Report<'_> {
     }
 }
 
-/// Title of a case with what it found.
+/// The finding of a case, or "as expected".
 fn says(result: &CaseResult) -> &str {
     match result.says.as_str() {
         "" => "as expected",
@@ -85,11 +85,11 @@ fn seconds(took: Duration) -> String {
     format!("{:.3}", took.as_secs_f64())
 }
 
-/// Date and time, UTC, as RFC 3339 writes it.
+/// Date and time, UTC, in the format of RFC 3339.
 fn date(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, rest) = (seconds / 86400, seconds % 86400);
-    // Days since 0000-03-01, so that a leap day is the last one of its year.
+    // Days since 0000-03-01: a leap day is then the last day of its year.
     let days = days + 719_468;
     let era = days / 146_097;
     let of_era = days % 146_097;
@@ -103,7 +103,7 @@ fn date(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Text for XML and HTML. Control characters, which a target may have sent, become a sign.
+/// Text for XML and HTML. Control characters, possibly sent by a target, are replaced.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

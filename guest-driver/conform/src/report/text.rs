@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The report as text: what failed, and how much was tried.
+//! The report as text: failures, and the amount of tests.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use super::{Report, says};
 use crate::dialogue::Verdict;
 
 impl Report<'_> {
-    /// The report as text. With `all`, cases that passed are listed, too.
+    /// The report as text. With `all`, the list includes passed cases.
     pub fn text(&self, all: bool) -> String {
         let mut text = String::new();
         let about = self.about;
@@ -53,7 +53,7 @@ impl Report<'_> {
         text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
     }
 
-    /// Cases that were played a second time, and how they failed at first.
+    /// Cases played a second time, with their first failures.
     fn again(&self, text: &mut String) {
         let again = self.results.results.iter().filter_map(|one| one.first.as_ref().zip(Some(one)));
         for (i, (first, one)) in again.enumerate() {
@@ -64,7 +64,7 @@ impl Report<'_> {
         }
     }
 
-    /// What was not tried and why: parts of the protocol, and cases by their reason.
+    /// Untried parts with reasons: parts of the protocol, and cases grouped by reason.
     pub(super) fn not_tried(&self) -> Vec<(String, String)> {
         let mut all = self.about.not_tried.clone();
         let mut reasons: Vec<(&str, usize)> = Vec::new();

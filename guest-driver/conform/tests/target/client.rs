@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The target as a client, which connects again and again.
+//! The target as a client, connecting again and again.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A fabric of this process on which the suite and the target meet. It carries no data: it tells who
-//! is there, and which buffers the suite has.
+//! A fabric of this process, shared by the suite and the target. The fabric carries no data: only
+//! the suite's presence and buffers are known.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -54,7 +54,7 @@ impl smc_conform::Fabric for Fabric {
     }
 }
 
-/// A buffer of the target, which looks at none.
+/// A buffer of the target, never read.
 struct Nobodys;
 
 impl PeerBuffer for Nobodys {

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Faults of a target, each of which breaks one rule.
+//! Faults of a target, each breaking one rule.
 
 use smc_core::handshake::Kinds;
 
-/// What a target does wrong.
+/// One fault of a target.
 #[derive(Clone)]
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
-    /// Part of the id of the case that has to find it.
+    /// Part of the id of the case expected to find the fault.
     pub(crate) found_by: &'static str,
-    /// Level of that case.
+    /// Level of the case.
     pub(crate) layer: &'static str,
-    /// Changes a message that the target sends.
+    /// Changes a message before the target sends it.
     pub(crate) outgoing: fn(&mut Vec<u8>),
-    /// Changes a message that has come, before it is judged.
+    /// Changes a received message before the target judges it.
     pub(crate) incoming: fn(&mut Vec<u8>),
-    /// Changes bytes as they come.
+    /// Changes received bytes.
     pub(crate) segment: fn(&mut [u8]),
-    /// Refuses a first message that is good.
+    /// Refuses a well-formed first message.
     pub(crate) refuses: fn(&[u8]) -> bool,
     /// Goes on as TCP after a protocol error.
     pub(crate) falls_back: bool,
@@ -33,21 +33,21 @@ pub(crate) struct Fault {
     pub(crate) takes_any_confirm: bool,
     /// Knows no peer again.
     pub(crate) forgets: bool,
-    /// Keeps what it knows although the peer is out of sync.
+    /// Keeps its knowledge of a peer out of sync.
     pub(crate) keeps_groups: bool,
-    /// Takes the type that it likes least.
+    /// Takes its least preferred type.
     pub(crate) takes_last: bool,
     pub(crate) reads_all: bool,
-    /// Changes a message of LLC that the target sends; an empty one is not sent.
+    /// Changes a message of LLC before sending; an empty one is not sent.
     pub(crate) llc_outgoing: fn(&mut Vec<u8>),
-    /// Changes a message of LLC that has come; an empty one is not looked at.
+    /// Changes a received message of LLC; an empty one is ignored.
     pub(crate) llc_incoming: fn(&mut Vec<u8>),
     /// Keeps the connection although its last link is over.
     pub(crate) llc_stays: bool,
 }
 
 impl Fault {
-    /// What a client with this fault offers.
+    /// The types offered by a client with this fault.
     pub(crate) fn kinds(&self) -> Kinds {
         if self.layer == "llc" { Kinds::all() } else { Kinds::SMCD_V2 }
     }
@@ -108,7 +108,7 @@ fn resize(message: &mut [u8]) {
     message[5..7].copy_from_slice(&len.to_be_bytes());
 }
 
-/// Faults of a server, that its clients can see.
+/// Faults of a server visible to its clients.
 pub(crate) fn of_server() -> Vec<Fault> {
     let base = Fault::NONE;
     let outgoing = |name, found_by, outgoing: fn(&mut Vec<u8>)| Fault {
@@ -379,7 +379,7 @@ pub(crate) fn of_server() -> Vec<Fault> {
     ]
 }
 
-/// Faults of a client, that its servers can see.
+/// Faults of a client visible to its servers.
 pub(crate) fn of_client() -> Vec<Fault> {
     let outgoing = |name, found_by, outgoing: fn(&mut Vec<u8>)| Fault {
         name,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the target has: devices, names, addresses.
+//! The configuration of a target: devices, names, addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,7 +10,7 @@ use smc_core::wire::ids::{Chid, Eid, Gid, Hostname, LinkLimits, Mac, Mtu, PeerId
 use super::fabric::Fabric;
 use super::{CHID, EID};
 
-/// The system EID of hosts that have one.
+/// The system EID of hosts with one.
 pub(crate) const SEID: &str = "IBM-SYSZ-ISMSEID00000000CONFORM0";
 /// A prefix of the hosts with IPv6.
 pub(crate) const PREFIX: ([u8; 16], u8) = ([0xfd, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 64);
@@ -25,14 +25,14 @@ pub(crate) struct Host {
     pub(crate) route: Route,
     /// Further addresses of a client of SMC-R, as a careless caller names them.
     pub(crate) alternates: Vec<Gid>,
-    /// Where it listens.
+    /// Listening address.
     pub(crate) address: IpAddr,
-    /// Says which devices it reaches; without one it reaches all.
+    /// The reachable devices; without a fabric every device is reachable.
     pub(crate) fabric: Option<Fabric>,
 }
 
 impl Host {
-    /// SMC-D version 2 with one device, and the types that `kinds` names besides.
+    /// SMC-D version 2 with one device, and the types in `kinds` besides.
     pub(crate) fn of(kinds: Kinds) -> Host {
         let mut config = Config::new(PeerId::new(0x5353, mac()));
         config.hostname = Hostname::from_wire(*b"target                          ");
@@ -49,7 +49,7 @@ impl Host {
         }
     }
 
-    /// All that a host can have: devices of three fabrics, more EIDs than a Proposal holds and a
+    /// A host with every feature: devices of three fabrics, more EIDs than a Proposal holds and a
     /// system EID, records, IPv6 with several prefixes, and several addresses of SMC-R.
     pub(crate) fn rich() -> Host {
         let mut host = Host::of(Kinds::all());
@@ -70,7 +70,7 @@ impl Host {
             (rnic.gid_v1, rnic.gid_v2) = (Some(own), Some(own));
         }
         let other = |n| Gid(Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 1, n).octets());
-        // The first link's own address, one that is none, one twice, and one too many.
+        // The first link's own address, no address, a duplicate, and one address too many.
         host.alternates = vec![own, Gid::NONE, other(1), other(1)];
         host.alternates.extend((2..=9).map(other));
         host.address = Ipv6Addr::LOCALHOST.into();
@@ -78,7 +78,7 @@ impl Host {
         host
     }
 
-    /// Without an EID, so that version 1 is all that it has.
+    /// Without an EID, so only version 1 remains.
     pub(crate) fn nameless() -> Host {
         let mut host = Host::of(Kinds::all());
         host.config.ueids.clear();

@@ -26,13 +26,13 @@ use super::{Fault, abort, echo, link_end, read, write};
 const LOOK: Duration = Duration::from_millis(10);
 /// MAC address of the suite.
 pub(crate) const SUITE_MAC: [u8; 6] = [2, 0x43, 0x46, 0, 0, 1];
-/// Its address.
+/// RoCE GID of the suite.
 pub(crate) const SUITE_GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
 
-/// A message, and the queue pair that it came to.
+/// A message, and its receiving queue pair.
 type Arrival = (u32, Vec<u8>);
 
-/// All queue pairs, by number.
+/// Inboxes of the queue pairs, by number.
 #[derive(Clone, Default)]
 pub(crate) struct Network(Arc<Mutex<Numbers>>);
 
@@ -140,7 +140,7 @@ pub(crate) struct TargetEnds {
     network: Network,
     sender: Sender<Arrival>,
     inbox: Receiver<Arrival>,
-    /// Link, and the peer's queue pair once it is known, by the own one.
+    /// Link and the peer's queue pair, once known, by the own queue pair.
     links: HashMap<u32, (LinkKey, Option<u32>)>,
 }
 
@@ -192,7 +192,7 @@ impl Drop for TargetEnds {
 /// How a connection over SMC-R ends.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// The peer has closed TCP, or it has been reset.
+    /// The peer has closed or reset TCP.
     Gone,
     /// The peer has declined.
     Declined,
@@ -200,7 +200,7 @@ enum End {
     Fallback,
 }
 
-/// What a group begins with, by what the handshake has agreed on.
+/// The initial link group, from the result of the handshake.
 fn group(established: &EstablishedR, now: Tick) -> LinkGroup {
     let (own, peer, terms) = (&established.own, &established.peer, &established.terms);
     let role = match established.role {
@@ -228,7 +228,8 @@ fn group(established: &EstablishedR, now: Tick) -> LinkGroup {
     LinkGroup::new(params, first, now)
 }
 
-/// Carries a connection by its link until it is over. A peer without an RNIC is left.
+/// Carries a connection over its link until the end. Aborts the connection of a peer without an
+/// RNIC.
 pub(crate) fn carry(
     tcp: &TcpStream,
     ends: TargetEnds,
@@ -254,7 +255,7 @@ pub(crate) fn carry(
     }
 }
 
-/// Runs the link group of a connection until it is over, or TCP is.
+/// Runs the link group of a connection until the end of the group or of TCP.
 fn run(tcp: &TcpStream, mut ends: TargetEnds, established: &EstablishedR, fault: &Fault) -> End {
     let began = Instant::now();
     let now = || Tick(u64::try_from(began.elapsed().as_micros()).unwrap());
@@ -286,7 +287,7 @@ fn run(tcp: &TcpStream, mut ends: TargetEnds, established: &EstablishedR, fault:
                 (fault.llc_incoming)(&mut message);
                 let link = ends.links.get(&number).map(|(link, _)| *link);
                 if let Some(link) = link.filter(|_| !message.is_empty()) {
-                    // What it is for a fault of the peer, the group says by its outputs.
+                    // The outputs of the group show a fault of the peer.
                     let _ = group.handle_message(link, &message, now());
                 }
             }

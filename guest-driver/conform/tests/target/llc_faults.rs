@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Faults of a target's LLC, each of which breaks one rule.
+//! Faults of a target's LLC, each breaking one rule.
 
 use super::Fault;
 
@@ -25,7 +25,7 @@ fn is_reply(message: &[u8], kind: u8) -> bool {
 
 type Change = fn(&mut Vec<u8>);
 
-/// What a target sends.
+/// Changes of the messages sent by any target.
 const OUTGOING: &[(&str, &str, Change)] = &[
     ("llc-test-data", "-test-text", |m| {
         if is_reply(m, TEST_LINK) {
@@ -114,7 +114,7 @@ const OUTGOING: &[(&str, &str, Change)] = &[
     }),
 ];
 
-/// What it makes of a message that has come; nothing, if that is empty.
+/// Changes of received messages; an empty message is ignored.
 const INCOMING: &[(&str, &str, Change)] = &[
     ("llc-test-unanswered", "-test-twice", |m| {
         if is(m, TEST_LINK) && m[4] == 2 {
@@ -166,7 +166,7 @@ const INCOMING: &[(&str, &str, Change)] = &[
     }),
 ];
 
-/// What a server sends besides.
+/// Changes of the messages sent by a server, besides.
 const OF_SERVER: &[(&str, &str, Change)] = &[
     ("llc-add-number", "r2-add-link-number", |m| {
         if is(m, ADD_LINK) {
@@ -190,7 +190,7 @@ const OF_SERVER: &[(&str, &str, Change)] = &[
     }),
 ];
 
-/// What a client sends besides.
+/// Changes of the messages sent by a client, besides.
 const OF_CLIENT: &[(&str, &str, Change)] = &[
     ("llc-add-accepted", "add-link-mtu", |m| {
         if is_reply(m, ADD_LINK) {
@@ -229,8 +229,8 @@ fn all(own: &'static [(&str, &str, Change)]) -> Vec<Fault> {
     outgoing.chain(incoming).chain([stays]).collect()
 }
 
-/// Faults of a server. One that stays although all links are over says so, which is what its client
-/// sees.
+/// Faults of a server, without `llc_stays`: a server reports the end of its links, and the suite as
+/// client sees the report alone.
 pub(crate) fn of_server() -> Vec<Fault> {
     all(OF_SERVER).into_iter().filter(|fault| !fault.llc_stays).collect()
 }

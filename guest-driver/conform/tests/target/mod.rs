@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A target for the suite: the handshake of smc-core over TCP, without any device. With a [`Fault`] it
-//! does one thing wrong.
+//! A target for the suite: the handshake of smc-core over TCP, without any device. A [`Fault`]
+//! breaks one rule.
 
 #![allow(dead_code, unused_imports, reason = "each test program uses its part")]
 #![allow(clippy::unwrap_used, reason = "a target that cannot run fails the test")]
@@ -60,10 +60,10 @@ fn link_end() -> LinkEnd {
     }
 }
 
-/// Peers of SMC-D that are known, as an implementation remembers them.
+/// Known peers of SMC-D, as remembered by an implementation.
 type Known = Mutex<HashMap<(u16, [u8; 16]), Terms>>;
 
-/// Reads one message, as far as the fault lets it.
+/// Reads one message, subject to the fault.
 fn read(mut tcp: &TcpStream, mut reader: ClcReader, fault: &Fault) -> Result<Vec<u8>, Wrong> {
     loop {
         if let Some(message) = reader.message() {
@@ -95,13 +95,13 @@ impl Wrong {
     }
 }
 
-/// Sends a message as the fault has it.
+/// Sends a message, changed by the fault.
 fn write(mut tcp: &TcpStream, mut message: Vec<u8>, fault: &Fault) {
     (fault.outgoing)(&mut message);
     let _ = tcp.write_all(&message);
 }
 
-/// Sends back what comes, until the peer ends.
+/// Sends received data back, until the peer's end.
 fn echo(mut tcp: &TcpStream, fault: &Fault) {
     let _ = tcp.set_read_timeout(Some(Duration::from_secs(20)));
     let mut buffer = [0; 4096];
@@ -122,15 +122,15 @@ fn hold(mut tcp: &TcpStream) {
     while let Ok(1..) = tcp.read(&mut buffer) {}
 }
 
-/// Ends with RST, so that nothing can be taken for an orderly end.
+/// Resets the connection: an orderly end might pass for success.
 fn abort(tcp: &TcpStream) {
     let _ = socket2::SockRef::from(tcp).set_linger(Some(Duration::ZERO));
 }
 
-/// Targets that are tested at a time, so that none of them waits for a processor for long.
+/// Targets tested at a time, few enough for prompt processor time.
 const AT_A_TIME: usize = 6;
 
-/// The faults that `found` finds nothing about.
+/// The faults not noticed by `found`.
 pub(crate) fn missed(
     faults: &[Fault],
     found: impl Fn(&Fault) -> Option<String> + Sync,
@@ -152,13 +152,13 @@ pub(crate) fn missed(
     missed.into_inner().unwrap()
 }
 
-/// The cases of the suite, which are read once.
+/// The cases of the suite, loaded once.
 pub(crate) fn cases() -> &'static Cases {
     static CASES: OnceLock<Cases> = OnceLock::new();
     CASES.get_or_init(|| Cases::load(None).unwrap())
 }
 
-/// What the suite has to be told of a host.
+/// The suite's parameters for a host.
 pub(crate) fn names(host: &Host) -> Names {
     let ipv4 = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
     let ipv6 = [0xfd, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
@@ -174,30 +174,30 @@ pub(crate) fn names(host: &Host) -> Names {
     }
 }
 
-/// What a client without SMC-R is known for (reading D-14).
+/// A known deviation of a client without SMC-R (reading D-14).
 const DEVIATIONS: [&str; 1] = ["client-proposal-v2-mac"];
 
-/// Whether a case did not go well. The target is none of Linux, so that it has no deviations of it.
+/// Whether a case went badly. The target is not Linux, so the deviations of Linux count as well.
 fn is_bad(one: &CaseResult) -> bool {
     let is_known = DEVIATIONS.contains(&one.case.id.as_str());
     one.verdict == Verdict::Fail || one.verdict == Verdict::DeviatesAsLinux && !is_known
 }
 
-/// Everything that did not go well, as lines. A mistake of a case's author is among it.
+/// Every bad case as a line, including mistakes of a case's author.
 pub(crate) fn failures(results: &Results) -> Vec<String> {
     let is_mistake = |one: &CaseResult| one.says.contains(" has no field ");
     let bad = results.results.iter().filter(|one| is_bad(one) || is_mistake(one));
     bad.map(|one| format!("{} {}: {}", one.case.level.name(), one.case.id, one.says)).collect()
 }
 
-/// How many times as long the suite waits at a second time. There is none where a fault is looked for,
-/// by its case or in smc-core, since it would be found twice.
+/// Factor on the times of the second attempt. 1, and so no second attempt, while the suite searches
+/// for a fault of the target or of smc-core: the suite would find the fault twice.
 pub(crate) fn time_factor(only: &[&str]) -> u32 {
     let is_broken = std::env::var("SMC_FAULT").is_ok_and(|number| number != "0");
     if only.is_empty() && !is_broken { 4 } else { 1 }
 }
 
-/// Ends the program at the first case that fails, where smc-core has a fault: one will do.
+/// Ends the program at the first failed case if smc-core has a fault: one failure is enough.
 pub(crate) fn progress(status: RunStatus<'_>) {
     let last = status.last;
     if is_bad(last) && std::env::var("SMC_FAULT").is_ok_and(|number| number != "0") {

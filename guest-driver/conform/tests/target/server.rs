@@ -19,7 +19,7 @@ use super::{
     Fault, Host, Known, LINK, Network, WAIT, Wrong, abort, dmbe, echo, hold, links, read, write,
 };
 
-/// A server that listens until it is dropped.
+/// A server listening until dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) host: Host,
@@ -185,7 +185,7 @@ impl Shared {
     }
 }
 
-/// The first bytes, as many as decide; they stay in the stream.
+/// The first bytes, as many as decide; the bytes stay in the stream.
 fn peek(tcp: &TcpStream) -> Vec<u8> {
     let mut bytes = [0; 8];
     loop {

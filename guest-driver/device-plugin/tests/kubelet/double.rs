@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A double of the kubelet's device manager: it does what that does with plugins, in that order.
+//! A double of the kubelet's device manager, with the same steps towards plugins in the same order.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -20,7 +20,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, client, server};
 use tonic_prost::ProstCodec;
 
-/// What one kubelet knows.
+/// The state of one kubelet.
 #[derive(Default)]
 pub(crate) struct Known {
     /// Devices by resource; none is left of a plugin whose stream has ended.
@@ -29,7 +29,7 @@ pub(crate) struct Known {
     endpoints: Mutex<HashMap<String, PathBuf>>,
     /// Registrations so far.
     pub(crate) registrations: AtomicUsize,
-    /// Registrations that are refused from now on.
+    /// Number of registrations to refuse from now on.
     pub(crate) refusals: AtomicUsize,
     /// How long a registration takes.
     pub(crate) delay: Mutex<Duration>,
@@ -38,7 +38,6 @@ pub(crate) struct Known {
     watches: Mutex<JoinSet<()>>,
 }
 
-/// A kubelet that runs.
 pub(crate) struct Kubelet {
     pub(crate) known: Arc<Known>,
     directory: PathBuf,
@@ -46,7 +45,7 @@ pub(crate) struct Kubelet {
 }
 
 impl Kubelet {
-    /// Starts as the kubelet does: what is in the directory is removed, but its checkpoint.
+    /// Starts like the kubelet: removes everything in the directory but the checkpoint.
     pub(crate) fn start(directory: &Path) -> Kubelet {
         for entry in std::fs::read_dir(directory).unwrap().flatten() {
             if entry.file_name() != "kubelet_internal_checkpoint" {
@@ -69,7 +68,7 @@ impl Kubelet {
         Kubelet { known, directory: directory.into(), server }
     }
 
-    /// Ends as by SIGKILL: its socket stays, and nobody listens there.
+    /// Ends as by SIGKILL: its socket stays, without a listener.
     pub(crate) async fn kill(mut self) {
         self.server.abort();
         let _ = (&mut self.server).await;
@@ -87,8 +86,8 @@ impl Kubelet {
         self.known.devices.lock().unwrap().get(resource).cloned().unwrap_or_default()
     }
 
-    /// Admits a container with one device of a resource that no other has, and says what the plugin
-    /// says of it. The kubelet refuses a pod whose resource it does not know, or has no more of.
+    /// Admits a container with one unused device of a resource, and returns the plugin's answer. The kubelet
+    /// refuses a pod with an unknown or used up resource.
     pub(crate) async fn admit(&self, resource: &str) -> Result<Vec<String>, Status> {
         let devices = self.devices(resource);
         let healthy = devices.into_iter().filter(|device| device.health == HEALTHY);
@@ -102,7 +101,7 @@ impl Kubelet {
         self.allocate(resource, &[&id]).await
     }
 
-    /// What the plugin of a resource says of a container with these devices.
+    /// The plugin's answer for a container with these devices.
     pub(crate) async fn allocate(
         &self,
         resource: &str,
@@ -139,7 +138,7 @@ struct Registration {
 }
 
 impl Registration {
-    /// Registers: it connects to the plugin before it answers, and watches its devices from then on.
+    /// Registers: connects to the plugin before the answer, and watches its devices from then on.
     async fn register(self, request: RegisterRequest) -> Result<Response<Empty>, Status> {
         self.known.registrations.fetch_add(1, Ordering::Relaxed);
         let delay = *self.known.delay.lock().unwrap();

@@ -89,7 +89,7 @@ async fn a_restarted_kubelet_knows_the_same_devices_again() {
     for attempt in 0..6 {
         is_in_use(&kubelet).await;
         kubelet.kill().await;
-        // A kubelet that has not got as far as removing the plugins' sockets leaves them.
+        // A kubelet killed before removing the plugins' sockets leaves them.
         kubelet = match attempt % 2 {
             0 => Kubelet::start(&directory.0),
             _ => Kubelet::start_beside(&directory.0),
@@ -111,7 +111,7 @@ async fn a_restarted_plugin_is_registered_again_and_leaves_no_socket() {
         assert!(!directory.0.join("virtio-ism-red.sock").exists());
         kubelet.forget();
     }
-    // One that was killed has left its socket.
+    // A killed plugin has left its socket.
     let _killed = std::os::unix::net::UnixListener::bind(directory.0.join("virtio-ism-red.sock"));
     let plugin = directory.plugin();
     is_in_use(&kubelet).await;
