@@ -15,7 +15,7 @@ pub use ism::{
     WindowSpeed,
 };
 
-// Its examples are tests.
+// The examples of the README are tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The paths to attached DMBs, for the device's notices that a DMB or its owner is gone.
+//! The paths to attached DMBs, for the device's notices about removed DMBs and departed owners.
 //!
-//! A notice can come before the thread that attached has registered its path here. So the table
-//! also remembers DMBs that were gone before their path came.
+//! A notice can precede the registration of the path by the attaching thread. So the table also remembers
+//! DMBs removed before their path came.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
@@ -12,8 +12,8 @@ use virtio_ism_abi::{Gid, Token};
 use crate::virtqueue::MovePath;
 use ism_sys::{ForkLocks, is_free, lock};
 
-/// Tokens to remember of DMBs that were gone before their path was added, at most: more than
-/// threads wait for an ATTACH.
+/// Most remembered tokens of DMBs removed before their path was added: more than the threads waiting for an
+/// ATTACH.
 const MAX_GONE: usize = 64;
 
 /// The paths to peers' DMBs.
@@ -23,7 +23,7 @@ pub(super) struct Attached(Mutex<Paths>);
 #[derive(Debug, Default)]
 struct Paths {
     by_token: HashMap<u64, (Gid, Weak<MovePath>)>,
-    /// DMBs that were gone before their path was added, the latest last.
+    /// DMBs removed before their path was added, the latest last.
     gone: VecDeque<Token>,
 }
 
@@ -34,8 +34,8 @@ impl ForkLocks for Attached {
 }
 
 impl Attached {
-    /// Adds a path, and fails it if its DMB is gone already. The caller checks afterwards whether
-    /// the owner has left the fabric.
+    /// Adds a path, and fails the path of an already removed DMB. Afterwards the caller checks whether the
+    /// owner has left the fabric.
     pub(super) fn add(&self, token: Token, owner: Gid, path: &Arc<MovePath>) {
         let mut paths = lock(&self.0);
         if paths.gone.contains(&token) {
@@ -44,7 +44,6 @@ impl Attached {
         paths.by_token.insert(token.0, (owner, Arc::downgrade(path)));
     }
 
-    /// Removes a path.
     pub(super) fn remove(&self, token: Token, path: &Arc<MovePath>) {
         let by_token = &mut lock(&self.0).by_token;
         // Another thread may have attached the same token again since.
@@ -53,7 +52,7 @@ impl Attached {
         }
     }
 
-    /// Fails the path to a DMB that is gone.
+    /// Fails the path to a removed DMB.
     pub(super) fn dmb_is_gone(&self, token: Token) {
         let mut paths = lock(&self.0);
         match paths.by_token.get(&token.0) {
@@ -71,7 +70,7 @@ impl Attached {
         }
     }
 
-    /// Fails the paths to the DMBs of a peer that has left the fabric.
+    /// Fails the paths to the DMBs of a departed peer.
     pub(super) fn peer_is_gone(&self, peer: Gid) {
         for (_, path) in lock(&self.0).by_token.values().filter(|(owner, _)| *owner == peer) {
             if let Some(path) = path.upgrade() {

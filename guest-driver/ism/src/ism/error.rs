@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What can go wrong with an ISM device.
+//! Errors of an ISM device.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use ism_sys::OutOfBounds;
 /// Why a call of the driver failed.
 #[derive(Debug, Error)]
 pub enum IsmError {
-    /// The device cannot be reached or set up, or lacks something that the driver needs.
+    /// The device cannot be reached or set up, or lacks a feature needed by the driver.
     #[error(transparent)]
     Transport(#[from] TransportError),
     /// The device is gone or broken, or its guest memory is used up.
@@ -24,17 +24,17 @@ pub enum IsmError {
     /// The device refused a command.
     #[error("{op:?}: {status}")]
     Refused {
-        /// The command.
+        /// The refused command.
         op: Op,
-        /// Its answer.
+        /// Status in the reply.
         status: Status,
     },
     /// The device answered with a status of a later revision.
     #[error("{op:?}: status {code}")]
     UnknownStatus {
-        /// The command.
+        /// The command of the reply.
         op: Op,
-        /// The code.
+        /// The unknown code.
         code: u16,
     },
     /// HELLO came back without a GID.
@@ -43,7 +43,7 @@ pub enum IsmError {
     /// The device does not accept this length of a DMB.
     #[error("a DMB of {len} bytes: not a power of two from {min} to {max}")]
     DmbLength {
-        /// The length, bytes.
+        /// Requested length, bytes.
         len: u32,
         /// Smallest DMB, bytes.
         min: u32,
@@ -53,27 +53,27 @@ pub enum IsmError {
     /// A DMB in guest memory has more contiguous pieces than one REGISTER can name.
     #[error("a DMB of {len} bytes lies in {pieces} pieces of guest memory, more than {max}")]
     Pieces {
-        /// The length, bytes.
+        /// Requested length, bytes.
         len: u32,
         /// Pieces that are contiguous for the device.
         pieces: usize,
         /// Most pieces.
         max: usize,
     },
-    /// All numbers for DMBs are in use.
+    /// No number for another DMB is free.
     #[error("all {max} DMBs are in use")]
     NoIndex {
-        /// How many there are.
+        /// Numbers in total.
         max: u32,
     },
-    /// A reply places a DMB or its signal line where it cannot be.
+    /// A reply places a DMB or its signal line at an impossible position.
     #[error("{op:?}: {what} is {value:#x}")]
     Placement {
-        /// The command.
+        /// The command of the reply.
         op: Op,
         /// The field of the reply.
         what: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u64,
     },
     /// The slab does not carry the nonce of the reply: the window maps something else there.
@@ -83,7 +83,7 @@ pub enum IsmError {
         expected: u64,
         /// The last value in the slab's control tail.
         found: u64,
-        /// How long the driver waited for it.
+        /// Waiting time of the driver.
         after: Duration,
     },
     /// The peer's DMB has another length than the peer announced.
@@ -91,7 +91,7 @@ pub enum IsmError {
     PeerLength {
         /// The length according to the device, bytes.
         got: u32,
-        /// The length that was expected, bytes.
+        /// Expected length, bytes.
         expected: u32,
     },
     /// The peer's DMB belongs to another peer.
@@ -99,7 +99,7 @@ pub enum IsmError {
     PeerOwner {
         /// The owner according to the device.
         got: Gid,
-        /// The owner that was expected.
+        /// Expected owner.
         expected: Gid,
     },
     /// A computed range lies outside the shared memory.
@@ -129,7 +129,7 @@ impl IsmError {
     }
 }
 
-/// Why a delivery failed.
+/// Reason of a failed delivery.
 #[derive(Debug, Error)]
 pub enum DeliverError {
     /// The DMB or its owner is gone. Nothing was delivered, and later deliveries fail, too.
@@ -140,7 +140,7 @@ pub enum DeliverError {
     Range {
         /// Offset of the piece, bytes.
         offset: u32,
-        /// Its length, bytes.
+        /// Length of the piece, bytes.
         len: usize,
         /// Length of the DMB, bytes.
         dmb_len: u32,

@@ -14,7 +14,7 @@ use ism_sys::{OutOfBounds, SharedSlice};
 /// the device copy.
 pub const SLOWEST_WINDOW: u64 = 500 << 20;
 
-/// Bytes that one pass stores and loads, at most.
+/// Most bytes stored and loaded by one pass.
 const PASS: usize = 16 << 10;
 /// Bytes of a pass of [`long_speed`]: more than first-level caches hold, and little enough not to
 /// disturb other users of the window.
@@ -44,7 +44,7 @@ impl WindowSpeed {
     }
 }
 
-/// Speed of storing zeros and loading them again. `slice` is zero afterwards where it was touched.
+/// Speed of storing zeros and of loading the zeros again. The measured part of `slice` is zero afterwards.
 pub(super) fn speed(slice: &SharedSlice) -> Result<WindowSpeed, OutOfBounds> {
     measure(slice, PASS)
 }

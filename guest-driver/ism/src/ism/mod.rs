@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The driver of a virtio-ism device.
 //!
-//! [`IsmDevice`] sends HELLO and keeps the GID. [`OwnDmb`] is a buffer that one peer may write, and
-//! [`PeerDmb`] is the right to write a buffer of a peer. [`PeerDmb::deliver`] writes a DMB in the
-//! window with stores, and any other through the device.
+//! [`IsmDevice`] sends HELLO and keeps the GID. [`OwnDmb`] is a buffer for the writes of one peer, and
+//! [`PeerDmb`] is the right to write a buffer of a peer. [`PeerDmb::deliver`] writes a DMB in the window with
+//! stores, and any other DMB through the device.
 //!
-//! A slab (the unit in which the device maps the window) stays mapped when its last DMB is gone,
-//! because the next connection to that peer will need it. The driver releases it when the peer has
-//! left the fabric, or by [`IsmDevice::release_idle_slabs`].
+//! A slab (the unit in which the device maps the window) stays mapped after the end of its last DMB, for the
+//! next connection to the same peer. The driver releases the slab after the peer has left the fabric, or by
+//! [`IsmDevice::release_idle_slabs`].
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -60,16 +60,16 @@ pub const CONSUMER_WORD: u32 = 16;
 /// Length of SMC-D's control block at the start of a DMB, bytes.
 pub const CONTROL_BLOCK: u32 = 32;
 
-/// Records that one call of [`IsmDevice::poll_events`] passes on, at most.
+/// Most records passed on by one call of [`IsmDevice::poll_events`].
 pub const EVENTS_PER_POLL: usize = 1024;
 
-/// How long the driver repeats a command that a busy device refuses.
+/// Time limit for repeating a command to a busy device.
 const BUSY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What a device answers about a peer.
+/// The device's answer about a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerFlags {
-    /// Both sides can map, so that DMBs in the window work in both directions.
+    /// Both sides can map: DMBs in the window work in both directions.
     pub window: bool,
 }
 
@@ -87,7 +87,7 @@ pub struct IsmDevice {
     window_rate: OnceLock<u64>,
     polling: Mutex<()>,
     unknown_events: AtomicU64,
-    // Number of the last request to leave; 0: the device has not asked, or has taken it back.
+    // Number of the last request to leave; 0: none, or withdrawn by the device.
     leave: AtomicU32,
 }
 
@@ -123,7 +123,7 @@ impl IsmDevice {
         Self::open_on(running, &options)
     }
 
-    /// Sends HELLO to a device that is set up.
+    /// Sends HELLO to a running device.
     ///
     /// # Errors
     /// The device speaks another revision, does not offer moves (which carry kicks, too), or
@@ -170,7 +170,7 @@ impl IsmDevice {
         self.gid
     }
 
-    /// The fabric.
+    /// The CHID of the fabric.
     pub fn chid(&self) -> Chid {
         Chid(self.config().chid.get())
     }
@@ -197,8 +197,8 @@ impl IsmDevice {
         self.running.is_gone()
     }
 
-    /// Whether earlier reads of DMBs have read the bytes of the DMBs. `false`: the device is gone
-    /// and its memory with it, so these reads may have read zeros.
+    /// Whether earlier reads of DMBs returned the bytes of the DMBs. `false`: the device and its memory are
+    /// gone, so these reads may have returned zeros.
     #[inline]
     pub fn has_memory(&self) -> bool {
         // Orders the reads before the check: memory goes after the device is marked as gone.
@@ -211,9 +211,9 @@ impl IsmDevice {
         self.running.window.outlives_device()
     }
 
-    /// Says that nobody reads own DMBs any more that were not kept ([`OwnDmb::keep`]). A device whose
-    /// memory goes with it waits for that when it is gone, some seconds at most, if it was opened with
-    /// [`OpenOptions::leaves`].
+    /// Declares the end of reads from own DMBs without a private copy ([`OwnDmb::keep`]). When a device with
+    /// its own memory goes, its removal waits for this call some seconds at most, if the device was opened
+    /// with [`OpenOptions::leaves`].
     pub fn let_go(&self) {
         self.running.window.let_go();
     }
@@ -224,7 +224,7 @@ impl IsmDevice {
         self.window_rate.get().copied()
     }
 
-    /// Measures stores into and loads from the window, in a DMB that only this device can reach.
+    /// Measures stores into the window and loads from the window, in a DMB reachable by this device only.
     ///
     /// # Errors
     /// There is no window, the device has no room in it, or is gone.
@@ -257,19 +257,19 @@ impl IsmDevice {
             .then_some(PeerFlags { window: flags & peer_flags::WINDOW != 0 }))
     }
 
-    /// Whether the device has said, not long ago, that a GID has left the fabric.
+    /// Whether the device has recently reported the departure of a GID from the fabric.
     pub fn has_left(&self, gid: Gid) -> bool {
         self.slabs.has_left(gid)
     }
 
-    /// Notes that a GID has left the fabric, as [`query_gid`](Self::query_gid) has said before the
+    /// Notes the departure of a GID from the fabric, reported by [`query_gid`](Self::query_gid) before the
     /// record came.
     pub fn note_left(&self, gid: Gid) {
         self.slabs.peer_is_gone(gid);
     }
 
-    /// Makes a zeroed DMB of `len` bytes that `user` may write. It lies in the window if both sides
-    /// can map it and the options prefer that, else in guest memory.
+    /// Makes a zeroed DMB of `len` bytes for writes of `user`. The DMB lies in the window if both sides can
+    /// map and the options prefer the window, else in guest memory.
     ///
     /// DMBs of different `wait_group`s never share a signal line.
     ///
@@ -294,7 +294,7 @@ impl IsmDevice {
         peer::attach(self, token, expected_len)
     }
 
-    /// A DMB of a peer that has left the fabric, for a connection that still has bytes to read.
+    /// A DMB of a departed peer, for a connection with bytes left to read.
     ///
     /// # Errors
     /// The device has no place for another DMB, or is gone.
@@ -330,8 +330,8 @@ impl IsmDevice {
         self.leave.load(Ordering::Relaxed) != 0
     }
 
-    /// Answers the request to leave with this number (`IsmEvent::Leave`): the owner needs the device no
-    /// more. What is mapped stays mapped. `false`: the device has asked again since, or has an answer.
+    /// Answers the request to leave with this number (`IsmEvent::Leave`): the owner no longer needs the
+    /// device. Existing mappings stay. `false`: the device has asked again since, or has an answer.
     ///
     /// # Errors
     /// The device is gone, or was opened without [`OpenOptions::leaves`].
@@ -360,7 +360,7 @@ impl IsmDevice {
         Ok(reply.counters.map(|counter| counter.get()))
     }
 
-    /// Releases the slabs that no own or attached DMB uses. Returns how many.
+    /// Releases the slabs without own or attached DMBs. Returns the number of released slabs.
     ///
     /// # Errors
     /// The device is gone.
@@ -368,17 +368,17 @@ impl IsmDevice {
         self.slabs.unmap(self, |slab| slab.users == 0)
     }
 
-    /// Releases the slabs of peers that have left, if no own or attached DMB uses them. A failure
-    /// is only logged, because the next use or release of a slab tries again.
+    /// Releases the slabs of departed peers, except slabs with own or attached DMBs. A failure is only
+    /// logged, because the next use or release of a slab tries again.
     pub fn release_departed_slabs(&self) {
         self.slabs.release_done(self);
     }
 
-    /// Passes the records that have arrived to `handle`, oldest first, and returns how many. A ring
-    /// of a doorbell that [`on_reported`](Self::on_reported) has noted counts as a record.
-    /// Returns 0 at once if another thread is polling.
+    /// Passes the pending records to `handle`, oldest first, and returns their number. A ring of a doorbell
+    /// noted by [`on_reported`](Self::on_reported) counts as a record. Returns 0 at once while another thread
+    /// is polling.
     ///
-    /// If a record says that peer DMBs are gone, they have failed before `handle` gets the record.
+    /// A record of removed peer DMBs reaches `handle` after their paths have failed.
     ///
     /// # Errors
     /// The device is gone, and `handle` has got all earlier records.
@@ -414,23 +414,22 @@ impl IsmDevice {
         Ok(n)
     }
 
-    /// Adds the signal lines that users have raised to `raised`, of slabs that were busy lately. This
-    /// costs some loads.
+    /// Adds raised signal lines of busy slabs to `raised`, at the cost of some loads.
     ///
-    /// A user raises lines in this way whose [`Line::set_in_slab`](virtio_ism_abi::signal::Line) is on.
+    /// Only users with [`Line::set_in_slab`](virtio_ism_abi::signal::Line) on raise lines in this way.
     #[inline]
     pub fn poll_lines(&self, raised: &mut Vec<LineName>) {
         self.lines.poll(raised);
     }
 
-    /// As [`poll_lines`](Self::poll_lines), of a slab that a SLAB_WAKE record names. `false`: its users
-    /// do not say which lines they raise.
+    /// Like [`poll_lines`](Self::poll_lines), for the slab named by a SLAB_WAKE record. `false`: the users of
+    /// the slab do not mark raised lines.
     pub fn take_slab(&self, slab: u32, raised: &mut Vec<LineName>) -> bool {
         self.lines.take_slab(slab, raised)
     }
 
-    /// Asks users for a SLAB_WAKE record when they next raise a line, for a thread that is about to
-    /// sleep. `false`: there are news. [`disarm_lines`](Self::disarm_lines) follows in any case.
+    /// Asks users for a SLAB_WAKE record at the next raised line, for a thread about to sleep. `false`: there
+    /// are news. [`disarm_lines`](Self::disarm_lines) follows in any case.
     #[must_use = "false means: do not sleep"]
     pub fn arm_lines(&self) -> bool {
         self.lines.arm()
@@ -441,8 +440,8 @@ impl IsmDevice {
         self.lines.disarm();
     }
 
-    /// Has users of slabs without news for long send a SLAB_WAKE record at the next, so that nobody
-    /// looks at these slabs. A thread that polls lines calls this now and then.
+    /// Has users of slabs without news for long send a SLAB_WAKE record at the next line, so threads can stop
+    /// reading these slabs. A thread polling lines calls this now and then.
     pub fn age_lines(&self) {
         self.lines.age();
     }
@@ -458,9 +457,9 @@ impl IsmDevice {
         self.running.queues.events.fd()
     }
 
-    /// An epoll set with the edges of [`event_fd`](Self::event_fd) and of the doorbells that peers
-    /// ring. A thread that waits for the device waits for the set, and calls
-    /// [`on_reported`](Self::on_reported) with what it reports. `None`: there are no doorbells.
+    /// An epoll set with the edges of [`event_fd`](Self::event_fd) and of the doorbells rung by peers. A
+    /// thread waiting for the device waits for the set, and passes reported names to
+    /// [`on_reported`](Self::on_reported). `None`: there are no doorbells.
     pub fn event_set(&self) -> Option<BorrowedFd<'_>> {
         self.running.window.doorbells().map(Doorbells::set)
     }
@@ -494,7 +493,7 @@ impl IsmDevice {
     /// thread may wait at a time.
     ///
     /// # Errors
-    /// Those of poll(2).
+    /// As poll(2).
     pub fn wait_events(&self, timeout: Duration) -> Result<bool, IsmError> {
         if !self.arm_interrupts() {
             return Ok(true);
@@ -519,7 +518,7 @@ impl IsmDevice {
         self.running.window.inheritance().is_some() && !self.is_gone()
     }
 
-    /// The descriptors for which a child that has taken the device over waits; it then calls
+    /// The descriptors to wait for in a child with a taken-over device. The child then calls
     /// [`IsmDevice::serve`].
     pub fn waits_for(&self) -> Vec<RawFd> {
         self.running
@@ -529,24 +528,24 @@ impl IsmDevice {
             .unwrap_or_default()
     }
 
-    /// Answers what the device asks, in a child that has taken the device over.
+    /// Answers requests of the device, in the child of a fork after taking the device over.
     pub fn serve(&self) {
         if let Some(inheritance) = self.running.window.inheritance() {
             inheritance.serve();
         }
     }
 
-    /// Fails the DMBs that an event says are gone.
+    /// Fails the DMBs named by an event as removed.
     fn note(&self, event: &Event) {
         match event {
             Event::DmbGone { token, .. } => self.attached.dmb_is_gone(*token),
             Event::PeerDown { gid, .. } => {
-                // In this order: a thread that attaches adds the path and then asks whether the
-                // peer has left.
+                // In this order: an attaching thread first adds the path and then checks whether the peer has
+                // left.
                 self.slabs.peer_is_gone(*gid);
                 self.attached.peer_is_gone(*gid);
             }
-            // Relaxed: nothing is ordered by it.
+            // Relaxed: the number orders no other access.
             Event::Leave { number, .. } => self.leave.store(*number, Ordering::Relaxed),
             Event::Stay { .. } => self.leave.store(0, Ordering::Relaxed),
             _ => {}
@@ -569,12 +568,12 @@ impl IsmDevice {
             && self.window_rate().is_none_or(|rate| rate >= measure::SLOWEST_WINDOW)
     }
 
-    /// Whether the driver may sleep on armed words, and wakes those who do.
+    /// Whether the driver may sleep on armed words, and wakes sleeping owners.
     fn knows_futex(&self) -> bool {
         self.features().contains(Features::PEER_FUTEX)
     }
 
-    /// Whether the driver raises the lines of slabs, and looks at those of its own.
+    /// Whether the driver raises the lines of slabs, and reads the lines of its own slabs.
     fn knows_slab_line(&self) -> bool {
         self.features().contains(Features::SLAB_LINE)
     }
@@ -604,8 +603,8 @@ fn command(running: &RunningDevice, op: Op, body: &[u8], reply: &mut [u8]) -> Re
         let code = running.control(op, body, reply)?;
         match Status::from_code(code) {
             Some(Status::Ok) => return Ok(()),
-            // The device limits the rate of commands, or the peer's event queue is full. Repeating
-            // matters most for UNREGISTER and DETACH, which must not get lost.
+            // The device limits the rate of commands, or the peer's event queue is full. UNREGISTER and
+            // DETACH need the repetition most: they must not get lost.
             Some(Status::Eagain) if start.elapsed() < BUSY_TIMEOUT => {
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(Duration::from_millis(5));

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use crate::transport::{DeviceAddress, SetupOptions};
 
-/// Which data path to use for DMBs.
+/// The data path for DMBs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prefer {
-    /// The window if both sides can map it and it is as fast as memory; else moves.
+    /// The window if both sides can map the window and its speed is as high as memory's; else moves.
     #[default]
     Auto,
-    /// The window wherever both sides can map, without measuring it.
+    /// The window wherever both sides can map, without a measurement of its speed.
     Window,
     /// Moves by the device, even for DMBs in the window.
     Move,
@@ -20,18 +20,18 @@ pub enum Prefer {
 /// Options for [`IsmDevice::open`](super::IsmDevice::open).
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// The device.
+    /// Address of the device.
     pub address: DeviceAddress,
-    /// Move queues to use, at most what the device has; at least 1.
+    /// Move queues to use, at most the device's number; at least 1.
     pub move_queues: u16,
-    /// Memory that the device can reach, bytes, rounded up to a power of two: guest-memory DMBs,
-    /// bounce slots, rings. Pages are used when they are touched.
+    /// Memory reachable by the device, bytes, rounded up to a power of two: guest-memory DMBs, bounce slots,
+    /// rings. A page is allocated at the first touch.
     pub guest_memory: u64,
-    /// Which data path to use.
+    /// The data path for DMBs.
     pub prefer: Prefer,
-    /// Most own DMBs, at most what the device allows.
+    /// Most own DMBs, at most the device's limit.
     pub max_dmbs: u32,
-    /// The owner leaves when the device asks for it: it takes `IsmEvent::Leave` and answers by
+    /// The owner leaves at the device's request: takes `IsmEvent::Leave` and answers by
     /// [`IsmDevice::left`](super::IsmDevice::left). Otherwise the device does not ask.
     pub leaves: bool,
     /// How long to wait for a device behind a socket that another process uses.
@@ -39,7 +39,7 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// What the transport has to know.
+    /// The part of the options for the transport.
     pub(super) fn setup(&self) -> SetupOptions {
         let OpenOptions { move_queues, guest_memory, leaves, .. } = *self;
         SetupOptions { move_queues, guest_memory, leaves }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! An own DMB: memory that one peer may write.
+//! An own DMB: memory for the writes of one peer.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -19,8 +19,7 @@ use super::{CONSUMER_WORD, IsmDevice, IsmError, PRODUCER_WORD, measure};
 use crate::virtqueue::GuestMem;
 use ism_sys::{Doorbell, OutOfBounds, SharedSlice, can_sleep_on_words, lock};
 
-/// Most contiguous pieces of guest memory that a REGISTER of this driver names; 32 MiB of huge
-/// pages are 16.
+/// Most contiguous pieces of guest memory in a REGISTER of this driver; 32 MiB of huge pages are 16.
 const MOST_PIECES: usize = 28;
 
 #[derive(Debug)]
@@ -49,7 +48,7 @@ impl OwnDmb {
         self.kept.get().unwrap_or_else(|| self.shared())
     }
 
-    /// The memory that its user writes.
+    /// The memory shared with the user of the DMB.
     #[inline]
     fn shared(&self) -> &SharedSlice {
         match &self.backing {
@@ -58,12 +57,12 @@ impl OwnDmb {
         }
     }
 
-    /// The token that its user needs to attach it.
+    /// The user's token for the ATTACH.
     pub fn token(&self) -> Token {
         self.token
     }
 
-    /// The driver's number for it, which DMB_SIGNAL records carry.
+    /// The driver's number of the DMB, carried by DMB_SIGNAL records.
     pub fn idx(&self) -> u32 {
         self.index
     }
@@ -78,12 +77,12 @@ impl OwnDmb {
         false
     }
 
-    /// The GID that may write it.
+    /// The GID with the right to write the DMB.
     pub fn user(&self) -> Gid {
         self.user
     }
 
-    /// The slab it lies in, which SLAB_WAKE records carry; `None` in guest memory.
+    /// The slab around the DMB, carried by SLAB_WAKE records; `None` in guest memory.
     pub fn slab_id(&self) -> Option<u32> {
         self.placed().map(|placed| placed.slab_id)
     }
@@ -98,15 +97,15 @@ impl OwnDmb {
         self.placed().map(|placed| placed.bit)
     }
 
-    /// Its signal line, which the owner takes, arms and disarms. `None` in guest memory: the device
-    /// signals such a DMB by DMB_SIGNAL records.
+    /// The signal line of the DMB, which the owner takes, arms and disarms. `None` in guest memory: the
+    /// device signals such a DMB by DMB_SIGNAL records.
     #[inline]
     pub fn line(&self) -> Option<Line<'_>> {
         self.placed()?.line()
     }
 
-    /// The signal line, if threads may sleep on its armed word: the user wakes them by that, and the
-    /// kernel of this process lets them.
+    /// The signal line, if threads may sleep on its armed word: the user wakes threads by the word, and the
+    /// kernel of this process allows the sleep.
     #[inline]
     pub fn futex_line(&self) -> Option<Line<'_>> {
         self.placed().filter(|placed| placed.futex && can_sleep_on_words())?.line()
@@ -118,16 +117,16 @@ impl OwnDmb {
         self.placed().filter(|placed| placed.slab_line.is_some())?.line()
     }
 
-    /// What its user rings instead of a kick, if the device has handed it over.
+    /// The doorbell rung by the user instead of a kick, if the device has handed the doorbell over.
     pub fn doorbell(&self) -> Option<&Doorbell> {
         self.placed()?.doorbell.as_deref()
     }
 
-    /// The producer word and the consumer-and-flags word as the user last stored them, in the byte
-    /// order of memory.
+    /// The producer word and the consumer-and-flags word, as last stored by the user, in the byte order of
+    /// memory.
     ///
-    /// The user stores the producer word first, so this method loads it last. The producer word is
-    /// therefore at least as new as the flags, and the bytes that it announces are there.
+    /// The user stores the producer word first, so this method loads the producer word last. The producer
+    /// word is therefore at least as new as the flags, and the announced bytes are present.
     #[inline]
     pub fn words(&self) -> [u64; 2] {
         let memory = self.memory();
@@ -161,17 +160,17 @@ impl OwnDmb {
         self.kept.get().is_some()
     }
 
-    /// Keeps its bytes as they are now in private memory, which takes the place of the memory that
-    /// the device reaches: what its user and the device store from now on is lost. The caller makes
-    /// sure that nobody reads the DMB meanwhile.
+    /// Copies the current bytes to private memory, in place of the memory shared with the device. Later
+    /// stores of the user and the device are lost. The caller keeps other threads from reading the DMB
+    /// meanwhile.
     ///
     /// # Errors
-    /// The device has gone with the memory, or those of mmap(2).
+    /// The device has gone with the memory, or mmap(2) failed.
     pub fn keep(&self) -> io::Result<()> {
         if self.is_kept() {
             return Ok(());
         }
-        // First, so that the bytes which the words announce are there.
+        // The words first: the copy then contains the bytes announced by the words.
         let words = self.words();
         let copy = self.shared().private_copy()?;
         for (at, word) in [PRODUCER_WORD, CONSUMER_WORD].into_iter().zip(words) {
@@ -185,7 +184,7 @@ impl OwnDmb {
         Ok(())
     }
 
-    /// Zeroes all of it, control block included, for another use.
+    /// Zeroes the whole DMB, control block included, for another use.
     ///
     /// # Errors
     /// Never in practice: the range is the DMB's own.
@@ -206,7 +205,7 @@ impl Drop for OwnDmb {
         let unregistered = unregister(&self.device, self.token);
         match &mut self.backing {
             Backing::Window(placed) => self.device.slabs.release(&self.device, placed.slab_id),
-            // The device did not confirm, so it may still write there.
+            // Without the device's confirmation, the device may still write this memory.
             Backing::Guest(mem) if !unregistered => mem.leak(),
             Backing::Guest(_) => {}
         }
@@ -220,7 +219,7 @@ impl Drop for OwnDmb {
 fn unregister(device: &IsmDevice, token: Token) -> bool {
     let request = TokenRequest { token: token.0.into() };
     match device.command(Op::Unregister, request.as_bytes(), &mut []) {
-        // ENOENT: the device removed it by itself.
+        // ENOENT: the device had already removed the DMB.
         Ok(()) | Err(IsmError::Refused { status: Status::Enoent, .. }) => true,
         Err(error) => {
             tracing::debug!(%error, "a DMB was not unregistered");
@@ -386,7 +385,7 @@ fn with_index(
     match device.command(Op::Register, &body, reply.as_mut_bytes()) {
         Ok(()) => Ok((index, reply)),
         Err(error) => {
-            // A device that did not answer may still use the number, but such a device is gone.
+            // A device without an answer may still use the number, but such a device is gone.
             lock(&device.indices).release(index);
             Err(error)
         }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The lines of own slabs, by which the driver finds the DMBs with news without a look at each.
+//! The lines of own slabs, by which the driver finds the DMBs with news without reading each DMB.
 //!
-//! A slab is *busy* or *idle*. Threads that do not sleep look at the lines of busy slabs, and arm
-//! them before they sleep. The line of an idle slab stays armed: its user wakes the device's
-//! owner, and that makes the slab busy. So neither a look nor a sleep costs more with more peers
-//! that send nothing.
+//! A slab is *busy* or *idle*. Polling threads read the lines of busy slabs, and arm these lines before
+//! sleeping. The line of an idle slab stays armed: its user wakes the device's owner, and the wake makes the
+//! slab busy. So the cost of a poll or a sleep does not grow with the number of silent peers.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -15,7 +14,7 @@ use virtio_ism_abi::slab::{LINE_ARMED, LINE_LEN, SLAB_LINE, SLAB_PEND, SLAB_WORD
 
 use ism_sys::{ForkLocks, OutOfBounds, SharedSlice, is_free, lock};
 
-/// A slab that has had no news at this many ages in a row becomes idle.
+/// A slab without news at this many ages in a row becomes idle.
 const IDLE_AGE: u32 = 64;
 /// So many slabs stay busy, because a look at them costs next to nothing.
 const ALWAYS_BUSY: usize = 16;
@@ -30,7 +29,7 @@ impl SlabLineMemory {
         Ok(SlabLineMemory(tail.slice(SLAB_LINE, SLAB_PEND + 8 * SLAB_WORDS)?))
     }
 
-    /// The line, with the word that has the bit of signal line `line`.
+    /// The line, with the word containing the bit of signal line `line`.
     #[inline]
     pub(super) fn of_line(&self, line: u16) -> Option<SlabLine<'_>> {
         self.word(usize::from(line / 64))
@@ -79,7 +78,7 @@ struct OwnLine {
 }
 
 impl OwnLine {
-    /// Adds the lines that users have raised.
+    /// Adds the lines raised by users.
     fn take(&mut self, raised: &mut Vec<LineName>) {
         for (word, line) in (0u16..).zip(self.memory.words()) {
             let mut bits = line.take();
@@ -102,7 +101,7 @@ pub(super) struct OwnLines(Mutex<Lines>);
 struct Lines {
     busy: Vec<OwnLine>,
     idle: HashMap<u32, OwnLine>,
-    /// Threads that sleep, or are about to, and have armed the busy slabs.
+    /// Threads asleep or about to sleep, having armed the busy slabs.
     sleepers: usize,
 }
 
@@ -124,14 +123,14 @@ impl OwnLines {
         let mut lines = lock(&self.0);
         if !lines.idle.contains_key(&slab) && lines.busy.iter().all(|line| line.slab != slab) {
             if lines.sleepers > 0 {
-                // As if it had been there when they armed.
+                // As for the slabs armed by the sleepers.
                 memory.arm();
             }
             lines.busy.push(OwnLine { slab, memory: memory.clone(), vain: 0 });
         }
     }
 
-    /// Removes a slab, whose memory may go now. Returns its line, if it was known.
+    /// Removes a slab, before its memory is unmapped. Returns the line of a known slab.
     pub(super) fn remove(&self, slab: u32) -> Option<SlabLineMemory> {
         let mut lines = lock(&self.0);
         let at = lines.busy.iter().position(|line| line.slab == slab);
@@ -139,14 +138,14 @@ impl OwnLines {
         line.map(|line| line.memory)
     }
 
-    /// Adds the lines of busy slabs that users have raised to `raised`.
+    /// Adds the raised lines of busy slabs to `raised`.
     #[inline]
     pub(super) fn poll(&self, raised: &mut Vec<LineName>) {
         lock(&self.0).busy.iter_mut().for_each(|line| line.take(raised));
     }
 
-    /// The user of a slab has woken the owner: adds the lines that it has raised. `false`: the slab
-    /// has no line.
+    /// The user of a slab has woken the owner: adds the lines raised in the slab. `false`: the slab has no
+    /// line.
     pub(super) fn take_slab(&self, slab: u32, raised: &mut Vec<LineName>) -> bool {
         let lines = &mut *lock(&self.0);
         if let Some(line) = lines.idle.remove(&slab) {
@@ -155,16 +154,15 @@ impl OwnLines {
         let Some(line) = lines.busy.iter_mut().find(|line| line.slab == slab) else { return false };
         line.vain = 0;
         if lines.sleepers > 0 {
-            // The user has taken the armed word, and what woke this thread may concern none of those
-            // who sleep.
+            // The user has taken the armed word, and the raised lines may concern none of the sleepers.
             line.memory.arm();
         }
         line.take(raised);
         true
     }
 
-    /// Arms the busy slabs for a thread that is about to sleep. `false`: there are news, so it must not
-    /// sleep. It calls [`OwnLines::disarm`] in any case.
+    /// Arms the busy slabs for a thread about to sleep. `false`: there are news, so the thread must not
+    /// sleep. [`OwnLines::disarm`] follows in any case.
     pub(super) fn arm(&self) -> bool {
         let mut lines = lock(&self.0);
         lines.sleepers += 1;
@@ -181,8 +179,8 @@ impl OwnLines {
         }
     }
 
-    /// Slabs without news for long become idle. A thread that looks at lines calls this now and then,
-    /// less often than it looks.
+    /// Makes slabs without news for long idle. A thread polling lines calls this now and then, less often
+    /// than the poll.
     pub(super) fn age(&self) {
         let lines = &mut *lock(&self.0);
         let mut at = 0;
@@ -204,7 +202,7 @@ impl OwnLines {
         }
     }
 
-    /// Makes idle slabs busy whose users have taken the armed word: they may not have woken the owner.
+    /// Makes idle slabs with a taken armed word busy: the user may have failed to wake the owner.
     pub(super) fn recheck(&self) {
         let lines = &mut *lock(&self.0);
         let taken = lines.idle.extract_if(|_, line| line.memory.is_taken());
@@ -236,7 +234,7 @@ mod tests {
             Slab(SlabLineMemory::new(&tail.slice(0, CONTROL_LEN).unwrap()).unwrap())
         }
 
-        /// A user raises a line that its owner looks for by the slab.
+        /// Raises a line whose owner polls the slab's line.
         fn raise(&self, number: u16) -> bool {
             let (armed, pend) = (AtomicU32::new(Sleepers::SLAB.bits()), AtomicU64::new(0));
             let line = Line { armed: &armed, pend: &pend };
@@ -298,7 +296,7 @@ mod tests {
         assert!(lines.take_slab(first, &mut found));
         assert_eq!(found, [(first, 2)]);
         assert!(!lines.take_slab(5000, &mut found));
-        // One that takes the word and does not wake.
+        // A user taking the word without waking the owner.
         slabs[second as usize].raise(3);
         lines.recheck();
         assert_eq!(raised(&lines), [(second, 3)]);

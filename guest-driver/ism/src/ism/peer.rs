@@ -14,18 +14,18 @@ use super::{CONSUMER_WORD, DeliverError, IsmDevice, IsmError, PRODUCER_WORD, Pre
 use crate::virtqueue::{MAX_PIECES, MovePath, QueueError};
 use ism_sys::{Doorbell, SharedSlice, wake_sleepers};
 
-/// The right to write a DMB of a peer. Dropping it detaches the DMB, which is a control command.
-/// The slab in which the DMB lies stays mapped (see [`IsmDevice`](crate::IsmDevice)).
+/// The right to write a DMB of a peer. Dropping a `PeerDmb` detaches the DMB by a control command. The slab
+/// around the DMB stays mapped (see [`IsmDevice`](crate::IsmDevice)).
 ///
-/// Any thread may deliver to a DMB, but the order of the control words of two concurrent deliveries
-/// is undefined. Callers serialize the deliveries of a connection.
+/// Any thread may deliver to a DMB, but the order of the control words of two concurrent deliveries is
+/// undefined. Callers serialize the deliveries of a connection.
 #[derive(Debug)]
 pub struct PeerDmb {
     device: Arc<IsmDevice>,
     path: Arc<MovePath>,
     owner: Gid,
     len: u32,
-    // Where it is mapped, even if `stores` is off.
+    // The mapping, present even if `stores` is off.
     pub(super) placed: Option<Placed>,
     // Deliveries are stores into the window; else moves by the device.
     stores: bool,
@@ -33,20 +33,20 @@ pub struct PeerDmb {
     mapped: AtomicU32,
 }
 
-/// How much of a DMB is mapped at a time, bytes. The kernel maps as much around a page that the owner
-/// reads, if the pages exist.
+/// Bytes of a DMB mapped at a time. The kernel maps as much around a page read by the owner, if the pages
+/// exist.
 const MAPPED_AT_ONCE: u32 = 64 << 10;
 
-/// The part of a DMB that is left to page faults: most short connections need no more.
+/// The part of a DMB left to page faults: most short connections need no more.
 const FIRST_PAGE: u32 = 4096;
 
 impl PeerDmb {
-    /// The token with which it was attached.
+    /// The token given to ATTACH.
     pub fn token(&self) -> Token {
         self.path.token()
     }
 
-    /// The GID that owns the DMB, according to the device.
+    /// The owner of the DMB according to the device.
     pub fn owner(&self) -> Gid {
         self.owner
     }
@@ -66,8 +66,7 @@ impl PeerDmb {
         self.stores
     }
 
-    /// Whether the DMB can no longer be written: it or its owner is gone, or the device refused a
-    /// move.
+    /// Whether the DMB can no longer be written: the DMB or its owner is gone, or the device refused a move.
     #[inline]
     pub fn is_failed(&self) -> bool {
         self.path.is_failed()
@@ -78,11 +77,11 @@ impl PeerDmb {
         self.path.fail();
     }
 
-    /// Offsets and bytes of deliveries that may not have been carried out, in their order, control
-    /// words included: those of moves that the device has not completed, or has refused. Empty in the
-    /// window, where deliveries are stores. Those of a device that is gone are here, too.
+    /// Offsets and bytes of deliveries without confirmation, in their order, control words included: moves
+    /// not completed, or refused by the device. Empty in the window, where deliveries are stores. Moves of a
+    /// gone device are included.
     ///
-    /// `None`: a delivery was refused, and one behind it carried out, so the DMB lacks bytes in the
+    /// `None`: the device refused a delivery and carried out a later delivery, so the DMB lacks bytes in the
     /// middle.
     pub fn unconfirmed(&self) -> Option<Vec<(u32, Vec<u8>)>> {
         if self.stores {
@@ -91,29 +90,29 @@ impl PeerDmb {
         self.device.running().queues.of(&self.path).ok()?.unconfirmed(&self.path)
     }
 
-    /// Copies bytes out of the window, as this end has stored them. `false`: the DMB is not there any more.
+    /// Copies bytes stored by this end out of the window. `false`: the DMB is no longer there.
     ///
-    /// Its slab may go in the middle of a delivery, and what takes its place keeps the end of that. So the
-    /// slab's own nonce has to be there, before and after. Loads from a function that has left its bus
-    /// bring bytes of nobody, and not the nonce.
+    /// The slab may vanish in the middle of a delivery, and other memory in its place then receives the rest.
+    /// So the slab's own nonce has to be there, before and after the copy. Loads from a function off its bus
+    /// return neither stored bytes nor the nonce.
     pub fn copy_stored(&self, offset: u32, into: &mut [u8]) -> bool {
         let Some(placed) = self.placed.as_ref().filter(|_| self.stores) else { return false };
         let is_there = || self.device.has_memory() && placed.has_nonce();
         is_there() && placed.memory.copy_out(offset as usize, into).is_ok() && is_there()
     }
 
-    /// What wakes the owner instead of a kick, if the device has handed it over.
+    /// The doorbell to wake the owner instead of a kick, if handed over by the device.
     pub fn doorbell(&self) -> Option<&Doorbell> {
         self.placed.as_ref()?.doorbell.as_deref()
     }
 
-    /// Copies the pieces (offset in the DMB, bytes) into the DMB, then stores the producer word and
-    /// the consumer-and-flags word (in the byte order of memory), in this order. With `signal` it
+    /// Copies the pieces (offset in the DMB, bytes) into the DMB, then stores the producer word and the
+    /// consumer-and-flags word (in the byte order of memory), in this order. With `signal`,
     /// also signals the owner.
     ///
-    /// In the window this takes copies, two stores and an atomic or; a system call only if the
-    /// owner sleeps. Otherwise it takes one MOVE, or several if the pieces exceed what one MOVE can
-    /// carry. If the device refuses a MOVE, [`is_failed`](Self::is_failed) turns true later.
+    /// In the window this takes copies, two stores and an atomic or; a system call only if the owner sleeps.
+    /// Otherwise this takes one MOVE, or several for pieces beyond the limit of one MOVE. After a refused
+    /// MOVE, [`is_failed`](Self::is_failed) turns true later.
     ///
     /// # Errors
     /// A piece does not lie in the DMB, the DMB failed, or the device is gone.
@@ -170,27 +169,25 @@ impl PeerDmb {
             memory.copy_in(*offset as usize, bytes).map_err(QueueError::from)?;
         }
         let word = |at: u32| memory.atomic_u64(at as usize).map_err(QueueError::from);
-        // Release, both: partners of the Acquire loads of `OwnDmb::words`. An owner that loads a
-        // word also sees the bytes that it announces, and one that loads the second also sees the
-        // first.
+        // Release, both: partners of the Acquire loads of `OwnDmb::words`. An owner loading a word also sees
+        // the announced bytes, and an owner loading the second word also sees the first.
         word(PRODUCER_WORD)?.store(producer, Ordering::Release);
         word(CONSUMER_WORD)?.store(consumer, Ordering::Release);
         if signal {
             self.raise(placed)?;
         }
-        // Stores into memory that went with the device are lost.
+        // Stores into memory of a gone device are lost.
         if self.device.has_memory() { Ok(()) } else { Err(QueueError::Gone.into()) }
     }
 
-    /// Has the kernel map the pages up to the piece that ends here, and some more. Otherwise each page
-    /// is a fault of the writer and one of the owner when the first bytes come there, which are the
-    /// slowest messages of a connection.
+    /// Has the kernel map the pages up to the end of this piece, and some more. Otherwise the first bytes in
+    /// each page cost a fault of the writer and a fault of the owner: the slowest messages of a connection.
     #[cold]
     fn map_up_to(&self, end: u32, memory: &SharedSlice) {
         let from = self.mapped.load(Ordering::Relaxed);
         let to = end.next_multiple_of(MAPPED_AT_ONCE).min(self.len);
         let mapped = memory.populate(from as usize, to.saturating_sub(from) as usize);
-        // An old kernel cannot do that, and a window in a device's memory has no pages of its own.
+        // An old kernel cannot map ahead, and a window in a device's memory has no pages of its own.
         self.mapped.store(if mapped.is_ok() { to } else { u32::MAX }, Ordering::Relaxed);
     }
 
@@ -205,7 +202,7 @@ impl PeerDmb {
         if sleepers.is_empty() { Ok(()) } else { self.wake(placed, line, sleepers) }
     }
 
-    /// Wakes the owner, which has announced how it sleeps.
+    /// Wakes the owner, by its announced way of sleeping.
     #[cold]
     fn wake(
         &self,
@@ -314,7 +311,7 @@ impl<'a, 'b> Batch<'a, 'b> {
 
 #[cfg(test)]
 impl PeerDmb {
-    /// Which pages of the DMB this process has mapped, by number.
+    /// Numbers of the DMB's pages mapped by this process.
     pub(super) fn pages_there(&self) -> Vec<usize> {
         self.placed.as_ref().map(|placed| placed.memory.pages_there()).unwrap_or_default()
     }
@@ -333,7 +330,7 @@ impl Drop for PeerDmb {
 
 fn detach(device: &IsmDevice, token: Token) {
     let request = TokenRequest { token: token.0.into() };
-    // A refusal means that the DMB is gone already.
+    // A refusal means: the DMB is gone already.
     if let Err(error) = device.command(Op::Detach, request.as_bytes(), &mut []) {
         tracing::trace!(%error, "detach");
     }
@@ -363,7 +360,7 @@ pub(super) fn attach(
     result
 }
 
-/// A DMB whose owner has left the fabric before it could be attached: all deliveries fail.
+/// A DMB whose owner left the fabric before the ATTACH: all deliveries fail.
 pub(super) fn gone(
     device: &Arc<IsmDevice>,
     token: Token,

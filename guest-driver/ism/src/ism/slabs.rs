@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Slabs: the parts of the window that the device has mapped, and the DMBs that use them.
+//! Slabs: the parts of the window mapped by the device, with their DMBs.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{Ordering, fence};
@@ -16,7 +16,7 @@ use super::own_lines::SlabLineMemory;
 use super::{IsmDevice, IsmError};
 use ism_sys::{Doorbell, ForkLocks, SharedSlice, is_free, lock};
 
-/// How long the nonce may take to appear: some front ends acknowledge a mapping before it is there.
+/// Time limit for the nonce to appear: some front ends acknowledge a mapping too early.
 const NONCE_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 1000 });
 
 /// Where a reply places a DMB.
@@ -42,13 +42,13 @@ pub(super) struct Placed {
     pub(super) line_index: u16,
     pub(super) bit: u8,
     pub(super) memory: SharedSlice,
-    /// Owner and user run on one kernel, and know that threads may sleep on the armed word.
+    /// Owner and user run on one kernel, and both support threads asleep on the armed word.
     pub(super) futex: bool,
-    /// The user rings it instead of kicking the device.
+    /// Rung by the user instead of kicking the device.
     pub(super) doorbell: Option<Arc<Doorbell>>,
-    /// The line of the slab, if owner and user know it.
+    /// The line of the slab, if known to owner and user.
     pub(super) slab_line: Option<SlabLineMemory>,
-    // The signal line's bytes.
+    // Bytes of the signal line.
     line: SharedSlice,
     // Where the slab carries its nonce, and the nonce.
     pub(super) nonce: (SharedSlice, u64),
@@ -77,8 +77,8 @@ impl Placement {
             return bad("bit", self.bit.into());
         }
         let tail = slab.slice(data as usize, CONTROL_LEN)?;
-        // If this process is the front end, it maps before it acknowledges. It then need not wait,
-        // and a peer that overwrites the nonce must not make it wait.
+        // A front end in this process maps before the acknowledgement. So no wait is needed, and a peer
+        // overwriting the nonce must not cause a wait.
         let mapped = device.running().window.is_cached();
         self.await_nonce(&tail, if mapped { Duration::ZERO } else { NONCE_TIMEOUT })?;
         Ok(Placed {
@@ -112,8 +112,8 @@ impl Placement {
 }
 
 impl Placed {
-    /// Whether the slab is in its place, or what a machine that was saved has of it. Other memory may have
-    /// taken the place, and the owner may have changed the nonce.
+    /// Whether the slab, or its copy in a restored machine, is in place. `false`: other memory may have taken
+    /// the place, or the owner may have changed the nonce.
     pub(super) fn has_nonce(&self) -> bool {
         let (at, nonce) = &self.nonce;
         // Orders reads of the slab before the look.
@@ -121,7 +121,6 @@ impl Placed {
         at.atomic_u64(0).is_ok_and(|at| u64::from_le(at.load(Ordering::Acquire)) == *nonce)
     }
 
-    /// The signal line.
     #[inline]
     pub(super) fn line(&self) -> Option<virtio_ism_abi::signal::Line<'_>> {
         // In bounds and aligned by construction.
@@ -131,13 +130,13 @@ impl Placed {
     }
 }
 
-/// A slab as the driver knows it.
+/// The driver's record of a slab.
 #[derive(Debug)]
 pub(super) struct Slab {
     peer: Gid,
     // The peer has left the fabric: no new DMB will come into this slab.
     orphan: bool,
-    /// Own and peer DMBs in it.
+    /// Own and peer DMBs in the slab.
     pub(super) users: u32,
 }
 
@@ -148,17 +147,17 @@ impl Slab {
     }
 }
 
-/// Peers to remember that have left the fabric, at most: more than threads wait for a REGISTER.
+/// Most remembered departed peers: more than the threads waiting for a REGISTER.
 const MAX_LEFT: usize = 64;
 
-/// The slabs that are mapped, by number.
+/// The mapped slabs, by number.
 #[derive(Debug, Default)]
 pub(super) struct SlabTable(Mutex<Slabs>);
 
 #[derive(Debug, Default)]
 struct Slabs {
     by_id: HashMap<u32, Slab>,
-    /// Peers that have left, the latest last.
+    /// Departed peers, the latest last.
     left: VecDeque<Gid>,
 }
 
@@ -169,8 +168,7 @@ impl ForkLocks for SlabTable {
 }
 
 impl SlabTable {
-    /// Counts a DMB that uses the slab. Also returns slabs to the device whose peers left while no
-    /// DMB used them.
+    /// Counts a DMB in the slab. Also returns idle slabs of departed peers to the device.
     pub(super) fn acquire(&self, device: &IsmDevice, id: u32, peer: Gid) {
         let any_idle = {
             let mut slabs = lock(&self.0);
@@ -184,7 +182,7 @@ impl SlabTable {
         }
     }
 
-    /// Returns slabs of peers that have left to the device, if no DMB uses them.
+    /// Returns the slabs of departed peers to the device, except slabs with DMBs.
     pub(super) fn release_done(&self, device: &IsmDevice) {
         if let Err(error) = self.unmap(device, Slab::is_done) {
             tracing::debug!(%error, "the slab of a peer that has left stays mapped");
@@ -205,7 +203,7 @@ impl SlabTable {
         }
     }
 
-    /// Notes that the peer has left: no new DMB will come into its slabs.
+    /// Notes the departure of the peer: its slabs get no new DMB.
     pub(super) fn peer_is_gone(&self, peer: Gid) {
         let mut slabs = lock(&self.0);
         for slab in slabs.by_id.values_mut().filter(|slab| slab.peer == peer) {
@@ -217,15 +215,15 @@ impl SlabTable {
         slabs.left.push_back(peer);
     }
 
-    /// Whether the peer is among those that left last. A GID is never used again.
+    /// Whether the peer is among the last departed peers. A GID is never used again.
     pub(super) fn has_left(&self, peer: Gid) -> bool {
         lock(&self.0).left.contains(&peer)
     }
 
-    /// Returns the chosen slabs to the device, which unmaps them. Returns how many.
+    /// Returns the chosen slabs to the device for unmapping. Returns their number.
     ///
-    /// The table stays locked meanwhile: the device may use the number of a released slab for the
-    /// next REGISTER, whose entry must not be mistaken for the old one.
+    /// The table stays locked meanwhile: the device may use the number of a released slab for the next
+    /// REGISTER, whose entry must not be mistaken for the old one.
     pub(super) fn unmap(
         &self,
         device: &IsmDevice,
@@ -237,7 +235,7 @@ impl SlabTable {
         let mut released = 0;
         for id in ids {
             let request = ReleaseSlabRequest { slab_id: id.into(), reserved: 0.into() };
-            // Nobody looks at its line any more when the device unmaps it.
+            // No thread reads the slab's line any more when the device unmaps the slab.
             let line = device.lines.remove(id);
             match device.command(Op::ReleaseSlab, request.as_bytes(), &mut []) {
                 Ok(()) => {

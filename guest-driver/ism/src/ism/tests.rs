@@ -188,7 +188,7 @@ fn stored_bytes_are_copied_while_their_slab_is_there() {
         peer.copy_stored(64, &mut bytes).then_some(bytes)
     };
     assert_eq!(copied(&peer).as_ref(), Some(b"stored"));
-    // As when other pages have taken the place of the slab: they may have the word and no bytes.
+    // Other pages in place of the slab may contain the word and no bytes.
     let (nonce, _) = &peer.placed.as_ref().unwrap().nonce;
     nonce.copy_in(0, &[0; 8]).unwrap();
     assert_eq!(copied(&peer), None);
@@ -273,7 +273,7 @@ fn a_refused_move_shows_as_failed() {
     let (_own, peer) = pair.dmb();
     pair.fabric.faults.move_status.store(Status::Enoent.code(), Ordering::Relaxed);
     peer.deliver(&[(64, b"x")], [1, 1], true).unwrap();
-    // The driver looks for the outcome of a move when it polls, or posts the next one.
+    // The driver checks for the outcome of a move at a poll, or at the next posted move.
     assert!(events(&pair.b).is_empty());
     assert!(peer.is_failed());
     assert!(matches!(peer.deliver(&[], [2, 2], true), Err(DeliverError::Failed)));

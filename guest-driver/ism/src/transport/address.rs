@@ -11,29 +11,27 @@ use std::time::Duration;
 use super::pci::{self, PciAddress};
 use super::{RunningDevice, SetupOptions, TransportError, vhost_user};
 
-/// The address of a device, as a user writes it.
+/// The address of a device, in the form written by users.
 ///
-/// As text, `pci` is any free PCI device of this machine, `0000:00:04.0` (or `pci:0000:00:04.0`) is
-/// the device at that PCI address, and any other text is the path of a vhost-user socket, or
-/// of a device pool.
+/// As text, `pci` is any free PCI device of this machine, `0000:00:04.0` (or `pci:0000:00:04.0`) is the
+/// device at this PCI address, and any other text is the path of a vhost-user socket or of a device pool.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceAddress {
-    /// A socket of the daemon, whose front end this process becomes: that of one device, or that of a
-    /// device pool.
+    /// The socket of one device or of a device pool of the daemon. This process becomes the front end.
     Socket(PathBuf),
     /// The PCI function of a virtual machine.
     Pci(PciAddress),
-    /// The first PCI function that no other process uses.
+    /// The first PCI function not in use by another process.
     AnyPci,
 }
 
 impl DeviceAddress {
-    /// Connects to the device and sets it up: features, memory, queues, window.
+    /// Connects to the device and sets up features, memory, queues and window.
     ///
-    /// A device behind a socket that another process uses is awaited for `timeout`.
+    /// Waits for a device behind a socket in use by another process, for `timeout`.
     ///
     /// # Errors
-    /// There is no such device, it is in use, lacks a feature the driver needs, or does not answer.
+    /// There is no such device, or the device is in use, lacks a needed feature, or does not answer.
     pub fn open(
         &self,
         wanted: SetupOptions,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The doorbells of a device's slabs, and the epoll set in which those of own slabs are.
+//! The doorbells of a device's slabs, and the epoll set of the doorbells of own slabs.
 //!
-//! A thread that waits for the device waits for the set: for the interrupt of its event queue, and
-//! for the doorbells that users of own slabs ring. All are edge-triggered, so nobody reads a counter,
-//! and no peer can make one stay readable.
+//! A thread waiting for the device waits for the set: for the interrupt of its event queue, and for the
+//! doorbells rung by users of own slabs. All are edge-triggered, so no thread reads a counter, and no peer
+//! can make a doorbell stay readable.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,11 +21,11 @@ const SLOTS: usize = 128;
 /// The name of the event queue's interrupt in the set. Doorbells have the number of their slot.
 const INTERRUPT: u64 = SLOTS as u64;
 
-/// The doorbells that the device has handed to this process.
+/// The doorbells handed to this process by the device.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
     set: OwnedFd,
-    /// Doorbells that this process takes, at most.
+    /// Most doorbells taken by this process.
     room: usize,
     by_offset: Mutex<HashMap<u64, Entry>>,
     /// The slab of each slot.
@@ -37,18 +37,18 @@ pub(crate) struct Doorbells {
 #[derive(Debug)]
 struct Entry {
     doorbell: Arc<Doorbell>,
-    /// Its place, if it is in the set.
+    /// Slot in the set, for a doorbell in the set.
     slot: Option<usize>,
 }
 
-/// What the device says about a doorbell.
+/// The slab of a doorbell, as named by the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slab {
     /// Its offset in the window, bytes.
     pub(crate) offset: u64,
     /// Its number, as in the device's records.
     pub(crate) number: u32,
-    /// This process owns the slab, and waits for the doorbell; `false`: it rings it.
+    /// This process owns the slab, and waits for the doorbell; `false`: this process rings.
     pub(crate) is_own: bool,
 }
 
@@ -72,7 +72,7 @@ impl Doorbells {
     pub(crate) fn new(interrupt: BorrowedFd<'_>) -> io::Result<Doorbells> {
         let set = out_of_the_way(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         add(&set, interrupt, INTERRUPT)?;
-        // Most descriptors are for the program.
+        // Most descriptors are for the program, whose limit may leave only a few to spare.
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let room = usize::try_from(limit / 8).unwrap_or(usize::MAX).min(2 * SLOTS);
         Ok(Doorbells {
@@ -87,7 +87,7 @@ impl Doorbells {
     /// Takes the doorbell of a slab.
     ///
     /// # Errors
-    /// There is no room, or it is no descriptor to wait for.
+    /// There is no room, or epoll refuses the descriptor.
     pub(crate) fn add(&self, slab: Slab, fd: OwnedFd) -> io::Result<()> {
         let mut table = lock(&self.by_offset);
         let full = || io::Error::from_raw_os_error(libc::ENOSPC);
@@ -110,11 +110,11 @@ impl Doorbells {
         Ok(())
     }
 
-    /// Forgets the doorbell of the slab that lay at `offset`.
+    /// Drops the doorbell of the slab at `offset`.
     pub(crate) fn remove(&self, offset: u64) {
         let Some(entry) = lock(&self.by_offset).remove(&offset) else { return };
         if entry.slot.is_some() {
-            // The peer has the same open file, so closing it here takes nothing out of the set.
+            // The peer has the same open file, so closing the doorbell here removes nothing from the set.
             let _ = epoll::delete(&self.set, &*entry.doorbell);
         }
     }
@@ -124,12 +124,11 @@ impl Doorbells {
         lock(&self.by_offset).get(&offset).map(|entry| entry.doorbell.clone())
     }
 
-    /// The set.
     pub(crate) fn set(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
     }
 
-    /// Remembers that the set has reported this name.
+    /// Notes a name reported by the set.
     pub(crate) fn note_reported(&self, name: u64) {
         if let Some(word) = usize::try_from(name / 64).ok().and_then(|at| self.rung.get(at)) {
             word.fetch_or(1 << (name % 64), Ordering::Release);

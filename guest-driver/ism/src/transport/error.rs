@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What can go wrong between an address and a running device.
+//! Errors between an address and a running device.
 
 use std::io;
 
@@ -22,7 +22,7 @@ pub enum TransportError {
     /// Another process uses the device.
     #[error("it is in use by another process")]
     InUse,
-    /// All devices of a pool are in use.
+    /// Every device of a pool is in use.
     #[error("all devices of the pool are in use by other processes")]
     AllInUse,
     /// This network namespace has its share of a pool's devices.
@@ -40,9 +40,9 @@ pub enum TransportError {
     /// A PCI device cannot be used.
     #[error("PCI device {address}: {source}")]
     Pci {
-        /// Its address.
+        /// Address of the device.
         address: PciAddress,
-        /// The reason.
+        /// The reason of the failure.
         source: PciError,
     },
     /// No PCI device can be used.
@@ -56,23 +56,23 @@ pub enum TransportError {
         /// The error, as text.
         reason: String,
     },
-    /// A field of the device's configuration has a value that this driver cannot use.
+    /// A field of the device's configuration has a value unusable for this driver.
     #[error("configuration field {field} is {value}")]
     Config {
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u64,
     },
-    /// The device lacks something that the driver needs.
+    /// The device lacks a feature needed by the driver.
     #[error("the device does not offer {0}")]
     Missing(&'static str),
     /// The device's configuration has another length than this driver knows.
     #[error("device configuration of {len} bytes instead of {expected}")]
     ConfigLength {
-        /// Its length, bytes.
+        /// Length of the configuration, bytes.
         len: usize,
-        /// The length that this driver knows, bytes.
+        /// Length known to this driver, bytes.
         expected: usize,
     },
     /// The queues could not be made.

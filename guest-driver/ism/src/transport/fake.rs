@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A fabric in memory, for tests of the driver.
 //!
-//! A [`FakeFabric`] serves the virtqueues of its members. It has no thread: the devices of
-//! `ism_device` carry out a command or a move within the driver's kick. [`Faults`] makes them break
-//! the rules.
+//! A [`FakeFabric`] serves the virtqueues of its members without a thread: the devices of `ism_device` carry
+//! out a command or a move within the driver's kick. [`Faults`] makes the devices break the rules.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
@@ -27,7 +26,7 @@ use super::{RunningDevice, Window};
 use crate::virtqueue::{DeviceSide, GuestPool, Health, MAX_PIECES, Notify, Queues, Wiring};
 
 const WINDOW: u64 = 1 << 30;
-/// Payload of one move at most: so little that ordinary deliveries need several moves.
+/// Most payload of one move: so little that ordinary deliveries need several moves.
 const MAX_PAYLOAD: u32 = 4096;
 
 /// Ways to misbehave.
@@ -41,7 +40,7 @@ pub(crate) struct Faults {
     pub(crate) no_window: AtomicBool,
     /// This status answers every move and kick.
     pub(crate) move_status: AtomicU16,
-    /// For a member that vanishes, the fabric posts PEER_DOWN only.
+    /// Posts only PEER_DOWN for a vanished member.
     pub(crate) no_dmb_gone: AtomicBool,
     /// So many commands are answered with EAGAIN.
     pub(crate) busy: AtomicU64,
@@ -64,7 +63,7 @@ impl Default for FakeFabric {
 }
 
 impl FakeFabric {
-    /// A new member of the fabric: a device that runs.
+    /// Adds a member with a running device to the fabric.
     pub(crate) fn join(self: &Arc<Self>, features: Features) -> Arc<RunningDevice> {
         let serial = self.serial.fetch_add(1, Ordering::Relaxed) + 1;
         let gid = Gid((u128::from(serial) << 64 | u128::from(serial)).to_be_bytes());
@@ -91,7 +90,7 @@ impl FakeFabric {
         Arc::new(RunningDevice::new(config, features, queues, pool, health, window))
     }
 
-    /// The member vanishes; its own driver sees that the device is gone.
+    /// Removes the member; its own driver sees the device gone.
     pub(crate) fn kill(&self, gid: Gid) {
         let Some(gone) = lock(&self.members).remove(&gid) else { return };
         if let Some(gone) = gone.upgrade() {
@@ -106,7 +105,7 @@ impl FakeFabric {
         member.health.fail("killed by the test");
     }
 
-    /// Gives all members the events that wait for them.
+    /// Delivers pending events to every member.
     fn deliver_events(&self) {
         let members: Vec<_> = lock(&self.members).values().filter_map(Weak::upgrade).collect();
         for member in members {
@@ -141,12 +140,12 @@ const QUEUES: usize = 3;
 struct Rings {
     rings: [DeviceSide; QUEUES],
     calls: [Arc<EventFd>; QUEUES],
-    /// A chain of the event queue that waits for a record.
+    /// A chain of the event queue, ready for a record.
     spare: Option<u16>,
 }
 
 impl Rings {
-    /// The next chain that the driver has made available: its head and its readable bytes.
+    /// The next available chain: its head and its readable bytes.
     fn next(&mut self, queue: usize) -> Option<(u16, Vec<u8>)> {
         let ring = &mut self.rings[queue];
         let head = ring.next_or_ask_for_kick()?;
@@ -196,7 +195,7 @@ impl Member {
         std::iter::from_fn(|| self.device.next_event()).find(|record| !is_withheld(record))
     }
 
-    /// Has the window mapped or unmapped as a command needs it; the command's reply.
+    /// Maps or unmaps the window as needed by a command; returns the command's reply.
     fn complete(&self, outcome: Outcome) -> Vec<u8> {
         match outcome {
             Outcome::Reply(reply) => reply.to_vec(),
@@ -215,7 +214,7 @@ impl Member {
     }
 }
 
-/// A member, as its queues see it.
+/// A member, from the view of its queues.
 #[derive(Clone)]
 struct Served {
     fabric: Arc<FakeFabric>,
@@ -272,7 +271,7 @@ impl Served {
         queues
     }
 
-    /// Serves a queue that the driver has kicked.
+    /// Serves a queue after a kick of the driver.
     fn serve(&self, queue: usize) {
         if self.member.health.is_gone() {
             return;
@@ -337,7 +336,7 @@ impl Served {
         reply
     }
 
-    /// Checks the form of a MOVE and carries it out; its status.
+    /// Checks the form of a MOVE and executes the MOVE; returns the status.
     fn move_status(&self, request: &[u8]) -> u16 {
         let (header, rest) = MoveHeader::read_from_prefix(request).unwrap();
         let nseg = usize::from(header.nseg.get());

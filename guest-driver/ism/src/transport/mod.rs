@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! From an address to a running device.
 //!
-//! [`DeviceAddress::open`] reaches a virtio-ism device and sets it up. The result is a
-//! [`RunningDevice`], whatever carries the device: control commands with their replies, event
-//! records, moves and kicks, a window, and memory that the device can reach. [`vhost_user`] is the
-//! transport of a host process or container, [`pci`] that of a virtual machine. A transport
-//! implements `Window`, the part in which they differ.
+//! [`DeviceAddress::open`] connects to a virtio-ism device and sets up the device. The result is a
+//! [`RunningDevice`] for every transport: control commands with their replies, event records, moves and
+//! kicks, a window, and memory for the device. [`vhost_user`] is the transport of a host process or
+//! container, [`pci`] the transport of a virtual machine. A transport implements `Window`, the part of a
+//! device that depends on the transport.
 
 mod address;
 mod doorbells;

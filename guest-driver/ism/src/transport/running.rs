@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A device whose queues run, whichever transport carries it.
+//! A device with running queues, over any transport.
 
 use std::fmt;
 use std::os::fd::RawFd;
@@ -12,27 +12,27 @@ use super::doorbells::Doorbells;
 use crate::virtqueue::{GuestPool, Health, QueueError, Queues};
 use ism_sys::{ForkLocks, LockGuardList, SharedSlice};
 
-/// What a driver wants of a device, whichever transport carries it.
+/// The driver's requirements of a device, for any transport.
 #[derive(Clone, Copy, Debug)]
 pub struct SetupOptions {
-    /// Move queues, at most what the device has; at least 1.
+    /// Move queues, at most the device's number; at least 1.
     pub move_queues: u16,
-    /// Size of the memory that the device can reach, bytes.
+    /// Size of the memory for the device, bytes.
     pub guest_memory: u64,
-    /// The driver's owner leaves when the device asks for it.
+    /// The driver's owner leaves at the device's request.
     pub leaves: bool,
 }
 
 impl SetupOptions {
-    /// Features that the driver refuses for its owner.
+    /// Features refused by the driver for its owner.
     pub(crate) fn refused(self) -> Features {
         if self.leaves { Features::empty() } else { Features::LEAVE }
     }
 }
 
-/// What differs between transports: the window, and the connection to the device.
+/// The part of a device that depends on the transport: the window, and the connection to the device.
 ///
-/// Dropping it closes the device: afterwards the device no longer uses memory of this process.
+/// Dropping a `Window` closes the device: afterwards the device no longer uses memory of this process.
 pub(crate) trait Window: Send + Sync {
     /// Size of the window in bytes; 0 if there is none.
     fn size(&self) -> u64;
@@ -40,12 +40,11 @@ pub(crate) trait Window: Send + Sync {
     /// A view of a part of the window; `None` unless all of the part is mapped.
     fn slice(&self, offset: u64, len: u64) -> Option<SharedSlice>;
 
-    /// Whether the window is ordinary cached memory by construction, so that there is no need to
-    /// measure it.
+    /// Whether the window is ordinary cached memory by construction, with no need for a measurement.
     fn is_cached(&self) -> bool;
 
-    /// Whether window and guest memory keep their bytes when the device is gone. Where they do not,
-    /// they read as zeros some time later, see [`Window::let_go`].
+    /// Whether window and guest memory keep their bytes after the end of the device. Otherwise the memory
+    /// reads as zeros some time later, see [`Window::let_go`].
     fn outlives_device(&self) -> bool;
 
     /// Whether window and guest memory still have their bytes.
@@ -53,7 +52,7 @@ pub(crate) trait Window: Send + Sync {
         self.outlives_device()
     }
 
-    /// Says that nobody needs window and guest memory of a device that is gone.
+    /// Ends the need for window and guest memory of a gone device.
     fn let_go(&self) {}
 
     /// The doorbells of the slabs; `None`: users kick.
@@ -67,27 +66,28 @@ pub(crate) trait Window: Send + Sync {
     }
 }
 
-/// A connection to a device that a child of a fork can take over.
+/// A connection to a device, ready for a takeover by the child of a fork.
 ///
-/// The child has all memory and descriptors, and no threads. What a thread of the parent did for
-/// the connection, the child does by calling [`ForkTransport::serve`].
+/// The child has all memory and descriptors, and no threads. The child does the work of the parent's thread
+/// by calling [`ForkTransport::serve`].
 pub(crate) trait ForkTransport: ForkLocks {
-    /// The descriptors for which the child waits: when one is readable or hung up, it calls
+    /// The child's descriptors to wait for: at a readable or hung up descriptor the child calls
     /// [`ForkTransport::serve`].
     fn waits_for(&self) -> Vec<RawFd>;
 
-    /// Answers what the device asks, without waiting.
+    /// Answers requests of the device, without waiting.
     fn serve(&self);
 }
 
-/// A device that is set up, with its queues running: what the driver ([`IsmDevice`](crate::IsmDevice)) works with.
+/// A device with running queues, for the driver ([`IsmDevice`](crate::IsmDevice)).
 ///
-/// Any thread may use any part of it. A device fails once and for all: when it vanishes, breaks a rule
-/// of virtio or does not answer in time, [`is_gone`](Self::is_gone) turns true, every call fails, and the event
-/// descriptor becomes and stays readable, so that a thread that sleeps on it wakes up. Dropping a `RunningDevice` closes the device.
+/// Any thread may use any part of the device. A device fails once and for all: when the device vanishes,
+/// breaks a rule of virtio or does not answer in time, [`is_gone`](Self::is_gone) turns true, every call
+/// fails, and the event descriptor becomes and stays readable to wake sleeping threads. Dropping a
+/// `RunningDevice` closes the device.
 pub struct RunningDevice {
-    // First, since fields are dropped in this order: the device must be closed before queues and
-    // pool, which it uses, are freed.
+    // First, since fields are dropped in this order: the device must be closed before the queues and the pool
+    // used by the device are freed.
     pub(crate) window: Box<dyn Window>,
     pub(crate) queues: Queues,
     pub(crate) pool: Arc<GuestPool>,
@@ -132,7 +132,7 @@ impl RunningDevice {
         RunningDevice { window, queues, pool, health, config, features }
     }
 
-    /// The device's configuration, as it was at start.
+    /// The device's configuration at its start.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -142,8 +142,8 @@ impl RunningDevice {
         self.features
     }
 
-    /// Executes a control command, as a program that talks to the device itself does. Returns the
-    /// status code of the answer.
+    /// Executes a control command for a program talking to the device directly. Returns the status code
+    /// of the answer.
     ///
     /// # Errors
     /// The device is gone, or does not answer within

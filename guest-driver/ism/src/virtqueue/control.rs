@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The control queue: one request, one reply, several threads.
 //!
-//! Each command has a slot with memory of its own, and a tag. Of the threads that wait for replies,
-//! one waits for the interrupt, takes all completions, and wakes the others.
+//! Each command has a slot with memory of its own, and a tag. Of the threads waiting for replies, one waits
+//! for the interrupt, takes all completions, and wakes the others.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ pub(crate) struct ControlQueue {
 
 impl ForkLocks for ControlQueue {
     fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
-        // A command under way has a thread that waits for its answer.
+        // A command under way has a thread waiting for its answer.
         let is_idle = self.state.try_lock().is_ok_and(|state| {
             !state.listening && state.slots.iter().all(|slot| *slot == Slot::Free)
         });
@@ -126,8 +126,7 @@ impl ControlQueue {
             if let Some(Slot::Done(written)) = state.slots.get(index) {
                 break *written as usize;
             }
-            // The slot of a command without a completion stays posted: the device may still write
-            // to it.
+            // The slot of a command without a completion stays posted: the device may still write the slot.
             self.check_alive()?;
             state = self.wait(state, deadline, "a control command")?;
         };
@@ -145,7 +144,7 @@ impl ControlQueue {
         if self.wiring.health.is_gone() { Err(QueueError::Gone) } else { Ok(()) }
     }
 
-    /// Takes all completions.
+    /// Takes every completion.
     fn collect(&self, state: &mut State) -> Result<(), QueueError> {
         let mut any = false;
         loop {
@@ -168,7 +167,7 @@ impl ControlQueue {
         Ok(())
     }
 
-    /// Waits for a change: for the interrupt if no other thread does, else for that thread.
+    /// Waits for a change: for the interrupt, or for the thread already waiting for the interrupt.
     fn wait<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -200,7 +199,7 @@ impl ControlQueue {
         state.listening = false;
         state.ring.suppress();
         self.wiring.health.clear(&self.wiring.call);
-        // One of the threads that wait for a change has to wait for the interrupt from now on.
+        // Another waiting thread has to wait for the interrupt from now on.
         self.changed.notify_all();
         woken.map_err(|source| QueueError::System { what: "poll", source })?;
         Ok(state)

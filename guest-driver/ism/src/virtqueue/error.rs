@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What can go wrong with the queues of a device.
+//! Errors of the queues of a device.
 
 use std::io;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub enum QueueError {
     /// The device is gone or failed.
     #[error("the device is gone")]
     Gone,
-    /// The device did not answer in time. It counts as failed from now on.
+    /// The device did not answer in time, and counts as failed from now on.
     #[error("no answer to {what} for {after:?}")]
     Timeout {
         /// The request without an answer.
@@ -26,11 +26,11 @@ pub enum QueueError {
     /// A request or reply does not fit its buffers, or the reply has another length than expected.
     #[error("{what} of {len} bytes instead of {expected}")]
     Length {
-        /// The request or reply.
+        /// Name of the request or reply.
         what: &'static str,
-        /// Its length, bytes.
+        /// Length of the request or reply, bytes.
         len: usize,
-        /// The length that fits or was expected, bytes.
+        /// The fitting or expected length, bytes.
         expected: usize,
     },
     /// The reply carries another command's tag.
@@ -66,7 +66,7 @@ pub enum QueueError {
     System {
         /// The call.
         what: &'static str,
-        /// What the kernel answered.
+        /// The kernel's error.
         source: io::Error,
     },
 }

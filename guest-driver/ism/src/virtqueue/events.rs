@@ -44,10 +44,10 @@ impl EventQueue {
         lock(&self.ring).addresses()
     }
 
-    /// Gives the device all buffers, once it is running.
+    /// Gives the device all buffers, once the device is running.
     ///
-    /// Not before: cloud-hypervisor has the device begin at the index that a queue has at DRIVER_OK,
-    /// so the device never sees what was added earlier.
+    /// Not before: cloud-hypervisor has the device begin at the queue's index at DRIVER_OK, so the device
+    /// never sees earlier buffers.
     ///
     /// # Errors
     /// The memory has no place for a buffer.
@@ -78,7 +78,7 @@ impl EventQueue {
             }
         };
         let mut record = [0; EVENT_LEN];
-        // The buffer behind a shorter record holds bytes of an earlier one, which must not be read.
+        // Behind a shorter record, the buffer has bytes of an earlier record, not to be read.
         let written = (done.written as usize).min(EVENT_LEN);
         let (head, _) = record.split_at_mut(written);
         self.buffers.slice().copy_out(done.cookie as usize * EVENT_LEN, head)?;
@@ -105,7 +105,7 @@ impl EventQueue {
         lock(&self.ring).arm() && !self.wiring.health.is_gone()
     }
 
-    /// Asks for no interrupts: the caller polls. One that is on its way may still come.
+    /// Asks for no interrupts: the caller polls. A pending interrupt may still come.
     pub(crate) fn suppress(&self) {
         lock(&self.ring).suppress();
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether a device still works, and how waiting threads learn that it does not.
+//! Whether a device still works, and the wake-up of waiting threads at its end.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,12 +7,11 @@ use std::sync::{Arc, Mutex};
 
 use ism_sys::{EventFd, ForkLocks, is_free, lock, shut_down};
 
-/// A switch that turns once, from a device that works to one that is gone.
+/// A switch from a working to a gone device, never back.
 #[derive(Debug)]
 pub(crate) struct Health {
     gone: AtomicBool,
-    // The eventfds and sockets of threads that wait for an interrupt, or for an answer of the
-    // device.
+    // The eventfds and sockets of threads waiting for an interrupt, or for an answer of the device.
     wake: Mutex<Vec<Arc<EventFd>>>,
     sockets: Mutex<Vec<OwnedFd>>,
 }
@@ -80,7 +79,7 @@ impl Health {
         }
     }
 
-    /// Clears an eventfd, unless the device is gone: then it stays readable.
+    /// Clears an eventfd. The eventfd of a gone device stays readable.
     pub(crate) fn clear(&self, event: &EventFd) {
         event.clear();
         if self.is_gone() {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory that the device can reach, allocated in blocks.
+//! Memory for the device, allocated in blocks.
 //!
-//! For a daemon the memory is one sealed file, and bus addresses are addresses in this process. For
-//! a PCI device it is pinned memory, each 2 MiB of which have a bus address of their own. A block
-//! of up to 2 MiB is contiguous on the bus; a larger one is a list of pieces.
+//! For a daemon the memory is one sealed file, and bus addresses are addresses in this process. For a PCI
+//! device the memory is pinned, and each 2 MiB have a bus address of their own. A block of up to 2 MiB is
+//! contiguous on the bus; a larger block is a list of pieces.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,15 +20,14 @@ const MIN_BLOCK: usize = 4096;
 /// Blocks are aligned to their size up to this, bytes.
 const BASE_ALIGN: usize = 2 << 20;
 
-/// A pool of memory that the device can reach. Pages are only used when they are touched, and this
-/// process touches what it allocates: a page that a daemon is the first to touch is the daemon's
-/// memory, and it has a quota for that.
+/// A pool of memory for the device. Pages are allocated at the first touch, and this process touches its
+/// allocations: a page first touched by a daemon would be charged to the daemon's limited quota.
 #[derive(Debug)]
 pub struct GuestPool {
     file: Option<OwnedFd>,
     // All of the memory; of a file, as the device maps it.
     whole: SharedSlice,
-    // The part that is allocated from: it starts at the first multiple of `BASE_ALIGN`.
+    // The part for allocations, from the first multiple of `BASE_ALIGN`.
     usable: SharedSlice,
     // Bus addresses of each `BASE_ALIGN` bytes of `usable`. `None`: addresses in this process.
     bus: Option<Vec<u64>>,
@@ -42,7 +41,7 @@ impl ForkLocks for GuestPool {
 }
 
 impl GuestPool {
-    /// A pool of `size` bytes, rounded up to a power of two.
+    /// A pool of `size` bytes, rounded up to a power of two, and the file for the device to map.
     ///
     /// # Errors
     /// Those of the system calls, or `OutOfMemory` for a size that no process can have.
@@ -76,7 +75,7 @@ impl GuestPool {
         })
     }
 
-    /// All of the memory, with addresses of this process.
+    /// The whole memory, with addresses of this process.
     pub fn whole(&self) -> &SharedSlice {
         &self.whole
     }
@@ -90,12 +89,12 @@ impl GuestPool {
     /// zeros from now on. Call this only when the device can no longer reach the memory.
     ///
     /// # Errors
-    /// Those of mmap(2); the pool is unchanged then.
+    /// As mmap(2); the pool is unchanged then.
     pub fn revoke(&self) -> io::Result<()> {
         self.whole.revoke()
     }
 
-    /// Bytes of the pool.
+    /// Size of the usable part, bytes.
     pub fn size(&self) -> usize {
         self.usable.len()
     }
@@ -114,11 +113,10 @@ impl GuestPool {
         }
     }
 
-    /// Zeroed memory of `len` bytes, aligned to `len` rounded up to a power of two (from 4 KiB to
-    /// 2 MiB).
+    /// Zeroed memory of `len` bytes, aligned to `len` rounded up to a power of two (from 4 KiB to 2 MiB).
     ///
     /// # Errors
-    /// The pool has no free block of that size.
+    /// The pool has no free block of the size.
     pub fn alloc(self: &Arc<Self>, len: usize) -> Result<GuestMem, QueueError> {
         let (mem, fresh) = self.alloc_block(len)?;
         if fresh && self.file.is_some() {
@@ -129,16 +127,16 @@ impl GuestPool {
         Ok(mem)
     }
 
-    /// Like [`alloc`](Self::alloc), without touching it: for memory that this process writes before
-    /// the device uses it.
+    /// Like [`alloc`](Self::alloc), without touching the pages: for memory written by this process before the
+    /// device uses the memory.
     ///
     /// # Errors
-    /// The pool has no free block of that size.
+    /// The pool has no free block of the size.
     pub fn alloc_untouched(self: &Arc<Self>, len: usize) -> Result<GuestMem, QueueError> {
         Ok(self.alloc_block(len)?.0)
     }
 
-    /// Zeroed memory, and whether it may not have been touched yet.
+    /// Zeroed memory, and whether its pages may be untouched.
     fn alloc_block(self: &Arc<Self>, len: usize) -> Result<(GuestMem, bool), QueueError> {
         let refused = QueueError::OutOfMemory { wanted: len, size: self.usable.len() };
         let Some(block) = len.max(MIN_BLOCK).checked_next_power_of_two() else {
@@ -156,7 +154,7 @@ impl GuestPool {
     /// Like [`alloc`](Self::alloc), but never freed. Returns the memory and its bus address.
     ///
     /// # Errors
-    /// The pool has no free block of that size.
+    /// The pool has no free block of the size.
     pub fn permanent(self: &Arc<Self>, len: usize) -> Result<(SharedSlice, u64), QueueError> {
         let mut mem = self.alloc(len)?;
         mem.leak();
@@ -169,7 +167,7 @@ impl GuestPool {
     }
 }
 
-/// Memory from a [`GuestPool`]. Dropping it frees it.
+/// Memory from a [`GuestPool`], freed on drop.
 #[derive(Debug)]
 pub struct GuestMem {
     slice: SharedSlice,
@@ -185,7 +183,7 @@ impl GuestMem {
         self.pool.bus(self.offset).0
     }
 
-    /// A part that is contiguous on the bus, as a buffer for a ring.
+    /// A contiguous part on the bus, as a buffer for a ring.
     ///
     /// # Errors
     /// The part does not lie in the memory, or crosses a multiple of 2 MiB of pinned memory.
@@ -205,13 +203,13 @@ impl GuestMem {
         }
     }
 
-    /// The memory as the bus sees it: address and length of each contiguous piece.
+    /// The memory on the bus: address and length of each contiguous piece.
     pub fn pieces(&self) -> Vec<(u64, u32)> {
         let mut pieces: Vec<(u64, u32)> = Vec::new();
         let mut at = 0;
         while at < self.slice.len() {
             let (gpa, contiguous) = self.pool.bus(self.offset + at);
-            // 2 GiB at most: a multiple of every block's size that a length of 32 bits can have.
+            // 2 GiB at most: a multiple of every block's size with a length of 32 bits.
             let len = contiguous.min(self.slice.len() - at).clamp(1, 1 << 31);
             match pieces.last_mut() {
                 Some((start, have))
@@ -226,12 +224,12 @@ impl GuestMem {
         pieces
     }
 
-    /// The memory.
+    /// The memory, with addresses of this process.
     pub fn slice(&self) -> &SharedSlice {
         &self.slice
     }
 
-    /// Keeps the memory from ever being freed, because the device may still write it.
+    /// Keeps the memory from ever being freed, because the device may still write there.
     pub fn leak(&mut self) {
         self.leak = true;
     }
@@ -259,7 +257,7 @@ struct Buddy {
 impl Buddy {
     fn new(size: usize) -> Buddy {
         let mut free = vec![BTreeSet::new(); order(1 << size.max(MIN_BLOCK).ilog2()) + 1];
-        // The largest blocks first, so that each is aligned to its size.
+        // The largest blocks first, to align each to its size.
         let mut at = 0;
         while size - at >= MIN_BLOCK {
             let block = 1usize << (size - at).ilog2();
@@ -271,8 +269,8 @@ impl Buddy {
         Buddy { size, free, touched: 0, used: 0 }
     }
 
-    /// The lowest free block of `block` bytes (a power of two), and whether it was never used
-    /// before.
+    /// The lowest free block of `block` bytes (a power of two), and whether the block is used for the first
+    /// time.
     fn alloc(&mut self, block: usize) -> Option<(usize, bool)> {
         let wanted = order(block);
         let from = (wanted..self.free.len())

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The virtqueues of a virtio-ism device, and the memory and health they share, whichever
-//! transport carries them.
+//! The virtqueues of a virtio-ism device, with their shared memory and health, over any transport.
 //!
-//! [`SplitQueue`] is the driver side of one virtqueue. `Queues` is all queues of one device:
-//! `ControlQueue` sends commands, `EventQueue` takes event records, a `MoveQueue` posts moves
-//! and kicks. Rings and buffers lie in a [`GuestPool`], which the device can reach. `Health` is
-//! the one switch that says whether the device still works.
+//! [`SplitQueue`] is the driver side of one virtqueue. `Queues` is all queues of one device: `ControlQueue`
+//! sends commands, `EventQueue` takes event records, a `MoveQueue` posts moves and kicks. Rings and buffers
+//! lie in a [`GuestPool`], reachable by the device. `Health` is the switch from a working to a gone device.
 //!
-//! A queue needs memory of this process, an eventfd for its interrupts and a `Notify` for its
-//! kicks; a transport provides them as `Wiring`.
+//! A queue needs memory of this process, an eventfd for its interrupts and a `Notify` for its kicks; a
+//! transport provides them as `Wiring`.
 
 mod control;
 mod error;

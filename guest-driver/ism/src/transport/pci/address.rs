@@ -36,7 +36,7 @@ fn read_address(text: &str) -> Option<PciAddress> {
     let (domain, rest) = text.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
     let (device, function) = rest.split_once('.')?;
-    // `from_str_radix` accepts a sign, which no PCI address has.
+    // `from_str_radix` accepts a sign, unlike PCI addresses.
     let hex = |digits: &str, lengths: std::ops::RangeInclusive<usize>| {
         let digits = Some(digits).filter(|digits| {
             lengths.contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit())

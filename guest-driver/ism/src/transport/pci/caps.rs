@@ -1,56 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Places of the device's structures, from its list of virtio capabilities (virtio 1.3, 4.1.4).
 //!
-//! The parser walks the list in a private copy of the configuration space, in a bounded number of
-//! steps. Offsets, lengths and BAR numbers come from the device, so it checks each against the BAR.
+//! The parser walks the list in a private copy of the configuration space, in a bounded number of steps.
+//! Offsets, lengths and BAR numbers come from the device, so each is checked against the BAR.
 
 use thiserror::Error;
 use virtio_ism_abi::WINDOW_SHMID;
 use virtio_ism_abi::virtio_pci::structure::{COMMON, DEVICE, ISR, NOTIFY, SHARED_MEMORY};
 use virtio_ism_abi::virtio_pci::{CAPABILITY, common};
 
-/// Bytes of configuration space that can hold capabilities.
+/// Bytes of configuration space for capabilities.
 pub(super) const CONFIG_SPACE: usize = 256;
 /// The list starts beyond the header.
 const FIRST: u8 = 0x40;
-/// Most entries that fit, 4 bytes each: a list with more is a loop.
+/// Most entries, 4 bytes each: a longer list is a loop.
 const MOST: usize = (CONFIG_SPACE - FIRST as usize) / 4;
 /// Status bit: there is a list.
 const HAS_LIST: u8 = 1 << 4;
 
-/// Bytes of a virtio capability; those of notification and shared memory are longer.
+/// Bytes of a virtio capability; longer for notification and shared memory.
 const CAP: u8 = 16;
 const NOTIFY_CAP: u8 = 20;
 const CAP64: u8 = 24;
 
-/// Bytes of the common configuration that the driver uses.
+/// Bytes of the common configuration used by the driver.
 pub(super) const COMMON_LEN: u64 = common::LEN as u64;
 
-/// What can be wrong with the capabilities.
+/// Errors in the capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CapError {
-    /// The function says that it has none.
+    /// The function announces no capabilities.
     #[error("the function has none")]
     NoList,
     /// An entry lies in the header, or is not aligned.
     #[error("an entry at {0:#x}")]
     Pointer(u8),
-    /// More entries than fit.
+    /// More entries than the space can hold.
     #[error("more than {MOST} entries: a loop")]
     Loop,
     /// An entry is too short for its type, or ends beyond the configuration space.
     #[error("the entry at {at:#x} of type {kind} has {len} bytes instead of {needed}")]
     Length {
-        /// Its offset.
+        /// Offset of the capability.
         at: u8,
         /// `cfg_type`.
         kind: u8,
         /// `cap_len`.
         len: u8,
-        /// Bytes it needs.
+        /// Needed bytes.
         needed: u8,
     },
-    /// A BAR number that no function has.
+    /// A BAR number beyond the BARs of a function.
     #[error("the structure of type {kind} lies in BAR {bar}")]
     Bar {
         /// `cfg_type`.
@@ -68,21 +68,21 @@ pub enum CapError {
         kind: u8,
         /// The BAR.
         bar: u8,
-        /// Offset in it, bytes.
+        /// Offset in the BAR, bytes.
         offset: u64,
         /// Length, bytes.
         len: u64,
         /// Size of the BAR, bytes.
         size: u64,
     },
-    /// A structure is too small for what it holds.
+    /// A structure is too small for its contents.
     #[error("the structure of type {kind} has {len:#x} bytes instead of {needed:#x}")]
     TooSmall {
         /// `cfg_type`.
         kind: u8,
         /// Length, bytes.
         len: u64,
-        /// Bytes that are needed.
+        /// Needed bytes.
         needed: u64,
     },
     /// The offset of a structure is not aligned to the width of its registers.
@@ -101,7 +101,7 @@ pub enum CapError {
     Missing(&'static str),
 }
 
-/// A range of a BAR, checked to lie in it.
+/// A range of a BAR, within the BAR's bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) bar: u8,

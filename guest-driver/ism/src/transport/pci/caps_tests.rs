@@ -8,7 +8,7 @@ use super::*;
 /// A configuration space under construction.
 struct Space {
     bytes: [u8; CONFIG_SPACE],
-    // Where the pointer to the next entry goes, and where that entry goes.
+    // Offsets of the pointer to the next entry, and of the next entry.
     link: usize,
     next: usize,
 }

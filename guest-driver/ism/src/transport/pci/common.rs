@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The registers of a virtio device over PCI (virtio 1.3, 4.1.4.3) and the steps that use them.
+//! The registers of a virtio device over PCI (virtio 1.3, 4.1.4.3) and the steps of its setup.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -49,18 +49,17 @@ impl Io for Registers {
     }
 }
 
-/// How long the device may take to reset; it stops its queues meanwhile.
+/// Time limit of the device's reset, including the stop of its queues.
 const RESET_TIMEOUT: Duration = Duration::from_millis(1000);
 /// Time between two reads of the status while the device resets.
 const RESET_PAUSE: Duration = Duration::from_micros(100);
 
-/// How often the driver reads a configuration that changes meanwhile.
+/// Most reads of a configuration that changes during the read.
 const CONFIG_TRIES: u32 = 16;
 /// Runs of configuration fields of the same width: offset, bytes of each field, number of fields.
 const CONFIG_FIELDS: [(usize, usize, usize); 6] =
     [(0, 4, 2), (8, 1, 16), (24, 2, 2), (28, 4, 4), (44, 2, 2), (48, 4, 6)];
 
-/// The common configuration.
 pub(super) struct Common<I>(pub(super) I);
 
 impl<I: Io> Common<I> {
@@ -96,7 +95,7 @@ impl<I: Io> Common<I> {
         half(0) | half(1) << 32
     }
 
-    /// Accepts features, and checks that the device agrees.
+    /// Accepts features, and checks the device's agreement.
     pub(super) fn accept(&self, features: u64) -> Result<(), PciError> {
         for (n, half) in [(0, features as u32), (1, (features >> 32) as u32)] {
             self.0.write32(DRIVER_FEATURE_SELECT, n);

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard};
 use super::*;
 use ism_sys::lock;
 
-/// What the registers hold, and how the device misbehaves.
+/// The registers' values, and the faults of the device.
 #[derive(Default)]
 pub(in super::super) struct Inner {
     pub(in super::super) status: u8,
@@ -22,7 +22,7 @@ pub(in super::super) struct Inner {
     pub(in super::super) addresses: [u32; 6],
     pub(in super::super) size: u16,
     pub(in super::super) enabled: Vec<u16>,
-    /// Every status that was written.
+    /// Every written status.
     pub(in super::super) history: Vec<u8>,
     /// Status reads until a reset is done.
     pub(in super::super) slow_reset: u32,
@@ -35,7 +35,7 @@ pub(in super::super) struct Inner {
     pub(in super::super) absent: bool,
 }
 
-/// A device that keeps the rules, except as its fields say.
+/// A device within the rules, except for the faults in its fields.
 #[derive(Default)]
 pub(in super::super) struct Mock(Mutex<Inner>);
 
@@ -129,7 +129,7 @@ impl Io for Mock {
     }
 }
 
-/// Configuration bytes, and the accesses that read them.
+/// Configuration bytes, and the accesses to the bytes.
 pub(in super::super) struct Space {
     bytes: [u8; CONFIG_LEN],
     seen: Mutex<Vec<(usize, usize)>>,

@@ -15,11 +15,11 @@ pub(super) struct Pci {
     pub(super) health: Arc<Health>,
     pub(super) window: Option<Arc<BarWindow>>,
     pub(super) release: Arc<MemoryRelease>,
-    // The thread owns the function. It resets and closes the function when it ends.
+    // The thread owns the function. At its end the thread resets and closes the function.
     pub(super) monitor: Option<JoinHandle<()>>,
 }
 
-/// The notification register of a queue: a store into it tells the device of new chains.
+/// The notification register of a queue: a store announces new chains to the device.
 pub(super) struct NotifyRegister {
     pub(super) registers: Registers,
     pub(super) at: usize,
@@ -43,7 +43,7 @@ impl Window for Pci {
     }
 
     fn is_cached(&self) -> bool {
-        // The window is a BAR, and the hypervisor decides whether the processor caches it.
+        // The window is a BAR, and the hypervisor decides about caching.
         false
     }
 

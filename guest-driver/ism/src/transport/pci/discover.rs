@@ -14,7 +14,7 @@ use super::{PciAddress, PciError};
 /// PCI device of ISM devices.
 const DEVICE: u16 = FIRST_DEVICE + VIRTIO_ID_ISM as u16;
 
-/// The kernel driver that is bound to a function.
+/// The kernel driver bound to a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Binding {
     /// `vfio-pci`, in this group without IOMMU.
@@ -25,7 +25,7 @@ pub enum Binding {
     VfioNoGroup,
     /// `uio_pci_generic`, as this number.
     Uio(u32),
-    /// Another driver, or one that is not ready.
+    /// Another driver, or `uio_pci_generic` without a number yet.
     Other(String),
     /// No driver.
     Unbound,
@@ -34,16 +34,16 @@ pub enum Binding {
 /// A virtio-ism function.
 #[derive(Clone, Debug)]
 pub struct Function {
-    /// Its address.
+    /// PCI address of the function.
     pub address: PciAddress,
-    /// The driver that is bound to it.
+    /// The bound driver.
     pub binding: Binding,
 }
 
-/// All virtio-ism functions, in the order of their addresses.
+/// The virtio-ism functions, in the order of their addresses.
 ///
 /// # Errors
-/// The kernel has PCI but does not list it.
+/// The kernel has PCI but cannot list the functions.
 pub fn functions() -> Result<Vec<Function>, io::Error> {
     functions_in(Path::new(DEVICES))
 }

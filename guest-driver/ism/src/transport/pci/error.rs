@@ -16,7 +16,7 @@ pub enum PciError {
     /// There is no such function.
     #[error("there is no such device in {DEVICES}")]
     Absent,
-    /// It is another device.
+    /// The function is another device.
     #[error("it has id {vendor:04x}:{device:04x} instead of 1af4:106c (virtio-ism)")]
     OtherDevice {
         /// PCI vendor.
@@ -24,42 +24,42 @@ pub enum PciError {
         /// PCI device.
         device: u16,
     },
-    /// The bound driver does not give it to user space, or none is bound.
+    /// The bound driver does not hand the function to user space, or no driver is bound.
     #[error(
         "it is bound to {}; \"smc devices --bind\" hands it to user space",
         .driver.as_deref().unwrap_or("no driver")
     )]
     NotBound {
-        /// The driver of the kernel that has it, if one does.
+        /// The kernel driver of the function, if bound.
         driver: Option<String>,
     },
-    /// It is behind an IOMMU.
+    /// The function is behind an IOMMU.
     #[error(
         "it is in IOMMU group {group}, but the device does not offer ACCESS_PLATFORM and so \
          bypasses the IOMMU: use VFIO without IOMMU (no iommu device in the VM) or UIO"
     )]
     Iommu {
-        /// The group.
+        /// The IOMMU group.
         group: u32,
     },
-    /// VFIO bound it without giving it a group.
+    /// VFIO bound the function without a group.
     #[error("it is bound to vfio-pci but has no group: is {VFIO_NODE} there?")]
     NoGroup,
-    /// Another process uses it.
+    /// Another process uses the function.
     #[error("it is in use by another process")]
     InUse,
-    /// VFIO.
+    /// A VFIO call failed.
     #[error("VFIO: {0}")]
     Vfio(VfioError),
     /// A file of the system.
     #[error("{what}: {source}")]
     System {
-        /// The file or call.
+        /// The failed file or call.
         what: String,
         /// The error of the kernel.
         source: io::Error,
     },
-    /// The device lacks something that the driver needs.
+    /// The device lacks a feature needed by the driver.
     #[error("the device does not offer {0}")]
     Missing(&'static str),
     /// The queues could not be made.
@@ -68,7 +68,7 @@ pub enum PciError {
     /// The list of capabilities is invalid.
     #[error("capabilities: {0}")]
     Capability(#[from] super::caps::CapError),
-    /// A structure lies in a BAR that cannot be mapped.
+    /// The BAR of a structure cannot be mapped.
     #[error("BAR {bar} cannot be mapped")]
     NotMappable {
         /// The BAR.
@@ -83,10 +83,10 @@ pub enum PciError {
     /// The device does not accept the features, for example while its backend is not connected.
     #[error("the device does not accept features {features:#x} (is its daemon running?)")]
     Features {
-        /// The features that the driver asked for.
+        /// The requested features.
         features: u64,
     },
-    /// The device broke down while it was set up.
+    /// The device failed during setup.
     #[error("the device asks for a reset while it is set up (is its daemon running?)")]
     NeedsReset,
     /// The function does not answer memory accesses.
@@ -97,9 +97,9 @@ pub enum PciError {
     QueueSize {
         /// The queue.
         queue: u16,
-        /// Entries that the device offers.
+        /// Entries offered by the device.
         max: u16,
-        /// Entries that the driver needs.
+        /// Entries needed by the driver.
         needed: u16,
     },
     /// A queue's notification register lies outside its structure.
@@ -120,10 +120,10 @@ pub enum PciError {
         /// The queue, or configuration changes.
         what: String,
     },
-    /// There are no interrupts.
+    /// The device has no interrupts.
     #[error("the device has neither MSI-X nor INTx")]
     NoInterrupts,
-    /// The configuration changed each time it was read.
+    /// The configuration changed during each read.
     #[error("the configuration keeps changing")]
     Unstable,
     /// No memory for the device.
@@ -154,7 +154,7 @@ pub enum NoPciDevice {
     Unusable(String),
 }
 
-/// A text for users: the devices that were tried, and the error of each.
+/// A text for users: the tried devices, with the error of each.
 pub(super) fn tried(failures: &[(PciAddress, PciError)]) -> String {
     if failures.is_empty() {
         return "this machine has no virtio-ism PCI device (1af4:106c)".into();

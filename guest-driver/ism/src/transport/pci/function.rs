@@ -54,9 +54,9 @@ impl Function {
     fn open_uio(address: PciAddress, number: u32) -> Result<Function, PciError> {
         let directory = discover::directory(address);
         let config = open(&directory.join("config"))?;
-        // UIO lets several processes open a function, so processes with this library lock it. The
-        // lock comes before UIO's own file is opened, because closing that file stops the function
-        // for the process that uses it.
+        // UIO lets several processes open a function, so processes with this library lock the function. The
+        // lock comes before UIO's own file is opened, because closing UIO's file stops the function for its
+        // user.
         let name_lock = match flock(&config, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => None,
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(PciError::InUse),
@@ -68,7 +68,7 @@ impl Function {
         Ok(Function::Uio { interrupts, config, directory, _name_lock: name_lock })
     }
 
-    /// How it interrupts.
+    /// Kind of the function's interrupts.
     pub(super) fn interrupts(&self) -> Interrupts {
         match self {
             Function::Vfio { device, .. } => {
@@ -149,8 +149,8 @@ impl Function {
         Ok((mem, registers))
     }
 
-    /// The file of a BAR, to be mapped part by part. VFIO has none, and needs none: it makes page
-    /// tables when a page is touched.
+    /// The file of a BAR, for mapping part by part. VFIO has no such file and needs none: its page tables are
+    /// filled at page faults.
     pub(super) fn bar_file(&self, bar: u8) -> Result<File, PciError> {
         match self {
             Function::Vfio { .. } => Err(PciError::NotMappable { bar }),
@@ -158,7 +158,7 @@ impl Function {
         }
     }
 
-    /// Whether mapping a large BAR makes the page tables of all of it at once.
+    /// Whether mapping a large BAR fills all of its page tables at once.
     pub(super) fn maps_eagerly(&self) -> bool {
         matches!(self, Function::Uio { .. })
     }
@@ -173,7 +173,7 @@ impl Function {
         }
     }
 
-    /// Makes the kernel signal an eventfd when it wants to remove the function.
+    /// Makes the kernel signal an eventfd at a request to remove the function.
     pub(super) fn set_request(&self, event: BorrowedFd<'_>) -> Result<(), PciError> {
         match self {
             Function::Vfio { device, .. } => device
@@ -184,7 +184,7 @@ impl Function {
         }
     }
 
-    /// Turns all interrupts off.
+    /// Turns off the function's interrupts.
     pub(super) fn clear_interrupts(&self) {
         match self {
             Function::Vfio { device, .. } => {
@@ -205,7 +205,7 @@ impl Function {
         }
     }
 
-    /// Takes the INTx interrupts that have come.
+    /// Takes pending INTx interrupts.
     ///
     /// # Errors
     /// The function is gone.
@@ -219,7 +219,7 @@ impl Function {
         }
     }
 
-    /// Unmasks the INTx line, which the kernel masks at each interrupt.
+    /// Unmasks the INTx line, masked by the kernel at each interrupt.
     pub(super) fn unmask_intx(&self) -> io::Result<()> {
         match self {
             Function::Vfio { .. } => Ok(()),
@@ -228,7 +228,7 @@ impl Function {
     }
 }
 
-/// Binds an abstract socket address that only one process at a time can have.
+/// Binds an abstract socket address as a lock: only one process at a time can have the address.
 fn lock_by_name(address: PciAddress) -> Result<UnixListener, PciError> {
     let name = format!("virtio-ism {address}");
     let bound = SocketAddr::from_abstract_name(&name).and_then(|at| UnixListener::bind_addr(&at));

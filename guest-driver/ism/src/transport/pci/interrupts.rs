@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How a device interrupts.
+//! Kinds of interrupts.
 
 use std::fmt;
 
-/// How a device interrupts.
+/// The kind of a device's interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupts {
     /// Message-signalled, with this many vectors.

@@ -17,8 +17,7 @@ use super::{Interrupts, PciError};
 use crate::virtqueue::{GuestPool, Health};
 use ism_sys::{EventFd, PollInterest, Registers, SharedMem, wait};
 
-/// How often the thread reads the device's status without an interrupt. This finds a device that
-/// was removed without notice.
+/// Interval of reads of the device's status without an interrupt, to find a device removed without notice.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 /// Bit of the interrupt status: a queue.
 const ISR_QUEUE: u8 = 1;
@@ -48,7 +47,7 @@ impl Drop for PciDevice {
         if let Some(window) = &self.window {
             window.revoke();
         }
-        // Connections that are still open must not keep huge pages that the next session needs.
+        // Open connections must not keep huge pages needed by the next session.
         if let Some(Err(error)) = self.pool.as_ref().map(|pool| pool.revoke()) {
             tracing::warn!(%error, "memory of the device stays in use");
         }
@@ -81,11 +80,11 @@ pub(super) fn plan(vectors: u16, queues: usize) -> (Vec<u16>, u16) {
     (plan, used)
 }
 
-/// The descriptors for which the thread waits.
+/// The descriptors of the thread's wait.
 pub(super) struct PciMonitor {
     /// The device has failed, or the driver closes it.
     pub(super) stop: Arc<EventFd>,
-    /// Vector 0.
+    /// Eventfd of vector 0.
     pub(super) config: Arc<EventFd>,
     /// The kernel wants to remove the function.
     pub(super) request: Arc<EventFd>,
@@ -145,14 +144,14 @@ impl PciMonitor {
                 self.health.fail(&why);
             }
         }
-        // Of a function that has left its bus, loads from the window bring nobody's bytes.
+        // A function off its bus has no bytes to keep: loads from its window return no stored bytes.
         if device.window.is_none() || device.common.status() != status::NO_DEVICE {
             device.release.wait();
         }
         drop(device);
     }
 
-    /// Waits once and handles what came. The error says why the device must be closed.
+    /// Waits once and handles the received events. The error is the reason to close the device.
     fn wait_once(&self, device: &PciDevice) -> Result<(), String> {
         let intx = device.function.intx();
         let interrupt = intx.unwrap_or(self.config.as_fd());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Reads the configuration of a device without opening it, for devices that another process uses.
+//! Reads the configuration of a device without opening the device, even if another process uses it.
 
 use std::fs;
 use std::io;
@@ -16,8 +16,7 @@ use ism_sys::Registers;
 /// Command register: memory accesses are answered.
 const MEMORY: u8 = 1 << 1;
 
-/// Reads the configuration of a device, which another process may be using. This does not disturb
-/// that process.
+/// Reads the configuration of a device without disturbing a process using the device.
 ///
 /// # Errors
 /// There is no such device, it is switched off, or this process lacks the rights.

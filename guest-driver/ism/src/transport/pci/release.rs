@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How long the memory of a device stays that is gone.
+//! Lifetime of a gone device's memory.
 //!
-//! The window and the pinned memory belong to the function, which a device that is gone has to let
-//! go: for the kernel that removes it, for the next session. But connections may have bytes in it
-//! that nobody else has.
+//! The window and the pinned memory belong to the function. A gone device has to release the function, for a
+//! removal by the kernel or for the next session. But the memory may contain the only copy of bytes of
+//! connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -11,11 +11,10 @@ use std::time::Duration;
 
 use ism_sys::lock;
 
-/// For an owner that does not go on without the device. It needs the time to learn that the device is
-/// gone: if the memory turned to zeros before, the zeros would look like wrong data of a peer.
+/// For an owner bound to the device. The owner needs the time to notice the end of the device: memory turning
+/// to zeros before would look like wrong data of a peer.
 const GRACE: Duration = Duration::from_millis(50);
-/// For an owner that goes on without the device, and does not answer. The kernel may want to remove the
-/// function.
+/// For an owner outliving the device but not answering. The kernel may want to remove the function.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// When the memory of one device goes.
@@ -35,13 +34,13 @@ impl MemoryRelease {
         Arc::new(MemoryRelease { longest, let_go, changed, over: AtomicBool::new(false) })
     }
 
-    /// Nobody needs the memory any more.
+    /// Ends the need for the memory.
     pub(super) fn let_go(&self) {
         *lock(&self.let_go) = true;
         self.changed.notify_all();
     }
 
-    /// Waits for that, as long as it may take.
+    /// Waits for [`Self::let_go`], up to the limit.
     pub(super) fn wait(&self) {
         let held = lock(&self.let_go);
         let waited = self.changed.wait_timeout_while(held, self.longest, |let_go| !*let_go);

@@ -23,20 +23,19 @@ use ism_sys::{DmaMemory, EventFd, Registers};
 /// VIRTIO_F_EVENT_IDX: event indices decide about notifications.
 const EVENT_IDX: u64 = 1 << 29;
 
-/// Memory that control and event queue and a few buffers need at least, bytes.
+/// Least memory, bytes: for control and event queue and a few buffers.
 const LEAST_MEMORY: usize = 4 << 20;
 /// Further memory for each move queue, bytes.
 const MEMORY_PER_MOVE_QUEUE: usize = 4 << 20;
 
-/// Opens the function at an address and sets the device up: features, memory, queues, window.
+/// Opens the function at an address and sets up features, memory, queues and window.
 ///
-/// `move_queues` is the number of move queues wanted, `guest_memory` the size of the memory for the
-/// device in bytes; less is taken if there are not as many free huge pages. Returns the device and
-/// how it interrupts.
+/// `move_queues` is the number of move queues wanted, `guest_memory` the size of the memory for the device in
+/// bytes; with too few free huge pages the memory is smaller. Returns the device and its kind of interrupts.
 ///
 /// # Errors
-/// There is no such device, no driver gives it to user space, another
-/// process uses it, or it lacks something the driver needs.
+/// There is no such device, no driver gives the device to user space, another process uses the device, or the
+/// device lacks a needed feature.
 pub fn open(
     address: PciAddress,
     wanted: SetupOptions,
@@ -118,7 +117,7 @@ pub fn open(
     Ok((Arc::new(device), interrupts))
 }
 
-/// Opens the first virtio-ism function that no other process uses.
+/// Opens the first virtio-ism function not in use by another process.
 ///
 /// # Errors
 /// There is none. The text lists the devices and the reason for each.
@@ -184,8 +183,8 @@ fn negotiate<I: Io>(
     if offered & VERSION_1 == 0 {
         return Err(PciError::Features { features: VERSION_1 });
     }
-    // The device and its other users run on another kernel, which wakes no thread of this one. The
-    // lines of slabs are for processes with many peers, on one kernel.
+    // The device and its other users run on another kernel, which cannot wake a thread here. The lines of
+    // slabs are for processes with many peers, on one kernel.
     let mut refused = refused | Features::PEER_FUTEX | Features::DOORBELL | Features::SLAB_LINE;
     if !has_window {
         refused |= Features::WINDOW;
@@ -197,7 +196,7 @@ fn negotiate<I: Io>(
     Ok(Negotiated { config, features, event_idx: offered & EVENT_IDX != 0 })
 }
 
-/// Maps the window, if it has the size in the configuration. Without it, the device works by moves.
+/// Maps a window of the configured size. Without a window, the device works by moves.
 fn map_window(function: &Function, layout: &Layout, config: &Config) -> Option<BarWindow> {
     let place = layout.window?;
     let window_size = config.window_size.get();

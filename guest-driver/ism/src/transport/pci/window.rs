@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The window: a part of a BAR into which the device maps slabs.
+//! The window: a part of a BAR for slabs mapped by the device.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -10,7 +10,7 @@ use super::caps::Place;
 use super::function::Function;
 use ism_sys::{MapError, Reservation, SharedMem, SharedSlice, lock};
 
-/// Size of a part, for a window that is mapped part by part, bytes: the alignment of slabs.
+/// Size of a part in a window mapped part by part, bytes: the alignment of slabs.
 const PART: u64 = 2 << 20;
 
 pub(super) enum BarWindow {
@@ -61,7 +61,7 @@ impl BarWindow {
                     let at = part * PART;
                     let size = PART.min(parts.size() - at);
                     match parts.map_device(at, size, file.as_fd(), start + at) {
-                        // An overlap means that this part is mapped already.
+                        // An overlap means: this part is already mapped.
                         Ok(()) | Err(MapError::Overlap { .. }) => {}
                         Err(error) => {
                             tracing::warn!(%error, "a part of the window cannot be mapped");

@@ -70,7 +70,7 @@ impl WindowServer {
         let _ = self.doorbells.set(Arc::clone(doorbells));
     }
 
-    /// A SHMEM_MAP that maps nothing, and brings the doorbell of a slab.
+    /// Handles a SHMEM_MAP without a mapping, with the doorbell of a slab.
     fn add_doorbell(&self, request: &VhostUserMMap, fd: &dyn AsRawFd) -> HandlerResult<u64> {
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
         let doorbells = self.doorbells.get().ok_or_else(invalid)?;
@@ -133,12 +133,12 @@ fn to_io(error: MapError) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
 
-/// Requests that [`BackendChannel::serve_now`] handles at most.
+/// Most requests of one [`BackendChannel::serve_now`].
 const REQUESTS: usize = 1024;
 
-/// The backend channel and the main socket, which one thread serves until either ends.
+/// The backend channel and the main socket, served by one thread until either ends.
 pub(super) struct BackendChannel {
-    /// Locked only while a request is handled: a child that takes the device over goes on with it.
+    /// Locked only during a request, for a later takeover by the child of a fork.
     handler: Mutex<FrontendReqHandler<WindowServer>>,
     requests: OwnedFd,
     main: OwnedFd,
@@ -192,12 +192,12 @@ impl BackendChannel {
         })
     }
 
-    /// The descriptors that become readable or hung up when there is something to do.
+    /// The descriptors of the channel: readable or hung up when there is work.
     pub(super) fn waits_for(&self) -> [RawFd; 2] {
         [self.requests.as_raw_fd(), self.main.as_raw_fd()]
     }
 
-    /// Does what is to be done now, in a process without the thread.
+    /// Handles the pending work, in a process without the thread.
     pub(super) fn serve_now(&self) {
         // The caller waits for edges, so all requests are handled, and no more than a daemon may send.
         for _ in 0..REQUESTS {
@@ -344,7 +344,7 @@ mod tests {
         let main = ours.try_clone().unwrap().into();
         let channel = BackendChannel::new(server, main, health.clone(), deadline).unwrap();
         let thread = Arc::new(channel).start().unwrap();
-        // As a request does that gets no answer.
+        // Like a request without an answer.
         assert_eq!(io::Read::read(&mut &ours, &mut [0; 1]).unwrap(), 0);
         thread.join().unwrap();
         assert!(health.is_gone());

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The transport of a host process or container, which is the front end of a vhost-user daemon.
+//! The transport of a host process or container: the front end of a vhost-user daemon.
 //!
-//! The process offers the daemon a pool of sealed memory as its "guest memory", with bus addresses
-//! equal to the addresses in the process. It reserves address space as the window. The daemon maps
-//! slabs into the window by requests on the backend channel, which a thread of this transport
-//! answers. The same thread notices at once when the daemon goes.
+//! The process offers the daemon a pool of sealed memory as its "guest memory", with bus addresses equal to
+//! the addresses in the process, and reserves address space as the window. The daemon maps slabs into the
+//! window by requests on the backend channel, answered by a thread of this transport. The same thread notices
+//! at once when the daemon goes.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::Path;
@@ -29,8 +29,8 @@ mod setup;
 use channel::BackendChannel;
 pub use setup::connect;
 
-/// How long the end of the thread is waited for. It takes a moment, unless the program has closed the
-/// descriptors by which the thread is told.
+/// Longest wait for the end of the thread. The end takes a moment, unless the program has closed the thread's
+/// descriptors.
 const END: Duration = Duration::from_secs(1);
 
 /// The connection to a device behind a vhost-user socket.
@@ -42,7 +42,7 @@ struct VhostUser {
     frontend: Frontend,
     channel: Arc<BackendChannel>,
     thread: Option<JoinHandle<()>>,
-    /// Those by which queues and device notify each other.
+    /// Eventfds for notifications between queues and device.
     events: Vec<Arc<EventFd>>,
 }
 
@@ -61,7 +61,7 @@ impl Window for VhostUser {
     }
 
     fn outlives_device(&self) -> bool {
-        // Memory files, which stay mapped as long as a view of them exists.
+        // Memory files: the bytes stay mapped until the last view is gone.
         true
     }
 
@@ -108,16 +108,15 @@ impl ForkTransport for VhostUser {
 impl Drop for VhostUser {
     fn drop(&mut self) {
         if !self.health.is_gone() {
-            // The request tells the daemon, and so the peers, that this end is orderly. The driver
-            // does not wait for an answer. A daemon that does not know the request sees the
-            // connection end.
+            // The request tells the daemon, and so the peers, of an orderly end. The driver does not wait for
+            // an answer. A daemon without this request sees the connection end.
             self.frontend.set_hdr_flags(VhostUserHeaderFlag::empty());
             let _ = self.frontend.reset_device();
         }
         self.health.fail("closed by the driver");
         match self.thread.take().map(|thread| join_within(thread, END)) {
             Some(JoinOutcome::Panicked) => tracing::error!("the backend channel's thread panicked"),
-            // What it uses lives as long as it does.
+            // The resources of the thread live as long as the thread.
             Some(JoinOutcome::Runs) => tracing::error!(
                 "the backend channel's thread does not end: has the program closed its descriptors?"
             ),

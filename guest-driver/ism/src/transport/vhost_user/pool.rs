@@ -16,11 +16,12 @@ use ism_sys::{PollInterest, connect_unix_packets, wait};
 
 /// Pauses between requests while all devices are in use: the first and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
-/// How long the daemon may take to answer a request at least. It answers at once, unless the machine
-/// is busy.
+/// Least time limit for the daemon's answer to a request. An answer comes at once, unless the machine is
+/// busy.
 const ANSWER: Duration = Duration::from_millis(500);
 
-/// Requests a device until there is one, for `timeout` at most. The result is connected to it.
+/// Requests a free device, for `timeout` at most. Returns the socket of the device, with its owner. `wanted`:
+/// the only owner besides root.
 ///
 /// # Errors
 /// All devices stay in use, those of this network namespace's share do, or this user may have none.
@@ -77,7 +78,7 @@ fn read_answer(
     let mut answer = PoolAnswer::new_zeroed();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    // Never waits, whatever the other end is: it was readable.
+    // Never waits, whatever the other end is: the descriptor was readable.
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let bytes = answer.as_mut_bytes();
     let length = bytes.len();

@@ -40,14 +40,14 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the daemon of a free device may take to answer first. Longer waits are for a device in use.
 const FIRST_ANSWER: Duration = Duration::from_millis(500);
 
-/// Connects to a daemon's socket and sets the device up: features, memory, queues, window. The socket
-/// is that of one device, or that of a pool.
+/// Connects to a daemon's socket, of one device or of a pool, and sets up features, memory, queues and
+/// window.
 ///
-/// If another process uses the device, the call waits for `timeout`.
+/// While another process uses the device, the call waits for `timeout`.
 ///
 /// # Errors
-/// The device stays in use; the daemon cannot be reached, lacks a feature the driver needs, or does
-/// not answer.
+/// The device stays in use, or belongs to another user than wanted; the daemon cannot be reached, lacks a
+/// needed feature, or does not answer.
 pub fn connect(
     socket: &Path,
     wanted: SetupOptions,
@@ -155,7 +155,7 @@ fn negotiate(
     let window = if known.contains(Features::WINDOW) { reserve(region) } else { None };
     let mut refused = wanted.refused();
     if window.is_none() {
-        // Without stores into the window nobody reads the armed words in it.
+        // Without stores into the window no thread reads the armed words.
         refused |=
             Features::WINDOW | Features::PEER_FUTEX | Features::DOORBELL | Features::SLAB_LINE;
     }
@@ -226,7 +226,7 @@ fn negotiate_protocol(
     let wanted = P::CONFIG | P::MQ | P::REPLY_ACK | P::BACKEND_REQ | P::SHMEM | P::RESET_DEVICE;
     let accepted = offered & wanted;
     frontend.set_protocol_features(accepted).map_err(step("SET_PROTOCOL_FEATURES"))?;
-    // The daemon acknowledges every request from here on, so that a refusal shows where it happens.
+    // The daemon acknowledges every request from here on, to report a refusal at its request.
     frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
     Ok(accepted)
 }
@@ -240,7 +240,7 @@ fn read_config(frontend: &mut Frontend) -> Result<Config, TransportError> {
         .map_err(|_| TransportError::ConfigLength { len: bytes.len(), expected: CONFIG_LEN })
 }
 
-/// Reserves address space for the window. Without it, the device works by moves.
+/// Reserves address space for the window. Without a window, the device works by moves.
 fn reserve(size: u64) -> Option<Arc<Reservation>> {
     let size = Some(size).filter(|size| (1..=LARGEST_WINDOW).contains(size))?;
     match Reservation::new(size) {
@@ -299,8 +299,8 @@ fn start_queue(
     call: &EventFd,
     last: bool,
 ) -> Result<(), TransportError> {
-    // Only the last request waits for an answer: a daemon that refuses one of these requests closes
-    // the connection.
+    // Only the last request waits for an answer: a daemon refusing one of these requests closes the
+    // connection.
     frontend.set_hdr_flags(VhostUserHeaderFlag::empty());
     frontend.set_vring_num(index, ring.size).map_err(step("SET_VRING_NUM"))?;
     let layout = VringConfigData {
@@ -323,8 +323,8 @@ fn start_queue(
     Ok(())
 }
 
-/// An error before the daemon has answered, for it serves another process. If it takes too long, the
-/// connection is closed at this end.
+/// An error before the daemon's first answer: the daemon serves another process. After a time-out this end
+/// closes the connection.
 fn first_step(what: &'static str) -> impl Fn(vhost::Error) -> TransportError {
     move |error| match error {
         vhost::Error::VhostUserProtocol(
