@@ -313,6 +313,7 @@ static struct vism *vism_alloc(struct virtio_device *vdev)
  * @work: has the driver come again
  * @tries: how often it has
  * @accepted: it has accepted features in the end
+ * @noted: the driver has come since the last look began
  *
  * A device whose machine is being migrated, or that has no daemon, accepts no
  * features. That passes, and nobody else has the driver try again.

@@ -25,6 +25,9 @@
 #define VISM_LOOKS		64
 /* A slab that was looked at so often in vain is left to kicks. */
 #define VISM_VAIN_POLLS		8
+/* How long a removal waits for readers of pages, and how often it looks. */
+#define VISM_EXIT_MS		5000
+#define VISM_EXIT_LOOK_MS	100
 /* No entry of a line's table. */
 #define VISM_NO_IDX		U32_MAX
 
@@ -559,6 +562,10 @@ void vism_window_close(struct vism *ism)
 /**
  * vism_window_exit() - wait until nobody reads own DMBs
  * @ism: device, which was reset, and has no clients
+ *
+ * A program can keep pages for as long as it likes, in a pipe for example. Their slabs stay mapped
+ * after a while, with their page structures, until the machine is started again: the last put of a
+ * page needs both.
  */
 void vism_window_exit(struct vism *ism)
 {

@@ -3,7 +3,7 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // A hook that calls another one means this library's, also where a library before this one in
+    // A call of a hook from another hook means this library's, also where a library before this one in
     // the order of the objects wraps the same function.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
 }

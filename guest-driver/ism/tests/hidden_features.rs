@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The driver behind a front end that offers it less than the daemon does.
+//! The driver behind a front end with fewer features than the daemon.
 //!
-//! The driver is its own front end here. So what stands for cloud-hypervisor's generic vhost-user
-//! device is a relay between driver and daemon. It hides the feature bits of the device's type and
-//! shared memory, and has each queue begin at the index that the driver has reached at DRIVER_OK.
+//! The driver is its own front end here. So a relay between driver and daemon takes the part of
+//! cloud-hypervisor's generic vhost-user device. The relay hides the feature bits of the device's type and
+//! shared memory, and has each queue begin at the driver's index at DRIVER_OK.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::fs::File;
@@ -83,7 +83,7 @@ impl Message {
     }
 }
 
-/// What the relay has to know of the driver to find the index of a queue.
+/// The relay's knowledge of the driver, to find the index of a queue.
 #[derive(Default)]
 struct Driver {
     /// Address of the memory, offset in its file, and the file.
@@ -162,7 +162,7 @@ fn relay(socket: &Path) -> PathBuf {
     path
 }
 
-/// The next event.
+/// Waits for the next event.
 fn event(device: &IsmDevice) -> IsmEvent {
     let start = Instant::now();
     let mut found = None;

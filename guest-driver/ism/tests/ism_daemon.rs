@@ -87,7 +87,7 @@ fn dmb(owner: &Arc<IsmDevice>, user: &Arc<IsmDevice>) -> (OwnDmb, PeerDmb) {
     (own, peer)
 }
 
-/// Waits for an event that `wanted` accepts.
+/// Waits for an event accepted by `wanted`.
 fn await_event(device: &IsmDevice, mut wanted: impl FnMut(&IsmEvent) -> bool) {
     let start = Instant::now();
     let mut found = false;
@@ -149,7 +149,7 @@ fn a_sleeping_owner_is_woken_every_time() {
     let (own, peer) = dmb(&a, &b);
     let rounds = 500;
     let sender = {
-        // One message per echo, so that the owner goes to sleep before most of them.
+        // One message per echo, so the owner goes to sleep before most messages.
         let (echo, back) = dmb(&b, &a);
         let sender = thread::spawn(move || {
             for i in 1..=rounds {
@@ -350,7 +350,7 @@ fn a_stopped_daemon_is_noticed_at_once() {
     let gone = a.register(b.gid(), LEN, 0);
     assert!(matches!(gone, Err(IsmError::Queue(QueueError::Gone))));
     assert!(a.wait_events(Duration::ZERO).unwrap(), "the descriptor stays readable");
-    // The memory stays: a pair that polls goes on.
+    // The memory stays: a polling pair goes on.
     peer.deliver(&[(64, b"x")], [1, 1], false).unwrap();
     assert_eq!(own.words(), [1, 1]);
 }
@@ -456,7 +456,7 @@ fn a_killed_daemon_is_noticed_at_once() {
     assert!(start.elapsed() < TIMEOUT / 2, "{:?}", start.elapsed());
 }
 
-/// Opens the device of a socket that another process may use.
+/// Opens the device of a socket, possibly in use by another process.
 fn try_open(world: &World, name: &str, timeout: Duration) -> Result<Arc<IsmDevice>, IsmError> {
     IsmDevice::open(OpenOptions { timeout, ..OpenOptions::new(world.dir.socket(name)) })
 }
@@ -482,7 +482,7 @@ fn a_device_in_use_is_awaited_as_long_as_the_caller_says() {
         assert!(waiting.iter().all(|thread| !thread.is_finished()));
         drop(first);
     });
-    // Nobody waits, and nothing is left behind.
+    // No process waits, and nothing is left behind.
     drop(try_open(&world, "a", TIMEOUT).unwrap());
     assert_eq!(std::fs::read_dir(&world.dir.0).unwrap().count(), 2);
 }

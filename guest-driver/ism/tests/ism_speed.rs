@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the driver costs, measured against a daemon in this process:
+//! Cost of the driver, measured against a daemon in this process:
 //! `cargo test --release -p virtio-ism --test ism_speed -- --ignored --nocapture`
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
@@ -112,7 +112,7 @@ fn control_commands() {
     let world = World::new("control");
     let (a, own, _peer) = world.dmb(Prefer::Auto, 1 << 20);
     let user = own.user();
-    // Slower than the device allows, so that none is put off.
+    // Slower than the device's rate limit, so no command is put off.
     let paced = |f: &dyn Fn()| {
         let mut times: Vec<u128> = (0..1000)
             .map(|_| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The driver and a device that is about to go, or has gone: what the owner hears, and what it keeps.
+//! The driver and a device about to go, or gone: the owner's notices and remaining memory.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
@@ -162,7 +162,7 @@ fn bytes_cross_through_the_window_when_the_device_has_gone_without_a_word() {
         own.memory().copy_out(64, &mut bytes).unwrap();
         assert_eq!(u64::from_le_bytes(bytes), round);
     }
-    // Until its owner lets it go, also if the device is closed before.
+    // Until the owner's let_go, also if the device is closed before.
     drop((a, b));
     theirs.deliver(&[(64, b"closed")], [200, 1], false).unwrap();
     assert_eq!(own.words(), [200, 1]);

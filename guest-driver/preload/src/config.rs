@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The settings of the library: `smc run` passes them in environment variables. Other programs with the
-//! library use those of the machine.
+//! The settings of the library, passed by `smc run` in environment variables. Other programs with the
+//! library use the settings of the machine.
 
 use std::ffi::{OsStr, OsString, c_int};
 use std::net::{IpAddr, SocketAddr};
@@ -17,51 +17,50 @@ use smc_settings::Settings;
 const DEVICES: &str = "SMC_RUN_DEVICES";
 /// EIDs, separated by commas.
 const EIDS: &str = "SMC_RUN_EIDS";
-/// Which connections to make over SMC: rules separated by commas, see [`PeerRule`]. `smc run` has
-/// checked them.
+/// Rules for connections over SMC, separated by commas, see [`PeerRule`]. `smc run` has checked the
+/// rules.
 const CONNECT: &str = "SMC_RUN_CONNECT";
-/// Which ports accept SMC clients: rules separated by commas. The addresses in the rules are the
-/// clients'.
+/// Rules for ports with SMC clients, separated by commas. The addresses in the rules are the clients'.
 const ACCEPT: &str = "SMC_RUN_ACCEPT";
-/// Whether TCP option 254 finds peers that speak SMC: `off` (the default), `auto` or `required`.
+/// Whether TCP option 254 finds peers with SMC: `off` (the default), `auto` or `required`.
 const RENDEZVOUS: &str = "SMC_RUN_RENDEZVOUS";
-/// The descriptors of the rendezvous that `smc run` attached, if it could.
+/// The descriptors of the rendezvous attached by `smc run`, if possible.
 const OPTION: &str = "SMC_RUN_OPTION";
-/// Why `smc run` could not attach the rendezvous.
+/// The reason why `smc run` could not attach the rendezvous.
 const NO_OPTION: &str = "SMC_RUN_NO_OPTION";
 /// A policy file.
 const POLICY: &str = "SMC_RUN_POLICY";
 /// Servers to which connections are SMC even where TCP is faster: rules separated by commas.
 const ALWAYS: &str = "SMC_RUN_ALWAYS";
-/// The descriptor of what the program's processes learn of their connections.
+/// The descriptor of the program's traffic records, shared by its processes.
 const TRAFFIC: &str = "SMC_RUN_TRAFFIC";
-/// A directory in which each process writes a file about its connections.
+/// A directory for the status files, one for each process with its connections.
 const STATUS: &str = "SMC_RUN_STATUS";
-/// A directory in which each process opens a socket that answers questions about its connections.
+/// A directory for the statistics sockets, one for each process with its connections.
 const STATISTICS: &str = "SMC_RUN_STATISTICS";
 /// Bytes of receive buffer.
 const BUFFER: &str = "SMC_RUN_BUFFER";
-/// Microseconds for which a wait spins before it sleeps.
+/// Microseconds of spinning before a wait sleeps.
 const SPIN: &str = "SMC_RUN_SPIN_US";
 /// `true`: connections go on over TCP when their device is gone.
 const OUTLIVE: &str = "SMC_RUN_OUTLIVE";
-/// `true`: connections that have left their device do not come back to it.
+/// `true`: connections moved away from their device never return to the device.
 const STAY_ON_TCP: &str = "SMC_RUN_STAY_ON_TCP";
-/// How many filters of system calls (seccomp) `smc run` has found harmless.
+/// Number of filters of system calls (seccomp) found harmless by `smc run`.
 const FILTERS: &str = "SMC_RUN_FILTERS";
-/// Milliseconds after which a server takes a client that sends nothing for one without SMC.
+/// Milliseconds until a server takes a silent client for a client without SMC.
 const DETECT: &str = "SMC_RUN_DETECT_MS";
 
 /// `kernel`: TCP sockets become sockets of the kernel's AF_SMC, and the library does nothing else.
 const STACK: &str = "SMC_RUN_STACK";
 
-/// The settings without which a program does not answer as this one does, and those that must be the
-/// same for it if they are set.
+/// Settings needed by a program to answer like this process, and settings required to be the same if
+/// set.
 const FOR_SERVERS: [&str; 2] = [DEVICES, ACCEPT];
 const THE_SAME: [&str; 5] = [DEVICES, ACCEPT, RENDEZVOUS, OPTION, POLICY];
 
 /// Whether a program with these settings would treat its connections as this process does. `theirs`:
-/// the value of a variable in its environment.
+/// the value of a variable in the program's environment.
 pub(crate) fn is_same_for<'a>(theirs: impl Fn(&str) -> Option<&'a OsStr>) -> bool {
     let is_set = |name: &&str| theirs(name).is_some_and(|value| !value.is_empty());
     let is_same = |name: &&str| theirs(name) == OWN.get().and_then(|own| own.value(name));
@@ -71,7 +70,7 @@ pub(crate) fn is_same_for<'a>(theirs: impl Fn(&str) -> Option<&'a OsStr>) -> boo
     decided && THE_SAME.iter().all(is_same)
 }
 
-/// What [`THE_SAME`] were when the program began.
+/// Values of [`THE_SAME`] at the start of the program.
 struct OwnValues(Vec<(&'static str, OsString)>);
 
 impl OwnValues {
@@ -85,40 +84,39 @@ static OWN: OnceLock<OwnValues> = OnceLock::new();
 /// The settings of this process.
 #[derive(Debug, Default)]
 pub(crate) struct RunConfig {
-    /// Sockets of devices, or directories of them. Empty: those of the first fabric that this user may
-    /// use.
+    /// Sockets of devices, or directories of sockets. Empty: the first fabric open to this user.
     pub(crate) devices: Vec<PathBuf>,
     /// User EIDs.
     pub(crate) eids: Vec<Eid>,
-    /// Servers to which the program connects over SMC.
+    /// Servers reached over SMC.
     pub(crate) connect: Vec<PeerRule>,
-    /// Clients, and ports of this process, that may be on SMC.
+    /// Clients, and ports of this process, allowed on SMC.
     pub(crate) accept: Vec<PeerRule>,
     /// Servers to which connections are SMC even where TCP is faster.
     pub(crate) always: Vec<PeerRule>,
-    /// The descriptor of what the program's processes learn of their connections.
+    /// The descriptor of the program's traffic records, shared by its processes.
     pub(crate) traffic: Option<c_int>,
-    /// How TCP option 254 is used.
+    /// Use of TCP option 254.
     pub(crate) rendezvous: Mode,
-    /// The descriptors of the rendezvous that `smc run` attached.
+    /// The descriptors of the rendezvous attached by `smc run`.
     pub(crate) option: Option<String>,
-    /// Why `smc run` could not attach the rendezvous.
+    /// The reason why `smc run` could not attach the rendezvous.
     pub(crate) no_option: Option<String>,
-    /// Which connections may be on SMC at all.
+    /// The policy of connections allowed on SMC at all.
     pub(crate) policy: Policy,
     /// Directory of status files.
     pub(crate) status: Option<PathBuf>,
-    /// Directory of statistics sockets, of the user who started the program.
+    /// Directory of statistics sockets, owned by the user at the program's start.
     pub(crate) statistics: Option<PathBuf>,
     /// Bytes of receive buffer.
     pub(crate) buffer: usize,
-    /// How long a wait spins before it sleeps.
+    /// Duration of spinning before a wait sleeps.
     pub(crate) spin: Duration,
     /// Connections go on over TCP when their device is gone.
     pub(crate) outlive_device: bool,
-    /// Connections that have left their device do not come back to it.
+    /// Connections moved away from their device never return to the device.
     pub(crate) stay_on_tcp: bool,
-    /// How long a server waits for the first bytes of a client.
+    /// Limit for a server to wait for the first bytes of a client.
     pub(crate) detect: Duration,
     /// What could not be read, for the user.
     pub(crate) mistakes: Vec<String>,
@@ -128,7 +126,7 @@ static CONFIG: OnceLock<RunConfig> = OnceLock::new();
 /// Whether new sockets are the kernel's SMC sockets.
 static BY_KERNEL: AtomicBool = AtomicBool::new(false);
 
-/// Reads whose SMC sockets this process gets.
+/// Reads which stack's SMC sockets this process gets.
 pub(crate) fn read_stack() {
     let by_kernel = std::env::var_os(STACK).is_some_and(|stack| stack == "kernel");
     BY_KERNEL.store(by_kernel, Ordering::Relaxed);
@@ -159,12 +157,12 @@ pub(crate) fn is_off() -> bool {
 
 static IS_OFF: AtomicBool = AtomicBool::new(false);
 
-/// Has the library do nothing from now on, in this process and those that it forks.
+/// Switches the library off from now on, in this process and its forked children.
 pub(crate) fn switch_off() {
     IS_OFF.store(true, Ordering::Relaxed);
 }
 
-/// The rules of a list. One that cannot be read matches no peer, so it does not widen the list.
+/// The rules of a list. An unreadable rule matches no peer, and so does not widen the list.
 fn rules(name: &str, text: &str, mistakes: &mut Vec<String>) -> Vec<PeerRule> {
     let rules = text.split(',').filter(|rule| !rule.is_empty());
     rules
@@ -177,15 +175,15 @@ fn rules(name: &str, text: &str, mistakes: &mut Vec<String>) -> Vec<PeerRule> {
         .collect()
 }
 
-/// The EIDs of a list; `None`: one of them cannot be read.
+/// The EIDs of a list; `None`: one of them is unreadable.
 fn eids(text: &str, mistakes: &mut Vec<String>) -> Option<Vec<Eid>> {
     let eids = text.split(',').filter(|eid| !eid.is_empty());
     let read = eids.map(|eid| Eid::new(eid).map_err(|error| format!("{EIDS}: `{eid}`: {error}")));
     read.collect::<Result<_, _>>().map_err(|error| mistakes.push(error)).ok()
 }
 
-/// The rules for this program. If the file can no longer be read, no connection may be on SMC: `smc
-/// run` has read the file before, so the user meant it to hold.
+/// The rules for this program. If the file is no longer readable, no connection may be on SMC: `smc
+/// run` has read the file before, so the user meant the file to hold.
 fn policy(path: &std::ffi::OsStr) -> Policy {
     let policy = Policy::load(std::path::Path::new(path)).unwrap_or_else(|_| Policy::none());
     match std::env::current_exe() {
@@ -194,8 +192,8 @@ fn policy(path: &std::ffi::OsStr) -> Policy {
     }
 }
 
-/// The value that a variable would have if `smc run` had started the program with the settings of the
-/// machine. `None`: its default holds.
+/// The value of a variable after a start by `smc run` with the settings of the machine. `None`: the
+/// default holds.
 fn of_machine(settings: &Settings, name: &str) -> Option<OsString> {
     let list = |list: &[String]| (!list.is_empty()).then(|| list.join(",").into());
     match name {
@@ -205,7 +203,7 @@ fn of_machine(settings: &Settings, name: &str) -> Option<OsString> {
         ACCEPT => list(&settings.accept).or_else(|| Some("*".into())),
         ALWAYS => list(&settings.always),
         RENDEZVOUS => Some(settings.rendezvous.map_or("auto", |how| how.word()).into()),
-        // The cgroup may have been granted it.
+        // The cgroup may have a granted rendezvous.
         OPTION => Some("granted".into()),
         POLICY => settings.policy.clone().map(OsString::from),
         STATISTICS => smc_settings::make_statistics_directory().map(OsString::from),
@@ -218,8 +216,8 @@ fn of_machine(settings: &Settings, name: &str) -> Option<OsString> {
 }
 
 impl RunConfig {
-    /// Reads the environment. A program that `smc run` did not start gets the settings of the machine.
-    /// `None`: the library does no more than [`read_stack`] says.
+    /// Reads the environment. A program not started by `smc run` gets the settings of the machine.
+    /// `None`: the library does no more than after [`read_stack`].
     pub(crate) fn from_environment() -> Option<RunConfig> {
         let filters = std::env::var(FILTERS).ok().and_then(|number| number.parse().ok());
         ism_sys::know_filters(filters.unwrap_or(0));
@@ -238,7 +236,7 @@ impl RunConfig {
         let variable = |name: &str| std::env::var_os(name).or_else(|| of_machine(&settings, name));
         let mut config = RunConfig::read(variable);
         if let Some(mistake) = mistake {
-            // What the file would have kept on TCP is not known.
+            // The file's rules for TCP are unknown.
             config.policy = Policy::none();
             config.mistakes.push(mistake);
         }
@@ -262,7 +260,7 @@ impl RunConfig {
             accept: rules(ACCEPT, &text(ACCEPT), &mut mistakes),
             always: rules(ALWAYS, &text(ALWAYS), &mut mistakes),
             traffic: text(TRAFFIC).parse().ok(),
-            // Without EIDs the stack would use the default, which the user did not mean.
+            // Without EIDs the stack would use the default, against the user's intention.
             policy: if eids.is_some() { policy } else { Policy::none() },
             eids: eids.unwrap_or_default(),
             mistakes,
@@ -283,12 +281,13 @@ impl RunConfig {
         }
     }
 
-    /// The directory of statistics sockets for the user that this process runs as.
+    /// The directory of statistics sockets for the present user of this process.
     pub(crate) fn statistics_of_now(&self) -> Option<PathBuf> {
         smc_settings::statistics_directory_of_now(self.statistics.as_deref()?)
     }
 
-    /// Whether the rules for a program are those for this one.
+    /// Whether the rules for a program are the same as for this program. `program`: a path, maybe of a
+    /// link.
     pub(crate) fn has_rules_of(&self, program: &std::path::Path) -> bool {
         let file = OWN.get().and_then(|own| own.value(POLICY));
         file.is_none_or(|file| {
@@ -318,18 +317,17 @@ impl RunConfig {
         self.names_client(client, port) && self.policy.accept(client, port) != AllowedProtocol::Tcp
     }
 
-    /// Whether connections of all clients to all ports may be SMC, so that no address has to be
-    /// looked at.
+    /// Whether connections of all clients to all ports may be SMC, so no address needs a check.
     pub(crate) fn accepts_all(&self) -> bool {
         self.accept.contains(&PeerRule::ALL) && self.policy.accepts_all()
     }
 
-    /// Whether the settings name the clients that may be on SMC.
+    /// Whether the settings name the clients allowed on SMC.
     pub(crate) fn names_clients(&self) -> bool {
         !self.accept.iter().all(PeerRule::is_everyone)
     }
 
-    /// Whether it depends on a client's address what an accepted connection may be.
+    /// Whether the protocol of an accepted connection depends on the client's address.
     pub(crate) fn depends_on_client(&self) -> bool {
         self.policy.depends_on_client() || self.names_clients()
     }

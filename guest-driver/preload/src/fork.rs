@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which process of a program that forks this one is.
+//! Identity of a process among the forks of a program.
 //!
 //! The generation counts the forks between the program's start and this process. Sessions and SMC
 //! connections of an earlier generation belong to an ancestor. This process neither uses nor closes
@@ -13,8 +13,8 @@ use crate::sys::{fork_lock, leaked, raw};
 
 static GENERATION: AtomicU32 = AtomicU32::new(FIRST);
 static PID: AtomicI32 = AtomicI32::new(0);
-/// The generation in a page that the kernel clears in each child that gets a copy of the memory. So
-/// it is 0 in a child that was made without a call of this library, until that notices.
+/// The generation in a page cleared by the kernel in each child with a copy of the memory. So the
+/// generation is 0 in a child made without a call of this library, until the child notices.
 static IN_PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 /// What such a child does when it notices.
 static UNTOLD: OnceLock<fn()> = OnceLock::new();
@@ -31,12 +31,12 @@ pub(crate) fn generation() -> u32 {
     }
 }
 
-/// Whether this process is a child of the one that the program began with.
+/// Whether this process is a child of the program's first process.
 pub(crate) fn is_child() -> bool {
     generation() != FIRST
 }
 
-/// A process, as opposed to those that it is a fork of and those that are forks of it.
+/// One process among its parents and children (pid plus fork generation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessIdentity {
     generation: u32,
@@ -62,14 +62,13 @@ pub(crate) fn note_child() {
     CHILDREN.fetch_add(1, Ordering::SeqCst);
 }
 
-/// What [`note_child`] has counted. A descriptor that is older than the last child may be open in
-/// another process.
+/// The count of [`note_child`]. A descriptor older than the last child may be open in another process.
 pub(crate) fn children() -> u32 {
     CHILDREN.load(Ordering::SeqCst)
 }
 
-/// Stores the process id at the program's start, and what a child does that is made without a call
-/// of this library.
+/// Stores the process id at the program's start, and the function of a child made without a call of
+/// this library.
 pub(crate) fn init(untold: fn()) {
     PID.store(raw::getpid(), Ordering::Relaxed);
     let _ = UNTOLD.set(untold);
@@ -87,23 +86,22 @@ pub(crate) fn in_child() {
     PID.store(raw::getpid(), Ordering::Relaxed);
 }
 
-/// The threads that fork although the library could not be prepared for it, as `pthread_self` has
-/// them: that is the same in the child.
+/// The threads in an unprepared fork, by their `pthread_self`: the value is the same in the child.
 static UNPREPARED: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
 
-/// The calling thread forks, and the library cannot be prepared for it.
+/// Notes that the calling thread forks without a prepared library.
 pub(crate) fn begin_unprepared() {
     let this = raw::this_thread();
     let is_free = |slot: &AtomicUsize| {
         slot.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     };
-    // One of them comes free when another thread has forked.
+    // A slot comes free when another thread has forked.
     while !UNPREPARED.iter().any(is_free) {
         std::thread::yield_now();
     }
 }
 
-/// The fork is over, in the parent or the child. `false`: the library was prepared for it.
+/// Called after the fork, in the parent or the child. `false`: the library was prepared for the fork.
 pub(crate) fn end_unprepared() -> bool {
     let this = raw::this_thread();
     let is_ours = |slot: &AtomicUsize| {
@@ -118,7 +116,7 @@ pub(crate) fn as_keeper() {
     PID.store(raw::getpid(), Ordering::Relaxed);
 }
 
-/// The library does nothing more in this process: a keeper has its session.
+/// Ends the library's work in this process: a keeper has its session.
 pub(crate) fn retire() {
     PID.store(RETIRED, Ordering::Relaxed);
 }
@@ -128,32 +126,32 @@ pub(crate) fn is_retired() -> bool {
     PID.load(Ordering::Relaxed) == RETIRED
 }
 
-/// In the place of a process id.
+/// Value in the place of a process id.
 const RETIRED: c_int = -1;
 
-/// Whether the program may have a child that shares its memory.
+/// Whether the program may have a child with shared memory.
 static MAY_SHARE_MEMORY: AtomicBool = AtomicBool::new(false);
 
-/// The program is about to make a child that shares its memory.
+/// Called before the program makes a child with shared memory.
 pub(crate) fn note_sharing_child() {
     MAY_SHARE_MEMORY.store(true, Ordering::SeqCst);
 }
 
-/// Whether the program may have a child that shares its descriptors, and not its memory.
+/// Whether the program may have a child with shared descriptors, and separate memory.
 static MAY_SHARE_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
 
-/// The program is about to make a child that shares its descriptors, and not its memory.
+/// Called before the program makes a child with shared descriptors, and separate memory.
 pub(crate) fn note_sharing_descriptors() {
     MAY_SHARE_DESCRIPTORS.store(true, Ordering::SeqCst);
 }
 
-/// Whether the kernel has given this process no other memory since it stored its identity there.
+/// Whether this process still has the memory with its stored identity.
 fn has_own_page() -> bool {
     leaked(IN_PAGE.load(Ordering::Relaxed)).is_some_and(|word| word.load(Ordering::Relaxed) != 0)
 }
 
-/// Whether this process is a child of vfork, which shares the memory of its parent. It must not
-/// change the table, whose entries are about the parent's descriptors.
+/// Whether this process is a child of vfork, with the memory of its parent. Such a child must not
+/// change the table: the entries are about the parent's descriptors.
 pub(crate) fn shares_memory() -> bool {
     let known: c_int = PID.load(Ordering::Relaxed);
     if known == 0 {
@@ -168,11 +166,11 @@ pub(crate) fn shares_memory() -> bool {
         && generation() == 0
         && let Some(untold) = UNTOLD.get()
     {
-        // It has a memory of its own, and nobody has told the library so.
+        // The child has its own memory, made without a call of this library.
         if raw::shares_descriptors_with(known)
             .unwrap_or_else(|_| MAY_SHARE_DESCRIPTORS.load(Ordering::Relaxed))
         {
-            // What the library would close is its parent's.
+            // Closing descriptors here would close the parent's.
             retire();
             return true;
         }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The end of a process whose first thread ends before the others.
 //!
-//! libc ends a process when its last thread ends, and the library's threads count as well. So where
-//! the first thread may end without the process, a thread of the library looks for the program's
-//! threads, and ends the process as libc would when there are none left.
+//! libc ends a process when its last thread ends, and the library's threads count as well. So where the
+//! first thread may end without the process, a thread of the library watches the program's threads, and
+//! ends the process as libc would when there are none left.
 //!
-//! That is so behind `pthread_exit` in the first thread, and in the child of a fork by another
-//! thread: its only thread ends when that thread's function returns. And in a filter of system calls
-//! that leaves a thread no other end than exit(2).
+//! The cases: after `pthread_exit` in the first thread; in the child of a fork by another thread, whose
+//! only thread ends when its function returns; and under a filter of system calls with exit(2) as the
+//! only way to end a thread.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
@@ -19,11 +19,11 @@ use crate::sys::raw;
 
 /// Whether the process may go on without its first thread.
 static MAY_GO_ON: AtomicBool = AtomicBool::new(false);
-/// Whether the thread that forks is not the first one of its process.
+/// Whether the forking thread is not the first one of its process.
 static FORKS: AtomicBool = AtomicBool::new(false);
-/// The generation of the process (see `fork`) that has the thread; 0: none.
+/// The generation of the process (see `fork`) with the watching thread; 0: none.
 static WATCHED: AtomicU32 = AtomicU32::new(0);
-/// The status with which the first thread has ended by exit(2), or [`UNKNOWN`].
+/// The first thread's status from exit(2), or [`UNKNOWN`].
 static STATUS: AtomicI32 = AtomicI32::new(UNKNOWN);
 const UNKNOWN: c_int = -1;
 static CLOSES: OnceLock<fn()> = OnceLock::new();
@@ -46,7 +46,7 @@ pub(crate) fn session_begins() {
     if !MAY_GO_ON.load(Ordering::SeqCst) || WATCHED.swap(this, Ordering::SeqCst) == this {
         return;
     }
-    // If there can be no thread, the process does not end by itself.
+    // Without a new thread the process does not end by itself.
     let _ = raw::without_signals(|| ism_sys::start_thread("smc-end", SMALL_STACK, await_last));
 }
 
@@ -55,24 +55,24 @@ fn await_last() {
         std::thread::sleep(PAUSE);
     }
     match (STATUS.load(Ordering::SeqCst), CLOSES.get()) {
-        // As the kernel does it.
+        // Like the kernel.
         (status, Some(closes)) if status != UNKNOWN => {
             closes();
             let _ = raw::exit_group(status);
         }
-        // As libc does it for the last thread.
+        // Like libc for the last thread.
         _ => std::process::exit(0),
     }
 }
 
-/// The first thread ends by exit(2), with this status. `closes`: what the library does when the process
-/// ends.
+/// The first thread ends by exit(2), with this status. `closes`: the library's work at the end of the
+/// process.
 pub(crate) fn exits(status: c_int, closes: fn()) {
     let _ = CLOSES.set(closes);
     STATUS.store(status & 0xff, Ordering::SeqCst);
 }
 
-/// Notes which thread forks. The caller holds a lock that one thread has while it forks.
+/// Notes the forking thread. The caller holds a lock for the time of the fork.
 pub(crate) fn before_fork() {
     FORKS.store(!raw::is_first_thread(), Ordering::Relaxed);
 }

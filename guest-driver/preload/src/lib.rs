@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The sockets of an unmodified program, on SMC.
 //!
-//! The dynamic linker loads this library before libc, because `smc run` sets `LD_PRELOAD`. The
-//! library exports libc's functions that work on sockets, so a program calls these functions
-//! instead of libc's. Whoever asks libc itself for them finds them in its symbol table. A
-//! descriptor stays the TCP socket that it is, and the kernel goes on to provide its names and
-//! options. Beside it the library keeps the state of the connection, in a table indexed by
-//! descriptor. Once SMC carries the connection, bytes and readiness come from shared memory.
+//! The dynamic linker loads this library before libc, because `smc run` sets `LD_PRELOAD`. The library
+//! exports libc's functions on sockets, so a program calls these functions instead of libc's. Look-ups
+//! in libc itself find them in libc's symbol table. A descriptor stays the same TCP socket, and the
+//! kernel goes on to provide its names and options. Besides, the library keeps the state of the
+//! connection, in a table indexed by descriptor. Once SMC carries the connection, bytes and readiness
+//! come from shared memory.
 //!
-//! The exported functions may do little. A program may call them in the middle of a fork, in a
-//! signal handler, before `main` or after the end of its thread. A descriptor that the library does
-//! not know costs one load.
+//! The exported functions may do little. A program may call them in the middle of a fork, in a signal
+//! handler, before `main` or after the end of its thread. An unknown descriptor costs one load.
 //!
-//! The rooms, from the ground up; each uses only those before it:
+//! The modules, from the ground up; each uses only earlier ones:
 //!
 //! - `sys`: system calls, the table, and memory of the program;
-//! - `config`, `status`, `log`, `fork`, `next_program`: settings, the report of what happened, the
-//!   log, the process's identity, and what it executes;
-//! - `socket`: what the library knows of a descriptor;
-//! - `selection`: whether SMC or TCP carries a connection, and the handshake;
-//! - `relay`: connections that the kernel serves;
-//! - `io`: the calls that read, write and wait;
+//! - `config`, `status`, `log`, `fork`, `next_program`: settings, the report of events, the log, the
+//!   process's identity, and the program about to be executed;
+//! - `socket`: the library's state of a descriptor;
+//! - `selection`: the decision between SMC and TCP for a connection, and the handshake;
+//! - `relay`: connections served by the kernel;
+//! - `io`: the calls to read, to write and to wait;
 //! - `hooks`: the exported functions.
 //!
 //! Only `sys` and `hooks` have `unsafe` code.

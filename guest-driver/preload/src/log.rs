@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The log of the library in any program, for whoever looks for a mistake. `SMC_LOG` says how much of
-//! it there is, and `SMC_LOG_FILE` where it goes.
+//! The log of the library in any program, for the search for a mistake. `SMC_LOG` sets the levels, and
+//! `SMC_LOG_FILE` the file.
 //!
-//! A line is one write, of text without colours. A program whose standard error is not read loses
-//! lines, and neither waits nor gets a signal.
+//! A line is one write, of text without colours. Without a reader of standard error the program loses
+//! lines, but neither waits nor gets a signal.
 
 use std::ffi::{OsStr, c_int};
 use std::fmt::{self, Write as _};
@@ -26,10 +26,10 @@ pub(crate) const LEVELS: &str = "SMC_LOG";
 /// The file to append to. Without it lines go to standard error.
 pub(crate) const FILE: &str = "SMC_LOG_FILE";
 
-/// The lowest number of its descriptor.
+/// The lowest number of the log's descriptor.
 const LOWEST: c_int = 690;
 
-/// Begins the log, if there is to be one. Returns what is wrong with the settings.
+/// Begins the log, if wanted. Returns the mistake in the settings.
 pub(crate) fn begin() -> Option<String> {
     let text = std::env::var_os(LEVELS).filter(|text| !text.is_empty())?;
     let filter = match text.to_str().unwrap_or_default().parse::<Filter>() {
@@ -47,7 +47,7 @@ pub(crate) fn begin() -> Option<String> {
         }
     };
     let log = Log { filter, fd, waits: file.is_some() };
-    // Nobody else in this library sets one.
+    // There is no other subscriber in this library.
     let _ = tracing::subscriber::set_global_default(log);
     None
 }
@@ -63,17 +63,17 @@ fn open(file: Option<&OsStr>) -> std::io::Result<c_int> {
     Ok(high)
 }
 
-/// Which lines are written.
+/// Levels of the written lines.
 #[derive(Debug, PartialEq, Eq)]
 struct Filter {
-    /// For parts that have no level of their own.
+    /// For parts without a level of their own.
     others: LevelFilter,
     /// Parts, by the beginnings of their names.
     parts: Vec<(String, LevelFilter)>,
 }
 
 impl FromStr for Filter {
-    /// The word that says nothing.
+    /// The word that is no level.
     type Err = String;
 
     fn from_str(text: &str) -> Result<Filter, String> {
@@ -141,7 +141,7 @@ impl Subscriber for Log {
         event.record(&mut Fields(&mut line));
         line.push('\n');
         if self.waits || is_writable(self.fd) {
-            // The program goes on without a log that cannot be written.
+            // The program goes on without a writable log.
             let _ = quiet_write::write(self.fd, line.as_bytes());
         }
     }
@@ -161,7 +161,7 @@ impl Subscriber for Log {
     fn exit(&self, _: &Id) {}
 }
 
-/// Writes the fields of an event behind its head. Text of others, as a peer's name, stays in its line.
+/// Writes the fields of an event after its head. Text of others, as a peer's name, stays in its line.
 struct Fields<'a>(&'a mut String);
 
 impl Fields<'_> {
@@ -190,7 +190,7 @@ impl Visit for Fields<'_> {
     }
 }
 
-/// A time in UTC, as RFC 3339 writes it.
+/// A time in UTC, in the format of RFC 3339.
 struct Time(Duration);
 
 impl Time {
@@ -202,7 +202,7 @@ impl Time {
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (days, seconds) = (self.0.as_secs() / 86_400, self.0.as_secs() % 86_400);
-        // Years begin in March here, so that the day of a leap year is the last one.
+        // Years begin in March here, so the day of a leap year is the last one.
         let days = days + 719_468;
         let (era, day) = (days / 146_097, days % 146_097);
         let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

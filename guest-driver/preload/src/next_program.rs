@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether a program that this process is about to execute will have the library.
+//! Whether a program about to be executed by this process will have the library.
 //!
 //! Connections and listeners that it inherits are decided by that. Where the file or the environment
 //! leaves a doubt, it will not.
@@ -15,24 +15,24 @@ use guest_driver::program_file;
 
 use crate::{config, log};
 
-/// The variable by which the dynamic linker finds the library.
+/// The dynamic linker's variable for the library.
 const PRELOAD: &str = "LD_PRELOAD";
-/// The file by which it finds the library for all programs: in containers.
+/// The dynamic linker's file of libraries for all programs: in containers.
 const PRELOAD_LIST: &str = "/etc/ld.so.preload";
 
-/// What is about to be executed.
+/// The program about to be executed.
 pub(crate) struct TargetProgram<'a> {
-    /// The file; a name without a slash is looked for in PATH, if `in_path` is set.
+    /// The file; a name without a slash is searched in PATH, if `in_path` is set.
     pub(crate) file: &'a Path,
-    /// Whether a shell's search for programs finds it.
+    /// Whether the file is found by a shell's search for programs.
     pub(crate) in_path: bool,
-    /// Its environment, each entry with name and value.
+    /// The program's environment, each entry with name and value.
     pub(crate) environment: Vec<&'a OsStr>,
 }
 
 impl TargetProgram<'_> {
-    /// Whether it will have this library, with the settings of this process. `true` also if there is
-    /// nothing that could be executed: this process then goes on. `library`: the file of this library.
+    /// Whether the program will have this library, with the settings of this process. `true` also
+    /// without an executable file: this process then goes on. `library`: the file of this library.
     pub(crate) fn has_library(&self, library: &Path) -> bool {
         let found = match self.in_path {
             true => find(self.file.as_os_str()),
@@ -87,7 +87,7 @@ impl TargetProgram<'_> {
             let mut entries = list.split(|byte| byte.is_ascii_whitespace() || *byte == b':');
             entries.any(|entry| is_entry_of(entry, library))
         };
-        // With other rights than those of its user, the dynamic linker loads nothing.
+        // With other rights than the user's, the dynamic linker loads nothing.
         let by_user = ism_sys::has_own_rights();
         let is_listed = || std::fs::read(PRELOAD_LIST).is_ok_and(|list| is_in(&list));
         by_user
@@ -96,7 +96,7 @@ impl TargetProgram<'_> {
             && config::is_same_for(|name| self.value(name))
     }
 
-    /// The value of a variable in its environment.
+    /// The value of a variable in the program's environment.
     fn value(&self, name: &str) -> Option<&OsStr> {
         let mut values = self
             .environment
@@ -128,7 +128,7 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
-/// A program as `execvp` finds it.
+/// A program found in the same way as by `execvp`.
 fn find(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(name.into());

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The file of `smc run --status` of this process, which stays open between two lines.
+//! The file of `smc run --status` of this process, kept open between two lines.
 //!
-//! A proxy reports many connections per second, so a line costs three system calls: the file is
-//! opened once, at a number out of the program's way. The program does not know the number, and may
-//! have closed it by an instruction of its own and have got it for another file. So the kernel is
-//! asked before each line which file the number is, and whether the size of files has a limit.
+//! A proxy reports many connections per second, so a line costs three system calls: the file is opened
+//! once, at a number out of the program's way. The program does not know the number, may close the
+//! number by an instruction of its own, and may get the number for another file. So the kernel is asked
+//! before each line for the identity of the file, and for a limit on the size of files.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -21,9 +21,8 @@ use crate::sys::{borrowed, leaked, own_numbers, quiet_write, raw};
 /// Lowest number of the file.
 const LOWEST: c_int = 700;
 
-/// The file that a process has opened. The value is never freed: another thread may be using it.
+/// The file opened by a process. The value is never freed: another thread may be using the value.
 struct ReportFile {
-    /// The process.
     owner: fork::ProcessIdentity,
     fd: c_int,
     device: u64,
@@ -33,7 +32,7 @@ struct ReportFile {
 static CURRENT: AtomicPtr<ReportFile> = AtomicPtr::new(std::ptr::null_mut());
 
 impl ReportFile {
-    /// What the kernel says of the file, if the number is still its number.
+    /// The kernel's stat of the file, if the number is still the file's.
     fn stat(&self) -> Option<rustix::fs::Stat> {
         let is_entered = own_numbers::contains(self.fd);
         let stat = is_entered.then(|| rustix::fs::fstat(borrowed(self.fd)).ok()).flatten()?;
@@ -45,15 +44,15 @@ impl ReportFile {
     }
 }
 
-/// The second, of the clock that begins with the machine, until which the file is not opened again
-/// after it could not be.
+/// The second, of the clock since the machine's start, of the next attempt after a failure to open the
+/// file.
 static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
 
-/// Adds a line to the file of this process in a directory. If the file cannot be opened, it is tried
-/// once a second at most: a process may have given up the right, and reports each connection.
+/// Adds a line to the file of this process in a directory. After a failure to open the file there is at
+/// most one attempt a second: a process may have given up the right, and reports each connection.
 ///
 /// # Errors
-/// The line is not there, or only its beginning is.
+/// The line is missing or incomplete.
 pub(crate) fn append(directory: &Path, line: &str) -> io::Result<()> {
     // A child of vfork is about to execute a program, and has the memory of its parent.
     let may_keep = !fork::shares_memory();
@@ -81,8 +80,8 @@ fn path_in(directory: &Path) -> PathBuf {
     directory.join(format!("{}.jsonl", std::process::id()))
 }
 
-/// Opens the file of this process, which may not be able to do so later. `user`: whose the file shall
-/// be. Without success it is opened with its first line.
+/// Opens the file of this process early: the process may lose the right later. `user`: the later owner
+/// of the file. On failure the first line opens the file.
 pub(crate) fn open_early(directory: &Path, user: Option<u32>) {
     let known = leaked(CURRENT.load(Ordering::Acquire));
     let is_open = known.is_some_and(|file| file.is_own() && file.stat().is_some());
@@ -96,8 +95,8 @@ pub(crate) fn open_early(directory: &Path, user: Option<u32>) {
     keep(known, &file);
 }
 
-/// Writes all bytes. Beyond the largest size of a file that the program may have, it gets no SIGXFSZ
-/// for a write that is not its own.
+/// Writes all bytes. Beyond the program's limit of a file's size, the program gets no SIGXFSZ for a
+/// write of the library.
 fn write(fd: c_int, mut bytes: &[u8]) -> io::Result<()> {
     let has_limit = ism_sys::resource_limit(libc::RLIMIT_FSIZE).is_some();
     while !bytes.is_empty() {
@@ -115,17 +114,17 @@ fn write(fd: c_int, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps the file open for further lines, if the limit of the process allows a number that is out of
-/// the way. `known`: what was kept before.
+/// Keeps the file open for further lines, if the limit of the process allows a number out of the way.
+/// `known`: the file kept before.
 fn keep(known: Option<&'static ReportFile>, file: &File) {
     let Ok(stat) = rustix::fs::fstat(file) else { return };
     let before = known.filter(|known| known.stat().is_some());
     if let (None, Some(known)) = (before, known) {
-        // It is a file of the program by now, which the program may close.
+        // The number is a file of the program by now, to be closed by the program.
         own_numbers::forget(known.fd);
     }
     let fd = match before.filter(|before| before.is_own()) {
-        // Its name is gone. Another thread may be about to write to the number.
+        // The name of the old file is gone. Another thread may be about to write to the number.
         Some(before) => raw::dup3(file.as_raw_fd(), before.fd, libc::O_CLOEXEC),
         None => raw::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LOWEST),
     };
@@ -142,17 +141,17 @@ fn keep(known: Option<&'static ReportFile>, file: &File) {
         }
         return;
     }
-    // What a fork has copied is the parent's, and no thread of this process writes to it.
+    // A file copied by a fork is the parent's, and no thread of this process writes to the copy.
     if let Some(before) = before.filter(|before| before.fd != fd) {
         own_numbers::close(before.fd);
     }
 }
 
-/// Opens a file to append to, if it is this user's. Others may be able to write the directory, and to
-/// plant links there under the names of processes to come.
+/// Opens a file to append to, if the file is this user's. Others may be able to write the directory,
+/// and to plant links there under the names of processes to come.
 ///
 /// # Errors
-/// It cannot be opened, or is not this user's.
+/// The file cannot be opened, or is not this user's.
 pub(crate) fn open_own(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
     let mut options = File::options();

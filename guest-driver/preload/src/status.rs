@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The report of what became of the connections of this process. It has a line per event, in a file
-//! per process (`report_file`), if the user gave `smc run --status`.
+//! The report of the fate of this process's connections: a line per event, in a file per process
+//! (`report_file`), if the user gave `smc run --status`.
 
 use std::ffi::{c_int, c_long};
 use std::fmt::Write as _;
@@ -55,7 +55,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// Reports that the session has opened a device.
+/// Reports the device opened by the session.
 pub(crate) fn device_opened(device: &Path) {
     write_line(&format!(
         "{{\"event\":\"session\",\"device\":{}}}",
@@ -72,7 +72,7 @@ fn write_no_device(why: &str) {
     write_line(&format!("{{\"event\":\"no_device\",\"why\":{}}}", quoted(why)));
 }
 
-/// Reports that no device could be opened, once on standard error as well.
+/// Reports a failure to open any device, once on standard error as well.
 pub(crate) fn no_device(why: &str) {
     write_no_device(why);
     if !REPORTED.swap(true, Ordering::Relaxed) {
@@ -86,8 +86,7 @@ pub(crate) fn no_device(why: &str) {
     }
 }
 
-/// Reports that the library does nothing from now on, because a filter of system calls forbids one
-/// that it needs.
+/// Reports that the library switches off, because a filter of system calls forbids a needed call.
 pub(crate) fn stays_out(call: &str) {
     let is_fatal = |call: &c_long| ism_sys::is_fatal(*call);
     if CALLS_OF_REPORTS.iter().any(is_fatal) {
@@ -118,13 +117,12 @@ const CALLS_OF_REPORTS: [c_long; 6] = [
     libc::SYS_statx,
 ];
 
-/// Reports that libc's symbol table does not lead to the library.
+/// Reports a failure to redirect libc's symbol table to the library, also on standard error.
 pub(crate) fn libc_stays() {
     write_line("{\"event\":\"libc_stays\"}");
 }
 
-/// Reports that the program makes system calls which the library does not see, on standard error as
-/// well.
+/// Reports that the program makes system calls outside of the library's view, also on standard error.
 pub(crate) fn program_goes_around(what: &str) {
     write_line(&format!("{{\"event\":\"own_calls\",\"what\":{}}}", quoted(what)));
     print_error(&format!(
@@ -135,20 +133,20 @@ pub(crate) fn program_goes_around(what: &str) {
     ));
 }
 
-/// The name of the program's file.
+/// The name given at the start of the program.
 fn program_name() -> String {
     let program = std::env::current_exe().unwrap_or_default();
     program.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Reports settings that cannot be read, on standard error.
+/// Reports unreadable settings, on standard error.
 pub(crate) fn cannot_read(mistakes: &[String]) {
     for mistake in mistakes {
         print_error(&format!("smc run: {mistake}: no connection is on SMC because of it\n"));
     }
 }
 
-/// Reports on standard error that the library's log cannot be written.
+/// Reports an unusable log of the library on standard error.
 pub(crate) fn no_log(mistake: &str) {
     print_error(&format!("smc run: {mistake}: there is no log\n"));
 }
@@ -158,10 +156,10 @@ static STANDARD_ERROR: OnceLock<(u64, u64)> = OnceLock::new();
 /// Whether standard error has the message that there is no device. Forked children do not repeat
 /// it.
 static REPORTED: AtomicBool = AtomicBool::new(false);
-/// The same for the message that the report has not all lines.
+/// The same for the message about missing lines of the report.
 static INCOMPLETE: AtomicBool = AtomicBool::new(false);
 
-/// Stores which file standard error is.
+/// Stores the file of standard error.
 pub(crate) fn init() {
     let fd = borrowed(2);
     // If standard error is a connection, its peer would take the text for data.
@@ -174,7 +172,7 @@ pub(crate) fn init() {
     }
 }
 
-/// A descriptor of standard error. `None`: there is none, or it is a connection.
+/// A descriptor of standard error. `None`: there is none, or a connection.
 pub(crate) fn standard_error() -> Option<OwnedFd> {
     STANDARD_ERROR.get()?;
     rustix::io::fcntl_dupfd_cloexec(borrowed(2), 3).ok()
@@ -196,7 +194,7 @@ fn print_error(text: &str) {
     let _ = crate::sys::quiet_write::write(2, text.as_bytes());
 }
 
-/// The names of a connection that the caller knows anyway; the kernel is asked for the others.
+/// The names of a connection known to the caller; the kernel is asked for the others.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KnownNames {
     /// This end's.
@@ -205,7 +203,7 @@ pub(crate) struct KnownNames {
     pub(crate) peer: Option<SocketAddr>,
 }
 
-/// Reports what carries a connection. `fd`: the program's descriptor; `socket`: one that is open.
+/// Reports the carrier of a connection. `fd`: the program's descriptor; `socket`: an open descriptor.
 pub(crate) fn connection_decided(fd: c_int, socket: impl AsFd, role: &str, info: &ConnectionInfo) {
     decided(fd, socket, role, info, KnownNames::default());
 }
@@ -231,7 +229,7 @@ fn decided(fd: c_int, socket: impl AsFd, role: &str, info: &ConnectionInfo, name
     ));
 }
 
-/// Reports that this process goes on with the relays of one that has ended.
+/// Reports the start of this keeper with the relays of an ended process.
 pub(crate) fn keeper_begins(relays: usize) {
     write_line(&format!("{{\"event\":\"keeper\",\"relays\":{relays}}}"));
 }
@@ -254,20 +252,20 @@ pub(crate) fn accepted_on_tcp(fd: c_int, socket: impl AsFd, names: KnownNames) {
     decided(fd, socket, "server", &info, names);
 }
 
-/// Reports that a connection that the program made stays on TCP.
+/// Reports a connection made by the program on TCP.
 pub(crate) fn client_stays_on_tcp(fd: c_int, socket: impl AsFd, why: Fallback) {
     connection_decided(fd, socket, "client", &ConnectionInfo::Tcp(why));
 }
 
-/// Reports that a connection that the program is making to this server stays on TCP.
+/// Reports a connection in progress to this server on TCP.
 pub(crate) fn connecting_on_tcp(fd: c_int, to: Option<SocketAddr>, why: Fallback) {
-    // An address that stands for this machine is no name.
+    // The unspecified address, for this machine, is no name.
     let peer = to.filter(|to| !to.ip().is_unspecified());
     let names = KnownNames { local: None, peer };
     decided(fd, borrowed(fd), "client", &ConnectionInfo::Tcp(why), names);
 }
 
-/// Reports that a handshake failed and took the connection with it.
+/// Reports a connection ended by a failed handshake.
 pub(crate) fn connection_failed(role: &str, why: &std::io::Error) {
     write_line(&format!(
         "{{\"event\":\"broken\",\"role\":\"{role}\",\"why\":{}}}",
@@ -275,21 +273,21 @@ pub(crate) fn connection_failed(role: &str, why: &std::io::Error) {
     ));
 }
 
-/// Reports that a listener answers clients no more, because it is handed to a program without the
-/// library. `done`: the kernel has agreed.
+/// Reports that a listener answers clients no more, because a program without the library gets the
+/// listener. `done`: the kernel has agreed.
 pub(crate) fn listener_left(local: &SocketAddr, done: bool) {
     write_line(&format!("{{\"event\":\"left_listener\",\"local\":\"{local}\",\"done\":{done}}}"));
 }
 
-/// Reports that a client connects again without SMC, because its server has answered a Proposal in
-/// another way than by a message of the handshake.
+/// Reports that a client connects again without SMC, because the server has answered a Proposal with
+/// other bytes than a message of the handshake.
 pub(crate) fn client_connects_again(server: &SocketAddr, why: &std::io::Error) {
     let why = quoted(&why.to_string());
     write_line(&format!("{{\"event\":\"again\",\"peer\":\"{server}\",\"why\":{why}}}"));
 }
 
-/// Reports that the client of a server has ended the connection in the middle of its handshake. The
-/// program sees what it would see on TCP.
+/// Reports that a server's client has ended the connection in the middle of its handshake. The program
+/// sees the same as on TCP.
 pub(crate) fn client_has_left(why: &std::io::Error) {
     let why = quoted(&why.to_string());
     write_line(&format!("{{\"event\":\"left\",\"role\":\"server\",\"why\":{why}}}"));

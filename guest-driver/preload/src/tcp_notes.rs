@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Why the connections of this process are TCP, for `smc stat connections`.
+//! Reasons for TCP of this process's connections, for `smc stat connections`.
 //!
-//! The first connection of a process that stays on TCP makes the file. From then on a note is a store
-//! into memory. A child of a fork writes into a file of its own, and the notes on the connections that
-//! it has inherited are in the file of its parent, which it has mapped as well.
+//! The first connection of a process on TCP makes the file. From then on a note is a store into memory.
+//! A child of a fork writes into a file of its own. Notes on the child's inherited connections are in
+//! the file of the parent, mapped by the child as well.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -15,7 +15,7 @@ use crate::sys::{leaked, raw};
 use crate::{config, fork};
 
 static NOTES: AtomicPtr<TcpReasons> = AtomicPtr::new(std::ptr::null_mut());
-/// The generation of the process that has made the file, or has failed to; 0: none has.
+/// The generation of the process after the attempt to make the file; 0: no attempt yet.
 static MADE_BY: AtomicU32 = AtomicU32::new(0);
 
 /// The notes of this process, if it has made any. A child of vfork has those of its parent.
@@ -27,7 +27,7 @@ fn own() -> Option<&'static TcpReasons> {
     leaked(NOTES.load(Ordering::Acquire))
 }
 
-/// Notes why the connection of a descriptor is TCP.
+/// Notes the reason for TCP of a descriptor's connection.
 pub(crate) fn note(fd: c_int, why: &Fallback) {
     if MADE_BY.load(Ordering::Acquire) != fork::generation() && !fork::shares_memory() {
         make();
@@ -44,7 +44,7 @@ pub(crate) fn note_unless_known(fd: c_int, why: &Fallback) {
     }
 }
 
-/// A descriptor is that of another socket from now on.
+/// Forgets the note of a descriptor: from now on the descriptor is another socket's.
 #[inline]
 pub(crate) fn forget(fd: c_int) {
     if MADE_BY.load(Ordering::Relaxed) != 0
@@ -58,7 +58,7 @@ pub(crate) fn forget(fd: c_int) {
 fn make() {
     let Some(config) = config::get() else { return };
     let now = fork::generation();
-    // One thread makes it; others note their connections from then on.
+    // One thread makes the file; others note their connections from then on.
     if MADE_BY.swap(now, Ordering::AcqRel) == now {
         return;
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A move queue: the driver copies payload into bounce slots, and the device copies it on.
+//! A move queue: the driver copies payload into bounce slots, and the device copies the payload on.
 //!
-//! A MOVE is asynchronous. A later post (or `reap`) takes its completion and notes a refusal in the
-//! move's path. Bounce slots and kick chains are made once, so posting allocates nothing.
+//! A MOVE is asynchronous. A later post (or `reap`) takes its completion and notes a refusal in the move's
+//! path. Bounce slots and kick chains are made once, so posting allocates nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -24,21 +24,21 @@ const SLOTS: u32 = 32;
 const SLOT: usize = 128 << 10;
 /// Header and segments of the largest move.
 const HEAD: usize = size_of::<MoveHeader>() + MAX_PIECES * size_of::<Segment>();
-/// Bytes of the status that the device writes.
+/// Bytes of the status written by the device.
 const STATUS: usize = 4;
-/// Where the chain begins in a slot. The status is before it: this process has touched its page.
+/// Offset of the chain in a slot. The status is before the chain: this process has touched its page.
 const CHAIN: usize = 8;
 /// Distance of kick chains: header, status, padding.
 const KICK: usize = 32;
-/// Bytes of memory that the queue allocates at a time for kick chains.
+/// Bytes allocated by the queue at a time for kick chains.
 const KICKS: usize = 4096;
 /// Marks the cookie of a kick; the rest is the path's number.
 const KICK_COOKIE: u32 = 1 << 31;
-/// How long a post spins for a free slot before it sleeps.
+/// Time of spinning for a free slot before sleeping.
 const SPIN: Duration = Duration::from_micros(50);
 /// How long a kick waits for free descriptors, at most.
 const KICK_TIMEOUT: Duration = Duration::from_millis(1);
-/// How long a post sleeps before it rechecks the ring without an interrupt.
+/// Longest sleep of a post before rechecking the ring without an interrupt.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A path in the table of the queue, with its moves and kick under way.
@@ -48,15 +48,15 @@ struct Entry {
     moves: u32,
     kick: bool,
     closed: bool,
-    // The pieces of moves that the device has refused, in the order of posting.
+    // The pieces of moves refused by the device, in the order of posting.
     refused: Vec<Parts>,
-    // It has executed a move behind one that it had refused.
+    // The device completed a later move although an earlier move was refused.
     has_hole: bool,
-    // Slots of moves that were executed, and whose delivery was not yet as a whole.
+    // Slots of executed moves, until their whole delivery is executed.
     begun: Vec<u32>,
 }
 
-/// Offsets in the DMB, and the bytes that go there.
+/// Offsets in the DMB, with the bytes for each offset.
 pub(crate) type Parts = Vec<(u32, Vec<u8>)>;
 
 impl Entry {
@@ -73,11 +73,11 @@ impl Entry {
 
 struct State {
     ring: SplitQueue<ENTRIES>,
-    // Free bounce slots. The slot that was used last is used again first, as its lines are cached.
+    // Free bounce slots. The last used slot is reused first, as its lines are cached.
     free: Vec<u32>,
     // The path of the move in each slot.
     users: [u32; SLOTS as usize],
-    // The number of the move in each slot, by which moves have their order.
+    // The number of the move in each slot, for the order of moves.
     numbers: [u64; SLOTS as usize],
     // Whether the move in each slot is the last of its delivery.
     ends: [bool; SLOTS as usize],
@@ -106,7 +106,7 @@ impl ForkLocks for MoveQueue {
 }
 
 impl MoveQueue {
-    /// `max_move`: most payload of one MOVE that the device takes, bytes.
+    /// `max_move`: most payload of one MOVE accepted by the device, bytes.
     pub(crate) fn new(
         pool: &Arc<GuestPool>,
         max_move: usize,
@@ -173,11 +173,11 @@ impl MoveQueue {
         state.recycle(path.slot());
     }
 
-    /// Copies the pieces (offset in the DMB, bytes) into memory that the device can reach, and
-    /// posts one MOVE. The device executes the moves of one path in the order of posting. The call
-    /// waits for a free slot if need be, but not for the move; the queue notes a refusal in `path`.
+    /// Copies the pieces (offset in the DMB, bytes) into memory reachable by the device, and posts one MOVE.
+    /// The device executes the moves of one path in the order of posting. The call waits for a free slot if
+    /// need be, but not for the move; the queue notes a refusal in `path`.
     ///
-    /// `is_last`: a delivery ends with this move, and what its moves brought counts only as a whole.
+    /// `is_last`: a delivery ends with this move. The moves of a delivery count only as a whole.
     ///
     /// # Errors
     /// There are more than [`MAX_PIECES`] pieces or [`Queues::max_payload`](super::Queues::max_payload)
@@ -246,9 +246,9 @@ impl MoveQueue {
         Ok(payload_at - at)
     }
 
-    /// The pieces of the moves of a path that were not executed, as far as this driver knows, in the
-    /// order of posting: those under way, whose slots have them still, and those that the device has
-    /// refused. The moves of a delivery that was not executed as a whole are among them. `None`: the device has executed a move behind one that it had refused.
+    /// The pieces of a path's moves not known to be executed, in the order of posting: moves under way,
+    /// still in their slots, and moves refused by the device. Moves of a partly executed delivery are
+    /// included. `None`: the device has executed a move behind a refused move.
     pub(crate) fn unconfirmed(&self, path: &MovePath) -> Option<Parts> {
         let mut state = lock(&self.state);
         self.collect(&mut state);
@@ -333,8 +333,8 @@ impl MoveQueue {
                 .call
                 .wait(RECHECK_INTERVAL)
                 .map_err(|source| QueueError::System { what: "poll", source })?;
-            // This may clear the wake-up of another waiting thread. That thread has returned from
-            // its wait already, or rechecks the ring after `RECHECK_INTERVAL`.
+            // This may clear the wake-up of another waiting thread. The other thread has already returned
+            // from its wait, or rechecks the ring after `RECHECK_INTERVAL`.
             self.wiring.health.clear(&self.wiring.call);
             state = lock(&self.state);
         }
@@ -342,8 +342,8 @@ impl MoveQueue {
         Ok(state)
     }
 
-    /// Wakes the owner of the DMB by a MOVE without payload. Does nothing while the device has not
-    /// executed the previous kick of this path, since that one wakes the owner.
+    /// Wakes the owner of the DMB by a MOVE without payload. Does nothing before the device has executed the
+    /// previous kick of this path, since the previous kick wakes the owner.
     ///
     /// # Errors
     /// The device is gone, or the queue stayed full ([`QueueError::Busy`]).
@@ -352,9 +352,8 @@ impl MoveQueue {
         let mut start = None;
         loop {
             self.check_alive()?;
-            // Take completions before deciding to skip this kick. If the device has executed the
-            // previous kick, that one may have woken the owner before the change that this kick is
-            // for.
+            // Take completions before deciding to skip this kick. An executed previous kick may have woken
+            // the owner before the change announced by this kick.
             self.collect(&mut state);
             if state.entries.get(path.slot() as usize).is_none_or(|entry| entry.kick) {
                 return Ok(());
@@ -383,7 +382,7 @@ impl MoveQueue {
         Ok(())
     }
 
-    /// Takes completions, unless another thread uses the queue: that one takes them anyway.
+    /// Takes completions, except while another thread uses the queue and takes them anyway.
     pub(crate) fn reap(&self) {
         if let Ok(mut state) = self.state.try_lock() {
             self.collect(&mut state);
@@ -400,7 +399,7 @@ impl MoveQueue {
         if self.wiring.health.is_gone() { Err(QueueError::Gone) } else { Ok(()) }
     }
 
-    /// Takes all completions.
+    /// Takes every completion.
     fn collect(&self, state: &mut State) {
         loop {
             match state.ring.pop() {
@@ -463,7 +462,7 @@ impl MoveQueue {
 }
 
 impl State {
-    /// Frees the entry of a closed path that has neither moves nor a kick under way.
+    /// Frees the entry of a closed path with neither moves nor a kick under way.
     fn recycle(&mut self, number: u32) {
         let Some(entry) = self.entries.get_mut(number as usize) else { return };
         if entry.closed && entry.moves == 0 && !entry.kick && entry.path.take().is_some() {
@@ -473,8 +472,8 @@ impl State {
         }
     }
 
-    /// Frees the slot of a completed move of the entry with this number, and with the last move of a
-    /// delivery those of all its moves.
+    /// Frees the slot of a completed move of the entry with this number. The last move of a delivery frees
+    /// the slots of the whole delivery.
     fn free_slot(&mut self, slot: u32, number: u32, is_executed: bool) {
         let is_last = self.ends.get(slot as usize).is_none_or(|is_last| *is_last);
         match self.entries.get_mut(number as usize) {
@@ -490,8 +489,8 @@ impl State {
         }
     }
 
-    /// Frees the slots of deliveries that were not executed as a whole, because there is no other.
-    /// `true`: there are some.
+    /// Frees the slots of partly executed deliveries, if there is no other free slot. `true`: slots are free
+    /// now.
     fn give_up_begun(&mut self) -> bool {
         if !self.free.is_empty() {
             return false;
@@ -514,7 +513,7 @@ fn move_header(token: Token, nseg: u16, total: u32, signal: bool) -> MoveHeader 
         token: token.0.into(),
         nseg: nseg.into(),
         flags: if signal { move_flags::SIGNAL } else { 0 }.into(),
-        // One bit is enough: it makes the owner read the control block.
+        // One bit is enough to make the owner read the control block.
         mask: if signal { 1 } else { 0 }.into(),
         total: total.into(),
         ..MoveHeader::new_zeroed()

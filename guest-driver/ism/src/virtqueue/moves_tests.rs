@@ -90,20 +90,20 @@ fn what_was_not_executed_is_known_in_its_order() {
     device.answer(head, &OK);
     assert_eq!(queue.unconfirmed(&path), Some(second.to_vec()));
     let _other = device.next().unwrap();
-    // What was refused was not executed either.
+    // A refused move was not executed either.
     let head = device.next().unwrap();
     device.answer(head, &[2, 0, 0, 0]);
     assert_eq!(queue.unconfirmed(&path), Some(second.to_vec()));
     health.fail("the test says so");
     assert_eq!(queue.unconfirmed(&path), Some(second.to_vec()));
     assert_eq!(queue.unconfirmed(&other), Some(vec![piece(40, b"x")]));
-    // A move that is executed behind a refused one leaves a hole.
+    // A move executed behind a refused move leaves a hole.
     let head = device.next().unwrap();
     device.answer(head, &OK);
     assert_eq!(queue.unconfirmed(&path), None);
 }
 
-// Its reader does not know of the bytes before the words are there, which come last.
+// The words come last: without the words the reader does not know of the bytes.
 #[test]
 fn a_delivery_is_unconfirmed_until_its_last_move_is_executed() {
     let (queue, mut device, ..) = queue();
@@ -121,7 +121,7 @@ fn a_delivery_is_unconfirmed_until_its_last_move_is_executed() {
         let head = device.next().unwrap();
         device.answer(head, if refused { &[2, 0, 0, 0] } else { &OK });
         let mut left = queue.unconfirmed(&path).unwrap();
-        // What was refused comes first.
+        // Refused moves come first.
         left.sort();
         assert_eq!(left.len(), if refused { 3 } else { 0 });
         assert!(left.iter().all(|part| all.contains(part)), "{left:?}");
@@ -188,7 +188,7 @@ fn a_full_queue_waits_for_the_device() {
     };
     let mut done = 0;
     while done < 2 * SLOTS {
-        // Slowly at first, so that the poster runs into the end of the slots.
+        // Slowly at first, to let the poster use up the slots.
         if done == 0 {
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -5,11 +5,9 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use virtio_ism_abi::{Status, Token};
 
-/// The way to one DMB of a peer through the device: the DMB's token, and the outcome of the moves
-/// and kicks to it.
+/// The way to one DMB of a peer through the device: the DMB's token, and the outcome of its moves and kicks.
 ///
-/// Completions come after the post has returned. The queue notes a refusal here, and the next
-/// delivery sees it.
+/// Completions come after the post has returned. The queue notes a refusal here for the next delivery.
 #[derive(Debug)]
 pub struct MovePath {
     token: Token,
@@ -43,11 +41,11 @@ impl MovePath {
     /// refused a move or kick.
     #[inline]
     pub fn is_failed(&self) -> bool {
-        // Relaxed: a hint that stops further deliveries; it guards no data.
+        // Relaxed: a hint to stop further deliveries, guarding no data.
         self.failure.load(Ordering::Relaxed) != 0
     }
 
-    /// The status of the move that failed, if one did.
+    /// The status of the failed move, if any.
     pub fn refusal(&self) -> Option<Status> {
         match self.failure.load(Ordering::Relaxed) {
             0 | FAILED_LOCALLY => None,

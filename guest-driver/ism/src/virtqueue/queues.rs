@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! All queues of one virtio-ism device.
+//! The queues of one virtio-ism device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use super::{
 };
 use ism_sys::{ForkLocks, LockGuardList};
 
-/// All queues of a device.
+/// The queues of a device.
 pub(crate) struct Queues {
     pub(crate) control: ControlQueue,
     pub(crate) events: EventQueue,
@@ -79,7 +79,7 @@ impl Queues {
         self.moves.get(n).ok_or(QueueError::NoMoveQueue(n))
     }
 
-    /// Closes a path; a chain under way keeps its memory until it is back.
+    /// Closes a path; a chain under way keeps its memory until its completion.
     pub(crate) fn close_path(&self, path: &MovePath) {
         if let Ok(queue) = self.of(path) {
             queue.close_path(path);
@@ -91,7 +91,7 @@ impl Queues {
         self.moves.first().map_or(0, MoveQueue::max_payload)
     }
 
-    /// Notes the outcome of moves that are done. Posting does that, too.
+    /// Notes the outcome of completed moves, as does each post.
     pub(crate) fn reap(&self) {
         for queue in &self.moves {
             queue.reap();

@@ -46,7 +46,7 @@ impl DeviceSide {
         self.seen = self.seen.wrapping_add(1);
         Some(self.u16(self.ring.available + 4 + 2 * slot))
     }
-    /// The head of the next chain; if there is none, the driver is to kick when it adds one.
+    /// The head of the next chain. Without a chain, asks the driver to kick at the next chain.
     pub(crate) fn next_or_ask_for_kick(&mut self) -> Option<u16> {
         self.next().or_else(|| {
             self.wants_kick_after(self.seen);
@@ -96,7 +96,7 @@ impl DeviceSide {
         }
         (bytes, writable)
     }
-    /// Writes into a chain's writable part and returns it.
+    /// Writes into the writable part of a chain and returns the chain.
     pub(crate) fn answer(&mut self, head: u16, reply: &[u8]) {
         let (_, writable) = self.read(head);
         let room = writable.unwrap();

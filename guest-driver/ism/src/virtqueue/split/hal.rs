@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The environment that `VirtQueue` needs: memory for rings, and bus addresses of buffers.
+//! The environment of `VirtQueue`: memory for rings, and bus addresses of buffers.
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
@@ -12,13 +12,13 @@ use super::{DmaSpan, QueueAddresses};
 use ism_sys::SharedSlice;
 
 thread_local! {
-    // The memory of the ring that this thread is making: `Hal` has no `self` to keep it in.
+    // Memory of the ring under construction by this thread: `Hal` has no `self` to store the memory.
     static RING_MEMORY: RefCell<Option<(SharedSlice, u64, usize)>> = const { RefCell::new(None) };
-    // The buffers that this thread is adding to a ring: address in this process, bus address.
+    // The buffers being added to a ring by this thread: address in this process, bus address.
     static BUFFERS: Cell<[(usize, u64); 2]> = const { Cell::new([(0, 0); 2]) };
 }
 
-/// Calls `f`, which makes rings in `memory`; `gpa` is the bus address of the memory.
+/// Calls `f` to make rings in `memory`; `gpa` is the bus address of the memory.
 pub(super) fn with_ring_memory<R>(memory: &SharedSlice, gpa: u64, f: impl FnOnce() -> R) -> R {
     RING_MEMORY.with(|cell| *cell.borrow_mut() = Some((memory.clone(), gpa, 0)));
     let result = f();
@@ -26,7 +26,7 @@ pub(super) fn with_ring_memory<R>(memory: &SharedSlice, gpa: u64, f: impl FnOnce
     result
 }
 
-/// Calls `f`, which shares these buffers with the device.
+/// Calls `f` to share these buffers with the device.
 #[inline]
 pub(super) fn with_translation<R>(
     readable: Option<DmaSpan>,
@@ -41,9 +41,9 @@ pub(super) fn with_translation<R>(
 /// Bus addresses come from [`BUFFERS`], ring memory from [`RING_MEMORY`].
 pub(super) struct SharedHal;
 
-// SAFETY: `dma_alloc` hands out disjoint, page-aligned, zeroed parts of the memory that
-// `SplitQueue::new` was given and that the ring keeps mapped as long as its queue; the other
-// methods only translate addresses, as the owner of the buffers said.
+// SAFETY: `dma_alloc` hands out disjoint, page-aligned, zeroed parts of the memory given to
+// `SplitQueue::new`, which the ring keeps mapped as long as its queue; the other methods only translate
+// addresses, as given by the owner of the buffers.
 unsafe impl Hal for SharedHal {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         // Address 0 means failure.
@@ -64,7 +64,7 @@ unsafe impl Hal for SharedHal {
     }
 
     unsafe fn mmio_phys_to_virt(_: PhysAddr, _: usize) -> NonNull<u8> {
-        // Only asked for by the crate's PCI transport, which is not used.
+        // Only called by the crate's PCI transport, not in use here.
         NonNull::dangling()
     }
 

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The driver side of one virtqueue (split ring) in memory shared with a device.
 //!
-//! `virtio-drivers`' `VirtQueue` keeps descriptors and rings; this wrapper makes it safe to use
-//! and adds what it lacks:
+//! `virtio-drivers`' `VirtQueue` keeps descriptors and rings; this wrapper makes the queue safe to use and
+//! adds:
 //!
-//! - Addresses: a buffer comes with both its addresses, in this process and on the bus. Sharing it
-//!   needs no lookup, and one process can have any number of devices.
-//! - Completions: an id that is not in flight is an error, never a panic.
-//! - Notifications: this wrapper applies the rules of EVENT_IDX (virtio 1.3, 2.7.7 and 2.7.10),
-//!   with the fences that they need. `VirtQueue` itself runs with the feature off and so never
-//!   touches `used_event`.
+//! - Addresses: a buffer comes with both its addresses, in this process and on the bus. Sharing needs no
+//!   lookup, and one process can have any number of devices.
+//! - Completions: an id not in flight is an error, never a panic.
+//! - Notifications: this wrapper applies the rules of EVENT_IDX (virtio 1.3, 2.7.7 and 2.7.10), with the
+//!   needed fences. `VirtQueue` itself runs with the feature off and so never touches `used_event`.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -41,7 +40,7 @@ pub struct SplitQueue<const N: usize> {
     queue: VirtQueue<SharedHal, N>,
     addresses: QueueAddresses,
     pool: SharedSlice,
-    // Holds the rings; the offsets below are offsets in it.
+    // Holds the rings, at the offsets below.
     memory: SharedSlice,
     available_at: usize,
     used_at: usize,
@@ -57,15 +56,15 @@ pub struct SplitQueue<const N: usize> {
 }
 
 impl<const N: usize> SplitQueue<N> {
-    /// Bytes of page-aligned memory that the ring needs.
+    /// Bytes of page-aligned memory needed by the ring.
     pub const MEMORY: usize = {
         let driver = 16 * N + 2 * (3 + N);
         let device = 2 * 3 + 8 * N;
         driver.next_multiple_of(PAGE_SIZE) + device.next_multiple_of(PAGE_SIZE)
     };
 
-    /// Makes an empty queue for buffers in `pool`, with interrupts suppressed. Its rings lie in
-    /// `memory`, which is contiguous on the bus and starts there at `gpa`.
+    /// Makes an empty queue for buffers in `pool`, with interrupts suppressed. Its rings lie in `memory`,
+    /// contiguous on the bus from bus address `gpa`.
     ///
     /// # Errors
     /// `memory` is too small or not page-aligned.
@@ -109,7 +108,7 @@ impl<const N: usize> SplitQueue<N> {
         self.addresses
     }
 
-    /// Descriptors that are free.
+    /// Number of free descriptors.
     pub fn free(&self) -> usize {
         self.queue.available_desc()
     }
@@ -133,9 +132,8 @@ impl<const N: usize> SplitQueue<N> {
         let writable_at = writable.map(|span| self.locate(span)).transpose()?;
         let head = self
             .with_buffers(readable_at, writable_at, |queue, inputs, outputs| {
-                // SAFETY: the buffers lie in the pool, which `self` keeps mapped; the contract of
-                // this method leaves them alone until they are popped, and only their addresses
-                // are used.
+                // SAFETY: the buffers lie in the pool, which `self` keeps mapped; by the contract of this
+                // method the buffers are left alone until popped, and only their addresses are used.
                 with_translation(readable, writable, || unsafe { queue.add(inputs, outputs) })
             })
             .map_err(|_| SplitQueueError::Full)?;
@@ -146,7 +144,7 @@ impl<const N: usize> SplitQueue<N> {
         Ok(())
     }
 
-    /// Whether the device wants a notification of the chains that were added since the last call.
+    /// Whether the device wants a notification of the chains added since the last call.
     pub fn must_kick(&mut self) -> bool {
         let (old, new) = (self.announced, self.added);
         if old == new {
@@ -164,7 +162,7 @@ impl<const N: usize> SplitQueue<N> {
         }
     }
 
-    /// The next chain that the device has used.
+    /// The next chain used by the device.
     ///
     /// # Errors
     /// The device broke the rules; the queue can no longer be used.
@@ -189,7 +187,7 @@ impl<const N: usize> SplitQueue<N> {
         let writable_at = chain.writable.map(|span| self.locate(span)).transpose().ok()?;
         let written = self
             .with_buffers(readable_at, writable_at, |queue, inputs, outputs| {
-                // SAFETY: these are the buffers that this id was added with (`in_flight`).
+                // SAFETY: these are the buffers added under this id (`in_flight`).
                 unsafe { queue.pop_used(id, inputs, outputs) }
             })
             .ok()?;
@@ -222,7 +220,7 @@ impl<const N: usize> SplitQueue<N> {
         !self.can_pop()
     }
 
-    /// Asks for no interrupts. One that is on its way may still come.
+    /// Asks for no interrupts. A pending interrupt may still come.
     pub fn suppress(&mut self) {
         if self.armed {
             self.armed = false;
@@ -250,7 +248,7 @@ impl<const N: usize> SplitQueue<N> {
         Ok((offset, len))
     }
 
-    /// Calls `f` with the buffers in the form in which `VirtQueue` takes them.
+    /// Calls `f` with the buffers in the form of `VirtQueue`.
     fn with_buffers<R>(
         &mut self,
         readable: Option<(usize, usize)>,
@@ -266,9 +264,9 @@ impl<const N: usize> SplitQueue<N> {
         let mut output: [&mut [u8]; 1] = [&mut []];
         let inputs = match readable {
             Some((offset, len)) => {
-                // SAFETY: `locate` checked the range against the pool, which is mapped. The
-                // reference lives for the call below only, which uses its address and length and
-                // never the bytes (`SharedHal` neither reads nor copies).
+                // SAFETY: `locate` checked the range against the mapped pool. The reference lives for the
+                // call below only, which uses its address and length and never the bytes (`SharedHal` neither
+                // reads nor copies).
                 input = [unsafe { std::slice::from_raw_parts(base.add(offset), len) }];
                 &input[..]
             }
@@ -286,7 +284,7 @@ impl<const N: usize> SplitQueue<N> {
     }
 
     fn load_u16(&self, offset: usize) -> u16 {
-        // The offsets are the ring's own: they are in bounds and even.
+        // The offsets are the ring's own: in bounds and even.
         self.memory.atomic_u16(offset).map_or(0, |word| word.load(Ordering::Acquire))
     }
 

@@ -16,7 +16,7 @@ pub struct QueueAddresses {
     pub used: u64,
 }
 
-/// A buffer in memory that the device can reach.
+/// A buffer in memory reachable by the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaSpan {
     /// Address of the first byte in this process.
@@ -27,17 +27,16 @@ pub struct DmaSpan {
     pub len: u32,
 }
 
-/// A chain that the device has used.
+/// A chain used by the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsedChain {
-    /// The number with which the driver added the chain.
+    /// The driver's number of the chain.
     pub cookie: u32,
-    /// Bytes that the device has written by its own account, at most the length of the writable
-    /// part.
+    /// Written bytes according to the device, at most the length of the writable part.
     pub written: u32,
 }
 
-/// What can be wrong with a virtqueue.
+/// Errors of a virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SplitQueueError {
     /// The memory for the ring is too small, not aligned to a page, or not part of the pool.
@@ -45,20 +44,20 @@ pub enum SplitQueueError {
     Memory {
         /// Address of the memory.
         address: usize,
-        /// Its length, bytes.
+        /// Length of the memory, bytes.
         len: usize,
     },
-    /// A buffer is empty or not in memory that the device can reach.
+    /// A buffer is empty or not in memory reachable by the device.
     #[error("a buffer of {} bytes at {:#x} is not in the shared pool", .0.len, .0.address)]
     Buffer(DmaSpan),
     /// No descriptor is left for now.
     #[error("the ring is full")]
     Full,
-    /// The device returned a chain that was not in flight, or changed a used element after it had
-    /// published it. The queue can no longer be used.
+    /// The device returned a chain not in flight, or changed a used element after its publication. The queue
+    /// can no longer be used.
     #[error("the device returned chain {id}, which is not in flight")]
     BadCompletion {
-        /// The id that the device returned.
+        /// The id returned by the device.
         id: u16,
     },
 }
