@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Functions in assembly, for what Rust cannot define: variable numbers of arguments, functions that
-//! return twice.
+//! Functions in assembly, because Rust cannot define them: variable numbers of arguments, functions
+//! returning twice.
 
 /// Defines an exported function by its instructions for each processor. `{function}` in them is the
 /// function behind `calls`.

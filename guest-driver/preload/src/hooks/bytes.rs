@@ -20,7 +20,7 @@ use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{Errno, SysResult};
 use crate::sys::user_memory::{self, BufferList, libc_result};
 
-/// Reads, if the descriptor is an SMC connection. `None`: the kernel carries out the call.
+/// Reads from an SMC connection. `None`: the kernel carries out the call.
 #[inline]
 fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(fd)?;
@@ -37,8 +37,8 @@ fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys
     }
 }
 
-/// As [`recv_into`], for buffers of which one leads to no memory: the call waits like any other,
-/// and fails when there is something to write there.
+/// Variant of [`recv_into`] for buffers without memory behind one of them. The call waits as usual,
+/// and fails when there are bytes to write there.
 #[cold]
 fn recv_nowhere(fd: c_int, flags: c_int) -> Option<SysResult> {
     let mut byte = [0u8];
@@ -49,7 +49,7 @@ fn recv_nowhere(fd: c_int, flags: c_int) -> Option<SysResult> {
     })
 }
 
-/// As [`send_from`], for buffers of which one leads to no memory.
+/// Variant of [`send_from`] for buffers without memory behind one of them.
 #[cold]
 fn send_nowhere(fd: c_int, flags: c_int) -> Option<SysResult> {
     Some(send_from(fd, &[], flags & !libc::MSG_OOB)?.and(Err(Errno(libc::EFAULT))))
@@ -123,12 +123,12 @@ fn send_checked(
     }
 }
 
-/// The length of a list, as the vectored calls take it.
+/// The length of a list of a vectored call.
 fn count(n: c_int) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-/// Reads and throws away, if the descriptor is an SMC connection: the program need have no buffer.
+/// Reads and discards bytes of an SMC connection: the program need not pass a buffer.
 fn discard(fd: c_int, n: usize, flags: c_int) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(fd)?;
     match transfer::dispatch_read(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
@@ -137,7 +137,7 @@ fn discard(fd: c_int, n: usize, flags: c_int) -> Option<SysResult> {
     }
 }
 
-/// Writes, if the descriptor is an SMC connection. `None`: the kernel carries out the call.
+/// Writes to an SMC connection. `None`: the kernel carries out the call.
 #[inline]
 fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(fd)?;
@@ -200,7 +200,7 @@ pub(super) unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, n: c_
     native()
 }
 
-/// A system call that takes a list of the program.
+/// A system call with a list of the program.
 fn vectored(number: i64, fd: c_int, iov: *const iovec, n: c_int) -> SysResult {
     // SAFETY: the program's arguments, unchanged.
     unsafe { crate::sys::raw::call(number, [fd as usize, iov as usize, n as usize, 0, 0, 0]) }
@@ -213,7 +213,7 @@ fn vectored(number: i64, fd: c_int, iov: *const iovec, n: c_int) -> SysResult {
 unsafe fn read_list(fd: c_int, iov: *const iovec, n: c_int, flags: c_int) -> Option<SysResult> {
     // SAFETY: the program's list.
     match unsafe { user_memory::read_buffers(iov, count(n)) } {
-        // As a read of no bytes: the kernel carries it out on any socket, and at once.
+        // Like a read of no bytes: the kernel carries out the call on any socket, and at once.
         Ok(Some(rooms)) if rooms.iter().all(|room| room.is_empty()) => {
             Some(vectored(libc::SYS_readv, fd, iov, n))
         }
@@ -228,7 +228,7 @@ unsafe fn read_list(fd: c_int, iov: *const iovec, n: c_int, flags: c_int) -> Opt
 unsafe fn write_list(fd: c_int, iov: *const iovec, n: c_int, flags: c_int) -> Option<SysResult> {
     // SAFETY: the program's list.
     match unsafe { user_memory::write_buffers(iov, count(n)) } {
-        // The kernel returns at once, whatever the state of the socket is.
+        // The kernel returns at once in any state of the socket.
         Ok(Some(pieces)) if pieces.iter().all(|piece| piece.is_empty()) => {
             Some(vectored(libc::SYS_writev, fd, iov, n))
         }
@@ -331,7 +331,7 @@ pub(super) unsafe extern "C-unwind" fn sendto(
         call_libc!(sendto, libc::SYS_sendto, (fd: c_int, buf: *const c_void, n: size_t, flags: c_int,
               addr: *const sockaddr, len: socklen_t) -> ssize_t)
     };
-    // Of an address TCP asks only that there is one. The kernel refuses another one.
+    // TCP ignores the address, but the kernel refuses an unreadable or too long one.
     if DESCRIPTORS.has(fd) && !user_memory::is_no_address(addr, len) {
         // SAFETY: the program's buffer.
         if let Some(result) = restartable(|| unsafe { send_one(fd, buf, n, flags) }) {
@@ -421,7 +421,7 @@ pub(super) unsafe extern "C-unwind" fn recvmsg(
     native()
 }
 
-/// What the library does with a descriptor that the program has received.
+/// Updates the tables for a descriptor received by the program.
 fn receive_descriptor(fd: c_int) {
     descriptors::remove_stale(fd);
     inherited_options::note_foreign(fd);
@@ -452,8 +452,8 @@ pub(super) unsafe extern "C-unwind" fn sendmsg(
     native()
 }
 
-/// `recvmmsg` on a known descriptor: one message after another, each of which waits, up to the
-/// first error.
+/// `recvmmsg` on a known descriptor: one message after another, up to the first error. The call
+/// waits for each message.
 ///
 /// # Safety
 /// `list` leads to `n` headers, and `timeout` to a time, or it is null.
@@ -466,7 +466,7 @@ unsafe fn receive_many(
 ) -> Option<SysResult> {
     let known = DESCRIPTORS.get(fd)?;
     if let Some(error @ 1..) = known.stream().and_then(control::take_error) {
-        // The kernel looks at the error first, whatever there is to read.
+        // The kernel reports the error first, even if there are bytes to read.
         return Some(Err(Errno(error)));
     }
     let wait_for_one = flags & libc::MSG_WAITFORONE != 0;
@@ -565,7 +565,7 @@ pub(super) unsafe extern "C-unwind" fn sendmmsg(
     native()
 }
 
-/// The flags of `preadv2` and `pwritev2` that mean nothing, or not to wait.
+/// Flags of `preadv2` and `pwritev2` without an effect on sockets, and RWF_NOWAIT.
 const KNOWN_FLAGS: c_int = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_NOWAIT;
 
 /// Defines `preadv2` and `pwritev2`, which are `readv` and `writev` at the offset -1.
@@ -599,19 +599,19 @@ positioned! {
     pwritev64v2, SYS_pwritev2, write_at_once, libc::RWF_NOWAIT;
 }
 
-/// The result of a call that moves the eight bytes of a number.
+/// The result of a transfer of an eight-byte number.
 fn moved_number(moved: ssize_t) -> c_int {
     if moved == size_of::<u64>() as ssize_t { 0 } else { -1 }
 }
 
-/// libc makes the system call itself, on any descriptor.
+/// libc makes the system call by itself, on any descriptor.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn eventfd_read(fd: c_int, number: *mut u64) -> c_int {
     // SAFETY: the program's number.
     moved_number(unsafe { read(fd, number.cast(), size_of::<u64>()) })
 }
 
-/// libc makes the system call itself, on any descriptor.
+/// libc makes the system call by itself, on any descriptor.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn eventfd_write(fd: c_int, number: u64) -> c_int {
     // SAFETY: the number is valid until the call returns.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `pthread_cancel`. libc would end a thread in the middle of the library. So the thread that is
-//! cancelled asks libc for it itself: at once in libc's signal if it is outside of the library, and
-//! else when it has left it. From then on each hook is a cancellation point.
+//! `pthread_cancel`. libc would end a thread in the middle of the library. So the cancelled thread
+//! itself asks libc for the end: outside of the library at once in libc's signal, otherwise when
+//! the thread leaves the library. From then on the hooks of cancellation points end the thread.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use crate::sys::raw::{self, Errno};
 /// The signal by which libc cancels threads.
 const SIGCANCEL: c_int = 32;
 
-/// libc's handler of it, once it has installed one.
+/// libc's handler of SIGCANCEL, once libc has installed one.
 static OF_LIBC: AtomicUsize = AtomicUsize::new(0);
 
 type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
@@ -31,7 +31,7 @@ fn native(thread: pthread_t) -> c_int {
     call_libc!(pthread_cancel, -1, (thread: pthread_t) -> c_int)
 }
 
-/// Ends the thread if it is cancelled and allows it.
+/// Ends the thread if a cancellation is pending and the thread allows cancellation.
 pub(super) fn test() {
     // SAFETY: no arguments; the hooks hold nothing here.
     unsafe { pthread_testcancel() }
@@ -51,7 +51,7 @@ fn cancel_this_thread() {
     install();
 }
 
-/// Has [`on_cancel`] in place of libc's handler.
+/// Replaces libc's handler by [`on_cancel`].
 fn install() {
     let own = on_cancel as Handler as usize;
     if let Some(libcs) = raw::replace_handler(SIGCANCEL, own, libc::SA_SIGINFO | libc::SA_RESTART)
@@ -74,13 +74,13 @@ unsafe extern "C-unwind" fn on_cancel(signal: c_int, info: *mut siginfo_t, conte
     }
     let libcs = OF_LIBC.load(Ordering::Relaxed);
     if libcs != 0 {
-        // SAFETY: libc's handler. It ends a thread that may end anywhere or that is in a call of
-        // libc's which is a cancellation point.
+        // SAFETY: libc's handler. The handler ends a thread with asynchronous cancelability, or a
+        // thread in one of libc's cancellation points.
         unsafe { std::mem::transmute::<usize, Handler>(libcs)(signal, info, context) }
     }
 }
 
-/// The number of a thread that has not ended.
+/// The number of a running thread.
 fn number_of(thread: pthread_t) -> Option<c_int> {
     let mut clock: libc::clockid_t = 0;
     // SAFETY: the number is valid until the call returns.
@@ -103,7 +103,7 @@ unsafe extern "C-unwind" fn pthread_cancel(thread: pthread_t) -> c_int {
     let Some(number) = number_of(thread) else { return native(thread) };
     install();
     match raw::signal_thread(number, SIGCANCEL) {
-        // It has ended, and waits for somebody who joins it.
+        // The thread has ended, and waits for pthread_join.
         Err(Errno(libc::ESRCH)) => 0,
         Err(_) => native(thread),
         Ok(_) => 0,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `clone`, whose child may be one as of `fork`: libc then calls no handlers.
+//! `clone`, whose child may be like a child of `fork`: libc then calls no handlers.
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;
@@ -18,7 +18,7 @@ use crate::sys::user_memory::{errno, libc_result, set_errno};
 /// The function of a child.
 type Body = unsafe extern "C" fn(*mut c_void) -> c_int;
 
-/// What a child begins with.
+/// Function and argument of a child.
 struct Start {
     body: Body,
     argument: *mut c_void,
@@ -29,7 +29,7 @@ pub(super) fn is_fork(flags: u64) -> bool {
     flags & (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_FILES) as u64 == 0
 }
 
-/// Takes note of a child that is no thread and shares this process's memory.
+/// Takes note of a child process with the memory or the descriptors of this process.
 pub(super) fn note(flags: u64) {
     if flags & (libc::CLONE_VM | libc::CLONE_THREAD) as u64 == libc::CLONE_VM as u64 {
         fork::note_sharing_child();
@@ -39,7 +39,7 @@ pub(super) fn note(flags: u64) {
     }
 }
 
-/// A fork for which libc calls no handlers. `make` makes the child, which returns from it as well.
+/// A fork without handlers called by libc. `make` makes the child and returns in both processes.
 pub(super) fn fork_by<T>(make: impl FnOnce() -> T, is_child: impl FnOnce(&T) -> bool) -> T {
     // SAFETY: the handlers that libc would call around a fork.
     unsafe { init::before_fork() };
@@ -66,8 +66,8 @@ unsafe extern "C-unwind" fn _Fork() -> c_int {
     }
 }
 
-/// Moves the program to the background. libc's function ends the parent by an `_exit` of its own,
-/// so this one does what libc's does.
+/// Moves the program to the background. libc's function ends the parent by an internal `_exit`, so
+/// this function repeats libc's steps.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn daemon(no_directory: c_int, no_close: c_int) -> c_int {
     if config::get().is_none() {
@@ -90,7 +90,7 @@ unsafe extern "C-unwind" fn daemon(no_directory: c_int, no_close: c_int) -> c_in
     if no_close == 0 { standard_to_null() } else { 0 }
 }
 
-/// Has the standard descriptors lead to `/dev/null`, as `daemon` does.
+/// Opens `/dev/null` as the standard descriptors, as `daemon` does.
 fn standard_to_null() -> c_int {
     /// The device 1:3.
     const NULL: u64 = 0x103;
@@ -118,17 +118,17 @@ fn standard_to_null() -> c_int {
     0
 }
 
-/// What a program with one thread has for itself already. The threads of the library go on with the
-/// same table of descriptors.
+/// Resources of a process with one thread are unshared already. The threads of the library go on
+/// with the same table of descriptors.
 const OF_ONE_THREAD: c_int =
     libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_VM;
 
-/// How often, and with which pauses, the threads are counted: one of the library has its name only
-/// when it has begun to run.
+/// Number of counts of the threads, and the pause between two counts: a new thread of the library
+/// has no name until the thread runs.
 const LOOKS: usize = 10;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Whether the program has one thread, and must not notice those of the library.
+/// Whether the program has one thread, and must not notice the library's threads.
 fn has_one_thread() -> bool {
     let looks = || {
         let is_one = raw::threads_of_program() == 1;
@@ -142,17 +142,18 @@ fn has_one_thread() -> bool {
         && std::iter::repeat_with(looks).take(LOOKS).any(|is_one| is_one)
 }
 
-/// The children of the calling thread may be in another PID namespace from now on. Then the kernel lets
-/// it start no thread, and the library needs one for each child that has connections in use.
+/// The children of the calling thread may be in another PID namespace from now on. The kernel then
+/// lets the thread start no thread, and the library needs one for each child with connections in
+/// use.
 fn before_namespaces(kinds: c_int) {
     if kinds & libc::CLONE_NEWPID != 0 && kinds & FOR_ONE_THREAD == 0 && session::opened().is_some()
     {
-        // Without it the child finds the connections ended.
+        // Without such a thread the child finds the connections ended.
         let _ = raw::without_signals(ism_sys::start_threads_elsewhere);
     }
 }
 
-/// Makes what the calling thread shares its own.
+/// Unshares resources of the calling thread.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
     let spared = flags & OF_ONE_THREAD != 0 && has_one_thread();
@@ -176,7 +177,7 @@ pub(super) unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
     libc_result(and_then(first, (later != 0).then(|| unshare(later)))) as c_int
 }
 
-/// Namespaces that a process joins or makes only while it has one thread.
+/// Namespaces to join or to make only by a process with one thread.
 const FOR_ONE_THREAD: c_int = libc::CLONE_NEWUSER | CLONE_NEWTIME;
 const CLONE_NEWTIME: c_int = 0x80;
 /// Namespaces for which the kernel refuses to make threads when the process has asked for them, because
@@ -189,7 +190,7 @@ fn and_then(first: SysResult, second: Option<impl FnOnce() -> SysResult>) -> Sys
     second.map_or(Ok(first), |second| second())
 }
 
-/// The kinds of namespaces that a `setns` is for.
+/// The kinds of namespaces for a `setns`.
 fn kinds_of(fd: c_int, kind: c_int) -> c_int {
     const NS_GET_NSTYPE: usize = 0xb703;
     // SAFETY: numbers only.
@@ -253,8 +254,8 @@ pub(super) unsafe extern "C-unwind" fn setns(fd: c_int, kind: c_int) -> c_int {
 
 /// The child's first function.
 unsafe extern "C" fn begin(start: *mut c_void) -> c_int {
-    // SAFETY: the handler that libc would call; the address comes from `clone`, and the child has
-    // a copy of what it leads to.
+    // SAFETY: the handler of libc's fork; the address comes from `clone`, and the child has a copy
+    // of the memory there.
     unsafe {
         init::in_child();
         raw::note_other_stack();

@@ -49,7 +49,7 @@ fn close_range_here(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         && config::get().is_some()
         && !fork::shares_memory()
         && raw::threads_of_program() == 1;
-    // The threads of the library would keep open what the program closes.
+    // The threads of the library would keep descriptors open after the program's close.
     let flags = if spared { flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) } else { flags };
     let end = c_int::try_from(last).unwrap_or(c_int::MAX);
     let native = || match c_int::try_from(first) {
@@ -71,8 +71,8 @@ fn close_around(first: c_int, last: c_int, flags: c_int) -> raw::SysResult {
     parts.map(|(first, last)| raw::close_range(first, last, flags)).fold(Ok(0), raw::SysResult::and)
 }
 
-/// The library's descriptors in a range: the program does not know them, and goes on with the
-/// connections that it keeps.
+/// The library's descriptors in a range. The program does not know these numbers, and its remaining
+/// connections still need them.
 fn own_descriptors(first: c_int, last: c_int) -> Vec<c_int> {
     let mut own: Vec<_> = own_numbers::entered().collect();
     for fd in 0..=DESCRIPTORS.highest() {
@@ -122,8 +122,8 @@ pub(super) unsafe extern "C-unwind" fn dup(old: c_int) -> c_int {
     })
 }
 
-/// Keeps a number of a connection what it is, as long as the caller has the result. A relay that can
-/// be taken back is taken back before.
+/// Keeps the meaning of a connection's number until the guard is dropped. A relay ready to be taken
+/// back is taken back first.
 pub(super) fn locked(fd: c_int) -> Option<ForkLockGuard> {
     if !DESCRIPTORS.has(fd) {
         return None;
@@ -132,7 +132,7 @@ pub(super) fn locked(fd: c_int) -> Option<ForkLockGuard> {
     descriptors::lock_numbers(fd, fd)
 }
 
-/// What `dup2` and `dup3` have in common; `flags` as `dup3`.
+/// Common part of `dup2` and `dup3`; `flags` as for `dup3`.
 fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
     if old != new {
         answering_listeners::remove(new);
@@ -182,7 +182,7 @@ pub(super) unsafe extern "C-unwind" fn fcntl(
     command: c_int,
     argument: c_ulong,
 ) -> c_int {
-    // Locks of files wait in the kernel, and have nothing to do with the library.
+    // Locks of files wait in the kernel, without the library.
     match matches!(command, libc::F_SETLKW | libc::F_OFD_SETLKW) {
         true => call_libc!(fcntl, libc::SYS_fcntl,
             (fd: c_int, command: c_int, argument: c_ulong) -> c_int),
@@ -201,7 +201,7 @@ fn fcntl_here(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
         // The kernel sends the signals.
         leave(fd);
     }
-    // A relay that comes or goes meanwhile would have the flags of before.
+    // Without the lock a relay coming or going meanwhile would keep the old flags.
     let numbers = locked(fd);
     let result = call_libc!(fcntl, libc::SYS_fcntl, (fd: c_int, command: c_int, argument: c_ulong)
                        -> c_int);
@@ -230,7 +230,7 @@ fn fcntl_here(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     result
 }
 
-/// Whether a command of `fcntl` says who gets a signal of a socket, and which one.
+/// Whether a command of `fcntl` sets the receiver or the number of a socket's signal.
 fn is_owner_command(command: c_int) -> bool {
     const F_SETSIG: c_int = 10;
     const F_SETOWN_EX: c_int = 15;
@@ -285,7 +285,7 @@ unsafe fn ioctl_here(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int
     result
 }
 
-/// Requests of `ioctl` that do the same as F_SETOWN.
+/// Requests of `ioctl` with the effect of F_SETOWN.
 const FIOSETOWN: c_ulong = 0x8901;
 const SIOCSPGRP: c_ulong = 0x8902;
 
@@ -304,7 +304,7 @@ unsafe extern "C-unwind" fn _Exit(status: c_int) -> ! {
     unsafe { _exit(status) }
 }
 
-/// Defines hooks of calls that make a pair of descriptors: they remove stale entries.
+/// Defines hooks of calls for a pair of descriptors: the hooks remove stale entries.
 macro_rules! makes_pairs {
     ($($name:ident($($arg:ident : $type:ty,)* ; $pair:ident);)*) => {
         $(#[unsafe(no_mangle)]
@@ -342,7 +342,7 @@ unsafe extern "C-unwind" fn pipe2(fds: *mut c_int, flags: c_int) -> c_int {
     result
 }
 
-/// Defines hooks of calls that make a descriptor: they remove a stale entry of its number.
+/// Defines hooks of calls for a new descriptor: the hooks remove a stale entry of the number.
 macro_rules! makes {
     ($($name:ident($($arg:ident : $type:ty),*);)*) => {
         $(#[unsafe(no_mangle)]

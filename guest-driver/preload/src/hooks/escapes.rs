@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Hooks of the functions by which a descriptor goes where the library cannot follow: stdio, other
+//! Hooks of functions to pass a descriptor on where the library cannot follow: stdio, other
 //! processes, asynchronous I/O. Each leaves the descriptor to the kernel first.
 
 use std::cell::OnceCell;
@@ -21,7 +21,7 @@ use crate::sys::raw::{self, Errno};
 use crate::sys::user_memory::{is_nowhere, libc_result};
 use crate::{config, fork, last_thread, relay};
 
-/// Leaves a descriptor to the kernel if the library knows it.
+/// Leaves a known descriptor to the kernel.
 #[inline]
 pub(super) fn leave(fd: c_int) {
     if DESCRIPTORS.has(fd) {
@@ -29,7 +29,7 @@ pub(super) fn leave(fd: c_int) {
     }
 }
 
-/// A standard descriptor is for stdio, and for the program that is executed next.
+/// Leaves a standard descriptor to the kernel: for stdio, and for the next executed program.
 #[inline]
 pub(super) fn leave_standard(fd: c_int) {
     if (0..=2).contains(&fd) {
@@ -37,7 +37,7 @@ pub(super) fn leave_standard(fd: c_int) {
     }
 }
 
-/// Streams of stdio on connections that the kernel serves.
+/// Streams of stdio on connections served by the kernel.
 static STREAMS: ForkMutex<Vec<usize>> = ForkMutex::new(Vec::new());
 
 #[unsafe(no_mangle)]
@@ -63,8 +63,8 @@ unsafe extern "C" {
     fn funlockfile(stream: *mut libc::FILE);
 }
 
-/// Writes what stdio has buffered for connections, when the program ends: libc would do that only
-/// after the relays have ended. A stream that another thread is using is left alone, as by libc.
+/// Flushes the streams of stdio on connections at the end of the program: libc would flush them
+/// only after the end of the relays. A stream in use by another thread is left alone, as by libc.
 pub(super) fn flush_streams() {
     let mut streams = std::mem::take(&mut *STREAMS.lock());
     // SAFETY: libc's streams for standard output and error.
@@ -73,7 +73,7 @@ pub(super) fn flush_streams() {
     streams.extend(ours.map(|(_, stream)| *stream as usize));
     for stream in streams {
         let stream = stream as *mut libc::FILE;
-        // SAFETY: a stream that the program has not closed.
+        // SAFETY: the program has not closed the stream.
         unsafe {
             if ftrylockfile(stream) == 0 {
                 libc::fflush(stream);
@@ -83,8 +83,8 @@ pub(super) fn flush_streams() {
     }
 }
 
-/// Leaves the descriptors to the kernel that a message passes on by this socket. Listeners stay as they
-/// are if the process that gets them has the library.
+/// Leaves the descriptors in a message on this socket to the kernel. Listeners stay as they are if
+/// the receiving process has the library.
 ///
 /// # Safety
 /// `message` is null or leads to a header of the program.
@@ -101,14 +101,14 @@ pub(super) unsafe fn leave_passed(socket: c_int, message: *const libc::msghdr) {
     unsafe { passed_descriptors(message, leave_with_listener) };
 }
 
-/// Whether the process that has connected to this socket has the library. Who has the other end of a
-/// pair that this process has made cannot be told.
+/// Whether the process connected to this socket has the library. For a pair made by this process
+/// the holder of the other end is unknown.
 fn receiver_has_library(socket: c_int) -> bool {
     let peer = ism_sys::peer_process(borrowed(socket)).ok().and_then(|peer| peer.pid);
     peer.is_some_and(|pid| pid != raw::getpid() && exec::runs_library(pid))
 }
 
-/// Calls `f` with each descriptor that a message passes by SCM_RIGHTS.
+/// Calls `f` with each descriptor passed by a message's SCM_RIGHTS.
 ///
 /// # Safety
 /// `message` leads to a header whose control data is valid, or nowhere.
@@ -116,7 +116,7 @@ pub(super) unsafe fn passed_descriptors(message: *const libc::msghdr, f: impl Fn
     if is_nowhere(message, 1) {
         return;
     }
-    // SAFETY: the caller's promise, as for all that follows.
+    // SAFETY: the caller's promise, also for the reads below.
     let header = unsafe { &*message };
     if header.msg_controllen == 0 || is_nowhere(header.msg_control, header.msg_controllen) {
         return;
@@ -137,8 +137,9 @@ pub(super) unsafe fn passed_descriptors(message: *const libc::msghdr, f: impl Fn
     }
 }
 
-// Functions with a variable number of arguments, and one that returns twice. Each is a few
-// instructions that keep all arguments, call a function of this library, and jump to libc's function.
+// Functions with a variable number of arguments, and a function returning twice. Each is a few
+// instructions to keep all arguments, to call a function of this library, and to jump to libc's
+// function.
 
 macro_rules! trampolines {
     ($($name:ident, $prepare:ident;)*) => {$(
@@ -199,7 +200,7 @@ fn found(symbol: &Symbol) -> *mut c_void {
     if symbol.get().is_none() {
         symbol.find();
     }
-    // The program could not have been linked without it.
+    // The linker would have refused a program without libc's function.
     symbol.get().unwrap_or_else(|| std::process::abort())
 }
 
@@ -223,9 +224,9 @@ extern "C" fn before_vdprintf_chk(fd: c_int) -> *mut c_void {
     found(&symbols::__vdprintf_chk)
 }
 
-/// A child of `vfork` shares the memory of its parent, so it cannot change what the library knows of
-/// its descriptors. While there are connections that SMC carries or may carry, the child is one of
-/// `fork`, as POSIX allows.
+/// A child of `vfork` shares the memory of the parent, and must not change the library's descriptor
+/// tables. While there are connections on SMC or on their way to SMC, the child is made by `fork`,
+/// as POSIX allows.
 extern "C" fn before_vfork() -> *mut c_void {
     within(fork::note_child);
     let in_use = config::get().is_some() && relay::hand_over::has_any();
@@ -233,10 +234,10 @@ extern "C" fn before_vfork() -> *mut c_void {
     found(if in_use { &symbols::fork } else { &symbols::vfork })
 }
 
-/// Before exit(2), by which a thread ends and not its process.
+/// Runs before exit(2) ends a thread but not the process.
 pub(super) fn before_exit(status: c_int) {
     if config::is_off() {
-        // A filter may leave the thread no other system call.
+        // A filter may allow the thread no other system call.
         last_thread::exits(status, super::init::close_at_end);
     } else if config::get().is_some() && raw::is_first_thread() && !fork::shares_memory() {
         last_thread::exits(status, super::init::close_at_end);
@@ -252,7 +253,7 @@ extern "C" fn before_pthread_exit() -> *mut c_void {
     found(&symbols::pthread_exit)
 }
 
-/// libc writes the names of functions itself.
+/// libc writes the names of functions by itself.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn backtrace_symbols_fd(
     list: *const *mut c_void,
@@ -263,10 +264,10 @@ pub(super) unsafe extern "C-unwind" fn backtrace_symbols_fd(
     call_libc!(backtrace_symbols_fd, -1, (list: *const *mut c_void, n: c_int, fd: c_int) -> c_int);
 }
 
-// posix_spawn and what libc makes of it.
+// posix_spawn and its variants in libc.
 
-/// Descriptors of connections and listeners that file actions of the program duplicate, by the address
-/// of the actions.
+/// Descriptors of connections and listeners duplicated by file actions of the program, by the
+/// address of the actions.
 static NAMED: ForkMutex<Vec<(usize, c_int)>> = ForkMutex::new(Vec::new());
 
 #[unsafe(no_mangle)]
@@ -303,7 +304,7 @@ fn is_named(actions: *const c_void, fd: c_int) -> bool {
     NAMED.lock().contains(&(actions as usize, fd))
 }
 
-/// Defines hooks of functions that start a program.
+/// Defines hooks of functions to start a program.
 macro_rules! spawns {
     ($($name:ident($($arg:ident : $type:ty),*) -> $result:ty, $actions:expr, $target:expr
        $(, with $environment:ident)?;)*) => {
@@ -387,11 +388,11 @@ lists! {
     lio_listio64;
 }
 
-// io_uring: liburing makes its system calls itself, so its functions fail. The library could not see
-// what the kernel does with the descriptors. Without it, programs use epoll.
+// io_uring: liburing makes system calls by itself, so its functions fail. The library could not see
+// the kernel's work on the descriptors. Without io_uring, programs use epoll.
 
-/// Defines functions of liburing that fail with ENOSYS, as on a kernel without io_uring. In a
-/// process that the library leaves alone they call liburing's.
+/// Defines functions of liburing to fail with ENOSYS, as on a kernel without io_uring. In a process
+/// without SMC these functions call liburing's.
 macro_rules! rings {
     ($($name:ident($($arg:ident : $type:ty),*);)*) => {
         $(#[unsafe(no_mangle)]
@@ -423,7 +424,7 @@ fn call_next<const N: usize>(name: &CStr, given: [usize; N]) -> c_int {
     let mut all = [0usize; 6];
     all.iter_mut().zip(given).for_each(|(slot, value)| *slot = value);
     type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> c_int;
-    // SAFETY: a function that takes fewer arguments does not look at the other registers.
+    // SAFETY: a function with fewer arguments ignores the other registers.
     let function = unsafe { std::mem::transmute::<*mut c_void, Function>(found) };
     // SAFETY: the program's arguments, unchanged.
     unsafe { function(all[0], all[1], all[2], all[3], all[4], all[5]) }

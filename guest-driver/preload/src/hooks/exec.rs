@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Hooks of the functions that end the program or replace it by another one, and what becomes of
-//! the connections that somebody else still uses.
+//! Hooks of exec and exit functions. Connections still in use by other processes go to a keeper.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
@@ -20,14 +19,13 @@ use crate::selection::{answering_listeners, handed_listeners, session, waiting};
 use crate::sys::user_memory::{errno, is_nowhere, set_errno};
 use crate::{config, fork, relay};
 
-/// How long a process that ends waits for peers to take what its relays and send queues hold, before
-/// another process does that.
+/// Limit for peers to take the bytes of relays and send queues before another process takes over.
 const SHORT: Duration = Duration::from_millis(20);
-/// The same where there can be no other process.
+/// Limit in place of [`SHORT`] where no other process can take over.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Hands the relays on to a keeper, if other processes use them or peers have not taken what they or
-/// send queues hold. The program ends.
+/// Hands the relays on to a keeper at the end of the program, if other processes use the relays or
+/// if relays and send queues still hold bytes for peers.
 pub(super) fn pass_relays_on() {
     relay::forward::finish(SHORT);
     kernel::await_sent(true, SHORT);
@@ -53,7 +51,7 @@ fn keep<T>(next: impl FnOnce() -> KeeperResult<T>) -> Option<T> {
 /// The words of a program, or its environment.
 pub(super) type Words = *const *const c_char;
 
-/// The program that a call executes.
+/// Program to execute.
 pub(super) struct Target {
     /// `None`: the call names no program, and fails.
     file: Option<PathBuf>,
@@ -67,12 +65,12 @@ impl Target {
         Target { file: path_of(path), in_path: false, environment }
     }
 
-    /// A program that a shell would find.
+    /// A program found by a search of PATH.
     pub(super) fn in_path(name: *const c_char, environment: Words) -> Target {
         Target { file: path_of(name), in_path: true, environment }
     }
 
-    /// A program by a path that begins at a directory, or that is an open file.
+    /// A program by a path relative to a directory, or an open file.
     fn at(dir: c_int, path: *const c_char, environment: Words) -> Target {
         let file = path_of(path).unwrap_or_default();
         let file = match dir == libc::AT_FDCWD {
@@ -95,7 +93,7 @@ impl Target {
         own_path().is_some_and(|library| program.has_library(library))
     }
 
-    /// The entries of its environment.
+    /// The entries of the target's environment.
     fn words(&self) -> Vec<*const c_char> {
         let mut words = Vec::new();
         for at in 0.. {
@@ -112,7 +110,7 @@ impl Target {
         words
     }
 
-    /// It with these entries. `None`: the call names no program.
+    /// The target with these entries. `None`: the call names no program.
     fn program(&self, words: &[*const c_char]) -> Option<TargetProgram<'_>> {
         // SAFETY: the program's texts.
         let text = |word: &*const c_char| unsafe { CStr::from_ptr(*word) }.to_bytes();
@@ -136,7 +134,7 @@ impl Target {
         *words.get_mut(at)? = preload.as_ptr();
         words.push(std::ptr::null());
         let environment = words.as_ptr();
-        // What is moved there stays where it is on the heap.
+        // A move into the cell does not move the heap memory.
         LAST.try_with(|last| last.replace((words, preload))).ok()?;
         Some(environment)
     }
@@ -163,8 +161,8 @@ fn path_of(text: *const c_char) -> Option<PathBuf> {
 /// The file of this library.
 static LIBRARY: OnceLock<Option<PathBuf>> = OnceLock::new();
 
-/// The file of this library. It is looked up when the library is loaded: the dynamic linker takes a
-/// lock for that.
+/// Path of this library. Looked up when the library is loaded: the look-up takes a lock of the
+/// dynamic linker.
 pub(super) fn own_path() -> Option<&'static Path> {
     LIBRARY.get_or_init(find_own_path).as_deref()
 }
@@ -177,12 +175,12 @@ fn find_own_path() -> Option<PathBuf> {
     if unsafe { libc::dladdr(here, &raw mut info) } == 0 || info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: the dynamic linker's text, which lives as long as the library: for ever.
+    // SAFETY: the dynamic linker's text lives as long as the library: for ever.
     Some(OsStr::from_bytes(unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes()).into())
 }
 
-/// Whether another process has this library now, and would treat connections as this process does. If
-/// it executes a program later, its library looks after what that gets.
+/// Whether another process has this library now and would treat connections as this process does.
+/// If the process executes a program later, the library there handles the inheritance.
 pub(super) fn runs_library(process: i32) -> bool {
     let of = |what: &str| std::fs::read(format!("/proc/{process}/{what}")).unwrap_or_default();
     let Some(library) = own_path().and_then(|path| path.canonicalize().ok()) else { return false };
@@ -201,8 +199,8 @@ pub(super) fn runs_library(process: i32) -> bool {
     config::is_same_for(value) && config::get().is_some_and(|config| config.has_rules_of(&program))
 }
 
-/// Leaves the connections and listeners to the kernel that a program gets which is executed next.
-/// `named`: whether it gets a descriptor although exec closes it.
+/// Leaves the connections and listeners inherited by the next program to the kernel. `named`:
+/// whether the program gets a descriptor in spite of close-on-exec.
 pub(super) fn leave_to(target: &Target, named: impl Fn(c_int) -> bool) {
     let has_any = relay::hand_over::has_any();
     if !has_any && !answering_listeners::any() {
@@ -217,14 +215,14 @@ pub(super) fn leave_to(target: &Target, named: impl Fn(c_int) -> bool) {
     }
 }
 
-/// Executes a program by `execute`, which returns if that fails, and to which the environment is
-/// passed if it is another one than the call's. It is not within the library, whose state a child of
-/// vfork shares, and which leaves no signals blocked.
+/// Executes a program by `execute`. `execute` gets the environment if another one replaces the
+/// call's, and returns only on failure. `execute` runs outside of the library ([`within`]): a child
+/// of vfork shares the library's state, and no signals may stay blocked.
 fn around(target: impl FnOnce() -> Target, execute: impl FnOnce(Option<Words>) -> c_int) -> c_int {
     if config::get().is_none() {
         return execute(within(|| target().other_environment(|_| false)));
     }
-    // The parent of a child that shares its memory would count it for ever.
+    // The parent of a child with shared memory would count the child for ever.
     let counts = !fork::shares_memory();
     if counts {
         within(take_back::begin_spawn);
@@ -259,10 +257,10 @@ fn execute_with_keeper(
     }
 }
 
-/// Leaves to the kernel and to the peers what they get. `true`: a keeper has work.
+/// Leaves the inherited descriptors to the kernel, and waits for peers. `true`: a keeper has work.
 fn prepare(target: &Target) -> bool {
     if fork::shares_memory() {
-        // The connections are the parent's, and so is what the library knows of them.
+        // The connections and the library's tables are the parent's.
         if answering_listeners::any() && !target.has_library() {
             handed_listeners::leave_inherited(|_| false);
         }
@@ -276,8 +274,7 @@ fn prepare(target: &Target) -> bool {
     keeper::has_work()
 }
 
-/// Defines hooks of functions that execute a program, each with the function that takes another
-/// environment.
+/// Defines hooks of exec functions, each with the libc function for another environment.
 macro_rules! executes {
     ($($name:ident($($arg:ident : $type:ty),*), $number:expr, $target:expr,
        $with:ident($($given:ident : $kind:ty),*), $environment:ident;)*) => {
@@ -311,9 +308,8 @@ executes! {
         environment;
 }
 
-// Functions with a variable number of arguments, all of them addresses. Each is a few instructions
-// that store the arguments of the registers next to those on the stack, and call a function of this
-// library.
+// Functions with a variable number of arguments, all of them addresses. Each stores the arguments
+// in registers next to the arguments on the stack, and calls a function of this library.
 
 macro_rules! lists {
     ($($name:ident, $with_list:ident;)*) => {$(
@@ -350,10 +346,10 @@ lists! {
     execle, with_list_and_environment;
 }
 
-/// Number of arguments that come in registers.
+/// Number of arguments passed in registers.
 const IN_REGISTERS: usize = if cfg!(target_arch = "x86_64") { 6 } else { 8 };
 
-/// The arguments of a call: those of the registers, then those of the stack.
+/// The arguments of a call: first from the registers, then from the stack.
 #[derive(Clone, Copy)]
 struct Arguments {
     registers: *const *const c_char,
@@ -362,8 +358,8 @@ struct Arguments {
 
 impl Arguments {
     fn get(self, at: usize) -> *const c_char {
-        // SAFETY: the callers ask for arguments up to the null that ends the list, and for the one
-        // behind it of `execle`.
+        // SAFETY: the callers ask for arguments up to the null at the end of the list, and for the
+        // environment of `execle` behind the null.
         unsafe {
             match at.checked_sub(IN_REGISTERS) {
                 None => self.registers.add(at).read(),
@@ -372,7 +368,7 @@ impl Arguments {
         }
     }
 
-    /// The words of the program, with the null that ends them.
+    /// The words of the program, with the null at the end.
     fn words(self) -> Vec<*const c_char> {
         let mut words = Vec::new();
         for at in 1.. {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Hooks of the calls that move bytes between a connection and a file or a pipe.
+//! Hooks of the calls to move bytes between a connection and a file or a pipe.
 
 use std::ffi::{c_int, c_uint};
 use std::io::IoSlice;
@@ -88,8 +88,8 @@ unsafe extern "C-unwind" fn sendfile64(
     unsafe { sendfile(to, from, offset, n) }
 }
 
-/// `splice` from or into an SMC connection. Each end is a descriptor, and whether the program names
-/// no position in it. `None`: the kernel carries out the call.
+/// `splice` from or into an SMC connection. Each end is a descriptor, with `true` if the program passes
+/// no position. `None`: the kernel carries out the call.
 fn splice_here(
     ((from, no_from), (to, no_to)): ((c_int, bool), (c_int, bool)),
     n: usize,
@@ -104,7 +104,7 @@ fn splice_here(
             Dispatch::Keep(_) => Err(Errno(libc::EAGAIN)),
             Dispatch::Fail(error) => Err(error),
             Dispatch::Smc(..) if !no_from || !no_to => {
-                // Neither has a position, but the kernel looks for a pipe first.
+                // Neither end supports a position, but the kernel looks for a pipe first.
                 let (other, is_free) = if out { (to, no_to) } else { (from, no_from) };
                 let is_einval = is_free || raw::pipe_size(other).is_err();
                 Err(Errno(if is_einval { libc::EINVAL } else { libc::ESPIPE }))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `prctl`, by which a program gives a thread of its own a filter of system calls (seccomp). With
-//! `seccomp` as `syscall` has it.
+//! `prctl` and the filter of system calls (seccomp) of a thread. The same for `seccomp` by way of
+//! `syscall`.
 
 use std::ffi::{c_int, c_ulong};
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ pub(super) fn seccomp(mut arguments: [usize; 6]) -> SysResult {
     let sets = [libc::SECCOMP_SET_MODE_STRICT, libc::SECCOMP_SET_MODE_FILTER];
     let (for_all, asks) =
         (libc::SECCOMP_FILTER_FLAG_TSYNC as usize, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as usize);
-    // Somebody would have to answer for a filter that asks.
+    // A filter with a listener needs a supervisor to answer.
     if sets.contains(&(operation as _))
         && flags & asks == 0
         && before((libc::SYS_seccomp, arguments))
@@ -51,7 +51,7 @@ pub(super) fn seccomp(mut arguments: [usize; 6]) -> SysResult {
     unsafe { raw::call(libc::SYS_seccomp, arguments) }
 }
 
-/// Whether all other threads are the library's. Those that have just begun have no name yet.
+/// Whether all other threads are the library's. New threads have no name yet.
 fn is_programs_only_thread() -> bool {
     let begun = Instant::now();
     loop {
@@ -63,17 +63,18 @@ fn is_programs_only_thread() -> bool {
     }
 }
 
-/// How long a thread may take to give itself a name.
+/// Limit for a new thread to set its name.
 const NAMED: Duration = Duration::from_millis(200);
 
-/// Before the calling thread gets a filter: connections that it could not use afterwards get relays,
-/// whose threads have no filter, and the library does no more. `true`: that was so.
+/// Runs before the calling thread gets a filter. Connections unusable under the filter get relays,
+/// whose threads have no filter, and the library switches off. `true`: the filter forbids needed
+/// calls.
 fn before(filter: FilterCall) -> bool {
     if config::get().is_none() || fork::shares_memory() {
         return false;
     }
     within(|| {
-        // SAFETY: the program's arguments, which it is about to pass to the kernel.
+        // SAFETY: the program's arguments, about to be passed to the kernel.
         let forbidden = raw::without_signals(|| unsafe { ism_sys::forbidden_call_in(filter) });
         let Some(call) = forbidden else { return false };
         status::leaves_for_filter(call);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Further names of the hooks: those that programs built with _FORTIFY_SOURCE call, and aliases of
-//! libc.
+//! Further names of the hooks: functions called by programs built with _FORTIFY_SOURCE, and aliases
+//! of libc.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The functions that run when the library is loaded, when the process forks, and when it exits.
+//! The functions called when the library is loaded, when the process forks, and at exit.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ use crate::{config, fork, last_thread, log, relay, status, tcp_notes};
 #[global_allocator]
 static MEMORY: Heap = Heap::new();
 
-/// How long a fork waits for a lock before it goes without.
+/// Limit for a fork to wait for a lock. After the limit the fork goes on without the lock.
 const LOCK_LIMIT: Duration = Duration::from_millis(500);
 
-/// The descriptor on which `smc run` waits to hear that the library was loaded.
+/// The descriptor on which `smc run` waits for a sign of the loaded library.
 const PROOF: &str = "SMC_RUN_PROOF";
 
 #[used]
@@ -40,12 +40,12 @@ extern "C" fn begin() {
     // SAFETY: the functions stay valid, because the library is never unloaded.
     unsafe {
         libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child));
-        // It runs after the handlers that the program registers.
+        // Runs after the handlers registered by the program.
         at_quick_exit(end_quickly);
     }
-    // The list for all programs reaches those with more rights than their user, too, whose environment
-    // is the user's: they stay as they are.
-    // SAFETY: it reads a table of the process.
+    // /etc/ld.so.preload also reaches programs with more rights than their user, in an environment
+    // set by the user. The library leaves such programs alone.
+    // SAFETY: reads a table of the process.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return;
     }
@@ -67,7 +67,7 @@ extern "C" fn begin() {
         // First, because a list of the open descriptors goes through all numbers of the table.
         establish::add_inherited();
         outcome::grow_table();
-        // A program that is executed for each client may use stdio at once.
+        // A program executed for each client may use stdio at once.
         (0..=2).for_each(escapes::leave_standard);
     }
 }
@@ -76,8 +76,8 @@ unsafe extern "C" {
     fn at_quick_exit(handler: extern "C" fn()) -> std::ffi::c_int;
 }
 
-/// Whether the locks that a fork takes come free. A handler of a signal that has interrupted a
-/// thread in the library must not wait for that thread.
+/// Whether the locks of a fork come free. A signal handler interrupting a thread in the library must
+/// not wait for the same thread.
 fn comes_free() -> bool {
     NUMBERS.comes_free(LOCK_LIMIT)
         && waiting::comes_free(LOCK_LIMIT)
@@ -90,7 +90,7 @@ pub(super) unsafe extern "C" fn before_fork() {
     if fork::is_retired() {
         return;
     }
-    // Until the handlers behind the fork have run.
+    // Until the handlers after the fork have run.
     interrupt::enter();
     fork::note_child();
     if !comes_free() {
@@ -102,7 +102,7 @@ pub(super) unsafe extern "C" fn before_fork() {
     waiting::before_fork();
     relay::fork::prepare();
     relay::forward::before_fork();
-    // Last, because the others may allocate.
+    // Last, because the calls above may allocate.
     heap::before_fork();
 }
 
@@ -117,10 +117,10 @@ pub(super) unsafe extern "C" fn in_parent() {
     leave_after_fork();
 }
 
-/// The second half of a [`within`], which began before the fork.
+/// The second half of a [`within`], begun before the fork.
 fn leave_after_fork() {
     if interrupt::leave() {
-        // Enters and leaves once more, and what was deferred happens.
+        // Enters and leaves once more, to deliver deferred signals.
         within(|| ());
     }
 }
@@ -155,9 +155,8 @@ fn in_prepared_child() {
     NUMBERS.release_after_fork();
 }
 
-/// What [`in_child`] does, in a child that was not prepared: it was made without a call of this
-/// library, or by a handler of a signal that had interrupted one. Its connections in use have no
-/// relays, so calls on them fail.
+/// Variant of [`in_child`] for an unprepared child: one made without a call of this library, or by
+/// a signal handler interrupting one. Connections in use have no relays there, so calls on them fail.
 fn in_untold_child() {
     fork::in_child();
     waiting::in_untold_child();
@@ -176,7 +175,7 @@ pub(super) fn close_connections() {
     relay::fork::settle_all();
     tcp_notes::remove();
     if DESCRIPTORS.highest() < 0 {
-        // The library has never known one.
+        // The library has never known a descriptor.
         return;
     }
     kernel::close_all();
@@ -187,7 +186,7 @@ extern "C" fn end_quickly() {
     close_at_end();
 }
 
-/// [`close_connections`], in a thread of the library, too.
+/// [`close_connections`], also for a thread of the library.
 pub(super) fn close_at_end() {
     within(close_connections);
 }

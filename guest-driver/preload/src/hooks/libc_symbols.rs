@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! libc's functions, whose names this library takes. The library looks them up once, when it is
-//! loaded: a look-up may allocate, and an allocator may call a hook.
+//! libc's functions behind the names of the hooks. The library looks the functions up once, when it
+//! is loaded: a look-up may allocate, and an allocator may call a hook.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -25,8 +25,8 @@ impl Symbol {
         self.found.store(found, Ordering::Release);
     }
 
-    /// As [`Symbol::find`], in the objects behind this library. The linker would take memory of the
-    /// program's heap for each function that is not there.
+    /// Variant of [`Symbol::find`] in the objects behind this library. For each missing function
+    /// the linker would take memory of the program's heap.
     fn find_in(&self, behind: &[Option<LoadedObject>]) {
         for object in behind {
             match object.as_ref().map(|object| object.find(self.name)) {
@@ -39,7 +39,7 @@ impl Symbol {
         }
     }
 
-    /// The function, if it was found.
+    /// The address, if the function was found.
     #[inline]
     pub(in crate::hooks) fn get(&self) -> Option<*mut c_void> {
         let found = self.found.load(Ordering::Relaxed);
@@ -62,13 +62,14 @@ macro_rules! functions {
             };)*
         }
 
-        /// Looks all functions up. `behind`: the objects that the linker would look in.
+        /// Looks all functions up. `behind`: the objects in the linker's search order after this
+        /// library.
         pub(super) fn find_all(behind: &[Option<LoadedObject>]) {
             [$(&symbols::$name),*].into_iter().for_each(|symbol| symbol.find_in(behind));
         }
 
-        /// The names and addresses of the functions that were found. Each is libc's, or that of
-        /// another library which wraps libc's.
+        /// The names and addresses of the found functions. Each is libc's, or a wrapper of libc's
+        /// in another library.
         pub(super) fn found() -> impl Iterator<Item = (&'static CStr, *mut c_void)> {
             let all = [$(&symbols::$name),*];
             all.into_iter().filter_map(|symbol| Some((symbol.name, symbol.get()?)))
@@ -91,7 +92,7 @@ functions! {
 }
 
 /// `call_libc!(name, number, (a: type, ...) -> type)`: calls libc's function. Before `init` has run
-/// it makes the system call instead; `number` is -1 if there is none.
+/// the macro makes the system call instead; `number` is -1 if there is none.
 macro_rules! call_libc {
     ($name:ident, $number:expr, ($($arg:ident : $type:ty),*) -> $result:ty) => {{
         let number: i64 = $number;

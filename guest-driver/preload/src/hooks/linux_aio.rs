@@ -13,7 +13,7 @@ use crate::sys::elf::LoadedObject;
 use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::user_memory::is_nowhere;
 
-/// `struct iocb`, as far as it is used here.
+/// The beginning of `struct iocb`.
 #[repr(C)]
 pub(super) struct Request {
     data: u64,
@@ -24,7 +24,7 @@ pub(super) struct Request {
     rest: [u64; 5],
 }
 
-/// More requests than a context can have; the kernel looks at no others.
+/// More requests than a context can have; the kernel ignores further ones.
 const MOST: usize = 1 << 16;
 
 /// `io_submit`, as the kernel has it.
@@ -41,7 +41,7 @@ pub(super) unsafe fn submit(context: usize, n: c_long, list: *const *const Reque
         // SAFETY: the caller's promise.
         let request = unsafe { list.add(at).read() };
         if is_nowhere(request, 1) {
-            // The kernel gets no further.
+            // The kernel stops at this address.
             break;
         }
         // SAFETY: the caller's promise.
@@ -59,8 +59,8 @@ pub(super) unsafe fn submit(context: usize, n: c_long, list: *const *const Reque
     unsafe { raw::call(libc::SYS_io_submit, arguments) }
 }
 
-/// Leaves a known descriptor to the kernel. `false`: there are no descriptors left for a relay, and
-/// the kernel's calls would go around the connection.
+/// Leaves a known descriptor to the kernel. `false`: no number is free for a relay, and the kernel's
+/// calls would bypass the connection.
 fn is_left(fd: c_int) -> bool {
     leave(fd);
     let Some(descriptor) = DESCRIPTORS.get(fd) else { return true };
@@ -73,11 +73,11 @@ fn is_left(fd: c_int) -> bool {
     }
 }
 
-/// The next function of this name, if it is not libaio's. 0: not looked for yet, 1: there is none.
+/// The next function of this name outside of libaio. 0: not looked for yet, 1: there is none.
 static OTHER: AtomicUsize = AtomicUsize::new(0);
 const NONE: usize = 1;
 
-/// A function of this name that a library of the program has, which is not libaio.
+/// A function of this name in a library of the program other than libaio.
 fn other() -> Option<usize> {
     let known = OTHER.load(Ordering::Relaxed);
     if known != 0 {
@@ -93,7 +93,7 @@ fn other() -> Option<usize> {
     is_other.then_some(found as usize)
 }
 
-/// libaio's function, which makes the system call itself. It returns the negative number of an error.
+/// libaio's function, with its own system call. Returns the negative number of an error.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn io_submit(
     context: *mut c_void,
@@ -102,7 +102,7 @@ unsafe extern "C-unwind" fn io_submit(
 ) -> c_int {
     if let Some(other) = other() {
         type Function = unsafe extern "C" fn(*mut c_void, c_long, *const *const Request) -> c_int;
-        // SAFETY: a function of the program, which was called with these arguments.
+        // SAFETY: the program has called its function with these arguments.
         return unsafe { std::mem::transmute::<usize, Function>(other)(context, n, list) };
     }
     // SAFETY: the program's arguments.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `mlockall`: the program locks its memory, and not that of the library.
+//! `mlockall`: locks the memory of the program without the memory of the library.
 //!
-//! The kernel's call would count the library's memory against RLIMIT_MEMLOCK, the window of a device
-//! (64 GiB) included, and read all of it into memory. So the hook locks the program's mappings one by
-//! one, and answers as the kernel does in a process that has these mappings only. For MCL_FUTURE it
-//! makes the kernel's call, which does not look at mappings that are there; `ism_sys::own_memory` says
-//! what the library does from then on.
+//! The kernel's call would count the library's memory against RLIMIT_MEMLOCK, including the window of a
+//! device (64 GiB), and read all of the window into memory. So the hook locks the program's mappings
+//! one by one, and answers like the kernel in a process with these mappings only. For MCL_FUTURE the
+//! hook makes the kernel's call, without an effect on present mappings; `ism_sys::own_memory` describes
+//! the library's mappings from then on.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -25,7 +25,7 @@ use crate::{config, fork};
 /// One thread at a time locks memory.
 static ONE_AT_A_TIME: ForkLock = ForkLock::new();
 
-/// How often the program's mappings are locked again, because another thread has changed them.
+/// Number of attempts to lock the program's mappings, while other threads change them.
 const ROUNDS: usize = 3;
 
 #[unsafe(no_mangle)]
@@ -65,7 +65,7 @@ fn lock_by_kernel(flags: c_int) -> SysResult {
 fn lock_all(flags: c_int) -> SysResult {
     let known = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
     if flags & !known != 0 || flags & (libc::MCL_CURRENT | libc::MCL_FUTURE) == 0 {
-        // It is an error.
+        // Invalid flags: the kernel returns the error.
         return lock_by_kernel(flags);
     }
     let _one_at_a_time = ONE_AT_A_TIME.lock();
@@ -73,7 +73,7 @@ fn lock_all(flags: c_int) -> SysResult {
         let Some(memory) = Memory::now() else { return lock_by_kernel(flags) };
         may_lock(&memory)?;
         if flags & libc::MCL_FUTURE == 0 && is_future_locked() {
-            // The kernel's call would end that.
+            // The kernel's call would end MCL_FUTURE.
             unlock_all()?;
         }
         lock_present(memory, flags & libc::MCL_ONFAULT != 0)?;
@@ -82,21 +82,20 @@ fn lock_all(flags: c_int) -> SysResult {
         return Ok(0);
     }
     let was_locked = is_future_locked();
-    // Before the call, so that no mapping of another thread is a locked one.
+    // Before the call, so the library already expects locked mappings from other threads.
     set_future_locked(true);
     lock_by_kernel(flags & !libc::MCL_CURRENT).inspect_err(|_| set_future_locked(was_locked))
 }
 
-/// The memory of the process.
 struct Memory {
-    /// What is not the library's, in the order of the addresses.
+    /// The program's mappings, in the order of the addresses.
     programs: Vec<Range<usize>>,
-    /// What is the library's.
+    /// The library's mappings.
     own: Vec<Range<usize>>,
 }
 
 impl Memory {
-    /// `None`: `/proc` is not there.
+    /// `None`: without `/proc`.
     fn now() -> Option<Memory> {
         // The heap may grow and shrink while the list is made.
         let mut own = heap::ranges();
@@ -113,8 +112,8 @@ impl Memory {
     }
 }
 
-/// The heaps that libc has made for other threads than the first: malloc in a thread of the library
-/// reserves 64 MiB. A program with one thread has none.
+/// Heaps made by libc for other threads than the first: malloc in a thread of the library reserves 64
+/// MiB. A program with one thread has no such heap.
 fn heaps_of_threads(mappings: &[Mapping]) -> impl Iterator<Item = Range<usize>> + '_ {
     const SIZE: usize = 64 << 20;
     let is_heap = |pair: &&[Mapping]| {
@@ -130,7 +129,7 @@ fn heaps_of_threads(mappings: &[Mapping]) -> impl Iterator<Item = Range<usize>> 
     pairs.map(|used| used.range.start..used.range.start + SIZE)
 }
 
-/// The same addresses in ranges that have none in common, in their order.
+/// The same addresses in disjoint ranges, in their order.
 fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut merged: Vec<Range<usize>> = Vec::with_capacity(ranges.len());
@@ -143,7 +142,7 @@ fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     merged
 }
 
-/// The parts of a mapping that are in none of these ranges, which are sorted.
+/// The parts of a mapping outside of these ranges, sorted.
 fn without(mapping: &Mapping, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
     let Range { mut start, end } = mapping.range;
     let mut parts = Vec::new();
@@ -163,7 +162,7 @@ fn without(mapping: &Mapping, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
 
 /// Whether the process may lock the program's memory.
 fn may_lock(memory: &Memory) -> Result<(), Errno> {
-    // The kernel asks for the right before it looks at the range, which is empty.
+    // The kernel checks the right to lock before the range. So the range is empty.
     lock(&(0..0), 0)?;
     let page = rustix::param::page_size() as u64;
     let limit =
@@ -175,14 +174,14 @@ fn may_lock(memory: &Memory) -> Result<(), Errno> {
     }
 }
 
-/// Whether the limit does not hold for this thread.
+/// Whether this thread may exceed the limit.
 fn may_exceed_limit() -> bool {
-    /// The user namespace of the machine: rights in others do not count here.
+    /// The initial user namespace: rights in others do not count here.
     const OF_MACHINE: u64 = 0xefff_fffd;
     const VERSION: u32 = 0x2008_0522;
     const CAP_IPC_LOCK: u32 = 14;
     let head = [VERSION, 0];
-    // Three words for each half of the capabilities. The first is of those that are in effect.
+    // Three words for each half of the capabilities. The first word has the effective ones.
     let mut sets = [0u32; 6];
     let (at, room) = (head.as_ptr() as usize, sets.as_mut_ptr() as usize);
     // SAFETY: both are as long as this version has them, and valid until the call returns.
@@ -201,20 +200,20 @@ fn lock(range: &Range<usize>, flags: u32) -> SysResult {
 /// Locks the program's memory.
 fn lock_present(mut memory: Memory, on_fault: bool) -> Result<(), Errno> {
     for round in 1.. {
-        // The kernel may have locked it, and would count it.
+        // The kernel may have locked the library's memory, and would count the memory.
         unlock_own_memory(&memory.own);
-        // At first without reading pages: an error is then one of the lock.
+        // At first without reading pages: an error is then an error of the lock.
         let locked = |range: &Range<usize>| lock(range, libc::MLOCK_ONFAULT).map(drop);
         let all = memory.programs.iter().try_for_each(locked);
         if all.is_ok() || round == ROUNDS {
             all?;
             break;
         }
-        // Another thread has unmapped something.
+        // Another thread has unmapped a range.
         memory = Memory::now().ok_or(Errno(libc::ENOMEM))?;
     }
     if !on_fault {
-        // Some pages cannot be read, as behind the end of a file. The kernel's call leaves them out.
+        // Some pages cannot be read, as behind the end of a file. The kernel's call skips such pages.
         for range in &memory.programs {
             let _ = lock(range, 0);
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The exported functions. Each looks the descriptor up. If the library does not know it, the
-//! function calls libc's function. Otherwise it turns the program's pointers into slices, and the
-//! rooms below do the work.
+//! The exported functions. Each looks the descriptor up. For an unknown descriptor the function calls
+//! libc's function. For a known one the function turns the program's pointers into slices, and calls
+//! the modules below.
 
 mod assembly;
 mod bytes;

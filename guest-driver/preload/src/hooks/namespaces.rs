@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `dlopen` and `dlmopen`: what the program opens binds to the hooks, however it looks them up.
+//! `dlopen` and `dlmopen`: opened objects bind to the hooks, by any way of looking functions up.
 //!
-//! Objects in a namespace of their own have a libc of their own. The hook of `dlmopen` makes the
-//! namespace itself, with that libc only, and has its symbol table lead to this library.
+//! Objects in another namespace have a libc of their own. The hook of `dlmopen` makes the namespace
+//! itself, with only a libc in it, and redirects the libc's symbol table to this library.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 
@@ -14,8 +14,8 @@ use crate::sys::elf::{LoadedObject, NamespaceId};
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::user_memory;
 
-/// Functions that are system calls and use no memory of libc but `errno`. For others (streams, the
-/// environment, handlers of fork, threads) a hook would call those of the program's libc, and the
+/// Functions without use of libc's memory except `errno`: plain system calls. For others (streams, the
+/// environment, handlers of fork, threads) a hook would call functions of the program's libc, so the
 /// namespace keeps its own.
 const SYSTEM_CALLS: &str = " \
     _Exit __close __connect __dup2 __fcntl __libc_fcntl64 __open __open64 __pipe __poll __poll_chk \
@@ -33,19 +33,19 @@ fn is_system_call(name: &CStr) -> bool {
     SYSTEM_CALLS.split_whitespace().any(|call| call == name)
 }
 
-/// A namespace that the hook has made. It is never removed, because its libc goes on to get the
-/// errors of failed calls. The program may have another one in its place.
+/// A namespace made by the hook. Never removed, because the library stores errors of failed calls in
+/// its libc. The program gets a prepared namespace in place of a new one.
 struct Namespace {
     id: NamespaceId,
     libc: LoadedObject,
-    /// Objects that it has with its libc alone.
+    /// Number of objects of a namespace with only a libc.
     objects: usize,
-    /// The thread that is about to open something there, until something is there.
+    /// The thread about to open an object there, until the object is open.
     taken_by: Option<i32>,
 }
 
 impl Namespace {
-    /// Whether nothing has been opened there, or all of it has been closed.
+    /// Whether only libc is open there, and no other thread has taken the namespace.
     fn is_idle(&mut self) -> bool {
         if self.libc.neighbours() > self.objects {
             self.taken_by = None;
@@ -57,7 +57,7 @@ impl Namespace {
 
 static NAMESPACES: ForkMutex<Vec<Namespace>> = ForkMutex::new(Vec::new());
 
-/// A namespace with a libc that leads to this library. `None`: the linker makes no further one.
+/// A namespace with a libc redirected to this library. `None`: the linker makes no further one.
 fn prepared() -> Option<NamespaceId> {
     let mut namespaces = NAMESPACES.lock();
     if let Some(idle) = namespaces.iter_mut().find_map(|n| n.is_idle().then_some(n)) {
@@ -74,14 +74,14 @@ fn prepared() -> Option<NamespaceId> {
     let (libc, id) = unsafe { (LoadedObject::of_handle(handle)?, NamespaceId::of_handle(handle)?) };
     rebinding::rebind_functions(&libc, is_system_call);
     let errno = libc.named(c"__errno_location").next().map(|function| function.address);
-    // SAFETY: the function of a libc that stays loaded.
+    // SAFETY: the function belongs to a loaded libc, never to be unloaded.
     unsafe { user_memory::add_errno(errno?) };
     let objects = libc.neighbours();
     namespaces.push(Namespace { id, libc, objects, taken_by: Some(ism_sys::thread_number()) });
     Some(id)
 }
 
-/// Where the hook goes on, and with which namespace.
+/// The function to continue with, and the namespace to pass.
 #[repr(C)]
 struct Next {
     function: *mut c_void,
@@ -93,11 +93,11 @@ extern "C" fn before_dlopen() -> *mut c_void {
     if symbols::dlopen.get().is_none() {
         symbols::dlopen.find();
     }
-    // The program could not have been linked without it.
+    // The linker would have refused a program without libc's function.
     symbols::dlopen.get().unwrap_or_else(|| std::process::abort())
 }
 
-// The linker looks at the caller, whose search path it takes.
+// The linker takes the search path of the caller.
 in_assembly! {
     dlopen calls before_dlopen:
     x86_64 {
@@ -125,7 +125,7 @@ extern "C" fn before_dlmopen(namespace: c_long, file: *const c_char) -> Next {
     if symbols::dlmopen.get().is_none() {
         symbols::dlmopen.find();
     }
-    // The program could not have been linked without it.
+    // The linker would have refused a program without libc's function.
     let function = symbols::dlmopen.get().unwrap_or_else(|| std::process::abort());
     // SAFETY: the program's name of a file.
     let names_file = !file.is_null() && unsafe { file.read() } != 0;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Signals that wait in a queue, the real-time signals of POSIX. The kernel puts a deferred one behind
-//! those that have come to its thread meanwhile. A program may rely on their order, so the library
-//! keeps what the kernel says of the deferred one. The next signal of this number that comes has its
-//! handler called with that, and what comes with it is kept in its place, until the deferred one
-//! comes itself.
+//! Queued signals, the real-time signals of POSIX. A program may rely on their order, but the kernel
+//! puts a deferred signal, sent again, behind later ones of the same thread. So the library keeps the
+//! `siginfo_t` of the deferred signal. The handler of the next signal of this number gets the kept
+//! `siginfo_t`, and the newer `siginfo_t` is kept in its place, until the repeated signal comes.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -13,52 +12,52 @@ use libc::siginfo_t;
 
 use crate::sys::raw;
 
-/// Numbers of signals that a thread may have deferred at the same time and that stay in order.
+/// Number of signals in order, deferred at the same time by one thread.
 const PLACES: usize = 4;
 /// The first real-time signal of the kernel.
 const FIRST: c_int = 32;
 const WORDS: usize = size_of::<siginfo_t>() / size_of::<u64>();
 const _: () = assert!(align_of::<siginfo_t>() <= align_of::<u64>());
 
-/// What the kernel says of a signal.
+/// `siginfo_t` as words.
 type Info = [u64; WORDS];
 
-/// A deferred signal. `process` is zero: none.
+/// A deferred signal. `process` is zero for a free place.
 #[derive(Clone, Copy)]
 struct Kept {
     process: c_int,
     signal: c_int,
-    /// What the next handler is told.
+    /// Information for the next handler.
     next: Info,
-    /// What the kernel will say of the one that was sent again.
+    /// The kernel's information with the repeated signal.
     again: Info,
 }
 
 const NONE: Kept = Kept { process: 0, signal: 0, next: [0; WORDS], again: [0; WORDS] };
 
 thread_local! {
-    /// How many places are taken.
+    /// Number of taken places.
     static TAKEN: Cell<usize> = const { Cell::new(0) };
     static KEPT: [Cell<Kept>; PLACES] = const { [const { Cell::new(NONE) }; PLACES] };
 }
 
-/// Whether this thread has deferred such a signal that has not come yet.
+/// Whether this thread still waits for a repeated signal.
 #[inline]
 pub(super) fn any() -> bool {
     TAKEN.try_with(Cell::get).is_ok_and(|taken| taken > 0)
 }
 
 /// # Safety
-/// `info` is what the kernel has given to a handler.
+/// `info` is an argument of a handler called by the kernel.
 unsafe fn read(info: *const siginfo_t) -> Info {
     // SAFETY: the caller's promise.
     unsafe { info.cast::<Info>().read() }
 }
 
-/// A signal is deferred and was sent again.
+/// Notes a signal deferred and sent again.
 ///
 /// # Safety
-/// `info` is what the kernel has given to its handler.
+/// `info` is an argument of the handler called by the kernel.
 pub(super) unsafe fn keep(signal: c_int, info: *const siginfo_t) {
     if signal < FIRST {
         return;
@@ -69,7 +68,7 @@ pub(super) unsafe fn keep(signal: c_int, info: *const siginfo_t) {
     let _ = KEPT.try_with(|places| {
         let own = |place: &&Cell<Kept>| place.get().process == process;
         if places.iter().filter(own).any(|place| place.get().signal == signal) {
-            // It waits behind the others.
+            // The signal waits behind the others.
             return;
         }
         if let Some(place) = places.iter().find(|place| !own(place)) {
@@ -81,10 +80,10 @@ pub(super) unsafe fn keep(signal: c_int, info: *const siginfo_t) {
     });
 }
 
-/// A handler is to run. Changes what it is told to what it would be told if none had been deferred.
+/// Called before a handler runs. Gives the handler the `siginfo_t` due in the order of arrival.
 ///
 /// # Safety
-/// `info` is what the kernel has given to the handler.
+/// `info` is an argument of the handler called by the kernel.
 pub(super) unsafe fn put_in_order(signal: c_int, info: *mut siginfo_t) {
     // SAFETY: the caller's promise.
     let come = unsafe { read(info) };
@@ -101,7 +100,7 @@ pub(super) unsafe fn put_in_order(signal: c_int, info: *mut siginfo_t) {
         } else {
             kept.next = come;
             if !raw::is_pending(signal) {
-                // The program has taken the one that was sent again, or ignores it.
+                // The program has taken the repeated signal, or ignores the signal.
                 kept.again = come;
                 raw::signal_this_thread(signal, Some((&raw const kept.again) as usize));
             }

@@ -127,7 +127,7 @@ pub(super) unsafe extern "C-unwind" fn select(
     if let Some(result) = within(|| unsafe { select_here(n, [read, write, except], time, None) }) {
         if let Some(time) = time {
             let left = time.saturating_sub(begun.elapsed());
-            // Linux stores the time that is left.
+            // Linux stores the remaining time.
             // SAFETY: the program's time.
             unsafe {
                 (*timeout).tv_sec = left.as_secs() as i64;
@@ -170,8 +170,8 @@ pub(super) struct MaskArgument {
     size: usize,
 }
 
-/// The system call `pselect6`, if the library knows a descriptor in the sets. It stores the time that
-/// is left, as the kernel does.
+/// The system call `pselect6`, if the library knows a descriptor in the sets. Stores the remaining
+/// time, as the kernel does.
 ///
 /// # Safety
 /// As the system call.
@@ -249,7 +249,7 @@ unsafe fn control_here(
         // SAFETY: the program's event.
         _ => unsafe { event.read_unaligned() },
     };
-    // Packed, so it is copied.
+    // Copied, because the structure is packed.
     let event = (event.events, event.u64);
     Some(epoll_ctl::control(set, op, fd, &descriptor, socket, event))
 }
@@ -286,7 +286,7 @@ unsafe fn wait_here(
     let descriptor = DESCRIPTORS.get(set)?;
     let room = usize::try_from(max).ok().filter(|room| *room > 0)?;
     if user_memory::is_nowhere(list, room) {
-        // The kernel finds that out when it has an event to write.
+        // The kernel reports the error when there is an event to write.
         let mut event = [epoll_event { events: 0, u64: 0 }];
         let result = epoll_wait::wait(descriptor.set()?, set, &mut event, timeout, mask)?;
         return Some(match result {

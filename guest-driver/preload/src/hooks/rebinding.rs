@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Callers that the order of the objects does not lead to this library: an object opened with
-//! RTLD_DEEPBIND binds to the libc that it depends on, `dlsym` looks into the object of its handle,
-//! and a namespace of `dlmopen` has a libc of its own. So the symbol table of libc itself leads to
-//! this library: the dynamic linker finds the hooks there, whoever asks and by whatever name.
+//! Callers bypassing this library's place in the order of objects: an object opened with RTLD_DEEPBIND
+//! binds to its own libc, `dlsym` searches the object of its handle, and a namespace of `dlmopen` has a
+//! libc of its own. So the symbol table of libc itself leads to this library: the dynamic linker finds
+//! the hooks there, for any caller and any name.
 //!
-//! All of them take an object that the program opens. So the first `dlopen` or `dlmopen` of the
-//! program changes the table, and most processes of a shell or a build never do.
+//! All such callers come with an object opened by the program. So the program's first `dlopen` or
+//! `dlmopen` changes the table, and most processes of a shell or a build never do.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -16,11 +16,11 @@ use crate::sys::elf::{ExportedFunction, LoadedObject};
 use crate::sys::fork_lock::ForkLock;
 use crate::sys::raw;
 
-/// The objects whose functions have hooks, as others need them. Before glibc 2.34 its functions were
-/// in several.
+/// The objects with hooked functions, as named by other objects. Before glibc 2.34 the functions were
+/// in several objects.
 const GLIBC: [&[u8]; 4] = [b"libc.so.", b"libpthread.so.", b"librt.so.", b"libdl.so."];
 
-/// The same of other projects, which make system calls themselves.
+/// Objects of other projects with system calls of their own.
 const OTHERS: [&[u8]; 2] = [b"libaio.so.", b"liburing.so."];
 
 fn is_one_of(object: &LoadedObject, names: &[&[u8]]) -> bool {
@@ -33,18 +33,18 @@ pub(super) fn is_libcs(function: *const c_void) -> bool {
     LoadedObject::containing(function).is_some_and(|object| is_one_of(&object, &GLIBC))
 }
 
-/// How far it is.
+/// Progress of the rebinding.
 static STATE: AtomicU8 = AtomicU8::new(UNWANTED);
 static LOCK: ForkLock = ForkLock::new();
 /// The process has no settings yet, or none at all.
 const UNWANTED: u8 = 0;
-/// As [`UNWANTED`], and something was opened.
+/// Like [`UNWANTED`], after an object was opened.
 const ASKED: u8 = 1;
-/// The next object that is opened needs it.
+/// The next opened object needs the rebinding.
 const WANTED: u8 = 2;
 const DONE: u8 = 3;
 
-/// The library works from now on.
+/// Called when the library begins its work.
 pub(super) fn begin() {
     if STATE.swap(WANTED, Ordering::AcqRel) == ASKED {
         before_open();
@@ -74,14 +74,14 @@ fn open_first() {
     }
 }
 
-/// The objects that the linker looks in behind this library; `None` for one whose tables are of
-/// kinds that are not known here.
+/// The objects after this library in the linker's search order; `None` for an object with unknown kinds
+/// of tables.
 pub(super) fn objects_behind() -> Vec<Option<LoadedObject>> {
     this_library().iter().flat_map(LoadedObject::all_successors).collect()
 }
 
-/// Has the objects of the program lead to the hooks. The library has looked up libc's functions
-/// before. `false`: the kernel forbids to write in one of them.
+/// Redirects the objects of the program to the hooks. The library has looked up libc's functions
+/// before. `false`: the kernel forbids a write to one of the objects.
 fn rebind() -> bool {
     let Some(own) = this_library() else { return false };
     let (glibc, others): (Vec<_>, Vec<_>) = own
@@ -101,7 +101,7 @@ fn rebind() -> bool {
     done
 }
 
-/// Has an object lead to the hooks of those functions that `fits` is true of.
+/// Redirects an object's functions to the hooks, if `fits` is true of the function.
 pub(super) fn rebind_functions(object: &LoadedObject, fits: impl Fn(&CStr) -> bool) {
     if let Some(own) = this_library() {
         let named = own.functions().filter(|(name, _)| fits(name));
@@ -110,7 +110,7 @@ pub(super) fn rebind_functions(object: &LoadedObject, fits: impl Fn(&CStr) -> bo
     }
 }
 
-/// The functions of an object that have hooks, and the hooks.
+/// The hooked functions of an object, and their hooks.
 fn changes(own: &LoadedObject, object: &LoadedObject) -> Vec<(ExportedFunction, usize)> {
     let mut changes = Vec::with_capacity(256);
     for (name, hook) in own.functions() {
@@ -124,9 +124,9 @@ pub(super) fn this_library() -> Option<LoadedObject> {
     LoadedObject::containing(rebind as *const () as *const c_void)
 }
 
-/// Addresses of libc's functions that another library wraps to which the hooks pass calls on. It
-/// looks for libc's function behind itself, maybe later than now, and must not find the hook that
-/// calls it. `changes`: the functions of the objects that have hooks.
+/// Addresses of libc's functions wrapped by another library, where the hooks call the wrapper. The
+/// wrapper looks for libc's function after itself, maybe later than now, and must not find the calling
+/// hook. `changes`: the hooked functions of the objects.
 fn wrapped_by_others(
     glibc: &[LoadedObject],
     changes: &[Vec<(ExportedFunction, usize)>],

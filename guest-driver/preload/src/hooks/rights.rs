@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Hooks of the calls by which a process gives up the rights of its user, or its root directory. A
-//! worker of nginx or HAProxy could open no report for `smc run --status` afterwards, so the library
-//! opens it before.
+//! Hooks of the calls to give up the rights of the user, or the root directory. Afterwards a worker
+//! of nginx or HAProxy could not open a report for `smc run --status`, so the library opens the
+//! report before the call.
 
 use std::ffi::{c_char, c_int};
 
@@ -10,11 +10,11 @@ use crate::hooks::libc_symbols::call_libc;
 use crate::hooks::within::within;
 use crate::report_file;
 
-/// A user's number that leaves the number as it is.
+/// A user's number in a call to keep the current number.
 const SAME: u32 = u32::MAX;
 
-/// Opens the report, if one was asked for. `user`: whose it will be; it may execute a program that
-/// goes on with it.
+/// Opens the report, if the configuration asks for one. `user`: the later owner. The user may
+/// execute a program and go on with the report.
 fn before(user: Option<u32>) {
     if let Some(directory) = config::get().and_then(|config| config.status.as_ref()) {
         within(|| report_file::open_early(directory, user.filter(|user| *user != SAME)));

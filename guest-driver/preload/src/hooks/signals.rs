@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Hooks of the functions that install signal handlers. The kernel gets [`on_signal`] in place of
-//! the program's handler, with the program's flags and mask. It calls the program's handler, or defers
-//! the signal while its thread is in the library.
+//! Hooks of the functions to install signal handlers. The kernel gets [`on_signal`] in place of the
+//! program's handler, with the program's flags and mask. [`on_signal`] calls the program's handler, or
+//! defers the signal while the thread is in the library.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -21,14 +21,14 @@ const SIGNALS: usize = 65;
 /// The handlers of the program.
 static HANDLERS: [AtomicUsize; SIGNALS] = [const { AtomicUsize::new(0) }; SIGNALS];
 
-/// Signals whose handler is for one time (SA_RESETHAND). The kernel does not know, because a deferred
+/// Signals with a handler for one time (SA_RESETHAND). The kernel does not know, because a deferred
 /// signal comes twice.
 static ONCE: AtomicU64 = AtomicU64::new(0);
 
-/// A handler of the program. All get three arguments, as the kernel gives them.
+/// A handler of the program. Every handler gets three arguments, as from the kernel.
 type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// Signals that say that the thread cannot go on. They are not deferred.
+/// Signals of faults: the thread cannot go on. Never deferred.
 const FAULTS: [c_int; 7] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -43,7 +43,7 @@ fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// The place of the handler of a signal that programs may handle.
+/// The place of a signal's handler, for signals open to programs.
 fn place(signal: c_int) -> Option<&'static AtomicUsize> {
     let of_libc = (32..34).contains(&signal);
     let at = usize::try_from(signal).ok().filter(|at| *at > 0 && !of_libc)?;
@@ -59,7 +59,7 @@ fn is_function(handler: usize) -> bool {
     handler > 4096 && handler != libc::SIG_ERR
 }
 
-/// The kernel's handler of all signals that the program handles.
+/// The kernel's handler of each signal handled by the program.
 unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let Some(handler) = HANDLERS.get(signal as usize).map(|place| place.load(Ordering::Relaxed))
     else {
@@ -69,7 +69,7 @@ unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut siginfo_t, conte
         return;
     }
     if ONCE.load(Ordering::Relaxed) == 0 && !interrupt::is_inside() && !queued_signals::any() {
-        // SAFETY: the program's handler, which the kernel would call in this way.
+        // SAFETY: the program's handler, called as by the kernel.
         return unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) };
     }
     // SAFETY: the kernel's arguments.
@@ -84,7 +84,7 @@ unsafe fn rarely(signal: c_int, info: *mut siginfo_t, context: *mut c_void, hand
     if interrupt::is_inside() && !is_fault {
         let flags = raw::action_of(signal).map_or(0, |[_, flags]| flags as c_int);
         if flags & libc::SA_NODEFER != 0 {
-            // It would come at once, here.
+            // The repeated signal would come at once, here.
             raw::block_signal(signal);
         }
         let has_info = flags & libc::SA_SIGINFO != 0;
@@ -112,7 +112,7 @@ unsafe fn rarely(signal: c_int, info: *mut siginfo_t, context: *mut c_void, hand
     if is_fault { interrupt::outside(call) } else { call() }
 }
 
-/// Whether the calls that a signal interrupts begin again.
+/// Whether calls interrupted by a signal are restarted.
 pub(super) fn restarts(signal: c_int) -> bool {
     raw::action_of(signal)
         .is_some_and(|[handler, flags]| handler <= 1 || flags & libc::SA_RESTART as usize != 0)
@@ -140,12 +140,11 @@ unsafe fn native(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
     call_libc!(sigaction, -1, (signal: c_int, new: *const Action, old: *mut Action) -> c_int)
 }
 
-/// Has the program's handler in place of another one. Returns the address for the kernel, and the
-/// handler that was there.
+/// Replaces the program's handler. Returns the address for the kernel, and the old handler.
 fn replace(place: &AtomicUsize, handler: usize) -> (usize, usize) {
     match is_function(handler) {
         true => (own(), place.swap(handler, Ordering::Relaxed)),
-        // The kernel need not call anybody. A child that shares this memory may do this.
+        // The kernel calls no handler then. A child with this memory may do this.
         false => (handler, place.load(Ordering::Relaxed)),
     }
 }
@@ -181,7 +180,7 @@ pub(super) unsafe extern "C-unwind" fn sigaction(
     let result = unsafe { native(signal, new, old) };
     if result != 0 {
         place.store(before, Ordering::Relaxed);
-    // SAFETY: the program's room, which libc has filled.
+    // SAFETY: the program's structure, filled by libc.
     } else if let Some(old) = unsafe { old.as_mut() }
         && old.sa_sigaction == own()
     {
@@ -204,7 +203,7 @@ unsafe extern "C-unwind" fn __sigaction(
     unsafe { sigaction(signal, new, old) }
 }
 
-/// Calls one of libc's functions that take and return a handler.
+/// Calls one of libc's functions with a handler as argument and result.
 fn by_handler(signal: c_int, handler: usize, native: impl Fn(usize) -> usize) -> usize {
     let Some(place) = place(signal) else { return native(handler) };
     let (given, before) = replace(place, handler);
@@ -218,7 +217,7 @@ fn by_handler(signal: c_int, handler: usize, native: impl Fn(usize) -> usize) ->
     if old == own() { before } else { old }
 }
 
-/// Defines hooks of functions that take and return a handler.
+/// Defines hooks of functions with a handler as argument and result.
 macro_rules! handlers {
     ($($name:ident as $libcs:ident;)*) => {
         $(#[unsafe(no_mangle)]
@@ -261,8 +260,8 @@ unsafe extern "C-unwind" fn sysv_signal(signal: c_int, handler: usize) -> usize 
     unsafe { __sysv_signal(signal, handler) }
 }
 
-/// The system call, whose action has another layout than libc's. A handler that is no function's, or
-/// a question, is the kernel's business.
+/// The system call, with another layout of the action than libc's. Other values than functions, and
+/// queries, are left to the kernel.
 ///
 /// # Safety
 /// As the system call.
@@ -286,7 +285,7 @@ pub(super) unsafe fn rt_sigaction(
     match result {
         Err(_) => place.store(before, Ordering::Relaxed),
         Ok(_) if old.is_null() => {}
-        // SAFETY: the program's room, which the kernel has filled.
+        // SAFETY: the program's structure, filled by the kernel.
         Ok(_) => unsafe {
             if old.read_unaligned() == own() {
                 old.write_unaligned(before);

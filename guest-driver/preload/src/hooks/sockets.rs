@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Hooks of the calls that make and connect sockets, and of their options.
+//! Hooks of the calls to make and connect sockets, and of their options.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
@@ -23,13 +23,13 @@ use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{self, Errno, RESTART, SysResult};
 use crate::sys::user_memory::{self, AddressBuffer, libc_result};
 
-/// Protocol of IP by which Linux 6.11 and newer have SMC sockets.
+/// Protocol number of IP for SMC sockets since Linux 6.11.
 const IPPROTO_SMC: c_int = 256;
-/// Address family of SMC sockets, and its protocol over IPv6; that over IPv4 is 0.
+/// Address family of SMC sockets, and the protocol for IPv6. The protocol for IPv4 is 0.
 const AF_SMC: c_int = 43;
 const SMCPROTO_SMC6: c_int = 1;
 
-/// A socket of the kernel's AF_SMC in place of one of TCP; negative: it has none.
+/// A socket of the kernel's AF_SMC in place of a TCP socket. Negative: the kernel has no AF_SMC.
 fn kernel_smc_socket(domain: c_int, kind: c_int) -> c_int {
     let family_protocol = if domain == libc::AF_INET6 { SMCPROTO_SMC6 } else { 0 };
     for (domain, protocol) in [(domain, IPPROTO_SMC), (AF_SMC, family_protocol)] {
@@ -65,7 +65,7 @@ pub(super) unsafe extern "C-unwind" fn socket(
     fd
 }
 
-/// The kernel's `connect`, which a signal ends; or that of another library, which wraps libc's.
+/// The kernel's `connect`, interrupted by signals; or another library's wrapper of libc's.
 fn native_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> SysResult {
     static WRAPPED: OnceLock<bool> = OnceLock::new();
     if *WRAPPED.get_or_init(|| symbols::connect.get().is_some_and(|at| !rebinding::is_libcs(at))) {
@@ -77,8 +77,8 @@ fn native_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> SysResult
     let args = [fd as usize, addr as usize, len as usize, 0, 0, 0];
     // SAFETY: the program's arguments, unchanged.
     match unsafe { raw::sleep(libc::SYS_connect, args) } {
-        // A signal came before the call. A program that is told of EINTR polls the socket, so the
-        // kernel must be connecting it.
+        // A signal came before the call. After EINTR a program polls the socket, so the kernel must be
+        // connecting the socket.
         Err(Errno(libc::EINTR)) if interrupt::is_deferred() && raw::is_closed_tcp(fd) => {
             begin_to_connect(fd, args)
         }
@@ -86,7 +86,7 @@ fn native_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> SysResult
     }
 }
 
-/// Has the kernel connect a socket, and waits for a moment only.
+/// Starts the kernel's connect, and waits for a moment only.
 fn begin_to_connect(fd: c_int, args: [usize; 6]) -> SysResult {
     let wanted = raw::timeout_of(fd, libc::SO_SNDTIMEO);
     let set_timeout = |micros: u64| {
@@ -154,7 +154,7 @@ pub(super) unsafe extern "C-unwind" fn connect(
 pub(super) unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     let is_on_smc = || DESCRIPTORS.get(fd).as_ref().is_some_and(control::is_on_smc);
     if DESCRIPTORS.has(fd) && within(is_on_smc) {
-        // The kernel may have been told to forget the connection.
+        // The kernel may have been made to forget the connection.
         return libc_result(Err(Errno(libc::EINVAL))) as c_int;
     }
     within(|| option::before_listen(fd));
@@ -165,11 +165,11 @@ pub(super) unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_in
     result
 }
 
-/// `accept` by one of libc's functions. The address of a client that may be left to TCP without a
-/// call comes from the call itself.
+/// `accept` by one of libc's functions. On an answering listener the client's address comes from the
+/// call itself: a client left to TCP then costs no further call.
 ///
 /// # Safety
-/// `addr` and `len` are what the program has passed.
+/// `addr` and `len` are the program's arguments.
 unsafe fn accept_by(
     fd: c_int,
     (addr, len): (*mut sockaddr, *mut socklen_t),
@@ -230,8 +230,8 @@ pub(super) unsafe extern "C-unwind" fn accept4(
     unsafe { accept_by(fd, (addr, len), flags & libc::SOCK_NONBLOCK != 0, native) }
 }
 
-/// The descriptor of the TCP socket, which provides names and options. If another process carries
-/// the connection, it is not `fd`.
+/// The descriptor of the TCP socket, for names and options. If another process carries the connection,
+/// the descriptor is not `fd`.
 fn tcp_fd_of(fd: c_int) -> c_int {
     let of_connection = || DESCRIPTORS.get(fd)?.stream()?.tcp_fd();
     if DESCRIPTORS.has(fd) { within(of_connection).unwrap_or(fd) } else { fd }
@@ -248,7 +248,7 @@ fn on_tcp(fd: c_int, call: impl FnOnce(c_int) -> c_int) -> c_int {
     })
 }
 
-/// The addresses of a connection that a relay of another process serves.
+/// The addresses of a connection served by another process's relay.
 fn relayed_names(fd: c_int) -> Option<AddressPair> {
     if !DESCRIPTORS.has(fd) {
         return None;
@@ -322,7 +322,7 @@ unsafe fn get_option(
     len: *mut socklen_t,
 ) -> c_int {
     let _held = if DESCRIPTORS.has(fd) { take_back::hold(fd) } else { None };
-    // This question is a read.
+    // TCP_ZEROCOPY_RECEIVE reads bytes.
     if (level, name) == (libc::IPPROTO_TCP, options::TCP_ZEROCOPY_RECEIVE)
         && DESCRIPTORS.has(fd)
         && let Some(descriptor) = DESCRIPTORS.get(fd)
@@ -394,10 +394,10 @@ pub(super) unsafe extern "C-unwind" fn setsockopt(
     within(|| unsafe { set_option(fd, level, name, value, len) })
 }
 
-/// Whether a value of an option asks for something. A value that is no number does.
+/// Whether a value of an option switches the option on. True for values other than numbers.
 ///
 /// # Safety
-/// `value` leads to so many bytes, or nowhere.
+/// `value` leads to `len` bytes, or nowhere.
 unsafe fn asks_for(level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> bool {
     if (len as usize) < size_of::<c_int>() || user_memory::is_nowhere(value, len as usize) {
         return true;
@@ -423,15 +423,15 @@ unsafe fn set_option(
         return libc_result(Err(Errno(libc::EOPNOTSUPP))) as c_int;
     }
     if level != libc::SOL_SOCKET && relayed_names(fd).is_some() {
-        // There is no TCP connection whose behaviour the option could change.
+        // There is no TCP connection for the option.
         return 0;
     }
-    // A relay that comes or goes meanwhile would have the options of before.
+    // Without the lock a relay coming or going meanwhile would keep the old options.
     let numbers = descriptors::lock_numbers(fd, fd);
     let pair = fd;
     let fd = tcp_fd_of(fd);
     if fd != pair && control::is_of_transfer(level, name) {
-        // The calls of the program are on the pair. What the kernel says of TCP is the result.
+        // The program's calls are on the pair. The kernel's result for TCP is the result.
         let fd = pair;
         let _ = call_libc!(setsockopt, libc::SYS_setsockopt, (fd: c_int, level: c_int,
             name: c_int, value: *const c_void, len: socklen_t) -> c_int);
@@ -447,7 +447,7 @@ unsafe fn set_option(
     result
 }
 
-/// libc makes the system call itself.
+/// libc makes the system call by itself.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn sockatmark(fd: c_int) -> c_int {
     let mut mark: c_int = 0;

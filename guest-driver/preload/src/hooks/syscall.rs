@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `syscall`, which bypasses all other hooks: this hook calls them for the numbers that matter.
+//! `syscall`, a bypass of all other hooks: this hook calls the others for the relevant numbers.
 
 use std::ffi::{c_int, c_ulong};
 
@@ -50,7 +50,7 @@ unsafe extern "C-unwind" fn syscall(
 
 fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
     Some(match number {
-        // The library could not see the calls that io_uring makes. Without it, programs use epoll.
+        // The library could not see calls by io_uring. Without io_uring, programs use epoll.
         libc::SYS_io_uring_setup => libc_result(Err(Errno(libc::ENOSYS))) as i64,
         libc::SYS_socket => call!(sockets::socket(a => c_int, b => c_int, c => c_int)),
         libc::SYS_connect => call!(sockets::connect(a => c_int, b => *const _, c => socklen_t)),
@@ -103,7 +103,7 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
             // SAFETY: the program's arguments, as the system call takes them.
             libc_result(unsafe { readiness::pselect6(a as c_int, sets, time, mask) }?) as i64
         }
-        // The offset is in two halves, of which the second one is empty.
+        // The offset is in two halves. The second one is empty.
         libc::SYS_preadv2 => call!(bytes::preadv2(
             a => c_int, b => *const _, c => c_int, d => off64_t, f => c_int)),
         libc::SYS_pwritev2 => call!(bytes::pwritev2(
@@ -146,7 +146,7 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
     })
 }
 
-/// Calls that change something of the process.
+/// Calls with an effect on the process.
 fn of_process(number: i64, [a, b, c, d, e]: [usize; 5]) -> Option<i64> {
     Some(match number {
         libc::SYS_exit_group => {
@@ -168,7 +168,7 @@ fn of_process(number: i64, [a, b, c, d, e]: [usize; 5]) -> Option<i64> {
     })
 }
 
-/// Calls that newer architectures do not have.
+/// Calls missing on newer architectures.
 #[cfg(target_arch = "x86_64")]
 fn by_old_number(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
     Some(match number {
@@ -194,11 +194,11 @@ fn by_old_number(_number: i64, _arguments: [usize; 6]) -> Option<i64> {
     None
 }
 
-/// The words of the first version of the arguments of `clone3`. `at`, `len`: where the program says
-/// that they are.
+/// The words of the first version of the arguments of `clone3`. `at`, `len`: address and length passed
+/// by the program.
 fn words_of_clone3(at: usize, len: usize) -> Option<[u64; 8]> {
     let has_all = at != 0 && len >= size_of::<[u64; 8]>();
-    // SAFETY: the program's arguments, as long as it says.
+    // SAFETY: the program's arguments, of the length passed by the program.
     has_all.then(|| unsafe { (at as *const [u64; 8]).read_unaligned() })
 }
 
@@ -212,7 +212,7 @@ fn is_fork_of(at: usize, len: usize) -> bool {
     words_of_clone3(at, len).is_some_and(|words| clone::is_fork(words[0]) && words[5] == 0)
 }
 
-/// A fork without libc, which would have called the handlers.
+/// A fork without libc. libc would have called the handlers.
 fn fork_by(number: i64, arguments: [usize; 6]) -> i64 {
     // SAFETY: the program's arguments, unchanged; the child goes on with a copy of this stack.
     let make = || unsafe { raw::call(number, arguments) };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Calls that the kernel carries out on descriptors that the library knows. If such a descriptor is
-//! a temporary relay (`relay::take_back`), the number stays what it is until the call returns, or
-//! the relay is taken back before.
+//! Calls of the kernel on known descriptors. If such a descriptor is a temporary relay
+//! (`relay::take_back`), the number keeps its meaning until the call returns, or the relay is taken
+//! back before the call.
 
 use std::ffi::c_int;
 
@@ -11,7 +11,7 @@ use crate::socket::table::Descriptor;
 use crate::sys::table::LeakedTableRef;
 use crate::sys::user_memory::{errno, set_errno};
 
-/// What carries out a call that was left to the kernel.
+/// Carrier of a call left to the kernel.
 #[derive(Clone, Copy)]
 enum Carrier {
     /// The kernel.
@@ -22,8 +22,8 @@ enum Carrier {
     Smc,
 }
 
-/// Carries a call out by `native`, or by `again` if SMC can do it now. If the call does not return,
-/// the relay is never taken back.
+/// Carries a call out by `native`, or by `again` if the connection is on SMC again. If the call does
+/// not return, the relay is never taken back.
 #[cold]
 pub(super) fn by_kernel<T>(fd: c_int, again: impl FnOnce() -> T, native: impl FnOnce() -> T) -> T {
     match within(|| carrier(fd)) {
@@ -32,7 +32,7 @@ pub(super) fn by_kernel<T>(fd: c_int, again: impl FnOnce() -> T, native: impl Fn
         Carrier::TemporaryRelay(held) => {
             let result = native();
             let error = errno();
-            // SAFETY: it comes back here and nowhere else.
+            // SAFETY: the leaked reference comes back only here.
             within(|| drop(unsafe { held.take() }));
             set_errno(error);
             result

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The boundary between the program and the library. A hook does its work within it. What must not
-//! happen there, a handler of the program or the end of the thread, is deferred (see
-//! `ism_sys::interrupt`) and happens here, when the hook holds nothing any more: a handler may call
+//! The boundary between the program and the library. A hook does its work within the boundary. A
+//! handler of the program or a cancellation must not run there. Both are deferred (see
+//! `ism_sys::interrupt`) and delivered here, when the hook holds no lock any more: a handler may call
 //! the library again, and need not return.
 
 use std::ffi::c_int;
@@ -11,7 +11,8 @@ use ism_sys::interrupt::{self, Deferred};
 use super::{cancellation, signals};
 use crate::sys::raw::{Errno, RESTART, SysResult};
 
-/// Does the work of a hook. The result has no destructor.
+/// Does the work of a hook. The result has no destructor. The call is no cancellation point: a
+/// cancelled thread ends in its next one, as with libc's function.
 #[inline(always)]
 pub(super) fn within<T: Copy>(work: impl FnOnce() -> T) -> T {
     enter();
@@ -22,7 +23,8 @@ pub(super) fn within<T: Copy>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// As [`within`], for a call that may be interrupted: after a handler with SA_RESTART it begins again.
+/// Variant of [`cancellable`] for an interruptible call. After a handler with SA_RESTART the call
+/// begins again.
 #[inline(always)]
 pub(super) fn restartable(mut work: impl FnMut() -> Option<SysResult>) -> Option<SysResult> {
     loop {
@@ -38,6 +40,7 @@ pub(super) fn restartable(mut work: impl FnMut() -> Option<SysResult>) -> Option
     }
 }
 
+/// The result, and whether an interrupted call begins again.
 #[inline(always)]
 fn enter() {
     if interrupt::is_cancelled() && !interrupt::is_inside() {
@@ -46,7 +49,7 @@ fn enter() {
     interrupt::enter();
 }
 
-/// Has happen what was deferred. `true`: an interrupted call begins again.
+/// Delivers deferred signals and cancellations. `true`: an interrupted call begins again.
 #[cold]
 #[inline(never)]
 fn deliver() -> bool {
@@ -62,12 +65,12 @@ fn deliver() -> bool {
     restarts
 }
 
-/// Sets the signal mask of the thread, which has all signals blocked. The handlers run before this
-/// returns.
+/// Sets the signal mask of the thread. Until then all signals are blocked. The handlers run before the
+/// return.
 fn allow(signal: c_int, mask: u64) {
     let own = 1u64 << (signal - 1);
     if mask & own != 0 {
-        // A call with a mask of its own has let the signal in.
+        // The signal came in a call with a mask of its own.
         signals::set_mask(mask & !own);
     }
     signals::set_mask(mask);
