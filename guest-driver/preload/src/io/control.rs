@@ -43,7 +43,7 @@ pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Opt
     })
 }
 
-/// Whether an SMC connection has ended, so that TCP would not call the socket connected.
+/// Whether an SMC connection has ended, in the sense of TCP's "not connected".
 pub(crate) fn is_over(descriptor: &DescriptorRef) -> bool {
     tcp_state(descriptor) == Some(CLOSE)
 }
@@ -53,8 +53,8 @@ pub(crate) fn is_on_smc(descriptor: &DescriptorRef) -> bool {
     descriptor.stream().is_some_and(|socket| socket.smc().is_some())
 }
 
-/// The local address of an SMC connection that was reset: the kernel has forgotten it with the TCP
-/// connection. `None`: the kernel has it.
+/// The local address of a reset SMC connection: the kernel has forgotten the address with the TCP
+/// connection. `None`: the kernel still has the address.
 pub(crate) fn name_of_reset(descriptor: &DescriptorRef) -> Option<SocketAddr> {
     let stream = descriptor.stream()?.smc()?;
     if stream.readiness(false).failed { stream.local_addr().ok() } else { None }
@@ -67,7 +67,8 @@ pub(crate) fn update_nonblocking(fd: c_int, socket: &StreamSocket) {
     }
 }
 
-/// The number that `ioctl` asks for, on an SMC connection. `None`: the kernel carries out the call.
+/// The answer to an `ioctl` with a number, for an SMC connection. `None`: the kernel carries out the
+/// call.
 pub(crate) fn ioctl(
     fd: c_int,
     descriptor: &DescriptorRef,
@@ -98,12 +99,12 @@ pub(crate) fn ioctl(
     }))
 }
 
-/// Request of `ioctl`: bytes that TCP has not sent.
+/// Request of `ioctl`: number of unsent bytes of TCP.
 const SIOCOUTQNSD: u64 = 0x894b;
 /// Request of `ioctl`: whether the next byte to read is at the urgent mark.
 pub(crate) const SIOCATMARK: u64 = 0x8905;
 
-/// The number that `getsockopt` returns on an SMC connection. `None`: the kernel carries out the
+/// The answer to `getsockopt` with a number, for an SMC connection. `None`: the kernel carries out the
 /// call.
 pub(crate) fn get_option(
     descriptor: &DescriptorRef,
@@ -119,11 +120,11 @@ pub(crate) fn get_option(
         && socket.smc().is_some()
         && !inherited_options::may_have_quickack()
     {
-        // The handshake has changed it on the TCP socket; by default it is on.
+        // The handshake has changed the option of the TCP socket; the default is on.
         return Some(1);
     }
     if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY) {
-        // A connection that has left its device has set it.
+        // After leaving the device a connection has set the TCP socket's option.
         return socket.smc()?.nodelay().ok().map(c_int::from);
     }
     if (level, name) != (libc::SOL_SOCKET, libc::SO_ERROR) {
@@ -153,7 +154,7 @@ pub(crate) fn take_error(socket: &StreamSocket) -> Option<c_int> {
     }
 }
 
-/// The same for a Unix socket in the place of a connection.
+/// The answer for a Unix socket in the place of a connection.
 fn relayed_option(socket: &StreamSocket, level: c_int, name: c_int) -> Option<c_int> {
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_DOMAIN) => match (socket.tcp_fd(), socket.relayed.names()) {
@@ -163,18 +164,18 @@ fn relayed_option(socket: &StreamSocket, level: c_int, name: c_int) -> Option<c_
             (None, None) => None,
         },
         (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Some(libc::IPPROTO_TCP),
-        // What a connection has that nobody has changed.
+        // Default value of an unchanged connection.
         (libc::IPPROTO_TCP, _) if socket.relayed.names().is_some() => Some(0),
         _ => None,
     }
 }
 
-/// Whether an option tells of the pair that is in the place of a connection, not of its TCP socket.
+/// Whether an option is about the pair in the place of a connection, instead of the TCP socket.
 pub(crate) fn is_of_descriptor(level: c_int, name: c_int) -> bool {
     (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR)
 }
 
-/// Whether an option changes what calls do that move bytes.
+/// Whether an option changes calls to move bytes.
 pub(crate) fn is_of_transfer(level: c_int, name: c_int) -> bool {
     level == libc::SOL_SOCKET
         && matches!(
@@ -183,7 +184,7 @@ pub(crate) fn is_of_transfer(level: c_int, name: c_int) -> bool {
         )
 }
 
-/// Makes the SMC connection follow an option that was set on the TCP socket.
+/// Applies a changed option of the TCP socket to the SMC connection.
 pub(crate) fn follow_option(fd: c_int, socket: &StreamSocket, level: c_int, name: c_int) {
     if (level, name) == (libc::IPPROTO_TCP, TCP_INQ) {
         let on = raw::socket_option(fd, level, name).is_ok_and(|on| on != 0);
@@ -241,24 +242,24 @@ pub(crate) fn is_queue_size_wanted() -> bool {
     QUEUE_SIZE_WANTED.load(Ordering::Relaxed)
 }
 
-/// The size of the queue, if the socket wants control messages with it.
+/// The size of the queue, if the socket wants control messages with the size.
 pub(crate) fn queue_size(descriptor: &DescriptorRef) -> Option<c_int> {
     let socket = descriptor.stream().filter(|socket| socket.options.is_queue_size_wanted())?;
     let stream = socket.smc()?;
     let queued = stream.readable().unwrap_or(0);
-    // The kernel wants the program to go on until it has read the end.
+    // As in the kernel, one more until the program has read the end of data.
     let more = queued == 0 && stream.readiness(false).read_closed;
     Some(c_int::try_from(queued).unwrap_or(c_int::MAX) + c_int::from(more))
 }
 
-// States of TCP, as TCP_INFO has them.
+// States of TCP, as in TCP_INFO.
 const ESTABLISHED: u8 = 1;
 const FIN_WAIT2: u8 = 5;
 const CLOSE: u8 = 7;
 const CLOSE_WAIT: u8 = 8;
 
-/// The state that TCP_INFO shows of an SMC connection: that of TCP after the same calls. The TCP
-/// socket underneath stays open.
+/// The state for TCP_INFO of an SMC connection: the state of TCP after the same calls. The TCP socket
+/// underneath stays open.
 pub(crate) fn tcp_state(descriptor: &DescriptorRef) -> Option<u8> {
     let socket = descriptor.stream()?;
     let stream = socket.smc()?;
@@ -273,8 +274,8 @@ pub(crate) fn tcp_state(descriptor: &DescriptorRef) -> Option<u8> {
     })
 }
 
-/// Whether a connection does not support an option that is to be set. One that is not decided yet
-/// stays on TCP for it.
+/// Whether a connection cannot support an option. An undecided connection stays on TCP to support the
+/// option.
 pub(crate) fn refuses_option(socket: &StreamSocket, level: c_int, name: c_int) -> bool {
     if options::kind(level, name) != OptionKind::TcpOnly {
         return false;

@@ -25,8 +25,8 @@ pub(crate) fn control(
     }
     let is_lazy = socket.state() == SocketState::Undecided && socket.side.is_plain_if_silent();
     if op == libc::EPOLL_CTL_ADD && socket.state() != SocketState::Unconnected && !is_lazy {
-        // The program's waits for the set go on with the handshake. For a set of the kernel alone it is
-        // usually complete within the short wait.
+        // The program's waits for the set continue the handshake. For a set of the kernel alone the
+        // call waits shortly: the handshake is usually complete by then.
         let goes_on = epoll_set_of(set)
             .is_some_and(|found| found.set().is_some_and(EpollSet::can_go_on_with_handshakes));
         let selected = resolve(descriptor, fd, if goes_on { Wait::Now } else { Wait::Short });
@@ -37,7 +37,7 @@ pub(crate) fn control(
     check(set, op, fd, events)?;
     let mut registrations = socket.registrations();
     if !DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor)) {
-        // The connection has got a relay meanwhile, whose end is in the kernel's set.
+        // The connection has got a relay meanwhile. The relay's end is in the kernel's set.
         drop(registrations);
         drop(NUMBERS.lock());
         return raw::epoll_ctl(set, op, fd, events, data);
@@ -107,13 +107,13 @@ pub(crate) fn control(
 
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
-/// The errors that the kernel would find, of a call that the library carries out itself.
+/// The kernel's errors for a call carried out by the library.
 fn check(set: c_int, op: c_int, fd: c_int, events: u32) -> Result<(), Errno> {
     if set == fd {
         return Err(Errno(libc::EINVAL));
     }
     if epoll_set_of(set).is_none() {
-        // The set is another process's, or none at all.
+        // The set is another process's, or no set.
         match raw::epoll_ctl(set, libc::EPOLL_CTL_DEL, set, 0, 0) {
             Err(Errno(libc::EINVAL)) if crate::sys::is_epoll_set(set) => {}
             Err(error) => return Err(error),

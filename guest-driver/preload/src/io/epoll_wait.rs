@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `epoll_wait` on a set that has SMC connections in it.
+//! `epoll_wait` on a set with SMC connections.
 //!
-//! The library polls the SMC connections of the set in shared memory, goes on with the handshakes of
-//! sockets in the set when the kernel reports their peers' bytes, and asks the kernel for everything
-//! else. A thread that finds nothing sleeps in the kernel, with the program's signal
-//! mask if it gave one.
+//! The library polls the SMC connections of the set in shared memory, continues handshakes of the set's
+//! sockets when the kernel reports bytes of their peers, and asks the kernel for everything else.
+//! Without an event the thread sleeps in the kernel, with the program's signal mask if there is one.
 
 use std::ffi::c_int;
 use std::os::fd::AsFd;
@@ -23,7 +22,7 @@ use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{self, Errno, SignalGuard, SysResult};
 use crate::sys::{epoll_wait, left_of, timespec};
 
-/// How often a thread looks whether it may poll the connections itself, while another thread does.
+/// Interval for a thread to check whether another thread still polls the connections.
 const TURN: Duration = Duration::from_millis(5);
 
 /// `epoll_pwait2` on `set`, whose descriptor is `fd`. `None`: the kernel carries out the call.
@@ -54,8 +53,8 @@ pub(crate) fn wait(
         }
     };
     Some(match result {
-        // Another thread has closed the set. In the kernel it lives on until this call returns, and
-        // shows nothing.
+        // Another thread has closed the set. In the kernel the set lives on until this call returns,
+        // and has no events.
         Err(Errno(libc::EBADF)) if begun.elapsed() >= MILLISECOND => {
             raw::ppoll(&mut [], left_of(end).map(timespec).as_ref(), signals.mask())
         }
@@ -63,14 +62,14 @@ pub(crate) fn wait(
     })
 }
 
-/// A call on a descriptor that was closed before it returns sooner than this.
+/// A call on a descriptor closed before the call returns sooner than this.
 const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// The signals of a call.
 struct Signals {
-    /// The mask with which the program wants to sleep.
+    /// The program's mask for the sleep.
     wanted: Option<SignalMask>,
-    /// The call has gone on with a handshake.
+    /// Blocks all signals once the call has continued a handshake.
     blocked: SignalGuard,
 }
 
@@ -81,16 +80,15 @@ impl Signals {
     }
 }
 
-/// What the kernel has reported of a set.
+/// The kernel's events of a set.
 struct Reported {
-    /// Number of events that the program learns of. They are the first ones.
+    /// Number of events for the program, at the front of the list.
     events: usize,
-    /// There were events of handshakes besides.
+    /// Whether there were events of handshakes besides.
     handshakes: bool,
 }
 
-/// Takes the library's own events out of the first `n`, and goes on with the handshakes that they are
-/// about.
+/// Takes the library's own events out of the first `n`, and continues their handshakes.
 fn sort_events(
     set: &EpollSet,
     fd: c_int,
@@ -129,14 +127,14 @@ fn sort_events(
         }
     }
     if !due.is_empty() {
-        // A signal that comes meanwhile ends the next sleep.
+        // A signal during the handshakes ends the next sleep.
         signals.blocked.block();
         due.iter().for_each(waiting::go_on);
     }
     Reported { events, handshakes }
 }
 
-/// Waits for a set of this process's parent, in which there may be handshakes of the parent.
+/// Waits for a set of the parent process, maybe with handshakes of the parent.
 fn wait_in_child(
     set: &EpollSet,
     fd: c_int,
@@ -162,8 +160,7 @@ fn wait_in_child(
     }
 }
 
-/// Waits without SMC connections. `None`: one has come meanwhile, from another thread or by a
-/// handshake.
+/// Waits without SMC connections. `None`: another thread or a handshake has added one meanwhile.
 fn wait_in_kernel(
     set: &EpollSet,
     fd: c_int,
@@ -194,8 +191,8 @@ fn wait_in_kernel(
     }
 }
 
-/// Waits with SMC connections: one thread polls them, others wait for the kernel's part meanwhile.
-/// `None`: there are none any more.
+/// Waits with SMC connections: one thread polls the connections, others wait for the kernel's part.
+/// `None`: no connection is left.
 fn wait_here(
     set: &EpollSet,
     fd: c_int,
@@ -253,7 +250,7 @@ fn wait_alone(
             return Ok(None);
         }
         if set.is_native() {
-            // All have moved: only the kernel's part is left.
+            // All connections have moved: only the kernel's part is left.
             let left = left_of(end).map_or(TURN, |left| left.min(TURN));
             let found = epoll_wait(fd, out, Some(left), signals.mask())?;
             let found = sort_events(set, fd, out, found, signals);
@@ -283,7 +280,7 @@ fn sleep(
     mask: Option<SignalMask>,
 ) -> Woken {
     let members = set.lock();
-    // If others wait for connections of the same device, a line of a slab would wake for theirs.
+    // With other waiters on the same device, a line of a slab would wake for their connections.
     let each = sleeper.watch.arms_each(members.len());
     let lines = (!each).then(|| sleeper.watch.arm_lines());
     let armed = match &lines {
@@ -294,7 +291,7 @@ fn sleep(
         disarm(&members, lines);
         return Woken::Changed;
     }
-    // A reference of its own keeps the stream while the lock is not held.
+    // A reference of the call keeps the stream while the lock is not held.
     let any = members.first_descriptor();
     drop(members);
     let stream =
@@ -310,7 +307,7 @@ fn sleep(
     woken
 }
 
-/// Takes back what was armed for a sleep: the lines of slabs, or else each connection.
+/// Undoes the arming for a sleep: of the lines of slabs, or else of each connection.
 fn disarm(members: &EpollMembers, lines: Option<ArmedLines>) {
     match lines {
         None => members.streams().for_each(|stream| stream.disarm()),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Descriptors that go where the library cannot follow: to stdio, to another process, to io_uring.
-//! From then on the kernel carries out all calls on them.
+//! Descriptors passed to where the library cannot follow: stdio, another process, io_uring. From then
+//! on the kernel carries out all calls on such descriptors.
 
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
@@ -16,22 +16,22 @@ use crate::socket::{descriptors, owner_pipe};
 use crate::sys::raw;
 use crate::{fork, relay};
 
-/// How long a descriptor that is handed over waits for a handshake that may end with SMC.
+/// Limit for a descriptor about to be handed over to wait for a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Leaves a descriptor to the kernel. A connection that is not decided yet stays on TCP, and one
-/// that SMC carries gets a relay, for good. The call may wait for a handshake.
+/// Leaves a descriptor to the kernel. An undecided connection stays on TCP, and a connection on SMC
+/// gets a relay, for good. The call may wait for a handshake.
 pub(crate) fn leave_to_kernel(fd: c_int) {
     let Some(descriptor) = take_back::hold(fd) else { return };
     if let Some(temporary) = descriptor.stream().and_then(StreamSocket::temporary_relay) {
-        // No thread takes it back as long as this one has the entry.
+        // No thread takes the relay back as long as this thread has the entry.
         temporary.keep();
     }
     leave(descriptor, fd, false);
 }
 
-/// Leaves a descriptor to the kernel. `is_temporary`: because another process may use the
-/// connection, so the relay is a temporary relay.
+/// Leaves a descriptor to the kernel. `is_temporary`: the relay is a temporary relay, because another
+/// process may use the connection.
 fn leave(descriptor: DescriptorRef, fd: c_int, is_temporary: bool) {
     raw::without_signals(|| {
         let socket = descriptor.stream();
@@ -55,18 +55,18 @@ fn leave_socket(
         SocketState::Relayed => owner_pipe::request(socket),
         SocketState::Smc | SocketState::Tcp | SocketState::Failed => {}
     }
-    // Without descriptors for a pair the connection stays with the library, which the program may
-    // not use for it.
+    // Without free descriptors for a pair the connection stays with the library, unusable by the
+    // program where the library cannot follow.
     let is_smc = socket.state() == SocketState::Smc;
     is_smc.then(|| relay::hand_over::hand_over(descriptor, is_temporary)).flatten()
 }
 
-/// Decides a connection for TCP, if no handshake has begun that may end with SMC.
+/// Decides a connection for TCP, unless a handshake has begun and may end with SMC.
 fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     let stays_on_tcp = socket.decision.forbid_proposal();
     if stays_on_tcp && socket.role() == SocketRole::Client {
-        // The thread of the handshake proposes nothing, so the program's bytes may go at once:
-        // after those that it has written before. And after a Decline, if the server awaits one.
+        // The handshake's thread proposes nothing, so the program's bytes may go at once: after earlier
+        // bytes of the program. And after a Decline, if the server awaits one.
         if socket.undecided.has_early() || crate::sys::is_writable(fd) {
             waiting::watch(descriptor);
             let _ = socket.decision.wait(HANDSHAKE_TIMEOUT);
@@ -76,8 +76,8 @@ fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     if socket.role() == SocketRole::Client && relay::hand_over::hand_over_undecided(descriptor) {
         return;
     }
-    // A server takes a Proposal out of the stream and declines it. The program does not wait for a
-    // client that sends nothing.
+    // A server takes a Proposal out of the stream and declines the Proposal. The program does not wait
+    // for a silent client.
     socket.undecided.note_write();
     if resolve(descriptor, fd, Wait::Block) == Selected::Pending {
         waiting::watch(descriptor);
@@ -85,7 +85,7 @@ fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     }
 }
 
-/// Does what the library has to do while the descriptors have their entries. It may wait.
+/// Finishes the library's work on descriptors while their entries exist. May wait.
 pub(crate) fn before_close(first: c_int, last: c_int) {
     for fd in first.max(0)..=last.min(DESCRIPTORS.highest()) {
         if let Some(descriptor) = DESCRIPTORS.get(fd)
@@ -97,13 +97,12 @@ pub(crate) fn before_close(first: c_int, last: c_int) {
     }
 }
 
-/// Has the kernel close descriptors by `native`, and does before and afterwards what the library has
-/// to do.
+/// Closes descriptors by `native`, with the library's work before and afterwards.
 pub(crate) fn close<T>(first: c_int, last: c_int, native: impl FnOnce() -> T) -> T {
     before_close(first, last);
     let numbers = descriptors::lock_numbers(first, last);
     let closed = descriptors::close(first, last);
-    // The kernel may wait for the peer of a TCP socket, and nobody else has to.
+    // The kernel may wait for the peer of a TCP socket, without holding up other threads.
     let numbers = numbers.filter(|_| descriptors::may_be_replaced(&closed));
     let result = native();
     drop(numbers);
@@ -111,8 +110,8 @@ pub(crate) fn close<T>(first: c_int, last: c_int, native: impl FnOnce() -> T) ->
     result
 }
 
-/// Closes all connections when the program ends, as the kernel would, and waits for what has to be
-/// done before the process is gone.
+/// Closes all connections at the end of the program, as the kernel would, and waits for all work due
+/// before the end of the process.
 pub(crate) fn close_all() {
     for fd in 0..=DESCRIPTORS.highest() {
         let is_stream = DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some());
@@ -148,17 +147,17 @@ pub(crate) fn await_sent(all: bool, limit: Duration) {
     }
 }
 
-/// Has relays wait for the servers of closed connections on which the program has written: a keeper
-/// goes on with them.
+/// Gives relays to closed connections still waiting for their server with bytes of the program: a
+/// keeper continues these.
 pub(crate) fn leave_closed() {
     for (descriptor, tcp) in waiting::written_clients() {
         relay::hand_over::hand_over_closed(descriptor, tcp);
     }
 }
 
-/// Leaves all connections to the kernel that a program executed next inherits, and those of which
-/// `named` says that the program gets them although they are closed by exec. `has_library`: the
-/// program can decide a connection that nobody has used.
+/// Leaves all connections inherited by the next executed program to the kernel. `named`: whether the
+/// program gets a descriptor in spite of close-on-exec. `has_library`: the program can decide an unused
+/// connection.
 pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool, has_library: bool) {
     for fd in 0..=DESCRIPTORS.highest() {
         if !DESCRIPTORS.has(fd) {
@@ -170,7 +169,7 @@ pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool, has_library: bool) 
             relay::hand_over::must_be_left(socket) || is_unused && !has_library
         };
         let Some(socket) = descriptor.stream().filter(is_left) else { continue };
-        // Bytes that wait for the end of a handshake go out although the descriptor is closed.
+        // Bytes waiting for the end of a handshake go out although the descriptor is closed.
         if named(fd) || stays_open(fd) || socket.undecided.has_early() {
             leave(descriptor, fd, true);
         }

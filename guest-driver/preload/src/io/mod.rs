@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The calls that read, write, wait for readiness, and ask for or change options.
+//! Calls to read, to write, to wait for readiness, and to ask for or to change options.
 
 pub(crate) mod control;
 pub(crate) mod epoll_ctl;

@@ -101,7 +101,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
             socket.undecided.note_write();
         }
         if socket.state() == SocketState::Undecided && socket.side.is_plain_if_silent() {
-            // The program's next call finds out.
+            // The program's next call checks the client.
             continue;
         }
         match resolve(&descriptor, fd.fd, Wait::Short) {
@@ -117,12 +117,12 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
                     revents: 0,
                 };
                 if fd.events & libc::POLLOUT != 0 && socket.is_writable_early() {
-                    // The kernel says when TCP is connected, and the library keeps what the program
-                    // writes then.
+                    // The kernel reports the connected TCP socket. From then on the library keeps the
+                    // program's bytes.
                     native.events = fd.events & (libc::POLLOUT | libc::POLLWRNORM);
                     decisions.push(decided);
                 } else {
-                    // It is not ready for anything. The descriptor is readable when the handshake
+                    // The socket has no events. The decision descriptor is readable when the handshake
                     // is complete.
                     *native = decided;
                 }
@@ -139,16 +139,16 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
     (polled, native, held)
 }
 
-/// The events of a connection, of those that the program asked for.
+/// A connection's events, restricted to the requested ones.
 fn revents_of(socket: &StreamSocket, stream: &SmcStream, events: i16) -> i16 {
     let readiness = socket.readiness(stream, events & libc::POLLPRI != 0);
     let asked = events as u16 as u32 | (libc::POLLERR | libc::POLLHUP) as u32;
-    // poll and epoll encode the events that both know in the same way.
+    // poll and epoll encode their common events in the same way.
     (epoll_events(readiness) & asked) as i16
 }
 
-/// Polls the connections, asks the kernel about the rest, and sleeps if there are no events.
-/// `None`: the caller must poll again.
+/// Polls the connections, asks the kernel about the rest, and sleeps if there are no events, until
+/// `end` and for at most `slice`. `None`: the caller must poll again.
 fn poll_once(
     fds: &mut [libc::pollfd],
     polled: &mut [Polled],
@@ -252,7 +252,7 @@ fn sleep_beside<'a>(
     woken
 }
 
-/// Copies the kernel's answers. Returns how many descriptors are ready; `None`: only decision
+/// Copies the kernel's answers. Returns the number of ready descriptors; `None`: only decision
 /// descriptors.
 fn merge(fds: &mut [libc::pollfd], polled: &[Polled], native: &[libc::pollfd]) -> Option<usize> {
     let mut n = 0;
@@ -288,7 +288,7 @@ fn is_in(set: &SelectWords<'_>, fd: usize) -> bool {
     set.as_ref().is_some_and(|set| set.get(fd / 64).is_some_and(|word| word >> (fd % 64) & 1 != 0))
 }
 
-/// `pselect`, carried out as `ppoll`. `None`: the library knows none of the descriptors.
+/// `pselect` by way of `ppoll`. `None`: the library knows none of the descriptors.
 pub(crate) fn select<'a>(
     n: usize,
     (read, write, except): (&mut SelectWords<'a>, &mut SelectWords<'a>, &mut SelectWords<'a>),
@@ -321,7 +321,7 @@ pub(crate) fn select<'a>(
         if begun.elapsed() < MILLISECOND {
             return Some(Err(Errno(libc::EBADF)));
         }
-        // Another thread has closed it meanwhile. The kernel shows that in each set.
+        // Another thread has closed the descriptor meanwhile. The kernel sets the number in each set.
         for fd in fds.iter_mut().filter(|fd| fd.revents & libc::POLLNVAL != 0) {
             fd.revents = fd.events;
         }

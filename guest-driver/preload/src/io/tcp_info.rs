@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! TCP_INFO of a connection on SMC: the kernel's answer for the TCP connection underneath, with the
-//! numbers of SMC in all places that tell of bytes, messages and time.
+//! TCP_INFO of a connection on SMC: the kernel's answer for the TCP connection underneath, with SMC's
+//! numbers for bytes, messages and time.
 //!
-//! A message stands for a segment of TCP: each write into the peer's ring, and each time that new
-//! bytes were found in the own one.
+//! A message stands for a TCP segment: each write into the peer's ring, and each discovery of new bytes
+//! in the own ring.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -17,10 +17,10 @@ use crate::selection::resolve::resolve;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 
-/// Bytes of `struct tcp_info` of Linux 7.2, and some more.
+/// Size of `struct tcp_info` of Linux 7.2, with some room to spare.
 pub(crate) const MOST: usize = 512;
 
-/// Places in `struct tcp_info`, which never change.
+/// Offsets in `struct tcp_info`, fixed by the ABI.
 mod place {
     pub(super) const STATE: usize = 0;
     pub(super) const UNACKED: usize = 24;
@@ -41,22 +41,22 @@ mod place {
     pub(super) const RCV_WND: usize = 232;
 }
 
-/// `tcpi_delivery_rate`, `tcpi_busy_time`, `tcpi_rwnd_limited` and `tcpi_sndbuf_limited`: nobody
-/// measures them on SMC.
+/// `tcpi_delivery_rate`, `tcpi_busy_time`, `tcpi_rwnd_limited` and `tcpi_sndbuf_limited`: not measured
+/// on SMC.
 const UNMEASURED: Range<usize> = 160..192;
 
-/// What tells of lost, repeated, reordered and marked packets: `tcpi_ca_state` to `tcpi_backoff`,
+/// Fields about lost, repeated, reordered and marked packets: `tcpi_ca_state` to `tcpi_backoff`,
 /// `tcpi_sacked` to `tcpi_fackets`, `tcpi_total_retrans`, `tcpi_delivered_ce`, `tcpi_bytes_retrans` to
 /// `tcpi_rcv_ooopack`, `tcpi_rehash` to `tcpi_received_ce_bytes`. In a ring there are none.
 const OF_PACKETS: [Range<usize>; 6] = [1..5, 28..44, 100..104, 196..200, 208..228, 236..276];
 
-/// Stores a field, as far as the program has room for it.
+/// Stores a field, as far as the program's buffer reaches.
 fn set<const N: usize>(info: &mut [u8], place: usize, value: [u8; N]) {
     let room = info.get_mut(place..).unwrap_or_default();
     room.iter_mut().zip(value).for_each(|(to, from)| *to = from);
 }
 
-/// A number that counts on from 0 at its end, as the kernel's do.
+/// A number with wrap-around at 2^32, like the kernel's.
 fn set_u32(info: &mut [u8], place: usize, value: u64) {
     set(info, place, (value as u32).to_ne_bytes());
 }
@@ -70,8 +70,8 @@ fn clear(info: &mut [u8], range: Range<usize>) {
     fields.for_each(|byte| *byte = 0);
 }
 
-/// Corrects what the kernel has answered for the TCP socket of a descriptor. `info` is as long as the
-/// room of the program, or as what this kernel knows.
+/// Corrects the kernel's answer for the TCP socket of a descriptor. `info` is as long as the program's
+/// buffer, or as this kernel's structure.
 pub(crate) fn correct(descriptor: &DescriptorRef, fd: c_int, info: &mut [u8]) {
     let Some(socket) = descriptor.stream() else { return };
     let has_bytes = || {
@@ -81,7 +81,7 @@ pub(crate) fn correct(descriptor: &DescriptorRef, fd: c_int, info: &mut [u8]) {
         && socket.role() == SocketRole::Server
         && has_bytes()
     {
-        // They may be a Proposal.
+        // The bytes may be a Proposal.
         let _ = resolve(descriptor, fd, Wait::Short);
     }
     if let Some(state) = control::tcp_state(descriptor) {
@@ -97,15 +97,14 @@ pub(crate) fn correct(descriptor: &DescriptorRef, fd: c_int, info: &mut [u8]) {
     }
 }
 
-/// The bytes of the handshake are not the program's. The numbers are those of a connection that has
-/// carried nothing.
+/// Leaves the bytes of the handshake out. Shows the numbers of a connection without bytes.
 fn show_handshake(socket: &StreamSocket, info: &mut [u8]) {
     let unsent = socket.undecided.early().len() as u64;
     show_bytes(socket, &MovedCounts { unsent, ..MovedCounts::default() }, info);
 }
 
-/// Bytes and messages. As on TCP, the SYN of a client and the end of data count as one byte for who
-/// acknowledges or receives them, and a SYN of each end as a segment.
+/// Bytes and messages. As on TCP, the SYN of a client and the end of data count as one byte in the
+/// acknowledged and received bytes, and a SYN of each end counts as a segment.
 fn show_bytes(socket: &StreamSocket, counts: &MovedCounts, info: &mut [u8]) {
     let syn = u64::from(socket.role() == SocketRole::Client);
     set_u64(info, place::BYTES_ACKED, counts.acknowledged + syn + u64::from(counts.ended));
@@ -127,13 +126,13 @@ fn show_bytes(socket: &StreamSocket, counts: &MovedCounts, info: &mut [u8]) {
 fn show_counts(socket: &StreamSocket, counts: &MovedCounts, info: &mut [u8]) {
     show_bytes(socket, counts, info);
     let (Some(sent), Some(received)) = (counts.since_sent, counts.since_received) else {
-        // The kernel knows the times and windows of what TCP carries.
+        // The kernel knows the times and windows of bytes on TCP.
         return;
     };
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     set_u32(info, place::LAST_DATA_SENT, millis(sent));
     set_u32(info, place::LAST_DATA_RECV, millis(received));
-    // What is sent is in the peer's memory at once, and what comes acknowledges as well.
+    // Sent bytes are in the peer's memory at once, and received bytes acknowledge as well.
     set_u32(info, place::LAST_ACK_RECV, millis(sent.min(received)));
     set_u32(info, place::RCV_SPACE, counts.receive_buffer.into());
     set_u32(info, place::SND_WND, counts.send_window.into());

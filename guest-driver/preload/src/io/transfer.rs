@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Calls that read and write.
+//! Calls to read and to write.
 
 use std::ffi::c_int;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -17,19 +17,19 @@ use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno, RESTART, SysResult};
 
-/// What carries out a call that reads or writes.
+/// Carrier of a call to read or to write.
 pub(crate) enum Dispatch<'a> {
     /// The kernel, on the TCP socket.
     Kernel,
     /// The SMC connection.
     Smc(&'a StreamSocket, &'a SmcStream),
-    /// Nobody yet: the library keeps what the call writes until the connection is decided.
+    /// Not decided yet: the library keeps the bytes of a write until the connection is decided.
     Keep(&'a StreamSocket),
-    /// Nothing: the call fails.
+    /// No carrier: the call fails.
     Fail(Errno),
 }
 
-/// What carries out a call that reads. `dont_wait`: the call must not wait for the handshake.
+/// The carrier of a read. `dont_wait`: the call must not wait for the handshake.
 #[inline]
 pub(crate) fn dispatch_read(
     descriptor: &DescriptorRef,
@@ -43,8 +43,8 @@ pub(crate) fn dispatch_read(
     undecided(descriptor, socket, fd, (dont_wait, libc::SO_RCVTIMEO))
 }
 
-/// Before a read with these flags: looks at the client of a connection that has announced nothing. It
-/// costs one call, since an error of the socket can be the result of the read itself.
+/// Called before a read with these flags: checks the client of a connection without an announcement.
+/// Costs one call, since an error of the socket can be the result of the read itself.
 ///
 /// # Errors
 /// The result of the read.
@@ -63,7 +63,7 @@ pub(crate) fn look_at_silent(
     }
 }
 
-/// As [`dispatch_read`], for a call that writes.
+/// The carrier of a write. `dont_wait`: the call must not wait for the handshake.
 #[inline]
 pub(crate) fn dispatch_write(
     descriptor: &DescriptorRef,
@@ -75,7 +75,7 @@ pub(crate) fn dispatch_write(
         return Dispatch::Smc(socket, stream);
     }
     socket.undecided.note_write();
-    // TCP sends what a client writes whether the server's program uses the connection or not.
+    // TCP sends a client's bytes even if the server's program does not use the connection.
     let is_client = socket.role() == SocketRole::Client;
     let may_wait = !dont_wait && !socket.options.is_nonblocking();
     match undecided(descriptor, socket, fd, (dont_wait || is_client, libc::SO_SNDTIMEO)) {
@@ -90,8 +90,9 @@ pub(crate) fn dispatch_write(
             }
             Dispatch::Keep(socket)
         }
-        // Another thread has decided it since, or a client's has not begun. A call that may wait never
-        // fails with EAGAIN for that, and one that may not finds what was decided.
+        // Another thread has decided the connection meanwhile, or a client's handshake has not begun. A
+        // call allowed to wait never fails with EAGAIN in this case, and any other call finds the
+        // decision.
         Dispatch::Fail(Errno(libc::EAGAIN))
             if is_client && may_wait || socket.state() != SocketState::Undecided =>
         {
@@ -106,8 +107,8 @@ pub(crate) fn dispatch_write(
     }
 }
 
-/// As [`dispatch_write`], for a call whose bytes the library cannot keep: from a pipe. It waits until
-/// the connection is decided.
+/// Variant of [`dispatch_write`] for bytes from a pipe. The library cannot keep such bytes, so the call
+/// waits for the decision.
 pub(crate) fn dispatch_transfer(
     descriptor: &DescriptorRef,
     fd: c_int,
@@ -119,11 +120,11 @@ pub(crate) fn dispatch_transfer(
     }
 }
 
-/// Bytes that the library keeps of a connection that is not decided, unless the program has set
-/// SO_SNDBUF: less than TCP takes of a program whose peer does not read.
+/// Maximum number of kept bytes of an undecided connection, unless the program has set SO_SNDBUF: less
+/// than TCP takes while the peer does not read.
 const MAX_KEPT: usize = 7 << 19;
 
-/// Keeps what a call writes on a connection that is not decided. `None`: it is decided now.
+/// Keeps the bytes of a write on an undecided connection. `None`: the connection is decided now.
 pub(crate) fn keep(
     descriptor: &DescriptorRef,
     socket: &StreamSocket,
@@ -147,8 +148,8 @@ pub(crate) fn keep(
             }
         }
         Some(0) => {
-            // The kernel must not report room while there is none. Whoever decides the connection
-            // holds this lock.
+            // The kernel must not report room while there is none. A decision needs this lock, so the
+            // state cannot change meanwhile.
             let _early = socket.undecided.early();
             if socket.state() == SocketState::Deciding {
                 registrations::follow(descriptor, socket, SocketState::Deciding);
@@ -160,7 +161,7 @@ pub(crate) fn keep(
     }
 }
 
-/// How long a call may wait that has this option for its time limit.
+/// Time limit of a call from its socket option.
 fn time_limit(fd: c_int, option: c_int) -> Wait {
     if !inherited_options::may_be_set() {
         return Wait::Block;
@@ -171,7 +172,7 @@ fn time_limit(fd: c_int, option: c_int) -> Wait {
     }
 }
 
-/// The error of a call that has waited in vain: a signal has interrupted it, or its time has passed.
+/// The error of a call after a wait in vain: a signal has interrupted the wait, or the time is over.
 fn ended_by(wait: Wait) -> Errno {
     match matches!(wait, Wait::Short | Wait::Now) || wait.is_over() {
         true => Errno(libc::EAGAIN),
@@ -188,7 +189,7 @@ fn undecided<'a>(
     (dont_wait, option): (bool, c_int),
 ) -> Dispatch<'a> {
     let patient = !dont_wait && !socket.options.is_nonblocking();
-    // The library keeps what a client writes, while its set goes on with the handshake.
+    // The library keeps a client's bytes, while waits for an epoll set continue the handshake.
     let is_kept = || option == libc::SO_SNDTIMEO && registrations::is_in_a_set(socket);
     let wait = match patient {
         true => time_limit(fd, option),
@@ -210,9 +211,9 @@ fn undecided<'a>(
     }
 }
 
-/// The error that a call returns whose wait a signal interrupted; `None`: the call goes on.
+/// The error of a call interrupted by a signal. `None`: the call goes on.
 fn interrupted(deadline: Option<Instant>) -> Option<Errno> {
-    // The handler runs when the call is over, and says whether it begins again.
+    // The handler runs after the call, and decides about the restart.
     if deadline.is_none() && interrupt::is_deferred() {
         return Some(RESTART);
     }
@@ -220,7 +221,7 @@ fn interrupted(deadline: Option<Instant>) -> Option<Errno> {
     (deadline.is_some() || raw::signals_interrupt()).then_some(Errno(libc::EINTR))
 }
 
-/// Waits until the stream has changed since `token`. The call returns the error, if there is one.
+/// Waits until the stream has changed since `token`. Returns the error of the call, if there is one.
 fn wait(
     stream: &SmcStream,
     token: guest_driver::ChangeToken,
@@ -285,7 +286,7 @@ pub(crate) fn recv(
                     return Ok(done);
                 }
                 if peek {
-                    // The bytes stay, so another look finds them again.
+                    // The bytes stay, so the next check finds them again.
                     if wait(stream, token, false, deadline).is_err() {
                         return Ok(done);
                     }
@@ -309,7 +310,7 @@ pub(crate) fn recv(
     }
 }
 
-/// A receive of no bytes waits until there are some, as TCP does it.
+/// Carries out a receive of no bytes: waits for bytes, as TCP does.
 #[cold]
 fn recv_nothing(from: (&StreamSocket, &SmcStream), flags: c_int) -> SysResult {
     let mut byte = [0u8];
@@ -319,7 +320,7 @@ fn recv_nothing(from: (&StreamSocket, &SmcStream), flags: c_int) -> SysResult {
         Err(Errno(libc::EAGAIN))
             if flags & libc::MSG_DONTWAIT == 0 && !from.0.options.is_nonblocking() =>
         {
-            // Whatever ends the wait.
+            // Any end of the wait is a success.
             let _ = look(flags);
             Ok(0)
         }
@@ -331,7 +332,7 @@ fn has_ended(stream: &SmcStream) -> bool {
     stream.readiness(false).read_closed
 }
 
-/// Reads into the buffers, behind their first `done` bytes.
+/// Reads into the buffers, after their first `done` bytes.
 fn read_rest(
     stream: &SmcStream,
     bufs: &mut [IoSliceMut<'_>],
@@ -347,7 +348,7 @@ fn read_rest(
     Ok(0)
 }
 
-/// MSG_TRUNC: reads bytes and discards them, as TCP does. With MSG_PEEK it only counts them.
+/// MSG_TRUNC: reads bytes and discards them, as TCP does. With MSG_PEEK only counts the bytes.
 pub(crate) fn discard(
     (socket, stream): (&StreamSocket, &SmcStream),
     wanted: usize,
@@ -413,8 +414,8 @@ pub(crate) fn send(
     sent
 }
 
-/// A write to a peer that has closed. TCP takes the first one, and learns from the peer's answer that
-/// nobody reads it.
+/// A write to a closed peer. TCP takes the first write, and learns from the peer's answer about the
+/// missing reader.
 #[cold]
 fn write_to_closed(socket: &StreamSocket, bufs: &[IoSlice<'_>]) -> SysResult {
     let n: usize = bufs.iter().map(|buf| buf.len()).sum();
@@ -487,7 +488,7 @@ fn write_rest(stream: &SmcStream, bufs: &[IoSlice<'_>], mut done: usize) -> std:
     Ok(0)
 }
 
-/// Writes all bytes but the last as usual, and the last one as urgent.
+/// Writes all bytes except the last as usual, and the last byte as urgent.
 fn send_urgent(
     (socket, stream): (&StreamSocket, &SmcStream),
     bufs: &[IoSlice<'_>],
@@ -524,11 +525,10 @@ fn send_urgent(
     }
 }
 
-/// Bytes that `sendfile` or `splice` copies at a time.
+/// Bytes copied at a time by `sendfile` or `splice`.
 const TURN: usize = 64 << 10;
 
-/// `sendfile` into an SMC connection, or one that is not decided: reads, and writes by `send`, by
-/// turns.
+/// `sendfile` into a connection on SMC, or an undecided one: alternates reads with writes by `send`.
 pub(crate) fn sendfile(
     mut send: impl FnMut(&[IoSlice<'_>]) -> SysResult,
     file: c_int,
@@ -543,7 +543,7 @@ pub(crate) fn sendfile(
     while done < count {
         let room = (count - done).min(buf.len());
         let piece = buf.get_mut(..room).unwrap_or_default();
-        // The file position must not pass bytes that the connection does not take.
+        // The file position must not pass bytes refused by the connection.
         let at = match &offset {
             Some(offset) => **offset,
             None => crate::sys::position(file)?,
@@ -571,8 +571,8 @@ pub(crate) fn sendfile(
     Ok(done)
 }
 
-/// `splice` from an SMC connection into a pipe. What the pipe does not take stays in the
-/// connection. `dont_wait` (SPLICE_F_NONBLOCK) is about the pipe; the connection has O_NONBLOCK.
+/// `splice` from an SMC connection into a pipe. Bytes refused by the pipe stay in the connection.
+/// `dont_wait` (SPLICE_F_NONBLOCK) is about the pipe; the connection has O_NONBLOCK.
 pub(crate) fn splice_out(
     (socket, stream): (&StreamSocket, &SmcStream),
     pipe: c_int,
@@ -598,7 +598,7 @@ fn is_nonblocking(fd: c_int) -> bool {
     raw::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|flags| flags as c_int & libc::O_NONBLOCK != 0)
 }
 
-/// Whether a descriptor shows one of the events. Waits for it, unless `dont_wait`.
+/// Whether a descriptor has one of the events. Waits for one, unless `dont_wait`.
 fn await_events(fd: c_int, events: i16, dont_wait: bool) -> Result<bool, Errno> {
     let mut list = [libc::pollfd { fd, events, revents: 0 }];
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -608,8 +608,8 @@ fn await_events(fd: c_int, events: i16, dont_wait: bool) -> Result<bool, Errno> 
     }
 }
 
-/// Bytes that a pipe of this size takes without blocking, whatever its flags are: all of an empty
-/// pipe, and a page (PIPE_BUF) of one that is not full. Waits for a full one, unless `dont_wait`.
+/// Number of bytes written to a pipe of this size without blocking, even without O_NONBLOCK: the size
+/// of an empty pipe, otherwise a page (PIPE_BUF). Waits for a full pipe, unless `dont_wait`.
 fn pipe_room(pipe: c_int, size: usize, dont_wait: bool) -> Result<usize, Errno> {
     if !await_events(pipe, libc::POLLOUT, dont_wait)? {
         return Err(Errno(libc::EAGAIN));
@@ -620,7 +620,7 @@ fn pipe_room(pipe: c_int, size: usize, dont_wait: bool) -> Result<usize, Errno> 
     }
 }
 
-/// Waits until a write would not, as long as the socket lets it.
+/// Waits until a write would not block. EAGAIN on a non-blocking socket without room.
 fn await_room((socket, stream): (&StreamSocket, &SmcStream)) -> Result<(), Errno> {
     let has_room = || stream.readiness(false).writable;
     if socket.options.is_nonblocking() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One relay: the bytes on their way between the owner's end of a pair and a connection. No call
-//! here waits.
+//! One relay: the bytes on their way between the owner's end of a pair and a connection. No call here
+//! waits.
 
 use std::io::Read;
 use std::net::Shutdown;
@@ -19,15 +19,15 @@ use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw;
 
-/// Turns of one relay before others have theirs.
+/// Rounds of one relay before the next relay's turn.
 const TURNS: usize = 8;
 
-/// What carries the bytes to the peer.
+/// Carrier of the bytes to the peer.
 #[derive(Debug)]
 pub(super) enum RelayCarrier {
-    /// A handshake that is under way. TCP carries them if SMC does not.
+    /// A handshake under way. If SMC is not selected, this TCP socket carries the bytes.
     Undecided(OwnedFd),
-    /// A handshake that the maker of this process has begun. It ends on TCP.
+    /// A handshake begun by the maker of this process. The handshake ends on TCP.
     Declining(Box<PendingDecline>),
     /// SMC.
     Smc,
@@ -38,10 +38,10 @@ pub(super) enum RelayCarrier {
 /// One direction.
 #[derive(Debug, Default)]
 struct Flow {
-    /// Bytes that the receiver has not taken yet, from `at` on.
+    /// Bytes not yet taken by the receiver, from `at` on.
     rest: Vec<u8>,
     at: usize,
-    /// They are one byte, which was sent as urgent data.
+    /// The rest is one byte of urgent data.
     urgent: bool,
     /// No bytes will follow.
     ended: bool,
@@ -54,14 +54,14 @@ impl Flow {
         self.at == self.rest.len()
     }
 
-    /// Keeps what the receiver has not taken.
+    /// Keeps bytes not taken by the receiver.
     fn keep(&mut self, bytes: &[u8], urgent: bool) {
         self.rest.clear();
         self.rest.extend_from_slice(bytes);
         (self.at, self.urgent) = (0, urgent);
     }
 
-    /// Takes what was received into `room`. Returns whether it was anything.
+    /// Keeps the bytes received into `room`. Returns whether there was anything, including an end.
     fn take(&mut self, received: Received, room: &[u8]) -> bool {
         match received {
             Received::Nothing => return false,
@@ -80,17 +80,17 @@ impl Flow {
         }
     }
 
-    /// Nobody takes the bytes.
+    /// Discards the bytes: there is no receiver.
     fn give_up(&mut self) {
         (self.rest, self.at, self.ended) = (Vec::new(), 0, true);
     }
 }
 
-/// Receives from a TCP socket with SO_OOBINLINE, without waiting: an urgent byte alone, or
-/// bytes before it.
+/// Receives from a TCP socket with SO_OOBINLINE, without waiting: an urgent byte alone, or bytes before
+/// the urgent byte.
 fn receive_now(from: &OwnedFd, room: &mut [u8]) -> Received {
     loop {
-        // Who the first byte is does not change any more if there is one.
+        // Once a byte is queued, the head of the stream is fixed.
         let has_bytes = raw::queued_bytes(from.as_raw_fd()).is_ok_and(|n| n > 0);
         if has_bytes && raw::is_at_mark(from.as_raw_fd()) {
             let mut byte = [0u8];
@@ -112,7 +112,7 @@ fn receive_now(from: &OwnedFd, room: &mut [u8]) -> Received {
     }
 }
 
-/// Has an urgent byte of a TCP connection stay among the others, where [`receive_now`] finds it.
+/// Keeps urgent bytes of a TCP connection in line, as expected by [`receive_now`].
 fn keep_in_line(carrier: &RelayCarrier) {
     if let RelayCarrier::Tcp(tcp) = carrier {
         let _ = rustix::net::sockopt::set_socket_oobinline(tcp, true);
@@ -128,22 +128,22 @@ pub(super) struct Relay {
     pub(super) carrier: RelayCarrier,
     to_peer: Flow,
     to_program: Flow,
-    /// Both the program and the peer are to be told of a reset.
+    /// Reset the connection for both the program and the peer.
     is_reset: bool,
-    /// The state of the connection when the last turn began.
+    /// The state of the connection at the beginning of the last turn.
     token: ChangeToken,
-    /// There may be something to do.
+    /// There may be work.
     pub(super) is_due: bool,
-    /// The thread that runs the relays waits for it.
+    /// The thread of the relays waits for events of this relay.
     pub(super) is_watched: bool,
-    /// It is taken back when no other process needs it.
+    /// For a relay to be taken back when no other process needs the relay.
     pub(super) temporary: Option<RunningTemporary>,
-    /// No thread of the program is in a call any more that began before the relay.
+    /// No thread of the program is still in a call begun before the relay.
     is_alone: bool,
 }
 
 impl Relay {
-    /// The descriptors that the relay needs.
+    /// The descriptors of the relay.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         let carrier = match &self.carrier {
             RelayCarrier::Tcp(tcp) | RelayCarrier::Undecided(tcp) => Some(tcp.as_raw_fd()),
@@ -178,7 +178,7 @@ impl Relay {
         }
     }
 
-    /// The SMC connection, if SMC carries it.
+    /// The SMC connection, for a relay on SMC.
     pub(super) fn stream(&self) -> Option<&SmcStream> {
         match self.carrier {
             RelayCarrier::Smc => self.descriptor.stream().and_then(StreamSocket::smc),
@@ -191,7 +191,7 @@ impl Relay {
         self.stream().is_some_and(|stream| stream.changed_since(self.token))
     }
 
-    /// Moves what can be moved without waiting. Returns whether any bytes or ends moved.
+    /// Moves bytes without waiting. Returns whether any bytes or ends moved.
     pub(super) fn run(&mut self, room: &mut [u8]) -> bool {
         let mut any = false;
         if let Some(stream) = self.stream() {
@@ -213,7 +213,7 @@ impl Relay {
         if self.to_peer.is_empty() && !self.to_peer.ended {
             let received = self.owner_end.receive(room);
             if matches!(received, Received::Reset) {
-                // The program has gone and left bytes unread.
+                // The program has closed with unread bytes.
                 self.fail();
                 return true;
             }
@@ -272,8 +272,8 @@ impl Relay {
         Ok(done)
     }
 
-    /// Receives from the peer, without waiting. An urgent byte that the reader has come to is
-    /// first: a read would pass it.
+    /// Receives from the peer, without waiting. An urgent byte at the read position goes first: a read
+    /// would skip it.
     fn receive_from_peer(&self, room: &mut [u8]) -> Received {
         let mut stream = match (&self.carrier, self.stream()) {
             (RelayCarrier::Tcp(tcp), _) => return receive_now(tcp, room),
@@ -293,16 +293,16 @@ impl Relay {
         }
     }
 
-    /// Sends what the program has written. Returns whether nothing is left on its way, and neither
-    /// direction has ended: then the connection does without the relay.
+    /// Sends the program's bytes. Returns whether no bytes are left on their way, and neither direction
+    /// has ended: then the connection does not need the relay any more.
     pub(super) fn settles(&mut self, room: &mut [u8]) -> bool {
         let is_sent = (0..TURNS).any(|_| !self.run_to_peer(room));
         let is_idle = |flow: &Flow| flow.is_empty() && !flow.ended && !flow.shut;
         is_sent && self.stream().is_some() && is_idle(&self.to_peer) && is_idle(&self.to_program)
     }
 
-    /// Sends what the program wrote last, when no process has its end any more. Returns whether all of
-    /// it is sent.
+    /// Sends the program's last bytes, when no process has the program's end any more. Returns whether
+    /// all of them are sent.
     pub(super) fn send_rest(&mut self, room: &mut [u8]) -> bool {
         loop {
             match self.owner_end.receive(room) {
@@ -320,11 +320,11 @@ impl Relay {
         }
     }
 
-    /// Whether the relay may take bytes of the peer. A call of another thread that began before the
-    /// relay goes first: what it reads later would otherwise be behind what the relay has read.
+    /// Whether the relay may take bytes of the peer. Another thread's call begun before the relay goes
+    /// first: otherwise the call's bytes would come after the bytes read by the relay.
     fn may_receive(&mut self) -> bool {
         if !self.is_alone {
-            // Counted before the offers: one that ends meanwhile has no reference left.
+            // Counted before the offers: an offer ended meanwhile has no reference left.
             let refs = self.descriptor.refs() as usize;
             let known = 1 + fork::offers_of(&self.descriptor);
             self.is_alone = self.stream().is_none() || refs <= known;
@@ -332,12 +332,12 @@ impl Relay {
         self.is_alone
     }
 
-    /// Goes on in a process that has no thread but the one that runs the relays.
+    /// Continues in a process with only the thread of the relays.
     pub(super) fn go_on_alone(&mut self) {
         (self.is_due, self.is_watched, self.is_alone) = (true, false, true);
     }
 
-    /// Whether there are bytes that such a call may take first.
+    /// Whether bytes are left to a call begun before the relay.
     pub(super) fn is_held_up(&self) -> bool {
         let is_ready = |stream: &SmcStream| {
             let readiness = stream.readiness(false);
@@ -346,7 +346,7 @@ impl Relay {
         !self.is_alone && !self.to_program.ended && self.stream().is_some_and(is_ready)
     }
 
-    /// Whether the relay waits for the program to read what it has, to be taken back then.
+    /// Whether the relay waits for the program's read before the relay is taken back.
     fn is_withheld(&self) -> bool {
         self.temporary.as_ref().is_some_and(RunningTemporary::is_alone)
             && self.owner_end.has_unread()
@@ -390,7 +390,7 @@ impl Relay {
         moved
     }
 
-    /// Takes the result of a handshake that was under way. `false`: it still is.
+    /// Takes the result of a handshake. `false`: the handshake is still under way.
     pub(super) fn decide(&mut self) -> bool {
         let state = self.descriptor.stream().map(StreamSocket::state);
         if matches!(state, Some(SocketState::Undecided | SocketState::Deciding)) {
@@ -406,7 +406,7 @@ impl Relay {
         true
     }
 
-    /// Goes on with the handshake of a client that another process has begun: SMC is declined.
+    /// Continues a client's handshake begun by another process: SMC is declined.
     pub(super) fn decline(&mut self) {
         self.is_due = false;
         let RelayCarrier::Declining(decliner) = &mut self.carrier else { return };
@@ -424,7 +424,7 @@ impl Relay {
         keep_in_line(&self.carrier);
         (self.is_due, self.is_watched) = (true, false);
         match self.descriptor.stream() {
-            // What the program wrote first goes first.
+            // The program's early bytes go first.
             Some(socket) if done => {
                 let early = std::mem::take(&mut *socket.undecided.early());
                 self.to_peer.keep(&early.into_bytes(), false);
@@ -433,8 +433,8 @@ impl Relay {
         }
     }
 
-    /// The connection has failed: the program's calls and those of the peer fail when the relay
-    /// ends. What the program has not read yet, it can still read.
+    /// Marks the connection as failed: the calls of the program and of the peer fail when the relay
+    /// ends. The program can still read the remaining bytes.
     pub(super) fn fail(&mut self) {
         self.is_reset = true;
         for flow in [&mut self.to_peer, &mut self.to_program] {
@@ -443,7 +443,8 @@ impl Relay {
         }
     }
 
-    /// Whether the relay is over: the program wants no more, and the peer has all it wrote.
+    /// Whether the relay is over: the program needs no more bytes, and the peer has all of the
+    /// program's.
     pub(super) fn is_over(&self) -> bool {
         match self.carrier {
             RelayCarrier::Undecided(_) | RelayCarrier::Declining(_) => false,
@@ -457,7 +458,7 @@ impl Relay {
         self.owner_end.is_left(0)
     }
 
-    /// Ends the connection. A peer that has closed already does not notice.
+    /// Ends the connection. Has no effect on a closed peer.
     pub(super) fn end(&self) {
         match (&self.carrier, self.stream()) {
             _ if !self.is_reset => self.owner_end.take_kept_byte(),
@@ -468,25 +469,25 @@ impl Relay {
             _ => {}
         }
         if let Some(stream) = self.stream() {
-            // What the program wrote is in the peer's memory, so there is nothing to wait for.
+            // The program's bytes are in the peer's memory, so there is nothing to wait for.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// Sends without waiting. Returns how many bytes there was room for.
+/// Sends without waiting. Returns the number of bytes taken by the receiver.
 fn send_now(to: &impl AsFd, bytes: &[u8], urgent: bool) -> Result<usize, ()> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     match send(to, bytes, if urgent { flags | SendFlags::OOB } else { flags }) {
         Ok(n) => Ok(n),
-        // The kernel has no urgent data on Unix sockets: the program gets it in line.
+        // The kernel has no urgent data on Unix sockets: the program gets the byte in line.
         Err(Errno::OPNOTSUPP) if urgent => send_now(to, bytes, false),
         Err(Errno::AGAIN | Errno::INTR) => Ok(0),
         Err(_) => Err(()),
     }
 }
 
-/// As [`send_now`], by SMC.
+/// Variant of [`send_now`] for SMC.
 fn send_by_smc(stream: &SmcStream, bytes: &[u8], urgent: bool) -> std::io::Result<usize> {
     match bytes {
         [byte] if urgent => stream.send_urgent(*byte).map(|()| 1),

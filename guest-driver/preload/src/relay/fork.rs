@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections that a child of a fork inherits in use.
+//! Connections in use inherited by a child of a fork.
 //!
-//! Before a fork the owner makes a pair for each connection that SMC carries, or whose handshake is
-//! under way: no other process can go on with that. In the child one end of the pair
-//! replaces the descriptors of the connection.
+//! Before a fork the owner makes a pair for each connection on SMC, or with a handshake under way: no
+//! other process can continue such a connection. In the child one end of the pair replaces the
+//! descriptors of the connection.
 //!
 //! Most children never use the connection: they save a database, or execute a program. So the owner
-//! forwards nothing until the child asks for it, by a byte in a pipe (`socket/owner_pipe.rs`), or
-//! has executed a program that may use the connection. From then on the same end of the pair
-//! replaces the owner's descriptors as well. Processes that take turns on a connection thus find
-//! all its bytes in one place.
+//! forwards nothing until the child asks for the connection by a byte in a pipe
+//! (`socket/owner_pipe.rs`), or has executed a program with access to the connection. From then on the
+//! same end of the pair replaces the owner's descriptors as well. Processes taking turns on a
+//! connection thus find all its bytes in one place.
 //!
-//! Most servers fork first and use the connection in the child only; there the child does the
-//! handshake in a session of its own (see `selection`).
+//! Most servers fork first and use the connection in the child only; there the child does the handshake
+//! in a session of its own (see `selection`).
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
@@ -31,17 +31,17 @@ use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::{STACK, borrowed, own_numbers, owned, raw};
 
-/// Number of connections that a child inherits at most. In a program with more, the child's calls
-/// on the others fail.
+/// Maximum number of inherited connections. In a program with more, the child's calls on the others
+/// fail.
 const MAX_CONNECTIONS: usize = 64;
 
-/// The pair of a connection, which all children get that are forked before one of them asks.
-/// `None`: one has asked.
+/// The pair of a connection, shared by all children forked before one of them asks. `None`: a child has
+/// asked.
 #[derive(Clone)]
 struct SharedPair(Arc<ForkMutex<Option<SocketPair>>>);
 
 impl SharedPair {
-    /// The pair that children forked before have got, or a new one.
+    /// The pair of earlier children, or a new one.
     fn of(descriptor: &DescriptorRef, fd: c_int) -> Option<SharedPair> {
         let known = OUTSTANDING.lock().iter().flat_map(|offers| &offers.list).find_map(|offer| {
             (offer.descriptor.is(descriptor) && offer.pair.0.lock().is_some())
@@ -51,7 +51,7 @@ impl SharedPair {
     }
 }
 
-/// A connection that the child may ask for.
+/// A connection offered to a child.
 struct RelayOffer {
     descriptor: DescriptorRef,
     /// The program's descriptors of the connection.
@@ -59,7 +59,7 @@ struct RelayOffer {
     pair: SharedPair,
     /// Whether the kernel closes all the descriptors when the child executes a program.
     cloexec: bool,
-    /// For a connection whose handshake is under way: its TCP socket.
+    /// TCP socket of a connection with a handshake under way.
     tcp: Option<OwnedFd>,
 }
 
@@ -75,17 +75,17 @@ impl RelayOffer {
         Some(RelayOffer { descriptor, fds: vec![fd], pair, cloexec: true, tcp })
     }
 
-    /// The child will not ask.
+    /// Ends the offer: the child will not ask.
     fn end(self) {
         if let Some(socket) = self.descriptor.stream() {
             socket.undecided.remove_offer();
         }
     }
 
-    /// The child is served from now on.
+    /// Serves the child from now on.
     fn start(self) {
         let Some(pair) = self.pair.0.lock().take() else {
-            // A child that was forked before has asked already.
+            // A child forked before has asked already.
             return self.end();
         };
         // The program may have closed its descriptors by now; the child's relay works all the same.
@@ -93,8 +93,8 @@ impl RelayOffer {
         let temporary = self.tcp.is_none().then(|| temporary_relay_of(&fds, &pair)).flatten();
         replace(&self.descriptor, &fds, &pair.program_end, temporary.as_ref());
         match self.tcp {
-            // The offer stays counted: the handshake goes on although the program has no descriptor
-            // of the connection any more.
+            // The offer stays counted: the handshake goes on although the program has no descriptor of
+            // the connection any more.
             Some(tcp) => {
                 let _ = start_undecided(self.descriptor, pair, tcp);
             }
@@ -107,7 +107,7 @@ impl RelayOffer {
         }
     }
 
-    /// Whether a descriptor is one of the connection.
+    /// Whether a descriptor is one of the connection's.
     fn has(&self, fd: c_int) -> bool {
         let cookie = |fd: BorrowedFd<'_>| rustix::net::sockopt::socket_cookie(fd).ok();
         match (DESCRIPTORS.get(fd), &self.tcp) {
@@ -122,24 +122,24 @@ impl RelayOffer {
     }
 }
 
-/// The connections that one fork offers to its child.
+/// The connections offered by one fork to its child.
 struct RelayOffers {
     list: Vec<RelayOffer>,
-    /// The sockets at which the child asks. They end when the child executes a program or exits.
+    /// The sockets for the child's request. They end when the child executes a program or exits.
     request: (OwnedFd, OwnedFd),
-    /// A pipe that ends when the child exits.
+    /// A pipe with its end at the child's exit.
     lifetime: (OwnedFd, OwnedFd),
 }
 
 /// The offers between the fork's first and last handler. Parent and child each take their copy.
 static PREPARED: ForkMutex<Option<RelayOffers>> = ForkMutex::new(None);
 
-/// Offers that a child may still take up.
+/// Offers still open to a child.
 struct Outstanding {
     id: u64,
     list: Vec<RelayOffer>,
     lifetime: OwnedFd,
-    /// The number of the socket at which the thread of the owner waits.
+    /// The number of the socket where the owner's thread waits.
     request: c_int,
 }
 
@@ -156,7 +156,7 @@ impl Outstanding {
     }
 }
 
-/// The offers to all children. Whoever changes the list holds [`NUMBERS`].
+/// The offers to all children. Changes of the list need [`NUMBERS`].
 static OUTSTANDING: ForkMutex<Vec<Outstanding>> = ForkMutex::new(Vec::new());
 
 fn pipe() -> Option<(OwnedFd, OwnedFd)> {
@@ -171,7 +171,7 @@ fn sockets() -> Option<(OwnedFd, OwnedFd)> {
     Some((high(ours), high(theirs)))
 }
 
-/// The descriptors by which this process hears of its children.
+/// The descriptors for requests and ends of the children.
 pub(crate) fn descriptors() -> Vec<c_int> {
     OUTSTANDING.lock().iter().flat_map(Outstanding::descriptors).collect()
 }
@@ -182,7 +182,7 @@ pub(super) fn offers_of(descriptor: &DescriptorRef) -> usize {
     all.iter().flat_map(|offers| &offers.list).filter(|o| o.descriptor.is(descriptor)).count()
 }
 
-/// Whether a fork need not wait for the offers for longer than `limit`.
+/// Whether a fork can take the locks of the offers within `limit`.
 pub(crate) fn comes_free(limit: Duration) -> bool {
     OUTSTANDING.comes_free(limit) && PREPARED.comes_free(limit)
 }
@@ -211,7 +211,7 @@ pub(crate) fn prepare() {
     }
     match (sockets(), pipe()) {
         (Some(request), Some(lifetime)) => {
-            // A program that the child executes keeps this end open.
+            // A program executed by the child keeps this end open.
             let _ = raw::fcntl(lifetime.1.as_raw_fd(), libc::F_SETFD, 0);
             *PREPARED.lock() = Some(RelayOffers { list, request, lifetime });
         }
@@ -230,12 +230,12 @@ pub(crate) fn in_child() {
         for &fd in &offer.fds {
             put_pair(fd, &pair.program_end, |tcp_fd| match offer.tcp {
                 None => socket.set_relayed(tcp_fd),
-                // What the parent's thread has made of the old entry by now does not matter.
+                // The state of the old entry, changed by the parent's thread, does not matter.
                 Some(_) => install_relayed(fd, socket.role(), RelayState::new(tcp_fd)),
             });
         }
     }
-    // Those to other children, too: who has the other ends must learn when the owner ends.
+    // Offers to other children are dropped, too: holders of the other ends must see the owner's end.
     drop(others);
     let Some(RelayOffers { list, request, lifetime }) = prepared else { return };
     owner_pipe::set(request.1);
@@ -246,7 +246,7 @@ pub(crate) fn in_child() {
     drop(list);
 }
 
-/// Starts a thread that waits for the child to ask, after a fork, in the owner.
+/// Starts a thread in the owner after a fork, to wait for the child's request.
 pub(crate) fn in_parent() {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let Some(RelayOffers { list, request, lifetime }) = PREPARED.lock().take() else { return };
@@ -264,7 +264,7 @@ pub(crate) fn in_parent() {
     });
 }
 
-/// Takes the offers of a fork, unless another thread has.
+/// Takes the offers of a fork, unless another thread has taken them.
 fn take(id: u64) -> Option<Outstanding> {
     let mut all = OUTSTANDING.lock();
     let at = all.iter().position(|offers| offers.id == id);
@@ -282,22 +282,21 @@ fn await_child(id: u64, request: &OwnedFd) {
     };
     let _numbers = NUMBERS.lock();
     if let Some(offers) = take(id) {
-        // The sockets have ended: the child has exited, or has executed a program that may use the
+        // The sockets have ended: the child has exited, or has executed a program with access to the
         // connections.
         let alive = asked || is_alive(&offers);
         settle(offers, |offer| alive && (asked || !offer.cloexec));
     }
 }
 
-/// Whether the child has not exited, nor has a program that it has executed.
+/// Whether the child, or a program executed by the child, still runs.
 fn is_alive(offers: &Outstanding) -> bool {
     let mut alive = [PollFd::new(&offers.lifetime, PollFlags::IN)];
     let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     !rustix::event::poll(&mut alive, Some(&zero)).is_ok_and(|n| n > 0)
 }
 
-/// Starts relays for the offers that are taken up, and ends the others. The caller holds
-/// [`NUMBERS`].
+/// Starts relays for the accepted offers, and ends the others. The caller holds [`NUMBERS`].
 fn settle(offers: Outstanding, is_taken: impl Fn(&RelayOffer) -> bool) {
     for offer in offers.list {
         match is_taken(&offer) {
@@ -307,8 +306,8 @@ fn settle(offers: Outstanding, is_taken: impl Fn(&RelayOffer) -> bool) {
     }
 }
 
-/// Starts relays for all connections that living children may use, because this process is about to
-/// end or to execute a program.
+/// Starts relays for all connections offered to living children, because this process is about to end
+/// or to execute a program.
 pub(crate) fn settle_all() {
     if OUTSTANDING.lock().is_empty() {
         return;

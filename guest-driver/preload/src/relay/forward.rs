@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Relays: one thread forwards the bytes between pairs of Unix sockets and connections.
 //!
-//! The thread holds [`RELAYS`] while it moves bytes, and does not wait meanwhile. So a process that
-//! holds that lock finds each byte either in a socket or in the list, and can give the list to a
-//! child (see `keeper`).
+//! The thread holds [`RELAYS`] while moving bytes, and does not wait meanwhile. So a process with the
+//! lock finds each byte either in a socket or in the list, and can give the list to a child (see
+//! `keeper`).
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -26,29 +26,29 @@ use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
 use crate::sys::{STACK, leaked, raw};
 
-/// Bytes that the thread moves at a time.
+/// Bytes moved at a time.
 const CHUNK: usize = 256 << 10;
 /// Longest sleep of the thread.
 const LONGEST: Duration = Duration::from_secs(1);
 /// Longest sleep of a keeper while send queues have bytes.
 const SEND_PAUSE: Duration = Duration::from_millis(2);
-/// Longest sleep of the thread while calls of other threads go before a relay.
+/// Longest sleep of the thread while a relay waits for calls of other threads.
 const HELD_UP_PAUSE: Duration = Duration::from_millis(1);
-/// Edges only: a daemon that has gone stays reported otherwise.
+/// Edge-triggered: a dead daemon would be reported again and again otherwise.
 const DEVICE_EVENTS: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
-/// What the sleeper reports about the devices' own descriptors.
+/// The sleeper's data for events of the devices' own descriptors.
 const DEVICES: u64 = u64::MAX;
 
 /// The relays of a process.
 #[derive(Default)]
 pub(super) struct Relays {
     pub(super) list: Vec<Relay>,
-    /// The generation of the process (see `fork`) whose thread runs them.
+    /// The generation of the process (see `fork`) with the running thread.
     runs: Option<u32>,
 }
 
 static RELAYS: ForkMutex<Relays> = ForkMutex::new(Relays { list: Vec::new(), runs: None });
-/// What the thread sleeps on, and the generation of its process.
+/// The thread's sleeper, and the generation of its process.
 static SLEEPER: AtomicPtr<(Sleeper, u32)> = AtomicPtr::new(std::ptr::null_mut());
 /// Changes when a relay has forwarded bytes, or has ended.
 static PROGRESS: AtomicU32 = AtomicU32::new(0);
@@ -58,7 +58,7 @@ pub(super) fn lock() -> ForkMutexGuard<'static, Relays> {
     RELAYS.lock()
 }
 
-/// Whether send queues that a keeper can empty have bytes.
+/// Whether send queues have bytes that a keeper can send.
 pub(super) fn has_unsent_bytes() -> bool {
     SmcStream::any_has_unsent_bytes()[0]
 }
@@ -68,8 +68,8 @@ fn note_progress() {
     let _ = futex::wake(&PROGRESS, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
-/// Replaces descriptors of a connection by an end of a pair, and makes their entries in the table.
-/// The caller holds the lock of the numbers.
+/// Replaces descriptors of a connection by an end of a pair, and makes their entries in the table. The
+/// caller holds the lock of the numbers.
 pub(super) fn replace(
     descriptor: &DescriptorRef,
     fds: &[c_int],
@@ -85,8 +85,8 @@ pub(super) fn replace(
     });
 }
 
-/// Gives the program's end of a pair the options of a connection that change what calls on it do.
-/// `fd`: one of the connection's descriptors, which is still the TCP socket.
+/// Copies options with an effect on calls from a connection to the program's end of a pair. `fd`: one
+/// of the connection's descriptors, still the TCP socket.
 pub(super) fn give_options(socket: &StreamSocket, fd: Option<c_int>, program_end: &OwnedFd) {
     use rustix::net::sockopt::{self, Timeout};
     for (write, which) in [(false, Timeout::Recv), (true, Timeout::Send)] {
@@ -104,15 +104,14 @@ pub(super) fn give_options(socket: &StreamSocket, fd: Option<c_int>, program_end
     }
 }
 
-/// Makes the entry of a descriptor that is an end of a pair. It takes the place of another one in
-/// one step: the kernel would carry out a call that finds none, although the number may change
-/// meanwhile.
+/// Makes the entry of a descriptor on an end of a pair. The new entry replaces the old one in one step:
+/// without an entry a call would go to the kernel, although the number may change meanwhile.
 pub(super) fn install_relayed(fd: c_int, role: SocketRole, relayed: RelayState) {
     drop(DESCRIPTORS.install(fd, Descriptor::Stream(StreamSocket::relayed(role, relayed))));
 }
 
-/// Puts an end of a pair in the place of a TCP socket. `keep_tcp` gets a duplicate of that, which
-/// goes on to provide names and options; -1: there is none.
+/// Puts an end of a pair in the place of a TCP socket. `keep_tcp` gets a duplicate of the TCP socket,
+/// still in use for names and options; -1: there is none.
 pub(super) fn put_pair(fd: c_int, program_end: &OwnedFd, keep_tcp: impl FnOnce(c_int)) {
     let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
     let cloexec = raw::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int;
@@ -132,9 +131,8 @@ pub(super) fn start(
     let _ = add(descriptor, pair, RelayCarrier::Smc, temporary);
 }
 
-/// As [`start`], for a connection whose handshake is still under way: the pair keeps what the
-/// program writes until the connection is decided. `tcp` carries it if SMC does not. `false`: there
-/// are no threads left.
+/// Variant of [`start`] for a connection with a handshake under way: the pair keeps the program's bytes
+/// until the decision. `tcp` carries the bytes if SMC does not. `false`: no thread can be started.
 pub(super) fn start_undecided(descriptor: DescriptorRef, pair: SocketPair, tcp: OwnedFd) -> bool {
     add(descriptor, pair, RelayCarrier::Undecided(tcp), None)
 }
@@ -170,14 +168,14 @@ fn add(
     false
 }
 
-/// Has the thread look at the list again.
+/// Wakes the thread for another check of the list.
 pub(super) fn wake() {
     if let Some((sleeper, _)) = leaked(SLEEPER.load(Ordering::Acquire)) {
         sleeper.watch.wake();
     }
 }
 
-/// What the thread of this process sleeps on; made on first use. `None`: no descriptors are left.
+/// The sleeper of this process's thread; made on first use. `None`: no descriptors are left.
 fn own_sleeper() -> Option<&'static Sleeper> {
     let known = leaked(SLEEPER.load(Ordering::Acquire));
     if let Some((sleeper, _)) = known.filter(|(_, generation)| *generation == fork::generation()) {
@@ -188,11 +186,11 @@ fn own_sleeper() -> Option<&'static Sleeper> {
     Some(&new.0)
 }
 
-/// Runs the relays until there are none. With `upkeep` it does what the threads of the stack would
-/// do, too, and goes on until the send queues are empty.
+/// Runs the relays until there are none. With `upkeep` also does the work of the stack's threads, and
+/// goes on until the send queues are empty.
 pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
     if upkeep.is_some() {
-        // The eventfds of the other one are shared with the parent.
+        // The eventfds of the old sleeper are shared with the parent.
         SLEEPER.store(std::ptr::null_mut(), Ordering::Release);
     }
     let Some(sleeper) = own_sleeper() else { return };
@@ -214,7 +212,7 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
             watch(relay, sleeper);
             match relay.carrier {
                 RelayCarrier::Undecided(_) => relay.is_due = false,
-                // Its server's time limit passes without an event.
+                // The server's time limit passes without an event.
                 RelayCarrier::Declining(_) => relay.decline(),
                 _ if relay.is_due || relay.is_held_up() => moved |= relay.run(&mut room),
                 _ => {}
@@ -226,7 +224,7 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
         let (over, list) = std::mem::take(&mut relays.list).into_iter().partition(Relay::is_over);
         relays.list = list;
         let over: Vec<Relay> = over;
-        // The peers learn of the end before the relays are off the list.
+        // The peers see the end before the relays are off the list.
         over.iter().for_each(|relay| unwatch(relay, sleeper));
         // This turn may have put the last bytes into a send queue.
         let is_last = relays.list.is_empty() && !is_sending();
@@ -235,7 +233,7 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
         }
         let any_due = relays.list.iter().any(|relay| relay.is_due);
         drop(relays);
-        // Outside of the lock, because the drop of a connection takes others.
+        // Outside of the lock, because the drop of a connection takes other locks.
         let any_over = !over.is_empty();
         drop(over);
         if moved || any_over {
@@ -245,7 +243,7 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
             return;
         }
         if upkeep.is_none() {
-            // Also while a stream leaves no time to sleep: it would keep its relay for ever.
+            // Also while a stream leaves no time to sleep: the stream would keep its relay for ever.
             pause = take_back::look(pause);
         }
         if any_due {
@@ -265,7 +263,7 @@ fn find_change(relay: &mut Relay) -> bool {
     relay.is_due
 }
 
-/// Makes the sleeper wake for a relay.
+/// Registers a relay with the sleeper.
 fn watch(relay: &mut Relay, sleeper: &Sleeper) {
     const EDGES: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
     if relay.is_watched && matches!(relay.carrier, RelayCarrier::Undecided(_)) {
@@ -298,7 +296,7 @@ fn watch(relay: &mut Relay, sleeper: &Sleeper) {
     }
 }
 
-/// Takes [`watch`] back for a relay that is no more on the list and goes on without this thread.
+/// Takes [`watch`] back for a relay off the list, in use without this thread.
 pub(super) fn leave(relay: &Relay) {
     if let Some((sleeper, _)) = leaked(SLEEPER.load(Ordering::Acquire)) {
         sleeper.remove(relay.owner_end.as_raw_fd());
@@ -317,7 +315,7 @@ fn unwatch(relay: &Relay, sleeper: &Sleeper) {
     }
     if let Some(stream) = relay.stream() {
         stream.unwatch(&sleeper.watch);
-        // The thread does not wait for a peer that reads slowly: its bytes are in its own memory.
+        // The thread does not wait for a slow peer: the bytes are in the peer's memory already.
         let _ = stream.set_linger(None);
     }
 }
@@ -337,7 +335,7 @@ fn sleep(sleeper: &Sleeper, count: u32, pause: Duration, upkeep: Option<&StackUp
             });
             return;
         }
-        // A reference of its own keeps the stream while the lock is not held.
+        // A reference of the call keeps the stream while the lock is not held.
         relays.list.iter().find(|relay| relay.stream().is_some()).map(|r| r.descriptor.clone())
     };
     let stream = any.as_ref().and_then(|found| found.stream()).and_then(StreamSocket::smc);
@@ -380,7 +378,7 @@ pub(crate) fn descriptors() -> Vec<c_int> {
     all
 }
 
-/// Whether a fork need not wait for the relays for longer than `limit`.
+/// Whether a fork can take the lock of the relays within `limit`.
 pub(crate) fn comes_free(limit: Duration) -> bool {
     RELAYS.comes_free(limit)
 }
@@ -401,8 +399,8 @@ pub(crate) fn in_child() {
     close_in_child();
 }
 
-/// Closes the owner's ends of the parent's relays, in the child: who has the other end must learn
-/// of the relay's end although this process lives on.
+/// Closes the owner's ends of the parent's relays, in the child: holders of the other ends must see the
+/// end of the relay although this process lives on.
 pub(crate) fn close_in_child() {
     let relays = std::mem::take(&mut *lock());
     for relay in relays.list {
@@ -419,8 +417,8 @@ pub(crate) fn close_in_child() {
     }
 }
 
-/// Waits until the peers have taken what the program wrote, when the process ends, for at most
-/// `limit`. A relay whose other end another process has is not waited for.
+/// Waits at the end of the process until the peers have taken the program's bytes, for at most `limit`.
+/// Does not wait for a relay with its other end in another process.
 pub(crate) fn finish(limit: Duration) {
     let until = Instant::now() + limit;
     loop {

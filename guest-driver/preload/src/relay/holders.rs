@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which sockets other processes have, as `/proc` tells.
+//! Sockets of other processes, according to `/proc`.
 //!
-//! A process that has a socket of this one has inherited it, so it is younger than the socket, and
-//! descends from this process. If its parent has ended, it is a child of an ancestor of this
-//! process. So processes whose descriptors this one may not see count only if they are such. What
-//! cannot be told counts as a holder.
+//! Another process can have a socket of this process only by inheritance. So the other process is
+//! younger than the socket, and descends from this process. After the end of its parent, the other
+//! process is a child of an ancestor of this process. Processes with hidden descriptors count only in
+//! these cases. In doubt a process counts as a holder.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -14,12 +14,12 @@ use std::path::Path;
 use crate::socket::stream::TemporaryRelay;
 use crate::sys::{borrowed, raw};
 
-/// Generations between a process and the first one, at most.
+/// Maximum number of generations between a process and the first one.
 const MAX_DEPTH: usize = 128;
-/// The flag of a thread of the kernel in `/proc/PID/stat` (PF_KTHREAD).
+/// The flag of a kernel thread in `/proc/PID/stat` (PF_KTHREAD).
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
-/// A line of `/proc/PID/stat`, as far as it matters here.
+/// Fields of `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ProcessStat {
     parent: i32,
@@ -45,7 +45,7 @@ impl ProcessStat {
     }
 }
 
-/// The processes, each looked at once.
+/// The processes, each read once.
 #[derive(Default)]
 struct Processes {
     known: HashMap<i32, Option<ProcessStat>>,
@@ -58,7 +58,7 @@ impl Processes {
         *self.known.entry(pid).or_insert_with(|| ProcessStat::of(pid))
     }
 
-    /// `None`: an ancestor cannot be seen.
+    /// `None`: an ancestor is hidden.
     fn new(this: i32) -> Option<Processes> {
         let mut all = Processes::default();
         let mut at = this;
@@ -69,8 +69,8 @@ impl Processes {
         (at == 0).then_some(all)
     }
 
-    /// Whether a process may have inherited a descriptor of this one that is not older than
-    /// `begun`.
+    /// Whether a process may have inherited a descriptor of this process. The descriptor is not older
+    /// than `begun`.
     fn may_have_inherited(&mut self, pid: i32, begun: u64) -> bool {
         let mut at = pid;
         for _ in 0..MAX_DEPTH {
@@ -79,7 +79,7 @@ impl Processes {
                 return false;
             }
             if stat.begun < begun {
-                // Its descendants may have, if this one is among its descendants, too.
+                // Descendants may have inherited the descriptor if this process is a descendant, too.
                 return at != pid && self.own.contains(&at);
             }
             if stat.parent == 0 {
@@ -91,13 +91,12 @@ impl Processes {
     }
 }
 
-/// Whether other processes may have the programs' ends of these temporary relays, one answer for
-/// each.
+/// Whether other processes may have the programs' ends of these temporary relays, one answer for each.
 pub(super) fn may_have(temporaries: &[&TemporaryRelay]) -> Vec<bool> {
     look(temporaries).unwrap_or_else(|| vec![true; temporaries.len()])
 }
 
-/// Whether another process has a socket, as far as this one may see that.
+/// Whether another process has a socket, as far as visible.
 pub(crate) fn is_elsewhere(fd: c_int) -> bool {
     let Ok(socket) = rustix::fs::fstat(borrowed(fd)) else { return false };
     let this = raw::getpid();
@@ -105,7 +104,7 @@ pub(crate) fn is_elsewhere(fd: c_int) -> bool {
     processes().into_iter().flatten().any(|pid| pid != this && has(pid))
 }
 
-/// The processes that `/proc` shows.
+/// The processes in `/proc`.
 fn processes() -> std::io::Result<impl Iterator<Item = i32>> {
     let entries = fs::read_dir("/proc")?.flatten();
     Ok(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()))
@@ -114,7 +113,7 @@ fn processes() -> std::io::Result<impl Iterator<Item = i32>> {
 fn look(temporaries: &[&TemporaryRelay]) -> Option<Vec<bool>> {
     let this = raw::getpid();
     if fs::read_link("/proc/self").ok()? != Path::new(&this.to_string()) {
-        // It tells of another PID namespace.
+        // This `/proc` is of another PID namespace.
         return None;
     }
     let mut processes = Processes::new(this)?;
@@ -142,11 +141,11 @@ fn look(temporaries: &[&TemporaryRelay]) -> Option<Vec<bool>> {
             }
         }
     }
-    // Processes of other users may be hidden, and the first one is root's.
+    // Processes of other users may be hidden, and the first process is root's.
     sees_first.then_some(held)
 }
 
-/// Whether a descriptor was closed, or a process has ended, since it was listed.
+/// Whether a descriptor was closed, or a process has ended, since the listing.
 fn is_gone(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The keeper: a process that goes on with the relays of a process that ends, or executes another
-//! program, while somebody else still uses the program's ends. It also sends what is in the send
-//! queues of the connections that the program leaves.
+//! The keeper: a process in charge of the relays of a process about to end or to execute another
+//! program, while other processes still use the program's ends. The keeper also empties the send queues
+//! of the program's connections.
 //!
-//! The process forks while no byte moves ([`super::forward::lock`]) and no thread of it uses a
-//! device ([`Stack::hold_devices`]). The child has all memory and descriptors of the session. It has
-//! one thread, which runs the relays and does what the threads of the session did. It waits until
-//! its maker has ended or has executed the program, and ends after the last relay and the last byte.
+//! The process forks while no byte moves ([`super::forward::lock`]) and none of its threads uses a
+//! device ([`Stack::hold_devices`]). The child has all memory and descriptors of the session. The child
+//! has one thread, for the relays and for the work of the session's threads. The child waits until its
+//! maker has ended or has executed the program, and ends after the last relay and the last byte.
 //!
-//! The child is a child of nobody: the process makes it through another one that ends at once, and
-//! neither sends a signal. It keeps the library's descriptors and closes all others.
+//! The child has no parent among the program's processes: the process makes the child through an
+//! intermediate process, gone at once, and neither sends a signal. The child keeps the library's
+//! descriptors and closes all others.
 
 use std::ffi::{CStr, c_int};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -29,22 +30,22 @@ use crate::sys::raw::ForkResult;
 use crate::sys::{fork_lock, heap, own_numbers, raw};
 use crate::{fork, status};
 
-/// How long the process tries to find a moment at which no thread holds a lock.
+/// Limit for the attempts to find a moment without locks held by threads.
 const LIMIT: Duration = Duration::from_secs(2);
 /// How long it waits for the child to say that it has found everything in order.
 const ANSWER: Duration = Duration::from_secs(1);
 /// Name of the process.
 const NAME: &CStr = c"smc-keeper";
 
-/// What the process does when the keeper waits.
+/// The step of the process while the keeper waits.
 pub(crate) enum KeeperResult<T> {
-    /// It ends: the keeper goes on.
+    /// The process ends: the keeper goes on.
     End(T),
-    /// It has tried to execute a program, and goes on itself.
+    /// The process has tried to execute a program, and goes on itself.
     GoOn(T),
 }
 
-/// How one attempt to make a keeper went.
+/// Result of one attempt to make a keeper.
 enum Attempt<T> {
     Done(T),
     /// This process is the child.
@@ -55,7 +56,7 @@ enum Attempt<T> {
     GiveUp,
 }
 
-/// Whether there is something to do for a keeper: relays, or send queues with bytes.
+/// Whether there is work for a keeper: relays, or send queues with bytes.
 pub(crate) fn has_work() -> bool {
     forward::has_unsent_bytes() || !forward::lock().list.is_empty()
 }
@@ -111,14 +112,14 @@ fn can_be_kept(relay: &Relay) -> bool {
     }
 }
 
-/// Whether a handshake is at a point at which no other process can go on with it. It soon comes to
-/// another, or to its end.
+/// Whether a handshake is in a state tied to this process. The state soon changes, or the handshake
+/// ends.
 fn is_being_decided(relay: &Relay) -> bool {
     matches!(relay.carrier, RelayCarrier::Undecided(_)) && !can_be_kept(relay)
 }
 
-/// The clients' handshakes whose threads must not take the servers' answers: the child will. The
-/// threads may, when the value is dropped.
+/// The clients' handshakes without permission to take the servers' answers: the child will take them.
+/// The drop of the value restores the permission.
 struct HeldAnswers(Vec<DescriptorRef>);
 
 impl HeldAnswers {
@@ -185,7 +186,7 @@ fn attempt<T, F: FnOnce() -> KeeperResult<T>>(
     }
 }
 
-/// Whether the child has found everything in order.
+/// Whether the child has reported a good state.
 fn is_ready(child: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(child, PollFlags::IN)];
     let limit = Timespec { tv_sec: ANSWER.as_secs() as i64, tv_nsec: 0 };
@@ -194,7 +195,7 @@ fn is_ready(child: &OwnedFd) -> bool {
         && rustix::io::read(child, &mut word).is_ok_and(|n| n == 1)
 }
 
-/// The life of the keeper.
+/// The main function of the keeper.
 fn keep(
     stack: &Arc<Stack>,
     mut relays: fork_lock::ForkMutexGuard<'static, Relays>,
@@ -219,7 +220,7 @@ fn keep(
     } {}
     let (kept, lost): (Vec<_>, Vec<_>) =
         std::mem::take(&mut relays.list).into_iter().partition(can_be_kept);
-    // Their connections are those of verbs objects, which the maker has taken with it.
+    // These connections use verbs objects, gone with the maker.
     std::mem::forget(lost);
     let streams: Vec<_> = kept.iter().filter_map(Relay::stream).collect();
     let upkeep = stack.take_over(&streams);

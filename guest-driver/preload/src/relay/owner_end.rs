@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The owner's end of a pair, at which the relay reads what the program writes.
+//! The owner's end of a pair, where the relay reads the program's bytes.
 //!
-//! A Unix socket has no RST. But its peer gets ECONNRESET if it is closed while bytes are unread. So
-//! the relay always leaves one byte in the socket that it has forwarded already; [`SocketPair`] puts
-//! the first one there. The program is told of a reset when the relay closes the socket as it is, or
-//! when the process is killed; it reads an end of data when the relay has taken the byte before.
+//! A Unix socket has no RST. But the peer of a socket closed with unread bytes gets ECONNRESET. So the
+//! relay always leaves one forwarded byte in the socket; [`SocketPair`] puts the first one there. The
+//! program sees a reset when the relay closes the socket as it is, or when the process is killed. The
+//! program reads an end of data when the relay has taken the byte before.
 //!
 //! [`SocketPair`]: crate::socket::pair::SocketPair
 
@@ -16,12 +16,12 @@ use rustix::net::{RecvFlags, recv, sockopt};
 
 use crate::sys::raw;
 
-/// What a socket had to read.
+/// Result of a read from a socket.
 pub(super) enum Received {
     Nothing,
     Bytes(usize),
     Urgent(u8),
-    /// The sender has said that it sends no more, or has closed.
+    /// The sender has shut its direction down, or has closed.
     End,
     /// The connection is broken.
     Reset,
@@ -31,18 +31,18 @@ pub(super) enum Received {
 #[derive(Debug)]
 pub(super) struct OwnerEnd {
     fd: OwnedFd,
-    /// The first byte in the socket was forwarded before.
+    /// The first byte in the socket is already forwarded.
     kept: bool,
 }
 
 impl OwnerEnd {
-    /// The end of a new pair, which has a byte in it that is not the program's.
+    /// The end of a new pair. The pair starts with a byte other than the program's.
     pub(super) fn new(fd: OwnedFd) -> OwnerEnd {
         OwnerEnd { fd, kept: true }
     }
 
-    /// Takes what the program has written, without waiting: an urgent byte alone, or bytes before it.
-    /// The last one is taken and stays in the socket. There must be room for two.
+    /// Takes the program's bytes, without waiting: an urgent byte alone, or bytes before the urgent
+    /// byte. The last byte is taken and stays in the socket. `room` must have at least two bytes.
     pub(super) fn receive(&mut self, room: &mut [u8]) -> Received {
         loop {
             let queued = self.queued();
@@ -54,10 +54,10 @@ impl OwnerEnd {
                 }
             }
             if queued == 0 {
-                // Nobody else reads here.
+                // This is the only reader.
                 return Received::Reset;
             }
-            // The byte that was forwarded goes, and another one stays.
+            // The forwarded byte goes, and another one stays.
             let old = usize::from(self.kept);
             let last = room.len().saturating_sub(1);
             let wanted = (queued - 1).min(last);
@@ -118,13 +118,13 @@ impl OwnerEnd {
     }
 
     /// Whether the program has ended its direction, and how: the kernel reports an error if the program
-    /// had not read everything.
+    /// had unread bytes.
     fn end(&self) -> Received {
         let mut fds = [PollFd::new(&self.fd, PollFlags::RDHUP)];
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         match poll(&mut fds, Some(&zero)) {
             Ok(0) | Err(Errno::INTR) => Received::Nothing,
-            // A process that may have no descriptors may not poll any.
+            // With RLIMIT_NOFILE 0 a process may not poll any descriptor.
             Err(_) => Received::Nothing,
             Ok(_) => match sockopt::socket_error(&self.fd) {
                 Ok(Ok(())) => Received::End,
@@ -133,21 +133,21 @@ impl OwnerEnd {
         }
     }
 
-    /// Whether the program has not read everything that was sent to it.
+    /// Whether the program has unread bytes.
     pub(super) fn has_unread(&self) -> bool {
-        // The kernel counts the memory of the buffers, which is much more than a byte for each. It
-        // wakes a sender when the last one is read, and counts one until it has done so.
+        // The kernel counts the memory of the buffers, much more than a byte for each. The kernel wakes
+        // a sender when the last buffer is read, and counts one until the wake-up is done.
         raw::unread_bytes(self.as_raw_fd()).is_ok_and(|n| n > 1)
     }
 
-    /// Whether no process has the program's end, at the latest after so many milliseconds.
+    /// Whether no process has the program's end, at the latest after `millis` milliseconds.
     pub(super) fn is_left(&self, millis: i64) -> bool {
         let limit = Timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 };
         let mut fds = [PollFd::new(&self.fd, PollFlags::empty())];
         poll(&mut fds, Some(&limit)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Has the program read an end of data when this end is closed.
+    /// Takes the kept byte, so the program reads an end of data when this end is closed.
     pub(super) fn take_kept_byte(&self) {
         if self.kept {
             let _ = recv(&self.fd, &mut [0u8], RecvFlags::DONTWAIT);
@@ -187,7 +187,7 @@ mod tests {
         (OwnerEnd::new(owner.into()), program)
     }
 
-    /// What comes, bytes and urgent bytes in brackets, and how it ends.
+    /// The received bytes, urgent bytes in brackets, and the kind of end.
     fn all(end: &mut OwnerEnd, room: usize) -> (String, &'static str) {
         let mut room = vec![0; room];
         let mut came = String::new();

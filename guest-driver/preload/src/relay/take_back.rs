@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Relays that are taken back.
+//! Relays taken back.
 //!
-//! A relay that is there because other processes may use the connection is a [`TemporaryRelay`].
-//! The thread that runs the relays looks whether another process still has the program's end: soon
-//! at first, and then after pauses that become longer (see `holders`). If none has, the next call
-//! of the program on the connection takes the relay back, at a moment when no byte is on its way
-//! and no other thread is in a call on it. From then on the connection is as before.
+//! A relay made because of other processes is a [`TemporaryRelay`]. The thread of the relays checks
+//! whether another process still has the program's end: soon at first, and then after growing pauses
+//! (see `holders`). If no other process has the end, the program's next call on the connection takes
+//! the relay back, at a moment without bytes on their way and without other threads in calls on the
+//! connection. From then on the connection is as before.
 //!
-//! - Calls that the kernel carries out on a temporary relay have a reference to its entry in the
-//!   table ([`hold`]). A thread that takes it back announces that first, and then counts the
-//!   references. So no call is ever on the wrong socket.
-//! - A program that begins to run meanwhile would inherit what the number is at that time. So
-//!   whoever starts one says so before ([`begin_spawn`]).
-//! - A child is counted before it is there and again afterwards ([`fork::note_child`]): a look in
-//!   between does not find it, and holds for nobody after the second count.
-//! - When the numbers are those of the TCP socket again, the kernel tells whether the end of the
-//!   pair is closed indeed. If a process has it that was not seen, the connection is reset: nobody
-//!   reads or writes past the other.
+//! - Calls of the kernel on a temporary relay have a reference to its entry in the table ([`hold`]). A
+//!   thread about to take the relay back first announces this, and then counts the references. So no
+//!   call is ever on the wrong socket.
+//! - A program starting meanwhile would inherit the number's meaning at that time. So the start of a
+//!   program is announced before ([`begin_spawn`]).
+//! - A child is counted before its start and again afterwards ([`fork::note_child`]): a check in
+//!   between misses the child, and is void after the second count.
+//! - When the numbers are the TCP socket's again, the kernel tells whether the end of the pair is
+//!   closed indeed. If an unseen process has the end, the connection is reset: no two readers or
+//!   writers pass each other.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -31,18 +31,18 @@ use crate::socket::stream::{StreamSocket, TemporaryRelay};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::sys::{borrowed, raw};
 
-/// Pause between the beginning of a temporary relay and the first look.
+/// Pause between the beginning of a temporary relay and the first check.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// Longest pause between two looks.
+/// Longest pause between two checks.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// A pause is so many times longer than a look takes.
+/// Ratio of a pause to the duration of a check.
 const PAUSE_PER_LOOK: u32 = 50;
-/// How long the kernel may take to close a socket that no process has, milliseconds.
+/// Limit for the kernel to close a socket without processes, in milliseconds.
 const CLOSES: i64 = 1000;
-/// Room for what the program has written and the relay has not sent yet.
+/// Buffer for bytes of the program not yet sent by the relay.
 const ROOM: usize = 64 << 10;
 
-/// A temporary relay, and when the thread looks whether another process has it.
+/// A temporary relay, and the time of the next check for other processes.
 pub(super) struct RunningTemporary {
     temporary: Arc<TemporaryRelay>,
     next: Instant,
@@ -54,18 +54,18 @@ impl RunningTemporary {
         RunningTemporary { temporary, next: Instant::now() + FIRST_PAUSE, pause: FIRST_PAUSE }
     }
 
-    /// Whether no other process had the end when the thread looked.
+    /// Whether no other process had the end at the last check.
     pub(super) fn is_alone(&self) -> bool {
         self.temporary.was_alone()
     }
 
-    /// When the next look is due; `None`: no other process had the end.
+    /// Time of the next check; `None`: no other process had the end.
     fn next(&self) -> Option<Instant> {
         (!self.is_alone()).then_some(self.next)
     }
 }
 
-/// Looks after the temporary relays whose time has come. Returns how long the thread may sleep, of
+/// Checks the temporary relays with a due check. Returns the limit of the thread's sleep, at most
 /// `pause`.
 pub(super) fn look(pause: Duration) -> Duration {
     let now = Instant::now();
@@ -76,7 +76,7 @@ pub(super) fn look(pause: Duration) -> Duration {
         temporaries.filter(is_due).map(|running| running.temporary.clone()).collect()
     };
     if !due.is_empty() {
-        // A child that is made from here on changes the number.
+        // A child made from here on changes the number.
         let children = fork::children();
         let held = holders::may_have(&due.iter().map(Arc::as_ref).collect::<Vec<_>>());
         let free = due.iter().zip(held).filter(|(_, held)| !held);
@@ -98,31 +98,31 @@ pub(super) fn look(pause: Duration) -> Duration {
     pause
 }
 
-/// Number of programs that are being started.
+/// Number of programs being started.
 static SPAWNS: AtomicUsize = AtomicUsize::new(0);
 
-/// No relay is taken back until [`end_spawn`]: a program is being started. It inherits what the
-/// numbers are now.
+/// Keeps all relays until [`end_spawn`]: a program is being started, and inherits the present meaning
+/// of the numbers.
 pub(crate) fn begin_spawn() {
     SPAWNS.fetch_add(1, Ordering::SeqCst);
-    // A thread that takes one back has finished.
+    // A thread about to take a relay back has finished.
     drop(NUMBERS.lock());
 }
 
-/// The program has been started.
+/// Ends [`begin_spawn`]: the program has been started.
 pub(crate) fn end_spawn() {
     SPAWNS.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// The entry of a descriptor for a call that the kernel may carry out: as long as the caller has
-/// it, the number stays what it is. A relay that can be taken back is taken back before.
+/// The entry of a descriptor for a call possibly carried out by the kernel: as long as the caller has
+/// the entry, the number keeps its meaning. A relay ready to be taken back is taken back first.
 pub(crate) fn hold(fd: c_int) -> Option<DescriptorRef> {
     loop {
         let descriptor = DESCRIPTORS.get(fd)?;
         let Some(temporary) = descriptor.stream().and_then(StreamSocket::temporary_relay) else {
             return Some(descriptor);
         };
-        // The program first reads what the relay has brought.
+        // The program first reads the bytes forwarded by the relay.
         let may_come = temporary.was_alone() && raw::queued_bytes(fd) == Ok(0);
         if may_come && take_back(temporary, &descriptor) {
             continue;
@@ -135,12 +135,12 @@ pub(crate) fn hold(fd: c_int) -> Option<DescriptorRef> {
     }
 }
 
-/// Takes a relay back. `descriptor`: the caller's reference to one of its entries. `true`: the number
-/// has another entry now.
+/// Takes a relay back. `descriptor`: the caller's reference to one of the relay's entries. `true`: the
+/// number has another entry now.
 fn take_back(temporary: &Arc<TemporaryRelay>, descriptor: &DescriptorRef) -> bool {
     let _numbers = NUMBERS.lock();
     if temporary.is_being_taken() {
-        // Another thread has taken it back while this one waited for the lock.
+        // Another thread has taken the relay back while this thread waited for the lock.
         return true;
     }
     let has_this = |found: &DescriptorRef| {
@@ -168,8 +168,8 @@ fn take_back(temporary: &Arc<TemporaryRelay>, descriptor: &DescriptorRef) -> boo
     done
 }
 
-/// Gives the numbers back to the TCP socket and to SMC. The caller has made sure that no thread of
-/// this process uses them.
+/// Gives the numbers back to the TCP socket and to SMC. The caller has made sure that no thread of this
+/// process uses them.
 fn put_back(temporary: &Arc<TemporaryRelay>, entries: &[(c_int, DescriptorRef)]) -> bool {
     let mut relays = forward::lock();
     let is_it = |relay: &Relay| {
@@ -190,7 +190,7 @@ fn put_back(temporary: &Arc<TemporaryRelay>, entries: &[(c_int, DescriptorRef)])
         return false;
     };
     let Some(&(first, tcp)) = numbers.first() else { return false };
-    // What other threads have written by now goes first, and what the relay has brought is read
+    // Bytes written by other threads go first, and the program must have read the forwarded bytes
     // before.
     let settled = relay.settles(&mut vec![0; ROOM]) && raw::queued_bytes(first) == Ok(0);
     if !settled || relay.descriptor.stream().is_none() {
@@ -205,7 +205,7 @@ fn put_back(temporary: &Arc<TemporaryRelay>, entries: &[(c_int, DescriptorRef)])
     }
     let _ = raw::fcntl(tcp, libc::F_SETFL, flags as c_int);
     forward::leave(&relay);
-    // A write that the library did not see may have come since.
+    // A write unseen by the library may have come since.
     if !relay.owner_end.is_left(CLOSES) || !relay.send_rest(&mut vec![0; ROOM]) {
         relay.fail();
         relay.end();
@@ -219,13 +219,13 @@ fn put_back(temporary: &Arc<TemporaryRelay>, entries: &[(c_int, DescriptorRef)])
             }
         });
     }
-    // It has a reference to the connection while it sleeps.
+    // The thread has a reference to the connection while asleep.
     forward::wake();
     true
 }
 
-/// Makes a connection follow what the program has set on its sockets meanwhile. `tcp`: the TCP
-/// socket; `flags`: the status flags of its descriptors.
+/// Applies the program's options of the meantime to the connection. `tcp`: the TCP socket; `flags`: the
+/// status flags of its descriptors.
 fn follow_options(socket: &StreamSocket, tcp: c_int, flags: c_int) {
     let (options, limit) = (&socket.options, |name| Some(raw::timeout_of(tcp, name)));
     options.set_nonblocking(flags & libc::O_NONBLOCK != 0);
