@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The listeners of this process that answer TCP option 254 to all clients, from their first one on.
-//! For a client of theirs it is known without a system call whether its SYN had no option.
+//! The listeners of this process that answer TCP option 254 to all clients, beginning with the
+//! first. For a client of such a listener the library knows without a system call whether the SYN
+//! had no option.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A bit per descriptor. A listener with a number beyond them is not entered: its clients cost a
-/// system call each, and one that the process has inherited does not answer.
+/// A bit per descriptor. A listener with a higher number is not entered: each of its clients costs
+/// a system call, and an inherited one does not answer.
 struct Listeners([AtomicU64; 16]);
 
 static ANSWERING: Listeners = Listeners::none();
-/// Listeners that the process has inherited, that do not answer, and from which it has not accepted.
+/// Inherited listeners that do not answer, before the first accept of the process.
 static INHERITED: Listeners = Listeners::none();
 
 impl Listeners {
@@ -34,7 +35,7 @@ impl Listeners {
         self.place(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    /// Removes a listener. `true`: it was one.
+    /// Removes a listener. `true`: the listener was entered.
     #[inline]
     fn remove(&self, fd: c_int) -> bool {
         self.place(fd).is_some_and(|(word, bit)| {
@@ -44,15 +45,15 @@ impl Listeners {
     }
 }
 
-/// Whether this process may have listeners that answer.
+/// Whether this process may have answering listeners.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Notes that this process has a listener that answers, or may have one.
+/// Notes an answering listener of this process, or a possible one.
 pub(crate) fn note() {
     ANY.store(true, Ordering::Relaxed);
 }
 
-/// Whether this process may have listeners that answer, with any number.
+/// Whether this process may have answering listeners, with any number.
 #[inline]
 pub(crate) fn any() -> bool {
     ANY.load(Ordering::Relaxed)
@@ -63,18 +64,18 @@ pub(super) fn add(fd: c_int) {
     ANSWERING.add(fd);
 }
 
-/// Enters a listener that the process has inherited and that does not answer.
+/// Enters an inherited listener that does not answer.
 pub(super) fn add_inherited(fd: c_int) {
     INHERITED.add(fd);
 }
 
-/// Removes what [`add_inherited`] has entered. `true`: it was there.
+/// Removes a listener entered by [`add_inherited`]. `true`: the listener was entered.
 #[inline]
 pub(super) fn take_inherited(fd: c_int) -> bool {
     INHERITED.remove(fd)
 }
 
-/// Whether a descriptor is one of them.
+/// Whether a descriptor is an entered listener.
 #[inline]
 pub(crate) fn contains(fd: c_int) -> bool {
     ANSWERING.contains(fd)

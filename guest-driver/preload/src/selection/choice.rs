@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The choice that a client makes before it connects: to ask the server for SMC, or to leave the
-//! connection to TCP. It is made once per connection, of what is known of the server.
+//! The choice of a client before it connects: to ask the server for SMC, or to leave the connection
+//! to TCP. The client chooses once per connection, by the record of the server.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -29,20 +29,19 @@ pub(super) enum Choice {
     Tcp(TcpChoice),
 }
 
-/// A client that asks its server for SMC.
+/// A client asking its server for SMC.
 pub(super) struct ClientRequest {
-    /// How it asks.
     pub(super) request: SmcRequest,
-    /// The descriptor that the handshake takes; `None`: the server seems to be plain.
+    /// The descriptor for the handshake; `None`: the server seems to be plain.
     pub(super) copy: Option<OwnedFd>,
     server: ServerRecord,
 }
 
-/// A connection that is left to TCP.
+/// A connection left to TCP.
 pub(super) struct TcpChoice {
     why: Fallback,
     server: Option<SocketAddr>,
-    /// Whether it is reported; otherwise nobody has expected anything else.
+    /// Whether the choice is reported; otherwise SMC was not to be expected.
     reported: bool,
     sample: Option<PlainConnection>,
 }
@@ -87,7 +86,7 @@ pub(super) fn choose(fd: c_int, socket: &StreamSocket, to: Option<SocketAddr>) -
 }
 
 impl ClientRequest {
-    /// Stores the server's answer, as far as it is known when connect(2) has returned `result`.
+    /// Stores the server's answer, as far as known when connect(2) has returned `result`.
     ///
     /// # Errors
     /// The reason for TCP to carry the connection.
@@ -104,7 +103,7 @@ impl ClientRequest {
         Ok(())
     }
 
-    /// Undoes what the choice has changed of TCP's acknowledgements.
+    /// Undoes the change to TCP's acknowledgements.
     pub(super) fn restore_acks(&self, fd: c_int) {
         if self.copy.is_some() {
             delay_acks(fd, false);
@@ -113,7 +112,7 @@ impl ClientRequest {
 }
 
 impl TcpChoice {
-    /// The choice for a connection of which nobody expects SMC.
+    /// The choice for a connection not expected to be on SMC.
     fn expected(why: Fallback) -> Choice {
         Choice::Tcp(TcpChoice { why, server: None, reported: false, sample: None })
     }
@@ -122,7 +121,7 @@ impl TcpChoice {
         Choice::Tcp(TcpChoice { why, server: Some(server), reported: true, sample })
     }
 
-    /// Reports why TCP carries the connection, which is made or about to be.
+    /// Reports why TCP carries the connection, made or about to be made.
     pub(super) fn report(&self, fd: c_int) {
         match self.reported {
             true => status::connecting_on_tcp(fd, self.server, self.why.clone()),
@@ -130,7 +129,7 @@ impl TcpChoice {
         }
     }
 
-    /// Begins to observe the connection, if it is a sample.
+    /// Begins to observe the connection, if the connection is a sample.
     pub(super) fn observe(self, fd: c_int) {
         if let Some(sample) = self.sample {
             sample.connected(fd);

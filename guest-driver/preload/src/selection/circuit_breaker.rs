@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A circuit breaker: it skips attempts at something that has failed several times in a row.
+//! A circuit breaker: skips attempts at an action after several failures in a row.
 //!
-//! All of it is a guess about what is worthwhile, and nothing depends on it being right. So the
-//! words of a breaker are independent of each other.
+//! The breaker only guesses whether an attempt is worthwhile, and nothing depends on a right guess.
+//! So the words of a breaker are independent of each other.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Number of failures in a row after which the breaker skips attempts.
 const FAILURE_THRESHOLD: u64 = 4;
-/// Of this many attempts that the breaker would skip, it allows one.
+/// One of so many attempts beyond the threshold is allowed as a probe.
 const PROBE_INTERVAL: u64 = 64;
 /// How long after the last failure the breaker allows attempts again.
 const RESET_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The results of the last attempts at something.
+/// The results of the last attempts.
 #[derive(Debug)]
 pub(crate) struct CircuitBreaker {
     /// Failures in a row.
     failures: AtomicU64,
-    /// Attempts since the threshold, those that were allowed as a probe included.
+    /// Attempts since the threshold, allowed probes included.
     skipped: AtomicU64,
     /// Time of the last failure, microseconds of the caller's clock.
     last: AtomicU64,
@@ -48,13 +48,13 @@ impl CircuitBreaker {
         self.skipped.fetch_add(1, Ordering::Relaxed) % PROBE_INTERVAL == PROBE_INTERVAL - 1
     }
 
-    /// Records that an attempt failed at the time `now`.
+    /// Records a failed attempt at the time `now`.
     pub(crate) fn failed(&self, now: u64) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         self.last.store(now, Ordering::Relaxed);
     }
 
-    /// Records that an attempt succeeded.
+    /// Records a successful attempt.
     pub(crate) fn succeeded(&self) {
         self.failures.store(0, Ordering::Relaxed);
     }

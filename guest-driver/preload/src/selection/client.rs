@@ -22,15 +22,15 @@ use crate::sys::raw::{self, Errno};
 use crate::sys::{borrowed, lent_stream, timespec, wait_readable};
 use crate::{status, tcp_notes};
 
-/// How long `connect` on a blocking socket waits for the handshake. After that it returns, and the
-/// connection stays undecided: TCP's `connect` does not wait for the server's program either.
+/// How long `connect` on a blocking socket waits for the handshake. Then the call returns with the
+/// connection undecided: TCP's `connect` does not wait for the server's program either.
 const CONNECT: Duration = Duration::from_millis(50);
 /// How often a thread checks that waits because there are no threads left.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Begins. With [`Wait::Block`] the caller waits for the handshake, but not longer than TCP's
-/// `connect` would let it. `true`: a signal interrupts the call. `copy`: a second descriptor of the
-/// connection, if there is one.
+/// Begins. With [`Wait::Block`] the caller waits for the handshake, for [`CONNECT`] at most.
+/// `true`: a signal interrupts the call. `copy`: a second descriptor of the connection, if there is
+/// one.
 pub(super) fn start(
     descriptor: &DescriptorRef,
     socket: &StreamSocket,
@@ -44,7 +44,7 @@ pub(super) fn start(
     };
     let answered = socket.side.request().is_some_and(|request| request.awaited.is_some());
     let is_connected = answered || is_connected(&tcp);
-    // The first handshake of a process opens its device, which takes long.
+    // The first handshake of a process opens the device, a long operation.
     let pending: Box<dyn PendingHandshake> = if is_connected && session::opened().is_some() {
         match propose(descriptor, fd, tcp) {
             Some(Proposed::Waits(outgoing)) if wait == Wait::Block => {
@@ -207,7 +207,7 @@ impl PendingHandshake for AwaitConnected {
             complete_with_tcp(descriptor, fd, &tcp);
             return None;
         }
-        // Since TCP was connected, the program may have written by a system call that goes around the
+        // Since TCP was connected, the program may have written by a system call outside the
         // library. A Proposal behind such bytes would be data to the server.
         if raw::has_data_segments(tcp.as_raw_fd()) {
             status::client_stays_on_tcp(fd, &tcp, Fallback::Asked);
@@ -218,7 +218,7 @@ impl PendingHandshake for AwaitConnected {
     }
 }
 
-/// A client that waits for its server's next message.
+/// A client waiting for its server's next message.
 struct AwaitAnswer(Outgoing);
 
 impl PendingHandshake for AwaitAnswer {
@@ -242,7 +242,7 @@ impl PendingHandshake for AwaitAnswer {
     }
 }
 
-/// What goes on after a Proposal.
+/// A handshake to go on with after a Proposal.
 enum Proposed {
     /// The handshake waits for the server.
     Waits(Outgoing),
@@ -275,7 +275,8 @@ fn end(
     }
 }
 
-/// Proposes SMC on a connected stream, if that makes sense. Returns what has to wait.
+/// Proposes SMC on a connected stream, unless TCP has to carry the connection. Returns the
+/// handshake if it still has to wait.
 fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Proposed> {
     let request = descriptor.stream().and_then(|socket| socket.side.request());
     let stay_on_tcp = || complete_with_tcp(descriptor, fd, &tcp);
@@ -299,8 +300,8 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Prop
         },
         None => false,
     };
-    // A connection that has to stay on TCP may be in other hands already, which may write at any
-    // moment. So the server gets no Decline: the first bytes show it that the client proposes nothing.
+    // A connection bound to stay on TCP may have another writer already. So the server gets no
+    // Decline: the first bytes show the server a client without a Proposal.
     let may_be_smc = descriptor.stream().is_some_and(|socket| socket.decision.begin_proposal());
     let session = if may_be_smc { session::current() } else { None };
     let Some(session) = session else {
@@ -318,7 +319,7 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Prop
     }
 }
 
-/// Goes on with the handshake by `step`, unless a keeper is about to do that.
+/// Goes on with the handshake by `step`. Waits while a keeper holds the server's answer.
 fn advance(
     descriptor: &DescriptorRef,
     outgoing: &mut Outgoing,
@@ -334,7 +335,7 @@ fn advance(
     result
 }
 
-/// Whether the server is this process. The thread that connects could then not accept.
+/// Whether the server is this process. The connecting thread could then not accept.
 fn connects_to_itself(tcp: &TcpStream) -> bool {
     if !listening_ports::any() {
         return false;
@@ -350,8 +351,7 @@ fn is_connected(tcp: &TcpStream) -> bool {
     })
 }
 
-/// What the kernel reports of the stream. `None`: the process may have no descriptors at all
-/// (RLIMIT_NOFILE), so it may not poll any.
+/// Polls the stream. `None`: poll(2) fails, as with RLIMIT_NOFILE 0.
 fn poll(tcp: &TcpStream) -> Option<PollFlags> {
     let mut fds = [PollFd::new(tcp, PollFlags::OUT)];
     let zero = Timespec { tv_sec: 0, tv_nsec: 0 };

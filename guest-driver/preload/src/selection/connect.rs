@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `connect` on a socket that may be on SMC.
+//! `connect` on a socket of the library.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::status;
 use crate::sys::borrowed;
 use crate::sys::raw::{Errno, SysResult};
 
-/// How long a disconnect waits for the thread that does the handshake.
+/// How long a disconnect waits for the thread doing the handshake.
 const DISCONNECT: Duration = Duration::from_secs(1);
 
 /// `connect` on a known socket. `native` calls libc's function.
@@ -90,7 +90,7 @@ fn connect_again(socket: &StreamSocket, native: impl FnOnce() -> SysResult) -> S
             0 => native(),
             error => Err(Errno(error)),
         },
-        // The kernel has been told to forget a connection that was reset.
+        // The library has disconnected the kernel's socket after a reset.
         SocketState::Smc if socket.smc().is_some_and(|s| s.readiness(false).failed) => {
             Err(Errno(libc::EISCONN))
         }
@@ -98,8 +98,8 @@ fn connect_again(socket: &StreamSocket, native: impl FnOnce() -> SysResult) -> S
     }
 }
 
-/// `connect` to no address (AF_UNSPEC): the kernel disconnects the socket, and serves it from then
-/// on. `native` calls libc's function.
+/// `connect` to no address (AF_UNSPEC): the kernel disconnects the socket and serves all further
+/// calls. `native` calls libc's function.
 pub(crate) fn disconnect(
     fd: c_int,
     descriptor: &DescriptorRef,
@@ -110,17 +110,18 @@ pub(crate) fn disconnect(
         let was_over = descriptors::disconnect(descriptor);
         let result = native();
         if was_over {
-            // The kernel has reset a connection that TCP would not have any more, and says so.
+            // The kernel has reset a connection already over for TCP, and reports the reset as an
+            // error.
             let _ = rustix::net::sockopt::socket_error(borrowed(fd));
         }
         return result;
     }
     socket.decision.forbid_proposal();
-    // The thread must not connect it again, or has done so by now.
+    // The thread must not connect the socket again, or has done so by now.
     let take_request = || socket.side.client()?.lock_request().take();
     take_request();
     let result = native();
-    // A thread that does the handshake finds the socket disconnected. It must not find the next
+    // A thread doing the handshake finds the socket disconnected. The thread must not find the next
     // connection.
     let end = Instant::now() + DISCONNECT;
     while socket.state() == SocketState::Deciding && Instant::now() < end {

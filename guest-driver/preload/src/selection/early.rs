@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a program has written before its connection was decided, on its way to TCP.
+//! Bytes written by the program before its connection was decided, on their way to TCP.
 
 use std::os::fd::BorrowedFd;
 
@@ -17,13 +17,13 @@ pub(super) fn send_all(mut queue: ByteQueue, tcp: BorrowedFd<'_>) {
     }
 }
 
-/// Sends what the library has kept, as far as TCP takes it. `false`: TCP is full.
+/// Sends the kept bytes, as far as TCP takes them. `false`: TCP is full.
 pub(super) fn send_kept(descriptor: &DescriptorRef, tcp: BorrowedFd<'_>) -> bool {
     descriptor.stream().is_none_or(|socket| send_some(&mut socket.undecided.early(), tcp))
 }
 
-/// Takes out of the queue what TCP takes. `false`: TCP is full. After an error the queue is empty:
-/// the program's next call gets the error.
+/// Removes the bytes taken by TCP from the queue. `false`: TCP is full. After an error the queue is
+/// empty: the program's next call gets the error.
 fn send_some(queue: &mut ByteQueue, tcp: BorrowedFd<'_>) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     loop {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How the library learns of sockets: `socket`, `listen` and `accept`.
+//! The entries of sockets, made at `socket`, `listen` and `accept`.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -27,7 +27,7 @@ pub(crate) fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
         && (protocol == 0 || protocol == libc::IPPROTO_TCP)
 }
 
-/// Makes the entry of a new socket, if it may be on SMC.
+/// Makes the entry of a new socket, if SMC may carry its connection.
 pub(crate) fn add_socket(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     tcp_notes::forget(fd);
     if !is_tcp(domain, kind, protocol) {
@@ -51,8 +51,8 @@ pub(crate) fn remove_listener(fd: c_int) {
     }
 }
 
-/// Makes the entry of an accepted connection, if it may be on SMC. `client`: the address of the
-/// client, if the call has told it and the listener is one of
+/// Makes the entry of an accepted connection, if SMC may carry the connection. `client`: the
+/// address of the client, if known from the call and if the listener is one of
 /// [`answering_listeners`](crate::selection::answering_listeners).
 pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAddr>) {
     filters::look();
@@ -101,7 +101,7 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAd
     }
 }
 
-/// Makes the entry of an end of a pair that another process has made in the place of a connection.
+/// Makes the entry of an end of a pair, made by another process in the place of a connection.
 pub(crate) fn add_relayed(fd: c_int) {
     if config::get().is_none() || fork::shares_memory() {
         return;
@@ -115,8 +115,8 @@ pub(crate) fn add_relayed(fd: c_int) {
     }
 }
 
-/// Finds connections that the process had before the library was loaded. A server that executes a
-/// program for each client leaves the handshake to that program.
+/// Finds connections of the process older than the library. A server executing a program for each
+/// client leaves the handshake to that program.
 pub(crate) fn add_inherited() {
     let fds = open_numbers();
     let mut known: Vec<(u64, c_int)> = Vec::new();
@@ -150,8 +150,8 @@ pub(crate) fn add_inherited() {
         known.push((cookie, fd));
         let first = peek(borrowed(fd));
         let untouched = || raw::has_moved_bytes(fd) == Some(false);
-        // It may be a client's, too, in the middle of a handshake: another thread of the process that
-        // has started this program made it just then.
+        // The connection may also be a client's in the middle of a handshake, made by another
+        // thread of the process which has started this program.
         if first.is_proposal() || first == FirstBytes::Incomplete && untouched() {
             let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
             add_accepted(fd, flags & libc::O_NONBLOCK != 0, None);

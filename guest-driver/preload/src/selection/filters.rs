@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs in a filter of system calls (seccomp) that ends them for calls which only the library
-//! makes, as `SystemCallFilter=` of systemd may. The library does nothing there.
+//! Programs in a filter of system calls (seccomp), such as `SystemCallFilter=` of systemd. A call
+//! made only by the library may end such a program. The library does nothing there.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sys::fork_lock::ForkLock;
 use crate::{config, fork, status};
 
-/// Whether this process, or the one that it was forked from, has looked.
+/// Whether this process, or its parent before the fork, has looked.
 static LOOKED: AtomicBool = AtomicBool::new(false);
 static LOOKING: ForkLock = ForkLock::new();
 
-/// Looks before the first socket is the library's.
+/// Looks for a filter before the first socket gets an entry.
 #[inline]
 pub(crate) fn look() {
     if !LOOKED.load(Ordering::Acquire) && !fork::shares_memory() {
@@ -21,7 +21,7 @@ pub(crate) fn look() {
 
 #[cold]
 fn first_look() {
-    // Other threads wait for what is found.
+    // Other threads wait for the result.
     let _one_at_a_time = LOOKING.lock();
     if !LOOKED.load(Ordering::Relaxed) {
         forbid_devices();
@@ -29,7 +29,7 @@ fn first_look() {
     }
 }
 
-/// Whether a filter forbids devices. The program may have got one since the last look.
+/// Whether a filter forbids devices. The program may have installed one since the last look.
 #[cold]
 pub(super) fn forbid_devices() -> bool {
     if config::get().is_none() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The first bytes of a client, which show whether it speaks SMC.
+//! The first bytes of a client: SMC or not.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -11,17 +11,17 @@ use crate::config;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
 
-/// A server takes a client that sends nothing for this long for one without SMC, even if the
-/// server's program only reads.
+/// After so long a silence a server takes the client for one without SMC, even if the server's
+/// program only reads.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Peeks at a client's first bytes. A client without SMC costs no more than that: the library opens
-/// no device for it. If the socket has an error, the program's next call gets it from TCP.
+/// Peeks at a client's first bytes. A client without SMC costs no more: the library opens no device
+/// for such a client. If the socket has an error, the program's next call gets the error from TCP.
 pub(crate) fn peek(tcp: impl AsFd) -> FirstBytes {
     peek_if_any(tcp).unwrap_or(FirstBytes::Incomplete)
 }
 
-/// As [`peek`]. `None`: the client has sent nothing.
+/// Like [`peek`]. `None`: the client has sent nothing.
 pub(super) fn peek_if_any(tcp: impl AsFd) -> Option<FirstBytes> {
     first_bytes_and_reset(tcp).0
 }
@@ -32,7 +32,7 @@ fn first_bytes_and_reset(tcp: impl AsFd) -> (Option<FirstBytes>, bool) {
     let is_reset = found.is_some_and(|found| found.contains(PollFlags::ERR));
     let first = match found {
         Some(found) if found.is_empty() => None,
-        // With nothing to read, to peek would take the error from the program.
+        // With nothing to read, a peek would take the error from the program.
         Some(found)
             if found.intersects(PollFlags::ERR | PollFlags::NVAL)
                 && rustix::io::ioctl_fionread(&tcp).unwrap_or(0) == 0 =>
@@ -44,8 +44,8 @@ fn first_bytes_and_reset(tcp: impl AsFd) -> (Option<FirstBytes>, bool) {
     (first, is_reset)
 }
 
-/// As [`peek`], for a handshake that begins if the bytes are a Proposal. The program then gets the
-/// error of the handshake only if TCP had one before.
+/// Like [`peek`], for a handshake about to begin with a Proposal. The program then gets the error
+/// of the handshake only if TCP had an error before.
 pub(super) fn peek_to_begin(socket: Option<&StreamSocket>, tcp: impl AsFd) -> FirstBytes {
     let (found, is_reset) = first_bytes_and_reset(tcp);
     let found = found.unwrap_or(FirstBytes::Incomplete);
@@ -58,7 +58,7 @@ pub(super) fn peek_to_begin(socket: Option<&StreamSocket>, tcp: impl AsFd) -> Fi
     found
 }
 
-/// `None`: the process may have no descriptors at all (RLIMIT_NOFILE), so it may not poll any.
+/// Polls the socket. `None`: poll(2) fails, as with RLIMIT_NOFILE 0.
 fn poll(tcp: impl AsFd, events: PollFlags) -> Option<PollFlags> {
     let mut fds = [PollFd::new(&tcp, events)];
     let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -66,10 +66,10 @@ fn poll(tcp: impl AsFd, events: PollFlags) -> Option<PollFlags> {
     Some(fds[0].revents())
 }
 
-/// How long a server waits for a client's first bytes. If the program wants to write first, the wait
-/// ends after the socket's detection timeout. Otherwise it ends after `limit`, or the detection
-/// timeout if that is longer. A Proposal that comes after the wait would reach the program as data,
-/// so the wait is long where it can be.
+/// How long a server waits for a client's first bytes. If the program wants to write first, the
+/// wait ends after the socket's detection timeout. Otherwise the wait ends after `limit` or the
+/// detection timeout, whichever is longer. A Proposal coming after the wait would reach the program
+/// as data, so the wait is long where possible.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FirstBytesWait {
     begun: Instant,
@@ -77,13 +77,13 @@ pub(super) struct FirstBytesWait {
 }
 
 impl FirstBytesWait {
-    /// Begins. `limit`: the time limit of the program's call, if it has one.
+    /// Begins. `limit`: the time limit of the program's call, if any.
     pub(super) fn new(limit: Option<Duration>) -> FirstBytesWait {
         FirstBytesWait { begun: Instant::now(), limit: limit.unwrap_or(SILENCE_TIMEOUT) }
     }
 
-    /// Notes that a part of a message is there. A client that has announced nothing has most likely
-    /// sent data that begins like a Proposal, and its server is not to wait long for more.
+    /// Notes a part of a message. A client without an announcement has most likely sent data
+    /// beginning like a Proposal. So its server does not wait long for more.
     pub(super) fn note_part(&mut self, socket: &StreamSocket) {
         if !socket.side.is_announced() {
             let most = config::get().map(|config| config.detect).unwrap_or_default();
@@ -103,8 +103,8 @@ impl FirstBytesWait {
         most.saturating_sub(self.begun.elapsed())
     }
 
-    /// Whether the wait is over: its time has passed, or the program has closed the connection, and
-    /// nobody waits for the end of the handshake.
+    /// Whether the wait is over: the time has passed, or the program has closed the connection and
+    /// no caller waits for the end of the handshake.
     pub(super) fn is_over(&self, descriptor: &DescriptorRef) -> bool {
         descriptor.stream().is_none_or(|socket| {
             self.left(socket).is_zero() || descriptor.handles() == 0 && !socket.must_finish()

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Listeners that get into the hands of programs without the library.
+//! Listeners handed on to programs without the library.
 //!
-//! The kernel answers TCP option 254 for a listener whoever accepts its clients. A program without
-//! the library would then read Proposals as data. So a listener answers no more before it is handed
-//! on, and never again: nobody knows when the last such program has closed it.
+//! The kernel answers TCP option 254 for a listener, whichever program accepts. A program without
+//! the library would then read Proposals as data. So a listener stops answering before it is handed
+//! on, and never answers again: the last close by such a program cannot be observed.
 //!
-//! Clients that were answered before and wait in its queue would propose all the same. They cannot be
-//! taken out of the queue singly, so the queue is accepted up to the last of them, and what was
-//! accepted is reset. A client with this library connects again, without the option. Plain clients
-//! in front of them are lost, unless another process accepts them soon.
+//! Clients answered before, and still queued, would propose all the same. accept(2) cannot take
+//! single clients out of the queue. So the library accepts the queue up to the last of them and
+//! resets the accepted connections. A client with this library connects again, without the option.
+//! Plain clients in front are lost, unless another process accepts them soon.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -31,9 +31,9 @@ const OTHERS: Duration = Duration::from_millis(50);
 /// How often both are looked at.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Has all listeners answer no more that a program executed next inherits, and those of which
-/// `named` says that the program gets them although they are closed by exec. This also runs in a
-/// child that shares the memory of its parent.
+/// Stops the answers of all listeners which the next executed program inherits. `named`: whether
+/// the program gets a listener although exec closes the descriptor. This also runs in a child
+/// sharing the memory of its parent.
 pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool) {
     if !answering_listeners::any() {
         return;
@@ -54,7 +54,7 @@ fn inherited(named: impl Fn(c_int) -> bool) -> Vec<c_int> {
     fds
 }
 
-/// Has a listener answer no more: a program gets it that may not have the library.
+/// Stops the answers of a listener: a program possibly without the library gets the listener.
 pub(crate) fn leave_listener(fd: c_int) {
     if answering_listeners::any() && is_listener(fd) {
         leave(fd);
@@ -84,12 +84,12 @@ fn leave(fd: c_int) {
     });
 }
 
-/// Takes the clients out of a listener's queue that were answered. Those that come now are not.
+/// Takes the answered clients out of a listener's queue. New clients get no answer.
 fn settle(rendezvous: &Rendezvous, listener: BorrowedFd<'_>, local: &SocketAddr) {
     await_handshakes(local);
     let first = kernel_sockets::queued_clients(local);
     let is_answered = |client: &SocketAddr| rendezvous.may_speak_smc(client);
-    // How many of the first ones are there still, and how many of those were answered.
+    // How many of the first clients are still queued, and how many of these were answered.
     let left = || {
         let mut queue = kernel_sockets::queued_clients(local);
         queue.retain(|client| first.contains(client));
@@ -103,7 +103,7 @@ fn settle(rendezvous: &Rendezvous, listener: BorrowedFd<'_>, local: &SocketAddr)
             _ => std::thread::sleep(PAUSE),
         }
     }
-    // A client that connects again may have the same address as before.
+    // A client may connect again from the same address.
     for _ in &first {
         if left().1 == 0 || !is_readable(listener) {
             return;
@@ -114,8 +114,8 @@ fn settle(rendezvous: &Rendezvous, listener: BorrowedFd<'_>, local: &SocketAddr)
     }
 }
 
-/// Accepts without waiting: another process may have been faster. An option with a time limit would
-/// be inherited by the clients that come meanwhile.
+/// Accepts without waiting: another process may have been faster. Clients accepted meanwhile would
+/// inherit an option with a time limit.
 fn accept_soon(listener: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     let flags = rustix::fs::fcntl_getfl(listener)?;
     rustix::fs::fcntl_setfl(listener, flags | OFlags::NONBLOCK)?;
@@ -124,7 +124,7 @@ fn accept_soon(listener: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     client
 }
 
-/// Waits for the three-way handshakes that are under way.
+/// Waits for the current three-way handshakes.
 fn await_handshakes(local: &SocketAddr) {
     let begun = Instant::now();
     let first = kernel_sockets::connecting_clients(local);

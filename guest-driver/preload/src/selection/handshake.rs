@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The handshake of one connection: which end begins it, and when.
+//! The beginning of the handshake of one connection.
 
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
@@ -19,9 +19,8 @@ use crate::sys::borrowed;
 use crate::sys::own_stack::on_own_stack;
 use crate::sys::raw::{self, Errno};
 
-/// Begins the handshake, if the state of the socket allows it after this event. `true`: a signal
-/// interrupts the call of the program. `copy`: a second descriptor of the connection, for a client
-/// that has one.
+/// Begins the handshake, if the state of the socket allows this event. `true`: a signal interrupts
+/// the call of the program. `copy`: a second descriptor of the connection, if a client has one.
 pub(super) fn begin(
     descriptor: &DescriptorRef,
     socket: &StreamSocket,
@@ -51,7 +50,7 @@ fn stay_plain(descriptor: &DescriptorRef, fd: c_int) {
     carry_out(descriptor, fd, SocketEvent::Plain);
 }
 
-/// Looks at the first bytes of a client that has announced nothing, for a call that reads.
+/// Looks at the first bytes of a client without an announcement, for a reading call.
 ///
 /// # Errors
 /// The result of the call: the socket has an error, or there is nothing to read and the call does not
@@ -75,8 +74,8 @@ pub(crate) fn look_before_read(
 }
 
 /// Begins the handshake. The socket is in [`SocketState::Deciding`], and the signals of the program
-/// are blocked; `mask`: those that it has blocked itself. `true`: a signal has interrupted the call
-/// of the program.
+/// are blocked; `mask`: the signals blocked by the program. `true`: a signal has interrupted the
+/// call of the program.
 fn start(
     descriptor: &DescriptorRef,
     socket: &StreamSocket,
@@ -91,16 +90,16 @@ fn start(
             server::start(descriptor, socket, fd, wait);
             false
         }
-        // A signal that came meanwhile must interrupt the call that now goes on.
+        // A signal that came meanwhile must interrupt the program's call.
         (SocketRole::Server, Wait::Block | Wait::Until(_)) => {
             server::wait_here(descriptor, socket, fd, (wait, mask)) || raw::is_interrupted(mask)
         }
     }
 }
 
-/// The program closes the last descriptor of a connection that is not decided. A client that has
-/// proposed SMC gets an answer in any case: TCP would reset the connection for its unread message.
-/// A child process that has the descriptor, too, may do the handshake itself.
+/// Called before the program closes the last descriptor of an undecided connection. A client with a
+/// Proposal gets an answer in any case: TCP would reset the connection for its unread message. A
+/// child process with a copy of the descriptor may do the handshake instead.
 pub(crate) fn before_close(
     descriptor: &DescriptorRef,
     fd: c_int,

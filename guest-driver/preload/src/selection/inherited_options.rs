@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether the program sets options that a connection has from its birth. An accepted socket inherits
-//! them from its listener. As long as none was set, no system call has to ask for them.
+//! Whether the program sets options inherited by accepted sockets from their listener. As long as
+//! no such option was set, no system call has to ask for the options of a connection.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,12 +22,12 @@ static SAVE_SYN: AtomicBool = AtomicBool::new(false);
 // The time limits with 64 bits, on all architectures.
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
-// Which buffers the program has set, from Linux 5.14 on.
+// The buffers with a size set by the program, from Linux 5.14 on.
 const SO_BUF_LOCK: c_int = 72;
 const SOCK_SNDBUF_LOCK: c_int = 1;
 const SOCK_RCVBUF_LOCK: c_int = 2;
 
-/// Stores that an option of a socket is set. The library's own sockets are Unix sockets.
+/// Stores that the program sets an option of a socket. The library's own sockets are Unix sockets.
 pub(crate) fn note(fd: c_int, level: c_int, name: c_int) {
     options::note(level, name);
     match name {
@@ -55,8 +55,8 @@ pub(crate) fn note(fd: c_int, level: c_int, name: c_int) {
     }
 }
 
-/// Stores that the program has a descriptor of another process. If it is a TCP socket, nobody knows
-/// which options it has.
+/// Stores that the program has a descriptor of another process. The options of such a TCP socket
+/// are unknown.
 pub(crate) fn note_foreign(fd: c_int) {
     if is_tcp(fd) {
         options::note_any();
@@ -65,12 +65,12 @@ pub(crate) fn note_foreign(fd: c_int) {
     }
 }
 
-/// What SO_SNDBUF says of a TCP socket, if the program has set it: twice what that has asked for.
+/// SO_SNDBUF of a TCP socket, if set by the program: twice the size asked for.
 pub(crate) fn send_buffer(fd: c_int) -> Option<usize> {
     buffer(fd, libc::SO_SNDBUF, SOCK_SNDBUF_LOCK)
 }
 
-/// As [`send_buffer`], for SO_RCVBUF.
+/// Like [`send_buffer`], for SO_RCVBUF.
 pub(crate) fn receive_buffer(fd: c_int) -> Option<usize> {
     buffer(fd, libc::SO_RCVBUF, SOCK_RCVBUF_LOCK)
 }
@@ -84,7 +84,7 @@ fn buffer(fd: c_int, name: c_int, lock: c_int) -> Option<usize> {
     if locks & lock == 0 { None } else { usize::try_from(bytes).ok() }
 }
 
-/// TCP_NOTSENT_LOWAT of a socket, if any has it.
+/// TCP_NOTSENT_LOWAT of a socket, if the program has set the option on any.
 pub(crate) fn unsent_limit(fd: c_int) -> Option<usize> {
     if !NOTSENT_LOWAT.load(Ordering::Relaxed) {
         return None;
@@ -97,21 +97,20 @@ fn is_tcp(fd: c_int) -> bool {
     raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
 }
 
-/// Whether the program chooses itself how TCP acknowledges.
+/// Whether the program may choose itself how TCP acknowledges.
 pub(crate) fn may_have_quickack() -> bool {
     QUICKACK.load(Ordering::Relaxed)
 }
 
-/// Whether an option of TCP has the value that the library has set: listeners that answer option 254
-/// save the SYNs of their clients.
+/// Whether an option of TCP has a value set by the library: listeners that answer option 254 save
+/// the SYNs of their clients.
 pub(crate) fn is_librarys(name: c_int) -> bool {
     matches!(name, libc::TCP_SAVE_SYN | libc::TCP_SAVED_SYN)
         && config::get().is_some()
         && !SAVE_SYN.load(Ordering::Relaxed)
 }
 
-/// Whether a socket may have a time limit, SO_LINGER, SO_OOBINLINE, or a
-/// buffer whose size is set.
+/// Whether a socket may have a time limit, SO_LINGER, SO_OOBINLINE, or a buffer of a set size.
 pub(crate) fn may_be_set() -> bool {
     OTHERS.load(Ordering::Relaxed)
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the kernel's tables say of this process's descriptors, and of the clients of a listener that
-//! no process has accepted.
+//! The kernel's tables of this process's descriptors, and of the clients of a listener not accepted
+//! yet by any process.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::sys::raw;
 
-/// Descriptors that are looked at where there is no list of them.
+/// Number of descriptors tried without a list of them.
 const MOST: c_int = 4096;
 
 // The states of TCP in the tables.
@@ -24,7 +24,7 @@ pub(crate) fn open_descriptors() -> Vec<c_int> {
     entries.flatten().filter_map(number).collect()
 }
 
-/// Clients in the queue of the listeners at an address, which no process has accepted.
+/// Clients in the queue of the listeners at an address, not accepted yet by any process.
 pub(crate) fn queued_clients(local: &SocketAddr) -> Vec<SocketAddr> {
     clients(local, &[ESTABLISHED, CLOSE_WAIT])
 }
@@ -43,8 +43,8 @@ fn clients(local: &SocketAddr, states: &[u8]) -> Vec<SocketAddr> {
     found
 }
 
-/// The client of a line of a table, if it has reached the address, is in one of the states, and
-/// belongs to no process.
+/// The client in a line of a table, if its connection is to the address, is in one of the states,
+/// and belongs to no process.
 fn client(line: &str, local: &SocketAddr, states: &[u8]) -> Option<SocketAddr> {
     let mut words = line.split_whitespace().skip(1);
     let own = address(words.next()?)?;
@@ -54,11 +54,12 @@ fn client(line: &str, local: &SocketAddr, states: &[u8]) -> Option<SocketAddr> {
     }
     let address = address(words.next()?)?;
     let state = u8::from_str_radix(words.next()?, 16).ok()?;
-    // The inode of a socket that belongs to no process is 0.
+    // The inode of a socket without a process is 0.
     (states.contains(&state) && words.nth(5)? == "0").then_some(address)
 }
 
-/// An address as the tables have it: words of four bytes in the order of the machine, and the port.
+/// An address in the form of the tables: words of four bytes in the order of the machine, and the
+/// port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The ports on which this process listens. A thread that connects to one of them must not wait for
-//! a handshake: the same thread may have to accept the connection.
+//! The ports of this process's listeners. A thread connecting to such a port must not wait for a
+//! handshake: the same thread may have to accept the connection.
 
 use std::ffi::c_int;
 
@@ -8,7 +8,7 @@ use crate::selection::kernel_sockets;
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::{local_address, raw};
 
-/// Ports that this process has listened on, each with the last known descriptor of its listener.
+/// Ports of this process's listeners, each with the last known descriptor of its listener.
 static LISTENING: ForkMutex<Vec<(u16, c_int)>> = ForkMutex::new(Vec::new());
 
 /// Whether this process has listened at all.
@@ -21,8 +21,8 @@ pub(crate) fn has_listened_on(port: u16) -> bool {
     LISTENING.lock().iter().any(|(known, _)| *known == port)
 }
 
-/// Whether this process listens on a port. The program may have closed the listener, or passed it to
-/// another descriptor, in ways that the library does not follow.
+/// Whether this process listens on a port. The program may have closed the listener, or passed it
+/// to another descriptor, unseen by the library.
 pub(crate) fn listens_on(port: u16) -> bool {
     let known = LISTENING.lock().iter().find(|(known, _)| *known == port).copied();
     let Some((_, fd)) = known else { return false };
@@ -42,7 +42,7 @@ fn is_listener(fd: c_int, port: u16) -> bool {
         && local_address(fd).is_some_and(|address| address.port() == port)
 }
 
-/// Stores that this process listens on a port.
+/// Stores a port of a listener.
 pub(crate) fn add(port: u16, fd: c_int) {
     let mut ports = LISTENING.lock();
     match ports.iter_mut().find(|(known, _)| *known == port) {
@@ -60,7 +60,7 @@ mod tests {
 
     use super::*;
 
-    /// A listener that the hooks of this program have not seen.
+    /// A listener not seen by the hooks of this program.
     fn listener() -> TcpListener {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The choice between SMC and TCP for one connection, and the handshake that makes it.
+//! The choice between SMC and TCP for one connection, and the handshake for the choice.
 //!
-//! A connection that the program accepts or makes is *undecided* until a call needs to know what
-//! carries it. So a server that forks for each client leaves the handshake to the child, which
-//! opens a session of its own. A program that accepts from an event loop usually finds the client's
-//! message waiting, and the handshake takes one short call. A handshake that takes longer goes on in
-//! one thread that waits for the peers of all of them. It wakes the program's calls when it is
-//! complete. For a socket in an epoll set the program's own wait for the set goes on with it.
+//! A connection that the program accepts or makes is *undecided* until a call needs to know the
+//! carrier. So a server forking for each client leaves the handshake to the child, which opens a
+//! session of its own. A program accepting from an event loop usually finds the client's message
+//! waiting, and the handshake takes one short call. A longer handshake goes on in one thread, which
+//! waits for the peers of all such handshakes. At the end of a handshake the thread wakes the
+//! program's calls. For a socket in an epoll set the program's own wait for the set goes on with
+//! the handshake.
 
 pub(crate) mod answering_listeners;
 mod choice;
@@ -39,7 +40,7 @@ pub(crate) mod worthwhile;
 
 use std::time::{Duration, Instant};
 
-/// What carries a connection.
+/// The carrier of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Selected {
     /// SMC.
@@ -59,7 +60,7 @@ const SHORT_WAIT: std::time::Duration = std::time::Duration::from_millis(2);
 /// How long a call may wait for the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Until it is complete.
+    /// Until the handshake is complete.
     Block,
     /// Until then, but not longer than the time limit of the program's call.
     Until(Instant),

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! TCP option 254: which connections ask for SMC by it, and how their peers answer.
+//! TCP option 254: which connections ask for SMC by the option, and how their peers answer.
 //!
-//! `smc run` attaches the rendezvous and passes its descriptors on, so that the program needs no
-//! rights. The hooks protect these descriptors from calls of the program that close all
-//! descriptors.
+//! `smc run` attaches the rendezvous and passes its descriptors on, so the program needs no rights.
+//! The hooks protect these descriptors from calls of the program to close all descriptors.
 
 use std::ffi::c_int;
 use std::net::{SocketAddr, UdpSocket};
@@ -32,7 +31,7 @@ static PASSED: OnceLock<Vec<c_int>> = OnceLock::new();
 
 struct Adopted {
     discovery: PeerDiscovery,
-    /// Its descriptors, ascending.
+    /// The descriptors of the rendezvous, ascending.
     descriptors: Vec<c_int>,
 }
 
@@ -50,11 +49,11 @@ pub(crate) enum AcceptAction {
         /// The client has announced a Proposal.
         announced: bool,
     },
-    /// Leaves it to TCP.
+    /// Leaves the connection to TCP.
     Tcp,
 }
 
-/// Stores which descriptors `smc run` has passed on, when the program begins.
+/// Stores the descriptors passed on by `smc run`, when the program begins.
 pub(crate) fn init() {
     let Some(config) = config::get() else { return };
     let option = config.option.as_deref().filter(|_| config.rendezvous != Mode::Off);
@@ -64,12 +63,12 @@ pub(crate) fn init() {
     passed.sort_unstable();
     let _ = PASSED.set(passed);
     if config.rendezvous == Mode::Required {
-        // The user hears at once that there is none.
+        // The user hears at once of a missing rendezvous.
         let _ = discovery();
     }
 }
 
-/// The rendezvous, which the first call adopts. `None`: there are no settings, or the process shares
+/// The rendezvous, adopted by the first call. `None`: there are no settings, or the process shares
 /// its memory with its parent but not its descriptors.
 fn discovery() -> Option<&'static PeerDiscovery> {
     if let Some(adopted) = adopted() {
@@ -101,7 +100,8 @@ pub(crate) fn rendezvous() -> Option<&'static Rendezvous> {
     discovery()?.rendezvous().map(|found| &**found)
 }
 
-/// Whether a descriptor is one that `smc run` has passed on. The program does not know them.
+/// Whether a descriptor was passed on by `smc run` or belongs to the rendezvous. The program does
+/// not know these descriptors.
 #[inline]
 pub(crate) fn is_reserved(fd: c_int) -> bool {
     let has = |list: &[c_int]| list.binary_search(&fd).is_ok();
@@ -109,7 +109,7 @@ pub(crate) fn is_reserved(fd: c_int) -> bool {
         || adopted().is_some_and(|adopted| has(&adopted.descriptors))
 }
 
-/// The parts of a range of descriptors that contain none that `smc run` has passed on, and none of
+/// The parts of a range of descriptors without reserved ones (see [`is_reserved`]) and without
 /// `others`.
 pub(crate) fn ranges_without_reserved(
     others: &[c_int],
@@ -139,7 +139,7 @@ fn between(reserved: &[c_int], first: c_int, last: c_int) -> Vec<(c_int, c_int)>
     parts
 }
 
-/// Whether a connection that the program makes may be on SMC at all.
+/// Whether SMC may carry any connection made by the program.
 pub(crate) fn may_connect() -> bool {
     let attached = || discovery().is_some_and(|discovery| discovery.rendezvous().is_some());
     config::get().is_some_and(|config| !config.connect.is_empty() || attached())
@@ -162,7 +162,7 @@ pub(super) fn before_connect(
     }
     let port = to.port();
     if listening_ports::has_listened_on(port) && is_here(to) && listening_ports::listens_on(port) {
-        // The thread that connects may have to accept as well, and could not wait for itself.
+        // The connecting thread may have to accept as well, and could not wait for itself.
         return Err(Fallback::SameProcess);
     }
     let in_list = config.connects(*to);
@@ -200,8 +200,8 @@ fn is_here(to: &SocketAddr) -> bool {
     chosen.is_ok_and(|chosen| chosen.ip() == to.ip())
 }
 
-/// Undoes [`before_connect`] for a socket that did not connect. The program may connect it to a server
-/// that SMC is not for, which must not wait for a Proposal.
+/// Undoes [`before_connect`] for a socket that did not connect. The program may connect the socket
+/// to a server not meant for SMC. Such a server must not wait for a Proposal.
 pub(crate) fn after_failed_connect(request: SmcRequest, socket: impl AsFd) {
     if request.asked.is_some()
         && let Some(discovery) = discovery()
@@ -210,8 +210,8 @@ pub(crate) fn after_failed_connect(request: SmcRequest, socket: impl AsFd) {
     }
 }
 
-/// What a client does once its socket is connected: proposes SMC to a server that waits for a message,
-/// or does not. An error says why it stays on TCP.
+/// Decides for a client with a connected socket. `Ok`: the client proposes SMC; `Ok(true)`: the
+/// server waits for a message. The error is the reason for TCP.
 pub(crate) fn after_connect(request: SmcRequest, socket: impl AsFd) -> Result<bool, Fallback> {
     if let Some(awaited) = request.awaited {
         return Ok(awaited);
@@ -221,7 +221,8 @@ pub(crate) fn after_connect(request: SmcRequest, socket: impl AsFd) -> Result<bo
     action(request, discovery, discovery.connected(socket, asked))
 }
 
-/// As [`after_connect`], while TCP may still be connecting. `None`: the server has not answered yet.
+/// Like [`after_connect`], while TCP may still be connecting. `None`: the server has not answered
+/// yet.
 pub(crate) fn during_connect(
     request: SmcRequest,
     socket: impl AsFd,
@@ -242,7 +243,7 @@ fn action(
     }
 }
 
-/// Makes a bound socket answer clients that ask. The hook calls this before `listen`.
+/// Makes a bound socket answer clients that ask for SMC. The hook calls this before `listen`.
 pub(crate) fn before_listen(fd: c_int) {
     let Some(config) = config::get().filter(|config| !config.accept.is_empty()) else { return };
     if own_calls::found() {
@@ -251,7 +252,7 @@ pub(crate) fn before_listen(fd: c_int) {
     let Some(local) = local_address(fd) else { return };
     let Some(discovery) = discovery().filter(|found| found.rendezvous().is_some()) else { return };
     if config.accept.iter().any(|rule| rule.has_port(local.port())) && !may_migrate(fd) {
-        // One that listens already may have clients that it has not answered.
+        // A socket already listening may have clients without an answer.
         let is_first = raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(0);
         if discovery.listen(borrowed(fd)) {
             answering_listeners::note();
@@ -262,17 +263,17 @@ pub(crate) fn before_listen(fd: c_int) {
     }
 }
 
-/// Whether the clients of a listener may come to another one that shares its port, when this one is
-/// closed (`net.ipv4.tcp_migrate_req`). That one may answer nobody.
+/// Whether the clients of a closed listener may come to another one on the same port
+/// (`net.ipv4.tcp_migrate_req`). The other listener may answer no client.
 fn may_migrate(fd: c_int) -> bool {
     raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT) != Ok(0)
         && std::fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req")
             .is_ok_and(|text| text.trim() != "0")
 }
 
-/// The process has inherited a socket that listens. If it answers, somebody with the library has
-/// prepared it. If not, somebody without the library may accept from it, so this process prepares it
-/// only if it accepts from it itself.
+/// The process has inherited a listening socket. An answering socket was prepared by a process with
+/// the library. Otherwise a process without the library may accept from the socket. So this process
+/// prepares the socket only when accepting from the socket itself.
 pub(crate) fn note_inherited_listener(fd: c_int) {
     match rendezvous() {
         Some(rendezvous) if rendezvous.answers(borrowed(fd)) => answering_listeners::note(),
@@ -280,7 +281,7 @@ pub(crate) fn note_inherited_listener(fd: c_int) {
     }
 }
 
-/// The program accepts from a descriptor that is not one of [`answering_listeners`].
+/// The program accepts from a descriptor outside [`answering_listeners`].
 #[inline]
 pub(crate) fn before_accept(fd: c_int) {
     if answering_listeners::take_inherited(fd) {
@@ -288,13 +289,13 @@ pub(crate) fn before_accept(fd: c_int) {
     }
 }
 
-/// What a server does with a connection from this client that a listener of
-/// [`answering_listeners`] has just accepted, if that is known without a system call.
+/// The server's action on a connection of this client, just accepted by a listener of
+/// [`answering_listeners`], if known without a system call.
 pub(crate) fn after_accept_from(client: &SocketAddr) -> Option<AcceptAction> {
     Some(accept_action(discovery()?.accepted_from(client)?))
 }
 
-/// What a server does with a connection that it has just accepted.
+/// The server's action on a connection just accepted.
 pub(crate) fn after_accept(tcp: impl AsFd) -> AcceptAction {
     let action = discovery().map(|discovery| discovery.accepted(tcp));
     accept_action(action.unwrap_or(ServerAction::Peek))
@@ -308,7 +309,7 @@ fn accept_action(action: ServerAction) -> AcceptAction {
             AcceptAction::Peek { timeout: PROPOSAL_TIMEOUT, announced: true }
         }
         ServerAction::UseTcp => AcceptAction::Tcp,
-        // A client that may propose SMC would have said so, unless the settings name it.
+        // A client with SMC would have announced a Proposal, unless the settings name the client.
         ServerAction::NotAnnounced if !names_clients => {
             AcceptAction::Peek { timeout: Duration::ZERO, announced: false }
         }

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What becomes of each socket option that Linux 7.2 has for TCP sockets.
+//! The treatment of each socket option of Linux 7.2 for TCP sockets.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sys::raw;
 
-/// What the library does about an option.
+/// The library's treatment of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OptionKind {
-    /// The kernel has it on the TCP socket. It names the connection, or says how TCP sends packets,
-    /// and changes nothing that the program sees on SMC.
+    /// The kernel has the option on the TCP socket. The option names the connection, or says how
+    /// TCP sends packets, and has no visible effect on SMC.
     Kernel,
     /// SMC does what TCP does.
     Followed,
-    /// SMC has nothing like it. A connection on which it is set before it is decided stays on TCP,
-    /// and afterwards the call fails with EOPNOTSUPP.
+    /// SMC has nothing like the option. A connection with the option set before the decision stays
+    /// on TCP. Afterwards the call fails with EOPNOTSUPP.
     TcpOnly,
 }
 use OptionKind::{Followed, Kernel, TcpOnly};
@@ -23,7 +23,7 @@ use OptionKind::{Followed, Kernel, TcpOnly};
 /// Level, number, name and kind.
 type Row = (c_int, c_int, &'static str, OptionKind);
 
-/// All options of Linux 7.2. Those that are not here the kernel refuses, or is newer.
+/// The options of Linux 7.2. The kernel refuses any other option, or is newer.
 #[rustfmt::skip]
 const OPTIONS: [Row; 229] = [
     (libc::SOL_SOCKET, 1, "SO_DEBUG", Kernel),
@@ -269,19 +269,19 @@ const INHERITED: [c_int; 8] = [
     SO_PREFER_BUSY_POLL,
 ];
 const SO_PREFER_BUSY_POLL: c_int = 69;
-/// Reads by mapping the socket; an option that is only read.
+/// Reads by mapping the socket; a read-only option.
 pub(crate) const TCP_ZEROCOPY_RECEIVE: c_int = 35;
 
 /// Whether any socket of the process may have one of [`INHERITED`].
 static MAY_BE_INHERITED: AtomicBool = AtomicBool::new(false);
 
-/// What becomes of an option.
+/// The kind of an option.
 pub(crate) fn kind(level: c_int, name: c_int) -> OptionKind {
     let row = OPTIONS.iter().find(|(of, number, ..)| (*of, *number) == (level, name));
     row.map_or(Kernel, |(.., kind)| *kind)
 }
 
-/// Whether a value asks for something of an option that only TCP has.
+/// Whether a value turns on an option of TCP only.
 pub(crate) fn is_on(level: c_int, name: c_int, value: c_int) -> bool {
     match name {
         // The value for no limit, and for none.
@@ -290,20 +290,20 @@ pub(crate) fn is_on(level: c_int, name: c_int, value: c_int) -> bool {
     }
 }
 
-/// Notes that a listener may have an option of [`INHERITED`]: one was set, or a socket comes from
-/// another program.
+/// Notes that a listener may have an option of [`INHERITED`]: the program has set one, or a socket
+/// comes from another program.
 pub(crate) fn note(level: c_int, name: c_int) {
     if level == libc::SOL_SOCKET && kind(level, name) == TcpOnly {
         note_any();
     }
 }
 
-/// As [`note`], of a socket whose options nobody knows.
+/// Like [`note`], for a socket with unknown options.
 pub(crate) fn note_any() {
     MAY_BE_INHERITED.store(true, Ordering::Relaxed);
 }
 
-/// Whether an accepted socket has an option from its listener that only TCP has.
+/// Whether an accepted socket has inherited an option of TCP only.
 pub(crate) fn has_inherited(fd: c_int) -> bool {
     let is_set = |name: &c_int| {
         let value = raw::socket_option(fd, libc::SOL_SOCKET, *name);

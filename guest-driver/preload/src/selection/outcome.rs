@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What comes of a handshake: the connection is on SMC, on TCP, or broken.
+//! The outcome of a handshake: the connection is on SMC, on TCP, or broken.
 
 use std::ffi::c_int;
 use std::io;
@@ -43,11 +43,12 @@ fn duplicate_high(fd: c_int) -> Result<usize, Errno> {
     raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3)
 }
 
-/// Has the kernel grow the table of descriptors to the numbers that the library takes. In a process
-/// that has threads this waits until all processors have seen the new table, some 10 ms, and the
-/// first connection would pay for it.
+/// Has the kernel grow the table of descriptors to the library's numbers. In a process with threads
+/// the kernel waits until all processors have seen the new table, some 10 ms. The first connection
+/// would pay for the wait.
 ///
-/// Closing a copy of a descriptor of the program's would release its record locks and flush its file.
+/// Closing a copy of a descriptor of the program would release the program's record locks and flush
+/// the file.
 pub(crate) fn grow_table() {
     let Ok(root) = rustix::fs::open(c"/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else {
         return;
@@ -61,7 +62,8 @@ pub(crate) fn grow_table() {
     let _ = raw::close(root);
 }
 
-/// Makes a second descriptor of the TCP connection, out of the program's way.
+/// Makes a second descriptor of the TCP connection for its handshake, out of the program's way, if
+/// numbers are not short.
 pub(super) fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
     let copy = duplicate_high(fd)?;
     if let Some(descriptor) = DESCRIPTORS.get(fd)
@@ -72,7 +74,8 @@ pub(super) fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
     Ok(crate::sys::owned(copy as c_int))
 }
 
-/// Stores SO_LINGER, as long as the program has the descriptor: the connection may be decided later.
+/// Stores SO_LINGER, while the program still has the descriptor: the connection may be decided
+/// later.
 pub(super) fn note_linger(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     if !inherited_options::may_be_set() {
         return;
@@ -84,7 +87,7 @@ pub(super) fn note_linger(descriptor: &DescriptorRef, socket: &StreamSocket, fd:
     }
 }
 
-/// The server, or the listener, that a connection belongs to.
+/// The server, or the listener, of a connection.
 fn endpoint_of(socket: &StreamSocket) -> Option<Endpoint> {
     match socket.side.server() {
         Some(server) => server.listener.map(Endpoint::Listener),
@@ -92,7 +95,7 @@ fn endpoint_of(socket: &StreamSocket) -> Option<Endpoint> {
     }
 }
 
-/// Records how a server has answered a Proposal.
+/// Records how a server answered a Proposal.
 fn record_answer(server: &SocketAddr, info: &ConnectionInfo) {
     if !matches!(info, ConnectionInfo::Tcp(_)) && !server_memory::has_any_declined() {
         return;
@@ -121,8 +124,8 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
             if let Some(Endpoint::Server(server)) = &endpoint {
                 record_answer(server, &info);
             }
-            // A server that the option does not tell of its clients looks at each one's first bytes.
-            // It would wait for those of a client on TCP.
+            // A server without the option for its clients looks at each client's first bytes. Such
+            // a server would wait for the bytes of a client on TCP.
             if let Some(endpoint) = endpoint.filter(|_| socket.side.is_announced()) {
                 worthwhile::observe(&stream, &info, endpoint);
             }
@@ -160,15 +163,15 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
                 end(descriptor, fd, HandshakeEnd::Smc(stream));
             }
         }
-        // The peer has ended TCP without an answer, and TCP tells the program that. Not if the peer was
-        // gone when the server's answer came: TCP would let the program write once more.
+        // The peer has ended TCP without an answer, and TCP tells the program so. Not if the peer
+        // was gone when the server's answer came: TCP would let the program write once more.
         Err(error) if is_end(&error) && !(is_server && raw::is_closed_tcp(fd)) => {
             report_end(socket, &error);
             end(descriptor, fd, HandshakeEnd::ClosedTcp);
         }
         Err(error) if is_reset(&error) || is_end(&error) => {
             report_end(socket, &error);
-            // A client that was killed has ended its data in order, as far as TCP would say.
+            // A killed client has ended its data in order, from the view of TCP.
             let error = match socket.role() {
                 SocketRole::Client => libc::ECONNRESET,
                 SocketRole::Server => socket.end.take_error(),
@@ -182,9 +185,9 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
     }
 }
 
-/// Completes the handshake: TCP carries the connection. What the program has written by now goes
-/// first. If TCP does not take all of it, a thread completes the handshake when it does: as long as
-/// that takes, the library keeps what the program writes. `tcp`: the connection.
+/// Completes the handshake: TCP carries the connection. The bytes written by the program so far go
+/// first. If TCP is full, a thread completes the handshake later, and the library keeps further
+/// bytes of the program until then. `tcp`: the connection.
 pub(super) fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int, tcp: impl AsFd) {
     let tcp = tcp.as_fd();
     if send_kept(descriptor, tcp) || !complete_later(descriptor, fd, tcp) {
@@ -193,7 +196,7 @@ pub(super) fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int, tcp: impl
 }
 
 fn complete_now(descriptor: &DescriptorRef, fd: c_int, tcp: BorrowedFd<'_>) {
-    // What the program has written since the last look, and most often nothing.
+    // Sends the bytes written by the program since the last look, most often none.
     end(descriptor, fd, HandshakeEnd::Tcp(tcp));
 }
 
@@ -221,8 +224,8 @@ fn send_and_complete(descriptor: DescriptorRef, fd: c_int, tcp: &OwnedFd) {
     running::end(descriptor);
 }
 
-/// Reports a handshake whose peer has ended or reset TCP. Clients come and go: one that leaves before
-/// its server has answered breaks nothing. A server that does so does not speak SMC.
+/// Reports a handshake whose peer has ended or reset TCP. A client leaving before its server has
+/// answered breaks nothing: clients come and go. A server leaving so early does not speak SMC.
 fn report_end(socket: &StreamSocket, error: &io::Error) {
     match socket.role() {
         SocketRole::Server => status::client_has_left(error),

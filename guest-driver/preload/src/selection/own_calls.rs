@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs that make system calls by instructions of their own, which the library does not see. The
-//! kernel polls and reads the TCP socket for them. As soon as the library finds that out, the process
-//! begins no further connection on SMC.
+//! Programs making system calls by instructions of their own, unseen by the library. The kernel
+//! polls and reads the TCP socket for such a program. Once the library finds out, the process
+//! begins no further connection on SMC, and its listeners answer no client.
+//!
+//! The files of a process show most such programs before their first connection. Others are found
+//! by their actions.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,13 +17,13 @@ use crate::sys::{borrowed, is_epoll_set, raw};
 /// Whether the program makes such calls on connections that may be on SMC.
 static FOUND: AtomicBool = AtomicBool::new(false);
 
-/// Whether the library has found out that the program makes such calls.
+/// Whether the library has found out about such calls.
 #[inline]
 pub(crate) fn found() -> bool {
     FOUND.load(Ordering::Relaxed)
 }
 
-/// Notes that it does. `what`: the calls.
+/// Notes such calls, named by `what`.
 fn note(what: &str) {
     if !FOUND.swap(true, Ordering::Relaxed) {
         status::program_goes_around(what);
@@ -38,8 +41,9 @@ pub(super) fn look_for_sets() {
     }
 }
 
-/// Whether the program has read the first bytes of a client without the library: what the client had
-/// proposed was data to it. A process that shares the connection may have read them with the library.
+/// Whether the program has read the first bytes of a client without the library: the program took
+/// the Proposal for data. A process sharing the connection may have read the bytes with the
+/// library.
 pub(super) fn has_read(socket: &StreamSocket, fd: c_int) -> bool {
     /// An urgent byte and the end of data may count as received, and not as queued.
     const UNCERTAIN: u64 = 2;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A client whose server has answered a Proposal with anything but a message of the handshake, or not
-//! at all: whatever answered TCP option 254 for it, its program does not speak SMC.
+//! A client whose server has answered a Proposal by anything but a message of the handshake, or not
+//! at all: TCP option 254 was answered, but the server's program does not speak SMC.
 //!
-//! The program has sent nothing yet: the library keeps its bytes until the connection is decided. So
-//! the same socket connects again, without the option. The program learns of it only if it compares
-//! the name of its socket with what the server sees, and not even then if it has asked for the name
-//! before. If the second attempt fails, the program sees what TCP shows of a server that has gone
-//! away: a reset.
+//! The program has sent nothing yet: the library keeps the program's bytes until the connection is
+//! decided. So the same socket connects again, without the option. The program notices only by
+//! comparing the name of its socket with the server's view, and not even then after asking for the
+//! name before. If the second attempt fails, the program sees a reset, as TCP shows of a vanished
+//! server.
 
 use std::ffi::c_int;
 use std::io;
@@ -29,8 +29,8 @@ use crate::socket::table::DescriptorRef;
 use crate::status;
 use crate::sys::raw;
 
-/// Ends a handshake that has failed before the server sent a message of it, or connects again.
-/// `Some`: TCP is connecting.
+/// Ends a handshake failed before any message of the server, or connects again. `Some`: TCP is
+/// connecting.
 pub(super) fn instead(
     descriptor: &DescriptorRef,
     fd: c_int,
@@ -51,14 +51,14 @@ pub(super) fn instead(
     None
 }
 
-/// Whether nothing has happened that a new connection would undo.
+/// Whether a new connection would undo nothing.
 fn may_connect_again(socket: &StreamSocket) -> bool {
     socket.stage() == SocketStage::Proposing && !socket.end.is_write_shut()
 }
 
-/// Connects the socket again. `true`: it is connected; `false`: it is connecting; `None`: it is not.
+/// Connects the socket again. `true`: connected; `false`: connecting; `None`: not connected.
 fn connect(socket: &StreamSocket, tcp: &TcpStream, why: &io::Error) -> Option<bool> {
-    // A program that disconnects the socket takes the request first.
+    // A disconnect by the program takes the request first.
     let client = socket.side.client()?;
     let request = client.lock_request();
     let server = request.as_ref()?.server;
@@ -82,7 +82,7 @@ fn connect(socket: &StreamSocket, tcp: &TcpStream, why: &io::Error) -> Option<bo
     }
 }
 
-/// Calls connect(2), which may wait only for a moment. O_NONBLOCK would be the program's to see.
+/// Calls connect(2) with a wait of a moment at most. The program would see O_NONBLOCK.
 fn without_waiting<T>(tcp: &TcpStream, connect: impl FnOnce() -> T) -> T {
     let before = sockopt::socket_timeout(tcp, Timeout::Send).ok().flatten();
     let _ = sockopt::set_socket_timeout(tcp, Timeout::Send, Some(Duration::from_micros(1)));
@@ -109,7 +109,7 @@ impl Reconnecting {
         let failed: io::Result<SmcStream> = Err(io::ErrorKind::ConnectionReset.into());
         match self.poll().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
             true => {
-                // The program learns of a reset, and not that nobody listens now.
+                // The program sees a reset instead of the refused connection.
                 let _ = sockopt::socket_error(&self.0);
                 complete(descriptor, fd, failed);
             }

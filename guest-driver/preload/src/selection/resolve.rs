@@ -17,7 +17,7 @@ use crate::sys::raw::{self, Errno};
 /// How often a waiting thread looks at the state without being woken.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Returns what carries a connection, and does the handshake if no thread has begun it.
+/// Returns the carrier of a connection, and does the handshake if no thread has begun it.
 pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Selected {
     let Some(socket) = descriptor.stream() else { return Selected::Tcp };
     let mut waited = false;

@@ -10,7 +10,7 @@ use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::sys::fork_lock::{ForkLock, ForkMutex};
 use crate::sys::{borrowed, raw};
 
-/// Held by those who use [`RUNNING`] or the list of `waiting`, and by a process while it forks.
+/// Held by each user of [`RUNNING`] or the list of `waiting`, and by a process during a fork.
 pub(super) static RUNNING_LOCK: ForkLock = ForkLock::new();
 /// The connections whose handshakes run in other threads.
 static RUNNING: ForkMutex<Vec<DescriptorRef>> = ForkMutex::new(Vec::new());
@@ -53,8 +53,8 @@ pub(super) fn forget() {
 /// How long a fork waits for threads whose handshake is complete.
 const ENDING: Duration = Duration::from_millis(100);
 
-/// Takes [`RUNNING_LOCK`] before a fork. A thread that has decided its connection is let end before:
-/// it holds locks and descriptors that the child would keep.
+/// Takes [`RUNNING_LOCK`] before a fork. Waits for a thread with a decided connection to end first:
+/// the thread holds locks and descriptors, and the child would keep both.
 pub(super) fn before_fork() {
     let begun = Instant::now();
     loop {
@@ -71,8 +71,8 @@ pub(super) fn before_fork() {
     }
 }
 
-/// Replaces the library's duplicate of a TCP socket by another socket, which is not connected: the
-/// thread that does the handshake finds nothing any more. `fd`: the program's descriptor.
+/// Replaces the library's duplicate of a TCP socket by another socket without a connection: the
+/// thread doing the handshake finds nothing any more. `fd`: the program's descriptor.
 pub(super) fn take_socket_away(fd: c_int, socket: &StreamSocket) {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
     let Some(copy) = socket.take_copy().filter(|copy| is_copy(*copy, fd)) else { return };
@@ -82,14 +82,14 @@ pub(super) fn take_socket_away(fd: c_int, socket: &StreamSocket) {
     }
 }
 
-/// Whether a number is a duplicate of a socket: it may be another file's by now.
+/// Whether a number still is a duplicate of a socket, and not another file by now.
 fn is_copy(copy: c_int, fd: c_int) -> bool {
     let cookie = |fd: c_int| rustix::net::sockopt::socket_cookie(borrowed(fd)).ok();
     copy != fd && cookie(copy).is_some() && cookie(copy) == cookie(fd)
 }
 
 /// Closes the library's duplicates of TCP sockets, in the child: they are for the parent's threads
-/// and connections, which would have no end while the child lives.
+/// and connections. With open duplicates these connections would not end while the child lives.
 pub(crate) fn close_copies() {
     for fd in 0..=DESCRIPTORS.highest() {
         if !DESCRIPTORS.has(fd) {

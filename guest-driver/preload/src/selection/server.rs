@@ -21,12 +21,13 @@ use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::{borrowed, lent_stream, timespec, wait_readable};
 use crate::{status, tcp_notes};
 
-/// The server's half, for a call that must not wait. Often the client's message is there already.
+/// The server's half, for a call that must not wait. Often the client's message has already
+/// arrived.
 pub(super) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int, call: Wait) {
     let wait = FirstBytesWait::new(None);
     let step = match call {
-        // Other connections of the same event loop wait meanwhile, and the kernel's set reports what
-        // is there when it gets the socket.
+        // Other connections of the same event loop wait meanwhile, and the kernel's set reports
+        // bytes already there once the set gets the socket.
         Wait::Now => Incoming::advance_to_accept,
         Wait::Block | Wait::Until(_) | Wait::Short => Incoming::advance_soon,
     };
@@ -67,7 +68,7 @@ pub(super) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int
     }
 }
 
-/// A server that waits for its client's first bytes.
+/// A server waiting for its client's first bytes.
 struct AwaitFirstBytes {
     tcp: TcpStream,
     wait: FirstBytesWait,
@@ -111,7 +112,7 @@ impl PendingHandshake for AwaitFirstBytes {
     }
 }
 
-/// A server that waits for the next message of a client that has proposed SMC.
+/// A server waiting for the next message of a client after its Proposal.
 struct AwaitMessage(Incoming);
 
 impl PendingHandshake for AwaitMessage {
@@ -132,15 +133,15 @@ impl PendingHandshake for AwaitMessage {
     }
 }
 
-/// How long a call waits before it looks at a part of a message again.
+/// How long a call waits before the next look at a part of a message again.
 const PART_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How much longer than a call with a time limit the wait for a client's first bytes would be.
+/// How much longer than a call with a time limit the wait for a client's first bytes may last.
 const CALL_MARGIN: Duration = Duration::from_secs(1);
-/// How often it checks whether the program has closed the connection.
+/// How often a wait checks whether the program has closed the connection.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The server's half, for a call that waits. `true`: a signal interrupts the call, or its time has
+/// The server's half, for a waiting call. `true`: a signal interrupts the call, or its time has
 /// passed.
 pub(super) fn wait_here(
     descriptor: &DescriptorRef,
@@ -175,7 +176,7 @@ pub(super) fn wait_here(
         if is_part {
             wait.note_part(socket);
         }
-        // A process that may have no descriptors may not poll any.
+        // With RLIMIT_NOFILE 0 poll(2) takes no descriptors.
         if is_part || result == Err(Errno(libc::EINVAL)) {
             result = raw::ppoll(&mut [], Some(&timespec(left.min(PART_INTERVAL))), Some(mask));
         }
@@ -237,11 +238,11 @@ fn ppoll(tcp: BorrowedFd<'_>, timeout: Duration, mask: SignalMask) -> SysResult 
     raw::ppoll(&mut list, Some(&timespec(timeout)), Some(mask))
 }
 
-/// What a call sees of a client at once, before it begins a handshake.
+/// A call's first sight of a client, before a handshake begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClientLook {
-    /// The client does not propose SMC: its first bytes are others, or the program wants to write
-    /// first, and the client has not announced a Proposal.
+    /// The client does not propose SMC: its first bytes are no Proposal, or the program wants to
+    /// write first without an announced Proposal.
     Plain,
     /// The client has sent nothing and has announced nothing. The kernel reports its first bytes.
     Silent,
@@ -273,7 +274,7 @@ fn stay_on_tcp(descriptor: &DescriptorRef, fd: c_int) {
     complete_with_tcp(descriptor, fd, borrowed(fd));
 }
 
-/// Declines a Proposal on the program's own descriptor: there are none left.
+/// Declines a Proposal on the program's own descriptor: there are none left, or no threads.
 fn decline_here(descriptor: &DescriptorRef, fd: c_int, first_bytes: FirstBytes) {
     let Some(session) = session::declining() else { return stay_on_tcp(descriptor, fd) };
     match session.decline(&lent_stream(fd), first_bytes) {
@@ -285,8 +286,8 @@ fn decline_here(descriptor: &DescriptorRef, fd: c_int, first_bytes: FirstBytes) 
     }
 }
 
-/// Does the server's half, after the client's first bytes, and begins by `step`. Returns the handshake if it has to wait
-/// for the client's next message.
+/// Does the server's half, after the client's first bytes, and begins by `step`. Returns a
+/// handshake still waiting for the client's next message.
 fn serve(
     descriptor: &DescriptorRef,
     fd: c_int,
@@ -316,7 +317,8 @@ fn serve(
     }
 }
 
-/// Goes on with the server's half as far as the client's bytes allow. `false`: it is complete.
+/// Goes on with the server's half as far as the client's bytes allow. `false`: the handshake is
+/// complete.
 fn go_on(descriptor: &DescriptorRef, fd: c_int, incoming: &mut Incoming) -> bool {
     match incoming.advance().transpose() {
         Some(result) => {

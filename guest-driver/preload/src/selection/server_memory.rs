@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The memory of servers that a process has connected to: whether they answer TCP option 254, and
-//! whether they decline Proposals.
+//! A process's memory of its servers: whether they answer TCP option 254, and whether they decline
+//! Proposals.
 //!
-//! A server that did not answer the last time is plain: its clients do nothing that only pays for
-//! SMC. They ask again, but they do not delay TCP's acknowledgements. Clients of a server that did
-//! not answer many times in a row ask only now and then, since each question takes two system calls.
+//! A server without an answer the last time is plain: its clients do nothing that pays only for
+//! SMC. They ask again, but do not delay TCP's acknowledgements. After many missing answers in a
+//! row the clients ask only now and then, since each question takes two system calls.
 //!
-//! A server that forks a short-lived process for each client declines nearly all Proposals
+//! A server forking a short-lived process for each client declines nearly all Proposals
 //! (`short_lived`). A server with more processes than devices always declines some. Each Decline
-//! costs the client a round trip. So after several in a row the client stops proposing to that server
-//! for a while.
+//! costs the client a round trip. So after several in a row the client stops proposing to that
+//! server for a while.
 //!
-//! [`worthwhile`](super::worthwhile) remembers what SMC gains, in memory that processes share, and
-//! which servers have answered a Proposal by something else.
+//! [`worthwhile`](super::worthwhile) remembers, in memory shared by processes, the gain of SMC and
+//! the servers that answered a Proposal by anything but the handshake.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
@@ -20,22 +20,22 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::selection::circuit_breaker::CircuitBreaker;
 
-/// Clients ask a server that did not answer this often in a row only now and then.
+/// After so many missing answers in a row clients ask only now and then.
 const IN_A_ROW: u32 = 16;
-/// For so long after the last question, in microseconds. A server that begins to answer is found
-/// this much later.
+/// Minimum time between two such questions, in microseconds. A server beginning to answer is found
+/// so much later.
 const PAUSE: u64 = 100_000;
 
-/// The answers of one server. The words are independent of each other: all of it is a guess about
-/// what is worthwhile. There is no lock that a forked child could find held.
+/// The answers of one server. The words are independent of each other: all are only a guess whether
+/// SMC is worthwhile. There is no lock that a forked child could find held.
 struct ServerEntry {
     /// A hash of the server's address, never 0. An entry with 0 is unused.
     hash: AtomicU64,
-    /// How often it did not answer since it last did.
+    /// Number of missing answers since the last answer.
     unanswered: AtomicU32,
-    /// When a client last asked it and got no answer, on the monotonic clock in microseconds.
+    /// Time of the last question without an answer, on the monotonic clock in microseconds.
     asked: AtomicU64,
-    /// Its Declines for lack of a device.
+    /// The server's Declines for lack of a device.
     declines: CircuitBreaker,
 }
 
@@ -50,8 +50,8 @@ impl ServerEntry {
     }
 }
 
-/// A table without chains. Two servers that share an entry overwrite each other, which costs the next
-/// client of either a few microseconds or a Decline.
+/// A table without chains. Two servers with the same entry overwrite each other, at the cost of a
+/// few microseconds or a Decline for the next client of either.
 static SERVERS: [ServerEntry; 64] = [const { ServerEntry::unused() }; 64];
 
 /// Whether any server has ever declined.
@@ -96,20 +96,20 @@ impl ServerRecord {
         self.is_known() && self.entry.unanswered.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether a client had better not ask the server at the time of `now`, because it would not
-    /// answer.
+    /// Whether a client had better not ask the server at the time of `now`, because an answer is
+    /// unlikely.
     pub(super) fn is_paused(self, now: impl FnOnce() -> u64) -> bool {
         self.is_known()
             && self.entry.unanswered.load(Ordering::Relaxed) >= IN_A_ROW
             && now().saturating_sub(self.entry.asked.load(Ordering::Relaxed)) < PAUSE
     }
 
-    /// Stores whether the server has answered a client that has asked it.
+    /// Stores whether the server has answered an asking client.
     pub(super) fn note_answer(self, answers: bool, now: impl FnOnce() -> u64) {
         if !answers {
             self.entry.asked.store(now(), Ordering::Relaxed);
             self.claim();
-            // Does not wrap: after some the next question is a pause away.
+            // Does not wrap: above the threshold the next question is a pause away.
             self.entry.unanswered.fetch_add(1, Ordering::Relaxed);
         } else if self.is_known() {
             self.entry.unanswered.store(0, Ordering::Relaxed);
@@ -121,14 +121,14 @@ impl ServerRecord {
         self.is_known() && !self.entry.declines.allows(now())
     }
 
-    /// Stores that the server has declined because it has no device.
+    /// Stores a Decline of the server for lack of a device.
     pub(super) fn note_decline(self, now: u64) {
         ANY_DECLINED.store(true, Ordering::Relaxed);
         self.claim();
         self.entry.declines.failed(now);
     }
 
-    /// Stores that the server has accepted.
+    /// Stores an accepted Proposal.
     pub(super) fn note_accept(self) {
         if self.is_known() {
             self.entry.declines.succeeded();
@@ -140,7 +140,7 @@ impl ServerRecord {
 mod tests {
     use super::*;
 
-    /// What happens to a server.
+    /// An event at a server.
     #[derive(Clone, Copy)]
     enum Event {
         Answer,
@@ -153,7 +153,7 @@ mod tests {
         Other(bool),
     }
 
-    /// The choices that a client makes of the record: plain, paused, declining.
+    /// The choices of a client by the record: plain, paused, declining.
     type State = (bool, bool, bool);
 
     const NEW: State = (false, false, false);
@@ -162,7 +162,7 @@ mod tests {
     const DECLINES: State = (false, false, true);
     const BOTH: State = (true, true, true);
 
-    /// A server in an entry that no other test uses, and another one in the same entry.
+    /// A server in an entry of this test only, and another one in the same entry.
     fn servers() -> [ServerRecord; 2] {
         let entry = Box::leak(Box::new(ServerEntry::unused()));
         [7, 9].map(|hash| ServerRecord { entry, hash })
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn each_event_makes_the_listed_state_of_each_state() {
         use Event::{Accept, Answer, Decline, NoAnswer, Other, Pause};
-        // A second and a bit ends the memory of Declines, and with it the pause.
+        // A little more than a second ends the memory of Declines, and the pause as well.
         let (pause, second) = (Pause(PAUSE), Pause(1_000_001));
         let ways: [(&[Event], State); 5] = [
             (&[], NEW),

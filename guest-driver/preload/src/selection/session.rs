@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The SMC session of this process: an SMC stack on a device that the first handshake opens.
+//! The SMC session of this process: an SMC stack on a device, opened by the first handshake.
 
 use std::ffi::c_int;
 use std::io::ErrorKind;
@@ -23,7 +23,7 @@ use crate::{config, fork, last_thread, status};
 static CURRENT: AtomicPtr<ProcessSession> = AtomicPtr::new(std::ptr::null_mut());
 static OPENING: ForkLock = ForkLock::new();
 
-/// A session, and the generation of the process that opened it (see `fork`).
+/// A session, and the generation of the opening process (see `fork`).
 pub(crate) struct ProcessSession {
     generation: u32,
     stack: Arc<Stack>,
@@ -34,7 +34,7 @@ pub(crate) struct ProcessSession {
 
 impl ProcessSession {
     /// Begins the client's half of the handshake on a connected stream. `awaited`: the server waits
-    /// for a message, so a client that has nothing to propose sends a Decline.
+    /// for a message, so a client without a Proposal sends a Decline.
     pub(crate) fn outgoing(&self, tcp: TcpStream, awaited: bool) -> Outgoing {
         let limit = inherited_options::receive_buffer(tcp.as_raw_fd());
         let mut outgoing = Outgoing::new(&self.stack, tcp, awaited);
@@ -42,7 +42,7 @@ impl ProcessSession {
         outgoing
     }
 
-    /// Declines SMC on a stream that the program keeps, whose server waits for a message.
+    /// Declines SMC on a stream kept by the program, to a server waiting for a message.
     pub(crate) fn decline_awaited(&self, tcp: &TcpStream) -> std::io::Result<()> {
         Outgoing::decline(&self.stack, tcp)
     }
@@ -55,7 +55,7 @@ impl ProcessSession {
         incoming
     }
 
-    /// Declines the Proposal of a client, on a stream that the program keeps.
+    /// Declines the Proposal of a client, on a stream kept by the program.
     pub(crate) fn decline(&self, tcp: &TcpStream, first_bytes: FirstBytes) -> std::io::Result<()> {
         Incoming::decline(&self.stack, tcp, first_bytes)
     }
@@ -65,7 +65,7 @@ impl ProcessSession {
         &self.stack
     }
 
-    /// Whether the last attempt to open a device is less than [`RETRY`] ago.
+    /// Whether the last attempt to open a device is too recent for another one.
     fn is_fresh(&self) -> bool {
         let age = raw::monotonic_micros().saturating_sub(self.tried.load(Ordering::Relaxed));
         Duration::from_micros(age) < RETRY
@@ -80,7 +80,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const PAUSES_MS: [u64; 4] = [1, 4, 10, 25];
 
 /// The session of this process; the first call opens it. Without a device the session leaves all
-/// connections to TCP and declines Proposals. So does that of a program which makes system calls of
+/// connections to TCP and declines Proposals. So does the session of a program with system calls of
 /// its own. `None`: the library does nothing in this process.
 pub(crate) fn current() -> Option<&'static ProcessSession> {
     let config = config::get()?;
@@ -129,8 +129,8 @@ fn publish(opened: ProcessSession) -> &'static ProcessSession {
     opened
 }
 
-/// [`current`] for a client that proposes SMC to this process. A process that will probably exit
-/// soon gets a session without a device.
+/// Like [`current`], for a client proposing SMC to this process. A process about to exit soon gets
+/// a session without a device.
 pub(crate) fn for_client() -> Option<&'static ProcessSession> {
     let config = config::get()?;
     {
@@ -144,8 +144,8 @@ pub(crate) fn for_client() -> Option<&'static ProcessSession> {
     current()
 }
 
-/// A session without a device, which declines all Proposals. `None`: the library does nothing in
-/// this process.
+/// A session without a device, to decline all Proposals. `None`: the library does nothing in this
+/// process.
 pub(crate) fn declining() -> Option<&'static ProcessSession> {
     static DECLINING: AtomicPtr<ProcessSession> = AtomicPtr::new(std::ptr::null_mut());
     let config = config::get()?;
@@ -161,7 +161,7 @@ pub(crate) fn declining() -> Option<&'static ProcessSession> {
     Some(opened)
 }
 
-/// Whether the last attempt to open a device failed less than [`RETRY`] ago, or none will be made.
+/// Whether the last attempt to open a device failed a moment ago, or none will be made.
 pub(crate) fn lacks_device() -> bool {
     own_calls::found()
         || raw_current().is_some_and(|open| {
@@ -169,7 +169,7 @@ pub(crate) fn lacks_device() -> bool {
         })
 }
 
-/// Why a connection is TCP that could have been SMC if a device was open.
+/// Why TCP carries a connection that could have been on SMC with an open device.
 pub(crate) fn no_device() -> Fallback {
     let why = if own_calls::found() { "the program goes around the library" } else { "none opens" };
     Fallback::NoDevice(why.into())
@@ -200,8 +200,8 @@ fn raw_current() -> Option<&'static ProcessSession> {
     leaked(CURRENT.load(Ordering::Acquire))
 }
 
-/// Number of free descriptors that the library requires before it opens a device. A device takes
-/// about twenty, and the program needs some for further connections.
+/// Number of free descriptors required before the library opens a device. A device takes about
+/// twenty, and the program needs some for further connections.
 const FREE_FDS: usize = 36;
 
 /// Whether this process may open that many more descriptors.
@@ -234,7 +234,7 @@ pub(super) fn highest_descriptor() -> c_int {
     lowest_descriptor() + FREE_FDS as c_int
 }
 
-/// Opens a session on the first free device. An error says why there is none. `patient`: whether to
+/// Opens a session on the first free device. The error says why none opens. `patient`: whether to
 /// try devices in use again for a moment.
 fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
     if !has_free_fds(FREE_FDS) {
@@ -260,7 +260,7 @@ fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
                     busy = error.to_string();
                     in_use.push(socket);
                 }
-                // It names the device.
+                // The error names the device.
                 Err(error) => failed = Some(error.to_string()),
             }
         }
@@ -279,7 +279,7 @@ fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
             let paths: Vec<_> = config.devices.iter().map(|path| path.to_string_lossy()).collect();
             format!("no device is at {}", paths.join(", "))
         }
-        // Of a pool it says more.
+        // For several devices their number says more.
         (None, 1) => busy,
         (None, taken) => format!("all {taken} devices are taken by other processes"),
     };
@@ -289,11 +289,11 @@ fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
     })
 }
 
-/// Said of a device that does not open after mlockall(MCL_FUTURE).
+/// Appended to the error of a device that does not open after mlockall(MCL_FUTURE).
 const LOCKED: &str = "; the program locks all memory that the process maps (mlockall), and \
     RLIMIT_MEMLOCK may leave too little for the stacks of the library's threads";
 
-/// Opens a session on this device. Does not wait for it.
+/// Opens a session on this device, without a wait for the device.
 fn open_device(config: &RunConfig, socket: &Path) -> std::io::Result<ProcessSession> {
     let mut stack = StackConfig::new(socket);
     apply_settings(&mut stack, config);
@@ -324,7 +324,7 @@ fn without_device(config: &RunConfig, with_statistics: bool) -> ProcessSession {
     ProcessSession { generation: fork::generation(), stack, has_device: false, tried }
 }
 
-/// The session of this process, if it has opened a device.
+/// The session of this process, if a device is open.
 pub(crate) fn opened() -> Option<&'static ProcessSession> {
     raw_current().filter(|open| open.generation == fork::generation() && open.has_device)
 }
@@ -334,7 +334,7 @@ pub(crate) fn descriptors() -> Vec<c_int> {
     opened().map(|open| open.stack.descriptors()).unwrap_or_default()
 }
 
-/// The session that the relays of this process need: theirs, if there is one.
+/// The session for the relays of this process: the relays' own, if there is one.
 pub(crate) fn of_relays() -> Option<&'static ProcessSession> {
     let known = raw_current().filter(|open| open.generation == fork::generation());
     known.or_else(declining)
@@ -350,11 +350,11 @@ fn apply_settings(stack: &mut StackConfig, config: &RunConfig) {
     stack.outlive_device = config.outlive_device;
     stack.return_to_device = !config.stay_on_tcp;
     stack.detect_timeout = config.detect;
-    // The kernel accepts connections that the server's program may look at much later.
+    // The server's program may accept a connection much later than the kernel.
     stack.clc_timeout = Duration::from_secs(30);
 }
 
-/// The devices; those in a directory in the order of their names.
+/// The devices; the entries of a directory in the order of their names.
 fn devices(wanted: &[PathBuf]) -> Vec<PathBuf> {
     let mut sockets = Vec::new();
     for path in wanted {

@@ -2,13 +2,13 @@
 //! A circuit breaker for short-lived processes.
 //!
 //! A process needs a device for SMC. If a server forks for a single client, opening the device
-//! often takes longer than the child lives. So each child records how long it lived after it opened
-//! a device, in a page of memory that forked processes share. When several children in a row exited
-//! at once, the next ones decline SMC and stay on TCP; now and then one tries. When a child lives
-//! on, or none came for a while, children open devices again.
+//! often takes longer than the child lives. So each child records its time between opening a device
+//! and its exit, in a page of memory shared by forked processes. When several children in a row
+//! exited at once, the next ones decline SMC and stay on TCP; now and then one tries. When a child
+//! lives on, or none came for a while, children open devices again.
 //!
-//! All of it is a guess about what is worthwhile, and nothing depends on it being right. So the
-//! words of the page are independent of each other, and a killed process may be missing in them.
+//! The page only guesses whether a device is worthwhile, and nothing depends on a right guess. So
+//! the words of the page are independent of each other, and a killed process may be missing.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::fork;
 use crate::selection::circuit_breaker::CircuitBreaker;
 use crate::sys::{leaked, raw};
 
-/// A process that lives for this long is worth a device.
+/// A process living so long is worth a device.
 const WORTHWHILE: Duration = Duration::from_millis(100);
 
-/// The page that the processes of one server share. A process that exits soon counts as a failure.
+/// The page shared by the processes of one server. An early exit counts as a failure.
 static BREAKER: AtomicPtr<CircuitBreaker> = AtomicPtr::new(std::ptr::null_mut());
 /// When this process asked for a device (microseconds), and its generation; for [`record_exit`].
 static STARTED: AtomicU64 = AtomicU64::new(0);
@@ -37,12 +37,12 @@ pub(crate) fn share_with_children() {
     {
         let new = page.cast::<CircuitBreaker>();
         let none = std::ptr::null_mut();
-        // If another thread was faster, this page stays unused. It is small enough.
+        // If another thread was faster, this page stays unused. One page is small enough.
         let _ = BREAKER.compare_exchange(none, new, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
-/// Whether this process, which has no device, should open one for a client.
+/// Whether this process without a device should open one for a client.
 pub(crate) fn is_worth_a_device() -> bool {
     // The server itself lives long, so the breaker is for its children.
     let Some(breaker) = breaker().filter(|_| fork::is_child()) else { return true };
@@ -52,7 +52,7 @@ pub(crate) fn is_worth_a_device() -> bool {
     breaker.allows(now)
 }
 
-/// Records how long this process lived, when it exits.
+/// Records the lifetime of this process, at its exit.
 pub(crate) fn record_exit() {
     let started = STARTED.swap(0, Ordering::Relaxed);
     if started != 0

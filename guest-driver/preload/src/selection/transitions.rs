@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Carries out what the table of a socket's states (`socket/states.rs`) says.
+//! Carries out the table of a socket's states (`socket/states.rs`).
 
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
@@ -16,14 +16,14 @@ use crate::sys::borrowed;
 use crate::sys::raw::{self, Errno};
 use crate::tcp_notes;
 
-/// How a handshake ends, with what the actions need.
+/// The end of a handshake, with the data for the actions.
 #[derive(Clone, Copy)]
 pub(super) enum HandshakeEnd<'a> {
     /// SMC carries the connection.
     Smc(&'a SmcStream),
-    /// TCP carries it, by this descriptor.
+    /// TCP carries the connection, by this descriptor.
     Tcp(BorrowedFd<'a>),
-    /// TCP carries it, and nothing can be sent any more.
+    /// TCP carries the connection, and nothing can be sent any more.
     ClosedTcp,
     /// The handshake has broken the connection.
     Broken(Errno),
@@ -41,7 +41,7 @@ impl HandshakeEnd<'_> {
         }
     }
 
-    /// Sends what the program has written before.
+    /// Sends the early bytes of the program.
     fn send(self, bytes: ByteQueue) {
         match self {
             HandshakeEnd::Smc(stream) => stream.send_queue(bytes),
@@ -50,7 +50,7 @@ impl HandshakeEnd<'_> {
         }
     }
 
-    /// The error that a call of the program takes.
+    /// The error for a call of the program.
     fn error(self) -> Option<c_int> {
         match self {
             HandshakeEnd::Broken(Errno(error)) | HandshakeEnd::Reset(Errno(error)) => Some(error),
@@ -64,8 +64,8 @@ pub(super) fn end(descriptor: &DescriptorRef, fd: c_int, how: HandshakeEnd<'_>) 
     run(descriptor, fd, how.event(), Some(how));
 }
 
-/// Brings an event to a socket that is no end of its handshake, and does what the table says.
-/// `true`: the caller begins the handshake.
+/// Brings an event that is no end of the handshake to a socket, and acts by the table. `true`: the
+/// caller begins the handshake.
 pub(crate) fn carry_out(descriptor: &DescriptorRef, fd: c_int, event: SocketEvent) -> bool {
     run(descriptor, fd, event, None)
 }
@@ -78,16 +78,17 @@ fn run(
 ) -> bool {
     let Some(socket) = descriptor.stream() else { return false };
     let Some(plan) = states::next(socket.stage(), event) else { return false };
-    // The program may have closed the number, and got it again for something else.
+    // The program may have closed the number, and got the same number for another file.
     let is_ours = || DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor));
-    // Locked from when they are sent until the state is stored: no write comes in between.
+    // The early bytes stay locked from sending until the state is stored: no write comes in
+    // between.
     let mut early = None;
     let mut begins = false;
     for action in plan.actions {
         match action {
             SocketAction::Store => {
-                // Between the plan and here another thread may at most have forbidden SMC, which
-                // changes nothing of the actions.
+                // Between the plan and here another thread may at most have forbidden SMC, without
+                // a change to the actions.
                 if socket.decision.store(event).is_none() && socket.stage() != plan.to {
                     return false;
                 }
@@ -130,9 +131,9 @@ fn run(
 }
 
 /// Delays TCP's acknowledgements, or sends them at once. With `delay`, the Proposal carries the
-/// last acknowledgement of the three-way handshake. A connection that stays on TCP must not delay
-/// it: a server whose program writes first would learn of its client much later. In a program that
-/// sets TCP_QUICKACK itself nothing happens.
+/// last acknowledgement of the three-way handshake. On a connection that stays on TCP this
+/// acknowledgement must not be delayed: a server whose program writes first would learn of its
+/// client much later. Does nothing in a program with its own use of TCP_QUICKACK.
 pub(crate) fn delay_acks(fd: c_int, delay: bool) {
     if inherited_options::may_have_quickack() {
         return;

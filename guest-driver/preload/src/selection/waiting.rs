@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Handshakes that wait for their peers. One thread waits for all of them: a peer that sends nothing,
-//! or a part of a message, costs an entry in a list.
+//! Handshakes waiting for their peers. One thread waits for all of them: a peer without a message,
+//! or with a part of one, costs an entry in a list.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -22,17 +22,17 @@ use crate::sys::own_stack::on_own_stack;
 use crate::sys::raw::Errno;
 use crate::sys::{STACK, epoll_wait, owned, raw, timespec};
 
-/// A handshake that waits for its peer.
+/// A handshake waiting for its peer.
 pub(super) trait PendingHandshake: Send {
-    /// The descriptors that become readable when the peer has sent something.
+    /// The descriptors to poll: readable once the peer has sent something.
     fn fds(&self) -> [Option<BorrowedFd<'_>>; 2];
     /// Whether the descriptors become writable instead: TCP is connecting.
     fn awaits_room(&self) -> bool {
         false
     }
-    /// Whether the wait is over, whether the peer has sent anything or not.
+    /// Whether the wait is over, with or without a message of the peer.
     fn is_over(&self, descriptor: &DescriptorRef) -> bool;
-    /// Whether it has taken nothing from the stream.
+    /// Whether the handshake has taken nothing from the stream.
     fn is_untouched(&self) -> bool {
         false
     }
@@ -54,22 +54,25 @@ struct Waiting {
     descriptor: DescriptorRef,
     fd: c_int,
     pending: Box<dyn PendingHandshake>,
-    /// The descriptors that are in the set.
+    /// The descriptors in the set.
     watched: Vec<c_int>,
 }
 
 impl Waiting {
-    /// Whether the program's waits for epoll sets go on with it. They wait for TCP only.
+    /// Whether the program's waits for epoll sets go on with the handshake. Such a wait is for TCP
+    /// only.
     fn is_in_a_set(&self) -> bool {
         self.watched.is_empty()
             && matches!(self.pending.fds(), [Some(_), None])
             && self.descriptor.stream().is_some_and(registrations::is_in_a_set)
     }
 
-    /// Goes on as far as the peer's bytes allow. `None`: the handshake is complete.
+    /// Goes on as far as the peer's bytes allow, on a stack of the library. `None`: the handshake is
+    /// complete.
     fn advance(mut self, set: c_int) -> Option<Waiting> {
         if !self.pending.is_ready(&self.descriptor) {
-            // It stays in the set, which would report the same bytes again otherwise.
+            // The descriptors stay in the set: once removed and added again, they would report the
+            // same bytes again.
             return Some(self);
         }
         unwatch(set, &self.watched);
@@ -79,8 +82,8 @@ impl Waiting {
         Some(self)
     }
 
-    /// Waits for the peer and goes on, for `timeout` at most. Returns what still waits, and whether a
-    /// signal has ended the wait.
+    /// Waits for the peer and goes on, for `timeout` at most. Returns the handshake if still
+    /// waiting, and whether a signal has ended the wait.
     fn advance_here(
         mut self,
         set: c_int,
@@ -110,37 +113,37 @@ impl Waiting {
     }
 }
 
-/// Takes descriptors out of a set. The program's descriptor of the same socket would keep them
-/// there, so this comes before they are closed.
+/// Takes descriptors out of a set, before they are closed. The program's descriptor of the same
+/// socket would keep the entries in the set.
 fn unwatch(set: c_int, watched: &[c_int]) {
     for fd in watched {
         let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_DEL, *fd, 0, 0);
     }
 }
 
-/// The descriptors that the thread sleeps on.
+/// The descriptors of the sleeping thread.
 struct Sets {
     epoll: OwnedFd,
-    /// Makes the thread look at the list.
+    /// Makes the thread check the list.
     wake: OwnedFd,
 }
 
-/// The list, and what the thread needs.
+/// The list, and the data of the thread.
 struct WaitingList {
     sets: Option<Sets>,
     list: BTreeMap<u64, Waiting>,
-    /// Handshakes that were not in the set when they came into the list.
+    /// Handshakes not in the set when they came into the list.
     unwatched: Vec<u64>,
-    /// Handshakes that the program's waits for epoll sets go on with, and since when.
+    /// Handshakes left to the program's waits for epoll sets, and since when.
     in_sets: Vec<(u64, Instant)>,
-    /// Handshakes whose peers have sent something while a thread was at work on them, as another
-    /// thread has seen.
+    /// Handshakes with new bytes of their peers, seen by one thread while another thread was at
+    /// work on them.
     missed: Vec<u64>,
     next: u64,
     has_thread: bool,
 }
 
-/// Whoever takes the lock holds [`RUNNING_LOCK`], so no other thread has it while the process forks.
+/// Locked only under [`RUNNING_LOCK`], so no other thread has the lock while the process forks.
 static WAITING: ForkMutex<WaitingList> = ForkMutex::new(WaitingList::new());
 /// Whether [`WaitingList::unwatched`] has any.
 static ANY_UNWATCHED: AtomicBool = AtomicBool::new(false);
@@ -149,11 +152,11 @@ static ANY_UNWATCHED: AtomicBool = AtomicBool::new(false);
 const WAKE: u64 = 0;
 /// How often the thread checks whether a program wants to write first, or a deadline has passed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// How long the thread leaves a handshake to the program's waits for epoll sets.
+/// How long a handshake is left to the program's waits for epoll sets.
 const SET_TIME: Duration = Duration::from_millis(50);
-/// How many times in a row the thread finds nothing to wait for before it ends.
+/// The thread ends after so many checks in a row without any handshake to wait for.
 const IDLE_CHECKS: u32 = 40;
-/// Events that the thread takes at a time.
+/// Number of events taken at a time.
 const EVENTS: usize = 32;
 
 impl Default for WaitingList {
@@ -207,7 +210,8 @@ impl WaitingList {
         self.list.insert(number, waiting);
     }
 
-    /// Puts the descriptors of all handshakes into the set that no wait of the program goes on with.
+    /// Puts the descriptors of all unwatched handshakes into the set, except for handshakes left to
+    /// the program's waits.
     fn watch_all(&mut self) {
         ANY_UNWATCHED.store(false, Ordering::Relaxed);
         for number in std::mem::take(&mut self.unwatched) {
@@ -217,8 +221,8 @@ impl WaitingList {
         }
     }
 
-    /// Puts a handshake into the list. The program's waits for epoll sets go on with it, or the
-    /// thread.
+    /// Puts a handshake into the list. Either the program's waits for epoll sets go on with the
+    /// handshake, or the thread.
     fn put(&mut self, number: u64, one: Waiting) {
         if one.is_in_a_set() {
             self.list.insert(number, one);
@@ -228,7 +232,7 @@ impl WaitingList {
         }
     }
 
-    /// Has the thread go on with the handshakes that the program does not wait for.
+    /// Has the thread go on with the handshakes without a wait of the program.
     fn take_over(&mut self, now: Instant) {
         for (number, since) in std::mem::take(&mut self.in_sets) {
             let Some(one) = self.list.get(&number) else { continue };
@@ -249,8 +253,8 @@ impl WaitingList {
     }
 }
 
-/// Puts a handshake back into the list. Returns it if its peer has sent something meanwhile: the
-/// caller goes on.
+/// Puts a handshake back into the list. Returns the handshake after a message of its peer in the
+/// meantime: the caller goes on.
 fn put_back(number: u64, one: Waiting) -> Option<Waiting> {
     let _running = RUNNING_LOCK.lock();
     let mut waiting = WAITING.lock();
@@ -288,7 +292,7 @@ pub(crate) fn go_on(descriptor: &DescriptorRef) {
         let mut waiting = WAITING.lock();
         let Some(set) = waiting.sets.as_ref().map(|sets| sets.epoll.as_raw_fd()) else { return };
         let Some(one) = waiting.take(number) else {
-            // The thread that is advancing the handshake may have read before these bytes arrived.
+            // The thread now advancing the handshake may have read before these bytes arrived.
             if running::any(|other| other.is(descriptor)) {
                 waiting.missed.push(number);
             }
@@ -300,8 +304,8 @@ pub(crate) fn go_on(descriptor: &DescriptorRef) {
     running::end(descriptor.clone());
 }
 
-/// Has the thread go on with a handshake, because the program waits for its end in another way than
-/// by an epoll set.
+/// Has the thread go on with a handshake, because the program waits for its end by something other
+/// than an epoll set.
 pub(crate) fn watch(descriptor: &DescriptorRef) {
     let Some(number) = descriptor.stream().map(|socket| socket.undecided.pending()) else { return };
     let _running = RUNNING_LOCK.lock();
@@ -320,13 +324,13 @@ fn sets() -> Option<Sets> {
     Some(Sets { epoll, wake })
 }
 
-/// Who goes on with a handshake when the peer has sent something.
+/// The thread or call that goes on with a handshake after a message of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Watcher {
     /// The thread.
     Thread,
-    /// The program's next call, since one nearly always follows at once: it calls [`help`] for the
-    /// connection, or [`watch_all`] before it sleeps for others. If none comes, the thread.
+    /// The program's next call, since one nearly always follows at once: [`help`] for the
+    /// connection, or [`watch_all`] before a sleep for others. Without such a call, the thread.
     NextCall,
 }
 
@@ -345,17 +349,17 @@ pub(super) fn add(
     if let Some(socket) = descriptor.stream()
         && socket.role() == SocketRole::Server
     {
-        // The bytes that come next are those of the handshake.
+        // The next bytes belong to the handshake.
         registrations::follow(descriptor, socket, SocketState::Deciding);
     } else if let Some(socket) = descriptor.stream() {
-        // What the server has answered meanwhile.
+        // The server may have answered meanwhile.
         registrations::report_again(descriptor, socket);
     }
     let number = waiting.next;
     waiting.next += 1;
     let new = Waiting { descriptor: descriptor.clone(), fd, pending, watched: Vec::new() };
     match watcher {
-        // The thread sleeps on the set. It checks all time limits soon enough without being woken.
+        // The thread sleeps on the set, and checks all time limits soon enough without a wake-up.
         Watcher::Thread => waiting.insert(number, new),
         Watcher::NextCall => {
             waiting.list.insert(number, new);
@@ -369,8 +373,8 @@ pub(super) fn add(
     Ok(())
 }
 
-/// Has the thread watch the handshakes for which the program's next call should have waited: this is
-/// a call that sleeps for others.
+/// Has the thread watch the handshakes left to the program's next call: the next call sleeps for
+/// others.
 #[inline]
 pub(crate) fn watch_all() {
     if ANY_UNWATCHED.load(Ordering::Relaxed) {
@@ -379,9 +383,9 @@ pub(crate) fn watch_all() {
     }
 }
 
-/// Goes on with a handshake in a call of the program, for `timeout` at most, so that no other thread
-/// has to be woken for it. `None`: nothing waits for the peer's next message, or another thread goes
-/// on. `Some(true)`: a signal has ended the wait.
+/// Goes on with a handshake in a call of the program, for `timeout` at most, to save another
+/// thread's wake-up. `None`: nothing waits for the peer's next message, or another thread goes on.
+/// `Some(true)`: a signal has ended the wait.
 pub(super) fn help(descriptor: &DescriptorRef, timeout: Duration) -> Option<bool> {
     let number = descriptor.stream()?.undecided.pending();
     let (set, mut one) = {
@@ -474,8 +478,8 @@ fn wait_for_all() {
     }
 }
 
-/// Keeps the lists of handshakes as they are while the process forks. Gives up waiting for the first
-/// bytes of clients: the process that first uses such a connection does the handshake.
+/// Keeps the lists of handshakes as they are while the process forks. Gives up waiting for the
+/// first bytes of clients: the first process to use such a connection does the handshake.
 pub(crate) fn before_fork() {
     running::before_fork();
     let mut waiting = WAITING.lock();
@@ -504,8 +508,8 @@ pub(crate) fn before_fork() {
     ANY_UNWATCHED.store(false, Ordering::Relaxed);
 }
 
-/// Leaves the handshake to the next call that uses the connection. The kernel reports the client's
-/// bytes until then.
+/// Leaves the handshake to the next call on the connection. The kernel reports the client's bytes
+/// until then.
 pub(super) fn postpone(descriptor: &DescriptorRef, fd: c_int) {
     if let Some(socket) = descriptor.stream() {
         if let Some(server) = socket.side.server() {
@@ -520,13 +524,13 @@ pub(crate) fn in_parent() {
     RUNNING_LOCK.release_after_fork();
 }
 
-/// Undoes [`before_fork`], in the child, which has none of the threads.
+/// Undoes [`before_fork`], in the child without any of the threads.
 pub(crate) fn in_child() {
     in_untold_child();
     RUNNING_LOCK.release_after_fork();
 }
 
-/// The descriptors with which this process waits for peers of handshakes.
+/// The descriptors of this process's waits for peers of handshakes.
 pub(crate) fn descriptors() -> Vec<c_int> {
     let _running = RUNNING_LOCK.lock();
     let waiting = WAITING.lock();
@@ -540,14 +544,14 @@ pub(crate) fn comes_free(limit: Duration) -> bool {
     RUNNING_LOCK.comes_free(limit)
 }
 
-/// The same in a child whose parent has not prepared it by [`before_fork`].
+/// Like [`in_child`], for a child not prepared by [`before_fork`].
 pub(crate) fn in_untold_child() {
     guest_driver::SmcStream::forget_unsent_bytes();
     running::forget();
     forget();
 }
 
-/// Forgets what the parent waits for.
+/// Forgets the parent's handshakes.
 fn forget() {
     let mut waiting = WAITING.lock();
     let list = std::mem::take(&mut waiting.list);
@@ -557,8 +561,8 @@ fn forget() {
     waiting.has_thread = false;
     // The parent's set watches the parent's descriptors.
     drop(waiting.sets.take());
-    // The connections of the parent are not this process's to close, and the duplicates of TCP
-    // sockets would keep them open.
+    // This process must not end the parent's connections, and the duplicates of TCP sockets would
+    // keep the connections open.
     for (_, one) in list {
         for fd in one.pending.fds().iter().flatten() {
             let _ = raw::close(fd.as_raw_fd());
@@ -567,13 +571,13 @@ fn forget() {
     }
 }
 
-/// How long a process that ends waits for handshakes of connections on which it has written: longer
-/// than a client waits for its server.
+/// How long an ending process waits for handshakes of connections with written bytes: longer than a
+/// client waits for its server.
 const WRITTEN_TIMEOUT: Duration = Duration::from_secs(35);
-/// How long it waits for other handshakes that must come to their end.
+/// How long an ending process waits for other handshakes that must come to their end.
 const ANNOUNCED_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long it waits for handshakes before another process takes them over.
+/// How long an ending process waits for handshakes before another process takes them over.
 const BEFORE_TAKEOVER: Duration = Duration::from_millis(20);
 
 /// Whether the client of a handshake has written, and the program has closed the connection.
@@ -587,9 +591,9 @@ fn is_written(descriptor: &DescriptorRef) -> bool {
         })
 }
 
-/// Clients' handshakes that wait for their servers, on connections on which the program has written
-/// and which it has closed: each with a duplicate of the TCP socket. Waits a moment for those that
-/// are about to end.
+/// Clients' handshakes still waiting for their servers, on connections that the program has written
+/// on and closed: each with a duplicate of the TCP socket. Waits a moment for handshakes about to
+/// end.
 pub(crate) fn written_clients() -> Vec<(DescriptorRef, OwnedFd)> {
     let begun = Instant::now();
     while begun.elapsed() < BEFORE_TAKEOVER && any(is_written) {
@@ -598,10 +602,10 @@ pub(crate) fn written_clients() -> Vec<(DescriptorRef, OwnedFd)> {
     loop {
         let mut found = Vec::new();
         let _running = RUNNING_LOCK.lock();
-        // A thread that goes on with one of them puts it back soon, or ends it.
+        // A thread going on with such a handshake soon puts it back, or ends it.
         if !running::any(is_written) || begun.elapsed() > ANNOUNCED_TIMEOUT {
             for one in WAITING.lock().list.values().filter(|one| is_written(&one.descriptor)) {
-                // As long as it is in the list, it has its TCP socket.
+                // A handshake in the list has its TCP socket.
                 if let [Some(tcp), _] = one.pending.fds()
                     && let Ok(copy) = tcp.try_clone_to_owned()
                 {
@@ -615,14 +619,14 @@ pub(crate) fn written_clients() -> Vec<(DescriptorRef, OwnedFd)> {
     }
 }
 
-/// Whether a handshake is under way that fulfils a condition.
+/// Whether any handshake under way fulfils a condition.
 fn any(condition: impl Fn(&DescriptorRef) -> bool) -> bool {
     let _running = RUNNING_LOCK.lock();
     running::any(&condition) || WAITING.lock().list.values().any(|one| condition(&one.descriptor))
 }
 
-/// Waits for handshakes of connections that the program has closed, when the process ends.
-/// `relayed`: also for those that relays wait for.
+/// Waits for handshakes of connections closed by the program, when the process ends. `relayed`:
+/// also for handshakes with relays waiting.
 pub(crate) fn finish(relayed: bool) {
     let begun = Instant::now();
     let must_finish = |found: &DescriptorRef| {

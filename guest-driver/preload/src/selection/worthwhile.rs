@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether SMC is worthwhile for a connection that both ends could put on it, as far as earlier
-//! connections of the program's processes tell ([`guest_driver::traffic`]).
+//! Whether SMC is worthwhile for a connection that both ends could put on SMC, judged by earlier
+//! connections of the program's processes ([`guest_driver::traffic`]).
 //!
-//! The client decides: if it does not ask for SMC, neither end does anything for it. A server learns
-//! as well, for `smc stat`, and accepts whatever its clients propose.
+//! The client decides: without a client's question neither end spends anything on SMC. A server
+//! learns as well, for `smc stat`, and accepts any Proposal of its clients.
 //!
-//! Of the connections that stay on TCP, one of 64 is a sample. The kernel knows what it was like, and
-//! is asked when the program closes it. All else of it is the kernel's, as of the others: it has no
-//! entry in the table of descriptors. So a close that the library does not see loses a sample, and
-//! its place is used again.
+//! Of the connections left to TCP, one of 64 is a sample. When the program closes a sample, the
+//! library asks the kernel for the figures of the connection. A sample has no entry in the table of
+//! descriptors, and the kernel does everything else. So a close unseen by the library loses the
+//! sample, and its place is used again.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -25,11 +25,11 @@ use crate::{config, fork};
 /// It lives as long as the process.
 static MEMORY: AtomicPtr<Memory> = AtomicPtr::new(std::ptr::null_mut());
 
-/// A sample on TCP. A signal handler of the program may close it, so there is no lock.
+/// A sample on TCP. A signal handler of the program may close the sample, so there is no lock.
 struct Sample {
     /// The descriptor; [`NONE`] or [`CHANGING`].
     fd: AtomicI32,
-    /// The kernel's number of the socket: the descriptor may have become another's.
+    /// The kernel's number of the socket: the descriptor may have become another socket's.
     cookie: AtomicU64,
     server: AtomicU64,
     /// Microseconds of the clock.
@@ -48,7 +48,7 @@ static SAMPLES: [Sample; 16] = [const {
         begun: AtomicU64::new(0),
     }
 }; 16];
-/// The place that the next sample takes, plus the number of places once there was one.
+/// Number of samples so far. Modulo the number of places it is the place of the next sample.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// The memory that `smc run` passed on.
@@ -71,34 +71,35 @@ fn adopt() {
     }
     let adopt = |fd| {
         let program = std::env::current_exe().unwrap_or_default();
-        // If the program's parent has closed it, the number may be another file's.
+        // If the program's parent has closed the descriptor, the number may be another file's.
         TrafficTable::adopt(borrowed(fd), &program).ok()
     };
     publish(&MEMORY, Memory(config.traffic.and_then(adopt)));
 }
 
-/// What was learned, for reports.
+/// The table of earlier connections, for reports.
 pub(super) fn table() -> Option<Arc<TrafficTable>> {
     learned().cloned()
 }
 
-/// A connection that is left to TCP.
+/// A connection left to TCP.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlainConnection {
     sampled: Option<EndpointKey>,
-    /// Whether the server has not spoken SMC the last time, although something answered for it.
+    /// Whether the server's program did not speak SMC the last time, although the option was
+    /// answered.
     pub(super) by_server: bool,
 }
 
-/// Notes that a server has not answered a Proposal by a message of the handshake.
+/// Notes a server's answer to a Proposal other than a message of the handshake.
 pub(super) fn note_plain(server: &SocketAddr) {
     if let Some(table) = learned() {
         table.note_plain(&Endpoint::Server(*server), raw::monotonic_micros());
     }
 }
 
-/// Leaves the next connection to a server to TCP, if SMC would be slower or the server does not speak
-/// it.
+/// Leaves the next connection to a server to TCP, if SMC would be slower or the server does not
+/// speak SMC.
 pub(super) fn choose_tcp(server: &SocketAddr) -> Option<PlainConnection> {
     let (table, config) = (learned()?, config::get()?);
     let key = table.key(&Endpoint::Server(*server));
@@ -110,7 +111,7 @@ pub(super) fn choose_tcp(server: &SocketAddr) -> Option<PlainConnection> {
         Choice::Smc => None,
         Choice::Tcp => Some(PlainConnection { sampled: None, by_server: false }),
         Choice::Sample => {
-            // Those that are still open may have become long by now.
+            // Samples still open may have become long by now.
             let open = |sample: &&Sample| sample.server.load(Ordering::Relaxed) == key.to_bits();
             SAMPLES.iter().filter(open).for_each(|sample| {
                 sample.observe(sample.fd.load(Ordering::Acquire));
@@ -127,7 +128,7 @@ impl PlainConnection {
         let place = NEXT.fetch_add(1, Ordering::Relaxed) % SAMPLES.len();
         let Some(sample) = SAMPLES.get(place) else { return };
         if sample.fd.swap(CHANGING, Ordering::Acquire) == CHANGING {
-            // It is the other thread's.
+            // Another thread takes the place.
             return;
         }
         sample.cookie.store(cookie(fd), Ordering::Relaxed);
@@ -137,13 +138,13 @@ impl PlainConnection {
     }
 }
 
-/// The kernel's number of a socket; 0: it is none.
+/// The kernel's number of a socket; 0: not a socket.
 fn cookie(fd: c_int) -> u64 {
     rustix::net::sockopt::socket_cookie(borrowed(fd)).unwrap_or(0)
 }
 
 impl Sample {
-    /// Tells what the connection is like so far.
+    /// Records the figures of the connection so far.
     fn observe(&self, fd: c_int) {
         if fd < 0 || cookie(fd) != self.cookie.load(Ordering::Relaxed) {
             return;
@@ -169,7 +170,7 @@ impl Sample {
     }
 }
 
-/// The program closes a descriptor that the library does not know.
+/// The program closes a descriptor without an entry.
 #[inline]
 pub(crate) fn note_close(fd: c_int) {
     if NEXT.load(Ordering::Relaxed) != 0 && fd >= 0 {
@@ -182,15 +183,15 @@ pub(crate) fn note_exit() {
     SAMPLES.iter().for_each(|sample| sample.end(sample.fd.load(Ordering::Relaxed).max(0)));
 }
 
-/// Counts a connection that was accepted at this address and whose client has not proposed SMC.
+/// Counts a connection accepted at this address from a client without a Proposal.
 pub(super) fn count_tcp(local: &SocketAddr) {
     if let Some(table) = learned() {
         table.count_tcp(table.key(&Endpoint::Listener(*local)));
     }
 }
 
-/// Observes a connection that has come to SMC. Nobody has measured what SMC-R costs and gains, so
-/// nothing is learned from it.
+/// Observes a connection on SMC. The cost and gain of SMC-R are not measured, so nothing is learned
+/// from SMC-R.
 pub(super) fn observe(stream: &SmcStream, info: &ConnectionInfo, endpoint: Endpoint) {
     let (Some(table), ConnectionInfo::Smcd(_)) = (learned(), info) else { return };
     let forced = match &endpoint {
