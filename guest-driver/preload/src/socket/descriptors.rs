@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What `close`, `dup` and their like do to the table.
+//! The effect of `close`, `dup` and similar calls on the table.
 
 use std::ffi::c_int;
 
@@ -10,7 +10,7 @@ use crate::sys::fork_lock::ForkLockGuard;
 use crate::sys::own_numbers;
 use crate::{config, fork};
 
-/// Entries of the table. One alone, as a `close` has it, needs no memory of its own.
+/// Entries of the table. A single entry, the usual case of `close`, needs no memory of its own.
 #[derive(Default)]
 pub(crate) struct DescriptorList {
     first: Option<DescriptorRef>,
@@ -23,9 +23,9 @@ impl DescriptorList {
     }
 }
 
-/// Removes the entries of descriptors that are about to be closed, and returns them. The caller has
-/// locked the numbers. The last entry of a connection ends it when it is dropped, which may wait for
-/// the peer: before that the caller closes the numbers, and releases the lock.
+/// Removes the entries of descriptors about to be closed, and returns them. The caller has locked
+/// the numbers. Dropping the last entry of a connection ends the connection and may wait for the
+/// peer. So before the drop the caller closes the numbers and releases the lock.
 pub(crate) fn close(first: c_int, last: c_int) -> DescriptorList {
     if fork::shares_memory() {
         return DescriptorList::default();
@@ -40,8 +40,8 @@ fn remove(fd: c_int) -> Option<DescriptorRef> {
     let descriptor = DESCRIPTORS.remove(fd)?;
     if descriptor.handles() == 0 {
         match &*descriptor {
-            // A call of another thread still refers to the connection, as one refers to a file in
-            // the kernel: the connection ends with that call, or with the process.
+            // A call of another thread still refers to the connection, as to a file in the kernel:
+            // the connection ends with that call, or with the process.
             Descriptor::Stream(socket) => registrations::close(socket),
             Descriptor::Set(set) => {
                 set.close(fd);
@@ -62,12 +62,12 @@ pub(crate) fn lock_numbers(first: c_int, last: c_int) -> Option<ForkLockGuard> {
     any.then(|| NUMBERS.lock())
 }
 
-/// Whether a relay may replace a number that has no entry any more: a child may ask for it.
+/// Whether a relay may replace a number without an entry: a child may ask for the relay.
 pub(crate) fn may_be_replaced(closed: &DescriptorList) -> bool {
     closed.iter().filter_map(|entry| entry.stream()).any(|socket| socket.undecided.has_offers())
 }
 
-/// Ends an SMC connection that the program disconnects; the socket is one of the kernel's then.
+/// Ends an SMC connection before the program disconnects the socket, which then is the kernel's.
 /// `true`: TCP would have no connection any more, and no error to report.
 pub(crate) fn disconnect(descriptor: &DescriptorRef) -> bool {
     let Some(socket) = descriptor.stream() else { return false };
@@ -83,7 +83,7 @@ pub(crate) fn disconnect(descriptor: &DescriptorRef) -> bool {
     was_over
 }
 
-/// Leaves a socket to the kernel: the table has no entries of it any more.
+/// Leaves a socket to the kernel: removes all entries of the socket from the table.
 pub(crate) fn release(descriptor: &DescriptorRef) {
     let Some(socket) = descriptor.stream() else { return };
     let is_its = |fd: &c_int| DESCRIPTORS.get(*fd).is_some_and(|found| found.is(descriptor));
@@ -91,7 +91,7 @@ pub(crate) fn release(descriptor: &DescriptorRef) {
     registrations::move_to_kernel(socket, &fds, |fd| drop(DESCRIPTORS.remove(fd)));
 }
 
-/// Gives `new` the entry of `old`, of which it is a duplicate.
+/// Gives `new`, a duplicate of `old`, the entry of `old`.
 pub(crate) fn duplicate(old: c_int, new: c_int) {
     if old == new || fork::shares_memory() {
         return;
@@ -101,7 +101,7 @@ pub(crate) fn duplicate(old: c_int, new: c_int) {
     }
 }
 
-/// Removes a stale entry of a descriptor that is new.
+/// Removes a stale entry from the number of a new descriptor.
 #[inline]
 pub(crate) fn remove_stale(fd: c_int) {
     own_numbers::forget(fd);

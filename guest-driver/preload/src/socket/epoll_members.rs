@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The sockets of an epoll set that the library polls: which of them may have events, and what
-//! they are.
+//! The sockets of an epoll set polled by the library: which sockets may have events, and the
+//! events.
 //!
-//! A connection that is idle is not looked at, apart from once a second. What its peer announces by
-//! the line of a slab (`guest_driver::interpose::Watch`), and what this process does to it, makes it a candidate.
+//! The library looks at an idle connection only once a second. An announcement of the peer by the
+//! line of a slab (`guest_driver::interpose::Watch`), or an action of this process on the
+//! connection, makes the connection a candidate.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
@@ -30,56 +31,56 @@ const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONCE: u32 = libc::EPOLLONESHOT as u32;
 
-/// The SMC connections of a set that the library polls.
+/// The SMC connections of a set, polled by the library.
 #[derive(Debug, Default)]
 pub(crate) struct EpollMembers {
     /// The sockets, each at its number.
     list: Vec<Option<EpollMember>>,
-    /// Numbers that no socket has.
+    /// Numbers without a socket.
     free: Vec<u32>,
-    /// The numbers of each descriptor. It has several if it was closed, and a copy keeps the
-    /// registration.
+    /// The numbers of each descriptor. A descriptor has several if it was closed, and a copy keeps
+    /// the registration.
     by_fd: HashMap<c_int, Vec<u32>>,
-    /// Those whose handshakes are not complete.
+    /// Sockets whose handshakes are not complete.
     undecided: Vec<u32>,
-    /// Those that may have events, each once, the one that waits longest first.
+    /// Sockets with possible events, each once, the longest waiting one first.
     candidates: VecDeque<u32>,
-    /// Those of which the watch does not tell everything.
+    /// Connections whose changes the watch does not report completely.
     scanned: Vec<u32>,
-    /// When the next poll looks at all.
+    /// Time of the next look at all connections.
     look_at_all: Option<Instant>,
     ask_kernel: Option<Instant>,
     ask_tcp: Option<Instant>,
 }
 
-/// An SMC connection in a set. The reference keeps it as long as the registration lasts, which ends
-/// with the last descriptor.
+/// An SMC connection in a set. The reference keeps the connection as long as the registration,
+/// which ends with the last descriptor.
 pub(super) struct EpollMember {
     pub(super) fd: c_int,
     pub(super) descriptor: DescriptorRef,
     pub(super) events: u32,
     pub(super) data: u64,
-    /// Its changes are told.
+    /// The watch reports changes of the connection.
     watched: Option<WatchedMember>,
-    /// It is among the candidates.
+    /// The member is among the candidates.
     is_candidate: bool,
-    /// The state at the last poll, if there is nothing to report until it changes.
+    /// The state at the last poll, if only a change can bring something to report.
     idle: Option<ChangeToken>,
-    /// The state when the last event was reported.
+    /// The state at the last reported event.
     reported: Option<ChangeToken>,
-    /// The handshake is not complete. The kernel's set has the socket, with the library's mark.
+    /// The handshake is not complete. The kernel's set has the socket.
     pub(super) undecided: bool,
-    /// TCP takes bytes, as the kernel has said during the handshake.
+    /// TCP takes bytes, by the kernel's report during the handshake.
     pub(super) has_room: bool,
-    /// The program has been told so.
+    /// `has_room` was reported to the program.
     room_reported: bool,
 }
 
-/// A watched connection, as long as this process has it.
+/// A watched connection, until this process drops it.
 struct WatchedMember {
     /// `None` during the drop only.
     stream: Option<WatchedStream>,
-    /// The generation of the process (see `fork`) that watches it.
+    /// The generation of the watching process (see `fork`).
     generation: u32,
 }
 
@@ -97,8 +98,8 @@ impl WatchedMember {
 
 impl Drop for WatchedMember {
     fn drop(&mut self) {
-        // A child of a fork that closes its copy of a set must not touch the signal lines, which it
-        // shares with its parent: the parent watches on.
+        // A child of a fork closes its copy of a set. The signal lines are shared with the parent,
+        // and the parent watches on. So the child must not touch the lines.
         if self.generation != fork::generation() {
             std::mem::forget(self.stream.take());
         }
@@ -185,7 +186,7 @@ impl EpollMember {
             let arrived = self.reported.is_none_or(|reported| !token.same_for_reader(reported));
             let room = found & OUT != 0 && socket.write_blocked.swap(false, Ordering::Relaxed);
             self.idle = Some(token);
-            // What was reported during the handshake is no news.
+            // An event reported during the handshake is not reported again.
             let is_known = self.room_reported && self.reported.is_none() && found & !OUT == 0;
             if is_known && !room {
                 self.reported = Some(token);
@@ -249,7 +250,7 @@ impl EpollMembers {
         number
     }
 
-    /// Has changes of a connection told by the watch. `false`: it is not SMC.
+    /// Has the watch report changes of a connection. `false`: the connection is not SMC.
     pub(super) fn watch(&mut self, number: u32, watch: &Watch) -> bool {
         let Some(member) = self.member(number) else { return false };
         let watched = member.stream().and_then(|(_, stream)| watch.add(stream, number));
@@ -326,7 +327,7 @@ impl EpollMembers {
         Some(member)
     }
 
-    /// All sockets.
+    /// Iterates over the sockets.
     pub(super) fn iter(&self) -> impl Iterator<Item = &EpollMember> {
         self.list.iter().flatten()
     }
@@ -364,8 +365,8 @@ impl EpollMembers {
         reported
     }
 
-    /// Polls the connections that may have events, beginning behind the one whose events came last.
-    /// Returns how many events were written to `out`.
+    /// Polls the candidates, beginning behind the connection of the last events. Returns the number
+    /// of events written to `out`.
     pub(crate) fn poll(&mut self, watch: &Watch, out: &mut [libc::epoll_event]) -> usize {
         self.find_candidates(watch);
         let mut reported = self.poll_undecided(out);
@@ -378,7 +379,7 @@ impl EpollMembers {
                 *place = libc::epoll_event { events, u64: member.data };
                 reported += 1;
             }
-            // Level-triggered: it is polled again, whether it changes or not.
+            // Level-triggered: the connection is polled again, changed or not.
             member.is_candidate = member.has_changed();
             if member.is_candidate {
                 self.candidates.push_back(number);
@@ -404,7 +405,7 @@ impl EpollMembers {
         }
         let now = Instant::now();
         if self.look_at_all.is_none_or(|at| now >= at) {
-            // A wake-up that a peer can suppress is not the only one.
+            // A peer can suppress its wake-ups, so they must not be the only ones.
             self.look_at_all = Some(now + TCP_PAUSE);
             watch.recheck_lines();
             for number in 0..self.list.len() as u32 {
@@ -415,7 +416,7 @@ impl EpollMembers {
         }
     }
 
-    /// Whether a connection may have events that the last poll did not report.
+    /// Whether a connection may have events not reported by the last poll.
     pub(crate) fn have_changed(&self, watch: &Watch) -> bool {
         let any = |numbers: &[u32]| {
             let changed = |number: &u32| {
@@ -435,7 +436,7 @@ impl EpollMembers {
         self.list.len() - self.free.len()
     }
 
-    /// As [`EpollMembers::have_changed`], by a look at each.
+    /// Like [`EpollMembers::have_changed`], with a look at each connection.
     pub(crate) fn has_any_changed(&self) -> bool {
         self.iter().any(EpollMember::has_changed)
     }
@@ -445,7 +446,7 @@ impl EpollMembers {
         self.iter().filter_map(|member| Some(member.stream()?.1))
     }
 
-    /// The connections of which the watch does not tell everything.
+    /// The connections whose changes the watch does not report completely.
     pub(crate) fn scanned_streams(&self) -> impl Iterator<Item = &SmcStream> {
         let member = |number: &u32| self.list.get(*number as usize)?.as_ref();
         self.scanned.iter().filter_map(move |number| Some(member(number)?.stream()?.1))

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! An epoll set of the program that has SMC connections in it.
+//! An epoll set of the program with SMC connections.
 //!
 //! The library polls the SMC connections of a set in shared memory, and leaves all other
-//! descriptors to the kernel's set; see `io/epoll_wait.rs`. If the program uses a set in a way that
-//! only the kernel can carry out (it polls the set itself), the SMC connections move into the
-//! kernel's set by their readiness descriptors, for good.
+//! descriptors to the kernel's set; see `io/epoll_wait.rs`. Polling begins with the first wait
+//! through the library, since a program may wait by an instruction of its own. Until then the SMC
+//! connections are in the kernel's set by their readiness descriptors. If the program uses a set in
+//! a way that only the kernel can carry out (polling the set itself), the connections move there
+//! for good.
+//!
+//! The data of each entry in the kernel's set are the program's, also in entries of the library.
+//! The library knows events of its own entries by event bits not used otherwise ([`is_own`]).
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
@@ -24,15 +29,15 @@ use crate::sys::raw::{self, Errno, SysResult};
 #[derive(Debug)]
 pub(crate) struct EpollSet {
     members: ForkMutex<EpollMembers>,
-    /// Number of SMC connections that the library polls.
+    /// Number of SMC connections polled by the library.
     polled: AtomicUsize,
-    /// Number of sockets whose handshakes the waits for the set go on with.
+    /// Number of sockets whose handshakes are left to the waits for the set.
     undecided: AtomicUsize,
     /// The kernel's set has everything.
     native: AtomicBool,
     /// A thread polls the connections.
     busy: AtomicBool,
-    /// Number of threads that wait in the kernel for the set as it was without SMC connections.
+    /// Number of threads waiting in the kernel, begun while the set had no SMC connections.
     kernel_waits: AtomicUsize,
     sleeper: OnceLock<Sleeper>,
     /// The generation of the process (see `fork`) that has made it.
@@ -54,22 +59,23 @@ impl EpollSet {
         }
     }
 
-    /// Whether it belongs to an ancestor of this process.
+    /// Whether the set belongs to an ancestor of this process.
     pub(crate) fn is_inherited(&self) -> bool {
         self.generation != fork::generation()
     }
 
-    /// The connections that the library polls, locked.
+    /// The polled connections, locked.
     pub(crate) fn lock(&self) -> ForkMutexGuard<'_, EpollMembers> {
         self.members.lock()
     }
 
-    /// What threads sleep on that wait for this set, if one has.
+    /// The sleeper of threads waiting for this set, if one was made.
     pub(crate) fn known_sleeper(&self) -> Option<&Sleeper> {
         self.sleeper.get()
     }
 
-    /// What a thread sleeps on that waits for this set. `set`: the set's descriptor.
+    /// The sleeper of threads waiting for this set, made on the first call. `set`: the set's
+    /// descriptor.
     pub(crate) fn sleeper(&self, set: c_int) -> Result<&Sleeper, Errno> {
         if let Some(sleeper) = self.sleeper.get() {
             return Ok(sleeper);
@@ -80,14 +86,14 @@ impl EpollSet {
         self.sleeper.get().ok_or(Errno(libc::ENOMEM))
     }
 
-    /// Wakes the thread that waits, because the members have changed.
+    /// Wakes the waiting thread, because the members have changed.
     fn wake(&self) {
         if let Some(sleeper) = self.sleeper.get() {
             sleeper.watch.wake();
         }
     }
 
-    /// Adds a connection to those that the library polls. `false`: the kernel must poll it.
+    /// Adds a connection to the polled ones. `false`: the kernel must poll the connection.
     pub(crate) fn add(
         &self,
         set: c_int,
@@ -120,7 +126,7 @@ impl EpollSet {
         sleeper.watch.wake();
     }
 
-    /// Whether waits for the set go on with handshakes of sockets in it.
+    /// Whether waits for the set go on with handshakes of its sockets.
     pub(crate) fn can_go_on_with_handshakes(&self) -> bool {
         !self.is_native() && !self.is_inherited()
     }
@@ -136,7 +142,7 @@ impl EpollSet {
             return false;
         }
         let fd = registration.fd;
-        // Before the kernel can report it to another thread.
+        // Before the kernel can report the socket to another thread.
         self.lock().add(EpollMember::new(descriptor, registration, true));
         self.undecided.fetch_add(1, Ordering::SeqCst);
         let added = watch_handshake(set, libc::EPOLL_CTL_ADD, descriptor, registration);
@@ -169,7 +175,7 @@ impl EpollSet {
         let mut members = self.lock();
         let member = members.undecided(fd)?;
         if std::mem::replace(&mut member.has_room, true) {
-            // The next poll reports it.
+            // The next poll reports the room.
             return None;
         }
         let events = member.poll_undecided();
@@ -238,7 +244,7 @@ impl EpollSet {
         self.wake();
     }
 
-    /// Removes a connection. Returns its mask as it is now: an EPOLLONESHOT may have been used up.
+    /// Removes a connection. Returns the current mask: an EPOLLONESHOT may have been used up.
     pub(crate) fn remove(&self, fd: c_int) -> Option<u32> {
         let member = self.lock().remove(fd)?;
         if member.undecided {
@@ -260,18 +266,18 @@ impl EpollSet {
         Some(members.iter().map(|member| (member.fd, member.descriptor.clone())).collect())
     }
 
-    /// Whether the kernel's set has everything.
+    /// Whether the kernel's set has everything, for good.
     pub(crate) fn is_native(&self) -> bool {
         self.native.load(Ordering::SeqCst)
     }
 
-    /// Whether there are connections that the library polls.
+    /// Whether the library polls any connections.
     pub(crate) fn has_members(&self) -> bool {
         self.polled.load(Ordering::SeqCst) > 0
     }
 
-    /// Runs `wait`, which waits for the kernel's set, unless there are connections that the library
-    /// polls. If one comes meanwhile, [`EpollSet::add`] ends the wait.
+    /// Runs `wait` for the kernel's set, unless the library polls connections. If a connection
+    /// comes meanwhile, [`EpollSet::add`] ends the wait.
     pub(crate) fn without_members<T: Default, E>(
         &self,
         wait: impl FnOnce() -> Result<T, E>,
@@ -282,12 +288,12 @@ impl EpollSet {
         result
     }
 
-    /// Makes the caller the thread that polls the connections. `false`: another thread is.
+    /// Makes the caller the polling thread. `false`: another thread polls.
     pub(crate) fn start_polling(&self) -> bool {
         !self.busy.swap(true, Ordering::Acquire)
     }
 
-    /// Ends what [`EpollSet::start_polling`] has begun.
+    /// Undoes [`EpollSet::start_polling`].
     pub(crate) fn stop_polling(&self) {
         self.busy.store(false, Ordering::Release);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the library knows of a descriptor: the state of a TCP or SMC connection, or an epoll set,
-//! and where the connection is registered in epoll sets.
+//! The library's record of a descriptor: the state of a TCP or SMC connection, or an epoll set, and
+//! the connection's registrations in epoll sets.
 
 pub(crate) mod descriptors;
 pub(crate) mod epoll_members;

@@ -2,12 +2,11 @@
 //! A pair of Unix sockets in the place of a TCP connection.
 //!
 //! The program, or another process, has one end and uses it like any socket: the kernel carries out
-//! all calls, those that go around this library included. At the other end a thread of the
-//! connection's owner forwards the bytes (see `relay`).
+//! all calls, even calls around this library. At the other end a thread of the connection's owner
+//! forwards the bytes (see `relay`).
 //!
-//! The owner's end is bound to an abstract name that holds the addresses of the TCP connection. So
-//! each process that has this library and gets the program's end, by whatever way, can tell the
-//! program the names of its connection.
+//! The abstract name of the owner's end holds the addresses of the TCP connection. So any process
+//! with this library and the program's end can tell the program the names of its connection.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -53,7 +52,7 @@ impl SocketPair {
         let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
         let (owner_end, program_end) =
             rustix::net::socketpair(kind.0, kind.1, kind.2, None).ok()?;
-        // The byte that the relay leaves in its end (see `relay::owner_end`).
+        // The byte left in the relay's end by the relay (see `relay::owner_end`).
         rustix::net::send(&program_end, &[0], rustix::net::SendFlags::NOSIGNAL).ok()?;
         // The relay finds an urgent byte of the program by the mark.
         let _ = rustix::net::sockopt::set_socket_oobinline(&owner_end, true);
@@ -74,8 +73,8 @@ pub(crate) fn tcp_names(fd: c_int) -> Option<AddressPair> {
     Some((SocketAddr::try_from(local).ok()?, SocketAddr::try_from(peer).ok()?))
 }
 
-/// The addresses of the TCP connection in whose place the descriptor is; `None`: it is no end of a
-/// pair, or a process of another user has made the pair and may lie.
+/// The addresses of the TCP connection that the pair replaces; `None`: the descriptor is no end of
+/// a pair, or a process of another user has made the pair and may lie.
 pub(crate) fn names_of(fd: impl AsFd) -> Option<AddressPair> {
     let peer = rustix::net::getpeername(&fd).ok()??;
     let name = SocketAddrUnix::try_from(peer).ok()?;

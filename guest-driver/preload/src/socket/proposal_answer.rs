@@ -16,15 +16,15 @@ const HELD: u32 = 2;
 /// The thread takes the answer.
 const TAKEN: u32 = 3;
 
-/// How often the thread looks whether it may take an answer that is held.
+/// Pause of the thread between two checks whether the answer is still held.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How far the answer is.
+/// The progress of the answer.
 #[derive(Debug)]
 pub(crate) struct ProposalAnswer(AtomicU32);
 
 impl Default for ProposalAnswer {
-    /// The answer to a Proposal that is not sent yet.
+    /// The answer to a Proposal not sent yet.
     fn default() -> ProposalAnswer {
         ProposalAnswer(AtomicU32::new(NOT_AWAITED))
     }
@@ -40,7 +40,7 @@ impl ProposalAnswer {
         self.0.store(AWAITED, Ordering::Release);
     }
 
-    /// The thread of the handshake is about to take the answer. Waits while it is held.
+    /// The thread of the handshake is about to take the answer. Waits while the answer is held.
     pub(crate) fn take(&self) {
         loop {
             match self.0.load(Ordering::Acquire) {
@@ -62,7 +62,7 @@ impl ProposalAnswer {
         self.advance(HELD, AWAITED);
     }
 
-    /// Whether [`ProposalAnswer::hold`] holds it.
+    /// Whether [`ProposalAnswer::hold`] holds the answer.
     pub(crate) fn is_held(&self) -> bool {
         self.0.load(Ordering::Acquire) == HELD
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The registrations of a socket in epoll sets. They follow the socket's state: the kernel's set
-//! contains the TCP socket at first. During the handshake it has the library's mark there, and the
-//! program's waits for the set go on with the handshake. After it the set contains the SMC connection
-//! or the TCP socket.
+//! The registrations of a socket in epoll sets. Registrations follow the socket's state. At first
+//! the kernel's set contains the TCP socket. During the handshake the entry has event bits of the
+//! library, and the program's waits for the set go on with the handshake. After the handshake the
+//! set contains the SMC connection or the TCP socket.
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
@@ -93,8 +93,8 @@ fn insert_readiness_fd(
     EpollTarget::ReadinessFd(readiness_fd)
 }
 
-/// Removes a registration from where it is in the set. Returns its mask as it is now, if the library
-/// has kept it.
+/// Removes a registration from its place in the set. Returns the current mask, if kept by the
+/// library.
 pub(crate) fn remove(registration: &Registration) -> Option<u32> {
     match registration.target {
         EpollTarget::Nothing => {}
@@ -115,8 +115,8 @@ pub(crate) fn remove(registration: &Registration) -> Option<u32> {
     None
 }
 
-/// Makes the registrations follow the socket into another state. For [`SocketState::Smc`] it also
-/// stores the state; the caller stores any other.
+/// Makes the registrations follow the socket into another state. Also stores the state
+/// [`SocketState::Smc`]; the caller stores any other.
 pub(crate) fn follow(descriptor: &DescriptorRef, socket: &StreamSocket, state: SocketState) {
     if state == SocketState::Tcp && socket.registrations().is_empty() {
         return;
@@ -141,8 +141,8 @@ pub(crate) fn follow(descriptor: &DescriptorRef, socket: &StreamSocket, state: S
         // An EPOLLONESHOT may have been used up.
         registration.events = remove(registration).unwrap_or(registration.events);
         registration.target = EpollTarget::Nothing;
-        // For SMC the loop below enters them: `StreamSocket::smc` returns the stream only in that
-        // state.
+        // For SMC the loop below enters the registrations: `StreamSocket::smc` returns the stream
+        // only in the state `Smc`.
         registration.target = match state {
             SocketState::Smc => EpollTarget::Nothing,
             other => insert(descriptor, socket, registration, other),
@@ -171,7 +171,7 @@ pub(crate) fn is_in_a_set(socket: &StreamSocket) -> bool {
     socket.registrations().iter().any(|r| r.target == EpollTarget::Handshake)
 }
 
-/// Has the sets report again what the peer has sent already.
+/// Has the sets report again the bytes already sent by the peer.
 pub(crate) fn report_again(descriptor: &DescriptorRef, socket: &StreamSocket) {
     for r in socket.registrations().iter().filter(|r| r.target == EpollTarget::Handshake) {
         let _ = watch_handshake(r.set, libc::EPOLL_CTL_MOD, descriptor, r);
@@ -196,8 +196,9 @@ pub(crate) fn detach(socket: &StreamSocket) {
 }
 
 /// Moves the connection's registrations into the kernel's sets. `replace` makes each of the numbers
-/// the kernel's, and takes the connection's entry away. Meanwhile and afterwards nobody enters
-/// another one: `epoll_ctl` finds the entry gone, and the end of a handshake finds no registration.
+/// the kernel's, and takes the connection's entry away. Meanwhile and afterwards no thread adds a
+/// registration: `epoll_ctl` finds the entry gone, and the end of a handshake finds no
+/// registration.
 pub(crate) fn move_to_kernel(socket: &StreamSocket, fds: &[c_int], mut replace: impl FnMut(c_int)) {
     let mut registrations = socket.registrations();
     let mut members = std::mem::take(&mut *registrations);
@@ -212,8 +213,8 @@ pub(crate) fn move_to_kernel(socket: &StreamSocket, fds: &[c_int], mut replace: 
     }
 }
 
-/// What is in the epoll sets of this process for a file with this inode, as the kernel lists it: it
-/// knows which EPOLLONESHOT are used up.
+/// The entries of a file with this inode in the epoll sets of this process, as listed by the
+/// kernel: the kernel knows the used up EPOLLONESHOT.
 pub(crate) fn of_kernel(inode: u64) -> Vec<Registration> {
     let sets = (0..=DESCRIPTORS.highest()).filter(|set| epoll_set_of(*set).is_some());
     let listed = sets.map(|set| (set, std::fs::read_to_string(format!("/proc/self/fdinfo/{set}"))));
@@ -237,8 +238,8 @@ fn member(set: c_int, line: &str, inode: u64) -> Option<Registration> {
     is_it.then_some(Registration { set, fd, events, data, target: EpollTarget::Nothing })
 }
 
-/// Enters registrations of an SMC connection that has no others, behind `show`, from which on calls
-/// of other threads find it.
+/// Enters registrations of an SMC connection without others. From `show` on, calls of other threads
+/// find the connection.
 pub(crate) fn attach(
     descriptor: &DescriptorRef,
     socket: &StreamSocket,
@@ -253,8 +254,8 @@ pub(crate) fn attach(
     }
 }
 
-/// Removes the registrations of a socket whose last descriptor is being closed. The kernel removes
-/// its own.
+/// Removes the registrations of a socket whose last descriptor is being closed. The kernel would not
+/// remove its own as long as a handshake has a duplicate of the socket.
 pub(crate) fn close(socket: &StreamSocket) {
     let registrations = std::mem::take(&mut *socket.registrations());
     for registration in registrations
@@ -278,7 +279,7 @@ pub(crate) fn recheck(socket: &StreamSocket) {
     }
 }
 
-/// Removes all registrations in a set that is closed: another set may get its number.
+/// Removes all registrations in a closed set: another set may get its number.
 pub(crate) fn forget_set(set: c_int) {
     for fd in 0..=DESCRIPTORS.highest() {
         if let Some(descriptor) = DESCRIPTORS.get(fd)
@@ -289,8 +290,8 @@ pub(crate) fn forget_set(set: c_int) {
     }
 }
 
-/// A child of a fork waits for a set of its parent, which it shares with it. Its relays of the
-/// connections go into the kernel's set, as the sockets are in it on TCP.
+/// A child of a fork waits for a set shared with its parent. The child's relays of the connections
+/// go into the kernel's set, like the sockets of connections on TCP.
 #[cold]
 fn adopt(fd: c_int, set: &EpollSet) {
     for (member, descriptor) in set.make_native().unwrap_or_default() {
@@ -329,7 +330,7 @@ pub(crate) fn hand_to_kernel(fd: c_int) {
         let Some(known) = registrations.iter_mut().find(|r| r.set == fd && r.fd == member) else {
             continue;
         };
-        // The mask as it is now: an EPOLLONESHOT may have been used up.
+        // The current mask: an EPOLLONESHOT may have been used up.
         let was = known.target;
         known.events = remove(known).unwrap_or(known.events);
         known.target = match was {

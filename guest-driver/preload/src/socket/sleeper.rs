@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a thread sleeps on that waits for SMC connections and for descriptors of the kernel at
-//! once.
+//! The sleep of a thread waiting for SMC connections and for descriptors of the kernel at once.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,7 +10,8 @@ use guest_driver::interpose::Watch;
 use crate::config;
 use crate::sys::raw::{self, Errno, SysResult};
 
-/// What a thread sleeps on. A thread owns it for the time of a call, or an epoll set owns it.
+/// A watch and an epoll set for one sleeping thread. The owner is a thread, for the time of a call,
+/// or an epoll set of the program.
 #[derive(Debug)]
 pub(crate) struct Sleeper {
     pub(crate) watch: Watch,
@@ -20,7 +20,7 @@ pub(crate) struct Sleeper {
 }
 
 impl Sleeper {
-    /// A sleeper that wakes for nothing but its own eventfd yet.
+    /// A sleeper with only its own eventfd to wake it.
     pub(crate) fn new() -> std::io::Result<Sleeper> {
         let watch = Watch::new(config::get().map_or(Duration::ZERO, |config| config.spin))?;
         let outer = raw::epoll_create1(libc::EPOLL_CLOEXEC)
@@ -32,7 +32,7 @@ impl Sleeper {
         Ok(Sleeper { watch, outer })
     }
 
-    /// Its descriptors.
+    /// The descriptors of the sleeper.
     pub(crate) fn descriptors(&self) -> [c_int; 2] {
         [self.outer.as_raw_fd(), self.watch.notifier().as_raw_fd()]
     }
@@ -42,12 +42,12 @@ impl Sleeper {
         raw::epoll_ctl(self.outer.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, events, 0)
     }
 
-    /// As [`Sleeper::add`]; the set reports `data` for it.
+    /// Like [`Sleeper::add`]; the set reports `data` with the events.
     pub(crate) fn add_with(&self, fd: c_int, events: u32, data: u64) -> SysResult {
         raw::epoll_ctl(self.outer.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, events, data)
     }
 
-    /// Takes [`Sleeper::add`] back.
+    /// Undoes [`Sleeper::add`].
     pub(crate) fn remove(&self, fd: c_int) {
         let _ = raw::epoll_ctl(self.outer.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, 0, 0);
     }

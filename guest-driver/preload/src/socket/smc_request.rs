@@ -10,12 +10,11 @@ use smc_rendezvous::OptionRequest;
 pub(crate) struct SmcRequest {
     /// The server.
     pub(crate) server: SocketAddr,
-    /// What TCP option 254 asked. `None`: the server has declined several times in a row, so the
-    /// client does not ask.
+    /// The question of TCP option 254. `None`: the server has declined several times in a row, so
+    /// the client does not ask.
     pub(crate) asked: Option<OptionRequest>,
-    /// The settings list the server as one that speaks SMC.
+    /// The settings list the server as a speaker of SMC.
     pub(crate) listed: bool,
-    /// What TCP option 254 has answered, once TCP is connected: whether the server waits for a
-    /// message.
+    /// The answer of TCP option 254, once TCP is connected: whether the server waits for a message.
     pub(crate) awaited: Option<bool>,
 }

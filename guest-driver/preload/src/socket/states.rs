@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The states of a socket, as one table: what each event makes of each state, and what is to be done
-//! about it. Nothing here reads a descriptor, takes a lock or waits.
+//! The states of a socket, as one table: the next state for each state and event, and the actions
+//! of the transition. Nothing here reads a descriptor, takes a lock or waits.
 //!
 //! ```text
 //!     socket()                           accept()
@@ -24,15 +24,15 @@
 //! ```
 //!
 //! `Plain` moves Undecided to Tcp as well: a server sees at once that its client proposes nothing.
-//! `Reset` is a `Break` by the peer. `Postpone` moves Deciding back to Undecided: a call of the program
-//! was interrupted or must not wait, and nothing but the program can go on with the handshake.
+//! `Reset` is a `Break` by the peer. `Postpone` moves Deciding back to Undecided: a call of the
+//! program was interrupted or must not wait, and only the program can go on with the handshake.
 //!
 //! `Forbid` moves Unconnected, Undecided and Deciding to a state of the same kind whose name ends
 //! with `ForTcp`. From there on all goes the same way, but `Propose` is refused: a client proposes
 //! nothing, and a server declines.
 //!
-//! The whole table. `-`: nothing happens, and the one who brought the event learns that. A state in
-//! its own row: it stays, and the answer is yes.
+//! The whole table. `-`: nothing happens, and the caller gets `None`. A state in its own row: the
+//! state stays, without any action.
 //!
 //! | | Connect | Plain | Use | Forbid | Propose | Close | EndOnTcp | EndOnSmc | Break | Reset | Postpone | HandOver |
 //! |---|---|---|---|---|---|---|---|---|---|---|---|---|
@@ -48,12 +48,12 @@
 //! | Failed | - | - | - | - | - | - | - | - | - | - | - | - |
 //! | Relayed | - | - | - | - | - | - | - | - | - | - | - | Relayed |
 
-/// What carries a socket's connection, as the program's calls need to know it.
+/// The carrier of a socket's connection, as far as calls of the program need to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SocketState {
     /// The socket is not connected. The kernel carries out all calls.
     Unconnected,
-    /// TCP has connected it or is connecting it, and no thread has begun the handshake.
+    /// TCP has connected the socket or is connecting it, and no thread has begun the handshake.
     Undecided,
     /// A thread does the handshake.
     Deciding,
@@ -77,9 +77,9 @@ pub(crate) enum SocketStage {
     UnconnectedForTcp,
     /// Connected, or about to be; no thread has begun the handshake.
     Undecided,
-    /// As `Undecided`, and the connection stays on TCP.
+    /// Like `Undecided`, and the connection stays on TCP.
     UndecidedForTcp,
-    /// The handshake has begun, and has not come to the part that may end with SMC.
+    /// The handshake has begun, and may not end with SMC yet.
     Deciding,
     /// The handshake has begun, and must end with TCP.
     DecidingForTcp,
@@ -95,20 +95,20 @@ pub(crate) enum SocketStage {
     Relayed,
 }
 
-/// What happens to a socket.
+/// An event at a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SocketEvent {
     /// TCP has connected the socket, or is connecting it, and the client may propose SMC.
     Connect,
     /// The client of a connection does not propose SMC, and no handshake has begun.
     Plain,
-    /// A call needs to know what carries the connection.
+    /// A call needs to know the carrier of the connection.
     Use,
-    /// The connection has to stay on TCP: it goes where only the kernel can serve it.
+    /// The connection has to stay on TCP, where only the kernel can serve it.
     Forbid,
-    /// The handshake comes to the part that may end with SMC.
+    /// The handshake may end with SMC from now on.
     Propose,
-    /// The program has closed a server's connection, whose client waits for an answer.
+    /// The program has closed a server's connection while the client waits for an answer.
     Close,
     /// The handshake has ended with TCP.
     EndOnTcp,
@@ -118,29 +118,29 @@ pub(crate) enum SocketEvent {
     Break,
     /// The peer has reset TCP during the handshake.
     Reset,
-    /// The handshake waits until the next call uses the connection.
+    /// The handshake waits until the next call on the connection.
     Postpone,
     /// Another process carries the connection from now on.
     HandOver,
 }
 
-/// What is to be done about an event. The order in a transition is the order in which it is done.
+/// An action of a transition. The order of actions in a transition is the order of execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SocketAction {
     /// Stores the new state: from here on, calls of the program see it.
     Store,
     /// Begins the handshake.
     StartHandshake,
-    /// Undoes what `connect` has changed of TCP's acknowledgements.
+    /// Undoes the changes of `connect` to TCP's acknowledgements.
     RestoreAcks,
-    /// Sends what the program has written by now.
+    /// Sends the bytes written by the program so far.
     SendEarly,
     /// Keeps the error for a call of the program.
     KeepError,
     /// Disconnects the TCP socket.
     Disconnect,
-    /// Makes the registrations in epoll sets those of the new state. For SMC they need the new
-    /// state, so it is stored in between.
+    /// Changes the registrations in epoll sets for the new state. Registrations on SMC need the
+    /// stored state, so the state is stored meanwhile.
     MoveRegistrations,
     /// Wakes the threads that wait for the decision.
     Wake,
@@ -148,12 +148,12 @@ pub(crate) enum SocketAction {
     RemoveEntry,
 }
 
-/// What an event makes of a state.
+/// The transition of an event in a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SocketTransition {
     /// The new state.
     pub(crate) to: SocketStage,
-    /// What is to be done.
+    /// The actions, in the order of execution.
     pub(crate) actions: &'static [SocketAction],
 }
 
@@ -205,7 +205,7 @@ pub(crate) const fn next(stage: SocketStage, event: SocketEvent) -> Option<Socke
 }
 
 impl SocketStage {
-    /// All rows, in the order of their numbers.
+    /// Each row, in the order of the numbers.
     const ALL: [SocketStage; 11] = [
         SocketStage::Unconnected,
         SocketStage::UnconnectedForTcp,
@@ -239,7 +239,7 @@ impl SocketStage {
         }
     }
 
-    /// What the program's calls need to know of it.
+    /// The state for the program's calls.
     pub(crate) const fn state(self) -> SocketState {
         match self {
             SocketStage::Unconnected | SocketStage::UnconnectedForTcp => SocketState::Unconnected,
@@ -307,7 +307,7 @@ mod tests {
         }
     }
 
-    /// Each pair of a state and an event that does something.
+    /// Each pair of a state and an event with a transition.
     fn transitions() -> impl Iterator<Item = (SocketStage, SocketEvent, SocketTransition)> {
         let pairs = SocketStage::ALL.into_iter().flat_map(|s| EVENTS.map(|event| (s, event)));
         pairs.filter_map(|(stage, event)| Some((stage, event, next(stage, event)?)))
@@ -331,7 +331,7 @@ mod tests {
                 || stage.state() == SocketState::Deciding && to.state() == SocketState::Undecided;
             assert_eq!(at(SocketAction::Wake).is_some(), decided, "{stage:?} {event:?}");
             assert!(!decided || at(SocketAction::Wake) > at(SocketAction::Store));
-            // What the program wrote goes out before it can write more.
+            // The bytes written so far go out before the program can write more.
             assert!(at(SocketAction::SendEarly) < at(SocketAction::Store) || !decided);
             assert!(at(SocketAction::MoveRegistrations) < at(SocketAction::Store) || !decided);
             // The kernel must have all before the library forgets the socket.

@@ -33,21 +33,21 @@ use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
 /// A stream socket.
 #[derive(Debug)]
 pub(crate) struct StreamSocket {
-    /// The state, and who waits for the decision between SMC and TCP.
+    /// The state, and the threads waiting for the decision between SMC and TCP.
     pub(crate) decision: Decision,
-    /// The process that the connection belongs to.
+    /// The process that owns the connection.
     pub(crate) owner: SocketOwner,
-    /// The end of the connection, with what is known of that end only.
+    /// The client's or the server's side of the connection.
     pub(crate) side: Side,
     /// The state of a connection that is not decided.
     pub(crate) undecided: HandshakeState,
-    /// The options that the program has set.
+    /// The options set by the program.
     pub(crate) options: SocketOptions,
     /// The SMC connection.
     stream: OnceLock<SmcStream>,
     /// The end of the connection, as far as the program knows it.
     pub(crate) end: ConnectionEnd,
-    /// A connection that another process carries.
+    /// The state of a connection carried by another process.
     pub(crate) relayed: RelayState,
     /// Registrations in epoll sets.
     registrations: ForkMutex<Vec<Registration>>,
@@ -68,7 +68,7 @@ impl StreamSocket {
         StreamSocket::new(SocketState::Undecided, Side::Server(server), nonblocking, none)
     }
 
-    /// A connection that another process carries.
+    /// A connection carried by another process.
     pub(crate) fn relayed(role: SocketRole, relayed: RelayState) -> StreamSocket {
         StreamSocket::new(SocketState::Relayed, Side::new(role), false, relayed)
     }
@@ -100,13 +100,13 @@ impl StreamSocket {
         self.stage().state()
     }
 
-    /// Which end of the connection it is.
+    /// Whether the program is the client or the server.
     #[inline]
     pub(crate) fn role(&self) -> SocketRole {
         self.side.role()
     }
 
-    /// The SMC connection, if it is one of this process.
+    /// The SMC connection, if it belongs to this process.
     #[inline]
     pub(crate) fn smc(&self) -> Option<&SmcStream> {
         (self.decision.is_smc() && !self.owner.is_inherited()).then(|| self.stream.get()).flatten()
@@ -126,7 +126,7 @@ impl StreamSocket {
         }
     }
 
-    /// The readiness that the program's poll shows.
+    /// The readiness for the program's poll.
     pub(crate) fn readiness(&self, stream: &SmcStream, urgent: bool) -> Readiness {
         let mut readiness = self.end.shown(stream.readiness(urgent));
         let low_water = self.options.low_water();
@@ -141,9 +141,9 @@ impl StreamSocket {
         self.registrations.lock()
     }
 
-    /// Keeps bytes of a call that must not wait for the handshake, as TCP keeps what it cannot send
-    /// yet, and at most `limit` bytes. Returns how many there was room for, with `all` none unless
-    /// there is room for all; `None`: the connection is decided. `urgent`: the last one is.
+    /// Keeps bytes of a call that must not wait for the handshake, as TCP keeps bytes, and at most
+    /// `limit` bytes in all. Returns the number of kept bytes, with `all` 0 unless there is room
+    /// for all; `None`: the connection is decided. `urgent`: the last byte is urgent.
     pub(crate) fn keep_early(
         &self,
         bufs: &[IoSlice<'_>],
@@ -154,7 +154,7 @@ impl StreamSocket {
         let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
         match self.state() {
             SocketState::Deciding => {}
-            // Nobody will read them: see `ConnectionEnd::begin_write_after_close`.
+            // No peer will read the bytes: see `ConnectionEnd::begin_write_after_close`.
             SocketState::Failed => return Some(wanted),
             _ => return None,
         }
@@ -165,14 +165,14 @@ impl StreamSocket {
         Some(kept.unwrap_or(0))
     }
 
-    /// Whether a client that is not decided may write all the same.
+    /// Whether a client may write before the decision.
     pub(crate) fn is_writable_early(&self) -> bool {
         self.role() == SocketRole::Client && !self.undecided.is_early_full()
     }
 
-    /// Whether the handshake must come to its end although the program has closed the connection: a
-    /// client that has announced a Proposal would see a reset instead of an end of data, and bytes
-    /// that the program has written would be lost. So it must if a relay waits for it.
+    /// Whether the handshake must come to its end although the program has closed the connection. A
+    /// client with an announced Proposal would see a reset instead of an end of data, and bytes
+    /// written by the program would be lost. A waiting relay needs the end of the handshake, too.
     pub(crate) fn must_finish(&self) -> bool {
         matches!(self.state(), SocketState::Undecided | SocketState::Deciding)
             && (self.undecided.has_offers()
@@ -181,14 +181,14 @@ impl StreamSocket {
                     && !self.owner.may_be_shared())
     }
 
-    /// The library's descriptors for this socket, of which nobody else knows.
+    /// The library's own descriptors for this socket.
     pub(crate) fn own_descriptors(&self) -> impl Iterator<Item = c_int> {
         let copy = Some(self.undecided.copy()).filter(|copy| *copy >= 0 && self.uses_copy());
         self.decision.descriptors().chain(copy)
     }
 
-    /// The duplicate of a connection that SMC carries or may carry. `connect` has one before it
-    /// begins. Only the first call returns it.
+    /// The duplicate of a connection with present or possible SMC. `connect` makes one before it
+    /// begins. Only the first call returns the duplicate.
     pub(crate) fn take_copy(&self) -> Option<c_int> {
         let copy = self.undecided.take_copy();
         (self.uses_copy() && copy >= 0).then_some(copy)
@@ -199,8 +199,7 @@ impl StreamSocket {
         matches!(self.state(), S::Unconnected | S::Undecided | S::Deciding | S::Smc)
     }
 
-    /// Stores that another process carries the connection. `tcp_fd`: the TCP socket, which this
-    /// takes over.
+    /// Stores that another process carries the connection. Takes over the TCP socket `tcp_fd`.
     pub(crate) fn set_relayed(&self, tcp_fd: c_int) {
         self.relayed.set_tcp_fd(tcp_fd);
         self.decision.store(SocketEvent::HandOver);
@@ -211,14 +210,14 @@ impl StreamSocket {
         self.relayed.tcp_fd().filter(|_| self.state() == SocketState::Relayed)
     }
 
-    /// The temporary relay of a relayed connection, if its relay is one of this process and is
-    /// taken back.
+    /// The temporary relay of a relayed connection, if this process has the relay and will take it
+    /// back.
     pub(crate) fn temporary_relay(&self) -> Option<&Arc<TemporaryRelay>> {
         let has_one = self.state() == SocketState::Relayed && !self.owner.is_inherited();
         has_one.then(|| self.relayed.temporary_relay()).flatten()
     }
 
-    /// Whether the connection is one of an ancestor, which has not been asked to carry it.
+    /// Whether the connection belongs to an ancestor not asked to carry it yet.
     pub(crate) fn awaits_owner(&self) -> bool {
         self.state() == SocketState::Relayed && !self.relayed.is_owner_requested()
     }
@@ -229,7 +228,7 @@ impl Drop for StreamSocket {
         if self.owner.is_inherited()
             && let Some(stream) = self.stream.take()
         {
-            // The connection is the parent's. Dropping it here would close it there.
+            // The connection is the parent's. A drop here would close it in the parent, too.
             std::mem::forget(stream);
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The table of the descriptors that this library knows.
+//! The table of the descriptors known to this library.
 
 use std::ffi::c_int;
 
@@ -8,7 +8,7 @@ use crate::socket::stream::StreamSocket;
 use crate::sys::fork_lock::ForkLock;
 use crate::sys::table::{FdTable, FdTableRef};
 
-/// What the library knows of a descriptor.
+/// An entry of the table.
 #[derive(Debug)]
 pub(crate) enum Descriptor {
     /// A stream socket.
@@ -17,19 +17,19 @@ pub(crate) enum Descriptor {
     Set(EpollSet),
 }
 
-/// A counted reference to what the library knows of a descriptor.
+/// A counted reference to an entry of the table.
 pub(crate) type DescriptorRef = FdTableRef<Descriptor>;
 
-/// The descriptors that this library knows.
+/// The descriptors known to this library.
 pub(crate) static DESCRIPTORS: FdTable<Descriptor> = FdTable::new();
 
-/// Held while a number of a connection changes what it is, and while the program closes a number of
-/// a connection that a relay may replace: otherwise the relay could bring back a number that the
-/// program has just closed. A process holds it while it forks.
+/// Held while a number of a connection changes its file, and while the program closes a number that
+/// a relay may replace: otherwise the relay could bring back a number just closed by the program. A
+/// process holds the lock during a fork.
 pub(crate) static NUMBERS: ForkLock = ForkLock::new();
 
 impl Descriptor {
-    /// The stream socket, if it is one.
+    /// The stream socket, if the entry is one.
     #[inline]
     pub(crate) fn stream(&self) -> Option<&StreamSocket> {
         match self {
@@ -38,7 +38,7 @@ impl Descriptor {
         }
     }
 
-    /// The epoll set, if it is one.
+    /// The epoll set, if the entry is one.
     pub(crate) fn set(&self) -> Option<&EpollSet> {
         match self {
             Descriptor::Set(set) => Some(set),

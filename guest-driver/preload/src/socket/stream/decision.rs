@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The state of a socket as one word, and the threads that wait until it is decided.
+//! The state of a socket as one word, and the threads waiting for its decision.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,7 +14,7 @@ use crate::socket::pair::high;
 use crate::socket::states::{self, SocketEvent, SocketStage, SocketState, SocketTransition};
 use crate::sys::raw::Errno;
 
-/// The state of a socket, and who waits for the decision between SMC and TCP.
+/// The state of a socket, and the threads waiting for the decision between SMC and TCP.
 #[derive(Debug)]
 pub(crate) struct Decision {
     /// The number of a [`SocketStage`].
@@ -26,7 +26,7 @@ pub(crate) struct Decision {
 }
 
 impl Decision {
-    /// A socket that begins in this state.
+    /// A socket in this first state.
     pub(super) const fn new(state: SocketState) -> Decision {
         Decision {
             stage: AtomicU32::new(SocketStage::first(state) as u32),
@@ -49,8 +49,8 @@ impl Decision {
         self.stage.load(Ordering::Acquire) == SocketStage::Smc as u32
     }
 
-    /// Stores what an event makes of the state. Returns what is to be done; `None`: nothing happens,
-    /// as the table of states says, or another thread was faster.
+    /// Applies an event to the state. Returns the transition; `None`: nothing happens, by the table
+    /// of states or because another thread was faster.
     pub(crate) fn store(&self, event: SocketEvent) -> Option<SocketTransition> {
         let mut now = self.stage.load(Ordering::Acquire);
         loop {
@@ -70,15 +70,15 @@ impl Decision {
         self.store(SocketEvent::Propose).is_some()
     }
 
-    /// Makes the connection stay on TCP. `false`: it is too late for that.
+    /// Makes the connection stay on TCP. `false`: too late.
     pub(crate) fn forbid_proposal(&self) -> bool {
         self.store(SocketEvent::Forbid).is_some()
     }
 
-    /// Wakes the threads that wait.
+    /// Wakes the waiting threads.
     pub(crate) fn wake(&self) {
-        // A thread counts itself before it compares the stage: either this sees it, or it sees the
-        // new stage.
+        // A waiting thread counts itself before it compares the stage: either the counter is seen
+        // here, or the thread sees the new stage.
         fence(Ordering::SeqCst);
         if self.pipe.get().is_none() && self.waiters.load(Ordering::SeqCst) == 0 {
             return;
@@ -89,11 +89,11 @@ impl Decision {
         }
     }
 
-    /// Sleeps until the handshake is complete, but not longer than `timeout`. The caller looks at the
-    /// state again, whatever ended the sleep.
+    /// Sleeps until the handshake is complete, but not longer than `timeout`. The caller checks the
+    /// state again after any end of the sleep.
     ///
     /// # Errors
-    /// EINTR, and what else futex(2) returns.
+    /// EINTR, and other errors of futex(2).
     pub(crate) fn wait(&self, timeout: Duration) -> Result<(), Errno> {
         let timeout = timeout.min(Duration::from_secs(3600));
         let now = self.stage.load(Ordering::Acquire);

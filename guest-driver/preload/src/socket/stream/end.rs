@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The end of a connection as the program's calls have reported it: each error once, as TCP does.
+//! The end of a connection as reported by the program's calls: each error once, as TCP does.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -8,23 +8,23 @@ use guest_driver::{Readiness, SmcStream};
 
 use crate::sys::raw::{Errno, SysResult};
 
-/// The end of a connection, as far as the program knows it.
+/// The end of a connection, as far as known to the program.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionEnd {
-    /// The error of a failed handshake. A call of the program takes it.
+    /// The error of a failed handshake, for one call of the program.
     error: AtomicI32,
     /// The program has ended its own direction.
     write_shut: AtomicBool,
-    /// A write went to a peer that has closed.
+    /// A write went to a closed peer.
     wrote_after_close: AtomicBool,
-    /// A call has reported the EPIPE that comes of such a write.
+    /// A call has reported the EPIPE of such a write.
     epipe_reported: AtomicBool,
-    /// A call has reported that the connection was reset.
+    /// A call has reported the reset of the connection.
     reset_reported: AtomicBool,
 }
 
 impl ConnectionEnd {
-    /// Takes the error of a failed handshake; 0: there is none, or a call has taken it.
+    /// Takes the error of a failed handshake; 0: no error, or taken already.
     pub(crate) fn take_error(&self) -> c_int {
         self.error.swap(0, Ordering::Relaxed)
     }
@@ -40,7 +40,7 @@ impl ConnectionEnd {
         self.write_shut.load(Ordering::Relaxed)
     }
 
-    /// Stores that the program has ended its own direction.
+    /// Stores the end of the program's own direction.
     pub(crate) fn set_write_shut(&self) {
         self.write_shut.store(true, Ordering::Relaxed);
     }
@@ -50,30 +50,30 @@ impl ConnectionEnd {
         self.reset_reported.load(Ordering::Relaxed)
     }
 
-    /// Whether a write went to a peer that has closed, which ends the connection.
+    /// Whether a write to a closed peer has ended the connection.
     pub(crate) fn has_written_after_close(&self) -> bool {
         self.wrote_after_close.load(Ordering::Relaxed)
     }
 
-    /// Whether a write to a peer that has closed would be the first one, which TCP accepts.
+    /// Whether the next write to a closed peer would be the first one, which TCP accepts.
     pub(crate) fn may_write_after_close(&self) -> bool {
         !self.is_write_shut() && !self.is_reset_reported() && !self.has_written_after_close()
     }
 
-    /// As [`ConnectionEnd::may_write_after_close`], for a call that writes: only the first one may.
+    /// Like [`ConnectionEnd::may_write_after_close`], for a writing call: only the first one may.
     pub(crate) fn begin_write_after_close(&self) -> bool {
         !self.is_write_shut()
             && !self.is_reset_reported()
             && !self.wrote_after_close.swap(true, Ordering::Relaxed)
     }
 
-    /// Takes the error that comes of a write to a peer that has closed; 0: there is none.
+    /// Takes the error after a write to a closed peer; 0: no error.
     pub(crate) fn take_epipe(&self) -> c_int {
         let wrote = self.has_written_after_close();
         if wrote && !self.epipe_reported.swap(true, Ordering::Relaxed) { libc::EPIPE } else { 0 }
     }
 
-    /// The error that SO_ERROR shows of a connection that was reset, once.
+    /// The error of a reset connection for SO_ERROR, once.
     pub(crate) fn take_reset(&self, stream: &SmcStream) -> c_int {
         let error = stream.take_error().ok().flatten().map(Errno::from);
         if !stream.readiness(false).failed || self.reset_reported.swap(true, Ordering::Relaxed) {
@@ -82,8 +82,8 @@ impl ConnectionEnd {
         pending_error(stream, error.unwrap_or(Errno(libc::ECONNRESET))).0
     }
 
-    /// The result of a read that failed. A peer that ends its direction and then resets the
-    /// connection has ended it, as far as TCP's readers know.
+    /// The result of a failed read. If the peer has ended its direction before the reset, TCP's
+    /// readers see an end of data.
     pub(crate) fn read_failed(&self, stream: &SmcStream, error: Errno) -> SysResult {
         match pending_error(stream, error) {
             Errno(libc::EPIPE) => Ok(0),
@@ -91,8 +91,7 @@ impl ConnectionEnd {
         }
     }
 
-    /// The error of a write that failed. After a reset that was reported, writes fail as on a closed
-    /// connection.
+    /// The error of a failed write. After a reported reset, writes fail as on a closed connection.
     pub(crate) fn write_failed(&self, stream: &SmcStream, error: Errno) -> Errno {
         let error = pending_error(stream, error);
         if error == Errno(libc::EPIPE) {
@@ -102,7 +101,7 @@ impl ConnectionEnd {
         self.report_once(error).err().unwrap_or(Errno(libc::EPIPE))
     }
 
-    /// The result of a call that found the connection reset: only the first one reports that. Later
+    /// The result of a call on a reset connection: only the first call reports the reset. Later
     /// reads find an end of data.
     fn report_once(&self, error: Errno) -> SysResult {
         if is_reset(error) && self.reset_reported.swap(true, Ordering::Relaxed) {
@@ -111,10 +110,10 @@ impl ConnectionEnd {
         Err(error)
     }
 
-    /// The readiness of a connection that the program's poll shows.
+    /// The readiness of a connection for the program's poll.
     pub(super) fn shown(&self, mut readiness: Readiness) -> Readiness {
-        // POLLHUP means that both directions have ended. A peer that has closed has ended only its
-        // own, as far as TCP knows.
+        // POLLHUP means the end of both directions. For TCP a closed peer has ended only its own
+        // direction.
         let both = readiness.read_closed && self.is_write_shut();
         readiness.hang_up &= readiness.failed || both;
         if readiness.failed && self.is_reset_reported() {
@@ -132,8 +131,7 @@ fn is_reset(error: Errno) -> bool {
     matches!(error, Errno(libc::ECONNRESET | libc::ECONNABORTED))
 }
 
-/// The error that a reset leaves: for a writer whose peer had ended its direction before, that is
-/// EPIPE.
+/// The error after a reset: EPIPE for a writer whose peer had ended its direction before.
 fn pending_error(stream: &SmcStream, error: Errno) -> Errno {
     match is_reset(error) && stream.peer_has_ended() == Some(true) {
         true => Errno(libc::EPIPE),

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The process that a connection belongs to.
+//! The process that owns a connection.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::fork;
 
-/// The process that a connection belongs to, and whether others may have it.
+/// The process that owns a connection, and whether others may have the connection.
 #[derive(Debug)]
 pub(crate) struct SocketOwner {
     /// The generation of the process (see `fork`).
     generation: AtomicU32,
     /// The number of [`fork::children`] when the socket was made.
     children_before: u32,
-    /// Another program has made the socket, and may have it still.
+    /// Another program has made the socket, and may still have a descriptor.
     is_handed_on: AtomicBool,
 }
 
@@ -42,7 +42,7 @@ impl SocketOwner {
         self.generation.load(Ordering::Relaxed) != fork::generation()
     }
 
-    /// Makes the connection one of this process, which begins the handshake.
+    /// Gives the connection to this process, which begins the handshake.
     pub(crate) fn adopt(&self) {
         self.generation.store(fork::generation(), Ordering::Relaxed);
     }

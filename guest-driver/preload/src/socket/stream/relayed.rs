@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A connection that another process carries, whose descriptor is a Unix socket (see `relay`).
+//! A connection carried by another process. Its descriptor is a Unix socket (see `relay`).
 
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
@@ -15,27 +15,28 @@ use crate::sys::own_numbers;
 /// Ticks per second of the times in `/proc` (USER_HZ).
 const TICKS: u64 = 100;
 
-/// A relay that is there because other processes may use the connection, and for nothing
-/// else. It is taken back when they have closed it or have ended (see `relay::take_back`). All the
-/// program's descriptors of the connection have the same temporary relay.
+/// A relay needed only as long as other processes may use the connection. The library takes the
+/// relay back when the other processes have closed the connection or have ended (see
+/// `relay::take_back`). All the program's descriptors of the connection have the same temporary
+/// relay.
 #[derive(Debug)]
 pub(crate) struct TemporaryRelay {
     /// The inode of the program's end of the pair.
     pub(crate) inode: u64,
-    /// When the relay began: ticks since the machine was started. A process that inherits the end
+    /// Start of the relay: ticks since the machine was started. Any process with an inherited end
     /// is younger.
     pub(crate) begun: u64,
     /// No other process had the end when [`fork::children`] returned this number less one; 0:
-    /// others may have it.
+    /// others may have the end.
     alone: AtomicU64,
     /// A thread tries to take the relay back, or has done so.
     being_taken: AtomicBool,
-    /// Somebody uses the descriptor in a way that only the kernel can carry out.
+    /// The descriptor is in a use that only the kernel can carry out.
     kept: AtomicBool,
 }
 
 impl TemporaryRelay {
-    /// A temporary relay of the end of a pair; `None`: the kernel does not tell its inode or the
+    /// A temporary relay of the end of a pair; `None`: the kernel does not tell the inode or the
     /// time.
     pub(crate) fn new(program_end: &OwnedFd) -> Option<Arc<TemporaryRelay>> {
         let now = u64::try_from(ism_sys::read_clock(ClockId::Boottime).tv_sec).ok()?;
@@ -59,7 +60,7 @@ impl TemporaryRelay {
         self.alone.store(0, Ordering::SeqCst);
     }
 
-    /// Whether no other process had the end when somebody looked. There may be a new child since:
+    /// Whether no other process had the end at the last look. There may be a new child since:
     /// [`TemporaryRelay::is_still_alone`].
     pub(crate) fn was_alone(&self) -> bool {
         self.alone.load(Ordering::Relaxed) != 0
@@ -70,8 +71,8 @@ impl TemporaryRelay {
         self.alone.load(Ordering::SeqCst) == u64::from(fork::children()) + 1
     }
 
-    /// From now on [`TemporaryRelay::is_being_taken`] returns `true` to whoever gets a reference to
-    /// the socket.
+    /// From now on [`TemporaryRelay::is_being_taken`] returns `true` to any thread with a new
+    /// reference to the socket.
     pub(crate) fn begin_taking(&self) {
         self.being_taken.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -82,35 +83,35 @@ impl TemporaryRelay {
         self.being_taken.store(false, Ordering::SeqCst);
     }
 
-    /// Whether a thread takes the relay back. If not, no thread does as long as the caller has its
+    /// Whether a thread takes the relay back. If not, no thread will while the caller has its
     /// reference to the socket.
     pub(crate) fn is_being_taken(&self) -> bool {
         fence(Ordering::SeqCst);
         self.being_taken.load(Ordering::SeqCst)
     }
 
-    /// From now on it is no temporary relay: the relay stays.
+    /// From now on the relay is not temporary, but stays.
     pub(crate) fn keep(&self) {
         self.kept.store(true, Ordering::SeqCst);
     }
 }
 
-/// The library's knowledge of a connection that another process carries.
+/// The library's record of a connection carried by another process.
 #[derive(Debug)]
 pub(crate) struct RelayState {
-    /// The TCP socket, which provides names and options; -1: none.
+    /// The TCP socket, for names and options; -1: none.
     tcp_fd: AtomicI32,
-    /// Whether the owner was asked to carry the connection, or there is none that could be asked.
+    /// Whether the owner was asked to carry the connection, or no owner can be asked.
     owner_requested: AtomicBool,
-    /// The addresses of a connection that has no TCP socket in this process.
+    /// The addresses of a connection without a TCP socket in this process.
     names: Option<AddressPair>,
-    /// The relay is one of this process, and is taken back.
+    /// This process has the relay and will take it back.
     temporary: Option<Arc<TemporaryRelay>>,
 }
 
 impl RelayState {
-    /// A connection that no process carries yet, or whose owner must be asked. `tcp_fd`: its TCP
-    /// socket, which this takes over; -1: none.
+    /// A connection not carried by any process yet, or whose owner must be asked. Takes over the
+    /// TCP socket `tcp_fd`; -1: none.
     pub(crate) fn new(tcp_fd: c_int) -> RelayState {
         let owner_requested = AtomicBool::new(false);
         let tcp = AtomicI32::new(-1);
@@ -119,7 +120,7 @@ impl RelayState {
         relayed
     }
 
-    /// A connection that this process carries. `tcp_fd` as for [`RelayState::new`].
+    /// A connection carried by this process. `tcp_fd` as for [`RelayState::new`].
     pub(crate) fn served(tcp_fd: c_int, temporary: Option<Arc<TemporaryRelay>>) -> RelayState {
         let mut relayed = RelayState::new(tcp_fd);
         relayed.temporary = temporary;
@@ -127,13 +128,13 @@ impl RelayState {
         relayed
     }
 
-    /// A connection of a process that this one cannot ask.
+    /// A connection carried by a process that this one cannot ask.
     pub(crate) const fn named(names: AddressPair) -> RelayState {
         let (tcp_fd, owner_requested) = (AtomicI32::new(-1), AtomicBool::new(true));
         RelayState { tcp_fd, owner_requested, names: Some(names), temporary: None }
     }
 
-    /// Stores the TCP socket, which this takes over.
+    /// Stores the TCP socket, and takes it over.
     pub(super) fn set_tcp_fd(&self, tcp_fd: c_int) {
         if tcp_fd >= 0 {
             own_numbers::enter(tcp_fd);
@@ -147,12 +148,12 @@ impl RelayState {
         own_numbers::contains(fd).then_some(fd)
     }
 
-    /// The addresses of a connection that has no TCP socket in this process.
+    /// The addresses of a connection without a TCP socket in this process.
     pub(crate) fn names(&self) -> Option<&AddressPair> {
         self.names.as_ref()
     }
 
-    /// The temporary relay that the relay is.
+    /// The relay, if still temporary.
     pub(super) fn temporary_relay(&self) -> Option<&Arc<TemporaryRelay>> {
         self.temporary.as_ref().filter(|temporary| !temporary.kept.load(Ordering::SeqCst))
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The end of a connection that a socket is, and what the library knows of that end only.
+//! The two sides of a connection, with the library's knowledge of each.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,42 +18,42 @@ pub(crate) enum SocketRole {
     Client,
 }
 
-/// The end of the connection that a socket is.
+/// The side of the connection.
 #[derive(Debug)]
 pub(crate) enum Side {
     /// `accept` made the socket.
     Server(ServerSide),
-    /// `socket` made it.
+    /// `socket` made the socket.
     Client(ClientSide),
 }
 
-/// The library's knowledge of a connection that was accepted.
+/// The library's record of an accepted connection.
 #[derive(Debug, Default)]
 pub(crate) struct ServerSide {
-    /// The address at which the client has reached the listener, if it is known.
+    /// The address of the listener as reached by the client, if known.
     pub(crate) listener: Option<SocketAddr>,
     /// The client has announced a Proposal, by TCP option 254.
     pub(crate) announced: bool,
-    /// How long the server waits for the client's first bytes before it takes it for one without
-    /// SMC.
+    /// How long the server waits for the client's first bytes. After this time the server takes the
+    /// client for one without SMC.
     pub(crate) detect_timeout: Duration,
     /// A call has postponed the handshake.
     postponed: AtomicBool,
 }
 
-/// The library's knowledge of a connection that the program makes.
+/// The library's record of a connection made by the program.
 #[derive(Debug, Default)]
 pub(crate) struct ClientSide {
-    /// How the client asks its server for SMC; `None`: it does not, or has not connected.
+    /// The client's question for SMC; `None`: no question, or not connected.
     request: ForkMutex<Option<SmcRequest>>,
-    /// How far the server's answer to the Proposal is.
+    /// The progress of the server's answer to the Proposal.
     pub(crate) answer: ProposalAnswer,
     /// The program has asked for the name of its socket.
     name_known: AtomicBool,
 }
 
 impl Side {
-    /// A side of which nothing is known.
+    /// A new side; nothing is known yet.
     pub(super) fn new(role: SocketRole) -> Side {
         match role {
             SocketRole::Server => Side::Server(ServerSide::default()),
@@ -61,7 +61,7 @@ impl Side {
         }
     }
 
-    /// Which end of the connection it is.
+    /// Whether this side is the client or the server.
     #[inline]
     pub(crate) fn role(&self) -> SocketRole {
         match self {
@@ -93,7 +93,7 @@ impl Side {
         *self.client()?.lock_request()
     }
 
-    /// Whether both ends know by TCP option 254 that the client proposes SMC.
+    /// Whether both ends know by TCP option 254 of the client's coming Proposal.
     pub(crate) fn is_announced(&self) -> bool {
         match self {
             Side::Server(server) => server.announced,
@@ -101,7 +101,7 @@ impl Side {
         }
     }
 
-    /// Whether the kernel carries out all calls until the program uses the connection: the client of
+    /// Whether the kernel carries out all calls until the next use of the connection: the client of
     /// this server has announced nothing, or an earlier call has postponed the handshake.
     pub(crate) fn is_plain_if_silent(&self) -> bool {
         self.server().is_some_and(|server| {
@@ -122,7 +122,7 @@ impl Side {
 }
 
 impl ServerSide {
-    /// A connection that was accepted.
+    /// An accepted connection.
     pub(crate) fn new(
         listener: Option<SocketAddr>,
         announced: bool,
@@ -143,7 +143,7 @@ impl ClientSide {
         self.request.lock()
     }
 
-    /// Stores the server's answer to TCP option 254: whether it waits for a message.
+    /// Stores the server's answer to TCP option 254: whether the server waits for a message.
     pub(crate) fn set_awaited(&self, awaited: bool) {
         if let Some(request) = &mut *self.lock_request() {
             request.awaited = Some(awaited);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The state of a connection that no handshake has decided, and the bytes that the program writes
-//! before one has.
+//! The state of an undecided connection, and the bytes written by the program before the decision.
 
 use std::ffi::c_int;
 use std::io::IoSlice;
@@ -10,29 +9,30 @@ use guest_driver::interpose::ByteQueue;
 
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
 
-/// Bytes that [`HandshakeState::keep`] keeps whatever the program has set.
+/// [`HandshakeState::keep`] keeps so many bytes with any setting of the program.
 const MIN_EARLY: usize = 8 << 10;
 
-/// The state of a connection that is not decided.
+/// The state of an undecided connection.
 #[derive(Debug)]
 pub(crate) struct HandshakeState {
-    /// The number of the handshake in the list of those that wait; 0: none.
+    /// The number of the handshake in the list of waiting handshakes; 0: none.
     pending: AtomicU64,
-    /// Bytes that the program has written.
+    /// Bytes written by the program.
     early: ForkMutex<ByteQueue>,
-    /// There was no room for more of them. Apart from the lock, which the registrations may not
-    /// take: whoever decides the connection takes it before theirs.
+    /// There was no room for more bytes. A word outside the lock, because the registrations may not
+    /// take the lock: the thread deciding the connection takes it before the lock of the
+    /// registrations.
     early_full: AtomicBool,
     /// The library's duplicate of the TCP socket, for the handshake; -1: none.
     copy: AtomicI32,
-    /// Number of relays that may come to serve the connection.
+    /// Number of relays about to serve the connection.
     offers: AtomicU32,
-    /// Whether the program has called to write, or waits until it can.
+    /// Whether the program has called to write, or waits for room to write.
     wants_to_write: AtomicBool,
 }
 
 impl HandshakeState {
-    /// A connection on which nothing has happened.
+    /// A connection without any event yet.
     pub(super) fn new() -> HandshakeState {
         HandshakeState {
             pending: AtomicU64::new(0),
@@ -44,18 +44,19 @@ impl HandshakeState {
         }
     }
 
-    /// The number of the handshake in the list of those that wait; 0: none.
+    /// The number of the handshake in the list of waiting handshakes; 0: none.
     pub(crate) fn pending(&self) -> u64 {
         self.pending.load(Ordering::Relaxed)
     }
 
-    /// Stores the number of the handshake in the list of those that wait.
+    /// Stores the number of the handshake in the list of waiting handshakes.
     pub(crate) fn set_pending(&self, number: u64) {
         self.pending.store(number, Ordering::Relaxed);
     }
 
-    /// Keeps bytes of a call, at most `limit` bytes in all. Returns how many there was room for;
-    /// `None`: there is no room, or with `all` not enough for all. `urgent`: the last one is.
+    /// Keeps bytes of a call, at most `limit` bytes in all. Returns the number of bytes kept;
+    /// `None`: there is no room, or with `all` not enough for all. `urgent`: the last byte is
+    /// urgent.
     pub(super) fn keep(
         &self,
         early: &mut ByteQueue,
@@ -77,17 +78,17 @@ impl HandshakeState {
         Some(kept)
     }
 
-    /// Whether the program has written bytes that are not sent yet.
+    /// Whether the program has written bytes not sent yet.
     pub(crate) fn has_early(&self) -> bool {
         !self.early.lock().is_empty()
     }
 
-    /// Whether there was no room for all that the program has written.
+    /// Whether there was no room for some of the program's bytes.
     pub(super) fn is_early_full(&self) -> bool {
         self.early_full.load(Ordering::Relaxed)
     }
 
-    /// The bytes that the program has written, locked. Whoever decides the connection sends them
+    /// The bytes written by the program, locked. The thread deciding the connection sends the bytes
     /// before it stores the state and releases the lock, so no write of the program comes between.
     pub(crate) fn early(&self) -> ForkMutexGuard<'_, ByteQueue> {
         self.early.lock()
@@ -103,12 +104,12 @@ impl HandshakeState {
         self.copy.store(copy, Ordering::Relaxed);
     }
 
-    /// The number of the duplicate, for the first call; -1: there is none, or a call has taken it.
+    /// The number of the duplicate, for the first call; -1: none, or taken already.
     pub(super) fn take_copy(&self) -> c_int {
         self.copy.swap(-1, Ordering::Relaxed)
     }
 
-    /// Whether the program has called to write, or waits until it can.
+    /// Whether the program has called to write, or waits for room to write.
     pub(crate) fn wants_to_write(&self) -> bool {
         self.wants_to_write.load(Ordering::Relaxed)
     }
@@ -118,8 +119,8 @@ impl HandshakeState {
         self.wants_to_write.store(true, Ordering::Relaxed);
     }
 
-    /// Counts a relay that may come to serve the connection: it must live on when the program has
-    /// closed its last descriptor.
+    /// Counts a relay about to serve the connection: the connection must live on after the program
+    /// has closed its last descriptor.
     pub(crate) fn add_offer(&self) {
         self.offers.fetch_add(1, Ordering::SeqCst);
     }
@@ -129,7 +130,7 @@ impl HandshakeState {
         self.offers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether a relay may come to serve the connection.
+    /// Whether a relay is about to serve the connection.
     pub(crate) fn has_offers(&self) -> bool {
         self.offers.load(Ordering::SeqCst) > 0
     }
