@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The clock of this library. A program may have another one: libfaketime replaces libc's functions,
-//! and its clock may stand still. So the library has functions of these names for itself, which
-//! nobody else can link: `std` calls them. They ask libc's function by its address in libc, where no
-//! other library stands before it, and the kernel until the address is known.
+//! The clock of this library. A program may have another clock: libfaketime replaces libc's functions,
+//! and its clock may stand still. So the library has private functions of these names for `std`,
+//! invisible to other objects. The functions call libc's function by its address in libc, past any
+//! replacement in other libraries. Until the address is known, the functions call the kernel.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -27,7 +27,7 @@ macro_rules! jump {
     };
 }
 
-/// Defines functions that other libraries do not see.
+/// Defines functions invisible to other libraries.
 macro_rules! hidden {
     ($($name:literal is $function:ident;)*) => {
         $(std::arch::global_asm!(
@@ -49,7 +49,7 @@ hidden! {
     "clock_nanosleep" is sleep_on_clock;
 }
 
-/// libc's own `clock_gettime`, which needs no system call; null until it is known.
+/// libc's own `clock_gettime`, without a system call; null until the address is known.
 static OF_LIBC: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Finds libc's own clock among the objects behind this library.
@@ -75,7 +75,7 @@ unsafe extern "C" fn read_clock(clock: clockid_t, time: *mut timespec) -> c_int 
     unsafe { function(clock, time) }
 }
 
-/// `clock_nanosleep`, which returns its error.
+/// `clock_nanosleep`. Returns the error.
 unsafe extern "C" fn sleep_on_clock(
     clock: clockid_t,
     flags: c_int,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Objects that the dynamic linker has loaded, and the functions that they export. Of an object only
-//! what the ELF specification calls its dynamic section is read, which stays mapped as long as the
-//! object is loaded.
+//! Objects loaded by the dynamic linker, and their exported functions. Reads the dynamic section and
+//! the program headers of an object (ELF specification), mapped as long as the object is loaded.
 
 use std::ffi::{CStr, c_int, c_long, c_void};
 
@@ -9,7 +8,7 @@ use libc::Elf64_Sym;
 
 use super::raw;
 
-/// `struct link_map`, as far as it is public.
+/// The public fields of `struct link_map`.
 #[repr(C)]
 struct LinkMap {
     base: usize,
@@ -35,7 +34,7 @@ const DT_SONAME: i64 = 14;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const DT_VERSYM: i64 = 0x6fff_fff0;
 
-/// A bit of a symbol's version: only those find it who name the version.
+/// A bit of a symbol's version: the symbol is found only by name and version.
 const HIDDEN: u16 = 1 << 15;
 
 const STT_FUNC: u8 = 2;
@@ -54,7 +53,7 @@ unsafe extern "C" {
     fn dlinfo(handle: *mut c_void, request: c_int, answer: *mut c_void) -> c_int;
 }
 
-/// An object that is loaded and is not unloaded while the value is in use.
+/// A loaded object, not unloaded while the value is in use.
 pub(crate) struct LoadedObject {
     map: &'static LinkMap,
     symbols: *const Elf64_Sym,
@@ -66,8 +65,8 @@ pub(crate) struct LoadedObject {
     versions: *const u16,
 }
 
-// SAFETY: what the addresses lead to does not change, but for addresses of symbols, each of which is
-// one word.
+// SAFETY: the memory behind the addresses does not change, except for addresses of symbols, one word
+// each.
 unsafe impl Send for LoadedObject {}
 
 /// A namespace of the dynamic linker.
@@ -75,7 +74,7 @@ unsafe impl Send for LoadedObject {}
 pub(crate) struct NamespaceId(pub(crate) c_long);
 
 impl NamespaceId {
-    /// That of a handle of `dlmopen`.
+    /// The namespace of a handle of `dlmopen`.
     ///
     /// # Safety
     /// The handle is valid.
@@ -115,9 +114,9 @@ impl GnuHash {
 }
 
 impl LoadedObject {
-    /// The object that an address is in.
+    /// The object around an address.
     pub(crate) fn containing(address: *const c_void) -> Option<LoadedObject> {
-        // SAFETY: all zeros are a value of it.
+        // SAFETY: an all-zero value is valid.
         let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
         let mut map = std::ptr::null();
         // SAFETY: both are valid until the call returns, and any address may be asked for.
@@ -169,12 +168,12 @@ impl LoadedObject {
         (complete && !found.hash.is_null()).then_some(found)
     }
 
-    /// The addresses from the beginning of its first segment to the end of its last one. The linker has
-    /// taken them as a whole.
+    /// The addresses from the beginning of the object's first segment to the end of the last segment.
+    /// The linker has reserved them as a whole.
     pub(crate) fn addresses(&self) -> std::ops::Range<usize> {
         let base = self.map.base;
         // SAFETY: a shared library begins with its header, and the linker has mapped the headers of its
-        // segments with it.
+        // segments together with the header.
         let segments = unsafe {
             let header = &*(base as *const libc::Elf64_Ehdr);
             let first = (base + header.e_phoff as usize) as *const libc::Elf64_Phdr;
@@ -185,18 +184,18 @@ impl LoadedObject {
         base..base + end.unwrap_or(0).next_multiple_of(rustix::param::page_size())
     }
 
-    /// An address of the dynamic section. The linker has relocated it if it may write there.
+    /// An address of the dynamic section, relocated already if the linker may write there.
     fn address(&self, value: usize) -> usize {
         if value < self.map.base { value.wrapping_add(self.map.base) } else { value }
     }
 
-    /// The objects that were loaded after this one, in the same namespace. A name that several
-    /// objects export is that of the first.
+    /// The objects loaded after this object, in the same namespace. A name exported by several objects
+    /// is the first object's.
     pub(crate) fn successors(&self) -> impl Iterator<Item = LoadedObject> + use<> {
         self.all_successors().flatten()
     }
 
-    /// As [`LoadedObject::successors`], with `None` for each object whose tables are of other kinds.
+    /// Variant of [`LoadedObject::successors`], with `None` for each object with other kinds of tables.
     pub(crate) fn all_successors(&self) -> impl Iterator<Item = Option<LoadedObject>> + use<> {
         let mut next = self.map.next;
         std::iter::from_fn(move || {
@@ -208,10 +207,10 @@ impl LoadedObject {
         .map(|map| LoadedObject::new(map))
     }
 
-    /// Number of objects in its namespace.
+    /// Number of objects in the namespace of this object.
     pub(crate) fn neighbours(&self) -> usize {
         extern "C" fn count(_: *mut libc::dl_phdr_info, _: usize, answer: *mut c_void) -> c_int {
-            // SAFETY: what `neighbours` passes.
+            // SAFETY: `neighbours` passes this type.
             let (map, number) = unsafe { &mut *answer.cast::<(&'static LinkMap, usize)>() };
             let mut first = *map;
             // SAFETY: null, or the description of the object before.
@@ -223,25 +222,25 @@ impl LoadedObject {
             *number = std::iter::successors(Some(first), after).count();
             1
         }
-        // The linker changes no list of objects while it calls this.
+        // The linker changes no list of objects during the callback.
         let mut answer = (self.map, 0);
         // SAFETY: the answer is valid until the call returns.
         unsafe { libc::dl_iterate_phdr(Some(count), (&raw mut answer).cast()) };
         answer.1
     }
 
-    /// The name by which others need it (DT_SONAME).
+    /// The name of the object in other objects (DT_SONAME).
     pub(crate) fn soname(&self) -> Option<&'static CStr> {
         self.soname.map(|at| self.string(at))
     }
 
     fn string(&self, at: usize) -> &'static CStr {
-        // SAFETY: an offset of the object's own table of strings, each of which ends with a zero.
+        // SAFETY: an offset of the object's own table of strings, each with a zero at the end.
         unsafe { CStr::from_ptr(self.strings.add(at)) }
     }
 
     fn gnu_hash(&self) -> GnuHash {
-        // SAFETY: the table begins with four numbers, and says itself how long its parts are.
+        // SAFETY: the table begins with four numbers, including the lengths of its parts.
         unsafe {
             let [buckets, first, words, filter_shift] =
                 [0, 1, 2, 3].map(|i| self.hash.add(i).read());
@@ -270,7 +269,7 @@ impl LoadedObject {
         })
     }
 
-    /// The functions that it exports, and their addresses.
+    /// The exported functions, and their addresses.
     pub(crate) fn functions(&self) -> impl Iterator<Item = (&'static CStr, usize)> + '_ {
         let begins = self.gnu_hash().buckets.iter().filter(|begin| **begin != 0);
         let symbols = begins.flat_map(|begin| self.chain(*begin)).map(|(_, symbol)| symbol);
@@ -298,7 +297,7 @@ impl LoadedObject {
         })
     }
 
-    /// What whoever names no version finds by a name in this object.
+    /// The symbol found by a name without a version in this object.
     pub(crate) fn find(&self, name: &CStr) -> SymbolResult {
         let is_found = |symbol: &&Elf64_Sym| {
             // SAFETY: the symbol is an entry of the object's table of symbols.
@@ -320,8 +319,8 @@ impl LoadedObject {
         self.map.base.wrapping_add(symbol.st_value as usize)
     }
 
-    /// Changes the addresses that the dynamic linker finds for functions of this object, from now
-    /// on. What is bound already stays as it is. `false`: the kernel forbids it.
+    /// Changes the addresses found by the dynamic linker for functions of this object, from now on.
+    /// Existing bindings stay as they are. `false`: the kernel forbids the change.
     pub(crate) fn set_addresses(&self, changes: &[(ExportedFunction, usize)]) -> bool {
         let at = |(function, _): &(ExportedFunction, usize)| function.symbol as usize;
         let Some(first) = changes.iter().map(at).min() else { return true };
@@ -336,7 +335,7 @@ impl LoadedObject {
         }
         let protect = |protection: c_int| {
             let args = [first, end - first, protection as usize, 0, 0, 0];
-            // SAFETY: whole pages that contain symbols and names, which nobody else writes.
+            // SAFETY: whole pages of symbols and names, without other writers.
             unsafe { raw::call(libc::SYS_mprotect, args) }.is_ok()
         };
         if !protect(libc::PROT_READ | libc::PROT_WRITE) {
@@ -354,20 +353,19 @@ impl LoadedObject {
     }
 }
 
-/// What an object has by a name.
+/// Result of a look-up of a name in an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SymbolResult {
     /// A function, at this address.
     Function(usize),
-    /// Something else, as a function that is chosen by the processor (STT_GNU_IFUNC).
+    /// Anything else, such as a function chosen by the processor (STT_GNU_IFUNC).
     Other,
-    /// Nothing.
+    /// No symbol of this name.
     Absent,
 }
 
-/// A function that an object exports.
+/// An exported function of an object.
 pub(crate) struct ExportedFunction {
-    /// Its address.
     pub(crate) address: usize,
     symbol: *mut Elf64_Sym,
 }

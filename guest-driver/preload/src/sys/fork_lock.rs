@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Locks that a process may hold while it forks.
+//! Locks for a process that forks while one of its threads holds them.
 //!
-//! The child of a fork has a copy of each lock as it was, and none of the threads that might release
-//! it. There are two ways out. The thread that forks takes a lock before, and both processes release
-//! it after ([`ForkLock::acquire_before_fork`]). Or the child takes a lock away from a thread that
-//! it does not have: the lock's word says in which process it was taken. What the lock protects may
-//! be half changed then, so the child begins with an empty value.
+//! The child of a fork has a copy of each lock's state, and none of the threads to release the lock.
+//! There are two ways out. Either the forking thread takes the lock before the fork, and both processes
+//! release the lock afterwards ([`ForkLock::acquire_before_fork`]). Or the child takes the lock away
+//! from a missing thread: the lock's word names the process of the owner. The protected value may be
+//! half changed then, so the child begins with an empty value.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -18,16 +18,16 @@ const FREE: u32 = 0;
 const HELD: u32 = 1;
 /// Held, and other threads wait.
 const CONTENDED: u32 = 2;
-/// The bits of a word that say in which process the lock was taken.
+/// The bits of a word with the process of the owner.
 const PROCESS: u32 = !3;
 
-/// Number of the process among its ancestors, as the locks count them, times four.
+/// Number of the process among its ancestors, in the locks' words, times four.
 static OWN: AtomicU32 = AtomicU32::new(4);
 
-/// Pause between two looks at a lock.
+/// Pause between two checks of a lock.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Begins to take locks away that were held when the parent forked; runs in the child.
+/// Lets this child of a fork take away locks held at the time of the fork.
 pub(crate) fn in_child() {
     OWN.store(OWN.load(Ordering::Relaxed).wrapping_add(4), Ordering::Relaxed);
 }
@@ -41,8 +41,8 @@ impl Word {
         Word(AtomicU32::new(FREE))
     }
 
-    /// Takes the lock; waits for it if another thread has it. `true`: it was taken away from a
-    /// thread of a parent.
+    /// Takes the lock; waits while another thread has the lock. `true`: taken away from a thread of a
+    /// parent.
     #[inline]
     fn acquire(&self) -> bool {
         let own = OWN.load(Ordering::Relaxed);
@@ -67,13 +67,13 @@ impl Word {
             let marked = now == ours
                 || self.0.compare_exchange(now, ours, Ordering::Relaxed, Ordering::Relaxed).is_ok();
             if marked {
-                // Whatever ends the sleep, the loop looks again.
+                // After any end of the sleep, the loop checks again.
                 let _ = futex::wait(&self.0, futex::Flags::PRIVATE, ours, None);
             }
         }
     }
 
-    /// Waits until nobody has the lock, but not longer than `limit`. `false`: somebody still has it.
+    /// Waits until the lock is free, at most for `limit`. `false`: the lock is still held.
     fn comes_free(&self, limit: Duration) -> bool {
         let begun = Instant::now();
         while self.0.load(Ordering::Relaxed) & !PROCESS != FREE {
@@ -106,20 +106,20 @@ impl ForkLock {
         ForkLock(Word::new())
     }
 
-    /// Takes the lock; waits for it if another thread has it.
+    /// Takes the lock; waits while another thread has the lock.
     pub(crate) fn lock(&'static self) -> ForkLockGuard {
         self.lock_or_take().0
     }
 
-    /// As [`ForkLock::lock`]. `true`: a thread of the parent had it when the parent forked, and what
-    /// it protects may be half changed.
+    /// Variant of [`ForkLock::lock`]. `true`: a thread of the parent had the lock at the fork, and the
+    /// protected data may be half changed.
     pub(crate) fn lock_or_take(&'static self) -> (ForkLockGuard, bool) {
         let taken_away = self.0.acquire();
         (ForkLockGuard(self), taken_away)
     }
 
-    /// Whether nobody has the lock, or will not have it within `limit`. A handler of a signal that
-    /// has interrupted the thread that has the lock would wait for it for ever.
+    /// Whether the lock is free, or comes free within `limit`. A signal handler interrupting the lock's
+    /// owner would wait for ever.
     pub(crate) fn comes_free(&self, limit: Duration) -> bool {
         self.0.comes_free(limit)
     }
@@ -141,7 +141,7 @@ impl Drop for ForkLockGuard {
     }
 }
 
-/// A mutex that a thread may hold while another one forks.
+/// A mutex for a process that may fork in another thread while the lock is held.
 #[derive(Debug)]
 pub(crate) struct ForkMutex<T> {
     word: Word,
@@ -151,7 +151,7 @@ pub(crate) struct ForkMutex<T> {
 // SAFETY: only the thread that has the lock reaches the value.
 unsafe impl<T: Send> Sync for ForkMutex<T> {}
 
-/// Access to the value of a [`ForkMutex`]; releases it when it is dropped.
+/// Access to the value of a [`ForkMutex`]; releases the lock when dropped.
 #[derive(Debug)]
 pub(crate) struct ForkMutexGuard<'a, T>(&'a ForkMutex<T>);
 
@@ -167,19 +167,19 @@ impl<T: Default> ForkMutex<T> {
         ForkMutex { word: Word::new(), value: UnsafeCell::new(value) }
     }
 
-    /// Takes the lock; waits for it if another thread has it. A lock that was held when the parent
-    /// forked has the default value.
+    /// Takes the lock; waits while another thread has the lock. A lock held by the parent at the fork
+    /// has the default value.
     #[inline]
     pub(crate) fn lock(&self) -> ForkMutexGuard<'_, T> {
         if self.word.acquire() {
-            // SAFETY: this thread has the lock. The old value may be half changed, so it is not
+            // SAFETY: this thread has the lock. The old value may be half changed, so the value is not
             // dropped.
             unsafe { self.value.get().write(T::default()) };
         }
         ForkMutexGuard(self)
     }
 
-    /// As [`ForkLock::comes_free`].
+    /// Same meaning as [`ForkLock::comes_free`].
     pub(crate) fn comes_free(&self, limit: Duration) -> bool {
         self.word.comes_free(limit)
     }
@@ -249,7 +249,7 @@ mod tests {
     fn a_lock_of_a_thread_that_the_child_does_not_have_is_taken_away() {
         let mutex = ForkMutex::new(vec![1, 2, 3]);
         assert_eq!(*mutex.lock(), [1, 2, 3]);
-        // As another process has left it.
+        // A state left by another process.
         mutex.word.0.store((OWN.load(Ordering::Relaxed) + 400) | CONTENDED, Ordering::Relaxed);
         assert!(mutex.lock().is_empty());
         mutex.lock().push(7);

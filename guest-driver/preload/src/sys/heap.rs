@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The library's own heap, so that the program's heap stays as it would be without the library. The
-//! end of the heap decides how often some programs ask the kernel for memory and return it. And the
-//! program's allocator may open files or map memory, which would call the hooks.
+//! The library's own heap: the program's heap stays the same as without the library. The end of the
+//! heap decides how often some programs ask the kernel for memory and return memory. And the program's
+//! allocator may open files or map memory, and so call the hooks.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
@@ -15,13 +15,13 @@ use rustix::mm::{MremapFlags, mremap, munmap};
 
 use super::fork_lock::{ForkLock, ForkLockGuard};
 
-/// An allocator whose lock a process can hold while it forks.
+/// An allocator with a lock for the time of a fork.
 pub(crate) struct Heap {
     memory: UnsafeCell<Dlmalloc<Pages>>,
 }
 
 static LOCK: ForkLock = ForkLock::new();
-/// The heap of this process is another one than that of its parent, whose memory is never given back.
+/// Whether this process has another heap than its parent. Memory of the parent's heap is never freed.
 static BEGUN_ANEW: AtomicBool = AtomicBool::new(false);
 
 // SAFETY: only the thread that has the lock reaches the memory.
@@ -36,7 +36,8 @@ impl Heap {
     fn lock(&self) -> ForkLockGuard {
         let (held, taken_away) = LOCK.lock_or_take();
         if taken_away {
-            // SAFETY: the lock is held. The old heap may be half changed, so it is not dropped.
+            // SAFETY: the lock is held. The old heap may be half changed, so the old heap is not
+            // dropped.
             unsafe { self.memory.get().write(Dlmalloc::new_with_allocator(Pages)) };
             BEGUN_ANEW.store(true, Ordering::Relaxed);
         }
@@ -44,31 +45,31 @@ impl Heap {
     }
 }
 
-/// The memory of the heap, and of those that were the parent's.
+/// The memory of the heap, and of the heaps of parents.
 static RANGES: OwnMemory<512> = OwnMemory::new();
 
-/// The memory of the heap, as it is now or was a moment ago.
+/// The memory of the heap, now or a moment ago.
 pub(crate) fn ranges() -> Vec<Range<usize>> {
     let mut ranges = Vec::with_capacity(512);
     ranges.extend(RANGES.iter());
     ranges
 }
 
-/// Bytes that the heap has where the kernel gives the process no more memory (RLIMIT_AS, RLIMIT_DATA):
-/// the program's sockets need some, on TCP, too.
+/// Size of the heap's reserve for the case of RLIMIT_AS or RLIMIT_DATA: the program's sockets need some
+/// memory, on TCP, too.
 const RESERVE: usize = 1 << 20;
 
-/// The reserve. Its pages are part of the library's file, and are nobody's until they are used.
+/// The reserve. Its pages are part of the library's file, and cost no memory until used.
 #[repr(align(4096))]
 struct Reserve(UnsafeCell<[u8; RESERVE]>);
 
-// SAFETY: the heap hands out each byte once, and is locked whenever it does.
+// SAFETY: the heap hands out each byte once, with the lock held.
 unsafe impl Sync for Reserve {}
 
 static LAST: Reserve = Reserve(UnsafeCell::new([0; RESERVE]));
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Memory of the reserve; null if that is used up.
+/// Memory of the reserve; null if the reserve is used up.
 fn reserved(size: usize) -> *mut u8 {
     let used = USED.load(Ordering::Relaxed);
     match used.checked_add(size).filter(|used| *used <= RESERVE) {
@@ -80,20 +81,20 @@ fn reserved(size: usize) -> *mut u8 {
     }
 }
 
-/// Whether the reserve has some of this memory. It takes nothing back.
+/// Whether any of this memory is part of the reserve. The reserve takes nothing back.
 fn is_reserved(at: *mut u8, len: usize) -> bool {
     let begin = LAST.0.get() as usize;
     (at as usize) < begin + RESERVE && at as usize + len > begin
 }
 
-/// The kernel's pages, which the heap grows by. The heap is locked whenever it calls this.
+/// The kernel's pages, for the growth of the heap. The heap calls this with the lock held.
 struct Pages;
 
 fn range(at: *mut u8, len: usize) -> Range<usize> {
     at as usize..at as usize + len
 }
 
-// SAFETY: the kernel gives whole pages of zeros, which are nobody else's until they are given back.
+// SAFETY: the kernel gives whole pages of zeros to the heap alone, until they are given back.
 unsafe impl Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         match map_memory(size) {
@@ -110,7 +111,7 @@ unsafe impl Allocator for Pages {
             return std::ptr::null_mut();
         }
         let flags = if can_move { MremapFlags::MAYMOVE } else { MremapFlags::empty() };
-        // SAFETY: the memory is the heap's, and the heap uses the address that this returns.
+        // SAFETY: the memory is the heap's, and the heap uses the returned address.
         match unsafe { mremap(at.cast(), old, new, flags) } {
             Ok(moved) => {
                 RANGES.remove(range(at, old));
@@ -130,7 +131,7 @@ unsafe impl Allocator for Pages {
             return false;
         }
         RANGES.remove(range(at, size));
-        // SAFETY: the memory is the heap's, and the heap uses it no more.
+        // SAFETY: the memory is the heap's, and no longer in use.
         let freed = unsafe { munmap(at.cast(), size) }.is_ok();
         if !freed {
             RANGES.add_beside(range(at, size));
@@ -151,13 +152,13 @@ unsafe impl Allocator for Pages {
     }
 }
 
-/// Keeps the heap as it is while the process forks. The thread that forks allocates nothing until
+/// Keeps the heap unchanged while the process forks. The forking thread allocates nothing until
 /// [`after_fork`].
 pub(crate) fn before_fork() {
     LOCK.acquire_before_fork();
 }
 
-/// Whether the process can fork within `limit`, as [`ForkLock::comes_free`].
+/// Whether the process can fork within `limit`, in the sense of [`ForkLock::comes_free`].
 pub(crate) fn comes_free(limit: Duration) -> bool {
     LOCK.comes_free(limit)
 }
@@ -167,7 +168,7 @@ pub(crate) fn after_fork() {
     LOCK.release_after_fork();
 }
 
-// SAFETY: as dlmalloc's own global allocator, with another lock.
+// SAFETY: like dlmalloc's own global allocator, with another lock.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _held = self.lock();
@@ -192,8 +193,8 @@ unsafe impl GlobalAlloc for Heap {
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let _held = self.lock();
-        // SAFETY: the lock is held; the caller has the memory from this heap, or from an older one,
-        // where it stays as it is.
+        // SAFETY: the lock is held; the caller has the memory from this heap, or from an older heap,
+        // never to be changed again.
         unsafe {
             let memory = &mut *self.memory.get();
             if !BEGUN_ANEW.load(Ordering::Relaxed) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Numbers of descriptors that the library's own code makes by libc's functions.
+//! Numbers of descriptors made by the library's own code with libc's functions.
 //!
-//! The code of a device duplicates descriptors, and makes pairs of sockets, at places that cannot
-//! name a lowest number. Its calls go through the hooks, as those of the program do.
+//! The code of a device duplicates descriptors, and makes pairs of sockets, without a way to name a
+//! lowest number. These calls go through the hooks, like the program's calls.
 //!
-//! Some numbers are entered in a list. Calls of the program that close them fail, as on numbers that
-//! are not open, and calls that close a range leave them out.
+//! Some numbers are entered in a list. The program's calls to close an entered number fail, as on
+//! closed numbers, and calls to close a range leave the entered numbers open.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -62,7 +62,7 @@ fn place(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
     Some((ENTERED.get(fd / 64)?, 1 << (fd % 64)))
 }
 
-/// Enters a descriptor. It is closed by [`close`].
+/// Enters a descriptor, to be closed by [`close`].
 pub(crate) fn enter(fd: c_int) {
     if let Some((word, bit)) = place(fd) {
         word.fetch_or(bit, Ordering::Relaxed);
@@ -75,14 +75,14 @@ pub(crate) fn contains(fd: c_int) -> bool {
     place(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
 
-/// The program has taken a number for another file. `true`: it was entered.
+/// Removes a number taken by the program for another file. `true`: the number was entered.
 #[inline]
 pub(crate) fn forget(fd: c_int) -> bool {
     contains(fd)
         && place(fd).is_some_and(|(word, bit)| word.fetch_and(!bit, Ordering::Relaxed) & bit != 0)
 }
 
-/// The process has closed all descriptors but some that are not entered.
+/// Removes all numbers, after the process has closed all descriptors except some not entered.
 pub(crate) fn forget_all() {
     for fd in entered() {
         forget(fd);
@@ -115,7 +115,7 @@ mod tests {
         all.into_iter().for_each(enter);
         assert_eq!(entered().filter(|fd| *fd >= 900_000).collect::<Vec<_>>(), all);
         assert!(forget(900_063) && !forget(900_063));
-        // Nothing is open there.
+        // No descriptor is open there.
         close(900_000);
         assert_eq!(entered().filter(|fd| *fd >= 900_000).collect::<Vec<_>>(), [900_064]);
     }

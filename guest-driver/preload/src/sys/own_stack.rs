@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Stacks of the library, for work that takes much of one: a handshake. A thread of the program may
-//! have no more than PTHREAD_STACK_MIN, and a coroutine less.
+//! Stacks of the library, for work with a large need of stack: a handshake. A thread of the program may
+//! have only PTHREAD_STACK_MIN, and a coroutine less. The rest of a stack other than the thread's is
+//! unknown: so the work never begins on the caller's stack.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -10,20 +11,20 @@ use ism_sys::own_memory;
 
 use super::fork_lock::ForkMutex;
 
-/// Bytes of a stack: a handshake may open the device. Those that are not used cost no memory.
+/// Bytes of a stack: a handshake may open the device. Unused bytes cost no memory.
 const SIZE: usize = super::STACK;
-/// Bytes below it that nobody may touch.
+/// Inaccessible bytes below the stack.
 const GUARD: usize = 64 << 10;
 
-/// Stacks that no thread uses.
+/// Stacks without threads.
 static FREE: ForkMutex<Vec<Stack>> = ForkMutex::new(Vec::new());
-/// So many are kept.
+/// Maximum number of unused stacks.
 const KEPT: usize = 1;
 
 /// Memory for a stack, with the guard below it.
 struct Stack(NonNull<libc::c_void>);
 
-// SAFETY: the memory belongs to whoever has the value.
+// SAFETY: the memory belongs to the owner of the value.
 unsafe impl Send for Stack {}
 
 impl Stack {
@@ -31,11 +32,11 @@ impl Stack {
         let base = own_memory::map_stack(GUARD + SIZE).ok()?;
         own_memory::note_own_memory(base as usize, GUARD + SIZE);
         let stack = Stack(NonNull::new(base)?);
-        // SAFETY: a part of this value's mapping, which nobody uses.
+        // SAFETY: an unused part of this value's mapping.
         (unsafe { libc::mprotect(base, GUARD, libc::PROT_NONE) } == 0).then_some(stack)
     }
 
-    /// The end of the memory, where a stack begins. It is a multiple of the size of a page.
+    /// The end of the memory, where a stack begins. A multiple of the page size.
     fn top(&self) -> *mut libc::c_void {
         self.0.as_ptr().wrapping_byte_add(GUARD + SIZE)
     }
@@ -44,7 +45,7 @@ impl Stack {
 impl Drop for Stack {
     fn drop(&mut self) {
         own_memory::forget_own_memory(self.0.as_ptr() as usize, GUARD + SIZE);
-        // SAFETY: the mapping is this value's, and no thread runs on it.
+        // SAFETY: the mapping is this value's, and no thread runs on the stack.
         unsafe { libc::munmap(self.0.as_ptr(), GUARD + SIZE) };
     }
 }
@@ -57,7 +58,7 @@ union Slot<F, T> {
 
 /// Does the work of a slot. A panic ends the process, as it does in an exported function.
 extern "C" fn run<F: FnOnce() -> T, T>(slot: *mut Slot<F, T>) {
-    // SAFETY: `on_own_stack` has put the work there, and takes the result.
+    // SAFETY: `OwnStack::run` has put the work there, and takes the result.
     unsafe {
         let work = ManuallyDrop::take(&mut (*slot).work);
         (*slot).result = ManuallyDrop::new(work());
@@ -92,15 +93,15 @@ pub(crate) fn on_own_stack<F: FnOnce() -> T, T>(work: F) -> T {
 /// Calls a function of one argument with another stack.
 ///
 /// # Safety
-/// The function has this type, and the argument is valid for it. `top` is aligned to 16 bytes, and the
-/// memory below it is nobody else's.
+/// The function has this type, and the argument is valid for the function. `top` is aligned to 16
+/// bytes, and the memory below is the caller's alone.
 #[cfg(target_arch = "x86_64")]
 unsafe fn call_on(
     top: *mut libc::c_void,
     function: *const libc::c_void,
     argument: *mut libc::c_void,
 ) {
-    // SAFETY: the caller's promises. The function keeps r12, in which the stack pointer is.
+    // SAFETY: the caller's promises. The function preserves r12, with the stack pointer.
     unsafe {
         std::arch::asm!(
             "mov r12, rsp",
@@ -119,15 +120,15 @@ unsafe fn call_on(
 /// Calls a function of one argument with another stack.
 ///
 /// # Safety
-/// The function has this type, and the argument is valid for it. `top` is aligned to 16 bytes, and the
-/// memory below it is nobody else's.
+/// The function has this type, and the argument is valid for the function. `top` is aligned to 16
+/// bytes, and the memory below is the caller's alone.
 #[cfg(target_arch = "aarch64")]
 unsafe fn call_on(
     top: *mut libc::c_void,
     function: *const libc::c_void,
     argument: *mut libc::c_void,
 ) {
-    // SAFETY: the caller's promises. The function keeps x20, in which the stack pointer is.
+    // SAFETY: the caller's promises. The function preserves x20, with the stack pointer.
     unsafe {
         std::arch::asm!(
             "mov x20, sp",
@@ -161,7 +162,7 @@ mod tests {
         let (at, text) = on_own_stack(|| (here(), text + " and out"));
         assert_eq!(text, "moved in and out");
         assert!(at.abs_diff(before) > GUARD, "{at:x}, {before:x}");
-        // A build without optimisation has copies of it.
+        // A build without optimisation has copies of the array.
         const ROOM: usize = SIZE / 8;
         let deep = on_own_stack(|| {
             let room = std::hint::black_box([7u8; ROOM]);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Writes of the library into a pipe or a file of the program. If nobody reads the pipe, or the file
-//! would be larger than the program may make one, the program gets no signal for a write that is not
-//! its own.
+//! Writes of the library into a pipe or a file of the program. Without a reader of the pipe, or beyond
+//! the program's limit of a file's size, the program gets no signal for a write of the library.
 
 use std::ffi::c_int;
 

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use guest_driver::interpose::SignalMask;
 use ism_sys::{interrupt, own_memory};
 
-/// The number of an error, as `errno` has it.
+/// The number of an error, the same as in `errno`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) c_int);
 
-/// What a system call returns.
+/// Result of a system call.
 pub(crate) type SysResult = Result<usize, Errno>;
 
-/// What an interrupted call returns inside the library that begins again after a handler with
+/// Result of an interrupted call inside the library. The call begins again after a handler with
 /// SA_RESTART.
 pub(crate) const RESTART: Errno = Errno(512);
 
@@ -46,7 +46,7 @@ impl From<rustix::io::Errno> for Errno {
 /// Makes a system call.
 ///
 /// # Safety
-/// Arguments that are addresses must be valid for what the system call does.
+/// Arguments with addresses must be valid for the system call.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> SysResult {
@@ -65,7 +65,7 @@ pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> SysResult {
 /// Makes a system call.
 ///
 /// # Safety
-/// Arguments that are addresses must be valid for what the system call does.
+/// Arguments with addresses must be valid for the system call.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> SysResult {
@@ -88,7 +88,7 @@ fn done(result: isize) -> SysResult {
     }
 }
 
-/// Defines a system call whose arguments are numbers only.
+/// Defines a system call with numbers as its only arguments.
 macro_rules! numbers {
     ($(#[$doc:meta])* $name:ident = $number:ident ($($arg:ident),*)) => {
         $(#[$doc])*
@@ -121,18 +121,18 @@ numbers!(
     /// `epoll_create1`.
     epoll_create1 = SYS_epoll_create1(flags));
 
-/// Which process a call of [`fork_apart`] returns in.
+/// The process in which a call of [`fork_apart`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ForkResult {
-    /// The one that called.
+    /// The calling process.
     Parent,
-    /// The new one.
+    /// The new process.
     Child,
 }
 
-/// Makes a process with a copy of this one's memory and the calling thread, which blocks all
-/// signals. It is no child of this process: another one makes it and ends at once. No handlers of
-/// libc run, and nobody gets a signal.
+/// Makes a process with a copy of this process's memory and the calling thread, with all signals
+/// blocked. The new process is no child of this process: an intermediate process makes the new one and
+/// exits at once. No handlers of libc run, and no process gets a signal.
 pub(crate) fn fork_apart() -> Result<ForkResult, Errno> {
     let all = u64::MAX;
     let mut old = 0u64;
@@ -140,8 +140,8 @@ pub(crate) fn fork_apart() -> Result<ForkResult, Errno> {
     let set = libc::SIG_SETMASK as usize;
     // SAFETY: both words are valid until the call returns.
     unsafe { call(libc::SYS_rt_sigprocmask, [set, new, before, 8, 0, 0]) }?;
-    // SAFETY: the child goes on with a copy of this stack. Without a signal number the parent gets
-    // no signal when it ends.
+    // SAFETY: the child goes on with a copy of this stack. Without a signal number the parent gets no
+    // signal at the child's end.
     let forked = match unsafe { call(libc::SYS_clone, [0; 6]) } {
         // SAFETY: as above.
         Ok(0) => match unsafe { call(libc::SYS_clone, [0; 6]) } {
@@ -152,7 +152,7 @@ pub(crate) fn fork_apart() -> Result<ForkResult, Errno> {
         },
         Ok(child) => {
             let options = (libc::__WALL) as usize;
-            // SAFETY: the status is not asked for.
+            // SAFETY: the call stores no status.
             while unsafe { call(libc::SYS_wait4, [child, 0, options, 0, 0, 0]) }
                 == Err(Errno(libc::EINTR))
             {}
@@ -179,20 +179,20 @@ pub(crate) fn allow_termination() {
     }
 }
 
-/// The process id. Unlike a cached id, it is right in the child of a fork.
+/// The process id. Unlike a cached id, valid in the child of a fork.
 pub(crate) fn getpid() -> c_int {
     // SAFETY: the call has no arguments and cannot fail.
     unsafe { call(libc::SYS_getpid, [0; 6]) }.map_or(0, |pid| pid as c_int)
 }
 
-/// A number of the calling thread, which is the same in the child of a fork.
+/// A number of the calling thread, the same in the child of a fork.
 pub(crate) fn this_thread() -> usize {
     // SAFETY: the call has no arguments and cannot fail.
     unsafe { libc::pthread_self() as usize }
 }
 
-/// Number of threads of the program that have not ended; 2 stands for more. The others of the process
-/// are the library's, as their names say.
+/// Number of running threads of the program; 2 stands for more. Other threads of the process are the
+/// library's, according to their names.
 pub(crate) fn threads_of_program() -> usize {
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return 1 };
     let stat_of = |thread: &std::path::Path| std::fs::read_to_string(thread.join("stat"));
@@ -201,7 +201,7 @@ pub(crate) fn threads_of_program() -> usize {
         let name = stat.split_once(" (").and_then(|(_, name)| name.rsplit_once(") "));
         name.map_or_else(String::new, |(name, _)| name.to_owned())
     };
-    // A program's own name, which its threads begin with, may be like those.
+    // The program's own name, inherited by its threads, may look like a library thread's.
     let first = stat_of("/proc/self".as_ref()).map(|stat| name_of(&stat)).unwrap_or_default();
     let is_programs = |thread: &std::fs::DirEntry| {
         let stat = stat_of(&thread.path()).unwrap_or_default();
@@ -229,7 +229,7 @@ pub(crate) fn shares_descriptors_with(pid: c_int) -> Result<bool, Errno> {
     unsafe { call(libc::SYS_kcmp, args) }.map(|order| order == 0)
 }
 
-/// Sends SIGPIPE to the calling thread, as a write on a closed connection does.
+/// Sends SIGPIPE to the calling thread, like a write on a closed connection.
 pub(crate) fn raise_sigpipe() {
     // SAFETY: the arguments are numbers; the signal goes to the calling thread.
     unsafe {
@@ -246,7 +246,7 @@ pub(crate) fn signal_thread(thread: c_int, signal: c_int) -> SysResult {
     unsafe { call(libc::SYS_tgkill, args) }
 }
 
-/// Sends a signal to the calling thread, with the address of what the kernel has said of it.
+/// Sends a signal to the calling thread, with the address of the kernel's information.
 pub(crate) fn signal_this_thread(signal: c_int, info: Option<usize>) {
     // SAFETY: the call has no arguments.
     let thread = unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(0);
@@ -268,7 +268,7 @@ pub(crate) fn block_signal(signal: c_int) {
     let _ = unsafe { call(libc::SYS_rt_sigprocmask, args) };
 }
 
-/// Whether a signal waits for the calling thread, blocked.
+/// Whether a blocked signal is pending for the calling thread.
 pub(crate) fn is_pending(signal: c_int) -> bool {
     let mut set = 0u64;
     // SAFETY: the set is valid until the call returns.
@@ -279,7 +279,7 @@ pub(crate) fn is_pending(signal: c_int) -> bool {
 /// Whether another thread of this process has sent a signal.
 ///
 /// # Safety
-/// `info` is what the kernel has given to a handler.
+/// `info` is the kernel's argument of a handler.
 pub(crate) unsafe fn is_from_this_process(info: *const libc::siginfo_t) -> bool {
     const SI_TKILL: c_int = -6;
     // SAFETY: the caller's promise.
@@ -296,8 +296,8 @@ pub(crate) fn action_of(signal: c_int) -> Option<[usize; 2]> {
     Some([action[0], action[1]])
 }
 
-// Returns from a handler. Whoever unwinds the stack knows these instructions, as long as nothing is
-// said of them or of the byte before.
+// Returns from a handler. Unwinders recognize these instructions, as long as there is no unwind
+// information for the instructions or for the byte before.
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(
     ".pushsection .text.smc_restore,\"ax\",@progbits",
@@ -326,7 +326,7 @@ pub(crate) fn action(handler: usize, flags: c_int, mask: u64) -> [usize; 4] {
     [handler, flags, restorer, mask as usize]
 }
 
-/// Sets the kernel's action of a signal. Returns the one that was there.
+/// Sets the kernel's action of a signal. Returns the old action.
 pub(crate) fn set_action(signal: c_int, action: &[usize; 4]) -> Option<[usize; 4]> {
     let mut before = [0usize; 4];
     let (new, old) = (action.as_ptr() as usize, before.as_mut_ptr() as usize);
@@ -335,7 +335,7 @@ pub(crate) fn set_action(signal: c_int, action: &[usize; 4]) -> Option<[usize; 4
     Some(before)
 }
 
-/// Replaces the kernel's handler of a signal. Returns the one that was there.
+/// Replaces the kernel's handler of a signal. Returns the old handler.
 pub(crate) fn replace_handler(signal: c_int, handler: usize, flags: c_int) -> Option<usize> {
     set_action(signal, &action(handler, flags, 0)).map(|[before, ..]| before)
 }
@@ -354,7 +354,7 @@ pub(crate) fn ppoll(
     timeout: Option<&libc::timespec>,
     mask: Option<SignalMask>,
 ) -> SysResult {
-    // The kernel writes the time that is left into its copy.
+    // The kernel writes the remaining time into its copy.
     let mut left = timeout.copied();
     let time = left.as_mut().map_or(0, |time| std::ptr::from_mut(time) as usize);
     let list = fds.as_mut_ptr() as usize;
@@ -368,8 +368,8 @@ pub(crate) fn ppoll(
     unsafe { sleep(libc::SYS_ppoll, args) }
 }
 
-/// Makes a system call that sleeps. It ends when a signal comes, whatever its handler says, and does
-/// not begin when one is deferred.
+/// Makes a system call with a sleep. Any signal ends the sleep, independent of the handler's flags.
+/// With a deferred signal the call does not begin.
 ///
 /// # Safety
 /// As [`call`].
@@ -399,7 +399,7 @@ pub(crate) fn write(fd: c_int, buf: &[u8]) -> SysResult {
     unsafe { call(libc::SYS_write, [fd as usize, at, buf.len(), 0, 0, 0]) }
 }
 
-/// Bytes that a pipe has room for; EINVAL if the descriptor is no pipe.
+/// Capacity of a pipe in bytes; EINVAL if the descriptor is no pipe.
 pub(crate) fn pipe_size(pipe: c_int) -> SysResult {
     match fcntl(pipe, libc::F_GETPIPE_SZ, 0) {
         Err(_) if fcntl(pipe, libc::F_GETFD, 0).is_ok() => Err(Errno(libc::EINVAL)),
@@ -407,7 +407,7 @@ pub(crate) fn pipe_size(pipe: c_int) -> SysResult {
     }
 }
 
-/// The number that a request of `ioctl` returns.
+/// The number returned by a request of `ioctl`.
 fn number_of(fd: c_int, request: usize) -> SysResult {
     let mut number: c_int = 0;
     let at = std::ptr::from_mut(&mut number) as usize;
@@ -415,17 +415,17 @@ fn number_of(fd: c_int, request: usize) -> SysResult {
     unsafe { call(libc::SYS_ioctl, [fd as usize, request, at, 0, 0, 0]) }.map(|_| number as usize)
 }
 
-/// Bytes that a pipe or a socket holds (FIONREAD).
+/// Bytes queued in a pipe or a socket (FIONREAD).
 pub(crate) fn queued_bytes(fd: c_int) -> SysResult {
     number_of(fd, libc::FIONREAD as usize)
 }
 
-/// Memory of what was written to a Unix socket and was not read (TIOCOUTQ); 0: all was read.
+/// Memory of bytes written to a Unix socket and not read (TIOCOUTQ); 0: all bytes were read.
 pub(crate) fn unread_bytes(fd: c_int) -> SysResult {
     number_of(fd, libc::TIOCOUTQ as usize)
 }
 
-/// Whether the next byte of a socket is an urgent one (SIOCATMARK).
+/// Whether the next byte of a socket is urgent (SIOCATMARK).
 pub(crate) fn is_at_mark(fd: c_int) -> bool {
     const SIOCATMARK: usize = 0x8905;
     number_of(fd, SIOCATMARK).is_ok_and(|at_mark| at_mark != 0)
@@ -439,14 +439,13 @@ pub(crate) fn is_unmapped(at: usize) -> bool {
         return true;
     }
     let args = [at & !0xfff, 1, libc::MS_ASYNC as usize, 0, 0, 0];
-    // SAFETY: the call does nothing but check the address, since Linux 2.6.19.
+    // SAFETY: the call only checks the address, since Linux 2.6.19.
     let asked = unsafe { call(libc::SYS_msync, args) };
-    // EINVAL: pages are larger here, and the address is not the beginning of one.
+    // EINVAL: pages are larger here, and the address is not the beginning of a page.
     asked == Err(Errno(libc::ENOMEM))
 }
 
-/// Maps a page of zeros that this process shares with the processes that it forks. The page is
-/// never unmapped.
+/// Maps a page of zeros shared by this process with its forked children. The page is never unmapped.
 pub(crate) fn shared_page() -> Option<*mut u8> {
     let (access, kind) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
@@ -457,8 +456,8 @@ pub(crate) fn shared_page() -> Option<*mut u8> {
     Some(page as *mut u8)
 }
 
-/// Maps a page of zeros that the kernel clears in the child of a fork. The page is never unmapped.
-/// `None`: the kernel cannot do that.
+/// Maps a page of zeros, cleared by the kernel in the child of a fork. The page is never unmapped.
+/// `None`: the kernel lacks MADV_WIPEONFORK.
 pub(crate) fn page_cleared_in_children() -> Option<*mut u8> {
     let (access, kind) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -466,7 +465,7 @@ pub(crate) fn page_cleared_in_children() -> Option<*mut u8> {
     // SAFETY: the kernel chooses an unused address.
     let page = unsafe { call(libc::SYS_mmap, args) }.ok()?;
     let advice = libc::MADV_WIPEONFORK as usize;
-    // SAFETY: the page is this function's own, and nobody has written it.
+    // SAFETY: the page is this function's own, and still unwritten.
     unsafe { call(libc::SYS_madvise, [page, 4096, advice, 0, 0, 0]) }.ok()?;
     own_memory::note_own_memory(page, 4096);
     Some(page as *mut u8)
@@ -475,7 +474,7 @@ pub(crate) fn page_cleared_in_children() -> Option<*mut u8> {
 /// Microseconds since the machine's start.
 pub(crate) fn monotonic_micros() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // libc's function, because it needs no system call.
+    // libc's function, because of its speed without a system call.
     // SAFETY: `now` is valid until the call returns.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     (now.tv_sec as u64).saturating_mul(1_000_000) + now.tv_nsec as u64 / 1000
@@ -507,7 +506,7 @@ pub(crate) fn socket_option(fd: c_int, level: c_int, name: c_int) -> Result<c_in
     unsafe { call(libc::SYS_getsockopt, args) }.map(|_| value)
 }
 
-/// `setsockopt` of an option that is a number. A failure leaves the option as it was.
+/// `setsockopt` of an option with a number. A failure leaves the option unchanged.
 pub(crate) fn set_socket_option(fd: c_int, level: c_int, name: c_int, value: c_int) {
     let at = std::ptr::from_ref(&value) as usize;
     let args = [fd as usize, level as usize, name as usize, at, 4, 0];
@@ -529,7 +528,7 @@ pub(crate) fn timeout_of(fd: c_int, name: c_int) -> u64 {
     }
 }
 
-/// TCP_INFO of a socket, if the kernel knows at least so many bytes of it.
+/// TCP_INFO of a socket, if the kernel fills at least `least` bytes.
 fn tcp_info(fd: c_int, least: usize) -> Option<[u64; 32]> {
     let mut info = [0u64; 32];
     let mut len = std::mem::size_of_val(&info) as libc::socklen_t;
@@ -541,7 +540,7 @@ fn tcp_info(fd: c_int, least: usize) -> Option<[u64; 32]> {
     (len as usize >= least).then_some(info)
 }
 
-/// Whether the kernel has not begun to connect a TCP socket, or does so no more.
+/// Whether a TCP socket is in the state CLOSE: not connecting yet, or no more.
 pub(crate) fn is_closed_tcp(fd: c_int) -> bool {
     const TCP_CLOSE: u8 = 7;
     tcp_info(fd, 8).is_some_and(|info| info[0].to_ne_bytes()[0] == TCP_CLOSE)
@@ -554,7 +553,7 @@ pub(crate) fn has_moved_bytes(fd: c_int) -> Option<bool> {
     Some(info[15] > 1 || info[16] > 0)
 }
 
-/// Bytes that a TCP connection has received. The end of data counts as one.
+/// Bytes received by a TCP connection. The end of data counts as one.
 pub(crate) fn received_bytes(fd: c_int) -> Option<u64> {
     // tcpi_bytes_received
     tcp_info(fd, 136).map(|info| info[16])
@@ -566,8 +565,8 @@ pub(crate) fn has_data_segments(fd: c_int) -> bool {
     tcp_info(fd, 160).is_some_and(|info| info[19] != 0)
 }
 
-/// Bytes that a TCP connection has carried, both directions together, and how often both ends have
-/// sent in turn, at most.
+/// Bytes carried by a TCP connection, both directions together, and the maximum number of turns between
+/// the two ends.
 pub(crate) fn tcp_traffic(fd: c_int) -> Option<(u64, u64)> {
     let info = tcp_info(fd, 160)?;
     // tcpi_data_segs_in and tcpi_data_segs_out.
@@ -575,7 +574,7 @@ pub(crate) fn tcp_traffic(fd: c_int) -> Option<(u64, u64)> {
     Some((info[15].saturating_add(info[16]), segments[0].min(segments[1])))
 }
 
-/// Resets a TCP connection (RST). The socket is unconnected after that.
+/// Resets a TCP connection (RST). The socket is unconnected afterwards.
 pub(crate) fn disconnect(fd: c_int) {
     // SAFETY: an all-zero address is of family AF_UNSPEC.
     let nowhere: libc::sockaddr_in = unsafe { std::mem::zeroed() };
@@ -591,14 +590,14 @@ pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
     blocking_signals(|_| f())
 }
 
-/// As [`without_signals`]; `f` learns which signals the program has blocked itself.
+/// Variant of [`without_signals`]; `f` gets the set of signals blocked by the program.
 pub(crate) fn blocking_signals<T>(f: impl FnOnce(SignalMask) -> T) -> T {
     let mut blocked = SignalGuard::none();
     blocked.block();
     f(blocked.0.unwrap_or(SignalMask(0)))
 }
 
-/// The program's signals, blocked until this is dropped.
+/// Blocks the program's signals until dropped.
 #[derive(Debug)]
 pub(crate) struct SignalGuard(Option<SignalMask>);
 
@@ -608,13 +607,13 @@ impl SignalGuard {
         SignalGuard(None)
     }
 
-    /// Blocks them.
+    /// Blocks the signals.
     pub(crate) fn block(&mut self) {
         self.0 = self.0.or_else(block_signals);
     }
 
-    /// The mask with which the thread sleeps, if it is not the present one. `wanted`: that of the
-    /// program's call.
+    /// The mask for a sleep of the thread, if different from the present mask. `wanted`: the mask of
+    /// the program's call.
     pub(crate) fn mask(&self, wanted: Option<SignalMask>) -> Option<SignalMask> {
         wanted.or(self.0)
     }
@@ -628,7 +627,7 @@ impl Drop for SignalGuard {
     }
 }
 
-/// Blocks the program's signals. Returns which ones it has blocked itself.
+/// Blocks the program's signals. Returns the set of signals blocked by the program.
 fn block_signals() -> Option<SignalMask> {
     // The two signals of libc stay unblocked: setuid must reach all threads.
     let all: u64 = !(0b11 << 31);
@@ -658,13 +657,13 @@ pub(crate) fn signals_interrupt() -> bool {
     (1..=64usize).filter(others).any(interrupts)
 }
 
-/// Whether a signal that has come ends a call that waits: the handler runs only when the call is
-/// over, or it does not restart calls.
+/// Whether a pending signal ends a waiting call: the handler runs only after the call, or does not
+/// restart calls.
 pub(crate) fn signals_end_call() -> bool {
     interrupt::is_deferred() || signals_interrupt()
 }
 
-/// Whether a signal has come that the program has not blocked itself and that interrupts calls.
+/// Whether a signal is pending, not blocked by the program, with a handler without SA_RESTART.
 pub(crate) fn is_interrupted(blocked: SignalMask) -> bool {
     let mut pending = 0u64;
     let at = std::ptr::from_mut(&mut pending) as usize;

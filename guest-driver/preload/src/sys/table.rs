@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A table indexed by descriptor, and the memory of what it holds.
+//! A table indexed by descriptor, and the memory of its values.
 //!
-//! A descriptor without an entry costs one load. The table never frees the memory of a value, it
-//! only uses it again. So a thread may look at an entry that another thread is just closing: the
-//! count of references says whether the value is still there.
+//! A descriptor without an entry costs one load. The table never frees the memory of a value, only
+//! reuses the memory. So a thread may read an entry during another thread's close: the count of
+//! references tells whether the value is still there.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use super::fork_lock::ForkMutex;
 
-/// Number of descriptors that a table covers. Higher ones have no entry, ever.
+/// Number of descriptors covered by a table. Higher ones have no entry, ever.
 const MAX_FDS: usize = 1 << 20;
 
 /// A table with at most one value per descriptor; several descriptors may share a value.
@@ -24,8 +24,8 @@ pub(crate) struct FdTable<T: 'static> {
     free: ForkMutex<FreeSlots<T>>,
 }
 
-/// The first of the slots that nobody uses; each has the address of the next one. An empty table is
-/// all zeros, so that it takes no room in the file of the library.
+/// The first of the unused slots; each has the address of the next one. An empty table is all zeros,
+/// and so takes no room in the file of the library.
 struct FreeSlots<T: 'static>(*mut Slot<T>);
 
 impl<T> Default for FreeSlots<T> {
@@ -49,7 +49,7 @@ impl<T> FreeSlots<T> {
     }
 }
 
-// SAFETY: slots are never freed, and a slot in this list is in nobody else's hands.
+// SAFETY: slots are never freed, and a slot in this list has no other users.
 unsafe impl<T: Send> Send for FreeSlots<T> {}
 
 /// Memory for one value.
@@ -61,7 +61,7 @@ struct Slot<T: 'static> {
     value: UnsafeCell<Option<T>>,
     /// For [`FreeSlots`].
     next_free: AtomicPtr<Slot<T>>,
-    /// The table that the slot goes back to.
+    /// The table of the slot, for the slot's return.
     table: &'static FdTable<T>,
 }
 
@@ -79,18 +79,18 @@ impl<T> FdTableRef<T> {
         unsafe { self.0.as_ref() }
     }
 
-    /// Number of descriptors that lead to the value.
+    /// Number of descriptors of the value.
     pub(crate) fn handles(&self) -> u32 {
         self.slot().handles.load(Ordering::Acquire)
     }
 
-    /// Number of references to the value: one of each descriptor, and those of calls under way.
+    /// Number of references to the value: one of each descriptor, and one of each call under way.
     pub(crate) fn refs(&self) -> u32 {
         self.slot().refs.load(Ordering::SeqCst)
     }
 
-    /// Keeps the reference for a call that may not return: nothing with a destructor may live across
-    /// it. If the call does not return, the value is never dropped.
+    /// Keeps the reference during a call without a certain return: nothing with a destructor may live
+    /// across such a call. Without a return the value is never dropped.
     pub(crate) fn leak(self) -> LeakedTableRef<T> {
         let slot = self.0;
         std::mem::forget(self);
@@ -129,7 +129,7 @@ impl<T> Deref for FdTableRef<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: while references are counted the value is there and nobody changes the cell.
+        // SAFETY: while references are counted the value is there and the cell does not change.
         match unsafe { &*self.slot().value.get() } {
             Some(value) => value,
             None => std::process::abort(),
@@ -154,17 +154,17 @@ impl<T> Drop for FdTableRef<T> {
     }
 }
 
-/// Drops the value of a slot that has no references left, and gives the slot back to its table.
+/// Drops the value of a slot without references, and gives the slot back to its table.
 #[cold]
 fn release<T>(slot: NonNull<Slot<T>>) {
-    // SAFETY: no references are left, and `FdTable::get` makes none of a slot that has none.
+    // SAFETY: no references are left, and `FdTable::get` makes none for a slot without references.
     drop(unsafe { (*slot.as_ref().value.get()).take() });
     // SAFETY: slots are never freed.
     let table = unsafe { slot.as_ref() }.table;
     table.free.lock().push(slot);
 }
 
-/// Makes the reference that a table entry was, once the entry is gone, into one of the caller.
+/// Turns the reference of a removed table entry into a reference of the caller.
 fn take_reference<T>(slot: *mut Slot<T>) -> Option<FdTableRef<T>> {
     let found = NonNull::new(slot).map(FdTableRef)?;
     found.slot().handles.fetch_sub(1, Ordering::AcqRel);
@@ -214,12 +214,12 @@ impl<T> FdTable<T> {
                     Err(other) => now = other,
                 }
             }
-            // Another thread closed it between the two loads: look again.
+            // Another thread closed the descriptor between the two loads: try again.
             std::hint::spin_loop();
         }
     }
 
-    /// Makes the entry of a descriptor. An entry that was there is removed.
+    /// Makes the entry of a descriptor. Removes an old entry.
     pub(crate) fn install(&'static self, fd: c_int, value: T) -> Option<FdTableRef<T>> {
         let entry = self.entry(fd)?;
         let free = self.free.lock().pop();
@@ -233,8 +233,8 @@ impl<T> FdTable<T> {
             };
             NonNull::from(Box::leak(Box::new(slot)))
         });
-        // SAFETY: the slot comes from the list of free ones or is new, so nobody else touches its
-        // value until the count of references rises.
+        // SAFETY: the slot comes from the list of free ones or is new, so there is no other access to
+        // its value until the count of references rises.
         unsafe {
             *slot.as_ref().value.get() = Some(value);
             slot.as_ref().handles.store(1, Ordering::Relaxed);
@@ -263,7 +263,7 @@ impl<T> FdTable<T> {
         take_reference(self.entry(fd)?.swap(null_mut(), Ordering::AcqRel))
     }
 
-    /// Removes the entry of a descriptor if it leads to this value.
+    /// Removes the entry of a descriptor if the entry has this value.
     pub(crate) fn remove_if(&self, fd: c_int, value: &FdTableRef<T>) {
         let Some(entry) = self.entry(fd) else { return };
         let wanted = value.0.as_ptr();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The unwinder of libgcc. Panics need it, and threads that are cancelled within a hook: few processes
-//! ever do. So the library has functions of these names for itself, which nobody else can link: the
-//! first call loads libgcc, and no process pays for it when it starts. They go on by a jump, because
-//! the unwinder begins with the frame of its caller.
+//! The unwinder of libgcc, needed for panics, and for threads cancelled within a hook: few processes
+//! ever do either. So the library has private functions of these names, invisible to other objects: the
+//! first call loads libgcc, at no cost for the start of a process. The functions go on by a jump,
+//! because the unwinder begins with the frame of its caller.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// A function of libgcc.
 #[repr(C)]
 struct Function {
-    /// Null until it is known. The instructions below read it.
+    /// Null until found. Read by the instructions below.
     found: AtomicPtr<c_void>,
     name: &'static CStr,
 }
@@ -24,11 +24,11 @@ impl Function {
     }
 }
 
-/// Finds a function. Whoever calls it cannot go on without.
+/// Finds a function. The caller cannot go on without the function.
 extern "C" fn find(function: &Function) -> *mut c_void {
     type Open = unsafe extern "C" fn(*const c_char, std::ffi::c_int) -> *mut c_void;
-    // SAFETY: the names end with zero bytes. libc's `dlopen` has this type, and is not the hook, by
-    // which a program opens an object. libgcc stays loaded.
+    // SAFETY: the names end with zero bytes. libc's `dlopen` has this type, and is not the hook for the
+    // program's calls. libgcc stays loaded.
     let found = unsafe {
         let open = libc::dlsym(libc::RTLD_NEXT, c"dlopen".as_ptr());
         if open.is_null() {
@@ -93,7 +93,7 @@ macro_rules! go_on {
     };
 }
 
-/// Defines the functions of libgcc that `std` calls, each of which has three arguments at most.
+/// Defines the functions of libgcc called by `std`, with at most three arguments.
 macro_rules! unwinder {
     ($($name:ident)*) => {
         $(std::arch::global_asm!(

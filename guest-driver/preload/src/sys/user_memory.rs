@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory that the program passes to a call. The kernel checks the addresses. This module rejects
-//! null with an offset and addresses outside of the address space. Any other bad address faults, as
-//! in any function of libc that touches memory itself.
+//! Memory passed by the program to a call. The kernel checks the addresses. This module rejects null
+//! with an offset and addresses outside of the address space. Any other bad address faults, as in any
+//! function of libc with its own access to the memory.
 
 use std::borrow::Cow;
 use std::ffi::{c_int, c_void};
@@ -15,22 +15,22 @@ use guest_driver::interpose::SignalMask;
 
 use super::raw::{self, Errno, RESTART, SysResult};
 
-/// The kernel maps nothing below this address for programs without rights (vm.mmap_min_addr).
+/// The kernel maps nothing below this address for unprivileged programs (vm.mmap_min_addr).
 const LOWEST: usize = 64 << 10;
-/// The end of the addresses that programs have unless they ask for more.
+/// The end of the usual addresses of programs.
 #[cfg(target_arch = "x86_64")]
 const END: usize = 1 << 47;
 #[cfg(not(target_arch = "x86_64"))]
 const END: usize = 1 << 48;
 
-/// Whether `len` bytes at an address are no memory at all, as far as the address says it. Costs two
-/// comparisons for addresses that programs usually have.
+/// Whether `len` bytes at an address are no memory at all, judged by the address. Costs two comparisons
+/// for usual addresses.
 #[inline]
 pub(crate) fn is_nowhere<T>(at: *const T, len: usize) -> bool {
     len != 0 && at.addr().wrapping_sub(LOWEST) >= END - LOWEST && raw::is_unmapped(at.addr())
 }
 
-/// Whether an option can be stored. If not, the kernel says why.
+/// Whether an option can be stored. Otherwise the kernel returns the error.
 ///
 /// # Safety
 /// `len` leads to a length, or nowhere.
@@ -43,7 +43,7 @@ pub(crate) unsafe fn is_room(value: *const c_void, len: *const libc::socklen_t) 
     len as c_int >= 0 && !is_nowhere(value, len as usize)
 }
 
-/// A buffer of the program to read into; `None`: it leads to no memory.
+/// A buffer of the program to read into; `None`: there is no memory.
 ///
 /// # Safety
 /// `buf` must lead to `len` writable bytes, or nowhere.
@@ -58,7 +58,7 @@ pub(crate) unsafe fn read_buffer<'a>(buf: *mut c_void, len: usize) -> Option<&'a
     })
 }
 
-/// A buffer of the program to write from; `None`: it leads to no memory.
+/// A buffer of the program to write from; `None`: there is no memory.
 ///
 /// # Safety
 /// `buf` must lead to `len` readable bytes, or nowhere.
@@ -72,8 +72,8 @@ pub(crate) unsafe fn write_buffer<'a>(buf: *const c_void, len: usize) -> Option<
         .then(|| unsafe { std::slice::from_raw_parts(buf.cast(), len.min(isize::MAX as usize)) })
 }
 
-/// A list of buffers of the program to read into; `None`: one of them leads to no memory. EINVAL if
-/// the list is too long or a length is negative, EFAULT if the list itself leads to no memory.
+/// A list of buffers of the program to read into; `None`: one of the buffers has no memory. EINVAL if
+/// the list is too long or a length is negative, EFAULT if the list itself has no memory.
 ///
 /// # Safety
 /// `iov` must lead to `n` descriptions of writable memory, or nowhere.
@@ -103,8 +103,8 @@ pub(crate) unsafe fn read_buffers<'a>(
 pub(crate) enum BufferList<'a> {
     /// The program's own.
     List(&'a mut [IoSliceMut<'a>]),
-    /// A copy without its empty entries: one of them has no address, which the kernel allows and a
-    /// slice does not.
+    /// A copy without its empty entries: an empty entry may have a null address in the kernel, but not
+    /// in a slice.
     Copied(Vec<IoSliceMut<'a>>),
 }
 
@@ -128,7 +128,7 @@ impl<'a> DerefMut for BufferList<'a> {
     }
 }
 
-/// A list of buffers of the program to write from; as [`read_buffers`].
+/// A list of buffers of the program to write from. Errors as in [`read_buffers`].
 ///
 /// # Safety
 /// `iov` must lead to `n` descriptions of readable memory, or nowhere.
@@ -151,7 +151,7 @@ pub(crate) unsafe fn write_buffers<'a>(
     Ok(Some(Cow::Borrowed(unsafe { std::slice::from_raw_parts(iov.cast(), n) })))
 }
 
-/// The entries of a list; `None`: one of the buffers leads to no memory.
+/// The entries of a list; `None`: one of the buffers has no memory.
 ///
 /// # Safety
 /// `iov` must lead to `n` entries, or nowhere.
@@ -177,11 +177,10 @@ unsafe fn check_list<'a>(
     Ok((!list.iter().any(nowhere)).then_some(list))
 }
 
-/// Number of the control message with the size of what is queued. The option that asks for it has
-/// the same number.
+/// Number of the control message with the size of the queue, and of the option for this message.
 pub(crate) const TCP_INQ: c_int = 36;
 
-/// Writes the control message of TCP_INQ as the kernel does: as much of it as there is room for.
+/// Writes the control message of TCP_INQ like the kernel: cut off at the end of the buffer.
 ///
 /// # Safety
 /// `header.msg_control` leads to `room` bytes, or nowhere.
@@ -192,7 +191,7 @@ pub(crate) unsafe fn write_queue_size(header: &mut libc::msghdr, room: usize, qu
         return;
     }
     let wanted = head + std::mem::size_of::<c_int>();
-    // SAFETY: all zeros are a value of it.
+    // SAFETY: an all-zero value is valid.
     let mut message: libc::cmsghdr = unsafe { std::mem::zeroed() };
     message.cmsg_level = libc::IPPROTO_TCP;
     message.cmsg_type = TCP_INQ;
@@ -207,11 +206,11 @@ pub(crate) unsafe fn write_queue_size(header: &mut libc::msghdr, room: usize, qu
         let data = header.msg_control.cast::<u8>().add(head);
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, bytes.len().min(room - head));
     }
-    // The kernel counts the padding, as far as there is room for it.
+    // The kernel counts the padding, up to the end of the buffer.
     header.msg_controllen = wanted.next_multiple_of(std::mem::align_of::<usize>()).min(room) as _;
 }
 
-/// An IPv4 or IPv6 address; `None`: it is of another family, or too short.
+/// An IPv4 or IPv6 address; `None`: another family, or too short.
 ///
 /// # Safety
 /// `addr` must lead to `len` bytes.
@@ -236,32 +235,32 @@ pub(crate) unsafe fn address(addr: *const libc::sockaddr, len: u32) -> Option<So
     }
 }
 
-/// Where accept(2) puts the address of a client: the program's room, or the library's if the program
-/// does not want the address.
+/// Buffer of accept(2) for the address of a client: the program's, or the library's if the program does
+/// not want the address.
 pub(crate) struct AddressBuffer {
     own: libc::sockaddr_storage,
     own_len: libc::socklen_t,
     addr: *mut libc::sockaddr,
     len: *mut libc::socklen_t,
-    /// Bytes of the program's room; 0: not known.
+    /// Bytes of the program's buffer; 0: not known.
     room: libc::socklen_t,
 }
 
-/// How far above the stack pointer an address is certainly one of the stack.
+/// Distance above the stack pointer of addresses certainly on the stack.
 const ON_STACK: usize = 32 << 10;
 
 impl AddressBuffer {
-    /// The program's room.
+    /// The program's buffer.
     ///
     /// # Safety
-    /// `addr` and `len` are what the program has passed.
+    /// `addr` and `len` are the program's arguments.
     pub(crate) unsafe fn new(
         addr: *mut libc::sockaddr,
         len: *mut libc::socklen_t,
     ) -> AddressBuffer {
         let here = 0u8;
-        // For a bad address the kernel has an error, so only one is read that is certainly good. It
-        // is nearly always that of a local variable.
+        // For a bad address the kernel has an error, so only a certainly good address is read: nearly
+        // always the address of a local variable.
         let from_here = (len as usize).wrapping_sub(std::ptr::from_ref(&here) as usize);
         let is_local = from_here < ON_STACK;
         let room = match !addr.is_null() && is_local {
@@ -275,7 +274,7 @@ impl AddressBuffer {
         AddressBuffer { own, own_len, addr, len, room }
     }
 
-    /// What the kernel gets.
+    /// The kernel's arguments.
     pub(crate) fn pointers(&mut self) -> (*mut libc::sockaddr, *mut libc::socklen_t) {
         match self.addr.is_null() {
             true => (std::ptr::from_mut(&mut self.own).cast(), &raw mut self.own_len),
@@ -283,21 +282,21 @@ impl AddressBuffer {
         }
     }
 
-    /// The address of IPv4 or IPv6 in it, if it is all there.
+    /// The stored IPv4 or IPv6 address, if complete.
     ///
     /// # Safety
     /// The kernel has written an address.
     pub(crate) unsafe fn address(&self) -> Option<SocketAddr> {
         if self.addr.is_null() {
-            // SAFETY: the memory is this value's, and longer than each address that is read.
+            // SAFETY: the memory is this value's, and longer than each possible address.
             return unsafe { address(std::ptr::from_ref(&self.own).cast(), self.own_len) };
         }
-        // SAFETY: the kernel has written so many bytes.
+        // SAFETY: the kernel has written this many bytes.
         unsafe { address(self.addr, self.room) }
     }
 }
 
-/// Whether an address is of no family, which disconnects a socket.
+/// Whether an address is of no family, to disconnect a socket.
 ///
 /// # Safety
 /// `addr` must lead to `len` bytes.
@@ -308,10 +307,10 @@ pub(crate) unsafe fn is_unspecified(addr: *const libc::sockaddr, len: u32) -> bo
         && c_int::from(unsafe { addr.cast::<u16>().read_unaligned() }) == libc::AF_UNSPEC
 }
 
-/// Writes an address where the program wants it, as `getsockname` does.
+/// Writes an address into the program's buffer, as `getsockname` does.
 ///
 /// # Safety
-/// `addr` must lead to as many bytes as `len` says, if it is not null.
+/// `addr` must lead to `*len` bytes, unless null.
 pub(crate) unsafe fn write_address(
     addr: *mut libc::sockaddr,
     len: *mut libc::socklen_t,
@@ -359,13 +358,13 @@ pub(crate) unsafe fn timespec(time: *const libc::timespec) -> Option<Duration> {
     })
 }
 
-/// Whether what a program passes as an address to send to is none at all.
+/// Whether an address to send to is not readable, or too long.
 pub(crate) fn is_no_address(addr: *const libc::sockaddr, len: libc::socklen_t) -> bool {
     let len = len as usize;
     !addr.is_null() && (len > size_of::<libc::sockaddr_storage>() || is_nowhere(addr, len))
 }
 
-/// Has the kernel look at the control messages of a message, of which no byte is sent.
+/// Lets the kernel check the control messages of a message, without sending a byte.
 ///
 /// # Safety
 /// The header leads to its control messages, or nowhere.
@@ -412,11 +411,11 @@ pub(crate) fn set_errno(error: c_int) {
 /// Functions like `__errno_location`, of copies of libc in other namespaces.
 static OTHER_ERRNOS: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 
-/// Has `errno` of another copy of libc get the errors of failed calls, too. The linker makes fewer
+/// Adds the `errno` of another copy of libc, for the errors of failed calls. The linker makes fewer
 /// namespaces than there are places.
 ///
 /// # Safety
-/// It is the address of a function like `__errno_location`, for as long as the process lives.
+/// `location` is the address of a function like `__errno_location`, for as long as the process lives.
 pub(crate) unsafe fn add_errno(location: usize) {
     let take = |place: &AtomicUsize| {
         place.compare_exchange(0, location, Ordering::Release, Ordering::Relaxed).is_ok()
@@ -424,7 +423,7 @@ pub(crate) unsafe fn add_errno(location: usize) {
     let _ = OTHER_ERRNOS.iter().any(take);
 }
 
-/// Copies `errno` to other copies of libc, after a call has failed. Costs one load if there are none.
+/// Copies `errno` to other copies of libc, after a failed call. Costs one load if there are none.
 #[inline]
 pub(crate) fn share_errno() {
     if OTHER_ERRNOS[0].load(Ordering::Acquire) != 0 {
@@ -437,7 +436,7 @@ fn copy_errno() {
     let error = errno();
     let locations = OTHER_ERRNOS.iter().map(|place| place.load(Ordering::Acquire));
     for location in locations.take_while(|location| *location != 0) {
-        // SAFETY: as the caller of `add_errno` has promised.
+        // SAFETY: the promise of the caller of `add_errno`.
         unsafe {
             let location = std::mem::transmute::<usize, extern "C" fn() -> *mut c_int>(location);
             *location() = error;
@@ -445,7 +444,7 @@ fn copy_errno() {
     }
 }
 
-/// Converts a result to what libc's functions return, and sets `errno`.
+/// Converts a result to the return value of libc's functions, and sets `errno`.
 pub(crate) fn libc_result(result: SysResult) -> isize {
     match result {
         Ok(value) => value as isize,
