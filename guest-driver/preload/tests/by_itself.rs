@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A program with the library that `smc run` did not start uses the settings of the machine.
+//! A program with the library, not started by `smc run`, uses the settings of the machine.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
@@ -35,7 +35,7 @@ fn exchanged(test: &str, settings: &str) -> (usize, usize) {
     fabric.decided()
 }
 
-/// What the programs of a test do.
+/// Runs the program of a test.
 fn act(role: &str, port: u16) {
     if role == "server" {
         let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Processes fork, end, execute programs, and pass, copy and close descriptors while daemons end and
-//! begin, so that connections leave their device or come back to it in that moment: no byte is lost
-//! and nobody waits for ever.
+//! Processes fork, end, execute programs, and pass, copy and close descriptors while daemons end
+//! and begin, so connections leave their device or come back at the same moment: no byte is lost
+//! and no end waits for ever.
 //!
-//! `SMC_CHANGES=50` is the number of daemons that end; the default is two. `SMC_SEED` chooses when
-//! what happens.
+//! `SMC_CHANGES=50` is the number of daemons to end; the default is two. `SMC_SEED` chooses the
+//! times of the actions.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
@@ -28,7 +28,7 @@ use std::time::Duration;
 use combinations::{connect, exchange_as_client, exchange_as_server, pass, take};
 use common::{Fabric, Running, await_listener, eventually, free_port, my_role, role};
 
-/// What the echoing end does now and then.
+/// Actions of the echoing end, at random times.
 const ACTS: [&str; 7] =
     ["to-child", "child-closes", "background", "pass", "execute", "spawn", "descriptors"];
 
@@ -59,8 +59,8 @@ fn file(name: &str) -> PathBuf {
     Path::new(&std::env::var_os("FILES").unwrap()).join(name)
 }
 
-/// Sends bytes until the test says that it is enough, ends its direction, and checks that all come back,
-/// and the end behind them.
+/// Sends bytes until the test sets the file `stop`, ends the own direction, and checks that all
+/// bytes come back, with the end behind them.
 fn drive(stream: &TcpStream, act: &str, mut random: Random) {
     let stop = file("stop");
     std::thread::scope(|scope| {
@@ -90,12 +90,12 @@ fn drive(stream: &TcpStream, act: &str, mut random: Random) {
     });
 }
 
-/// Sends back what comes, and does something else now and then.
+/// Sends back all bytes, with an action from time to time.
 fn echo(mut stream: TcpStream, act: &str, mut random: Random) {
     let mut buf = vec![0; 9000];
-    // The connection has been in use when its process does something for the first time.
+    // The connection has been in use before the first action of its process.
     let mut left = 1 + random.below(40);
-    // Each fork leaves a process that waits.
+    // Each fork leaves a waiting process.
     let mut acts = 12;
     loop {
         let n = stream.read(&mut buf).unwrap_or_else(|e| panic!("{act}: {e}"));
@@ -158,7 +158,7 @@ fn echo(mut stream: TcpStream, act: &str, mut random: Random) {
     }
 }
 
-/// A program that has the connection among its descriptors, and ends.
+/// Starts a program that inherits the connection, and waits for its end.
 fn spawn(stream: &TcpStream, random: &mut Random) {
     let copy = unsafe { libc::dup(stream.as_raw_fd()) };
     assert!(copy >= 0);
@@ -193,7 +193,7 @@ fn move_around(stream: TcpStream, random: &mut Random) -> TcpStream {
     copy
 }
 
-/// One end of one connection. `echoes` names the end that does something.
+/// One end of one connection. `echoes` names the echoing end, which acts.
 fn take_part(role: &str, port: u16) {
     let word = |name: &str| std::env::var(name).unwrap();
     let (act, random) = (word("ACT"), Random(number("SMC_SEED", 1)));
@@ -266,7 +266,7 @@ fn run(test: &str, echoes: &str) {
         };
         let driven = catch_unwind(AssertUnwindSafe(|| drives.finish_beside(&[&other])));
         if let Err(panic) = driven {
-            // Mostly it has failed because of the other one.
+            // Most failures are caused by the other end.
             eprintln!("the other end said: {}", other.said());
             resume_unwind(panic);
         }

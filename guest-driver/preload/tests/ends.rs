@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What unmodified programs are told when their connections are cut: the end of data only if the
-//! writer has said so, or its process has ended. And what a client reads whose device goes while its
-//! server has not answered yet: the server's bytes, and no byte of the protocol.
+//! The end seen by unmodified programs when their connections are cut: the end of data only if the
+//! writer has closed, or its process has ended. And the bytes read by a client whose device goes
+//! before the answer of its server: the server's bytes, and no byte of the protocol.
 //!
 //! `SMC_ENDS=500` is the number of runs of each case; the default is short.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
@@ -29,7 +29,7 @@ fn runs() -> u64 {
     std::env::var("SMC_ENDS").map_or(1, |text| text.parse().unwrap())
 }
 
-/// Bytes that a writer sends which closes in order.
+/// Number of bytes of a writer that closes in order.
 const WHOLE: usize = 700_000;
 
 fn writer(port: u16) {
@@ -43,7 +43,7 @@ fn writer(port: u16) {
     }
 }
 
-/// Reads to the end, and says how that came.
+/// Reads to the end, and reports how the data ended.
 fn say_end(mut stream: &TcpStream, pause: Duration) {
     let (mut buf, mut count) = ([0; 4096], 0);
     let end = loop {
@@ -60,14 +60,14 @@ fn say_end(mut stream: &TcpStream, pause: Duration) {
 
 fn reader(listener: TcpListener) {
     let (mut stream, _) = listener.accept().unwrap();
-    // It is decided now.
+    // The connection is decided now.
     stream.read_exact(&mut [0; 7000]).unwrap();
     match &*std::env::var("READER").unwrap() {
         "fast" => say_end(&stream, Duration::ZERO),
         "slow" => say_end(&stream, Duration::from_micros(300)),
-        // A relay carries the bytes for it.
+        // A relay carries the bytes for the child.
         "child" => c::wait(c::fork(|| say_end(&stream, Duration::ZERO))),
-        // And for a program without the library.
+        // A relay for a program without the library.
         _ => {
             let mut program = Command::new("cat");
             program.env_remove("LD_PRELOAD").stdin(OwnedFd::from(stream)).stdout(Stdio::null());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs in environments that change what the library finds: with sanitizers, with another clock,
+//! Programs in environments with an effect on the library: with sanitizers, with another clock,
 //! with small stacks, of other machines, and with a log.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 use common::{Fabric, Running, await_listener, compiled, free_port, run_ends};
 
-/// Where libfaketime is. `None`, aloud: it is not installed.
+/// The path of libfaketime. `None`, with a message: not installed.
 fn libfaketime() -> Option<PathBuf> {
     let directory = format!("/usr/lib/{}-linux-gnu/faketime", std::env::consts::ARCH);
     let library = PathBuf::from(directory).join("libfaketimeMT.so.1");
@@ -28,7 +28,7 @@ fn libfaketime() -> Option<PathBuf> {
 fn time_limits_pass_although_the_programs_clock_stands_still_or_goes_wrong() {
     let Some(wrapper) = libfaketime() else { return };
     let program = compiled("clock", &[]);
-    // A clock that stands still, one that is ahead, and one that goes slowly.
+    // A clock that stands still, one ahead of time, and a slow one.
     for clock in ["2020-01-01 00:00:00", "+2d", "+0 x0.5"] {
         for (smc, is_first) in [(false, false), (true, false), (true, true)] {
             let fabric = Fabric::new(4);
@@ -104,7 +104,7 @@ fn a_program_with_the_sanitizer_of_undefined_behaviour_runs_on_smc() {
     run_with("-fsanitize=undefined");
 }
 
-/// Runs both ends of a program that takes `MODE PORT SIZE`.
+/// Runs both ends of a program with the arguments `MODE PORT SIZE`.
 fn run_with_size(fabric: &Fabric, program: &Path, size: &str) {
     run_ends(|mode, port| {
         let mut command = fabric.smc(program);
@@ -116,7 +116,7 @@ fn run_with_size(fabric: &Fabric, program: &Path, size: &str) {
 #[test]
 fn threads_with_the_smallest_stack_use_connections() {
     let program = compiled("small_stacks", &[]);
-    // The least that there is, and a little more.
+    // The least possible size, and a little more.
     for size in ["0", "32768"] {
         for fabric in [Fabric::new(4), Fabric::with_pool(4)] {
             run_with_size(&fabric, &program, size);
@@ -129,7 +129,7 @@ fn threads_with_the_smallest_stack_use_connections() {
 #[test]
 fn what_a_program_sets_and_waits_for_does_not_change_while_it_starts_others() {
     let program = compiled("spawns_beside", &[]);
-    // Without a device the connections are decided for TCP while they get relays.
+    // Without a device the connections are decided for TCP while the relays begin.
     for devices in [4, 0] {
         let fabric = Fabric::new(devices);
         run_with_size(&fabric, &program, "8");
@@ -138,8 +138,7 @@ fn what_a_program_sets_and_waits_for_does_not_change_while_it_starts_others() {
     std::fs::remove_file(program).unwrap();
 }
 
-/// Runs both ends of a program that changes something of its process. Returns what they have said on
-/// standard error.
+/// Runs both ends of a program with a change of its process. Returns the standard error of both.
 fn run_change(fabric: &Fabric, program: &Path, change: &str, smc: bool) -> String {
     let port = free_port().to_string();
     let command = |mode: &str| {
@@ -165,7 +164,7 @@ fn run_change(fabric: &Fabric, program: &Path, change: &str, smc: bool) -> Strin
     said.concat()
 }
 
-/// With each of the changes, with the library and without, the connection goes on as it has begun.
+/// With each of the changes, with the library and without, the connection goes on as before.
 /// `test`: the file of the program is for one test.
 fn change_while_connected(test: &str, changes: &[&str]) {
     let program = compiled("changes", &[&format!("-DTEST={test}")]);
@@ -262,7 +261,7 @@ fn a_program_of_another_machine_starts_without_the_library_and_without_a_word() 
     }
     assert_eq!(run("vfork", directory, name), expected.repeat(2));
     assert_eq!(run("execve", script.parent().unwrap(), OsStr::new("script")), expected);
-    // Programs that can have the library have it.
+    // A program that can load the library gets it.
     let all = run("execvp", Path::new("/usr/bin"), OsStr::new("env"));
     assert!(
         all.lines().any(|line| line.starts_with("LD_PRELOAD=") && line.contains("libsmc_preload"))
@@ -277,7 +276,7 @@ fn make_executable(file: &Path) {
     std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Runs both ends with a log, and returns what the client has said on standard error.
+/// Runs both ends with a log, and returns the client's standard error.
 fn run_with_log(fabric: &Fabric, program: &Path, prepare: impl Fn(&mut Command)) -> String {
     let port = free_port().to_string();
     let command = |mode: &str| {
@@ -287,7 +286,7 @@ fn run_with_log(fabric: &Fabric, program: &Path, prepare: impl Fn(&mut Command))
         command
     };
     let mut server = command("server").spawn().unwrap();
-    // Nobody reads what the server logs, and that does not end it.
+    // The server's log has no reader, which must not end the server.
     drop(server.stderr.take());
     await_listener(port.parse().unwrap());
     let client = command("client").output().unwrap();

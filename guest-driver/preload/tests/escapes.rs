@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Descriptors that go where the library cannot follow: to stdio, to other processes, to
-//! asynchronous I/O. Whatever a program does with them has the same result with and without the
-//! library at either end.
+//! Descriptors outside the library's reach: in stdio, in other processes, in asynchronous I/O. Any
+//! use of them has the same result with and without the library at either end.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
@@ -192,8 +191,8 @@ fn messages() -> usize {
     std::env::var("SMC_LOGGER").ok().and_then(|n| n.parse().ok()).unwrap_or(40)
 }
 
-/// Each is a process that connects, sends a line, closes and exits at once. The server may find the
-/// process gone before it has seen the end of the handshake.
+/// Each client is a process that connects, sends a line, closes and exits at once. The server may
+/// find the process gone before the end of the handshake.
 #[test]
 fn clients_that_send_and_exit_lose_nothing() {
     fn server(listener: TcpListener) {
@@ -263,7 +262,7 @@ fn what_came_before_a_reset_is_read() {
     in_all_combinations("what_came_before_a_reset_is_read", server, client);
 }
 
-/// A worker that echoes on the connections it is given, and checks their addresses.
+/// A worker, which echoes on its connections and checks their addresses.
 fn worker(socket: UnixStream, connections: usize) -> libc::pid_t {
     c::fork(move || {
         for _ in 0..connections {
@@ -329,7 +328,7 @@ fn a_program_is_spawned_on_a_connection_in_use() {
     in_all_combinations("a_program_is_spawned_on_a_connection_in_use", server, client);
 }
 
-/// As git's daemon does: the parent closes its copy while the child executes a program.
+/// Like git's daemon: the parent closes its copy while the child executes a program.
 #[test]
 fn a_program_that_is_executed_takes_over_a_connection_that_its_parent_closes() {
     const N: usize = 30;
@@ -361,8 +360,8 @@ fn a_program_that_is_executed_takes_over_a_connection_that_its_parent_closes() {
 
 unsafe extern "C" {
     fn dprintf(fd: libc::c_int, format: *const libc::c_char, ...) -> libc::c_int;
-    // Rust has no attribute for functions that return twice. So the child only calls functions until
-    // it executes a program.
+    // Rust has no attribute for functions that return twice. So the child only calls functions
+    // until it executes a program.
     fn vfork() -> libc::pid_t;
 }
 
@@ -460,7 +459,7 @@ fn asynchronous_reads_and_writes() {
     in_all_combinations("asynchronous_reads_and_writes", server, client);
 }
 
-/// A megabyte, so that the process ends long before the peer has taken all of it.
+/// A megabyte, so the process ends long before the peer has taken everything.
 #[test]
 fn what_stdio_wrote_before_the_program_ended_arrives() {
     const N: usize = 1 << 20;
@@ -484,7 +483,7 @@ fn what_stdio_wrote_before_the_program_ended_arrives() {
     in_all_combinations("what_stdio_wrote_before_the_program_ended_arrives", server, client);
 }
 
-/// A server like inetd's: the program that it executes for each client answers by stdio.
+/// A server like inetd's: the program executed for each client answers by stdio.
 #[test]
 fn a_program_that_uses_stdio_is_executed_for_each_client() {
     fn server(listener: TcpListener) {
@@ -505,8 +504,8 @@ fn a_program_that_uses_stdio_is_executed_for_each_client() {
     in_all_combinations("a_program_that_uses_stdio_is_executed_for_each_client", server, client);
 }
 
-/// A pipe that is partly full, as HAProxy uses it: what does not fit stays in the connection, and
-/// the call does not wait.
+/// A pipe that is partly full, as HAProxy uses it: bytes that do not fit stay in the connection,
+/// and the call does not wait.
 #[test]
 fn splice_into_a_pipe_that_is_nearly_full_does_not_wait() {
     const N: usize = 300_000;
@@ -572,7 +571,7 @@ fn a_set_with_the_number_of_a_closed_one_is_empty() {
     in_all_combinations("a_set_with_the_number_of_a_closed_one_is_empty", server, client);
 }
 
-/// A server that is full: it accepts and closes at once, or says why first.
+/// A forked child shares the set and its signal lines with the parent.
 #[test]
 fn a_child_that_closes_its_copy_of_a_set_delays_no_event_of_the_parent() {
     const ROUNDS: u8 = 10;
@@ -600,7 +599,7 @@ fn a_child_that_closes_its_copy_of_a_set_delays_no_event_of_the_parent() {
         assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
         let begun = std::time::Instant::now();
         (0..ROUNDS).for_each(|_| answer());
-        // A connection that nobody announces is looked at once a second.
+        // An unannounced connection is checked once a second.
         let took = begun.elapsed();
         assert!(took < std::time::Duration::from_secs(5), "{ROUNDS} rounds took {took:?}");
         unsafe { libc::close(set) };
@@ -623,13 +622,14 @@ fn a_child_that_closes_its_copy_of_a_set_delays_no_event_of_the_parent() {
     );
 }
 
+/// A server that is full: accepts and closes at once, or says why first.
 #[test]
 fn a_server_that_closes_at_once_is_an_end_of_data() {
     fn server(listener: TcpListener) {
         for i in 0..20 {
             let (stream, _) = listener.accept().unwrap();
             if i % 2 == 1 {
-                // What the kernel would take at once is taken at once.
+                // Bytes that the kernel would take at once are taken at once.
                 stream.set_nonblocking(true).unwrap();
                 assert_eq!((&stream).write(b"-ERR full\r\n").unwrap(), 11);
             }

@@ -25,7 +25,7 @@ fn number(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
-/// Runs the role of this process, if it is one of the test's programs.
+/// Runs the role of this process, if the process is one of the test's programs.
 fn is_program(server: fn(TcpListener), client: fn(u16)) -> bool {
     let Some((role, port)) = my_role() else { return false };
     match &*role {
@@ -72,7 +72,7 @@ fn echo(listener: TcpListener) {
     });
 }
 
-/// Sends bytes and reads them back. They are right, or there is an error.
+/// Sends bytes and reads them back: right bytes, or an error.
 fn round_trip(stream: TcpStream, n: usize) -> std::io::Result<()> {
     let data = pattern(n);
     let mut back = vec![0; n];
@@ -187,7 +187,7 @@ fn a_daemon_that_dies_in_mid_transfer_ends_connections_and_new_ones_work() {
     server.finish();
 }
 
-/// Makes many connections at once. Those for which SMC has no resources stay on TCP.
+/// Makes many connections at once. Connections without resources for SMC stay on TCP.
 fn crowd(port: u16) {
     let all = number("CONNECTIONS", 1);
     let bytes = number("BYTES", 1000);
@@ -275,7 +275,7 @@ fn delay(to: u16, by: Duration) -> u16 {
 }
 
 /// A Proposal may be late, because of a busy client or a lost packet. While the server's program
-/// only reads, the library waits for it.
+/// only reads, the library waits for the Proposal.
 #[test]
 fn a_proposal_that_comes_late_is_not_taken_for_data() {
     if is_program(echo, one_round_trip) {
@@ -296,7 +296,7 @@ fn a_proposal_that_comes_late_is_not_taken_for_data() {
 fn a_server_that_speaks_first_is_not_held_up_by_a_client_that_listens() {
     fn serve(listener: TcpListener) {
         let (mut stream, _) = listener.accept().unwrap();
-        // Accepts as soon as it can, like servers that wait for events.
+        // Accepts as soon as possible, like servers waiting for events.
         if std::env::var_os("POLLS").is_some() {
             stream.set_nonblocking(true).unwrap();
             assert_eq!(c::poll(&stream, libc::POLLOUT, 9000).unwrap(), libc::POLLOUT);
@@ -402,8 +402,7 @@ fn enterprise_ids_that_do_not_match_leave_tcp() {
 
 #[test]
 fn a_fork_during_the_handshake_harms_neither_side() {
-    /// Forks during the handshakes: a child that does nothing, and a child that uses the
-    /// connections.
+    /// Forks during the handshakes: an idle child, and a child that uses the connections.
     fn forking(port: u16) {
         for round in 0..number("CONNECTIONS", 1) {
             let stream = c::connect_nonblocking(port);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs in filters of system calls that end a process for what it may not call, as those of
-//! `SystemCallFilter=` do.
+//! Programs in filters of system calls, such as `SystemCallFilter=`, that end a process at a
+//! forbidden call.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
@@ -9,8 +9,8 @@ use std::ffi::c_long;
 
 use common::{Fabric, Running, await_listener, compiled, free_port, run_ends};
 
-/// What a service may not call with `SystemCallFilter=@system-service` and, as systemd's manual has
-/// it, `SystemCallFilter=~@privileged @resources` (systemd 252).
+/// The forbidden calls of a service with `SystemCallFilter=@system-service` and, as in systemd's
+/// manual, `SystemCallFilter=~@privileged @resources` (systemd 252).
 #[rustfmt::skip]
 const UNUSUAL: [c_long; 70] = [
     libc::SYS_acct, libc::SYS_adjtimex, libc::SYS_bpf, libc::SYS_capset, libc::SYS_chroot,
@@ -99,7 +99,7 @@ raise SystemExit(os.system('true'))
     }
 }
 
-/// The one end has a connection on SMC when it gets the filter, and the other one has none.
+/// One end has a connection on SMC when it gets the filter, and the other end has none.
 #[test]
 fn a_program_that_gets_a_filter_goes_on_with_its_connections() {
     let program = compiled("sandboxed", &[]);

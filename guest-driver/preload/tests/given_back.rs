@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A descriptor is given back as it was: whatever the library has done to a socket that the program
-//! keeps, the socket has the options, flags and registrations that it would have on TCP, and carries
-//! its next connection as it would on TCP.
+//! A descriptor is given back in its state on TCP: after any action of the library on a socket, the
+//! socket has the same options, flags and registrations as on TCP, and carries its next connection
+//! in the same way.
 //!
-//! Each program prints what it sees, and all combinations must print what they print on TCP.
+//! Each program prints its observations, and all combinations must print the same as on TCP.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
@@ -23,7 +23,7 @@ use common::{Fabric, await_listener, free_port, my_role, role};
 const MANY: usize = 4_063_232;
 const TEST: &str = "a_socket_is_given_back_as_it_was";
 
-/// Options whose values depend on the time, on the path of the packets, or on what was asked before.
+/// Options whose values depend on the time, on the path of the packets, or on earlier questions.
 const VARYING: &[(i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_ERROR),
     (libc::SOL_SOCKET, libc::SO_SNDBUF),
@@ -38,7 +38,7 @@ const VARYING: &[(i32, i32)] = &[
     (libc::IPPROTO_TCP, libc::TCP_CC_INFO),
     (libc::IPPROTO_TCP, libc::TCP_TIMESTAMP),
     (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
-    // The kernel changes it with the traffic.
+    // The kernel changes TCP_QUICKACK with the traffic.
     (libc::IPPROTO_TCP, libc::TCP_QUICKACK),
     (libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE),
     (libc::IPPROTO_TCP, libc::TCP_MAXSEG),
@@ -47,7 +47,7 @@ const VARYING: &[(i32, i32)] = &[
     (libc::IPPROTO_IP, 52),
 ];
 
-/// All options that `getsockopt` knows, and the flags of a descriptor.
+/// Every option known to `getsockopt`, and the flags of a descriptor.
 fn properties(fd: i32) -> String {
     let mut text = String::new();
     for (level, most) in [(libc::SOL_SOCKET, 90), (libc::IPPROTO_TCP, 50), (libc::IPPROTO_IP, 60)] {
@@ -76,7 +76,7 @@ fn properties(fd: i32) -> String {
     text
 }
 
-/// What the kernel itself watches for an epoll set, without numbers of inodes.
+/// The kernel's own registrations of an epoll set, without numbers of inodes.
 fn registrations(set: &c::Epoll) -> String {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", set.as_raw_fd())).unwrap();
     let lines = text.lines().filter(|line| line.starts_with("tfd:"));
@@ -84,7 +84,7 @@ fn registrations(set: &c::Epoll) -> String {
     words.collect::<Vec<_>>().join("; ")
 }
 
-/// A client's socket, which makes one connection after the other.
+/// A client's socket for one connection after the other.
 struct Reused {
     socket: TcpStream,
     port: u16,
@@ -219,8 +219,8 @@ fn client(port: u16) {
         one.carries_many_bytes();
     }
 
-    // The program ends it itself first. What a disconnect says depends on whether the peer has ended it,
-    // too: this one does not.
+    // The program ends the connection itself first. The result of a disconnect depends on whether
+    // the peer has also ended the connection: this one does not.
     let one = Reused::new(port);
     one.connect();
     one.meet(b'h');
@@ -230,7 +230,7 @@ fn client(port: u16) {
     one.carries_many_bytes();
     drop(one);
 
-    // A connection that is refused.
+    // A refused connection.
     let one = Reused { port: free_port(), ..Reused::new(port) };
     one.connect();
     one.show("unconnected, refused");
@@ -238,7 +238,7 @@ fn client(port: u16) {
     one.carries_many_bytes();
     drop(one);
 
-    // Refused while nobody waits.
+    // Refused while no call waits.
     let one = Reused { port: free_port(), ..Reused::new(port) };
     one.socket.set_nonblocking(true).unwrap();
     one.connect();
@@ -247,12 +247,12 @@ fn client(port: u16) {
     one.socket.set_nonblocking(false).unwrap();
     one.show("unconnected, refused later");
     let one = Reused { port, ..one };
-    // The kernel says once more that the first connection has failed.
+    // The kernel reports once more that the first connection has failed.
     one.connect();
     one.carries_many_bytes();
     drop(one);
 
-    // Two descriptors, of which one is closed.
+    // Two descriptors, one of them closed.
     let one = Reused::new(port);
     one.connect();
     one.meet(b'e');
@@ -264,7 +264,7 @@ fn client(port: u16) {
     one.carries_many_bytes();
     drop((one, other));
 
-    // It listens afterwards.
+    // The socket listens afterwards.
     let one = Reused::new(port);
     one.connect();
     one.meet(b'e');
@@ -279,8 +279,8 @@ fn client(port: u16) {
     one.meet(b'q');
 }
 
-/// A child of a fork uses the connection: in both processes the options are those that the program
-/// has set, and do what they say.
+/// A child of a fork uses the connection: in both processes the program's options keep their values
+/// and effects.
 fn in_a_child(port: u16) {
     use std::time::Duration;
     let one = Reused::new(port);
@@ -312,13 +312,13 @@ fn in_a_child(port: u16) {
     println!("seen new time limit: {waited:?}");
 }
 
-/// What the programs saw, in the order in which they saw it.
+/// The observations of the programs, in their order.
 fn seen(text: &str) -> Vec<String> {
     let lines = text.lines().filter_map(|line| line.split_once("seen "));
     lines.map(|(_, seen)| seen.to_owned()).collect()
 }
 
-/// The words in which two lines differ.
+/// The words that differ between two lines.
 fn differences(tcp: &str, smc: &str) -> String {
     let words = |text: &str| -> BTreeMap<String, String> {
         let words = text.split(' ').filter_map(|word| word.split_once('='));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Clients that send a part of a message and stay, which cost their server neither threads nor
-//! processor time, clients that end their direction as soon as they may, and event loops with many
+//! Clients that send a part of a message and stay, at no cost of threads or processor time for
+//! their server, clients that end their direction as soon as possible, and event loops with many
 //! handshakes at a time.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
@@ -20,12 +20,12 @@ use smc_core::handshake::{Config, IsmDevice, start};
 use smc_core::time::Tick;
 use smc_core::wire::ids::{Chid, Eid, Gid, PeerId};
 
-/// Clients that stay.
+/// Number of staying clients.
 const CLIENTS: usize = 200;
 /// The first byte of a Proposal.
 const BEGINNING: [u8; 1] = [0xe2];
 
-/// An event loop, as nginx has one.
+/// An event loop, like nginx's.
 fn serve(listener: &TcpListener) {
     listener.set_nonblocking(true).unwrap();
     let set = c::Epoll::new();
@@ -78,7 +78,7 @@ fn ask(port: u16, what: &str) -> String {
     String::from_utf8_lossy(&answer[..n]).into_owned()
 }
 
-/// Threads of the server, and the processor time that it has used.
+/// Number of threads of the server, and the server's processor time so far.
 fn cost(port: u16) -> (usize, Duration) {
     let answer = ask(port, "cost");
     let (threads, millis) = answer.split_once(' ').expect(&answer);
@@ -123,7 +123,7 @@ fn half_open_clients_cost_no_thread_and_no_processor() {
     server.finish();
 }
 
-/// No library can tell such a client from one that proposes SMC, until it has sent more.
+/// The library cannot tell such a client from one proposing SMC, until more bytes have come.
 #[test]
 fn a_client_whose_only_byte_begins_an_eye_catcher_is_answered_soon() {
     const TEST: &str = "a_client_whose_only_byte_begins_an_eye_catcher_is_answered_soon";
@@ -145,7 +145,7 @@ fn a_client_whose_only_byte_begins_an_eye_catcher_is_answered_soon() {
         let took = begun.elapsed();
         println!("{kind}: answered after {took:?}");
         assert_eq!(answer, BEGINNING);
-        // 200 ms, and not the 5 s for which a server waits that only reads.
+        // 200 ms, and not the 5 s of a server that only reads.
         assert!(took < Duration::from_secs(3), "{kind}: {took:?}");
         drop(stream);
         ask_to_stop(port);
@@ -171,7 +171,7 @@ fn echo(listener: &TcpListener) {
     }
 }
 
-/// A Proposal on a device that no server has.
+/// A Proposal with a device that no server has.
 fn proposal() -> Vec<u8> {
     let mut config = Config::new(PeerId([7; 8]));
     config.ueids = vec![Eid::new("NOBODY").unwrap()];
@@ -179,8 +179,8 @@ fn proposal() -> Vec<u8> {
     start(Arc::new(config), Tick(0)).unwrap().1
 }
 
-/// Such a client has read all that the server has sent, so its end is a FIN. The server's program sees
-/// the end of data.
+/// Such a client has read all bytes of the server, so the client's end is a FIN. The server's
+/// program sees the end of data.
 #[test]
 fn a_client_that_leaves_before_it_answers_breaks_nothing() {
     const TEST: &str = "a_client_that_leaves_before_it_answers_breaks_nothing";
@@ -214,8 +214,8 @@ fn a_client_that_leaves_before_it_answers_breaks_nothing() {
     assert_eq!(fabric.said("\"left\""), 3);
 }
 
-/// The server still does its own part after the Decline has reached the client. An end that comes
-/// meanwhile is that of a client which awaits its answer, not of one that was killed.
+/// The server still does its own part after the Decline has reached the client. An end coming
+/// meanwhile is of a client awaiting its answer, not of a killed one.
 #[test]
 fn a_client_that_is_declined_sends_its_request_and_ends_its_direction() {
     const TEST: &str = "a_client_that_is_declined_sends_its_request_and_ends_its_direction";
@@ -251,7 +251,7 @@ fn sleeps() -> usize {
     line.unwrap().trim().parse().unwrap()
 }
 
-/// Connections that an event loop makes at a time.
+/// Number of connections of an event loop at a time.
 const AT_ONCE: usize = 60;
 
 /// Echoes on many connections at a time, from one event loop.
@@ -267,7 +267,7 @@ fn connect_many(port: u16) {
         streams.push(stream);
     }
     let slept = sleeps() - before;
-    // It may sleep for a lock or two.
+    // The thread may sleep for a lock or two.
     assert!(slept < AT_ONCE / 2, "slept {slept} times in {AT_ONCE} calls that must not wait");
     let mut done = 0;
     while done < AT_ONCE {
@@ -287,8 +287,8 @@ fn connect_many(port: u16) {
     }
 }
 
-/// A call that enters a connection in a set does not wait for its handshake: the waits for the set go
-/// on with all of them.
+/// A call to enter a connection in a set does not wait for the handshake: the waits for the set go
+/// on with all handshakes.
 #[test]
 fn connections_of_an_event_loop_do_not_wait_for_each_other() {
     const TEST: &str = "connections_of_an_event_loop_do_not_wait_for_each_other";
@@ -313,13 +313,14 @@ fn connections_of_an_event_loop_do_not_wait_for_each_other() {
 
 /// New half-open clients, per second.
 const RATE: u32 = 1_000;
-/// Before so many more of them have come, half of the others are served. On a machine that is not
-/// loaded these are 300 ms, and the measurement shows far less; a loaded one slows the flood, too.
+/// Half of the requests are served before so many more half-open clients have come. On an idle
+/// machine this number takes 300 ms, and the measurement shows far less; a loaded machine slows the
+/// flood, too.
 const PROMPT: f64 = 300.0;
 /// Requests of a client beside the flood.
 const REQUESTS: usize = 60;
 
-/// p50 and p99 of the time that a request on a new connection takes.
+/// p50 and p99 of the time of a request on a new connection.
 fn ask_often(port: u16, mut enough: impl FnMut(usize) -> bool) -> (Duration, Duration) {
     let mut times = Vec::new();
     while !enough(times.len()) {
@@ -332,8 +333,7 @@ fn ask_often(port: u16, mut enough: impl FnMut(usize) -> bool) -> (Duration, Dur
     (times[times.len() / 2], times[times.len() * 99 / 100])
 }
 
-/// p50 and p99 of the time that a request takes of a client that proposes SMC, in a process of its
-/// own.
+/// p50 and p99 of the time of a request of a client that proposes SMC, in a process of its own.
 fn ask_by_smc(fabric: &Fabric, test: &str, port: u16) -> (Duration, Duration) {
     let program = fabric.smc(std::env::current_exe().unwrap());
     let said = role(&mut { program }, test, "client", port).finish();
@@ -360,7 +360,7 @@ fn flood(test: &str, bytes: usize, count: usize) {
     if limit.current < enough {
         let maximum = limit.maximum.max(enough);
         let raised = setrlimit(Resource::Nofile, Rlimit { current: enough, maximum });
-        // Without the right to raise it, what there is has to do.
+        // Without the right to raise the limit, the present one has to do.
         if raised.is_err() {
             setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
         }
@@ -370,7 +370,7 @@ fn flood(test: &str, bytes: usize, count: usize) {
     let mut program = fabric.smc(std::env::current_exe().unwrap());
     let server = role(&mut program, test, "server", port);
     await_listener(port);
-    // The attacker has a device, which the server reaches.
+    // The attacker has a device within the server's reach.
     let stack = Stack::open(Driver::new(fabric.devices().join("02.sock"))).unwrap();
     let mut config = Config::new(PeerId([7; 8]));
     config.ueids = vec![Eid::new("VIRTIO-ISM").unwrap()];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Listeners that get into the hands of a program without the library. TCP option 254 answers for a
-//! socket, whoever accepts its clients: no such program may read a byte of SMC, and all clients must
-//! be served. The option needs root. Without it these tests print that they are skipped, and fail
-//! where `CI=true`.
+//! Listeners handed on to a program without the library. TCP option 254 answers for a socket,
+//! whichever program accepts its clients: no such program may read a byte of SMC, and all clients
+//! must be served. The option needs root. Without root these tests print SKIPPED, and fail where
+//! `CI=true`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 #[path = "../../tests/rendezvous/bed.rs"]
@@ -41,12 +41,12 @@ const WAYS: [&str; 13] = [
     "SCM_RIGHTS",
 ];
 
-/// A program with the library, and the rendezvous as `smc run` passes it on.
+/// A program with the library, and the rendezvous in the form of `smc run`.
 fn with_library(fabric: &Fabric, passed: &PassedOn) -> Command {
     with_settings(fabric.smc(std::env::current_exe().unwrap()), passed)
 }
 
-/// The same without any capability.
+/// Like [`with_library`], without any capability.
 fn without_rights(fabric: &Fabric, passed: &PassedOn) -> Command {
     let mut command = fabric.smc("setpriv");
     command.args(["--bounding-set=-all", "--inh-caps=-all", "--securebits=+noroot"]);
@@ -71,7 +71,7 @@ fn client(mut command: Command, test: &str, first: &str, visits: usize) -> Runni
     role(&mut command, test, "client", PORT)
 }
 
-/// The kernel's mark says that the client of a connection is answered.
+/// Waits until no socket listens on [`PORT`] (1770 hexadecimal) any more.
 fn await_closed() {
     eventually(|| {
         let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
@@ -79,7 +79,7 @@ fn await_closed() {
     });
 }
 
-/// How the owner of a listener is started.
+/// The start of a listener's owner.
 type Start = fn(&Fabric, &PassedOn) -> Command;
 
 fn attached() -> PassedOn {
@@ -114,10 +114,10 @@ fn hand_over(
     let owner = role(&mut owner, test, "owner", PORT);
     await_listener(PORT);
     if !early {
-        // It hands the listener on before anybody comes.
+        // The owner hands the listener on before any client comes.
         eventually(|| fabric.said("left_listener") > 0);
     }
-    // A client that was answered, if the listener is not handed on yet.
+    // This client's SYN is answered if the listener is not handed on yet.
     let before = client(with_library(&fabric, passed), test, first, 1);
     before.finish_beside(&[&owner]);
     client(plain(), test, first, 1).finish_beside(&[&owner]);
@@ -201,7 +201,8 @@ fn a_program_with_the_library_goes_on_with_smc() {
     });
 }
 
-/// The same for a program that runs already, as the next HAProxy does: it gets the listener by a message.
+/// Like the test above, for a program that runs already, like the next HAProxy: the listener comes
+/// by a message.
 #[test]
 fn a_program_that_gets_the_listener_by_a_message_goes_on_with_smc() {
     if is_program() {
@@ -238,7 +239,7 @@ fn a_program_that_gets_the_listener_by_a_message_goes_on_with_smc() {
     });
 }
 
-/// A connection that nobody has used is decided before a program without the library gets it.
+/// An unused connection is decided before a program without the library gets it.
 #[test]
 fn a_connection_handed_on_has_no_byte_of_smc() {
     if is_program() {
@@ -273,8 +274,8 @@ fn a_connection_handed_on_has_no_byte_of_smc() {
     });
 }
 
-/// A client whose server got its listener in a way that nobody can see fails once, and its program
-/// sees nothing of it.
+/// A server gets its listener unseen by the library. Its client's first attempt fails, invisible to
+/// the client's program.
 #[test]
 fn a_client_connects_again_where_nobody_took_the_answer_back() {
     if is_program() {
@@ -312,7 +313,7 @@ fn a_client_connects_again_where_nobody_took_the_answer_back() {
     });
 }
 
-/// The number of the descriptor that listens in a process.
+/// The number of the listening descriptor in a process.
 fn number_of_listener(pid: u32) -> c_int {
     let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
     let line = table.lines().find(|line| line.contains(":1770 ") && line.contains(" 0A ")).unwrap();
@@ -323,7 +324,7 @@ fn number_of_listener(pid: u32) -> c_int {
     fds.into_iter().find(is_it).unwrap().file_name().to_str().unwrap().parse().unwrap()
 }
 
-/// A listener that a program with the library inherits, and does not use, goes on as it was.
+/// A listener that a program with the library inherits, and does not use, stays unchanged.
 #[test]
 fn a_listener_that_leaks_into_a_program_with_the_library_stays_plain() {
     if is_program() {
@@ -334,7 +335,7 @@ fn a_listener_that_leaks_into_a_program_with_the_library_stays_plain() {
         bed::ip("link set lo up");
         let fabric = Fabric::new(3);
         let passed = attached();
-        // The settings are for its child, which has the library.
+        // The settings are for the server's child, which has the library.
         let mut server = with_library(&fabric, &passed);
         server.env_remove("LD_PRELOAD").env("LIBRARY", common::library());
         let server = role(&mut server, test, "leaky", PORT);
@@ -346,7 +347,7 @@ fn a_listener_that_leaks_into_a_program_with_the_library_stays_plain() {
     });
 }
 
-/// The clients of a listener that is closed may come to another one, of a program without the library.
+/// The clients of a closed listener may come to another one, of a program without the library.
 #[test]
 fn a_listener_whose_clients_may_migrate_does_not_answer() {
     if is_program() {

@@ -24,14 +24,15 @@ fn in_all_combinations(test: &str, connections: usize, server: fn(TcpListener), 
     run(test, (2 * connections, 0), server, client);
 }
 
-/// The same, with the ends of connections that are on SMC and on TCP if both ends have the library.
+/// Like `in_all_combinations`, with the ends of connections on SMC and on TCP if both ends have the
+/// library.
 fn run(test: &str, decided: (usize, usize), server: fn(TcpListener), client: fn(u16)) {
     let connections = (decided.0 + decided.1) / 2;
     in_each_combination(test, server, client, |fabric, ends| {
         let (smc, tcp) = fabric.decided();
         match ends {
             (true, true) => assert_eq!((smc, tcp), decided, "{:?}", fabric.broken()),
-            // A program that is executed for a client finds the client's first bytes there already.
+            // A program executed for a client finds the client's first bytes already there.
             (true, false) => assert!(smc == 0 && tcp <= connections, "{smc} {tcp}"),
             _ => assert_eq!((smc, tcp), (0, 0)),
         }
@@ -189,7 +190,7 @@ fn a_second_connect_returns_what_became_of_the_first() {
     in_all_combinations("a_second_connect_returns_what_became_of_the_first", 1, server, client);
 }
 
-/// The error comes while the thread that would propose SMC may not have seen it yet.
+/// The error comes while the thread about to propose SMC may not have seen it yet.
 #[test]
 fn a_connect_that_is_refused_says_so_each_time() {
     fn server(listener: TcpListener) {
@@ -568,7 +569,7 @@ fn processes_take_turns_on_a_connection() {
             stream.write_all(&buf).unwrap();
         };
         echo(&mut stream, 4);
-        // A child that never uses the connection changes nothing.
+        // An idle child changes nothing.
         c::wait(c::fork(|| {}));
         echo(&mut stream, 5);
         for turn in 0..2 {

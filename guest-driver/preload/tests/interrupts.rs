@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Signal handlers that call the library, jumps out of its calls, and threads that end in them: as on
-//! TCP, with the library at both ends and at none.
+//! Signal handlers that call the library, jumps out of its calls, and threads ending in calls: as
+//! on TCP, with the library at both ends and at none.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections whose process ends, or executes another program, while somebody else still uses them:
-//! the bytes keep flowing, and nothing is left behind afterwards.
+//! Connections of a process that ends, or executes another program, while another process still
+//! uses them: the bytes keep flowing, and nothing is left behind afterwards.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
@@ -138,7 +138,7 @@ fn a_process_passes_a_connection_on_and_ends() {
     in_all_combinations("a_process_passes_a_connection_on_and_ends", server, client);
 }
 
-/// A program that is spawned outlives its parent.
+/// A spawned program outlives its parent.
 #[test]
 fn a_program_outlives_the_process_that_spawned_it() {
     fn server(listener: TcpListener) {
@@ -148,7 +148,7 @@ fn a_program_outlives_the_process_that_spawned_it() {
         let mut cat = Command::new("sh");
         cat.args(["-c", "sleep 0.2; exec cat"]).stdin(input);
         let cat = cat.stdout(std::os::fd::OwnedFd::from(stream)).stderr(Stdio::null()).spawn();
-        // It goes on when this process has ended.
+        // The program goes on after the end of this process.
         std::mem::forget(cat.unwrap());
     }
     fn client(port: u16) {
@@ -173,7 +173,7 @@ fn inheritable(stream: TcpStream) -> RawFd {
     77
 }
 
-/// What has arrived, half of it read, and what is still on its way.
+/// The program gets the arrived bytes, half of them read, and the bytes still on their way.
 #[test]
 fn a_client_executes_a_program_in_the_middle_of_a_transfer() {
     fn server(listener: TcpListener) {
@@ -230,7 +230,7 @@ extern "C" fn count_child(_: i32) {
     CHILDREN_ENDED.fetch_add(1, Ordering::SeqCst);
 }
 
-/// A program that does not exist: the connection is as it was, and there is no child to wait for.
+/// A program that does not exist: the connection is unchanged, and there is no child to wait for.
 #[test]
 fn a_failed_exec_leaves_everything_as_it_was() {
     fn server(listener: TcpListener) {
@@ -257,7 +257,7 @@ fn a_failed_exec_leaves_everything_as_it_was() {
     in_all_combinations("a_failed_exec_leaves_everything_as_it_was", server, client);
 }
 
-/// A shell that reads what such a program prints goes on when the program has ended, although its
+/// A shell reading the output of such a program goes on after the program's end, although the
 /// connection lives on.
 #[test]
 fn nothing_of_the_program_stays_open() {
@@ -321,7 +321,7 @@ fn a_client_goes_to_the_background_before_its_first_byte() {
     in_all_combinations(test, late_server, client);
 }
 
-/// What the parent wrote before the fork comes before what the child writes.
+/// The parent's bytes from before the fork come before the child's.
 #[test]
 fn a_client_forks_while_its_handshake_is_under_way() {
     fn client(port: u16) {
@@ -343,7 +343,7 @@ fn a_client_forks_while_its_handshake_is_under_way() {
     in_all_combinations("a_client_forks_while_its_handshake_is_under_way", late_server, client);
 }
 
-/// The handshake of a connection that its program has closed goes on in the parent only.
+/// The handshake of a connection closed by its program goes on in the parent only.
 #[test]
 fn a_child_has_nothing_of_a_closed_connection() {
     const ROUNDS: usize = 20;
@@ -405,7 +405,8 @@ fn a_client_spawns_a_program_while_its_handshake_is_under_way() {
     in_all_combinations(test, late_server, client);
 }
 
-/// The connection is in an epoll set when it gets its relay, and SMC carries it in the end.
+/// The connection is in an epoll set when its relay begins, and SMC carries the connection in the
+/// end.
 #[test]
 fn an_epoll_set_keeps_a_client_that_starts_a_program_in_its_handshake() {
     fn client(port: u16) {
@@ -427,7 +428,7 @@ fn an_epoll_set_keeps_a_client_that_starts_a_program_in_its_handshake() {
     in_all_combinations(test, late_server, client);
 }
 
-/// The descriptor is closed by exec, and what was written before arrives all the same.
+/// The descriptor is closed by exec, and the bytes written before arrive all the same.
 #[test]
 fn bytes_that_wait_for_a_handshake_survive_an_exec() {
     fn server(listener: TcpListener) {
@@ -445,7 +446,7 @@ fn bytes_that_wait_for_a_handshake_survive_an_exec() {
     in_all_combinations("bytes_that_wait_for_a_handshake_survive_an_exec", server, client);
 }
 
-/// The servers accept only after the processes have ended, so a process that waited for its server
+/// The servers accept only after the processes have ended, so a process waiting for its server
 /// would wait for ever.
 #[test]
 fn a_process_that_has_written_ends_before_its_server_accepts() {
@@ -495,7 +496,7 @@ fn a_process_that_has_written_ends_before_its_server_accepts() {
     in_all_combinations(test, server, client);
 }
 
-/// What a child has written comes before what its parent writes after it.
+/// The child's bytes come before the later bytes of its parent.
 #[test]
 fn a_parent_writes_behind_its_child() {
     const ROUNDS: usize = 20;
@@ -519,7 +520,7 @@ fn a_parent_writes_behind_its_child() {
     in_all_combinations("a_parent_writes_behind_its_child", server, client);
 }
 
-/// Two children that are there before one of them uses the connection.
+/// Two children, both forked before one of them uses the connection.
 #[test]
 fn two_children_take_turns() {
     fn server(listener: TcpListener) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Clients that are killed at any moment of connecting and talking. They must leave nothing behind:
-//! no mapping and no descriptor in the server, nothing on the devices. `SMC_KILLS=2000 cargo test
+//! Clients killed at any moment of connecting and talking. They must leave nothing behind: no
+//! mapping and no descriptor in the server, nothing on the devices. `SMC_KILLS=2000 cargo test
 //! --release -p smc-preload --test kills` runs longer than the suite does.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
@@ -21,7 +21,7 @@ use held::Held;
 const LANES: usize = 7;
 /// Number of connections that a client makes at a time.
 const AT_ONCE: usize = 3;
-/// What a client prints after its first exchange.
+/// A client's output after its first exchange.
 const TALKING: &str = "talking";
 
 /// Echoes.
@@ -87,7 +87,7 @@ fn killed_clients_leave_nothing_behind() {
         let Held { descriptors, mappings, threads, .. } = Held::by(server.pid());
         (descriptors, mappings, threads)
     };
-    // Descriptors of this process: those of the daemon, and the pipes to programs.
+    // Descriptors of this process: the daemon's, and the pipes to programs.
     let open = || Held::by(std::process::id()).descriptors;
     // The server's threads end, and the daemon releases slabs.
     thread::sleep(Duration::from_millis(500));
@@ -120,7 +120,7 @@ fn killed_clients_leave_nothing_behind() {
         }
     });
     common::eventually(alone);
-    // The server makes one timer when it first needs it.
+    // The server makes one timer at the first need.
     let is_clean = || {
         let ((fds, mappings, threads), open) = (held(), open());
         // Something of the first visitor may still have been there.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sockets in the middle of a handshake that get into a program with the library by chance: another
-//! thread has made them while the program was started.
+//! Sockets in the middle of a handshake, inherited by a program with the library by chance: another
+//! thread has made the sockets during the start of the program.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
@@ -30,7 +30,7 @@ fn has_bytes(socket: &TcpStream) -> bool {
     socket.peek(&mut [0; 8]).is_ok_and(|n| n == 8)
 }
 
-/// Runs a program with the library, which gets a socket and does nothing with it.
+/// Runs an idle program with the library, which inherits a socket.
 fn run_with(fabric: &Fabric, socket: &TcpStream) {
     fcntl_setfd(socket, FdFlags::empty()).unwrap();
     let output = fabric.smc("sh").args(["-c", ":"]).output().unwrap();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The functions of the installed libc that take descriptors: each has a hook, or is in
-//! `libc/no_hooks.txt` with the reason why it needs none. So a function that a new libc brings
-//! fails here until somebody has judged it.
+//! `libc/no_hooks.txt` with the reason why it needs none. So each function of a new libc fails here
+//! until judged.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The functions that an object exports, without their versions, and their addresses.
+/// The exported functions of an object, without their versions, and their addresses.
 fn exported(object: &Path) -> BTreeMap<String, String> {
     let nm = Command::new("nm").args(["-D", "--defined-only"]).arg(object).output().unwrap();
     assert!(nm.status.success(), "{}", String::from_utf8_lossy(&nm.stderr));
@@ -67,7 +67,7 @@ fn is_descriptor(parameter: &str) -> bool {
     is_number && (name == "s" || parts.iter().any(|part| name.contains(part)))
 }
 
-/// The names of functions that the text declares with a descriptor.
+/// The names of functions declared with a descriptor.
 fn with_descriptors(text: &str) -> BTreeSet<String> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut found = BTreeSet::new();
@@ -83,7 +83,7 @@ fn with_descriptors(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// The functions of the list, and what is wrong with the list itself.
+/// The functions of the list. Panics on a fault in the list itself.
 fn listed() -> BTreeMap<&'static str, &'static str> {
     let mut listed = BTreeMap::new();
     let mut why = "";
@@ -126,7 +126,7 @@ fn each_other_name_of_a_hooked_function_has_a_hook() {
     let listed = listed();
     let missing = libc.iter().filter(|(name, address)| {
         let same = hooked.iter().any(|(_, other)| other == address);
-        // What _FORTIFY_SOURCE makes of calls.
+        // The names of calls compiled with _FORTIFY_SOURCE.
         let plain = name.strip_prefix("__").and_then(|name| name.strip_suffix("_chk"));
         let is_checked = plain.is_some_and(|plain| hooks.contains_key(plain));
         (same || is_checked) && !hooks.contains_key(*name) && !listed.contains_key(name.as_str())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections live on wherever a fork would let them: whatever makes a copy of the process, ends it,
-//! or closes descriptors on the way to another program.
+//! Connections live on wherever they would on TCP after a fork: with any call that copies the
+//! process, ends the process, or closes descriptors on the way to another program.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
@@ -53,7 +53,7 @@ fn serve(listener: &TcpListener, times: usize) {
     }
 }
 
-/// A connection that has been in use.
+/// A connection already used.
 fn connect_and_use(port: u16) -> TcpStream {
     let mut stream = connect(port);
     exchange_as_client(&mut stream);
@@ -71,7 +71,7 @@ fn a_program_becomes_a_daemon_by_libc() {
     }
     fn client(port: u16) {
         for closes in [1, 0, 1] {
-            // The parent waits for the process that becomes a daemon, and not for the daemon.
+            // The parent waits for the process about to become a daemon, and not for the daemon.
             let parent = c::fork(|| {
                 let stream = connect_and_use(port);
                 let session = unsafe { libc::getsid(0) };
@@ -100,13 +100,13 @@ const FORKS: [Fork; 4] = [
         libc::signal(libc::SIGHUP, libc::SIG_IGN);
         let child = libc::forkpty(&mut end, none, none.cast(), none.cast());
         if child > 0 {
-            // The child needs the terminal until it has made it its own.
+            // The child needs the terminal until it has made the terminal its own.
             std::thread::sleep(Duration::from_millis(1500));
         }
         child
     },
     || unsafe {
-        // As daemons do that must not get a terminal again.
+        // Like daemons that must not get a terminal again.
         match libc::fork() {
             0 => {
                 libc::setsid();
@@ -228,14 +228,14 @@ fn a_program_gets_the_connection_although_its_parent_has_closed_all_others() {
             });
             c::wait(child);
             stream.write_all(b"and its parent").unwrap();
-            // As on TCP, nobody else has it any more.
+            // As on TCP, no other process has the connection any more.
         }
     }
     let test = "a_program_gets_the_connection_although_its_parent_has_closed_all_others";
     in_all_combinations(test, server, client);
 }
 
-/// What a child of a fork does with an inherited connection after it has closed everything else: it
+/// A child of a fork uses an inherited connection after it has closed everything else: the child
 /// need not execute a program.
 #[test]
 fn a_child_uses_the_connection_after_it_has_closed_all_others() {
@@ -306,8 +306,8 @@ fn a_process_closes_everything_and_goes_on() {
     in_all_combinations("a_process_closes_everything_and_goes_on", server, client);
 }
 
-/// The threads of the library have the descriptors of the program. It has one thread, so nothing is
-/// left open behind its back.
+/// The threads of the library share the descriptors of the program. The program has one thread, so
+/// a close must leave nothing open.
 #[test]
 fn what_a_program_closes_for_itself_alone_is_closed() {
     fn server(listener: TcpListener) {
@@ -343,7 +343,7 @@ fn a_child_that_shares_the_descriptors_leaves_them_alone() {
     }
     fn client(port: u16) {
         extern "C" fn child(fds: *mut libc::c_void) -> i32 {
-            // It makes some calls that the library looks at, and closes a file of its parent.
+            // The child makes some calls with hooks, and closes a file of its parent.
             let number = fds as usize as i32;
             let mut byte = [0u8];
             unsafe {

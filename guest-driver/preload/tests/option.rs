@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Unmodified programs that find each other by TCP option 254, without settings. The option needs
-//! root. Without it these tests print that they are skipped, and fail where `CI=true`.
+//! Unmodified programs finding each other by TCP option 254, without settings. The option needs
+//! root. Without root these tests print SKIPPED, and fail where `CI=true`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 #[path = "../../tests/rendezvous/bed.rs"]
@@ -23,7 +23,7 @@ use wire::{Fate, HERE, THERE, Wire};
 
 const PORT: u16 = 6000;
 
-/// The rendezvous that the programs inherit, in the way in which `smc run` passes it on.
+/// The rendezvous for the programs, passed on as by `smc run`.
 struct Passed {
     text: PassedOn,
     policy: Option<std::path::PathBuf>,
@@ -51,7 +51,7 @@ impl Passed {
             .env("SMC_RUN_CONNECT", "")
             .env("SMC_RUN_RENDEZVOUS", mode)
             .env("SMC_RUN_OPTION", self.text.to_string())
-            // The time limits below find a program that waits for this.
+            // The time limits below find a program waiting for the timeout.
             .env("SMC_RUN_DETECT_MS", "8000");
         if let Some(policy) = &self.policy {
             command.env("SMC_RUN_POLICY", policy);
@@ -74,8 +74,8 @@ fn meet(test: &str, mut server: Command, mut client: Command, first: &str) -> Du
     Duration::from_millis(millis.and_then(|text| text.parse().ok()).expect(&said))
 }
 
-/// One of the programs. It matters which end writes first. A server that reads first soon has the
-/// client's first bytes; a server that writes first does not.
+/// One of the programs. The first writer matters. A server that reads first soon has the client's
+/// first bytes; a server that writes first does not.
 fn is_program() -> bool {
     let Some((role, port)) = my_role() else { return false };
     let server_first = std::env::var("FIRST").unwrap() == "server";
@@ -132,14 +132,14 @@ fn is_program() -> bool {
     true
 }
 
-/// A socket whose first connection is refused while nobody waits for it, and its second connection.
+/// A socket whose first connection is refused while no call waits, and its second connection.
 fn connect_after_a_refusal() -> TcpStream {
     let host = THERE[0].parse().unwrap();
     let stream = c::connect_nonblocking_to(host, PORT + 1);
     c::poll(&stream, libc::POLLOUT, 9000).unwrap();
     assert!(stream.take_error().unwrap().is_some());
     stream.set_nonblocking(false).unwrap();
-    // The kernel says once more that the first connection has failed.
+    // The kernel reports once more that the first connection has failed.
     assert!(c::connect(&stream, host, PORT).is_err());
     c::connect(&stream, host, PORT).unwrap();
     stream
@@ -148,8 +148,8 @@ fn connect_after_a_refusal() -> TcpStream {
 /// A program that waits for nothing takes less time.
 const SOON: Duration = Duration::from_secs(4);
 
-/// Requires that `f` takes less than a time in one of three runs. A program that waits does so in
-/// every run; a busy machine is late only in some.
+/// Requires `f` to take less than a time in one of three runs. A waiting program waits in every
+/// run; a busy machine is late only in some.
 #[track_caller]
 fn takes_less_than(limit: Duration, mut once: impl FnMut() -> Duration) {
     let mut all = Vec::new();
@@ -255,7 +255,8 @@ fn a_plain_peer_sees_no_byte_of_smc_and_nobody_waits() {
     });
 }
 
-/// Most processes of a shell or a build never make a connection. They start sooner without it.
+/// Most processes of a shell or a build never make a connection. They start sooner without the
+/// rendezvous.
 #[test]
 fn a_program_takes_the_rendezvous_up_with_its_first_tcp_socket() {
     if my_role().is_some() {
@@ -274,8 +275,8 @@ fn a_program_takes_the_rendezvous_up_with_its_first_tcp_socket() {
     });
 }
 
-/// Whether a client has sent the option, and what its addresses are, takes no system call if it has
-/// not. With one the server's process would end.
+/// For a client without the option, neither the missing option nor the client's addresses take a
+/// system call. With such a call the server's process would end.
 #[test]
 fn a_server_asks_the_kernel_nothing_about_a_plain_client() {
     if is_program() {
@@ -294,8 +295,8 @@ fn a_server_asks_the_kernel_nothing_about_a_plain_client() {
     });
 }
 
-/// The client's last acknowledgement of the three-way handshake must not wait for a Proposal that
-/// does not come.
+/// The client's last acknowledgement of the three-way handshake must not wait for a Proposal: none
+/// comes.
 #[test]
 fn a_plain_server_that_speaks_first_is_heard_at_once() {
     if is_program() {
@@ -336,8 +337,8 @@ fn an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first() {
             });
             let test = "an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first";
             for first in ["client", "server"] {
-                // A server that answered the option waits for a Proposal before its program may
-                // write.
+                // After its answer to the option, a server waits for a Proposal before its program
+                // may write.
                 let waits = synack && first == "server";
                 let timeout = smc_rendezvous::PROPOSAL_TIMEOUT;
                 takes_less_than(SOON + if waits { timeout } else { Duration::ZERO }, || {

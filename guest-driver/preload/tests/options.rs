@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Options that only TCP has: before a connection is decided they keep it on TCP, where they work;
-//! afterwards the call fails, and nothing is accepted and ignored.
+//! Options of TCP only. Set before a connection is decided, such an option keeps the connection on
+//! TCP, with the usual effect; afterwards the call fails, and no option is accepted and ignored.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
@@ -47,7 +47,7 @@ fn serve(listener: &TcpListener, n: usize) {
     }
 }
 
-/// A socket that is not connected yet.
+/// A socket not connected yet.
 fn fresh() -> TcpStream {
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     assert!(fd >= 0);

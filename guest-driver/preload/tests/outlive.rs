@@ -20,7 +20,7 @@ use common::{Fabric, Running, await_listener, eventually, free_port, my_role, pa
 
 /// More than all buffers on the way hold.
 const N: usize = 3 << 20;
-/// What a program leaves unsent when it ends.
+/// Number of bytes left unsent by a program at its end.
 const LAST: usize = 600_000;
 /// More than a ring of 16 KiB holds, and less than the kernel takes.
 const BEYOND_RING: usize = 60_000;
@@ -29,7 +29,7 @@ fn file(name: &str) -> PathBuf {
     Path::new(&std::env::var_os("FILES").unwrap()).join(name)
 }
 
-/// Says that this program has its connections, and waits until the device is gone.
+/// Reports that this program has its connections, and waits until the device is gone.
 fn lose_the_device(me: &str) {
     std::fs::write(file(me), "").unwrap();
     eventually(|| file("lost").exists());
@@ -87,7 +87,7 @@ fn client(port: u16) {
     unsafe { libc::_exit(0) }
 }
 
-/// What a program sends before it ends.
+/// Number of bytes sent by a program before its end.
 fn length() -> usize {
     std::env::var("LENGTH").unwrap().parse().unwrap()
 }
@@ -100,13 +100,13 @@ fn last_sender(listener: TcpListener) {
     stream.write_all(&pattern(length())).unwrap();
 }
 
-/// Reads only when it has sent, by the protocol and by its program, to a process that may be gone.
+/// Reads only after it has sent, by the protocol and by its program, to a process that may be gone.
 fn late_reader(port: u16) {
     let mut stream = connect(port);
     exchange_as_client(&mut stream);
     lose_the_device("client");
     eventually(|| file("ended").exists());
-    // A later one of these finds that nobody listens any more.
+    // A later write finds the listener gone.
     for _ in 0..3 {
         if stream.write_all(b"too late").is_err() {
             break;
@@ -119,8 +119,8 @@ fn late_reader(port: u16) {
     assert!(all == pattern(length()));
 }
 
-/// Runs two programs, whose daemon dies when both have their connections. `at_end` is called when it
-/// is gone.
+/// Runs two programs. Their daemon dies when both have their connections. `at_end` is called
+/// afterwards.
 fn run(
     test: &str,
     connections: usize,
@@ -164,8 +164,8 @@ fn programs_go_on_fork_and_end_after_they_have_lost_their_device() {
     }
 }
 
-// A record that comes for a process that has ended is answered by RST, which destroys what its kernel
-// has not delivered. A write that finds the RST is no reason to forget what has come before.
+// An ended process answers a record by RST, and the RST destroys data not yet delivered by the
+// receiving kernel. A write that finds the RST is no reason to forget earlier bytes.
 #[test]
 fn what_a_program_sent_before_its_end_is_read_after_something_was_sent_to_it() {
     const TEST: &str = "what_a_program_sent_before_its_end_is_read_after_something_was_sent_to_it";

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Ends the daemon again and again under programs of the distribution, both ends of which run by
-# `smc run --outlive-device`, and fails if a client sees an error or wrong data. See docs/testing.md.
+# `smc run`, and fails if a client sees an error or wrong data.
+# A program without a connection off its device fails, too.
 #
 #     outlive.sh                 50 deaths under each program, half of them by SIGTERM, half by SIGKILL
 #     outlive.sh --quick         two of them

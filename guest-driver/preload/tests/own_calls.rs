@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs that make some system calls by instructions of their own, beside libc's functions: as
-//! Rust's `rustix`, on which the event loops `polling` and `smol` are built. They behave as on TCP.
+//! Programs that make some system calls by instructions of their own, beside libc's functions: for
+//! example with Rust's `rustix`, the base of the event loops `polling` and `smol`. Such programs
+//! behave as on TCP.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
@@ -87,14 +88,14 @@ fn an_event_loop_that_waits_by_its_own_calls() {
     }
     let stays_on_tcp = |fabric: &Fabric, ends: (bool, bool)| {
         assert_eq!(fabric.decided().0, 0);
-        // A server finds it out when it would open a device.
+        // The library in a server finds the own calls before it would open a device.
         assert_eq!(fabric.said("own_calls"), usize::from(ends == (true, true)));
     };
     in_each_combination("an_event_loop_that_waits_by_its_own_calls", server, client, stays_on_tcp);
 }
 
-/// A server that reads by its own calls gets the Proposal: nothing can be done about the first one.
-/// The library finds it out, and the server does not wait for what it has read already.
+/// A server reading by its own calls gets the Proposal: the first one cannot be avoided. The
+/// library finds the calls out, and the server does not wait for bytes already read.
 #[test]
 fn a_server_that_reads_by_its_own_calls_is_found_out() {
     fn server(listener: TcpListener) {
@@ -105,7 +106,8 @@ fn a_server_that_reads_by_its_own_calls_is_found_out() {
             assert!(n >= 5);
             let begun = std::time::Instant::now();
             if stream.write_all(b"not SMC").is_ok() {
-                // By libc. It finds that out when it waits for the rest of the Proposal.
+                // By libc. During the wait for the rest of the Proposal the library notices the own
+                // read.
                 let _ = stream.read(&mut room);
             }
             assert!(begun.elapsed() < std::time::Duration::from_secs(4));
@@ -116,7 +118,7 @@ fn a_server_that_reads_by_its_own_calls_is_found_out() {
     }
     fn client(port: u16) {
         for _ in 0..3 {
-            // What comes of it depends on who has the library.
+            // The result depends on the ends with the library.
             let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { continue };
             let _ = stream.write_all(b"hello");
             let _ = stream.read(&mut [0; 100]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A server that reads by system calls of its own, with clients that find it by TCP option 254. Its
-//! program gets one Proposal as data, and no further one; all clients are served. The option needs
-//! root. Without it this test prints that it is skipped, and fails where `CI=true`.
+//! A server that reads by system calls of its own, with clients finding the server by TCP option
+//! 254. The program gets one Proposal as data, and no further one; all clients are served. The
+//! option needs root. Without root this test prints SKIPPED, and fails where `CI=true`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 #[path = "../../tests/rendezvous/bed.rs"]

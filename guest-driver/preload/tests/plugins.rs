@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Calls that the order of the objects does not lead to the library: by a handle of libc, by a
-//! plug-in that binds to its own dependencies first, by one in a namespace of its own. They behave
-//! as calls of the program do. Libraries that wrap the same functions go on to find what is behind
-//! them.
+//! Calls not bound to the library by the order of the objects: by a handle of libc, by a plug-in
+//! that binds to its own dependencies first, by one in a namespace of its own. Such calls behave
+//! like calls of the program. Libraries that wrap the same functions still find the next function
+//! in the order.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
@@ -31,7 +31,7 @@ enum Way {
     Deep,
     /// The same, bound at its first calls.
     DeepAndLazy,
-    /// A plug-in that another one with RTLD_DEEPBIND opens.
+    /// A plug-in opened by another one with RTLD_DEEPBIND.
     DeepInDeep,
     /// A plug-in in a namespace of its own.
     Namespace,
@@ -42,7 +42,7 @@ type Send = unsafe extern "C" fn(RawFd, *const c_void, usize, i32) -> isize;
 type ReadInto = unsafe extern "C" fn(RawFd, *mut c_void, usize) -> isize;
 type Poll = unsafe extern "C" fn(*mut libc::pollfd, u64, i32) -> isize;
 
-/// The functions that a way leads to.
+/// The functions of a way.
 struct Calls {
     recv: Receive,
     send: Send,
@@ -51,7 +51,7 @@ struct Calls {
     is_plugin: bool,
 }
 
-/// Compiles one of the libraries beside this file. The file is of this process.
+/// One of the libraries beside this file, compiled.
 fn compiled(name: &str) -> PathBuf {
     let file = std::env::temp_dir().join(format!("smc-{name}-{}.so", std::process::id()));
     let source = format!("{}/tests/plugins/{name}.c", env!("CARGO_MANIFEST_DIR"));
@@ -183,7 +183,7 @@ fn open_plugin(way: Way) -> *mut c_void {
     handle
 }
 
-/// A conversation of which one end is a way around.
+/// A conversation with a way around the library at one end.
 fn talk(calls: &Calls, mut stream: TcpStream) {
     calls.expect(&stream, "a line of the program\n");
     calls.send(&stream, b"a line of the plug-in\n").unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The probes of docs/observing.md: their functions are exported, and bpftrace, where it is, puts
+//! The probes of docs/observing.md: their functions are exported, and bpftrace, if installed, puts
 //! probes on them.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 

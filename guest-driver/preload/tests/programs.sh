@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Runs programs of the distribution on SMC and on TCP, in two network namespaces. Namespaces take root;
-# without root both ends are on loopback. See docs/testing.md.
+# without root both ends are on loopback. In all four combinations of ends with and without the library
+# the results must be right, by hash or count. Each test names the combinations with connections on SMC;
+# the library's reports and `smc stat` must agree.
 #
 #     programs.sh                 all programs: do they work in all four combinations of ends?
 #     programs.sh --quick         programs that are quick to install, and a short soak of four servers
 #     programs.sh --table         a table of SMC next to TCP as well (release build, some minutes);
-#                                 fails if a program has less than 0.9 of what it has on TCP
+#                                 fails if the middle half of a program's ratios is below 0.9
 #     programs.sh --learn         leaves to TCP what TCP is faster for, as smc run does by itself;
 #                                 --table does so, too
 #     programs.sh --table --forced  all connections are on SMC; fails under 0.5 of TCP
+#     programs.sh --restarts      under a daemon that restarts each second
 #     programs.sh --install-deps  installs missing packages first, as CI=true does
 #
 # Other arguments are names of tests. Without --install-deps, programs that are not installed are left

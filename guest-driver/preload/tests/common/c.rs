@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Calls of libc that `std` does not have.
+//! Calls of libc missing in `std`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(dead_code, reason = "not every test uses all of it")]
 #![allow(unreachable_pub, reason = "each test is a crate of its own")]
@@ -40,7 +40,8 @@ pub fn recvmsg(fd: &impl AsRawFd, rooms: [&mut [u8]; 2], flags: i32) -> Result<u
     done(unsafe { libc::recvmsg(fd.as_raw_fd(), &mut header, flags) })
 }
 
-/// Entries of a list, each behind one that has neither an address nor a length, and one more such.
+/// Entries of a list, each behind an entry without address and length, and one more such entry at
+/// the end.
 fn with_gaps(entries: [libc::iovec; 2]) -> [libc::iovec; 5] {
     let gap = || libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
     let [first, second] = entries;
@@ -135,7 +136,7 @@ pub fn connect_nonblocking(port: u16) -> std::net::TcpStream {
     connect_nonblocking_to(std::net::Ipv4Addr::LOCALHOST, port)
 }
 
-/// As [`connect_nonblocking`], to another machine.
+/// Like [`connect_nonblocking`], to another machine.
 pub fn connect_nonblocking_to(host: std::net::Ipv4Addr, port: u16) -> std::net::TcpStream {
     use std::os::fd::FromRawFd;
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -226,7 +227,7 @@ pub fn alarm_in(millis: i64, restart: bool) {
     set_alarm(millis, 0, restart);
 }
 
-/// As [`alarm_in`], again and again: a single one may come before the call that it is to interrupt.
+/// Like [`alarm_in`], again and again: a single signal may come before the call to be interrupted.
 pub fn alarm_every(millis: i64, restart: bool) {
     set_alarm(millis, millis, restart);
 }
@@ -241,7 +242,7 @@ fn set_alarm(millis: i64, again: i64, restart: bool) {
     let timer = libc::itimerspec { it_interval: again, it_value: time };
     unsafe {
         libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut());
-        // The signal must interrupt the thread that runs the test, not the one that waits for it.
+        // The signal must interrupt the thread of the test, not the thread waiting for the test.
         let this = libc::syscall(libc::SYS_gettid) as i32;
         let mut event: libc::sigevent = std::mem::zeroed();
         (event.sigev_notify, event.sigev_signo) = (libc::SIGEV_THREAD_ID, libc::SIGALRM);
@@ -282,7 +283,7 @@ pub fn splice(from: &impl AsRawFd, to: &impl AsRawFd, n: usize) -> Result<usize>
     done(unsafe { libc::splice(from.as_raw_fd(), none, to.as_raw_fd(), none, n, 0) })
 }
 
-/// From now on the kernel ends this process if it makes one of these system calls.
+/// From now on the kernel ends this process at any of these system calls.
 pub fn forbid(calls: &[i64]) {
     let op = |code: u32, jump: u8, value: u32| libc::sock_filter {
         code: code as u16,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A server and a client, with and without the library at either end, and what both begin with.
+//! A server and a client, with and without the library at either end, and how both begin.
 #![allow(unreachable_pub, reason = "each test is a crate of its own")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
@@ -16,12 +16,12 @@ use crate::common::{Fabric, await_listener, eventually, free_port, my_role, role
 /// combinations.
 pub fn in_all_combinations(test: &str, server: fn(TcpListener), client: fn(u16)) {
     in_each_combination(test, server, client, |fabric, _| {
-        // No process is left behind that has a device.
+        // No process with a device is left behind.
         eventually(|| fabric.open_devices().is_empty());
     });
 }
 
-/// The same. `check` gets whether the server and the client had the library.
+/// Like [`in_all_combinations`]. `check` gets whether the server and the client had the library.
 pub fn in_each_combination(
     test: &str,
     server: fn(TcpListener),
@@ -41,8 +41,8 @@ pub fn in_each_combination(
         let this = std::env::current_exe().unwrap();
         let mut command = fabric.on(server_smc, &this);
         if client_smc {
-            // A server whose program writes first waits 200 ms for a Proposal. A busy machine may
-            // take longer to deliver it, and the program would then read it as data.
+            // A server whose program writes first waits 200 ms for a Proposal. On a busy machine
+            // the Proposal may take longer, and the program would then read it as data.
             command.env("SMC_RUN_DETECT_MS", "10000");
         }
         let server = role(&mut command, test, "server", port);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The programs of the tests that hand listeners on: owners, the programs that get them, and clients.
+//! The programs of the tests with handed-on listeners: owners, the receiving programs, and clients.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
@@ -13,9 +13,9 @@ use std::process::Command;
 use crate::c;
 use crate::common::{eventually, my_role};
 
-/// The number under which the next program gets the listener.
+/// The descriptor number of the listener in the next program.
 const HANDED: c_int = 9;
-/// Connections that the next program serves.
+/// Number of connections served by the next program.
 pub(crate) const CLIENTS: usize = 4;
 
 fn option(name: &str) -> Option<String> {
@@ -42,7 +42,7 @@ pub(crate) fn is_program() -> bool {
     true
 }
 
-/// A server that listens, and leaves the connections to another program.
+/// A listening server, which leaves the connections to another program.
 fn own(port: u16) {
     let listener = match option("SHARES") {
         None => TcpListener::bind(("127.0.0.1", port)).unwrap(),
@@ -58,7 +58,7 @@ fn own(port: u16) {
         return;
     }
     if way == "stolen" {
-        // Until the test ends it.
+        // Until the test ends the process.
         loop {
             std::thread::park();
         }
@@ -70,21 +70,22 @@ fn own(port: u16) {
     }
     let target = if way == "standard input" { 0 } else { HANDED };
     unsafe { std::env::set_var("HANDED", target.to_string()) };
-    // It stays open in the next program.
+    // The number stays open in the next program.
     if way != "posix_spawn" && way != "SCM_RIGHTS" {
         assert_eq!(unsafe { libc::dup2(listener.as_raw_fd(), target) }, target);
     }
     hand_on(&way, &listener);
 }
 
-/// As [`own`], for a connection that nobody has used.
+/// Like [`own`], for a connection not used yet.
 fn hand_connection_on(way: &str, stream: &TcpStream) {
     unsafe { std::env::set_var("HANDED", HANDED.to_string()) };
     assert_eq!(unsafe { libc::dup2(stream.as_raw_fd(), HANDED) }, HANDED);
     hand_on(way, stream);
 }
 
-/// The environment of the next program: without the library, unless it cannot be loaded anyway.
+/// The environment of the next program: without the library, unless the program cannot load it
+/// anyway.
 fn next_environment(keep: bool) -> Vec<CString> {
     let vars = std::env::vars_os().filter(|(name, _)| keep || name != "LD_PRELOAD");
     let entry = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
@@ -159,7 +160,7 @@ fn hand_on(way: &str, listener: &impl AsRawFd) {
         "SCM_RIGHTS" => {
             let stream = std::os::unix::net::UnixStream::connect(option("SOCKET").unwrap());
             send_descriptor(&stream.unwrap(), listener);
-            // The owner, too, keeps it open.
+            // The owner keeps the listener open, too.
             let mut end = [0];
             let _ = std::io::stdin().read(&mut end);
             std::process::exit(0);
@@ -224,7 +225,7 @@ fn send_descriptor(stream: &impl AsRawFd, listener: &impl AsRawFd) {
     }
 }
 
-/// A program that gets the listener by SCM_RIGHTS.
+/// A program receiving the listener by SCM_RIGHTS.
 fn receive() {
     let unix = std::os::unix::net::UnixListener::bind(option("SOCKET").unwrap()).unwrap();
     let (stream, _) = unix.accept().unwrap();
@@ -254,7 +255,7 @@ fn serve_what_was_handed() {
     (0..CLIENTS).for_each(|_| serve(&listener));
 }
 
-/// Serves a client. Nobody may get a byte that the client has not written.
+/// Serves a client. No program may read a byte that the client has not written.
 fn serve(listener: &TcpListener) {
     serve_client(listener.accept().unwrap().0);
 }
@@ -271,8 +272,8 @@ fn serve_client(mut stream: TcpStream) {
     }
 }
 
-/// A program that takes the listener of another process without a call of that one. It gets the
-/// Proposal of the first client.
+/// A program taking the listener of another process without a call of the other process. The
+/// program reads the Proposal of the first client.
 fn steal() {
     let owner: c_int = option("OWNER").unwrap().parse().unwrap();
     let listener = unsafe {
@@ -313,7 +314,8 @@ fn leak(port: u16) {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(std::env::args_os().skip(1)).env("PRELOAD_TEST_ROLE", "heir");
     let mut child = child.env("LD_PRELOAD", option("LIBRARY").unwrap()).spawn().unwrap();
-    // It is through with what it inherits when its test harness has a second thread.
+    // The start of the library, with its look at inherited descriptors, is over once the test
+    // harness has a second thread.
     eventually(|| std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().count() > 1);
     println!("ready");
     (0..CLIENTS).for_each(|_| serve(&listener));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The resources that a process holds, as the kernel lists them.
+//! The resources of a process, as listed by the kernel.
 #![allow(unreachable_pub, reason = "each test is a crate of its own")]
 #![allow(dead_code, reason = "not every test uses all of it")]
 
@@ -7,19 +7,19 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 
-/// The resources that a process holds.
+/// The resources of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
     pub descriptors: usize,
-    /// Of memory that processes share.
+    /// Mappings of memory shared by processes.
     pub mappings: usize,
     pub threads: usize,
-    /// Memory of its own, KiB; not what it shares with devices.
+    /// Memory of the process itself, KiB; without memory shared with devices.
     pub memory: u64,
 }
 
 impl Held {
-    /// Counts them now.
+    /// Counts the present resources.
     pub fn by(pid: u32) -> Held {
         let entries = |dir| fs::read_dir(format!("/proc/{pid}/{dir}")).map_or(0, Iterator::count);
         let read = |file| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
@@ -42,7 +42,7 @@ impl fmt::Display for Held {
     }
 }
 
-/// The kinds of a process's descriptors, and the number of each. They show what grows.
+/// The kinds of a process's descriptors, and the number of each, to show the growing kind.
 pub fn kinds(pid: u32) -> String {
     let mut kinds = BTreeMap::<String, usize>::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
@@ -54,7 +54,7 @@ pub fn kinds(pid: u32) -> String {
     kinds.iter().map(|(kind, n)| format!("    {n:4} {kind}\n")).collect()
 }
 
-/// The mappings of shared memory. They show which one grows.
+/// The mappings of shared memory, to show the growing one.
 pub fn mappings(pid: u32) -> String {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     maps.lines().filter(|line| line.contains("memfd:")).map(|line| format!("{line}\n")).collect()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A fabric, and programs that run on it with and without the library, under a time limit.
+//! A fabric, and programs running on the fabric with and without the library, under a time limit.
 #![allow(unreachable_pub, reason = "each test is a crate of its own")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(dead_code, reason = "not every test uses all of it")]
@@ -40,7 +40,7 @@ impl Fabric {
         fabric
     }
 
-    /// The directories only; the caller starts a daemon later, or another process has it.
+    /// The directories only; the caller starts a daemon later, or another process has a daemon.
     pub fn without_daemon() -> Fabric {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -109,7 +109,7 @@ impl Fabric {
         self.dir.join(name)
     }
 
-    /// A program, on SMC if it can be.
+    /// A program, on SMC if possible.
     pub fn smc(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
         command
@@ -126,8 +126,7 @@ impl Fabric {
         if smc { self.smc(program) } else { Command::new(program.as_ref()) }
     }
 
-    /// Number of connections so far that SMC carries, and that TCP carries. Each end with the
-    /// library counts.
+    /// Number of connections so far on SMC, and on TCP. Each end with the library counts.
     pub fn decided(&self) -> (usize, usize) {
         let mut all = (0, 0);
         for entry in std::fs::read_dir(self.dir.join("status")).unwrap().flatten() {
@@ -138,7 +137,7 @@ impl Fabric {
         all
     }
 
-    /// The daemon's information on each device that a program has open.
+    /// The daemon's information on each device opened by a program.
     pub fn open_devices(&self) -> Vec<DeviceInfo> {
         let daemon = self.daemon.iter();
         daemon.flat_map(Daemon::list).filter_map(|port| port.device).collect()
@@ -149,7 +148,7 @@ impl Fabric {
         self.dir.join("devices")
     }
 
-    /// Files that processes have left beside the devices.
+    /// Files left by processes beside the devices.
     pub fn left_behind(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.dir.join("devices")).unwrap().flatten();
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -275,7 +274,7 @@ pub struct Running {
 struct Said(Arc<Mutex<Vec<u8>>>);
 
 impl Said {
-    /// Collects the output, so that the program never waits for a full pipe.
+    /// Collects the output, so the program never waits for a full pipe.
     fn collect(mut from: impl Read + Send + 'static) -> Said {
         let said = Said::default();
         let all = said.0.clone();
@@ -304,8 +303,8 @@ impl Running {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("{name}: {error}"));
-        // The test does not wait for these threads: a program may leave processes that keep the
-        // pipes open.
+        // The test does not wait for these threads: a program may leave processes with the pipes
+        // still open.
         let out = Said::collect(child.stdout.take().unwrap());
         let err = Said::collect(child.stderr.take().unwrap());
         Running { name, child, timeout: TIMEOUT, out, err }
@@ -327,22 +326,23 @@ impl Running {
         self.child.id()
     }
 
-    /// Whether it has ended.
+    /// Whether the program has ended.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Its output so far, standard error last.
+    /// The program's output so far, standard error last.
     pub fn said(&self) -> String {
         format!("{}\n{}", self.out.text(), self.err.text())
     }
 
-    /// Waits for its end and returns its output. If it hangs, the test prints where.
+    /// Waits for the program's end and returns its output. For a hanging program, the test prints
+    /// the stacks.
     pub fn finish(self) -> String {
         self.finish_beside(&[])
     }
 
-    /// [`Running::finish`] for a program that may hang or fail because of other programs.
+    /// Like [`Running::finish`], for a program whose hang or failure may come from other programs.
     pub fn finish_beside(mut self, others: &[&Running]) -> String {
         let begun = Instant::now();
         let status = loop {
@@ -363,7 +363,7 @@ impl Running {
         let text = self.settled_output();
         if !status.success() {
             let mut said = format!("{}: {status}\n{text}\n{}", self.name, self.err.text());
-            // What made it fail may be a moment from its own end.
+            // The program with the cause of the failure may end a moment later.
             std::thread::sleep(Duration::from_millis(100));
             for other in others {
                 said += &format!("\n{}: {}", other.name, other.said());
@@ -373,7 +373,7 @@ impl Running {
         text
     }
 
-    /// The complete output of a program that has ended.
+    /// The complete output of an ended program.
     fn settled_output(&self) -> String {
         let mut text = self.out.text();
         // The other reference is the reader's.
@@ -385,7 +385,7 @@ impl Running {
         text
     }
 
-    /// Asks it to end, and waits for its end.
+    /// Asks the program to end, and waits for its end.
     pub fn stop(mut self) {
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let begun = Instant::now();
@@ -405,7 +405,7 @@ impl Drop for Running {
         let below = descendants(self.child.id());
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // Those of a server that starts workers go on without it.
+        // The workers of a server go on without the server.
         if !below.is_empty() {
             let pids = below.iter().map(u32::to_string);
             let _ = Command::new("kill").arg("-KILL").args(pids).stderr(Stdio::null()).status();
@@ -413,7 +413,7 @@ impl Drop for Running {
     }
 }
 
-/// The processes that a process has started, and those that they have started.
+/// The descendants of a process.
 fn descendants(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let children = tasks.flat_map(|task| {
@@ -451,13 +451,13 @@ pub fn role(command: &mut Command, test: &str, role: &str, port: u16) -> Running
     Running::start(command)
 }
 
-/// The role of this process, if it is one of those programs.
+/// The role of this process, if started by [`role`].
 pub fn my_role() -> Option<(String, u16)> {
     let role = std::env::var("PRELOAD_TEST_ROLE").ok()?;
     Some((role, std::env::var("PRELOAD_TEST_PORT").unwrap().parse().unwrap()))
 }
 
-/// A program of `tests/contract`, compiled with these options. The file is of this process.
+/// A program of `tests/contract`, compiled with these options.
 pub fn compiled(name: &str, options: &[&str]) -> PathBuf {
     let tag = options.concat().replace(['=', '-'], "");
     let file = std::env::temp_dir().join(format!("smc-{name}-{tag}-{}", std::process::id()));
@@ -473,8 +473,8 @@ pub fn compiled(name: &str, options: &[&str]) -> PathBuf {
     file
 }
 
-/// Runs both ends of a program that says "all bytes". `command`: of a mode, `server` or `client`, and
-/// a port.
+/// Runs both ends of a program with the output "all bytes". `command`: of a mode, `server` or
+/// `client`, and a port.
 #[track_caller]
 pub fn run_ends(command: impl Fn(&str, &str) -> Command) {
     let port = free_port();
@@ -488,7 +488,7 @@ pub fn run_ends(command: impl Fn(&str, &str) -> Command) {
     assert_eq!(server.finish(), "all bytes\n");
 }
 
-/// Bytes whose values show their position. They begin again after 251 * 256.
+/// Bytes whose values show their position. The pattern begins again after 251 * 256.
 pub fn pattern(n: usize) -> Vec<u8> {
     let once: Vec<u8> = (0..251 * 256).map(|i: usize| (i / 251 + i * 7) as u8).collect();
     let mut all = once.repeat(n / once.len() + 1);

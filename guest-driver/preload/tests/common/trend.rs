@@ -4,10 +4,10 @@
 /// Parts of a series, in each of which a count has to grow.
 const PARTS: usize = 3;
 
-/// By how much a series of (moment, count) grows from its first moment to its last, if it grows as in
-/// the third where it grows least, and no more than on the whole. What reverts does not count, nor
-/// does a step or two, as when an allocator asks for more for the largest request so far. What comes
-/// again and again does.
+/// By how much a series of (moment, count) grows from its first moment to its last, at the rate of
+/// the third with the least growth, and no more than on the whole. A reverted growth does not
+/// count, nor does a step or two, as when an allocator asks for more for the largest request so
+/// far. A growth coming again and again counts.
 pub(crate) fn growth(series: &[(f64, f64)]) -> f64 {
     let last = series.len().saturating_sub(1);
     let ends = (0..=PARTS).map(|part| part * last / PARTS).collect::<Vec<_>>();

@@ -281,7 +281,7 @@ static void write_text(const char *path, const char *text) {
     CHECK(file >= 0 && write(file, text, strlen(text)) > 0 && close(file) == 0);
 }
 
-// Gives the user and the group the same numbers as outside.
+// Gives the user and the group the numbers that they have outside.
 static void map_user(void) {
     write_text("/proc/self/setgroups", "deny");
     write_text("/proc/self/uid_map", "0 0 1");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 // Becomes another program in a filter of system calls. `filtered ends|refuses CALL,CALL.. PROGRAM ARG..`:
-// the process is ended for each of these calls, or the call fails with EPERM.
+// the process is ended for each of these calls, or the call fails with EPERM. CALL:ARGUMENT:BITS: only
+// if an argument has all of these bits. `filtered mdwe 0 PROGRAM ARG..`: PR_SET_MDWE instead.
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stdio.h>
@@ -9,6 +10,9 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#ifndef PR_SET_MDWE
+#define PR_SET_MDWE 65
+#endif
 #define CHECK(is) do { if (!(is)) { perror(#is); exit(3); } } while (0)
 #define MOST 200
 

@@ -51,7 +51,7 @@ static void exchange(void) {
     CHECK(!memcmp(in, "hello", 5));
 }
 
-// Reads nothing for two seconds after a message that ends with an exclamation mark.
+// Reads nothing after a message that ends with an exclamation mark, until another client comes.
 static void server(void) {
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(port) };
     a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The lists of differences from TCP that are known.
+//! The lists of known differences from TCP.
 //!
 //! An entry begins with a line `SEQUENCE | WAYS | ROW`. Lines `why: TEXT` say why a program does
-//! not mind, or what has to be repaired. Lines `STEP => ANSWER` are the answers that differ from
-//! TCP; without any, all answers may. `...` at the end of an answer is any text, and ` or ` stands
-//! between answers that may each occur. `sometimes` after the row: the difference is a race.
+//! not mind, or what has to be repaired. Lines `STEP => ANSWER` are the answers different from TCP;
+//! without any, all answers may differ. `...` at the end of an answer is any text, and ` or `
+//! stands between alternative answers. `sometimes` after the row: the difference is a race.
 
 use crate::run::Way;
 
-/// A difference that is known.
+/// A known difference.
 #[derive(Clone, Debug)]
 pub(crate) struct Difference {
     pub(crate) sequence: String,
     pub(crate) ways: Vec<String>,
-    /// Whether it is to be repaired.
+    /// Whether the difference is to be repaired.
     pub(crate) defect: bool,
-    /// Whether it does not occur each time.
+    /// Whether the difference occurs only sometimes.
     pub(crate) sometimes: bool,
     pub(crate) why: String,
     /// Steps and their answers.
@@ -23,7 +23,7 @@ pub(crate) struct Difference {
 }
 
 impl Difference {
-    /// Whether the answers that differ are the ones of this entry.
+    /// Whether the different answers are the ones of this entry.
     pub(crate) fn fits(&self, answers: &[(String, String)]) -> bool {
         let same = |(one, other): (&(String, String), &(String, String))| {
             one.0 == other.0 && is_answer(&one.1, &other.1)
@@ -32,19 +32,19 @@ impl Difference {
             || self.answers.len() == answers.len() && self.answers.iter().zip(answers).all(same)
     }
 
-    /// Whether it is about this sequence and way.
+    /// Whether the entry is about this sequence and way.
     pub(crate) fn is_about(&self, sequence: &str, way: Way) -> bool {
         self.sequence == sequence && self.ways.iter().any(|name| name == way.name())
     }
 
-    /// The step that hangs, if one does.
+    /// The hanging step, if any.
     pub(crate) fn step_that_hangs(&self) -> Option<&str> {
         let found = self.answers.iter().find(|(_, answer)| answer.ends_with(crate::run::HANGS));
         found.map(|(step, _)| step.as_str())
     }
 }
 
-/// Whether `seen` is one of the answers that `listed` stands for.
+/// Whether `seen` is one of the listed alternatives.
 fn is_answer(listed: &str, seen: &str) -> bool {
     listed.split(" or ").any(|one| match one.strip_suffix("...") {
         Some(beginning) => seen.starts_with(beginning),
@@ -77,7 +77,7 @@ fn parse(text: &str, defect: bool) -> Vec<Difference> {
     all
 }
 
-/// All differences that are known.
+/// The known differences.
 pub(crate) fn known() -> Vec<Difference> {
     let mut all = parse(include_str!("differences/failures.txt"), true);
     all.extend(parse(include_str!("differences/smaller.txt"), true));

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sequences of operations on TCP sockets, each with the library at both ends, at one end, and at
-//! none. A program must see what it would see on TCP: return values, errors, bytes, the order of
-//! events and ends of data are compared. Time is not.
+//! none. A program must see the same as on TCP: the tests compare return values, errors, bytes, the
+//! order of events and ends of data, but not time.
 //!
-//! `sequences/` has the sequences, `differences/` the differences that are known.
+//! `sequences/` has the sequences, `differences/` the known differences. An unlisted difference fails,
+//! and so does a listed one that no longer occurs.
 //!
 //!     cargo test -p smc-preload --test differential -- --ignored
 //!     SMC_DIFFERENTIAL=epoll cargo test -p smc-preload --test differential -- --ignored --nocapture
 //!
-//! The second form runs the sequences whose names contain a word, and prints how each went.
+//! The second form runs the sequences whose names contain a word, and prints the result of each.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "the calls are what is tested")]
 
@@ -31,9 +32,9 @@ use differences::Difference;
 use run::{HANGS, Outcome, Way, run};
 use script::Sequence;
 
-/// The name of the test, which the programs are started with.
+/// The name of the test, for starting its programs.
 const TEST: &str = "programs_see_what_they_would_see_on_tcp";
-/// Sequences that run at the same time.
+/// Number of sequences at the same time.
 const AT_ONCE: usize = 3;
 /// Runs of a sequence on TCP at most, until two have the same result.
 const MOST_RUNS: usize = 4;
@@ -41,7 +42,7 @@ const MOST_RUNS: usize = 4;
 const DEADLINE: Duration = Duration::from_secs(300);
 /// The first seed of the sequences of a generator, and their number.
 const RANDOM: &str = "SMC_DIFFERENTIAL_RANDOM";
-/// Only sequences whose names contain this run.
+/// Only sequences whose names contain this text run.
 const ONLY: &str = "SMC_DIFFERENTIAL";
 
 fn table() -> Vec<Sequence> {
@@ -72,8 +73,8 @@ fn rows(sequence: &Sequence) -> Vec<String> {
     steps.chain(["c ends", "s ends", "others end"].map(String::from)).collect()
 }
 
-/// The rows whose answers differ. If none does, what carried the connections is a row, if it should
-/// have been something else.
+/// The rows with different answers. If there are none, the carrier of the connections is a row, if
+/// unexpected.
 fn differing(
     sequence: &Sequence,
     way: Way,
@@ -83,7 +84,7 @@ fn differing(
     let rows = rows(sequence).into_iter().zip(tcp.answers.iter().zip(&seen.answers));
     let differ = rows.filter(|(_, (tcp, seen))| tcp != seen);
     let mut differ: Vec<_> = differ.map(|(row, (_, seen))| (row, seen.clone())).collect();
-    // Nothing is done after a step that hangs.
+    // A hanging step is the last one.
     if let Some(at) = differ.iter().position(|(_, answer)| answer.ends_with(HANGS)) {
         differ.truncate(at + 1);
     }
@@ -143,8 +144,8 @@ fn on_tcp(fabric: &Fabric, sequence: &Sequence) -> Result<Outcome, String> {
     Err(format!("no two of {MOST_RUNS} runs on TCP have the same result\n{text}"))
 }
 
-/// Judges one way of a sequence. Returns what is wrong, with an entry for the lists if one is
-/// missing.
+/// Judges one way of a sequence. Returns a description of the fault, with an entry for the lists if
+/// one is missing.
 fn judge(
     fabric: &Fabric,
     sequence: &Sequence,
@@ -194,8 +195,8 @@ fn try_out(fabric: &Fabric, sequence: &Sequence, known: &[Difference]) -> Vec<St
     .collect()
 }
 
-/// Does `work` for all of `queue`, some at a time, and returns what is wrong. What panics or takes
-/// too long is named.
+/// Does `work` for all of `queue`, some at a time, and returns the faults. A panic, or work for too
+/// long, is named.
 fn for_all<T: Send>(
     queue: Vec<T>,
     name: impl Fn(&T) -> String + Sync,
@@ -226,7 +227,7 @@ fn for_all<T: Send>(
             std::thread::sleep(Duration::from_millis(50));
             for (title, begun) in under_way.lock().unwrap().values() {
                 if begun.elapsed() > DEADLINE {
-                    // The thread does not end, so nobody could wait for it.
+                    // The thread does not end, so a wait for it would not end either.
                     eprintln!("{title}: not done after {DEADLINE:?}");
                     std::process::exit(1);
                 }
@@ -266,7 +267,7 @@ fn programs_see_what_they_would_see_on_tcp() {
             && (has_uring || !sequence.needs_uring)
     };
     let queue: Vec<_> = sequences.into_iter().filter(wanted).collect();
-    // Cargo builds it now, if it has to.
+    // Cargo builds the library now, if necessary.
     common::library();
     let fabric = Fabric::new(8 * AT_ONCE);
     let begun = Instant::now();
@@ -287,7 +288,7 @@ fn programs_see_what_they_would_see_on_tcp() {
     assert!(wrong.is_empty(), "{} are wrong:\n\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// What is wrong with a sequence of the generator, made as short as possible.
+/// The fault of a sequence of the generator, made as short as possible.
 fn try_seed(fabric: &Fabric, seed: u64) -> Option<String> {
     let differs = |sequence: &Sequence| {
         let tcp = on_tcp(fabric, sequence).ok()?;
@@ -295,7 +296,7 @@ fn try_seed(fabric: &Fabric, seed: u64) -> Option<String> {
         if differing(sequence, Way::Both, &tcp, &seen).is_empty() {
             return None;
         }
-        // A difference that does not come again is one of time.
+        // A difference that does not come again is one of timing.
         seen = run(fabric, sequence, Way::Both, None);
         let same = differing(sequence, Way::Both, &tcp, &seen).is_empty();
         (!same).then_some((tcp, seen))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sequences that a generator makes: operations that are legal at any moment, in an order that
-//! nobody has thought of. A number, the seed, determines a sequence.
+//! Sequences of a generator: legal operations at any moment, in a random order. A number, the seed,
+//! determines a sequence.
 //!
 //!     SMC_DIFFERENTIAL_RANDOM=1000,50 cargo test -p smc-preload --test differential random \
 //!         -- --ignored --nocapture
@@ -13,7 +13,7 @@ use crate::script::{self, Sequence, Step};
 
 /// Operations of a sequence after its beginning.
 const LENGTH: u64 = 16;
-/// A pause after each operation, milliseconds: what one end has done has reached the other.
+/// A pause after each operation, milliseconds, for its effect to reach the other end.
 const PAUSE: &str = "20";
 
 /// Numbers that look random (xorshift).
@@ -110,7 +110,7 @@ pub(crate) fn sequence(seed: u64) -> Sequence {
     (0..8).for_each(|_| _ = numbers.below(2));
     let mut text = format!("## random {seed} | random | any\n");
     text += numbers.one_of(&["meet\n", "meet\n", "meet-nb\n"]);
-    // TCP would hold back small segments for a time that varies.
+    // TCP would hold back small segments for a varying time.
     text += "c set TCP_NODELAY 1\ns set TCP_NODELAY 1\n";
     let _ = writeln!(text, "{} epoll-create:e", numbers.one_of(&["c", "s"]));
     for _ in 0..LENGTH {
@@ -124,7 +124,7 @@ pub(crate) fn sequence(seed: u64) -> Sequence {
         let (agent, operation) = (numbers.one_of(&["c", "s"]), numbers.one_of(list));
         let _ = writeln!(text, "{agent} {operation}\n- {PAUSE}");
     }
-    // What is left, and how it has ended.
+    // The bytes left, and the end.
     for agent in ["c", "s"] {
         for last in ["recv 2000 DONTWAIT", "recv 100 DONTWAIT", "poll IN|OUT|RDHUP 0"] {
             let _ = writeln!(text, "{agent} {last}\n- {PAUSE}");
@@ -146,7 +146,7 @@ pub(crate) fn shorten(
         at -= 1;
         let mut shorter = shortest.clone();
         shorter.steps.remove(at);
-        // The pause that belongs to it.
+        // The pause of this step.
         if shorter.steps.get(at).is_some_and(is_pause) {
             shorter.steps.remove(at);
         } else if is_pause(&shortest.steps[at]) {
@@ -164,7 +164,7 @@ fn is_pause(step: &Step) -> bool {
     step.agent == "-"
 }
 
-/// The text of a sequence, as the table has it.
+/// The text of a sequence, in the form of the table.
 pub(crate) fn text(sequence: &Sequence) -> String {
     let steps = sequence.steps.iter().map(|step| format!("{step}\n"));
     format!("## {} | {} | any\n{}", sequence.name, sequence.page, steps.collect::<String>())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One run of a sequence: two processes at first, which carry out its operations one after another.
+//! One run of a sequence: two processes at first, to carry out its operations one after another.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -16,7 +16,7 @@ use crate::agent;
 use crate::common::Fabric;
 use crate::script::{Sequence, Step};
 
-/// Which ends have the library.
+/// The ends with the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {
     Tcp,
@@ -26,7 +26,7 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    /// The ways that are compared with TCP.
+    /// The ways to be compared with TCP.
     pub(crate) const WITH_LIBRARY: [Way; 3] = [Way::Both, Way::Server, Way::Client];
 
     /// Its name in the lists of differences.
@@ -40,14 +40,14 @@ impl Way {
     }
 }
 
-/// What became of a run.
+/// The outcome of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// The answer of each step, and at last how the two programs ended.
+    /// The answer of each step, and at last the end of the two programs.
     pub(crate) answers: Vec<String>,
-    /// Ends of connections that SMC carried.
+    /// Number of ends of connections on SMC.
     pub(crate) on_smc: usize,
-    /// What the programs printed, and the library's reports.
+    /// The output of the programs, and the library's reports.
     pub(crate) notes: String,
 }
 
@@ -86,7 +86,7 @@ fn status_text(status: ExitStatus) -> String {
 }
 
 impl Agent {
-    /// How it ended, if it has ended. Only the children of this process have a status.
+    /// How the program ended, if so. Only the children of this process have a status.
     fn ended(&mut self) -> Option<String> {
         if self.status.is_none() {
             self.status = match &mut self.child {
@@ -100,7 +100,7 @@ impl Agent {
         self.status.clone()
     }
 
-    /// The next line that it sends; its end; or nothing until the deadline.
+    /// The program's next line; its end; or nothing until the deadline.
     fn line(&mut self, deadline: Instant) -> String {
         let mut has_ended = false;
         loop {
@@ -122,7 +122,7 @@ impl Agent {
                     self.received.extend_from_slice(&room[..n]);
                 }
             } else {
-                // What it sent before its end may still be in the FIFO: one more look.
+                // The last bytes before the end may still be in the FIFO: one more look.
                 has_ended = self.ended().is_some();
                 let mut more = [libc::pollfd { fd: self.from.as_raw_fd(), events: 1, revents: 0 }];
                 if has_ended && unsafe { libc::poll(more.as_mut_ptr(), 1, 0) } > 0 {
@@ -137,7 +137,7 @@ impl Agent {
     }
 }
 
-/// A run that goes on.
+/// A run in progress.
 struct Run<'a> {
     fabric: &'a Fabric,
     dir: PathBuf,
@@ -160,7 +160,7 @@ fn whereabouts(name: &str, pid: i32) -> String {
 fn fifo(path: &Path) -> File {
     let name = CString::new(path.to_str().unwrap()).unwrap();
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-    // Opened for both, it neither blocks nor ends.
+    // Opened for both directions, a FIFO neither blocks nor ends.
     File::options().read(true).write(true).open(path).unwrap()
 }
 
@@ -191,13 +191,13 @@ impl Run<'_> {
             .process_group(0);
         self.tell_settings(&mut command);
         let prepare = move || {
-            // The daemon's descriptors of this process would take numbers that sequences use.
+            // The daemon's descriptors in this process would take numbers used by sequences.
             let cloexec = libc::CLOSE_RANGE_CLOEXEC as libc::c_int;
             unsafe { libc::close_range(3, libc::c_uint::MAX, cloexec) };
             if !with_library {
                 return Ok(());
             }
-            // As "smc run" does it.
+            // Like `smc run`.
             unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
             ism_sys::withhold_io_uring()
         };
@@ -220,7 +220,7 @@ impl Run<'_> {
         };
     }
 
-    /// Carries out a step and returns its answer.
+    /// Carries out a step and returns the answer.
     fn step(&mut self, step: &Step) -> String {
         let Step { agent: name, operation } = step;
         let mut words = operation.split_whitespace();
@@ -332,7 +332,7 @@ impl Drop for Run<'_> {
 
 /// Runs a sequence once.
 ///
-/// `hang` is the step that is known to hang; it gets less time than others.
+/// `hang` is a step known to hang, with less time than other steps.
 pub(crate) fn run(fabric: &Fabric, sequence: &Sequence, way: Way, hang: Option<&str>) -> Outcome {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let dir = fabric.file(&format!("run-{}", NEXT.fetch_add(1, Ordering::Relaxed)));

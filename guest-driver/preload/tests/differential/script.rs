@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The sequences: text with one operation per line.
 //!
-//! A sequence begins with a line `## NAME | PAGE`, which may end with `| WORDS`. `any` among the
+//! A sequence begins with a line `## NAME | PAGE`, possibly followed by `| WORDS`. `any` among the
 //! words: the connections may be TCP with the library at both ends. `uring`: the sequence needs
 //! io_uring. Each further line names an agent and an operation, or is one of [`MACROS`].
 
@@ -9,13 +9,13 @@ use std::collections::BTreeSet;
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// Beginnings that many sequences share.
+/// Common beginnings of sequences.
 const MACROS: &[(&str, &[&str])] = &[
-    // A connection that no program has used yet.
+    // A connection not used yet by any program.
     ("fresh", &["s listen", "c connect", "s accept"]),
     ("fresh-nb", &["s listen", "c connect nb", "s accept nb"]),
-    // A connection that has carried a byte in each direction. The first `fionread` makes a server
-    // begin SMC's handshake.
+    // A connection after a byte in each direction. The first `fionread` makes a server begin SMC's
+    // handshake.
     (
         "meet",
         &[
@@ -51,7 +51,7 @@ const MACROS: &[(&str, &[&str])] = &[
 /// One operation of a sequence.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
-    /// The agent that carries it out.
+    /// The agent to carry out the operation.
     pub(crate) agent: String,
     /// The operation.
     pub(crate) operation: String,
@@ -68,18 +68,17 @@ impl std::fmt::Display for Step {
 pub(crate) struct Sequence {
     /// Its name; unique.
     pub(crate) name: String,
-    /// The manual page that it is about.
+    /// The manual page of the tested behaviour.
     pub(crate) page: String,
-    /// Whether SMC has to carry its connections where both ends have the library.
+    /// Whether SMC has to carry the connections if both ends have the library.
     pub(crate) expects_smc: bool,
-    /// Whether it needs io_uring.
+    /// Whether the sequence needs io_uring.
     pub(crate) needs_uring: bool,
-    /// Its operations.
     pub(crate) steps: Vec<Step>,
 }
 
 impl Sequence {
-    /// The names of its agents, those of the two ends first.
+    /// The names of the agents, the two ends first.
     pub(crate) fn agents(&self) -> Vec<String> {
         let mut names: Vec<String> = vec!["s".into(), "c".into()];
         let others: BTreeSet<_> = self.steps.iter().map(|step| step.agent.clone()).collect();
@@ -159,7 +158,7 @@ impl<'a> Words<'a> {
         std::iter::from_fn(|| Some(self.word()).filter(|word| !word.is_empty())).collect()
     }
 
-    /// The rest, as it is.
+    /// The unchanged rest.
     pub(crate) fn rest(&mut self) -> String {
         self.skip_spaces();
         self.rest.by_ref().collect()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A test bed: two network namespaces that a wire joins, a fabric with devices, `smc run` and `smc
+//! A test bed: two network namespaces joined by a wire, a fabric with devices, `smc run` and `smc
 //! stat`.
 
 use std::cell::RefCell;
@@ -50,7 +50,7 @@ impl Net {
             format!("-n {client} link set lo up"),
             format!("-n {server} link set wire up"),
             format!("-n {client} link set wire up"),
-            // Connections by the ten thousand would leave no port that is not in TIME_WAIT.
+            // Without this limit, ten thousands of connections would leave all ports in TIME_WAIT.
             format!("netns exec {client} sysctl -qw net.ipv4.tcp_max_tw_buckets=500"),
             format!("netns exec {server} sysctl -qw net.ipv4.tcp_max_tw_buckets=500"),
         ];
@@ -75,7 +75,7 @@ impl Net {
 }
 
 impl Net {
-    /// Notes that a case was slower than it may be. The test fails after its other cases.
+    /// Notes a case slower than allowed. The test fails after its other cases.
     pub fn note_slow(&self, case: String) {
         self.slow.borrow_mut().push(case);
     }
@@ -103,7 +103,7 @@ fn ip(line: &str) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// The environment that a case runs in.
+/// The environment of a case.
 pub struct Place {
     pub address: &'static str,
     pub port: u16,
@@ -119,29 +119,29 @@ pub struct Program {
 }
 
 impl Program {
-    /// A program from a line of words that contain no spaces.
+    /// A program from a line of words without spaces.
     pub fn new(line: impl AsRef<str>) -> Program {
         let words = line.as_ref().split_whitespace().map(str::to_owned).collect();
         Program { words, user: None }
     }
 
-    /// Adds arguments, which may contain spaces.
+    /// Adds arguments, possibly with spaces.
     pub fn and(mut self, words: &[&str]) -> Program {
         self.words.extend(words.iter().map(|&word| word.to_owned()));
         self
     }
 
-    /// Its words, which contain no spaces, as a script has them.
+    /// The words of the program, all without spaces, as a line of a script.
     pub fn line(&self) -> String {
         self.words.join(" ")
     }
 
-    /// Whether it has the rights that TCP option 254 needs.
+    /// Whether the program has the rights for TCP option 254.
     pub fn has_rights(&self) -> bool {
         is_root() && self.user.is_none()
     }
 
-    /// Runs it as this user, if the test runs as root.
+    /// Runs the program as this user, if the test runs as root.
     pub fn user(self, user: &'static str) -> Program {
         Program { user: Some(user), ..self }
     }
@@ -152,8 +152,8 @@ pub struct Bed<'a> {
     net: &'a Net,
     fabric: Fabric,
     dir: PathBuf,
-    /// Whether the programs report what carries each connection. It costs a short connection some
-    /// system calls, so a program that is measured does not.
+    /// Whether the programs report the carrier of each connection. A report costs a short
+    /// connection some system calls, so a measured program does not report.
     reports: bool,
 }
 
@@ -182,8 +182,8 @@ impl Bed<'_> {
         Place { address: self.net.address(), port, dir: self.dir.clone() }
     }
 
-    /// The program at one of the sides. `list_servers`: its settings list all servers as ones that
-    /// speak SMC.
+    /// The program at one of the sides. `list_servers`: the settings list all servers as speakers
+    /// of SMC.
     pub fn command(&self, side: Side, program: &Program, smc: bool, list_servers: bool) -> Command {
         let mut words: Vec<String> = Vec::new();
         if let Some(name) = self.net.namespace(side) {
@@ -209,7 +209,7 @@ impl Bed<'_> {
         command
     }
 
-    /// The words that put a program on SMC.
+    /// The words to put a program on SMC.
     pub fn smc_run(&self) -> String {
         let smc = self.net.tools.join("smc");
         let (smc, here) = (smc.display(), self.dir.display());
@@ -280,12 +280,12 @@ impl Bed<'_> {
         }
     }
 
-    /// Number of ends of connections that SMC carries, and that TCP carries.
+    /// Number of ends of connections on SMC, and on TCP.
     pub fn decided(&self) -> (usize, usize) {
         self.fabric.decided()
     }
 
-    /// The programs' reports of failed handshakes, but for those whose client has closed the
+    /// The programs' reports of failed handshakes, except where the client has closed the
     /// connection meanwhile, as `wrk` does at its end.
     pub fn broken(&self) -> Vec<String> {
         let closed = ["of the awaited Confirm", "Connection reset by peer"];
@@ -335,8 +335,8 @@ fn tools() -> PathBuf {
     dir
 }
 
-/// Whether the programs are installed. If not, the test prints it, and fails where all programs
-/// must be.
+/// Whether the programs are installed. A missing program is printed, and is a failure where
+/// `CI=true`.
 pub fn are_installed(case: &str, programs: &[&str]) -> bool {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let mut missing = programs.iter().filter(|program| {
@@ -346,7 +346,7 @@ pub fn are_installed(case: &str, programs: &[&str]) -> bool {
     let Some(first) = missing.next() else { return true };
     let words = format!("SKIPPED: {case}: {first} is not installed");
     assert!(std::env::var("CI").map_or(true, |ci| ci != "true"), "{words}");
-    // Past what the test harness keeps to itself.
+    // Past the capture of the test harness.
     let _ = writeln!(std::io::stderr(), "{words}");
     false
 }

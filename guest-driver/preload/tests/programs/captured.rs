@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc capture` of redis, of the workers of nginx, and of children that a server has forked: what
-//! tshark makes of it.
+//! `smc capture` of redis, of the workers of nginx, and of a server's forked children, as decoded
+//! by tshark.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::bed::{Bed, Net, Program, Side, are_installed};
 use crate::common::{self, Running};
 
-/// A server that forks a child for each connection, which echoes with a capital.
+/// A server with a forked child for each connection, which echoes in capitals.
 const FORKS: &str = "
 import socketserver, sys
 class Echo(socketserver.BaseRequestHandler):
@@ -39,7 +39,7 @@ struct Capture {
 impl Capture {
     fn tshark(&self, options: &[&str]) -> String {
         let mut tshark = Command::new("tshark");
-        // Of this file, which grows.
+        // tshark reads the file while it grows.
         tshark.arg("-r").arg(&self.file).args(options).stdin(Stdio::null());
         // The tables of ports of the user are not the test's.
         tshark.env("HOME", self.file.parent().unwrap());
@@ -79,7 +79,7 @@ fn redis(bed: &Bed<'_>, capture: &Capture) {
     assert!(seen.contains("Bulk String"), "{seen}");
 }
 
-/// Objects that tshark has taken out of responses are those that were served.
+/// The objects found by tshark in the responses are the served ones.
 fn nginx(bed: &Bed<'_>, capture: &Capture) {
     let place = bed.place(6411);
     let (address, port) = (place.address, place.port);
@@ -170,7 +170,7 @@ fn redis_and_nginx_and_forked_children_are_captured() {
     redis(&bed, &capture);
     nginx(&bed, &capture);
     forks(&bed, &capture);
-    // What is there is whole, and its checksums are right.
+    // The captured packets are whole, with right checksums.
     let faults = capture.tshark(&[
         "-o",
         "tcp.check_checksum:TRUE",

@@ -8,10 +8,10 @@ use crate::bed::Side::{Client, Server};
 use crate::bed::{Bed, Net, Place, Program, are_installed, learns};
 use crate::common::{Running, free_port};
 
-/// A server and a client of it.
+/// A server and its client.
 pub struct Case<'a> {
     pub name: &'a str,
-    /// What has to be installed.
+    /// Programs required for the case.
     pub needs: &'a [&'a str],
     pub server: &'a dyn Fn(&Place) -> Program,
     pub client: &'a dyn Fn(&Place) -> Program,
@@ -20,18 +20,18 @@ pub struct Case<'a> {
     /// The user whose `smc stat` shows the connections, if they last long enough.
     pub seen_by: Option<&'static str>,
     pub carried: Carried,
-    /// How many times as good as on TCP it must be on SMC.
+    /// Required ratio to the figure on TCP.
     pub wanted: f64,
 }
 
-/// Which combinations of ends put connections on SMC.
+/// The combinations of ends that put connections on SMC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carried {
     /// Both ends with the library.
     Both,
-    /// The server with the library: it consists of programs that connect to each other.
+    /// The server with the library: the server consists of programs connected to each other.
     Server,
-    /// Any end with the library: both consist of programs that connect to each other.
+    /// Any end with the library: both consist of programs connected to each other.
     Any,
     /// The library leaves this program to the kernel.
     Never,
@@ -48,12 +48,12 @@ impl Carried {
     }
 }
 
-/// Seconds that a client runs; few unless the test measures.
+/// Run time of a client in seconds; short unless the test measures.
 pub fn seconds() -> u32 {
     number("SMC_PROGRAMS_SECONDS", 1)
 }
 
-/// How often a client does something: rarely if the test has to be quick.
+/// Number of a client's actions: low if the test has to be quick.
 pub fn times(quick: u32, full: u32) -> u32 {
     if std::env::var_os("SMC_PROGRAMS_FULL").is_some() { full } else { quick }
 }
@@ -62,13 +62,13 @@ fn number(name: &str, default: u32) -> u32 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// The share of TCP's figure that no program may fall short of. With all connections forced onto SMC
-/// it is less, because short ones are slower there.
+/// The least allowed share of TCP's figure. With all connections forced onto SMC the share is less,
+/// because short connections are slower there.
 fn least() -> f64 {
     if learns() { 0.9 } else { 0.5 }
 }
 
-/// Which ends have the library.
+/// The ends with the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct With {
     server: bool,
@@ -79,8 +79,8 @@ const BOTH: With = With { server: true, client: true };
 const NEITHER: With = With { server: false, client: false };
 
 impl Case<'_> {
-    /// Runs it in all combinations. With `SMC_PROGRAMS_ROUNDS` they take turns that many times more,
-    /// and a line of a table compares them.
+    /// Runs the case in all combinations. With `SMC_PROGRAMS_ROUNDS` the combinations take turns so
+    /// many times more, and a line of a table compares them.
     pub fn run(&self, net: &Net) {
         if !are_installed(self.name, self.needs) {
             return;
@@ -100,7 +100,7 @@ impl Case<'_> {
             println!("{:28} works in all combinations", self.name);
             return;
         }
-        // What disturbs one of them disturbs all of the same round.
+        // A disturbance of one combination disturbs all of the same round.
         let [smc, only_server, only_client] = [0, 1, 2].map(|with| {
             let rounds = figures[with].iter().zip(&figures[3]);
             Ratio::of(rounds.map(|(figure, tcp)| figure / tcp).collect())
@@ -119,7 +119,7 @@ impl Case<'_> {
         }
     }
 
-    /// Runs it once, and checks what carried its connections.
+    /// Runs the case once, and checks the carrier of its connections.
     fn checked(&self, net: &Net, with: With) {
         let bed = Bed::new(net);
         self.once(&bed, with);
@@ -130,7 +130,7 @@ impl Case<'_> {
         assert_eq!(smc > 0, expected, "{name}, {with:?}: {smc} ends on SMC, {tcp} on TCP");
     }
 
-    /// Runs it once as its users do, and returns its figure.
+    /// Runs the case once without reports, as its users do, and returns its figure.
     fn measured(&self, net: &Net, with: With) -> f64 {
         self.once(&Bed::new(net).without_reports(), with)
     }
@@ -157,7 +157,7 @@ impl Case<'_> {
     }
 }
 
-/// A ratio of many rounds: the median, and between what the middle half is.
+/// A ratio of many rounds: the median, and the bounds of the middle half.
 struct Ratio {
     median: f64,
     middle: [f64; 2],

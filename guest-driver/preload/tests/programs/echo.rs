@@ -16,8 +16,9 @@ fn role(test: &str, role: &str, place: &Place) -> Program {
     role_by("env", test, role, place)
 }
 
-/// The same on the first or the second processor. Without this, the kernel places two ends that
-/// wait for each other on one processor or on two, by chance; on one they are three times as fast.
+/// Like [`role`], on the first or the second processor. Without a fixed processor, the kernel
+/// places two ends that wait for each other on one processor or on two, by chance; on one they are
+/// three times as fast.
 fn role_on(processor: usize, test: &str, role: &str, place: &Place) -> Program {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     role_by(&format!("taskset -c {} env", processor % processors), test, role, place)
@@ -49,14 +50,14 @@ async fn echo(port: u16) {
         let (mut stream, _) = listener.accept().await.unwrap();
         tokio::spawn(async move {
             let (mut reader, mut writer) = stream.split();
-            // A client that closes resets what it has not read.
+            // A closing client resets unread bytes.
             let _ = tokio::io::copy(&mut reader, &mut writer).await;
             let _ = writer.shutdown().await;
         });
     }
 }
 
-/// Sends messages over eight connections at a time, and reads while it sends.
+/// Sends messages over eight connections at a time, and reads meanwhile.
 async fn ask(port: u16, connections: usize, messages: usize) {
     let mut tasks = Vec::new();
     for connection in 0..connections {
@@ -147,8 +148,8 @@ async fn greet_by_events(port: u16) {
     }
 }
 
-/// How long a client waits for the first bytes of a server that speaks first. The figure is the
-/// number of such clients, one after another, in a second: of the median one.
+/// Time of a client until the first bytes of a server that speaks first. The figure is the number
+/// of such clients, one after another, in a second: of the median one.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn first_bytes() {

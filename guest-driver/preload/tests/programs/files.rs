@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs that transfer files.
+//! Programs for file transfer.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use crate::bed::{Net, Place, Program};
 use crate::case::{Carried, times};
 use crate::script::Script;
 
-/// Runs a command that prepares something.
+/// Runs a preparatory command.
 fn prepare(place: &Place, text: &str) {
     place.script("prepare", text);
     let mut bash = Command::new("bash");
@@ -16,14 +16,14 @@ fn prepare(place: &Place, text: &str) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// A directory `tree` with some hundred files that do not compress well.
+/// A directory `tree` with some hundred files of random bytes, hard to compress.
 const TREE: &str = r#"
 mkdir -p tree/more
 head -c 4000000 /dev/urandom | split -b 40000 -a 3 - tree/file.
 cp tree/file.aa[a-j] tree/more
 "#;
 
-/// git's daemon executes a program that takes over the connection.
+/// git's daemon executes a program to take over the connection.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn git() {
@@ -108,7 +108,7 @@ fn vsftpd() {
     let server = |place: &Place| {
         let Place { address, port, dir } = place;
         let here = dir.display();
-        // The server wants a root that it cannot write to.
+        // The server wants a root directory without write permission.
         prepare(place, &format!("mkdir -m 755 empty root\ncd root\n{TREE}\nmkdir -m 777 up\n"));
         let text = format!(
             "listen=YES\nlisten_address={address}\nlisten_port={port}\nbackground=NO\n\

@@ -6,7 +6,7 @@ use crate::case::{Carried, times};
 use crate::nginx;
 use crate::script::{Script, code};
 
-/// What a client asks each of these servers for again and again.
+/// The client of each of these servers: the same request again and again.
 const CLIENT: &str = r#"
 for n in $(seq $N); do
     got=$(curl -sS --max-time 20 http://$A:$P/$WHAT) || fail "request $n"
@@ -20,7 +20,7 @@ fn of_web_server(what: &str, wanted: &str) -> String {
 }
 
 /// Debian's `service nginx upgrade`: nginx passes no environment on to the new program. The first
-/// clients come before it.
+/// clients come before the upgrade.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn nginx_upgrade() {
@@ -29,11 +29,11 @@ fn nginx_upgrade() {
         std::fs::write(place.dir.join("answer"), "ready").unwrap();
         let line = nginx(place).line();
         let file = place.dir.join("nginx.conf");
-        // It changes its program only if it has left the process that started it.
+        // nginx changes its program only as a daemon, detached from its starter.
         let text = std::fs::read_to_string(&file).unwrap().replace("daemon off;", "");
         std::fs::write(&file, text).unwrap();
         let end = "trap 'kill $(cat $D/pid $D/pid.oldbin 2>/dev/null); exit 0' TERM\n";
-        // It executes what it was started as.
+        // nginx executes the path of its own start.
         let line = line.replacen("nginx", "$(PATH=$PATH:/usr/sbin command -v nginx)", 1);
         place.script("server", &format!("{end}{line}\nwhile :; do sleep 0.1; done\n"))
     };
@@ -58,7 +58,7 @@ fn nginx_upgrade() {
     .run(&net);
 }
 
-/// A server that accepts from the listener that it was started with, as a static program.
+/// A server that accepts from the listener given at its start, as a static program.
 fn activated(place: &Place) -> String {
     let program = place.dir.join("activated");
     let mut compiler = std::process::Command::new("cc");
@@ -67,7 +67,7 @@ fn activated(place: &Place) -> String {
     program.display().to_string()
 }
 
-/// The first client starts the program that serves it.
+/// The first client starts the serving program.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn socket_activation() {
@@ -98,7 +98,8 @@ fn socket_activation() {
     }
 }
 
-/// inetd passes the listener to a program that accepts from it, and takes it back when that ends.
+/// inetd passes the listener to an accepting program, and takes the listener back when the program
+/// ends.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn inetd_that_waits() {
@@ -121,7 +122,7 @@ fn inetd_that_waits() {
     .run(&net);
 }
 
-/// The master of dovecot listens, and starts the programs that accept in a cleaned environment.
+/// The master of dovecot listens, and starts the accepting programs in a cleaned environment.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn dovecot() {

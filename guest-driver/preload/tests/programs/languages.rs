@@ -60,8 +60,7 @@ fn java() {
     let _ = std::fs::remove_dir_all(dir);
 }
 
-/// Builds a program in Rust that is no member of the workspace, and keeps what that makes: the crates
-/// take a minute.
+/// Builds a program in Rust outside the workspace, and keeps the build: the crates take a minute.
 fn build(name: &str) -> PathBuf {
     let home = PathBuf::from(std::env::var_os("HOME").unwrap());
     let dir = home.join(".cache/vhost-device-ism/programs").join(name);
@@ -69,7 +68,7 @@ fn build(name: &str) -> PathBuf {
     std::fs::create_dir_all(dir.join("src")).unwrap();
     for file in ["Cargo.toml", "src/main.rs"] {
         let text = std::fs::read(code.join(file)).unwrap();
-        // Cargo builds what is newer.
+        // Cargo builds newer files.
         if std::fs::read(dir.join(file)).ok().as_ref() != Some(&text) {
             std::fs::write(dir.join(file), text).unwrap();
         }
@@ -106,8 +105,8 @@ fn hyper_and_reqwest() {
     .run(&net);
 }
 
-/// Programs in Go make system calls themselves, even those that contain libc. `smc run` prints that
-/// and leaves them on TCP, where they work.
+/// Programs in Go make system calls themselves, even programs with libc. `smc run` prints a message
+/// and leaves these programs on TCP, where they work.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn go_stays_on_tcp() {

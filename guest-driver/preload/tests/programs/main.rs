@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs of the distribution, each end with and without `smc run`, in two network namespaces:
-//! they must work in all four combinations, on SMC where both ends have it, and `smc stat` must say
-//! so.
+//! they must work in all four combinations, on SMC if both ends have the library, and `smc stat`
+//! must show so.
 //!
-//! `tests/programs.sh` installs them and runs this. With `SMC_PROGRAMS_ROUNDS=N` SMC and TCP take
-//! turns N times and a line per program says how they compare; `SMC_PROGRAMS_SECONDS` is how long
-//! each takes.
+//! `tests/programs.sh` installs the programs and runs this. With `SMC_PROGRAMS_ROUNDS=N` SMC and
+//! TCP take turns N times and a line per program compares them; `SMC_PROGRAMS_SECONDS` is the time
+//! of each.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(unreachable_pub, reason = "a program of tests has no public")]
 
@@ -69,12 +69,12 @@ fn redis() {
     }
 }
 
-/// nginx with workers; what it serves is in the same directory.
+/// nginx with workers; the served files are in the same directory.
 fn nginx(place: &Place) -> Program {
     nginx_with(place, "", "")
 }
 
-/// As [`nginx`], with TLS and a certificate of its own, which is in the directory as well.
+/// Like [`nginx`], with TLS and a certificate of its own, which is in the directory as well.
 fn nginx_with_tls(place: &Place) -> Program {
     let Place { address, dir, .. } = place;
     let [key, certificate] = ["key.pem", "certificate.pem"].map(|file| dir.join(file));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Message brokers, and a library that passes messages between processes.
+//! Message brokers, and a library for messages between processes.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -49,7 +49,8 @@ fn rabbitmq() {
     const SERVER: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
     let net = Net::new();
     let server = |place: &Place| {
-        // The server's nodes find each other by a daemon of their own, which ends with it here.
+        // The server's nodes find each other by a daemon of their own, ended here along with the
+        // server.
         let settings = r#"
             printf '%s\n' "listeners.tcp.1 = $A:$P" 'loopback_users = none' >$D/rabbitmq.conf
             echo '[].' >$D/enabled
@@ -83,7 +84,7 @@ fn rabbitmq() {
     .run(&net);
 }
 
-/// Two processes, one at each end, which mpirun starts.
+/// Two processes started by mpirun, one at each end.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn open_mpi() {

@@ -115,7 +115,7 @@ fn haproxy_reloads() {
     .run(&net);
 }
 
-/// nginx, and a program in front of it that `start` begins.
+/// nginx, and a program in front, begun by `start`.
 fn before_nginx(place: &Place, start: &str) -> Program {
     let behind = Place { address: place.address, port: free_port(), dir: place.dir.clone() };
     let nginx = nginx_with(&behind, "", "").line();
@@ -123,7 +123,7 @@ fn before_nginx(place: &Place, start: &str) -> Program {
     place.script("server", &format!("B={port}\nrun {nginx}\nawait_port $B\n{start}\n{SERVE}"))
 }
 
-/// Both files, several times. The script before it says what `fetch` is.
+/// Both files, several times. The script before defines `fetch`.
 const FILES: &str = r#"
 for n in $(seq $N); do
     fetch large >$D/got
@@ -172,13 +172,13 @@ END
         server: &|place| before_nginx(place, start),
         client: &format!("{client}{FILES}"),
         count: times(3, 30),
-        // Each end consists of programs that connect to each other.
+        // Each end consists of programs connected to each other.
         carried: Carried::Any,
     }
     .run(&net);
 }
 
-/// A cache: one process that starts another, which has the threads.
+/// A cache: one process starts another, which has the threads.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn varnish() {
@@ -201,7 +201,7 @@ END
     .run(&net);
 }
 
-/// A proxy that clients ask for pages of others, and by CONNECT for a way through.
+/// A proxy, asked for pages of another server, and by CONNECT for a tunnel.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn squid() {

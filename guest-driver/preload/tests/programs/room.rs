@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Clients that write everything before they read, and relays that do so.
+//! Clients that write everything before reading, and relays that do the same.
 
 use crate::bed::{Net, Place};
 use crate::case::{Carried, times};
 use crate::script::{SERVE, Script, code};
 
-/// A client of `code/ahead.py` that writes `n` of something.
+/// A client of `code/ahead.py` writing `n` units of a kind.
 fn run(
     net: &Net,
     name: &str,
@@ -33,7 +33,7 @@ fn run(
     .run(net);
 }
 
-/// An echo server of one thread, which reads and writes by turns.
+/// An echo server of one thread, reading and writing by turns.
 const ECHO: &str = r"
 echo_server() {
     run /usr/bin/python3 -c '

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Ways that go around the names of libc's socket functions: stdio, `syscall`, system calls without
-//! libc, and POSIX AIO.
+//! Calls around the names of libc's socket functions: stdio, `syscall`, system calls without libc,
+//! and POSIX AIO.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_int};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The program of both ends: it carries out one operation per line and answers with one line.
+//! The program of both ends: carries out one operation per line and answers with one line.
 //!
 //! The lines come and go through two FIFOs, so a forked child can have its own pair. The numbers of
-//! their descriptors are high, out of the way of what a sequence does with low ones.
+//! their descriptors are high, out of the way of the sequences' low numbers.
 
 mod around;
 mod bytes;
@@ -26,7 +26,7 @@ use crate::script::Words;
 pub(crate) const DIR: &str = "SMC_DIFFERENTIAL_DIR";
 /// Environment: the name of this agent.
 pub(crate) const NAME: &str = "SMC_DIFFERENTIAL_AGENT";
-/// Environment: the descriptors that the agent starts with (`x=0,l=4`).
+/// Environment: the agent's descriptors at the start (`x=0,l=4`).
 pub(crate) const FDS: &str = "SMC_DIFFERENTIAL_FDS";
 
 /// The name of this agent. A forked child changes it.
@@ -34,7 +34,7 @@ static OWN_NAME: Mutex<String> = Mutex::new(String::new());
 /// The descriptors of the two FIFOs.
 const CONTROL: [c_int; 2] = [500, 501];
 
-/// The descriptors that the sequence has given names to.
+/// The descriptors with a name given by the sequence.
 static FDS_BY_NAME: Mutex<BTreeMap<String, c_int>> = Mutex::new(BTreeMap::new());
 /// Operations that run in threads of their own.
 static STARTED: Mutex<BTreeMap<String, JoinHandle<String>>> = Mutex::new(BTreeMap::new());
@@ -48,7 +48,7 @@ fn fd(name: &str) -> c_int {
     }
 }
 
-/// Gives a descriptor a name, and answers for the call that made it.
+/// Gives a descriptor a name, and answers for the call returning the descriptor.
 fn named(name: &str, fd: c_int) -> String {
     if fd >= 0 {
         FDS_BY_NAME.lock().unwrap().insert(name.to_owned(), fd);
@@ -93,7 +93,7 @@ pub(crate) fn run_if_agent() {
     serve(&name);
 }
 
-/// Opens the FIFOs of this agent, and carries out operations until it is told to end.
+/// Opens the FIFOs of this agent, and carries out operations for the rest of the process.
 fn serve(name: &str) -> ! {
     name.clone_into(&mut OWN_NAME.lock().unwrap());
     let dir = std::env::var(DIR).unwrap();
@@ -129,7 +129,7 @@ fn answer(text: &str) {
     }
 }
 
-/// Carries out a line, in a thread of its own if it ends with `&` and the thread's name.
+/// Carries out a line, in a thread of its own if the line ends with `&` and the thread's name.
 fn carry_out(line: &str) -> String {
     if let Some(thread) = line.strip_prefix("join") {
         let handle = STARTED.lock().unwrap().remove(thread.trim());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Calls that the order of the objects does not lead to the library, and Linux's own asynchronous
-//! I/O: `handle-OP` by a handle of libc, `lio-OP` by `syscall`, `libaio-OP` as libaio does it.
+//! Calls not bound to the library by the order of the objects, and Linux's own asynchronous I/O:
+//! `handle-OP` by a handle of libc, `lio-OP` by `syscall`, `libaio-OP` like libaio.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{transmute, zeroed};
@@ -22,7 +22,7 @@ fn by_handle(name: &CStr) -> *mut c_void {
 type Transfer = unsafe extern "C" fn(c_int, *mut c_void, usize, c_int) -> isize;
 
 fn transfer(name: &CStr, fd: c_int, room: &mut [u8], flags: c_int) -> isize {
-    // A function that takes fewer arguments does not look at the others.
+    // A function with fewer arguments ignores the others.
     let function = unsafe { transmute::<*mut c_void, Transfer>(by_handle(name)) };
     unsafe { function(fd, room.as_mut_ptr().cast(), room.len(), flags) }
 }
@@ -80,8 +80,8 @@ struct Request {
     rest: [u64; 2],
 }
 
-/// `io_submit` of libaio. Where it is not linked, an object that is before it in the order of the
-/// objects may have it.
+/// `io_submit` of libaio. If libaio is not linked, an earlier object in the order of the objects
+/// may have the function.
 fn submit_as_libaio(arguments: [usize; 3]) -> isize {
     type Submit = unsafe extern "C" fn(usize, usize, usize) -> c_int;
     let [context, n, list] = arguments;
@@ -155,7 +155,7 @@ fn linux_aio(op: &str, name: &str, words: &mut Words<'_>) -> Option<String> {
     Some(match (result, op) {
         (..0, _) => format!("-1 {}", names::error_name(-result as c_int)),
         (_, "read" | "readv") => got(result, &room),
-        // A poll that has waited returns all events that have come with the one it waited for.
+        // After a wait, a poll returns further events along with the awaited one.
         (_, "poll") => {
             let errors = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
             names::show_poll(result as i16 & (request.address as i16 | errors))

@@ -8,10 +8,10 @@ use std::os::unix::ffi::OsStrExt;
 use super::{FDS, FDS_BY_NAME, NAME, OWN_NAME, around, fd, named, names, ret, serve};
 use crate::script::Words;
 
-/// Environment: the port that a program of `burst` connects to.
+/// Environment: the server's port for a program of `burst`.
 pub(super) const ONCE: &str = "SMC_DIFFERENTIAL_ONCE";
 
-/// What a program of `burst` does: it connects, sends a line, closes and exits.
+/// A program of `burst`: connects, sends a line, closes and exits.
 pub(super) fn connect_send_exit(port: u16) -> ! {
     unsafe {
         let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
@@ -66,7 +66,7 @@ impl Image {
         Image::own(&[(NAME, name.to_owned()), (FDS, fds.join(","))])
     }
 
-    /// The same without the library.
+    /// Like [`Image::agent`], without the library.
     fn plain_agent(name: &str, fds: &[(String, c_int)]) -> Image {
         let fds: Vec<_> = fds.iter().map(|(name, number)| format!("{name}={number}")).collect();
         let library = ("LD_PRELOAD", String::new());
@@ -216,7 +216,7 @@ fn program(words: &mut Words<'_>, vfork: bool) -> String {
     }
 }
 
-/// `burst N`: processes that connect, send a line, close and exit; two at a time.
+/// `burst N`: N processes connect, send a line, close and exit; two at a time.
 fn burst(n: i64) -> String {
     let port = super::sockets::server_port();
     let image = Image::own(&[(ONCE, port.to_string())]);

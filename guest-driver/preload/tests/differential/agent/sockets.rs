@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::{FDS_BY_NAME, fd, named, names, ok, ret};
 use crate::script::Words;
 
-/// The server's port, as a client last heard it.
+/// The server's port, from the last `port` operation of a client.
 static PORT: AtomicU16 = AtomicU16::new(0);
 
 /// The loopback address with a port, and its length.
@@ -109,8 +109,7 @@ pub(super) fn show_address(addr: &libc::sockaddr_storage, len: libc::socklen_t) 
     format!("family {family} {len}")
 }
 
-/// What the kernel says of the TCP socket.
-/// `None`: the call failed.
+/// TCP_INFO of the TCP socket. `None`: the call failed.
 fn raw_tcp_info(name: &str) -> Option<[u8; 256]> {
     let mut info = [0u8; 256];
     let mut len = 256;
@@ -120,7 +119,7 @@ fn raw_tcp_info(name: &str) -> Option<[u8; 256]> {
     (result == 0).then_some(info)
 }
 
-/// The bytes of TCP_INFO, when the peer's kernel has all that was sent and acknowledged it.
+/// The bytes of TCP_INFO, once the peer's kernel has acknowledged everything sent.
 fn tcp_counts(name: &str) -> String {
     let begun = Instant::now();
     loop {
@@ -320,7 +319,7 @@ fn connect(op: &str, name: &str, words: &mut Words<'_>) -> String {
     } else {
         fd(name)
     };
-    // On a port that nobody listens on, if the test says so.
+    // On a port without a listener, if the test says so.
     let port = if has("refused") { 1 } else { PORT.load(Ordering::Relaxed) };
     ret(connect_to(fd, v6, port) as isize)
 }

@@ -22,7 +22,7 @@ fn wait_for(fd: c_int, events: i16) {
     unsafe { libc::poll(list.as_mut_ptr(), 1, 1000) };
 }
 
-/// Sends all bytes, in as many calls as it takes.
+/// Sends all bytes, in as many calls as necessary.
 fn send_all(fd: c_int, data: &[u8]) -> String {
     let (mut done, mut begun) = (0, Instant::now());
     while done < data.len() {
@@ -58,7 +58,7 @@ fn recv_all(fd: c_int, wanted: Option<usize>) -> String {
     format!("{} {}", data.len(), show(&data))
 }
 
-/// `many N`: N connections, each of which sends a line and has it back before any is closed.
+/// `many N`: N connections. Each sends a line and gets it back before any is closed.
 fn many(n: i64) -> String {
     let port = super::sockets::server_port();
     let connect = |_| {
@@ -72,7 +72,7 @@ fn many(n: i64) -> String {
     format!("{} connected, {sent} sent, {back} had it back", fds.len())
 }
 
-/// `echo N`: accepts N connections, and sends back what comes on each up to its end.
+/// `echo N`: accepts N connections, and sends back the bytes of each up to its end.
 fn echo(n: i64) -> String {
     let none = std::ptr::null_mut();
     let accept = |_| unsafe { libc::accept(fd("l"), none, std::ptr::null_mut()) };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc-hyper-echo server ADDRESS`: hyper returns the body of each request.
 //! `smc-hyper-echo client ADDRESS TASKS REQUESTS`: reqwest sends as many requests in each task, over
-//! connections that it keeps, and compares what it gets.
+//! kept connections, and compares the answers.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ async fn serve(address: &str) -> Result<(), Failure> {
             let echo = |request: Request<Incoming>| async {
                 Ok::<_, hyper::Error>(Response::new(request.into_body()))
             };
-            // A client that closes ends it.
+            // A closing client ends the connection.
             let _ = http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), service_fn(echo))
                 .await;
