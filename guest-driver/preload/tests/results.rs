@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What calls return, in programs that ask much of the kernel: the same on SMC as on TCP.
+//! Results of calls, in programs with unusual demands on the kernel: the same on SMC as on TCP.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How much a program may write before anybody reads, and that nothing of it is lost: as on TCP,
-//! with and without the library at either end.
+//! How much a program may write before its peer reads, without any loss: as on TCP, with and
+//! without the library at either end.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
@@ -42,7 +42,7 @@ fn read_late(listener: TcpListener) {
     read_all(&mut stream, &pattern(MUCH));
 }
 
-/// A server that accepts after a pause, and then reads.
+/// A server that accepts after its client has written, and then reads.
 fn accept_late(listener: TcpListener) {
     std::thread::sleep(PAUSE);
     let (mut stream, _) = listener.accept().unwrap();
@@ -84,7 +84,8 @@ fn what_waits_arrives_although_the_process_has_ended() {
     in_all_combinations("what_waits_arrives_although_the_process_has_ended", server, client);
 }
 
-/// TCP's kernel sends all bytes. SMC loses those that wait in the process, and that is no end of data.
+/// TCP's kernel sends all bytes. SMC loses the bytes still waiting in the killed process, without
+/// an end of data.
 #[test]
 fn a_process_that_is_killed_does_not_end_its_data_early() {
     fn server(listener: TcpListener) {
@@ -180,7 +181,7 @@ fn a_file_is_sent_before_the_server_accepts() {
     in_all_combinations("a_file_is_sent_before_the_server_accepts", accept_late, client);
 }
 
-/// A file by which a client tells its server that it may read.
+/// The file by which a client permits its server to read.
 fn word_for(port: u16) -> PathBuf {
     std::env::temp_dir().join(format!("smc-room-{port}"))
 }
@@ -190,7 +191,7 @@ fn await_word(port: u16) {
     std::fs::remove_file(word_for(port)).unwrap();
 }
 
-/// Writes without waiting until that fails. Returns how much was written.
+/// Writes without waiting until a write fails. Returns the number of written bytes.
 fn fill(stream: &TcpStream) -> usize {
     stream.set_nonblocking(true).unwrap();
     let (bytes, mut at) = (pattern(MOST), 0);
@@ -213,7 +214,7 @@ fn a_write_that_must_not_wait_finds_room() {
         let (mut stream, _) = listener.accept().unwrap();
         exchange_as_server(&mut stream);
         await_word(listener.local_addr().unwrap().port());
-        // The client writes this much after it has written what it could.
+        // The client writes this number after filling the buffers.
         let mut word = [0; 8];
         let mut all = Vec::new();
         stream.read_to_end(&mut all).unwrap();
@@ -241,7 +242,7 @@ fn set_buffer(socket: &impl AsRawFd, name: libc::c_int, bytes: libc::c_int) {
 
 #[test]
 fn buffers_that_the_program_sets_bound_what_is_written() {
-    // What TCP takes is about 170 kB at most with a small send buffer, and 30 kB with two.
+    // TCP takes about 170 kB at most with a small send buffer, and 30 kB with two small buffers.
     const LIMITS: [usize; 3] = [200_000, 200_000, 60_000];
     fn server(listener: TcpListener) {
         for at in 0..LIMITS.len() {
@@ -273,7 +274,7 @@ fn buffers_that_the_program_sets_bound_what_is_written() {
     in_all_combinations(name, server, client);
 }
 
-/// Fills the buffers, and says how many bytes that were and how many of them are unsent.
+/// Fills the buffers. Returns the number of bytes, and the number of unsent ones.
 fn fill_with_limit(stream: &TcpStream) -> (usize, i32) {
     const SIOCOUTQNSD: u64 = 0x894b;
     let n = fill(stream);
@@ -282,7 +283,7 @@ fn fill_with_limit(stream: &TcpStream) -> (usize, i32) {
 
 #[test]
 fn unsent_bytes_are_bounded_as_the_program_sets_it() {
-    // TCP looks at the bound once for each packet that it fills.
+    // TCP checks the bound once for each filled packet.
     const BOUND: i32 = 20_000;
     const MOST_UNSENT: i32 = BOUND + (64 << 10);
     fn bound(socket: &impl AsRawFd) {
@@ -292,7 +293,7 @@ fn unsent_bytes_are_bounded_as_the_program_sets_it() {
     }
     fn server(listener: TcpListener) {
         let (mut stream, _) = listener.accept().unwrap();
-        // The next accepted connection has it from its listener.
+        // The next accepted connection inherits the bound from its listener.
         bound(&listener);
         exchange_as_server(&mut stream);
         let port = listener.local_addr().unwrap().port();
@@ -322,7 +323,7 @@ fn unsent_bytes_are_bounded_as_the_program_sets_it() {
     in_all_combinations("unsent_bytes_are_bounded_as_the_program_sets_it", server, client);
 }
 
-/// A program that waits for more bytes than there is room for.
+/// A program waiting for more bytes than the buffer holds.
 #[test]
 fn a_low_water_mark_above_the_buffer_keeps_nobody_waiting() {
     fn server(listener: TcpListener) {
@@ -365,7 +366,7 @@ fn a_low_water_mark_above_the_buffer_keeps_nobody_waiting() {
     in_all_combinations("a_low_water_mark_above_the_buffer_keeps_nobody_waiting", server, client);
 }
 
-/// A relay with one thread that writes before it reads again, as many have it.
+/// A relay with one thread, which writes before it reads again, like many relays.
 #[test]
 fn a_relay_of_one_thread_passes_an_echo_on() {
     fn server(listener: TcpListener) {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Redis, nginx, HAProxy and gunicorn under a mixed load with clients that are killed. No answer may
-//! be lost or wrong, and the resources of the programs and of the daemon must not grow.
+//! Redis, nginx, HAProxy and gunicorn under a mixed load with killed clients. No answer may be lost
+//! or wrong, and the resources of the programs and of the daemon must not grow: no count of
+//! descriptors, mappings, threads, memory, DMBs, sockets, processes or files in /dev/shm, by the
+//! median slope of all pairs of idle moments. `SMC_SOAK_SEED` repeats a run.
 //! `SMC_SOAK_SECONDS=1800 cargo test --release -p smc-preload --test soak -- --ignored --nocapture`
-//! runs it for that long, and prints 60 lines, but at most one per minute.
+//! runs for so long, and prints 60 lines, but at most one per minute.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
@@ -27,7 +29,7 @@ use vhost_device_ism::{Config, Daemon};
 /// Devices of the fabric. Servers have some, and clients take the others in turn.
 const DEVICES: usize = 14;
 
-/// The processes that the test observes, over time.
+/// The observed processes, over time.
 #[derive(Default)]
 struct Record {
     servers: Vec<(&'static str, u32)>,
@@ -37,12 +39,12 @@ struct Record {
     left: Vec<Left>,
 }
 
-/// What no single process of the test holds.
+/// Resources outside the single processes of the test.
 #[derive(Clone, Copy, Debug)]
 struct Left {
-    /// TCP sockets at the servers' ports, without those that the kernel keeps for late segments.
+    /// TCP sockets at the servers' ports, without sockets kept by the kernel for late segments.
     sockets: usize,
-    /// Processes that the test has started, and theirs.
+    /// The descendants of the test.
     processes: usize,
     /// Files in /dev/shm.
     files: usize,
@@ -80,7 +82,7 @@ impl Record {
         self.moments.iter().enumerate().map(|(at, moment)| (*moment, of(at))).collect()
     }
 
-    /// A description of what grows; empty: nothing.
+    /// A description of any growth; empty: none.
     fn grown(&self) -> String {
         let mut text = String::new();
         let mut check = |name: &str, allowed: f64, series: &[(f64, f64)]| {
@@ -160,15 +162,15 @@ fn haproxy(file: &Path, port: u16, behind: u16) {
     fs::write(file, text).unwrap();
 }
 
-/// The answers that clients got. A client that was killed does not count.
+/// The answers to the clients. A killed client does not count.
 #[derive(Default)]
 struct Answers {
     right: u64,
-    /// The client got none, or an error, or hung.
+    /// The client got no answer, or an error, or hung.
     lost: u64,
-    /// It got other bytes.
+    /// The client got other bytes.
     broken: u64,
-    /// The first few that were not right.
+    /// The first few lost or broken answers.
     details: Vec<String>,
 }
 
@@ -219,14 +221,14 @@ fn output(command: &mut Command) -> Result<Vec<u8>, String> {
     Ok(output.stdout)
 }
 
-/// Kills a client in the middle of what it does.
+/// Kills a client in the middle of its work.
 fn abort(mut child: Child, after: Duration) {
     sleep(after);
     let _ = child.kill();
     let _ = child.wait();
 }
 
-/// Runs the daemon in a process of its own, so that the test can count its resources.
+/// Runs the daemon in a process of its own, for the test to count its resources.
 fn run_daemon() -> ! {
     let management = PathBuf::from(std::env::var_os("SOAK_MANAGEMENT").unwrap());
     let dir = management.parent().unwrap().join("devices");
@@ -239,16 +241,16 @@ fn run_daemon() -> ! {
     }
 }
 
-/// The programs under load, and where they listen.
+/// The programs under load, and their ports.
 struct Bed {
     fabric: Fabric,
     management: PathBuf,
     www: PathBuf,
     /// Ports of redis, nginx, HAProxy and gunicorn.
     ports: [u16; 4],
-    /// In the order in which they are stopped.
+    /// In the order of their stop.
     running: Vec<Running>,
-    /// The processes that the test observes.
+    /// The observed processes.
     servers: Vec<(&'static str, u32)>,
     /// Stopped last.
     _daemon: Running,
@@ -276,7 +278,7 @@ impl Bed {
         let proxy = Running::start(command.arg("-db").arg("-f").arg(fabric.file("haproxy.cfg")));
         await_listener(haproxy_port);
         let mut command = fabric.smc("gunicorn");
-        // With more threads, it would start each of them the first time that the others are busy.
+        // With more threads, gunicorn would start each one the first time all others are busy.
         command.args(["-w", "2", "-k", "gthread", "--threads", "1", "--timeout", "300"]);
         command.args(["-b", &format!("127.0.0.1:{gunicorn_port}"), "--log-level", "error"]);
         let code = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code");
@@ -325,7 +327,7 @@ impl Bed {
     }
 }
 
-/// The clients so far, and what they got.
+/// The clients so far, and their answers.
 struct Load<'a> {
     bed: &'a Bed,
     dice: Dice,
@@ -413,10 +415,11 @@ impl<'a> Load<'a> {
         abort(client, Duration::from_millis(20 + self.dice.below(300)));
     }
 
-    /// Counts what the processes hold, when the clients have ended. `record`: it counts.
+    /// Counts the resources of the processes, after the end of the clients. `record`: gets the
+    /// counts.
     fn look(&self, seconds: f64, record: Option<&mut Record>) {
         let Bed { fabric, servers, ports, .. } = self.bed;
-        // What the clients left behind must be released.
+        // Everything left behind by the clients must be released.
         eventually(|| self.bed.devices().0 < servers.len());
         sleep(Duration::from_millis(300));
         let held: Vec<Held> = servers.iter().map(|(_, pid)| Held::by(*pid)).collect();
@@ -429,8 +432,8 @@ impl<'a> Load<'a> {
         let Answers { right, lost, broken, .. } = self.answers;
         println!("  {left:?} {right} right {lost} lost {broken} broken");
         let Some(record) = record else { return };
-        // A process opens a device when it first needs one, which is late on a busy machine. What was
-        // counted before says nothing of growth. It happens once per process.
+        // A process opens a device at the first need, late on a busy machine. Earlier counts say
+        // nothing of growth. The device opens once per process.
         let opens = |(before, now): (&Held, &Held)| before.mappings == 0 && now.mappings > 0;
         if record.held.last().is_some_and(|before| before.iter().zip(&held).any(opens)) {
             *record = Record { servers: servers.clone(), ..Record::default() };
@@ -456,7 +459,7 @@ fn nothing_grows() {
     }
     if !has_all_programs() {
         let why = "redis, nginx, haproxy, gunicorn and curl are not all installed";
-        // Past what the test harness keeps to itself.
+        // Past the capture of the test harness.
         let _ = writeln!(std::io::stderr(), "SKIPPED, nothing was tested: {why}");
         return;
     }
@@ -487,7 +490,7 @@ fn nothing_grows() {
     for (name, pid) in bed.servers.iter().filter(|_| !grown.is_empty()) {
         println!("{name} {pid}:\n{}", held::kinds(*pid));
     }
-    // First, so that no process stays behind.
+    // First, to leave no process behind.
     std::mem::take(&mut bed.running).into_iter().for_each(Running::stop);
     let Answers { right, lost, broken, details } = answers;
     println!("{right} answers are right, {lost} clients lost answers, {broken} got wrong ones");
@@ -497,7 +500,7 @@ fn nothing_grows() {
     let (smc, tcp) = fabric.decided();
     assert!(smc > 0 && fabric.broken().len() as u64 <= aborts * 50, "{:?}", fabric.broken());
     println!("{rounds} rounds, {aborts} aborts; {smc} ends on SMC, {tcp} on TCP");
-    // Killed clients leave their lock files. The next process that locks the device takes the file
+    // Killed clients leave their lock files. The next process to lock the device takes the file
     // over.
     assert_eq!(fabric.left_behind(), Vec::<String>::new());
 }

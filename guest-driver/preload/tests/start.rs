@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the start of a program costs, and what its first connection does not cost.
+//! The cost of starting a program, and the costs avoided at its first connection.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 
 use common::{Fabric, await_listener, free_port, my_role, role};
 
-/// Kilobytes of the first part of libc that the program has changed: headers and the table of symbols.
+/// Kilobytes of the first part of libc changed by the program: headers and the table of symbols.
 fn changed(smaps: &str) -> usize {
     let is_first = |line: &&str| line.contains(" r--p 00000000 ") && line.contains("/libc.so");
     let mut lines = smaps.lines().skip_while(|line| !is_first(line));
@@ -18,7 +18,7 @@ fn changed(smaps: &str) -> usize {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// The memory of a program that does nothing, with the library.
+/// The memory of an idle program with the library.
 fn memory() -> String {
     let fabric = Fabric::new(1);
     let output = fabric.smc("cat").arg("/proc/self/smaps").output().unwrap();

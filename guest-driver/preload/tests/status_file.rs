@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The file of `smc run --status`: what it costs, and what it never does.
+//! The file of `smc run --status`: its costs, and the effects that it must not have.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 #[path = "common/c.rs"]
@@ -123,7 +123,7 @@ fn lines_go_into_no_file_that_has_got_the_number_of_the_report() {
     assert_eq!(lines(&fabric.file("status")), [3]);
 }
 
-/// A file that is empty and has no name.
+/// A file without contents and name.
 fn tempfile() -> File {
     let path = std::env::temp_dir().join(format!("smc-status-{}", std::process::id()));
     let file = File::options().read(true).append(true).create_new(true).open(&path).unwrap();
@@ -154,7 +154,7 @@ fn a_report_that_was_removed_begins_anew() {
 #[test]
 fn workers_that_give_up_their_rights_have_their_reports() {
     const TEST: &str = "workers_that_give_up_their_rights_have_their_reports";
-    /// Nobody.
+    /// The user without rights.
     const USER: u32 = 65534;
     if let Some((_, port)) = my_role() {
         let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
@@ -165,7 +165,7 @@ fn workers_that_give_up_their_rights_have_their_reports() {
                 || libc::setresuid(USER, USER, USER),
                 || libc::syscall(libc::SYS_setreuid, USER, USER) as i32,
                 || libc::chroot(c"/dev/shm".as_ptr()),
-                // It had one before.
+                // The process had a report before.
                 || libc::seteuid(USER),
             ]
         };
@@ -196,8 +196,8 @@ fn workers_that_give_up_their_rights_have_their_reports() {
     assert_eq!(lines(&status), [1, 1, 1, 1, 2]);
 }
 
-/// A server under the library that accepts three clients, started in a shell that does `before` first.
-/// Returns what it said.
+/// A server under the library, which accepts three clients, started in a shell after the command
+/// `before`. Returns the output.
 fn server_after(fabric: &Fabric, test: &str, shell: &[&str], before: &str) -> String {
     let port = free_port();
     let mut command = Command::new(shell[0]);

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-# Runs other projects' own tests with and without `smc run`, and compares the result of each test. See
-# docs/testing.md.
+# Runs other projects' own tests with and without `smc run`, and compares the result of each test.
 #
 #     suites.sh                 all suites, about half an hour
 #     suites.sh --quick         those that take a minute or two together
@@ -12,8 +11,15 @@
 # crates.io at run time, into $SMC_SUITES_CACHE (~/.cache/vhost-device-ism/suites); nothing of them is
 # in this repository. As root, each run has a network namespace of its own, and TCP option 254.
 #
+# Most tests have both ends of a connection in one process, with one device, so SMC does not carry the
+# connection; such a test shows only that the library does not disturb. cpython-apart puts the clients of
+# CPython's test_socket into processes of their own, and helpers of libuv are such processes, too. The
+# last line of a suite says how many ends of connections were on SMC. $SMC_SUITES_LOGS is a directory
+# for the output of the tests.
+#
 # A difference fails, unless suites/accepted.txt lists it with its reason; so does a listed one that no
-# longer occurs. A suite that cannot be obtained is left out aloud; with CI=true that fails.
+# longer occurs, if it is marked `always`. A suite that cannot be obtained is left out aloud; with CI=true
+# that fails.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 here=$PWD/guest-driver/preload/tests/suites

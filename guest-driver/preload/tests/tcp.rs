@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections that stay on TCP. No call waits because of that, and short-lived processes do not
+//! Connections that stay on TCP. No call waits for that reason, and short-lived processes do not
 //! open devices.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
@@ -69,8 +69,7 @@ fn poll_returns_at_once_on_a_late_decline() {
             (&stream).read_exact(&mut [0; 5]).unwrap();
             took
         };
-        // A busy machine may make some of them late. A sleep that misses the Decline lasts a
-        // second.
+        // A sleep that misses the Decline lasts a second.
         let took: Vec<_> = (0..TIMES).map(wait).collect();
         let late = took.iter().filter(|took| **took >= Duration::from_millis(950)).count();
         assert!(late <= TIMES / 4, "{took:?}");

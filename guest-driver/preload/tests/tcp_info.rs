@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! TCP_INFO tells of the program's bytes and of the times at which they moved, with and without the
-//! library at either end: programs judge by it whether a peer is idle, and how far a transfer is.
+//! TCP_INFO shows the program's bytes and the times of their transfer, with and without the library
+//! at either end: programs use TCP_INFO to judge whether a peer is idle, and how far a transfer is.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
@@ -20,14 +20,14 @@ use std::time::{Duration, Instant};
 use combinations::{connect, exchange_as_client, exchange_as_server, in_all_combinations};
 use common::{Fabric, await_listener, eventually, free_port, my_role, role};
 
-/// SIOCOUTQNSD: bytes that are not sent.
+/// SIOCOUTQNSD: bytes not sent yet.
 const SIOCOUTQNSD: u64 = 0x894b;
-/// Bytes that one end sends.
+/// Number of bytes of one end.
 const N: usize = 3 << 20;
 /// More than all buffers hold.
 const TOO_MUCH: usize = 64 << 20;
 
-/// What the tests look at. The places are those of `struct tcp_info`.
+/// The observed values. The places are from `struct tcp_info`.
 #[derive(Clone, Copy, Debug)]
 struct Info {
     unacked: u32,
@@ -74,7 +74,7 @@ fn info(stream: &TcpStream) -> Info {
     }
 }
 
-/// TCP_INFO as it is. Returns the length that the call says.
+/// TCP_INFO in its raw form. Returns the length reported by the call.
 fn ask(stream: &TcpStream, bytes: &mut [u8]) -> usize {
     let mut len = bytes.len() as libc::socklen_t;
     let at = bytes.as_mut_ptr().cast();
@@ -83,7 +83,7 @@ fn ask(stream: &TcpStream, bytes: &mut [u8]) -> usize {
     len as usize
 }
 
-/// Waits until the peer's kernel has said that it has everything.
+/// Waits until the peer's kernel has acknowledged everything.
 fn acknowledged(stream: &TcpStream) -> Info {
     eventually(|| c::number(stream, libc::TIOCOUTQ).unwrap() == 0);
     info(stream)
@@ -208,6 +208,7 @@ fn times_tell_since_when_a_connection_is_idle() {
         stream.write_all(b"go").unwrap();
         for _ in 0..20 {
             read_bytes(&mut stream, 1000);
+            // The bytes are answers.
             let now = info(&stream);
             assert!(now.since_received < 200, "{now:?}");
         }
@@ -247,7 +248,7 @@ fn what_the_program_has_no_room_for_is_cut_off() {
             let mut room = [0xee; 256];
             assert_eq!(ask(&stream, &mut room[..n]), n);
             assert!(room[n..].iter().all(|byte| *byte == 0xee), "{n}");
-            // But for the times, and what the kernel estimates.
+            // Except for the times, and the kernel's estimates.
             let counted =
                 (120..n).filter(|at| !(148..152).contains(at) && !(160..192).contains(at));
             for at in counted {
@@ -278,10 +279,11 @@ fn watch_counts(stream: &TcpStream, done: &AtomicBool) {
     }
 }
 
-/// The own window when nothing is unread: that of a ring, which the kernel does not have by chance.
+/// The own window when nothing is unread: the window of a ring, never by chance the kernel's.
 const RING: u32 = (256 << 10) - 32;
 
-/// Exchanges words until both ends have a ring, or (0) until both have none. Returns how many words.
+/// Exchanges words until both ends have a ring, or (0) until both have none. Returns the number of
+/// words.
 fn await_carrier(stream: &mut TcpStream, wanted: u32) -> u64 {
     let begun = Instant::now();
     for words in 1.. {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A connection that has a relay because a program was started is a connection without a relay
-//! again when that program has closed it or has ended. No byte is lost or comes in another order,
-//! whoever uses the connection meanwhile.
+//! A connection gets a relay because of a started program, and loses it again when the program has
+//! closed the connection or has ended. No byte is lost or comes in another order, with any other
+//! use of the connection meanwhile.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
@@ -33,7 +33,7 @@ fn has_relay(stream: &TcpStream) -> bool {
     sockets.lines().any(|line| line.split_whitespace().nth(6) == Some(inode))
 }
 
-/// Has programs inherit the connection, as most do that are written in C or Java.
+/// Has programs inherit the connection, as most programs in C or Java do.
 fn leave_open(stream: &TcpStream) -> RawFd {
     let fd = stream.as_raw_fd();
     assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }, 0);
@@ -53,7 +53,7 @@ fn exchange_until_direct(stream: &mut TcpStream) {
     });
 }
 
-/// Sends back what comes, and ends when that ends.
+/// Sends back all bytes up to the end, and ends then.
 fn echo(mut stream: TcpStream) {
     let mut room = [0; 60000];
     loop {
@@ -114,7 +114,7 @@ const STARTS: [Start; 5] = [
             libc::execlp(c"true".as_ptr(), c"true".as_ptr(), std::ptr::null::<i8>());
         }));
     },
-    // A child that uses the connection.
+    // A child that writes to the connection.
     |fd| {
         c::wait(c::fork(move || {
             assert_eq!(unsafe { libc::write(fd, b"child".as_ptr().cast(), 5) }, 5);
@@ -159,7 +159,7 @@ fn a_program_that_lives_on_keeps_the_relay_and_shares_the_stream() {
             let (one, end) = std::io::pipe().unwrap();
             let gate = one.as_raw_fd();
             unsafe { libc::fcntl(gate, libc::F_SETFD, 0) };
-            // It waits, asks for a word, and takes a byte after the other.
+            // The program waits, asks for a word, and takes a byte after the other.
             let ask = "read line <&G; printf hello >&0; w=$(dd bs=1 count=5 2>/dev/null); \
                        test $w = there || exit 1";
             let ask = ask.replace('G', &gate.to_string());
@@ -178,7 +178,8 @@ fn a_program_that_lives_on_keeps_the_relay_and_shares_the_stream() {
                     let mut word = [0; 5];
                     to.read_exact(&mut word).unwrap();
                     assert_eq!(&word, b"there");
-                    // It has been told of the program, and nobody takes it back before its end.
+                    // The library knows of the program, and no thread takes the relay back before
+                    // the program's end.
                     assert!(!relayed || was_relayed());
                     relayed |= was_relayed();
                     std::thread::sleep(Duration::from_millis(5));
@@ -229,7 +230,7 @@ fn read_pattern(stream: &TcpStream, reads: Reads, n: usize) {
                 assert_eq!(found, 1, "{at} of {n} bytes");
                 if flags & libc::EPOLLONESHOT != 0 {
                     let mut again = [libc::epoll_event { events: 0, u64: 0 }; 4];
-                    // It is used up, whatever has become of the connection.
+                    // The EPOLLONESHOT is used up, on any carrier of the connection.
                     let found = unsafe { libc::epoll_wait(set, again.as_mut_ptr(), 4, 0) };
                     assert_eq!(found, 0);
                 }
@@ -286,7 +287,7 @@ fn no_byte_is_lost_while_threads_send_and_receive_and_programs_come_and_go() {
             let done = std::sync::atomic::AtomicBool::new(false);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    // Slowly at times, so that readers sleep.
+                    // Slowly at times, so readers sleep.
                     let (bytes, mut to) = (pattern(4 * N), &stream);
                     for (at, piece) in bytes.chunks(9973).enumerate() {
                         let mut rest = piece;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A client that leaves short connections to TCP, and returns to SMC for long ones. TCP option 254
-//! needs root; without it most of these tests print that they are skipped, and fail where `CI=true`.
+//! needs root; without root most of these tests print SKIPPED, and fail where `CI=true`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 #[path = "../../tests/rendezvous/bed.rs"]
@@ -22,13 +22,14 @@ use smc_rendezvous::{Options, PassedOn, Policy, Rendezvous};
 use wire::{HERE, THERE, Wire};
 
 const PORT: u16 = 6100;
-/// Connections after which a client may leave them to TCP.
+/// After so many connections a client may leave further ones to TCP.
 const LEARNED: usize = 8;
-/// So many more come to SMC at most before those are counted: a thread of the library may still have
-/// a connection that its program has closed. If the process ends first, that one never counts.
+/// Number of further connections on SMC at most before the first ones are counted: a thread of the
+/// library may still have a connection closed by its program. If the process ends first, such a
+/// connection never counts.
 const LATE: usize = 16;
 
-/// What `smc run` passes on to a program.
+/// The descriptors passed on by `smc run`.
 struct Passed {
     option: PassedOn,
     traffic: OwnedFd,
@@ -40,7 +41,7 @@ impl Passed {
         Passed { option, traffic: traffic::create().unwrap() }
     }
 
-    /// What the client has learned of its server.
+    /// The client's knowledge of its server.
     fn learned(&self) -> Vec<EndpointTraffic> {
         let program = std::env::current_exe().unwrap();
         let known = TrafficTable::adopt(&self.traffic, &program).unwrap().endpoints();
@@ -63,7 +64,7 @@ fn number(name: &str) -> Option<usize> {
 }
 
 /// One of the programs: a server that answers messages until the client closes, or a client that
-/// makes so many connections, one after the other.
+/// makes `COUNT` connections, one after the other.
 fn is_program() -> bool {
     let Some((role, port)) = my_role() else { return false };
     let count = number("COUNT").unwrap();
@@ -175,8 +176,8 @@ fn processes_of_one_connection_each_learn_together() {
     });
 }
 
-/// The one of 64 that is observed shows that they are long now; the next ones are on SMC. So all but
-/// 64 are.
+/// The sample, one of 64 connections, shows that connections are long now; the next ones are on
+/// SMC. So all but 64 are.
 #[test]
 fn connections_that_become_long_return_to_smc() {
     if is_program() {
@@ -199,7 +200,7 @@ fn connections_that_become_long_return_to_smc() {
     });
 }
 
-/// Connections that stay open are seen to be long before they end.
+/// Open connections are found to be long before they end.
 #[test]
 fn a_connection_that_is_still_open_counts_as_well() {
     if is_program() {
@@ -250,8 +251,8 @@ fn a_rule_forces_smc() {
     });
 }
 
-/// Such a server looks at each client's first bytes. If it speaks first, it waits for those of a
-/// client on TCP.
+/// Such a server looks at each client's first bytes. If the server speaks first, it waits for the
+/// first bytes of a client on TCP.
 #[test]
 fn without_the_option_nothing_is_left_to_tcp() {
     if is_program() {

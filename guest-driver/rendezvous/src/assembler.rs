@@ -13,8 +13,8 @@ pub(super) struct Instruction {
     immediate: i32,
 }
 
-/// The registers. A call returns its result in R0 and takes its arguments in R1 to R5, which it
-/// overwrites. R6 to R9 keep their values over calls. R10 is the end of the stack.
+/// The registers. A call takes its arguments in R1 to R5, overwrites them, and returns its result in R0. R6
+/// to R9 keep their values over calls. R10 is the end of the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reg {
     R0,
@@ -64,7 +64,7 @@ impl Width {
     }
 }
 
-/// The condition of a jump. It compares 64 bits with a sign-extended constant.
+/// The condition of a jump: compares 64 bits with a sign-extended constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
     Equal,
@@ -104,7 +104,7 @@ pub(super) struct Assembler {
     code: Vec<Instruction>,
     /// The position of each label.
     positions: Vec<Option<usize>>,
-    /// The label to which each jump leads.
+    /// The target label of each jump.
     jumps: Vec<(usize, Label)>,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The commands of the system call bpf(2) that a rendezvous needs.
+//! The commands of the system call bpf(2) for a rendezvous.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::assembler::Instruction;
 
-/// The type of a program, and the hook to which it is attached.
+/// The type of a program, with its hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hook {
     /// TCP callbacks of the sockets of a cgroup.
@@ -38,16 +38,16 @@ impl Hook {
     }
 }
 
-/// Types of maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MapKind {
-    /// An array of eight-byte values. Processes may map it to read; only programs write it.
+    /// An array of eight-byte values. Processes may map the array to read; only programs write values.
     ReadOnlyArray,
-    /// A hash table that drops the least recently used entry when it is full.
+    /// A hash table dropping the least recently used entry when full.
     LruHash,
     /// Longest prefix match.
     PrefixTrie,
-    /// A value in a socket, freed with it. Accepted sockets start with a copy of their listener's.
+    /// A value in a socket, freed with the socket. Accepted sockets start with a copy of the listener's
+    /// value.
     SocketStorage,
 }
 
@@ -82,7 +82,7 @@ const F_MMAPABLE: u32 = 1 << 10;
 /// Beside other programs.
 const F_ALLOW_MULTI: u32 = 1 << 1;
 
-/// `union bpf_attr` up to the last field that is used here, as words.
+/// `union bpf_attr` up to the last used field, as words.
 #[derive(Default)]
 struct Attributes([u64; 18]);
 
@@ -127,28 +127,28 @@ impl Attributes {
 /// Calls the kernel.
 ///
 /// # Safety
-/// The addresses in `attributes` are those of memory that has the length that the command needs,
-/// and that the command may read or write.
+/// The addresses in `attributes` point to memory of the length needed by the command, and the command may
+/// read or write this memory.
 unsafe fn bpf(command: u32, attributes: &mut Attributes) -> io::Result<RawFd> {
     if ism_sys::is_fatal(libc::SYS_bpf) {
         return Err(io::Error::from_raw_os_error(libc::ENOSYS));
     }
     let length = size_of_val(&attributes.0);
-    // SAFETY: the attributes live and are `length` bytes long. The caller guarantees the memory to
-    // which their addresses point.
+    // SAFETY: the attributes live and are `length` bytes long. The caller guarantees the memory behind their
+    // addresses.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, attributes.0.as_mut_ptr(), length) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
 }
 
-/// Calls the kernel for a command that returns a descriptor.
+/// Calls the kernel for a command with a descriptor as its result.
 ///
 /// # Safety
 /// As for [`bpf`].
 unsafe fn bpf_fd(command: u32, attributes: &mut Attributes) -> io::Result<OwnedFd> {
     // SAFETY: as the caller guarantees.
     let fd = unsafe { bpf(command, attributes)? };
-    // SAFETY: the kernel has just made this descriptor, close-on-exec, and no other code has it.
+    // SAFETY: the kernel has just made this descriptor, close-on-exec, without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -159,7 +159,7 @@ pub(super) struct Map<K, V> {
     types: std::marker::PhantomData<fn(K) -> V>,
 }
 
-/// Types without padding, of which any bits are a value.
+/// Types without padding, with a value for any bits.
 pub(super) trait MapData:
     zerocopy::IntoBytes + zerocopy::FromBytes + zerocopy::Immutable
 {
@@ -193,7 +193,7 @@ impl<K: MapData, V: MapData> Map<K, V> {
         // SAFETY: this command dereferences no addresses.
         let fd = unsafe { bpf_fd(MAP_CREATE, &mut attributes)? };
         if kind == MapKind::ReadOnlyArray {
-            // A descriptor that is open for reading only could not be mapped.
+            // A descriptor open for reading only could not be mapped.
             let mut attributes = Attributes::default();
             attributes.set_fd(0, fd.as_fd());
             // SAFETY: this command dereferences no addresses.
@@ -202,7 +202,7 @@ impl<K: MapData, V: MapData> Map<K, V> {
         Ok(Self::of_fd(fd))
     }
 
-    /// Adopts a map that another process passed on.
+    /// Adopts a map passed on by another process.
     ///
     /// # Errors
     /// The map has other types, or the number is no open map.
@@ -246,8 +246,8 @@ impl<K: MapData, V: MapData> Map<K, V> {
         attributes.set_fd(0, self.fd.as_fd());
         attributes.set64(8, std::ptr::from_ref(key).expose_provenance() as u64);
         attributes.set64(16, std::ptr::from_ref(value).expose_provenance() as u64);
-        // SAFETY: the map was made with keys of the size of K and values of the size of V, which
-        // the kernel only reads.
+        // SAFETY: the map was made with keys of the size of K and values of the size of V, and the kernel
+        // only reads both.
         unsafe { bpf(MAP_UPDATE_ELEM, &mut attributes).map(|_| ()) }
     }
 }
@@ -258,7 +258,7 @@ impl<K, V> AsFd for Map<K, V> {
     }
 }
 
-/// The values of an array of the kernel, which its programs change at any time.
+/// The values of an array of the kernel, changed by its programs at any time.
 #[derive(Debug)]
 pub(super) struct MappedArray {
     first: NonNull<AtomicU64>,
@@ -293,10 +293,9 @@ impl MappedArray {
         Ok(MappedArray { first, len })
     }
 
-    /// The value at `at`.
     pub(super) fn load(&self, at: usize) -> Option<u64> {
-        // SAFETY: the value lies in the mapping, which has `len` of them, and is aligned, as the
-        // mapping is. The kernel has checked that the map is as long: it maps no more than there is.
+        // SAFETY: the value is one of the mapping's `len` values, and is aligned like the mapping. The kernel
+        // has checked the length of the map: no mapping exceeds its map.
         // Acquire: partner of the program's atomic addition.
         (at < self.len).then(|| unsafe { self.first.add(at).as_ref() }.load(Ordering::Acquire))
     }
@@ -304,7 +303,7 @@ impl MappedArray {
 
 impl Drop for MappedArray {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's, and no reference to it is left.
+        // SAFETY: this value owns the mapping, and no reference to the mapping is left.
         let _ = unsafe { rustix::mm::munmap(self.first.as_ptr().cast(), self.len * 8) };
     }
 }
@@ -328,7 +327,7 @@ fn load_u32_btf() -> io::Result<OwnedFd> {
     let mut attributes = Attributes::default();
     attributes.set64(0, blob.as_ptr().expose_provenance() as u64);
     attributes.set32(16, blob.len() as u32);
-    // SAFETY: the address is that of `blob`, with its length, which the kernel only reads.
+    // SAFETY: the address is the address of `blob`, with its length, and the kernel only reads.
     unsafe { bpf_fd(BTF_LOAD, &mut attributes) }
 }
 
@@ -340,7 +339,7 @@ pub(super) struct Rejected {
     pub(super) verifier: String,
 }
 
-/// Loads a program: the kernel checks and compiles it.
+/// Loads a program, checked and compiled by the kernel.
 pub(super) fn load(hook: Hook, name: &str, program: &[Instruction]) -> Result<OwnedFd, Rejected> {
     let load = |log: Option<&mut [u8]>| {
         let mut attributes = Attributes::default();
@@ -356,12 +355,12 @@ pub(super) fn load(hook: Hook, name: &str, program: &[Instruction]) -> Result<Ow
         }
         attributes.set_name(48, name);
         attributes.set32(68, hook.attach_type());
-        // SAFETY: the addresses are those of the program, with its length in instructions, of a
-        // string that ends with a zero, and of a buffer that may be written, with its length.
+        // SAFETY: the addresses lead to the program, with its length in instructions, to a zero-terminated
+        // string, and to a writable buffer, with its length.
         unsafe { bpf_fd(PROG_LOAD, &mut attributes) }
     };
     load(None).map_err(|error| {
-        // The kernel refused the program: load it again with a log.
+        // The kernel refused the program: load the program again with a log.
         let mut log = vec![0u8; 64 << 10];
         let _ = load(Some(&mut log));
         let text = String::from_utf8_lossy(&log);
@@ -372,8 +371,8 @@ pub(super) fn load(hook: Hook, name: &str, program: &[Instruction]) -> Result<Ow
     })
 }
 
-/// Attaches a program to a cgroup, beside those that are attached, for as long as the returned
-/// descriptor is open.
+/// Attaches a program to a cgroup, beside programs already attached, for as long as the returned descriptor
+/// is open.
 pub(super) fn attach(
     hook: Hook,
     program: BorrowedFd<'_>,
@@ -387,7 +386,7 @@ pub(super) fn attach(
     unsafe { bpf_fd(LINK_CREATE, &mut attributes) }
 }
 
-/// Attaches a program to a cgroup, beside those that are attached, for as long as the cgroup exists.
+/// Attaches a program to a cgroup, beside programs already attached, for as long as the cgroup exists.
 pub(super) fn attach_for_good(
     hook: Hook,
     program: BorrowedFd<'_>,
@@ -402,10 +401,10 @@ pub(super) fn attach_for_good(
     unsafe { bpf(PROG_ATTACH, &mut attributes).map(|_| ()) }
 }
 
-/// Most programs of one kind that a cgroup has (BPF_CGROUP_MAX_PROGS).
+/// Most programs of one kind in a cgroup (BPF_CGROUP_MAX_PROGS).
 pub(super) const MAX_ATTACHED: usize = 64;
 
-/// The names of the programs that are attached to this cgroup itself.
+/// The names of the programs attached to this cgroup itself.
 pub(super) fn attached(hook: Hook, cgroup: BorrowedFd<'_>) -> io::Result<Vec<String>> {
     let mut ids = [0u32; MAX_ATTACHED];
     let mut attributes = Attributes::default();
@@ -430,19 +429,19 @@ fn name_of(id: u32) -> io::Result<String> {
     attributes.set_fd(0, program.as_fd());
     attributes.set32(4, info.len() as u32);
     attributes.set64(8, info.as_mut_ptr().expose_provenance() as u64);
-    // SAFETY: the kernel writes at most as many bytes as there is room for. All lengths in it are 0, so
-    // it follows none of its addresses.
+    // SAFETY: the kernel writes at most the given length. Every length in the buffer is 0, so the kernel
+    // follows no address there.
     unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut attributes)? };
     let name = info.get(64..).unwrap_or_default().split(|byte| *byte == 0).next();
     Ok(String::from_utf8_lossy(name.unwrap_or_default()).into_owned())
 }
 
-/// Duplicates the descriptor `number`, which another process passed on.
+/// Duplicates the descriptor `number`, passed on by another process.
 pub(super) fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
     if number < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: the number is only passed to fcntl(2), which refuses a number that is no descriptor.
+    // SAFETY: the number is only passed to fcntl(2), and fcntl(2) refuses a number without a descriptor.
     let theirs = unsafe { BorrowedFd::borrow_raw(number) };
     super::duplicate_high(theirs)
 }
@@ -471,7 +470,7 @@ pub(super) fn set_socket_option(
 pub(super) fn socket_option(socket: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
     let mut value = 0i32;
     let mut length = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: both addresses are those of live variables, and the second holds the length of the
+    // SAFETY: both addresses are the addresses of live variables, and the second holds the length of the
     // first.
     let result = unsafe {
         let value = std::ptr::from_mut(&mut value).cast();
@@ -485,7 +484,7 @@ pub(super) fn netns_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     const SO_NETNS_COOKIE: i32 = 71;
     let mut value = 0u64;
     let mut length = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: both addresses are those of live variables, and the second holds the length of the
+    // SAFETY: both addresses are the addresses of live variables, and the second holds the length of the
     // first.
     let result = unsafe {
         let value = std::ptr::from_mut(&mut value).cast();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::Unavailable;
 
-/// Opens the cgroup of this process, or the one that is named.
+/// Opens the cgroup of this process, or the named cgroup.
 pub(super) fn open(named: Option<&Path>) -> Result<(File, PathBuf), Unavailable> {
     let path = match named {
         Some(path) => path.to_owned(),
@@ -36,7 +36,7 @@ fn mounts() -> Vec<u8> {
     fs::read("/proc/self/mountinfo").unwrap_or_default()
 }
 
-/// The directory of the process's cgroup: that of `membership` below a mount of cgroup v2.
+/// The directory of the process's cgroup: the path of `membership` below a mount of cgroup v2.
 fn find(mounts: &[u8], membership: &[u8]) -> Option<PathBuf> {
     let own = lines(membership).find_map(|line| line.strip_prefix(b"0::"))?;
     let own = PathBuf::from(OsString::from_vec(own.to_vec()));

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! TCP option 254 for processes without capabilities: a cgroup is granted it once.
+//! TCP option 254 for processes without capabilities, by one grant to their cgroup.
 //!
-//! The processes of a container may not call bpf(2), so they cannot mark their sockets. Somebody on
-//! the host who may calls [`grant`] for the container's cgroup. The kernel then calls three programs
-//! for the sockets of this cgroup: the one of [`super::program`], and two that answer a socket
-//! option of their own. A process marks its socket by setsockopt(2), and reads what the peer has
-//! answered by getsockopt(2):
+//! The processes of a container may not call bpf(2), so they cannot mark their sockets. A process of the host
+//! with the capabilities calls [`grant`] for the container's cgroup. The kernel then calls three programs for
+//! the sockets of this cgroup: the program of [`super::program`], and two programs for a socket option of
+//! their own. A process marks its socket by setsockopt(2), and reads the peer's answer by getsockopt(2):
 //!
 //! ```c
 //! int smc_mark(struct bpf_sockopt *s)                     // setsockopt(2)
@@ -42,13 +41,13 @@
 //! }
 //! ```
 //!
-//! # What a process can do with it
+//! # Powers of a process with a grant
 //!
-//! It reaches the sockets of which it has descriptors, and no others. A wrong mark makes its own
-//! connections send or answer the option, which any process with a raw socket can do as well. Each
-//! grant has maps of its own, so the processes of one cgroup cannot fill up those of another one. A
-//! process that has a listener can pause its port, for the other processes of the cgroup as well:
-//! their connections to this port are then TCP.
+//! The process reaches only sockets behind its own descriptors. A wrong mark makes the process's own
+//! connections send or answer the option, as any process with a raw socket can. Each grant has maps of its
+//! own, so the processes of one cgroup cannot fill up the maps of another cgroup. A process with a listener
+//! can pause the listener's port, for the other processes of the cgroup as well: their connections to this
+//! port are then TCP.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -62,22 +61,22 @@ use super::listener::{self, LEVEL, RELEASE, TAKE};
 use super::program::{self, Maps, Program, mark, sockopt};
 use super::{SocketMaps, Unavailable, cgroup, rejected};
 
-/// The name of the option that is a socket's mark, of the level [`LEVEL`].
+/// The name of the option for a socket's mark, of the level [`LEVEL`].
 const MARK: i32 = 255;
-/// The name of the program that a grant attaches last.
+/// The name of the last program attached by a grant.
 const LAST: &str = "smc_answer";
 /// BPF_SK_STORAGE_GET_F_CREATE
 const CREATE: i32 = 1;
 
-/// Lets all processes of a cgroup and of those below it ask and answer by TCP option 254, without
-/// capabilities, as long as the cgroup exists. They find it by [`super::Rendezvous::granted`]. A cgroup
-/// that has a grant keeps that one.
+/// Lets all processes of a cgroup and of its descendants ask and answer by TCP option 254, without
+/// capabilities, as long as the cgroup exists. They find the grant by [`super::Rendezvous::granted`]. An
+/// existing grant of the cgroup is kept.
 ///
 /// # Errors
-/// `cgroup` is no directory of cgroup v2, or is the root of all; or what is missing to this process.
+/// `cgroup` is no directory of cgroup v2, or is the root of all; or this process lacks a precondition.
 pub fn grant(cgroup: &Path) -> Result<(), Unavailable> {
     let (directory, path) = cgroup::open(Some(cgroup))?;
-    // All cgroups but the root have this file.
+    // Every cgroup but the root has this file.
     if !path.join("cgroup.type").exists() {
         return Err(Unavailable::NotGrantable { path });
     }
@@ -90,7 +89,7 @@ pub fn grant(cgroup: &Path) -> Result<(), Unavailable> {
     let answers = answers(&maps).unwrap_or_default();
     let options = program::options(&maps).unwrap_or_default();
     let take_listener = listener::listeners(&maps).unwrap_or_default();
-    // The mark comes near the end: a process that can set it has all that it needs.
+    // The mark comes near the end: a process able to set the mark has every needed program.
     for (hook, name, code, needed) in [
         (Hook::SetSockOpt, "smc_listener", take_listener, false),
         (Hook::SockOps, "smc_option", options, true),
@@ -99,7 +98,7 @@ pub fn grant(cgroup: &Path) -> Result<(), Unavailable> {
     ] {
         let loaded = match bpf::load(hook, name, &code) {
             Ok(loaded) => loaded,
-            // Before Linux 6.12. A listener that listens already then cannot answer.
+            // Before Linux 6.12. An already listening socket then cannot answer.
             Err(_) if !needed => continue,
             Err(why) => return Err(rejected(why)),
         };
@@ -111,11 +110,11 @@ pub fn grant(cgroup: &Path) -> Result<(), Unavailable> {
 
 /// Whether this cgroup itself has a grant, from the last of its programs on.
 fn has_grant(cgroup: BorrowedFd<'_>) -> bool {
-    // Who may not ask finds out by attaching whether it may do that.
+    // A process without the right to ask learns by attaching whether a grant is possible.
     bpf::attached(Hook::GetSockOpt, cgroup).is_ok_and(|names| names.iter().any(|name| name == LAST))
 }
 
-/// The directory of a process's cgroup, as this process sees it.
+/// The directory of a process's cgroup, in the view of this process.
 ///
 /// # Errors
 /// There is no such process, or no cgroup v2.
@@ -135,17 +134,17 @@ pub(super) fn set_mark(socket: BorrowedFd<'_>, bit: u32) -> io::Result<()> {
     bpf::set_socket_option(socket, LEVEL, MARK, bit.cast_signed())
 }
 
-/// The mark of a socket; 0 if it has none.
+/// The mark of a socket; 0: none.
 pub(super) fn mark_of(socket: BorrowedFd<'_>) -> io::Result<u32> {
     bpf::socket_option(socket, LEVEL, MARK).map(i32::cast_unsigned)
 }
 
-/// Prepares a listener that listens already.
+/// Prepares an already listening socket.
 pub(super) fn take_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
     bpf::set_socket_option(listener, LEVEL, TAKE, 0)
 }
 
-/// Has the listener's port answer nobody.
+/// Has the listener's port answer no client.
 pub(super) fn pause(listener: BorrowedFd<'_>) -> io::Result<()> {
     set_mark(listener, mark::WITHDRAWN)
 }
@@ -155,14 +154,14 @@ pub(super) fn release_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
     bpf::set_socket_option(listener, LEVEL, RELEASE, 0)
 }
 
-/// The context, throughout.
+/// The context, in the whole program.
 const CONTEXT: Reg = Reg::R6;
 /// The address of the option's value.
 const VALUE: Reg = Reg::R7;
-/// The value.
+/// The value of the option.
 const BIT: Reg = Reg::R8;
 
-/// The program that sets a mark.
+/// The program for setting a mark.
 fn marks(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     let mut program = Program::new(maps);
     let a = &mut program.a;
@@ -188,7 +187,7 @@ fn marks(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     end(program.a, out)
 }
 
-/// The program that returns it.
+/// The program for reading a mark.
 fn answers(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     let mut a = Assembler::default();
     let (none, out) = (a.label(), a.label());
@@ -206,7 +205,7 @@ fn answers(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     end(a, out)
 }
 
-/// Goes on with VALUE set if the call is about the mark and has room for it.
+/// Goes on with VALUE set if the call is about the mark and has room for the value.
 fn for_the_mark(a: &mut Assembler, out: super::assembler::Label) {
     a.copy(CONTEXT, Reg::R1);
     a.load(Width::Word, Reg::R1, CONTEXT, sockopt::LEVEL);

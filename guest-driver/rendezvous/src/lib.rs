@@ -1,44 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How two TCP ends find that both speak SMC: RFC 7609's TCP option.
+//! Discovery of SMC between two TCP ends: RFC 7609's TCP option.
 //!
-//! A client that wants SMC puts the experimental option 254 with the magic E2 D4 C3 D9 on its SYN;
-//! a server that speaks it answers with the same bytes on its SYN-ACK (RFC 7609 section 3.1 and
-//! appendix A.1, OPT-1, OPT-4). The handshake of SMC begins only if both ends sent the option; any
-//! other peer never receives a byte of it (OPT-9). The kernel's AF_SMC finds its peers in the same
-//! way.
+//! An SMC client puts the experimental option 254 with the magic E2 D4 C3 D9 on its SYN; an SMC server
+//! answers with the same bytes on its SYN-ACK (RFC 7609 section 3.1 and appendix A.1, OPT-1, OPT-4). The
+//! handshake of SMC begins only if both ends sent the option; any other peer never receives a byte of SMC
+//! (OPT-9). The kernel's AF_SMC finds its peers in the same way.
 //!
 //! # Why eBPF
 //!
-//! No socket option of Linux adds or shows an option of a SYN that is sent or of a SYN-ACK that is
-//! received, and AF_SMC sets its own only on sockets of its own. What the kernel does offer is a
-//! callback into eBPF for the TCP sockets of a cgroup, which may reserve room, write an option and
-//! read those of the peer. The two programs are assembled here, instruction by instruction (see
-//! `program.rs`); no compiler is needed, neither when this crate is built nor when it runs.
+//! No socket option of Linux adds an option to a sent SYN or shows an option of a received SYN-ACK, and
+//! AF_SMC sets its option only on sockets of its own. But the kernel offers a callback into eBPF for the TCP
+//! sockets of a cgroup. The callback may reserve room, write an option and read the options of the peer. The
+//! two programs are assembled here, instruction by instruction (see `program.rs`); no compiler is needed,
+//! neither when this crate is built nor when it runs.
 //!
 //! # Which sockets send the option
 //!
-//! The programs serve only sockets that were passed to [`Rendezvous::want`] or
-//! [`Rendezvous::listen`] and that the [`Policy`] allows. They change no other socket of the
-//! cgroup. A listener answers only a SYN that carries the option (OPT-5). It does not answer where
-//! the connection could not use SMC afterwards: with SYN cookies, with TCP Fast Open, or without
-//! room for the option.
+//! The programs serve only sockets passed to [`Rendezvous::want`] or [`Rendezvous::listen`] and allowed by
+//! the [`Policy`]. Other sockets of the cgroup stay unchanged. A listener answers only a SYN with the option
+//! (OPT-5). A listener does not answer where the connection could not use SMC afterwards: with SYN cookies,
+//! with TCP Fast Open, or without room for the option.
 //!
-//! The kernel keeps request and answer in the socket itself (a BPF socket storage) and frees them
-//! with it, so one connection cannot be mistaken for another. Nothing is pinned, so everything ends
-//! with the process. Any number of processes may attach to one cgroup. The programs cost an
-//! established connection nothing. Making a connection costs each end a few microseconds, most of
-//! them for the system calls that mark the socket and read the answer. For other sockets no cost
-//! could be measured.
+//! The kernel keeps request and answer in the socket itself (a BPF socket storage) and frees both with the
+//! socket, so one connection cannot be mistaken for another. Nothing is pinned, so everything ends with the
+//! process. Any number of processes may attach to one cgroup. The programs cost an established connection
+//! nothing. Making a connection costs each end a few microseconds, most of them for the system calls to mark
+//! the socket and read the answer. For other sockets no cost could be measured.
 //!
-//! # What has to be granted
+//! # Needed grants
 //!
-//! Linux 5.15 or later, cgroup v2 mounted (beside version 1 is fine), and the capabilities CAP_BPF
-//! and CAP_NET_ADMIN at the time of [`Rendezvous::attach`]. The process may drop them afterwards,
-//! except before Linux 5.19 where `kernel.unprivileged_bpf_disabled` is set. A process that has
-//! them may pass its rendezvous on to programs that have not ([`Rendezvous::pass_on`]), or grant the
-//! option to all processes of another cgroup ([`grant`]), which is how containers get it.
-//! [`Unavailable`] says what is missing and which command grants it. [`Rendezvous::listen`] on a
-//! socket that listens already needs Linux 6.12: call it earlier, or use [`Rendezvous::bind`].
+//! Linux 5.15 or later, cgroup v2 mounted (beside version 1 is fine), and the capabilities CAP_BPF and
+//! CAP_NET_ADMIN at the time of [`Rendezvous::attach`]. The process may drop them afterwards, except before
+//! Linux 5.19 where `kernel.unprivileged_bpf_disabled` is set. A process with the capabilities may pass its
+//! rendezvous on to programs without ([`Rendezvous::pass_on`]), or grant the option to all processes of
+//! another cgroup ([`grant`]), for example of a container. [`Unavailable`] names the missing precondition and
+//! the command to grant it. [`Rendezvous::listen`] on an already listening socket needs Linux 6.12: call the
+//! method earlier, or use [`Rendezvous::bind`].
 
 #![deny(unsafe_code)]
 
@@ -79,28 +76,28 @@ const MAX_PORTS: u32 = 4096;
 const MAX_REFUSED: u32 = 1024;
 /// Networks of a policy times listening ports at most.
 const MAX_CLIENTS: u32 = 1 << 16;
-/// Lowest numbers for descriptors that are passed on, above those that programs rely on. The first
-/// number that the limit of the process allows is used.
+/// Lowest numbers for passed-on descriptors, above numbers in use by programs, if there is none beyond the
+/// limit of the process. The first number within the limit is used.
 const PASSED_FROM: [i32; 3] = [700, 100, 3];
-/// Connections in a listener's queue that [`Rendezvous::bind`] asks for.
+/// Backlog of the listeners of [`Rendezvous::bind`].
 const BACKLOG: i32 = 4096;
-/// What [`Rendezvous::pass_on`] says instead of numbers of descriptors.
+/// The text of [`Rendezvous::pass_on`] in place of numbers of descriptors.
 const GRANTED: &str = "granted";
 
 /// How a rendezvous is set up. The defaults suit most processes.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// The directory of the cgroup whose sockets take part: the cgroup of this process, or one
-    /// above it. `None`: the cgroup of this process.
+    /// The directory of the cgroup of participating sockets: the cgroup of this process, or an ancestor of
+    /// this cgroup. `None`: the cgroup of this process.
     pub cgroup: Option<PathBuf>,
-    /// Which connections may send and answer the option. Rules that name programs are compared with
-    /// the executable of this process.
+    /// The connections with the right to send and answer the option. Rules with names of programs are
+    /// compared with the executable of this process.
     pub policy: Policy,
 }
 
-/// The rendezvous of a process. When it is dropped, existing sockets keep their answers, and new
-/// sockets are plain TCP.
+/// The rendezvous of a process. After its drop, existing sockets keep their answers, and new sockets are
+/// plain TCP.
 #[derive(Debug)]
 pub struct Rendezvous {
     policy: Policy,
@@ -129,12 +126,12 @@ struct Attached {
     path: PathBuf,
     /// The kernel calls the program as long as this is open.
     link: OwnedFd,
-    /// The program for sockets that listen already; the error number if the kernel refused it.
+    /// The program for already listening sockets; the error number if the kernel refused the program.
     late: Result<OwnedFd, i32>,
 }
 
-/// How many open connections have clients that may speak SMC, per bucket of clients. Only
-/// the kernel's program writes it, so no process can hide a client from another one.
+/// Number of open connections with possible SMC clients, per bucket of clients. Only the kernel's program
+/// writes the numbers, so no process can hide a client from another process.
 #[derive(Debug)]
 struct AskedClients {
     map: Map<u32, u64>,
@@ -147,8 +144,8 @@ impl AskedClients {
         Ok(AskedClients { map, mapped })
     }
 
-    /// `None`: the kernel cannot have it mapped, or there is no memory for it. Each accepted socket
-    /// is then asked for.
+    /// `None`: the kernel cannot map the array, or there is no memory for the array. The option is then
+    /// looked up for each accepted socket.
     fn make() -> Option<AskedClients> {
         let map = Map::new(MapKind::ReadOnlyArray, BUCKETS, "smc_asked");
         let made = map.and_then(AskedClients::new);
@@ -156,7 +153,7 @@ impl AskedClients {
     }
 }
 
-/// A port on which a socket listens.
+/// The port of a listener.
 #[derive(Clone, Copy, Debug, zerocopy::IntoBytes, zerocopy::FromBytes, zerocopy::Immutable)]
 #[repr(C)]
 struct Listening {
@@ -170,13 +167,13 @@ struct Listening {
 #[derive(Clone, Copy, Debug, zerocopy::IntoBytes, zerocopy::FromBytes, zerocopy::Immutable)]
 #[repr(C)]
 struct Client {
-    /// Bits that count of what follows.
+    /// Number of significant bits behind this field.
     length: u32,
     port: u32,
     address: [u8; 16],
 }
 
-/// The maps without which no program works.
+/// The maps needed by every program.
 struct SocketMaps {
     marks: Map<i32, u32>,
     ports: Map<Listening, u64>,
@@ -207,17 +204,17 @@ impl SocketMaps {
 }
 
 impl Rendezvous {
-    /// Attaches a rendezvous. Where this process may not, it uses what its cgroup has been granted.
+    /// Attaches a rendezvous. A process without the right uses the grant of its cgroup.
     ///
     /// # Errors
-    /// What is missing to attach one; there is no grant either.
+    /// The missing precondition of attaching; there is no grant either.
     pub fn open(options: Options) -> Result<Arc<Rendezvous>, Unavailable> {
         let policy = options.policy.clone();
         Self::attach(options).or_else(|why| Self::granted(policy).ok_or(why))
     }
 
-    /// Uses what the cgroup of this process has been granted ([`grant`]), without any capability.
-    /// `None`: it has no grant.
+    /// Uses the grant of this process's cgroup ([`grant`]), without any capability. `None`: there is no
+    /// grant.
     pub fn granted(policy: Policy) -> Option<Arc<Rendezvous>> {
         let policy = of_this_program(policy);
         granted::is_granted().then(|| Arc::new(Rendezvous { policy, access: Access::Granted }))
@@ -233,10 +230,10 @@ impl Rendezvous {
     /// Has the kernel call the programs for the sockets of a cgroup.
     ///
     /// # Errors
-    /// What is missing.
+    /// The missing precondition.
     pub fn attach(options: Options) -> Result<Arc<Rendezvous>, Unavailable> {
         let sockets = SocketMaps::new()?;
-        // Before `of_this_program`: other rules may concern a program that adopts this rendezvous.
+        // Before `of_this_program`: other rules may concern a program with an adopted rendezvous.
         let by_client = options.policy.depends_on_client();
         let policy = of_this_program(options.policy);
         let clients = || Map::new(MapKind::PrefixTrie, MAX_CLIENTS, "smc_clients");
@@ -262,9 +259,9 @@ impl Rendezvous {
         Ok(Arc::new(Rendezvous { policy, access: Access::Attached(Box::new(attached)) }))
     }
 
-    /// Makes the rendezvous available to programs that this process starts and that may lack the
-    /// capabilities for one of their own. The text of the result goes into their environment or
-    /// onto their command line, and from there to [`Rendezvous::adopt`].
+    /// Makes the rendezvous available to programs started by this process, even without the capabilities for
+    /// a rendezvous of their own. The text of the result goes into their environment or onto their command
+    /// line, and from there to [`Rendezvous::adopt`].
     ///
     /// # Errors
     /// No descriptors are left.
@@ -292,12 +289,12 @@ impl Rendezvous {
         Ok(passed)
     }
 
-    /// Adopts the rendezvous that the process's parent passed on. The descriptors stay open for
-    /// programs that this process starts. The policy is that of this process.
+    /// Adopts the rendezvous passed on by the process's parent. The descriptors stay open for programs
+    /// started by this process. The policy is this process's own.
     ///
     /// # Errors
-    /// `InvalidInput`: the text is not one of [`Rendezvous::pass_on`]. Others: the descriptors have
-    /// been closed since.
+    /// `InvalidInput`: the text is not a text of [`Rendezvous::pass_on`]. Others: the descriptors have been
+    /// closed since.
     pub fn adopt(text: &str, policy: Policy) -> io::Result<Arc<Rendezvous>> {
         if text == GRANTED {
             let none = || io::Error::new(io::ErrorKind::NotFound, "the cgroup has no grant");
@@ -322,7 +319,7 @@ impl Rendezvous {
             marks: Map::adopt(MapKind::SocketStorage, marks)?,
             ports: Map::adopt(MapKind::LruHash, ports)?,
             clients,
-            // Without memory for the mapping it does without, as before.
+            // Without memory for the mapping, the array is not used.
             asked: asked.and_then(|map| AskedClients::new(map).ok()),
             cgroup,
             path,
@@ -333,24 +330,22 @@ impl Rendezvous {
         Ok(Arc::new(Rendezvous { policy: of_this_program(policy), access }))
     }
 
-    /// The numbers of its descriptors, for programs that close unknown descriptors.
+    /// The numbers of the rendezvous's descriptors, for programs closing unknown descriptors.
     pub fn descriptors(&self) -> Vec<i32> {
         let own = self.attached().into_iter().flat_map(Attached::in_order);
         own.flatten().map(|fd| fd.as_raw_fd()).collect()
     }
 
-    /// The directory of the cgroup whose sockets take part. `None`: that of this process, which has
-    /// been granted it.
+    /// The directory of the cgroup of participating sockets. `None`: the granted cgroup of this process.
     pub fn cgroup(&self) -> Option<&std::path::Path> {
         self.attached().map(|attached| &*attached.path)
     }
 
-    /// Has a socket send the option when it connects to `peer`. Call this before connect(2)
-    /// (SOCK-7).
-    /// `false`: the policy forbids it, and the socket connects as any other.
+    /// Has a socket send the option when connecting to `peer`. Call this before connect(2) (SOCK-7). `false`:
+    /// the policy forbids the option, and the socket connects as any other.
     ///
     /// # Errors
-    /// Those of bpf(2). The socket then connects as any other.
+    /// As bpf(2). The socket then connects as any other.
     pub fn want(&self, socket: impl AsFd, peer: &SocketAddr) -> io::Result<bool> {
         if self.policy.connect(peer) == AllowedProtocol::Tcp {
             return Ok(false);
@@ -359,24 +354,22 @@ impl Rendezvous {
         Ok(true)
     }
 
-    /// Undoes [`Rendezvous::want`] for a socket that did not connect: its next connection is made
-    /// without the option, unless `want` is called again.
+    /// Undoes [`Rendezvous::want`] for an unconnected socket: its next connection is made without the option,
+    /// unless `want` is called again.
     ///
     /// # Errors
-    /// Those of bpf(2), or of setsockopt(2) where the option was granted. The socket goes on sending
-    /// the option.
+    /// As bpf(2), or as setsockopt(2) with a granted option. The socket goes on sending the option.
     pub fn unmark(&self, socket: impl AsFd) -> io::Result<()> {
         self.mark(socket.as_fd(), 0)
     }
 
-    /// Has a listener answer clients that send the option. Call this after bind(2), and best before
-    /// listen(2). `false`: the policy forbids it, or the listener was withdrawn.
+    /// Has a listener answer clients with the option. Call this after bind(2), and best before listen(2).
+    /// `false`: the policy forbids the option, or the listener was withdrawn.
     ///
     /// # Errors
-    /// `Unsupported`: the socket listens already, and the kernel is older than 6.12 or the process
-    /// has dropped its capabilities; or the policy has rules about clients, and the process only has
-    /// what its cgroup has been granted. Others are those of system calls. The listener then answers as
-    /// any other.
+    /// `Unsupported`: the socket listens already, and the kernel is older than 6.12 or the process has
+    /// dropped its capabilities; or the policy has rules about clients, and the process only has the grant of
+    /// its cgroup. Other errors are errors of system calls. The listener then answers as any other.
     pub fn listen(&self, listener: impl AsFd) -> io::Result<bool> {
         let listener = listener.as_fd();
         if !self.allow_clients(listener)? {
@@ -396,19 +389,18 @@ impl Rendezvous {
         Ok(true)
     }
 
-    /// Whether a listener answers clients that send the option: [`Rendezvous::listen`] was called for
-    /// it in any process, and [`Rendezvous::withdraw`] was not.
+    /// Whether a listener answers clients with the option: [`Rendezvous::listen`] was called for the listener
+    /// in any process, and [`Rendezvous::withdraw`] was not.
     pub fn answers(&self, listener: impl AsFd) -> bool {
         self.mark_of(listener.as_fd()).is_ok_and(|mark| mark & mark::ANSWER != 0)
     }
 
-    /// Has a listener answer no further client: it is about to get into the hands of a program that
-    /// does not speak SMC. No listener of its port answers until [`Rendezvous::withdraw`]. The
-    /// connections of clients that were answered before are known by
-    /// [`Rendezvous::peer_speaks_smc`].
+    /// Has a listener answer no further client, before a program without SMC gets the listener. No listener
+    /// of its port answers until [`Rendezvous::withdraw`]. [`Rendezvous::peer_speaks_smc`] still knows the
+    /// connections of clients answered before.
     ///
     /// # Errors
-    /// Those of bpf(2) and setsockopt(2). The listener may go on answering.
+    /// As bpf(2) and setsockopt(2). The listener may go on answering.
     pub fn pause(&self, listener: impl AsFd) -> io::Result<()> {
         let listener = listener.as_fd();
         let Some(attached) = self.attached() else { return granted::pause(listener) };
@@ -418,9 +410,8 @@ impl Rendezvous {
         attached.ports.set(&key, &0)
     }
 
-    /// Undoes [`Rendezvous::listen`] for a listener whose port is paused. Other listeners of the
-    /// port answer again. Where the kernel is older than 6.12, or the process has dropped its
-    /// capabilities, they do not.
+    /// Undoes [`Rendezvous::listen`] for a listener with a paused port. Other listeners of the port answer
+    /// again, except on kernels older than 6.12 or after the process has dropped its capabilities.
     pub fn withdraw(&self, listener: impl AsFd) {
         let listener = listener.as_fd();
         let released = match self.attached() {
@@ -429,17 +420,17 @@ impl Rendezvous {
         };
         let Err(error) = released else { return };
         tracing::debug!(%error, "the port stays without the option");
-        // The paused port answers nobody. TCP goes on to call the program for the listener, and its
-        // accepted sockets clear the flag by which it does.
+        // The paused port answers no client. TCP goes on to call the program for the listener, and its
+        // accepted sockets clear their callback flag.
         if let Some(attached) = self.attached() {
             let _ = attached.marks.set(&listener.as_raw_fd(), &(mark::WITHDRAWN | mark::OWNED));
         }
     }
 
-    /// Listens as [`TcpListener::bind`] does, and answers clients that ask for SMC.
+    /// Listens like [`TcpListener::bind`], and answers clients asking for SMC.
     ///
     /// # Errors
-    /// Those of the system calls, and of [`Rendezvous::listen`].
+    /// As the system calls, and as [`Rendezvous::listen`].
     pub fn bind(&self, addr: &SocketAddr) -> io::Result<TcpListener> {
         let mut named = Ok(true);
         let listener = bind(addr, |socket| named = self.listen(socket))?;
@@ -458,19 +449,18 @@ impl Rendezvous {
         (mark & mark::KNOWN != 0).then_some(mark & mark::PEER != 0)
     }
 
-    /// Whether the client of an accepted connection may speak SMC, without a system call. `false`: it
-    /// has not sent the option, or was not answered, if the connection is one of a listener for which
-    /// [`Rendezvous::listen`] returned `true`, and has not been reset.
-    /// [`Rendezvous::peer_speaks_smc`] tells the rest.
+    /// Whether the client of an accepted connection may speak SMC, without a system call. `false`: the client
+    /// has not sent the option, or was not answered, provided that [`Rendezvous::listen`] returned `true` for
+    /// the listener and the connection has not been reset. [`Rendezvous::peer_speaks_smc`] tells the rest.
     pub fn may_speak_smc(&self, client: &SocketAddr) -> bool {
-        // accept(2) takes the lock under which the kernel has established the connection, and called
-        // the program. So the program has counted it.
+        // accept(2) takes the lock held by the kernel while establishing the connection and calling the
+        // program. So the program has counted the connection.
         let asked = self.attached().and_then(|attached| attached.asked.as_ref());
         let Some(asked) = asked else { return true };
         asked.mapped.load(bucket_of(client)).is_none_or(|open| open != 0)
     }
 
-    /// Writes to the map which clients a listener answers. `false`: the policy forbids all clients.
+    /// Writes the clients of a listener to the map. `false`: the policy forbids all clients.
     fn allow_clients(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
         let address = rustix::net::getsockname(listener)?;
         let port = SocketAddr::try_from(address)?.port();
@@ -500,7 +490,7 @@ impl Rendezvous {
         Ok(true)
     }
 
-    /// The mark of a socket; 0 if it has none.
+    /// The mark of a socket; 0: none.
     fn mark_of(&self, socket: BorrowedFd<'_>) -> io::Result<u32> {
         match &self.access {
             Access::Attached(attached) => {
@@ -517,8 +507,8 @@ impl Rendezvous {
         }
     }
 
-    /// Prepares a listener that listens already. Only code inside the kernel can request the
-    /// callbacks for such a socket, so this runs a program there by setsockopt(2).
+    /// Prepares an already listening socket. Only code inside the kernel can request the callbacks for such a
+    /// socket, so this method runs a program there by setsockopt(2).
     fn prepare_listening(&self, listener: BorrowedFd<'_>) -> io::Result<()> {
         let unsupported = |error: io::Error| {
             let text = format!("a socket that listens already cannot answer the option: {error}");
@@ -532,8 +522,8 @@ impl Rendezvous {
 }
 
 impl Attached {
-    /// Calls setsockopt(2) for a listener that listens already. The program that carries it out is
-    /// attached for this call only, so that calls of other processes cost nothing more.
+    /// Calls setsockopt(2) for an already listening socket. Its program is attached for this call only, at no
+    /// further cost for calls of other processes.
     fn set_late_option(&self, listener: BorrowedFd<'_>, name: i32) -> io::Result<()> {
         let late = self.late.as_ref().map_err(|error| io::Error::from_raw_os_error(*error))?;
         let link = bpf::attach(Hook::SetSockOpt, late.as_fd(), self.cgroup.as_fd())?;
@@ -556,7 +546,7 @@ impl Attached {
     }
 }
 
-/// The descriptors of a rendezvous. Programs that this process starts inherit them as long as this
+/// The descriptors of a rendezvous. Programs started by this process inherit the descriptors as long as this
 /// value lives.
 #[derive(Debug)]
 pub struct PassedOn {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The eBPF program for sockets that listen already.
+//! The eBPF program for already listening sockets.
 //!
-//! TCP has made the callback of listen(2) for such a socket, so the program runs in a call of
-//! setsockopt(2) with options that the kernel does not know. [`TAKE`] makes the listener answer.
-//! [`RELEASE`] undoes that: the listener's mark becomes WITHDRAWN, and TCP no longer calls for it.
+//! For such a socket TCP has already made the callback of listen(2), so the program runs in a call of
+//! setsockopt(2) with options unknown to the kernel. [`TAKE`] makes the listener answer. [`RELEASE`] undoes
+//! this: the listener's mark becomes WITHDRAWN, and TCP no longer calls for the listener.
 //!
-//! Before that a process pauses the port ([`Rendezvous::pause`](super::Rendezvous::pause)): the
-//! port's entry is 0, no listener of the port answers, and the programs know which clients got no
-//! answer. [`RELEASE`] makes the entry 1 again, for other listeners that share the port. Where the
-//! kernel does not let the program do that, the port stays paused.
+//! Before [`RELEASE`] a process pauses the port ([`Rendezvous::pause`](super::Rendezvous::pause)): the port's
+//! entry is 0, no listener of the port answers, and the programs know the clients without an answer.
+//! [`RELEASE`] makes the entry 1 again, for other listeners of the port. Where the kernel does not let the
+//! program do so, the port stays paused.
 
 use super::assembler::{Helper, Instruction, Label, Reg, When, Width};
 use super::program::{
@@ -16,11 +16,11 @@ use super::program::{
     TCP_BPF_SOCK_OPS_CB_FLAGS, VALUE, WRITE_OPTIONS, mark, sockopt,
 };
 
-/// Level of the options: "SMCR" in EBCDIC, which no kernel uses.
+/// Level of the options: "SMCR" in EBCDIC, unused by any kernel.
 pub(super) const LEVEL: i32 = 0x62d4_c3d9;
-/// Name of the option that makes a socket answer that listens already.
+/// Name of the option to make an already listening socket answer.
 pub(super) const TAKE: i32 = 254;
-/// Name of the option that ends that.
+/// Name of the option to end the answers.
 pub(super) const RELEASE: i32 = 253;
 
 /// The program for [`Hook::SetSockOpt`](super::bpf::Hook::SetSockOpt).
@@ -72,9 +72,9 @@ pub(super) fn listeners(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
 }
 
 impl Program<'_> {
-    /// The listener of a call of setsockopt(2) that was prepared answers no more. Its port, which
-    /// was paused, answers again, for other listeners. If another program has prepared the listener,
-    /// TCP goes on to call for it, and `out` leaves all as it is.
+    /// The prepared listener of a call of setsockopt(2) stops answering. Its paused port answers again, for
+    /// other listeners. For a listener prepared by another program, TCP goes on calling, and `out` changes
+    /// nothing.
     fn release_listener(&mut self, here: Label, out: Label) {
         self.a.here(here);
         self.find_mark(sockopt::SK, out);
@@ -96,13 +96,13 @@ impl Program<'_> {
         self.insert(self.maps.ports, AT_LISTENING, 0);
     }
 
-    /// The port of the listener that a call of setsockopt(2) names answers nobody.
+    /// The port of the listener of a setsockopt(2) call stops answering.
     pub(super) fn pause(&mut self) {
         self.listener();
         self.put(self.maps.ports, AT_LISTENING, 0, 0);
     }
 
-    /// The key of the port of the listener that a call of setsockopt(2) names, on the stack.
+    /// Puts the key of the port on the stack, for the listener of a setsockopt(2) call.
     fn listener(&mut self) {
         let a = &mut self.a;
         a.load(Width::Double, Reg::R1, CONTEXT, sockopt::SK);
@@ -110,7 +110,7 @@ impl Program<'_> {
         self.listening();
     }
 
-    /// Calls getsockopt or setsockopt for the callback flags, which are on the stack.
+    /// Calls getsockopt or setsockopt for the callback flags, kept on the stack.
     fn socket_flags(&mut self, helper: Helper) {
         let a = &mut self.a;
         if helper == Helper::GetSockOpt {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a socket does with the answer of the TCP option: propose SMC, wait for a Proposal, or use
-//! TCP.
+//! From the answer of the TCP option to a socket's next step: propose SMC, wait for a Proposal, or use TCP.
 
 use std::fmt;
 use std::io;
@@ -11,25 +10,25 @@ use std::time::Duration;
 
 use super::{Options, Policy, Rendezvous, Unavailable};
 
-/// How long a server that serves plain clients, too, waits for the first byte of a client that has
-/// announced a Proposal. As long as the kernel's AF_SMC.
+/// Longest wait of a server with plain clients, too, for the first byte of a client with an announced
+/// Proposal. As long as the kernel's AF_SMC.
 ///
-/// A client sends its Proposal when the connection is established, or as soon as it has opened its
-/// device. The time is enough for that, and for four losses of the packet.
+/// A client sends its Proposal once the connection is established, or as soon as its device is open. The time
+/// is enough for both, and for four losses of the packet.
 pub const PROPOSAL_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// How a stack learns that a peer speaks SMC.
+/// The way of a stack to learn of SMC peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// By configuration: a client proposes SMC to every server, so all servers have to speak it. A
-    /// server peeks at a client's first bytes. This mode needs no capabilities.
+    /// By configuration: a client proposes SMC to every server, so all servers have to speak SMC. A server
+    /// peeks at a client's first bytes. This mode needs no capabilities.
     #[default]
     Off,
-    /// By TCP option 254 where the machine allows it, else as [`Mode::Off`]. A server peeks at the
-    /// first bytes of clients without the option, too, so that it understands both kinds of client.
+    /// By TCP option 254 where the machine allows the option, else as [`Mode::Off`]. A server also peeks at
+    /// the first bytes of clients without the option, to understand both kinds of client.
     Auto,
-    /// By TCP option 254 only: a connection without it is plain TCP (OPT-9). One with it is not, and
-    /// a server ends it if the client sends no CLC message.
+    /// By TCP option 254 only: a connection without the option is plain TCP (OPT-9). With the option, a
+    /// server ends the connection if the client sends no CLC message.
     Required,
 }
 
@@ -44,35 +43,34 @@ pub enum TcpReason {
     Unavailable,
 }
 
-/// What a client does on its new connection.
+/// The next step of a client on its new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientAction {
     /// The client sends its Proposal at once.
     Propose {
-        /// The server has answered the option, so it waits for a message. A client that has nothing
-        /// to propose sends a Decline.
+        /// The server has answered the option, and waits for a message. A client without a proposal sends a
+        /// Decline.
         awaited: bool,
     },
-    /// The client sends no byte of SMC (OPT-9), and takes nothing for it (OPT-13).
+    /// The client sends no byte of SMC (OPT-9), and takes no byte as SMC (OPT-13).
     UseTcp(TcpReason),
 }
 
-/// What a server does on a connection that it accepted.
+/// The next step of a server on an accepted connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerAction {
-    /// Both ends have announced SMC, so a Proposal will come. With [`Mode::Required`] other bytes, or
-    /// none within the time for a CLC message, break the connection (OPT-8, ERR-8, ERR-9).
+    /// Both ends have announced SMC, so a Proposal will come. With [`Mode::Required`] other bytes, or none
+    /// within the time for a CLC message, break the connection (OPT-8, ERR-8, ERR-9).
     ///
-    /// A middlebox that removes the option from the SYN-ACK only makes a client that does not know
-    /// that it is to propose. With [`Mode::Auto`], and in programs under `smc run`, the server peeks
-    /// at the first bytes instead, for [`PROPOSAL_TIMEOUT`], and takes a client that does not begin a
+    /// A middlebox removing the option from the SYN-ACK leaves a client unaware of its Proposal. With
+    /// [`Mode::Auto`], and in programs under `smc run`, the server peeks at the first bytes instead, for
+    /// [`PROPOSAL_TIMEOUT`], and takes a client without a CLC message for a plain client (OPT-16).
     /// CLC message for a plain one (OPT-16).
     AwaitProposal,
     /// A Proposal may come: the server peeks at the first bytes, for a short time.
     Peek,
-    /// The client has not announced a Proposal. One that knows by its configuration that the server
-    /// speaks SMC may propose all the same: a server that does not have to wait for the first bytes
-    /// anyway takes the client for a plain one.
+    /// The client has not announced a Proposal. A client configured for SMC may propose all the same: a
+    /// server without another need to wait for the first bytes takes the client for a plain client.
     NotAnnounced,
     /// No Proposal will come: the server hands the connection to the application at once.
     UseTcp,
@@ -96,16 +94,15 @@ enum Request {
     Failed,
 }
 
-/// How a stack finds out which peers speak SMC: a [`Mode`], and the rendezvous if the machine
-/// allows one.
+/// Discovery of SMC peers for a stack: a [`Mode`], and the rendezvous if the machine allows one.
 pub struct PeerDiscovery {
     mode: Mode,
     rendezvous: Result<Arc<Rendezvous>, Option<Unavailable>>,
 }
 
 impl PeerDiscovery {
-    /// Opens a rendezvous if the mode uses one. The stack works without it, too: a failure is
-    /// logged, and [`PeerDiscovery::unavailable`] returns the reason.
+    /// Opens a rendezvous if the mode uses one. The stack also works without: a failure is logged, and
+    /// [`PeerDiscovery::unavailable`] returns the reason.
     pub fn open(mode: Mode, options: Options) -> PeerDiscovery {
         if mode == Mode::Off {
             return PeerDiscovery { mode, rendezvous: Err(None) };
@@ -120,8 +117,8 @@ impl PeerDiscovery {
         PeerDiscovery { mode, rendezvous }
     }
 
-    /// Uses the rendezvous that the process's parent passed on ([`Rendezvous::pass_on`]). Works
-    /// without one if the parent had none or its descriptors have been closed.
+    /// Uses the rendezvous passed on by the process's parent ([`Rendezvous::pass_on`]). Works without a
+    /// rendezvous if the parent had none or its descriptors have been closed.
     pub fn adopt(mode: Mode, passed: Option<&str>, policy: Policy) -> PeerDiscovery {
         let passed = passed.filter(|_| mode != Mode::Off);
         let adopted = passed.map(|text| Rendezvous::adopt(text, policy));
@@ -136,12 +133,12 @@ impl PeerDiscovery {
         PeerDiscovery { mode, rendezvous }
     }
 
-    /// Uses a rendezvous that the caller has attached.
+    /// Uses a rendezvous attached by the caller.
     pub fn with(mode: Mode, rendezvous: Arc<Rendezvous>) -> PeerDiscovery {
         PeerDiscovery { mode, rendezvous: Ok(rendezvous) }
     }
 
-    /// The mode that was asked for.
+    /// The requested mode.
     pub fn mode(&self) -> Mode {
         self.mode
     }
@@ -170,7 +167,7 @@ impl PeerDiscovery {
         })
     }
 
-    /// Undoes [`PeerDiscovery::before_connect`] for a socket that did not connect.
+    /// Undoes [`PeerDiscovery::before_connect`] for an unconnected socket.
     pub fn unmark(&self, socket: impl AsFd) {
         if let Ok(rendezvous) = &self.rendezvous
             && let Err(error) = rendezvous.unmark(socket)
@@ -179,7 +176,7 @@ impl PeerDiscovery {
         }
     }
 
-    /// What a client does now that its socket is connected.
+    /// The next step of a client with a connected socket.
     pub fn connected(&self, socket: impl AsFd, asked: OptionRequest) -> ClientAction {
         let known = match (asked.0, &self.rendezvous) {
             (Request::Sent, Ok(rendezvous)) => rendezvous.peer_speaks_smc(socket),
@@ -188,7 +185,7 @@ impl PeerDiscovery {
         client_action(self.mode, self.rendezvous.is_ok(), asked.0, known)
     }
 
-    /// As [`PeerDiscovery::connected`], while TCP may still be connecting. `None`: the server has not
+    /// Like [`PeerDiscovery::connected`], while TCP may still be connecting. `None`: the server has not
     /// answered yet, or this end has not asked.
     pub fn answered(&self, socket: impl AsFd, asked: OptionRequest) -> Option<ClientAction> {
         let rendezvous = self.rendezvous().filter(|_| asked.0 == Request::Sent)?;
@@ -196,19 +193,18 @@ impl PeerDiscovery {
         Some(client_action(self.mode, true, asked.0, Some(known)))
     }
 
-    /// Listens as [`TcpListener::bind`] does.
+    /// Listens like [`TcpListener::bind`].
     ///
     /// # Errors
-    /// The errors of the system calls. If the listener cannot answer the option, that is logged and
-    /// no error.
+    /// The errors of the system calls. A listener unable to answer the option is logged and no error.
     pub fn bind(&self, addr: &SocketAddr) -> io::Result<TcpListener> {
         super::bind(addr, |socket| {
             self.listen(socket);
         })
     }
 
-    /// Has a listener answer the option. Call this when the listener is bound, if possible before
-    /// it listens. `false`: it does not answer.
+    /// Has a listener answer the option. Call this for a bound listener, if possible before listen(2).
+    /// `false`: the listener does not answer.
     pub fn listen(&self, listener: impl AsFd) -> bool {
         let Ok(rendezvous) = &self.rendezvous else { return false };
         rendezvous.listen(listener).unwrap_or_else(|error| {
@@ -217,19 +213,18 @@ impl PeerDiscovery {
         })
     }
 
-    /// What a server does on a connection that it has just accepted from a listener that answers
-    /// the option ([`PeerDiscovery::listen`] returned `true`), if it is certain without a system call
-    /// that the client has not sent the option.
+    /// The next step of a server on a just accepted connection of an answering listener
+    /// ([`PeerDiscovery::listen`] returned `true`), if the absence of the client's option is certain without
+    /// a system call.
     ///
-    /// `None`: ask [`PeerDiscovery::accepted`]. Also with [`Mode::Required`]: a connection that was
-    /// reset is no longer counted among those that have sent the option, and its first bytes would
-    /// not be looked at.
+    /// `None`: ask [`PeerDiscovery::accepted`]. Also with [`Mode::Required`]: a reset connection is no longer
+    /// counted among the connections with the option, and its first bytes would not be checked.
     pub fn accepted_from(&self, client: &SocketAddr) -> Option<ServerAction> {
         let rendezvous = self.rendezvous().filter(|_| self.mode == Mode::Auto)?;
         (!rendezvous.may_speak_smc(client)).then(|| server_action(self.mode, true, Some(false)))
     }
 
-    /// What a server does on a connection that it has just accepted.
+    /// The next step of a server on a just accepted connection.
     pub fn accepted(&self, stream: impl AsFd) -> ServerAction {
         let known = self.rendezvous().and_then(|rendezvous| rendezvous.peer_speaks_smc(stream));
         server_action(self.mode, self.rendezvous.is_ok(), known)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A filter of peers, as it stands on a command line.
+//! A filter of peers, in the form of a command line.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -39,7 +39,7 @@ impl PeerRule {
     /// The rule of all peers.
     pub const ALL: PeerRule = PeerRule { network: None, ports: ALL_PORTS };
 
-    /// The rule that matches no peer.
+    /// The rule without a matching peer.
     #[expect(clippy::reversed_empty_ranges, reason = "an empty range is meant")]
     pub const NONE: PeerRule = PeerRule { network: Some(Network::ALL), ports: 1..=0 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which connections may use SMC.
+//! Policy: the connections with the right to use SMC.
 //!
 //! A policy file is TOML. The first rule from the top that fits a connection decides.
 //!
 //! ```toml
-//! default = "smc"                     # what no rule decides: "smc" (if absent), "always-smc", "tcp"
+//! default = "smc"                     # without a fitting rule: "smc" (if absent), "always-smc", "tcp"
 //!
 //! [[rule]]
 //! use = "tcp"                         # no SMC ...
@@ -17,8 +17,8 @@
 //! programs = ["redis-cli", "/usr/bin/curl"]   # name or path of the executable
 //! ```
 //!
-//! With "smc", a program under `smc run` leaves connections to TCP that TCP is faster for. With
-//! "always-smc" it does not.
+//! With "smc", a program under `smc run` leaves connections to TCP where TCP is faster. With "always-smc" no
+//! connection is left to TCP.
 
 use std::fmt;
 use std::io;
@@ -38,11 +38,11 @@ const MAX_NETWORKS: usize = 1024;
 /// Bytes of a policy file at most.
 const MAX_FILE: u64 = 1 << 20;
 
-/// What a connection may use.
+/// The protocol allowed for a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AllowedProtocol {
-    /// SMC, if the peer speaks it, too.
+    /// SMC, if the peer speaks SMC, too.
     #[default]
     Smc,
     /// The same, even where TCP has been faster.
@@ -52,7 +52,7 @@ pub enum AllowedProtocol {
     Tcp,
 }
 
-/// Which connections may send and answer the option. The default allows all of them.
+/// The connections with the right to send and answer the option; by default every connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     default: AllowedProtocol,
@@ -65,7 +65,7 @@ pub enum PolicyError {
     /// The file cannot be read.
     #[error("{path}: {error}")]
     File {
-        /// Which file.
+        /// The policy file.
         path: PathBuf,
         /// The error of the system.
         error: io::Error,
@@ -73,7 +73,7 @@ pub enum PolicyError {
     /// No TOML, or none of this form. The text says where.
     #[error("policy: {0}")]
     Syntax(#[from] toml::de::Error),
-    /// Not an address, nor an address, `/` and the length of a prefix that leaves no bits over.
+    /// Not an address, nor an address, `/` and the length of a prefix without bits beyond the length.
     #[error("policy, rule {rule}: `{text}` is no address and no network")]
     Network {
         /// The rule, from 1.
@@ -89,12 +89,12 @@ pub enum PolicyError {
         /// The text in the file.
         text: String,
     },
-    /// A list is empty: a rule that can never fit, or was meant to fit always.
+    /// A list is empty: an empty rule can never fit, or was meant to fit always.
     #[error("policy, rule {rule}: `{key}` is empty; leave it out to mean all")]
     Empty {
         /// The rule, from 1.
         rule: usize,
-        /// The list.
+        /// Name of the list.
         key: &'static str,
     },
     /// More rules or networks than are allowed.
@@ -102,14 +102,14 @@ pub enum PolicyError {
     TooMany {
         /// Rules or networks.
         what: &'static str,
-        /// How many.
+        /// Number found.
         found: usize,
         /// How many there may be.
         most: usize,
     },
 }
 
-/// On which side of a connection a rule counts.
+/// The side of a connection for a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Side {
@@ -127,15 +127,15 @@ struct Rule {
     programs: Vec<String>,
 }
 
-/// All addresses with a common prefix. IPv4 addresses are those of `::ffff:0:0/96`.
+/// The addresses with a common prefix. IPv4 addresses are the addresses of `::ffff:0:0/96`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Network {
     start: u128,
-    /// Bits that count, up to 128.
+    /// Number of significant bits, up to 128.
     length: u8,
 }
 
-/// Which clients a listener answers: the longest prefix decides.
+/// The clients of a listener: the longest prefix decides.
 pub(super) type Clients = Vec<(Network, AllowedProtocol)>;
 
 impl Policy {
@@ -156,12 +156,12 @@ impl Policy {
         Ok(Policy { default: file.default, rules })
     }
 
-    /// The policy that allows SMC for no connection.
+    /// The policy without SMC for any connection.
     pub fn none() -> Policy {
         Policy { default: AllowedProtocol::Tcp, rules: Vec::new() }
     }
 
-    /// Reads a policy file, which is a regular one of at most 1 MiB.
+    /// Reads a policy file, a regular file of at most 1 MiB.
     ///
     /// # Errors
     /// As [`Policy::parse`]; the file cannot be read.
@@ -185,25 +185,25 @@ impl Policy {
         self
     }
 
-    /// What a client may use to this server.
+    /// The protocol for a client of this server.
     pub fn connect(&self, server: &SocketAddr) -> AllowedProtocol {
         let rules = self.rules.iter().filter(|rule| rule.fits(Side::Connect, server.port()));
         self.first(rules, Network::of(server.ip()))
     }
 
-    /// What a server may use with this client, on a port of its own.
+    /// The protocol for a server with this client, on a port of its own.
     pub fn accept(&self, client: IpAddr, port: u16) -> AllowedProtocol {
         let rules = self.rules.iter().filter(|rule| rule.fits(Side::Listen, port));
         self.first(rules, Network::of(client))
     }
 
-    /// Which protocol a listener on this port may use with which clients.
+    /// The protocol of a listener on this port, by client.
     pub(super) fn listen(&self, port: u16) -> Clients {
         let rules: Vec<_> =
             self.rules.iter().filter(|rule| rule.fits(Side::Listen, port)).collect();
-        // Of all networks that contain an address, each contains the smaller ones. So every network
-        // in the rules that contains the address contains the smallest one, and the first rule that
-        // fits the smallest one is also the first that fits the address.
+        // Of all networks around an address, each contains the smaller networks. So every network of the
+        // rules around the address contains the smallest network, and the first rule for the smallest network
+        // is also the first rule for the address.
         let mut networks: Vec<_> = rules.iter().flat_map(|rule| rule.peers.clone()).collect();
         networks.push(Network::ALL);
         networks.sort_unstable();
@@ -242,7 +242,7 @@ impl Rule {
 impl Network {
     pub(super) const ALL: Network = Network { start: 0, length: 0 };
 
-    /// One address.
+    /// The network of one address.
     pub(super) fn of(address: IpAddr) -> Network {
         let address = match address {
             IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -251,7 +251,7 @@ impl Network {
         Network { start: address.to_bits(), length: 128 }
     }
 
-    /// An address, or an address, `/` and the length of a prefix that leaves no bits over.
+    /// An address, or an address, `/` and the length of a prefix without bits beyond the length.
     pub(super) fn parse(text: &str) -> Option<Network> {
         let (address, length) = match text.split_once('/') {
             Some((address, length)) => (address, Some(length.parse::<u8>().ok()?)),
@@ -269,12 +269,12 @@ impl Network {
         u128::MAX.checked_shl(128 - u32::from(self.length)).unwrap_or(0)
     }
 
-    /// Whether it contains all of the other.
+    /// Whether this network contains the whole of the other.
     pub(super) fn contains(self, other: Network) -> bool {
         other.length >= self.length && other.start & self.mask() == self.start
     }
 
-    /// The first address in network order, and the bits that count.
+    /// The first address in network order, and the number of significant bits.
     pub(super) fn prefix(self) -> ([u8; 16], u8) {
         (self.start.to_be_bytes(), self.length)
     }
@@ -286,7 +286,7 @@ impl fmt::Debug for Network {
     }
 }
 
-/// The file as it is written.
+/// The file in its written form.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -296,7 +296,7 @@ struct File {
     rule: Vec<Written>,
 }
 
-/// A rule as it is written.
+/// A rule in its written form.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The eBPF program that answers and asks by TCP option 254.
+//! The eBPF program to answer and ask by TCP option 254.
 //!
-//! TCP calls it for the sockets of a cgroup. In C it would be:
+//! TCP calls the program for the sockets of a cgroup. In C the program would be:
 //!
 //! ```c
 //! struct listening { __u64 netns; __u32 port; __u32 zero; };
@@ -9,8 +9,8 @@
 //! ports: LRU table of struct listening -> u32
 //! refused: LRU table of a connection's cookie (u64) -> u32
 //! clients: only with a policy that depends on clients: trie of { port, address } -> bool
-//! asked: array of u64: how many open connections have clients that were answered, or may have been,
-//!     by a hash of the client's address and port; absent if the kernel cannot have it mapped
+//! asked: array of u64: number of open connections with answered (or possibly answered) clients, by a
+//!     hash of the client's address and port; absent if the kernel cannot map the array
 //!
 //! int smc_option(struct bpf_sock_ops *s)
 //! {
@@ -51,7 +51,7 @@
 //!             set_mark(s, mark, the SYN was not saved ? 0
 //!                 : found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s) && client_allowed(s)
 //!                     && !refused[bpf_get_socket_cookie(s)] ? KNOWN | PEER : KNOWN);
-//!             // Before that, unless it is KNOWN alone:
+//!             // Before the call, unless the mark is KNOWN alone:
 //!             //     asked[hash(s)] += 1, the mark gets ASKED, and TCP calls for states
 //!         else if (mark && *mark & (WANT | WITHDRAWN))    // both ends connected to each other,
 //!             set_mark(s, mark, KNOWN);                   // or the listener answers no more
@@ -75,7 +75,7 @@
 //!         return mark && *mark & WANT;
 //!     }
 //!     // A SYN-ACK: s is not a socket yet, and does not show its listener. TCP calls only for a
-//!     // listener that this program, or another one, has prepared.
+//!     // listener prepared by this or another program.
 //!     return !s->is_fullsock && s->args[0] != BPF_WRITE_HDR_TCP_SYNACK_COOKIE
 //!         && ports[{ bpf_get_netns_cookie(s), s->local_port, 0 }]
 //!         && found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s) && client_allowed(s);
@@ -84,7 +84,7 @@
 //! // The longest prefix of { s->local_port, s->remote_ip6 or the like } in clients, if any.
 //! bool client_allowed(s);
 //!
-//! // Kind 254, magic, even length from 6: what Linux takes for SMC.
+//! // Kind 254, magic, even length from 6: taken for SMC by Linux.
 //! bool found(s, flags)
 //! {
 //!     char option[8] = { 254, 6, 0xe2, 0xd4, 0xc3, 0xd9 };
@@ -92,7 +92,7 @@
 //!     return (n >= 6 || n == -ENOSPC) && !(option[1] & 1);
 //! }
 //!
-//! // Kind 34: data of a SYN would overtake the handshake, so that is plain TCP.
+//! // Kind 34: data of a SYN would overtake the handshake, so such a SYN is plain TCP.
 //! bool fast_open(s);
 //! // Sets WRITE_HDR_OPT_CB_FLAG unless another program has. Returns OWNED if this program has.
 //! __u32 set_callback(s, mark);
@@ -115,9 +115,9 @@ pub(super) mod mark {
     pub(in super::super) const KNOWN: u32 = 4;
     /// Both ends have sent the option.
     pub(in super::super) const PEER: u32 = 8;
-    /// This program has set the socket's callback flag, and clears it.
+    /// This program has set the socket's callback flag, and clears the flag.
     pub(in super::super) const OWNED: u32 = 16;
-    /// The connection is counted among those whose clients were answered, or may have been.
+    /// The connection is counted among the connections with answered, or possibly answered, clients.
     pub(in super::super) const ASKED: u32 = 32;
     /// A listener has answered the option, and does so no more.
     pub(in super::super) const WITHDRAWN: u32 = 64;
@@ -166,7 +166,7 @@ mod sock_ops {
     pub(super) const TCP_FLAGS: i16 = 212;
 }
 
-/// Offsets in `struct bpf_sockopt`, and that of the port in `struct bpf_sock`.
+/// Offsets in `struct bpf_sockopt`, and the offset of the port in `struct bpf_sock`.
 pub(super) mod sockopt {
     pub(in super::super) const SK: i16 = 0;
     pub(in super::super) const OPTVAL: i16 = 8;
@@ -192,21 +192,20 @@ pub(super) struct Maps<'a> {
     pub(super) marks: BorrowedFd<'a>,
     pub(super) ports: BorrowedFd<'a>,
     pub(super) refused: BorrowedFd<'a>,
-    /// Which clients a listener answers, if the policy depends on clients.
+    /// The clients of a listener, if the policy depends on clients.
     pub(super) clients: Option<BorrowedFd<'a>>,
     /// The buckets of [`bucket_of`], if there are any.
     pub(super) asked: Option<BorrowedFd<'a>>,
 }
 
-/// Number of buckets.
 pub(super) const BUCKETS: u32 = 1 << BUCKET_BITS;
 const BUCKET_BITS: u32 = 14;
 /// Where a mark with [`mark::ASKED`] holds the bucket.
 const BUCKET_IN_MARK: u32 = 16;
-/// 2^32 divided by the golden ratio: the upper bits of a product with it are a good hash.
+/// 2^32 divided by the golden ratio: the upper bits of a product with this number are a good hash.
 const GOLDEN: u32 = 0x9e37_79b1;
 
-/// The bucket in which the program counts a connection of this client.
+/// The bucket of this client in the program's count of connections.
 pub(super) fn bucket_of(client: &SocketAddr) -> usize {
     // An IPv4 address and its form in IPv6 have the same end.
     let end = match client.ip() {
@@ -217,7 +216,7 @@ pub(super) fn bucket_of(client: &SocketAddr) -> usize {
         }
     };
     let [high, low] = client.port().to_be_bytes();
-    // As the program finds both in its context.
+    // Address and port in the byte order of the program's context.
     let key = u32::from_ne_bytes(end) ^ u32::from_ne_bytes([0, 0, high, low]);
     (key.wrapping_mul(GOLDEN) >> (32 - BUCKET_BITS)) as usize
 }
@@ -259,11 +258,11 @@ pub(super) fn options(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     program.a.finish()
 }
 
-/// The context, throughout.
+/// The context, in the whole program.
 pub(super) const CONTEXT: Reg = Reg::R6;
-/// The address of the socket's mark, once it is found.
+/// The address of the socket's mark, once found.
 pub(super) const MARK: Reg = Reg::R7;
-/// What the mark will be.
+/// The next value of the mark.
 pub(super) const VALUE: Reg = Reg::R8;
 
 pub(super) struct Program<'a> {
@@ -276,7 +275,7 @@ impl<'a> Program<'a> {
         Program { a: Assembler::default(), maps }
     }
 
-    /// `MARK = mark of the socket`, which must be there.
+    /// `MARK = mark of the socket`; jumps to `none` without a mark.
     pub(super) fn find_mark(&mut self, sk: i16, none: Label) {
         let a = &mut self.a;
         a.load(Width::Double, Reg::R2, CONTEXT, sk);
@@ -329,8 +328,7 @@ impl<'a> Program<'a> {
         a.jump(out);
     }
 
-    /// Adds the option to a segment that has room. All else about the handshake stays the kernel's
-    /// (SEC-3).
+    /// Adds the option to a segment with room. The rest of the handshake stays the kernel's (SEC-3).
     fn write_options(&mut self, length: Label, write: Label, out: Label) {
         let (synack_length, synack_write) = (self.a.label(), self.a.label());
         let (answered, refuse) = (self.a.label(), self.a.label());
@@ -365,8 +363,8 @@ impl<'a> Program<'a> {
         self.a.jump(out);
     }
 
-    /// Goes on if the segment is the SYN of a client that wants SMC (OPT-1). Segments without SYN get no
-    /// option (OPT-7).
+    /// Goes on if the segment is the SYN of an SMC client (OPT-1). Segments without SYN get no option
+    /// (OPT-7).
     fn syn(&mut self, synack: Label, no: Label) {
         let a = &mut self.a;
         a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::TCP_FLAGS);
@@ -375,8 +373,8 @@ impl<'a> Program<'a> {
         self.require(mark::WANT, no);
     }
 
-    /// Goes on if the segment is the SYN-ACK of a listener that answers (OPT-4), to a client that has
-    /// sent the option (OPT-5). `paused`: such a client, but the port answers nobody.
+    /// Goes on if the segment is the SYN-ACK of an answering listener (OPT-4), to a client with the option
+    /// (OPT-5). `paused`: such a client, but the port answers no client.
     fn synack(&mut self, paused: Label, no: Label) {
         let a = &mut self.a;
         a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::IS_FULLSOCK);
@@ -396,7 +394,7 @@ impl<'a> Program<'a> {
         self.client(no);
     }
 
-    /// A client's connection is established. A socket that has not asked takes no answer (OPT-6).
+    /// A client's connection is established. A socket without a request takes no answer (OPT-6).
     fn active(&mut self, here: Label, set_mark: Label, out: Label) {
         self.a.here(here);
         self.require(mark::WANT, out);
@@ -437,7 +435,7 @@ impl<'a> Program<'a> {
         a.jump(set_mark);
     }
 
-    /// Counts a connection whose client may speak SMC in its bucket, and notes that in VALUE.
+    /// Counts a connection with a possible SMC client in its bucket, and notes the count in VALUE.
     fn count(&mut self, no: Label) {
         let Some(asked) = self.maps.asked else { return };
         let (ipv4, hash) = (self.a.label(), self.a.label());
@@ -451,7 +449,7 @@ impl<'a> Program<'a> {
         a.here(hash);
         a.load(Width::Word, Reg::R2, CONTEXT, sock_ops::REMOTE_PORT);
         a.xor(Reg::R1, Reg::R2);
-        // Of the product of 64 bits the lower 32 are that of 32 bits.
+        // The lower 32 bits of the 64-bit product are the 32-bit product.
         a.multiply(Reg::R1, GOLDEN.cast_signed());
         a.shift_right(Reg::R1, (32 - BUCKET_BITS).cast_signed());
         a.and(Reg::R1, (BUCKETS - 1).cast_signed());
@@ -467,7 +465,7 @@ impl<'a> Program<'a> {
         a.or(VALUE, mark::ASKED.cast_signed());
     }
 
-    /// A connection that is counted has ended.
+    /// A counted connection has ended.
     fn state(&mut self, here: Label, out: Label) {
         self.a.here(here);
         let Some(asked) = self.maps.asked else { return self.a.jump(out) };
@@ -489,8 +487,8 @@ impl<'a> Program<'a> {
         a.jump(out);
     }
 
-    /// Stores the mark. Clears the callback flag if this program has set it, and has TCP call for
-    /// the states of a connection that is counted.
+    /// Stores the mark. Clears a callback flag set by this program, and has TCP call for the states of a
+    /// counted connection.
     fn set_mark(&mut self, here: Label, out: Label) {
         let (not_ours, set) = (self.a.label(), self.a.label());
         let a = &mut self.a;
@@ -524,8 +522,8 @@ impl<'a> Program<'a> {
         a.call(Helper::LoadHeaderOption);
     }
 
-    /// Goes on if an option was loaded and Linux would accept it, too. `absent`: there is none, or
-    /// the options are malformed; `unknown`: the kernel has not saved the SYN.
+    /// Goes on if a loaded option would also be accepted by Linux. `absent`: there is no option, or the
+    /// options are malformed; `unknown`: the kernel has not saved the SYN.
     fn judge_option(&mut self, absent: Label, unknown: Label) {
         let there = self.a.label();
         let a = &mut self.a;
@@ -570,7 +568,7 @@ impl<'a> Program<'a> {
         let Some(clients) = self.maps.clients else { return };
         let (ipv4, search, yes) = (self.a.label(), self.a.label(), self.a.label());
         let a = &mut self.a;
-        // A whole address: the port before it, and 128 bits.
+        // A whole address: the preceding port, and 128 bits.
         a.set(Reg::R1, 32 + 128);
         a.store(Width::Word, Reg::R10, AT_CLIENT, Reg::R1);
         a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::LOCAL_PORT);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Why a process cannot have a rendezvous, and how to grant it one.
+//! Reasons for the lack of a rendezvous, and the way to grant one.
 
 use std::fmt;
 use std::fs;
@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Why TCP options cannot be set and read on this machine by this process. The text says what is
-/// missing and what grants it.
+/// Reasons why this process cannot set and read TCP options on this machine. The text names the missing
+/// precondition and its grant.
 #[derive(Debug, Error)]
 pub enum Unavailable {
     /// The process lacks capabilities.
@@ -19,10 +19,10 @@ pub enum Unavailable {
          `--cap-add BPF --cap-add NET_ADMIN` for its container", program = own_program()
     )]
     Capabilities {
-        /// Their names.
+        /// Names of the capabilities.
         missing: Missing,
     },
-    /// The process has its capabilities only inside a user namespace, where they do not count.
+    /// The process has its capabilities only inside a user namespace, without effect on bpf(2).
     #[error(
         "bpf(2) is not for user namespaces, and this process is in one: start it (or its \
          container) as root of the machine, with CAP_BPF and CAP_NET_ADMIN"
@@ -52,7 +52,7 @@ pub enum Unavailable {
          cgroup namespace (`--cgroupns=private`) with cgroup v2 mounted"
     )]
     Cgroup {
-        /// Its directory.
+        /// Directory of the cgroup.
         path: PathBuf,
         /// The error of the system.
         error: io::Error,
@@ -63,7 +63,7 @@ pub enum Unavailable {
          container or service, such as /sys/fs/cgroup/system.slice/NAME.service"
     )]
     NotGrantable {
-        /// The directory that was named.
+        /// The named directory.
         path: PathBuf,
     },
     /// Another program holds the cgroup for itself.
@@ -75,7 +75,7 @@ pub enum Unavailable {
         /// The directory of the cgroup.
         path: PathBuf,
     },
-    /// The cgroup has as many programs as it can have.
+    /// The cgroup already has the maximum number of programs.
     #[error(
         "{most} programs are attached to the cgroup {path} already, and it can have no more: see \
          `bpftool cgroup show {path}`", most = super::bpf::MAX_ATTACHED
@@ -100,19 +100,19 @@ pub enum Unavailable {
         "{what}: {error}; if memory is short, `ulimit -l unlimited` helps on kernels before 5.11"
     )]
     System {
-        /// The step.
+        /// The failed step.
         what: &'static str,
         /// The error of the system.
         error: io::Error,
     },
 }
 
-/// Capabilities that a process lacks.
+/// Capabilities missing from a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Missing {
     /// CAP_BPF: to make maps and load programs.
     pub bpf: bool,
-    /// CAP_NET_ADMIN: for programs that see TCP.
+    /// CAP_NET_ADMIN: for programs with access to TCP.
     pub net_admin: bool,
 }
 
@@ -175,7 +175,7 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
 }
 
-/// Which capabilities the process lacks, if any; unknown counts as none.
+/// The missing capabilities of the process, if any; unknown counts as none.
 fn lacks(status: &str) -> Option<Missing> {
     const NET_ADMIN: u64 = 1 << 12;
     const SYS_ADMIN: u64 = 1 << 21;
@@ -192,7 +192,7 @@ fn seccomp(status: &str) -> bool {
     field(status, "Seccomp").is_some_and(|mode| mode != "0")
 }
 
-/// Whether this process is in a user namespace other than the first, which maps every id to itself.
+/// Whether this process is in a user namespace other than the first. The first maps every id to itself.
 fn in_user_namespace() -> bool {
     fs::read_to_string("/proc/self/uid_map")
         .is_ok_and(|map| map.split_whitespace().collect::<Vec<_>>() != ["0", "0", "4294967295"])

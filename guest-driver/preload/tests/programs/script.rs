@@ -5,12 +5,12 @@ use crate::bed::{Net, Place, Program};
 use crate::case::{Carried, Case, after};
 use crate::common;
 
-/// A server, and a client that is a script. The script has the server's address in `$A`, its port
-/// in `$P`, the bed's directory in `$D` and `count` in `$N`. It fails if a result is wrong. At last
-/// it calls `rate` with the number of things that it did.
+/// A server, and a script as its client. The script has the server's address in `$A`, its port in
+/// `$P`, the bed's directory in `$D` and `count` in `$N`. A wrong result fails the script. At last
+/// the script calls `rate` with the number of its actions.
 pub struct Script<'a> {
     pub name: &'a str,
-    /// What has to be installed.
+    /// Programs required for the script.
     pub needs: &'a [&'a str],
     pub server: &'a dyn Fn(&Place) -> Program,
     pub client: &'a str,
@@ -46,7 +46,7 @@ rate() {
 }
 "#;
 
-/// What a script begins with. `run` starts a program beside it, which ends with it.
+/// The beginning of each script. `run` starts a program beside the script, ended along with it.
 const BEGIN: &str = r#"
 set -euo pipefail
 fail() { echo "$*" >&2; exit 1; }
@@ -55,7 +55,7 @@ run() { trap stop TERM; setpriv --pdeathsig TERM "$@" & }
 await_port() { until ss -Hltn "sport = :$1" | grep -q .; do sleep 0.05; done; }
 "#;
 
-/// What a server's script ends with.
+/// The end of a server's script.
 pub const SERVE: &str = "\nwhile :; do wait || true; sleep 0.1; done\n";
 
 impl Place {

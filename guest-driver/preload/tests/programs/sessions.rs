@@ -33,7 +33,7 @@ fn sshd(place: &Place) -> Program {
     Program::new(format!("{SSHD} -D -e -f {here}/sshd.conf"))
 }
 
-/// Options of a client of it.
+/// Options of a client of [`sshd`].
 fn ssh_options(place: &Place) -> String {
     format!(
         "-q -i {}/user -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
@@ -74,8 +74,7 @@ fn ssh_copies_a_file() {
     .run(&net);
 }
 
-/// Clients that go to the background after they have connected, where other programs use the
-/// connection.
+/// Clients that go to the background after the connect, where other programs use the connection.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn ssh_in_the_background() {

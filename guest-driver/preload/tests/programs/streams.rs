@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Small programs that connect a socket with files, pipes or other programs.
+//! Small programs connecting a socket with files, pipes or other programs.
 
 use crate::bed::{Net, Place, Program};
 use crate::case::{Carried, times};
 use crate::script::{Script, code};
 
-/// socat that runs a program for each connection.
+/// socat, running a program for each connection.
 fn socat_exec(place: &Place, what: &str) -> Program {
     let Place { address, port, .. } = place;
     place.data("sent", 3_000_000);
     Program::new(format!("socat TCP-LISTEN:{port},bind={address},fork,reuseaddr")).and(&[what])
 }
 
-/// Sends a file, ends its direction, and reads the hash of what arrived.
+/// Sends a file, ends its direction, and reads the hash of the arrived bytes.
 const HASHES: &str = r#"
 hash=$(sha256sum <$D/sent)
 for n in $(seq $N); do
@@ -93,7 +93,7 @@ fn nc_and_ncat() {
     .run(&net);
 }
 
-/// A server that appends what it gets to a file.
+/// A server that appends the received bytes to a file.
 fn counting(place: &Place) -> Program {
     let Place { address, port, dir } = place;
     let to = dir.join("lines");
@@ -115,7 +115,7 @@ grep -o 'message [0-9]*$' $D/lines | sort | cmp - $D/wanted || fail "$(wc -l <$D
 rate $N
 "#;
 
-/// Each message is a process that connects, sends, closes and exits.
+/// For each message a process connects, sends, closes and exits.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn logger() {
@@ -135,7 +135,7 @@ fn logger() {
     .run(&net);
 }
 
-/// The shell's own connections; it writes by stdio, and duplicates descriptors.
+/// The shell's own connections: writes by stdio, and duplicated descriptors.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn bash() {
@@ -172,7 +172,7 @@ fn bash() {
     .run(&net);
 }
 
-/// A client that reads and writes by stdio, of a server that does the same.
+/// A client and a server that read and write by stdio.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn whois() {
@@ -202,7 +202,7 @@ fn whois() {
     .run(&net);
 }
 
-/// A server that closes as soon as it has accepted: the port is open.
+/// A server that closes right after the accept: the port is open.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn nc_scans() {

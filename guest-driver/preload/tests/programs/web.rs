@@ -155,7 +155,7 @@ fn apache() {
             );
             std::fs::write(dir.join("apache.conf"), text).unwrap();
             std::fs::write(dir.join("only_files"), "").unwrap();
-            // It ends its process group.
+            // apache2 ends its process group.
             format!("setsid apache2 -f {here}/apache.conf -D FOREGROUND")
         };
         web(&format!("Apache, {kind}"), &["apache2"], &server, Carried::Both, &net);

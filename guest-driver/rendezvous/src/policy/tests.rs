@@ -13,7 +13,7 @@ fn connect(policy: &Policy, server: &str) -> AllowedProtocol {
     policy.connect(&server.parse().unwrap())
 }
 
-/// What a listener's table says of a client.
+/// The answer to a client in a listener's table.
 fn answer(clients: &Clients, client: IpAddr) -> AllowedProtocol {
     let client = Network::of(client);
     let fitting = clients.iter().filter(|(network, _)| network.contains(client));
@@ -131,7 +131,7 @@ fn names_the_file_that_cannot_be_read() {
     }
 }
 
-/// Networks that lie in one another often.
+/// Often nested networks.
 fn network() -> impl Strategy<Value = Network> {
     (0u8..=4, any::<u8>()).prop_map(|(length, bits)| {
         let network = Network { start: u128::from(bits & 15) << 124, length };
@@ -140,7 +140,7 @@ fn network() -> impl Strategy<Value = Network> {
 }
 
 proptest! {
-    /// The longest prefix of a listener's table says what the first rule that fits says.
+    /// The longest prefix of a listener's table agrees with the first fitting rule.
     #[test]
     fn tables_say_what_rules_say(
         rules in prop::collection::vec(
