@@ -9,12 +9,12 @@ use thiserror::Error;
 
 /// The file of this machine.
 const FILE: &str = "/etc/smc/smc.toml";
-/// The environment variable that names another file; empty: none is read.
+/// The environment variable with the name of another file; empty: no file is read.
 const VARIABLE: &str = "SMC_CONFIG";
-/// The longest file that is read, in bytes.
+/// The longest accepted file, bytes.
 const MAX_LEN: u64 = 1 << 20;
 
-/// Settings of a machine: what programs use that no option and no environment variable tells.
+/// Settings of a machine: defaults of programs, below options and environment variables.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Settings {
@@ -37,23 +37,23 @@ pub struct Settings {
     pub rendezvous: Option<Rendezvous>,
     /// File of rules about peers, ports and programs.
     pub policy: Option<PathBuf>,
-    /// Servers that speak SMC, as rules.
+    /// Servers with SMC, as rules.
     #[serde(deserialize_with = "one_or_more")]
     pub peers: Vec<String>,
-    /// Clients that may use SMC, as rules.
+    /// Clients with the right to use SMC, as rules.
     #[serde(deserialize_with = "one_or_more")]
     pub accept: Vec<String>,
-    /// Servers to which also short connections are SMC, as rules.
+    /// Servers with SMC for short connections, too, as rules.
     #[serde(deserialize_with = "one_or_more")]
     pub always: Vec<String>,
     /// Receive buffer of a connection, bytes.
     #[serde(deserialize_with = "buffer")]
     pub buffer: Option<usize>,
-    /// How long a wait polls before it sleeps, microseconds.
+    /// Time of polling before a wait sleeps, microseconds.
     pub spin_us: Option<u64>,
     /// Whether connections go on over TCP when their device is gone.
     pub outlive_device: Option<bool>,
-    /// Whether connections that have left their device stay on TCP when it is there again.
+    /// Whether connections without their device stay on TCP after the device's return.
     pub stay_on_tcp: Option<bool>,
 }
 
@@ -63,14 +63,14 @@ pub struct Settings {
 pub enum Rendezvous {
     /// Not by TCP option 254.
     Off,
-    /// By TCP option 254 if it can be used.
+    /// By TCP option 254 if possible.
     Auto,
-    /// By TCP option 254; without it all connections are TCP.
+    /// By TCP option 254; without the option all connections are TCP.
     Required,
 }
 
 impl Rendezvous {
-    /// The word for it in files, options and the environment.
+    /// The setting's word in files, options and the environment.
     pub fn word(self) -> &'static str {
         match self {
             Rendezvous::Off => "off",
@@ -89,10 +89,10 @@ pub enum SettingsError {
     /// The file is too long, or no file.
     #[error("{0}: it is no file of at most {MAX_LEN} bytes")]
     NoFile(PathBuf),
-    /// It is no TOML, or has a key or value that makes no sense.
+    /// The file is no TOML, or has a key or value without meaning.
     #[error("{0}: {1}")]
     Format(PathBuf, Box<toml::de::Error>),
-    /// A path that depends on where a program was started.
+    /// A path dependent on the working directory of a program.
     #[error("{file}: {key} = {value:?} is not an absolute path")]
     Relative {
         /// The file.
@@ -104,8 +104,8 @@ pub enum SettingsError {
     },
 }
 
-/// The file of settings: `/etc/smc/smc.toml`, or the one that SMC_CONFIG names. `None`: SMC_CONFIG is
-/// empty, so that no file counts.
+/// The file of settings: `/etc/smc/smc.toml`, or the file named by SMC_CONFIG. `None`: SMC_CONFIG is empty,
+/// and no file counts.
 pub fn file() -> Option<PathBuf> {
     match std::env::var_os(VARIABLE) {
         Some(named) if named.is_empty() => None,
@@ -190,10 +190,10 @@ fn buffer<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error>
     parse_buffer(&text).map(Some).map_err(serde::de::Error::custom)
 }
 
-/// Reads the size of a receive buffer, such as "256K". Another size would be rounded without a word.
+/// Reads the size of a receive buffer, such as "256K". Another size would be rounded without a message.
 ///
 /// # Errors
-/// It is no power of two from 16K to 1M.
+/// The size is no power of two from 16K to 1M.
 pub fn parse_buffer(text: &str) -> Result<usize, String> {
     let wrong = || format!("{text:?} is not a size of a buffer: 16K to 1M, a power of two");
     let (digits, shift) = match text.char_indices().last() {

@@ -10,41 +10,41 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// File name of the device of servers, as "smc fabric" makes it.
+/// File name of the device of servers, made by "smc fabric".
 pub const SERVER: &str = "a.sock";
-/// File name of the device of clients, as "smc fabric" makes it.
+/// File name of the device of clients, made by "smc fabric".
 pub const CLIENT: &str = "b.sock";
 /// File name of a device pool for all others.
 pub const POOL: &str = "any.sock";
 /// File name of a daemon's management socket.
 pub const MANAGEMENT: &str = "management.sock";
 
-/// Where a container has what `smc cdi` gives it.
+/// Directory in a container for the files of `smc cdi`.
 pub const CONTAINER: &str = "/run/smc";
 /// The directory of statistics sockets in a container.
 pub const CONTAINER_STATISTICS: &str = "/run/smc/statistics";
 /// The directory of the packaged service.
 const SERVICE: &str = "/run/vhost-device-ism";
 
-/// A place where sockets of devices may be. The order is that in which programs look.
+/// A place for sockets of devices. Programs look at the places in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The device pool that a container was given.
+    /// The device pool given to a container.
     Container,
     /// The device pool of the packaged service.
     Service,
-    /// The fabric that this user has started by "smc fabric".
+    /// The fabric started by this user with "smc fabric".
     Own,
 }
 
 impl Place {
-    /// All places, in their order.
+    /// The places, in their order.
     pub const ALL: [Place; 3] = [Place::Container, Place::Service, Place::Own];
 
-    /// The directory of the sockets of devices. It need not exist.
+    /// The directory of the sockets of devices. The directory need not exist.
     ///
     /// # Errors
-    /// Others may write it.
+    /// Others may write the directory.
     pub fn directory(self) -> Result<PathBuf, NotPrivate> {
         match self {
             Place::Container => Ok(Path::new(CONTAINER).join("pool")),
@@ -53,7 +53,7 @@ impl Place {
         }
     }
 
-    /// The management socket, which containers are not given.
+    /// The management socket, absent in containers.
     fn management(self) -> Option<PathBuf> {
         match self {
             Place::Container => None,
@@ -73,17 +73,17 @@ impl fmt::Display for Place {
     }
 }
 
-/// A directory that others may write: they could put sockets of their own into it.
+/// A directory writable by others: they could put sockets of their own there.
 #[derive(Debug, Error)]
 #[error("{0} is not a directory that belongs to you alone")]
 pub struct NotPrivate(pub PathBuf);
 
-/// The directory of this user's own fabric: `$XDG_RUNTIME_DIR/smc`, else `smc-UID` among the temporary
-/// files, where anybody can make a directory of that name. It need not exist.
+/// The directory of this user's own fabric: `$XDG_RUNTIME_DIR/smc`, else `smc-UID` among the temporary files,
+/// where any user can make a directory of this name. The directory need not exist.
 ///
 /// # Errors
-/// It belongs to another user, or others may write it: they could read what is sent through sockets
-/// of theirs.
+/// The directory belongs to another user, or others may write the directory: they could read bytes sent
+/// through sockets of theirs.
 pub fn own_directory() -> Result<PathBuf, NotPrivate> {
     let dir = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
         Some(dir) => PathBuf::from(dir).join("smc"),
@@ -97,7 +97,7 @@ fn temporary_directory() -> PathBuf {
     std::env::temp_dir().join(format!("smc-{uid}"))
 }
 
-/// The directory, if it is not there or is this user's alone.
+/// The directory, if missing or private to this user.
 fn private(dir: PathBuf) -> Result<PathBuf, NotPrivate> {
     let Ok(found) = std::fs::symlink_metadata(&dir) else { return Ok(dir) };
     let private = found.is_dir()
@@ -106,11 +106,10 @@ fn private(dir: PathBuf) -> Result<PathBuf, NotPrivate> {
     if private { Ok(dir) } else { Err(NotPrivate(dir)) }
 }
 
-/// Makes [`own_directory`], for this user only. Not the one that XDG_RUNTIME_DIR names: it is the
-/// system's to make.
+/// Makes [`own_directory`], for this user only. The directory of XDG_RUNTIME_DIR is left to the system.
 ///
 /// # Errors
-/// It cannot be made, or others may write it.
+/// The directory cannot be made, or others may write the directory.
 pub fn make_own_directory() -> io::Result<PathBuf> {
     make_private(own_directory())
 }
@@ -120,13 +119,13 @@ fn make_private(dir: Result<PathBuf, NotPrivate>) -> io::Result<PathBuf> {
     let dir = dir.map_err(not_private)?;
     match std::fs::DirBuilder::new().mode(0o700).create(&dir) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
-        // Somebody else may have been faster.
+        // Another process may have been faster.
         _ => private(dir).map_err(not_private),
     }
 }
 
-/// The directory for statistics sockets of this user's processes: that of the container, or else
-/// [`own_directory`], which is made. `None`: others may write it, or it cannot be made.
+/// The directory for statistics sockets of this user's processes: the container's directory, or else
+/// [`own_directory`], made here. `None`: others may write the directory, or it cannot be made.
 pub fn make_statistics_directory() -> Option<PathBuf> {
     let container = Path::new(CONTAINER_STATISTICS);
     match container.is_dir() {
@@ -135,9 +134,9 @@ pub fn make_statistics_directory() -> Option<PathBuf> {
     }
 }
 
-/// The directory for the statistics of this process: the one that was named when its program started,
-/// or, if the program has become another user since, as servers do that root starts, the one of that
-/// user among the temporary files, which is made. `None`: it cannot be made, or others may write it.
+/// The directory for the statistics of this process: the directory named at the start of its program. If the
+/// program has become another user since, such as a server started by root: the directory of the new user
+/// among the temporary files, made here. `None`: the directory cannot be made, or others may write it.
 pub fn statistics_directory_of_now(named: &Path) -> Option<PathBuf> {
     let user = rustix::process::geteuid();
     let may_write = std::fs::metadata(named).is_ok_and(|found| {
@@ -146,14 +145,14 @@ pub fn statistics_directory_of_now(named: &Path) -> Option<PathBuf> {
     if may_write { Some(named.into()) } else { make_private(private(temporary_directory())).ok() }
 }
 
-/// What there is at a place.
+/// The result of a look at a place.
 #[derive(Debug)]
 pub struct PlaceReport {
-    /// The place.
+    /// The examined place.
     pub place: Place,
-    /// Its directory.
+    /// Directory of the place.
     pub directory: PathBuf,
-    /// The sockets on which a daemon listens that this user may use, sorted; or why there is none.
+    /// The sockets of listening daemons usable by this user, sorted; or the reason for their absence.
     pub sockets: io::Result<Vec<PathBuf>>,
 }
 
@@ -189,7 +188,7 @@ impl PlaceReport {
 /// A fabric whose devices this user may use.
 #[derive(Debug)]
 pub struct Fabric {
-    /// Where.
+    /// Place of the fabric.
     pub place: Place,
     /// The directory of the sockets.
     pub directory: PathBuf,
@@ -197,12 +196,12 @@ pub struct Fabric {
     pub sockets: Vec<PathBuf>,
 }
 
-/// There is no fabric for this user: what was found at each place instead.
+/// There is no fabric for this user: the results for each place instead.
 #[derive(Debug)]
 pub struct NoFabric(pub Vec<PlaceReport>);
 
 impl NoFabric {
-    /// The directory of the first place that is there, and is closed to this user.
+    /// The directory of the first present place closed to this user.
     pub fn denied(&self) -> Option<&PlaceReport> {
         let denied = |looked: &&PlaceReport| matches!(&looked.sockets, Err(why) if why.kind() == ErrorKind::PermissionDenied);
         self.0.iter().find(denied)
@@ -247,11 +246,11 @@ fn first(places: impl Iterator<Item = PlaceReport>) -> Result<Fabric, NoFabric> 
     Err(NoFabric(without))
 }
 
-/// The management socket of the first daemon that this user may ask, in the order of the places; if
-/// there is none, the first that exists, or else that of the user's own fabric.
+/// The management socket of the first daemon open to this user, in the order of the places; otherwise the
+/// first existing socket, or else the socket of the user's own fabric.
 ///
 /// # Errors
-/// There is none that this user may ask, and others may write the directory of its own fabric.
+/// No management socket is open to this user, and others may write the directory of its own fabric.
 pub fn find_management() -> Result<PathBuf, NotPrivate> {
     let all: Vec<_> = Place::ALL.into_iter().filter_map(Place::management).collect();
     if let Some(asked) = all.iter().find(|socket| probe(socket).is_ok()) {
@@ -261,17 +260,17 @@ pub fn find_management() -> Result<PathBuf, NotPrivate> {
     Ok(all.iter().find(|socket| closed_or_there(socket)).cloned().unwrap_or(own))
 }
 
-/// Whether there is something at a path, be it behind a closed directory.
+/// Whether a file exists at a path, possibly behind a closed directory.
 fn closed_or_there(path: &Path) -> bool {
     path.symlink_metadata()
         .map_or_else(|error| error.kind() == ErrorKind::PermissionDenied, |_| true)
 }
 
-/// The sockets of devices in a directory, sorted. Those of the management interface and of processes
-/// may lie beside them.
+/// The sockets of devices in a directory, sorted. Sockets of the management interface and of processes may
+/// lie beside them.
 ///
 /// # Errors
-/// The directory is not there, or this user may not read it.
+/// The directory is missing, or this user may not read the directory.
 pub fn device_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let is_device = |path: &PathBuf| {
         path.file_name().map(|name| name.to_string_lossy()).is_some_and(|name| {
@@ -287,11 +286,11 @@ pub fn device_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(sockets)
 }
 
-/// Finds out whether a program listens on a Unix socket of this user's. No connection is made: this
-/// is a socket of another kind, and the kernel says so where it would connect one of the right kind.
+/// Checks for a listening program on a Unix stream socket open to this user. No connection is made: the probe
+/// is a socket of another type, and the kernel reports the wrong type in place of a connection.
 ///
 /// # Errors
-/// Nothing is there, nobody listens, or this user may not connect.
+/// The file is missing, no program listens, or this user may not connect.
 pub fn probe(socket: &Path) -> io::Result<()> {
     match UnixDatagram::unbound()?.connect(socket) {
         Err(error) if error.raw_os_error() == Some(Errno::PROTOTYPE.raw_os_error()) => Ok(()),
@@ -345,7 +344,7 @@ mod tests {
         assert!(none.denied().is_none() && none.0.len() == 3, "{none}");
         let _own = UnixListener::bind(own.0.join(SERVER)).unwrap();
         assert_eq!(all().unwrap().place, Place::Own);
-        // A daemon that has ended has left its socket behind.
+        // An ended daemon has left its socket behind.
         drop(UnixListener::bind(service.0.join(POOL)).unwrap());
         assert_eq!(all().unwrap().place, Place::Own);
         std::fs::remove_file(service.0.join(POOL)).unwrap();

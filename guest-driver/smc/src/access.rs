@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Why this user may not connect to a socket, and what would change that.
+//! Finds the obstacle between this user and a socket, and a command to remove the obstacle.
 
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -7,17 +7,17 @@ use std::path::Path;
 
 use rustix::fs::{Access, AtFlags, CWD};
 
-/// What keeps this user from a socket.
+/// The reason why this user cannot reach a socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Obstacle {
-    /// What it is, with owner and mode.
+    /// Description of the obstacle, with owner and mode.
     pub(crate) says: String,
-    /// The command that lets the user in, for somebody with the rights to run it.
+    /// The command giving access, for an administrator with the rights to run the command.
     pub(crate) grant: Option<String>,
 }
 
-/// The first thing on the way to a socket, or the socket, that this user may not use. `None`: nothing
-/// is in the way.
+/// The first directory on the way to a socket, or the socket itself, closed to this user. `None`:
+/// this user has access.
 pub(crate) fn obstacle(socket: &Path) -> Option<Obstacle> {
     obstacle_for(socket, may_use)
 }
@@ -47,7 +47,7 @@ fn obstacle_for(socket: &Path, may_use: impl Fn(&Path, Access) -> bool) -> Optio
     Some(described("you may not write it", &whole, &data, 0o020))
 }
 
-/// `bit`: what members of the group need.
+/// `bit`: the permission needed by members of the group.
 fn described(says: &str, path: &Path, data: &Metadata, bit: u32) -> Obstacle {
     let (user, group) = (name_of(PASSWD, data.uid()), name_of(GROUP, data.gid()));
     let mode = data.mode() & 0o777;
@@ -80,7 +80,7 @@ fn name_of(file: &str, id: u32) -> String {
     named.unwrap_or_else(|| id.to_string())
 }
 
-/// A sentence or two for the user about a socket that this user may not connect to.
+/// A sentence or two for the user about a socket without access.
 pub(crate) fn hint(socket: &Path) -> Option<String> {
     let Obstacle { says, grant } = obstacle(socket)?;
     let end = match grant {

@@ -28,7 +28,7 @@ pub(crate) struct Server {
 }
 
 impl ServerArgs {
-    /// The server that the arguments name.
+    /// The server named by the arguments.
     ///
     /// # Errors
     /// [`CliError::Server`]: there is no host or no port, or the port is no number up to 65535.
@@ -41,7 +41,7 @@ impl ServerArgs {
 }
 
 impl Server {
-    /// What the name stands for.
+    /// Resolves the name.
     ///
     /// # Errors
     /// [`CliError::Unknown`].

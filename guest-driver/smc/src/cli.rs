@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The command line: which subcommand, and how its error is shown.
+//! The command line: parses and runs the subcommand, and shows its error.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -95,7 +95,7 @@ enum Command {
     /// Let the processes of a cgroup, as of a container, find peers by TCP option 254.
     #[command(long_about = grant::LONG_ABOUT, after_long_help = grant::AFTER)]
     Grant(grant::GrantArgs),
-    /// Write an archive for somebody who helps: versions, settings, reports, logs.
+    /// Write an archive for a bug report: versions, settings, reports, logs.
     #[command(long_about = debug::LONG_ABOUT, after_long_help = debug::AFTER)]
     Debug(debug::DebugArgs),
     /// Print completions of a program for a shell: `source <(smc completions bash)`.
@@ -154,7 +154,7 @@ impl Command {
     }
 }
 
-/// The command that the process was started with.
+/// Parses the command line of the process.
 fn parsed(settings: Option<&Settings>) -> Command {
     let matches = |command: clap::Command| {
         let command = match settings {
@@ -171,7 +171,7 @@ fn parsed(settings: Option<&Settings>) -> Command {
     cli.unwrap_or_else(|wrong| end(&wrong)).command
 }
 
-/// Runs the command that the process was started with.
+/// Runs the command of the command line.
 pub(crate) fn main() -> ExitCode {
     let settings = settings::load();
     let command = parsed(settings.as_ref().ok());
@@ -182,7 +182,8 @@ pub(crate) fn main() -> ExitCode {
             .find_map(|name| EnvFilter::try_from_env(name).ok())
             .unwrap_or_else(|| EnvFilter::new("warn"));
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-        // Of a line that cannot be written: it would be reported to the same place, by a panic.
+        // Without internal errors: the report of an unwritable line would go to the same place, by
+        // a panic.
         log.with_ansi(output::colours_of_errors()).log_internal_errors(false).init();
     }
     if let Err(error) = settings
@@ -223,7 +224,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Idle { task } => return perf::idle(&task),
     };
     result.unwrap_or_else(|error| {
-        // The reader of the pipe ("head", say) has closed it, which is no failure.
+        // The reader of the pipe ("head", say) has closed the pipe: no failure.
         if error.is_closed_output() {
             return ExitCode::SUCCESS;
         }

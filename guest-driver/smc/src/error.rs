@@ -21,7 +21,7 @@ pub(crate) enum NoProgram {
     /// A directory has the name.
     #[error("it is a directory")]
     Directory,
-    /// A file has the name, and no mode bit says that it may be executed.
+    /// The file exists, but no mode bit allows its execution.
     #[error("it is no executable file")]
     NotExecutable,
 }
@@ -51,7 +51,7 @@ pub(crate) enum CliError {
         /// The management socket.
         socket: PathBuf,
     },
-    /// A command of smc-tools that has no sense.
+    /// A meaningless command of smc-tools.
     #[error("{0}")]
     Tool(String),
     /// The settings of the machine cannot be read.
@@ -66,26 +66,26 @@ pub(crate) enum CliError {
     /// A cgroup cannot be granted TCP option 254.
     #[error("no grant: {0}")]
     Grant(String),
-    /// Text that is no address to listen on.
+    /// Text without an address to listen on.
     #[error("{0:?} is no address to listen on: expected HOST:PORT, [IPV6]:PORT, :PORT or PORT")]
     Address(String),
-    /// Text that names no server.
+    /// Text naming no server.
     #[error("{0:?} names no server: expected HOST:PORT, [IPV6]:PORT, or HOST PORT")]
     Server(String),
-    /// A name that stands for no address.
+    /// A name without an address.
     #[error("{host} is not known: {why}")]
     Unknown {
         /// The name.
         host: String,
-        /// What the resolver says.
+        /// The error of the resolver.
         why: String,
     },
-    /// A user EID that CLC cannot carry.
+    /// A user EID unfit for CLC.
     #[error("{name:?} is not an EID: {why}")]
     Eid {
-        /// What was given.
+        /// The given name.
         name: String,
-        /// What is wrong with it.
+        /// The defect of the name.
         why: String,
     },
     /// Listening failed.
@@ -117,7 +117,7 @@ pub(crate) enum CliError {
     NoProgram {
         /// Its name.
         program: String,
-        /// What there is in its place.
+        /// The reason.
         why: NoProgram,
     },
     /// The system does not execute a program.
@@ -136,10 +136,10 @@ pub(crate) enum CliError {
         /// Why.
         source: io::Error,
     },
-    /// The connection is TCP, and that was not allowed.
+    /// The connection is TCP, but has to be SMC.
     #[error("the connection is not SMC: {why}")]
     NotSmc {
-        /// Why it is TCP.
+        /// The reason for TCP.
         why: String,
     },
     /// Bytes of a connection did not arrive.
@@ -150,15 +150,15 @@ pub(crate) enum CliError {
         /// Why.
         source: io::Error,
     },
-    /// The default directory of sockets belongs to somebody else.
+    /// The default directory of sockets belongs to another user.
     #[error("{0} is not a directory that belongs to you alone")]
     NotPrivate(PathBuf),
     /// A file or other thing of the system.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         what: String,
-        /// Why it failed.
+        /// The error of the operation.
         source: io::Error,
     },
     /// Standard output cannot be written.
@@ -175,28 +175,28 @@ pub(crate) enum CliError {
         /// Why not.
         why: String,
     },
-    /// A process that this one started has failed.
+    /// A process started by this one has failed.
     #[error("the {name} process {problem}")]
     Helper {
-        /// What the process is for.
+        /// The purpose of the process.
         name: String,
-        /// What happened.
+        /// The problem, as the end of the sentence.
         problem: String,
     },
-    /// Options that contradict each other, or a value that makes no sense.
+    /// Contradictory options, or a meaningless value.
     #[error("{0}")]
     Usage(String),
-    /// Measurements that failed; what the others gave is printed.
+    /// Failed measurements; the results of the others are printed.
     #[error("{}", .0.join("\n"))]
     Runs(Vec<String>),
-    /// The copy that came back is not what was sent.
+    /// The returned copy differs from the sent data.
     #[error("the {what} differ: {sent} was sent, {got} arrived")]
     Different {
-        /// What was compared.
+        /// The compared property.
         what: &'static str,
-        /// Of what was sent.
+        /// The property of the sent data.
         sent: String,
-        /// Of what arrived.
+        /// The property of the received data.
         got: String,
     },
     /// Something could not be decoded.
@@ -207,10 +207,10 @@ pub(crate) enum CliError {
     Plot(String),
 }
 
-/// What to do about a socket that this user may not connect to; `None` if that is not what is wrong.
+/// Advice about a socket without access for this user; `None` if access is not the problem.
 pub(crate) fn permission_hint(socket: &Path) -> Option<String> {
     let error = connect_unix(socket, Duration::ZERO).err()?;
-    // A file that is no socket refuses connections, as a socket does that nobody listens on.
+    // A regular file refuses connections like a socket without a listener.
     let is_other = error.kind() == io::ErrorKind::ConnectionRefused
         && socket.metadata().is_ok_and(|data| !data.file_type().is_socket());
     match is_other || error.kind() == io::ErrorKind::PermissionDenied {
@@ -219,14 +219,14 @@ pub(crate) fn permission_hint(socket: &Path) -> Option<String> {
     }
 }
 
-/// What to do about a server that could not be connected to.
+/// Advice about a server after a failed connection.
 fn connect_hint(address: &str, source: &io::Error) -> Option<String> {
     let port = address.rsplit(':').next().unwrap_or_default();
     match source.kind() {
         io::ErrorKind::ConnectionRefused => {
             Some(format!("Is a server there? Start one with \"smc listen {port}\"."))
         }
-        // What arrived is no CLC message, or nothing did.
+        // The server sent no CLC message, or nothing.
         io::ErrorKind::InvalidData | io::ErrorKind::TimedOut if source.get_ref().is_some() => Some(
             "Is it an ordinary TCP server? Such a server takes the handshake for data. \"smc check\" \
              tells, and with \"--rendezvous auto\" only servers that announce SMC are sent a \
@@ -237,12 +237,12 @@ fn connect_hint(address: &str, source: &io::Error) -> Option<String> {
     }
 }
 
-/// What is wrong with a device, without its path, which the caller has named.
+/// The error of a device without its path, named by the caller already.
 pub(crate) fn without_path(device: &Path, source: impl std::fmt::Display) -> String {
     let path = device.display();
     let text = source.to_string().replace(&format!("connecting to {path}: "), "");
     let text = text.replace(&format!("{path}: "), "");
-    // Who names a device has not asked for RDMA.
+    // Users naming a device have not asked for RDMA.
     text.strip_suffix("; no RNIC").map_or(text.clone(), str::to_owned)
 }
 
@@ -250,7 +250,7 @@ fn is_pci(device: &Path) -> bool {
     !matches!(DeviceAddress::from(device), DeviceAddress::Socket(_))
 }
 
-/// Whether somebody meant a PCI address: no socket has such a name.
+/// Whether the user meant a PCI address: no socket has such a name.
 fn is_like_pci(device: &Path) -> bool {
     let name = device.to_string_lossy();
     let is_address = |c: char| c.is_ascii_hexdigit() || c == ':' || c == '.';
@@ -258,21 +258,21 @@ fn is_like_pci(device: &Path) -> bool {
 }
 
 impl CliError {
-    /// For `map_err`: an [`CliError::Io`] that names what was tried.
+    /// For `map_err`: a [`CliError::Io`] with the attempted operation.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> CliError {
         let what = what.into();
         move |source| CliError::Io { what, source }
     }
 
-    /// Prints the error, and what to do about it.
+    /// Prints the error, with advice.
     pub(crate) fn show(&self) {
         let hint = self.hint().map(|hint| format!("\n     {}", output::printable(&hint)));
         let text = output::printable(&self.to_string());
         output::note(&format!("smc: {text}{}", hint.unwrap_or_default()));
     }
 
-    /// The exit status of the command. That of "smc run" is the program's otherwise, so its own
-    /// failures have the numbers that env(1) uses.
+    /// The exit status of the command. "smc run" usually exits with the program's status, so
+    /// failures of "smc run" itself have the numbers of env(1).
     pub(crate) fn status(&self) -> u8 {
         match self {
             CliError::Run { .. } => 125,
@@ -282,12 +282,12 @@ impl CliError {
         }
     }
 
-    /// Whether the reader of standard output has closed it.
+    /// Whether the reader of standard output has closed the pipe.
     pub(crate) fn is_closed_output(&self) -> bool {
         matches!(self, CliError::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// What the user can do about it, if anything.
+    /// Advice for the user, if any.
     pub(crate) fn hint(&self) -> Option<String> {
         let socket = match self {
             CliError::Device { device, .. } if !is_pci(device) => Some(device),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc fabric`: the daemon that emulates the devices.
+//! `smc fabric`: the daemon to emulate the devices.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -57,14 +57,14 @@ pub(crate) fn run(args: &FabricArgs) -> Result<ExitCode, CliError> {
             command.push("--socket-path".into());
             command.push(dir.join(name).into());
         }
-        // "smc run" takes any device, so those two may be in use.
+        // "smc run" takes any device, so both devices may be in use: offer a pool as well.
         let mut pool = dir.join(paths::POOL).into_os_string();
         pool.push(",devices=16");
         command.push("--socket-path".into());
         command.push(pool);
         command.push("--management".into());
         command.push(dir.join(paths::MANAGEMENT).into());
-        // Who comes and goes matters to nobody who types the next command in the same terminal.
+        // At the default level, messages about guests would disturb the user of the same terminal.
         if daemon.log_level.is_none() {
             command.extend(["--log-level".into(), "warn".into()]);
         }

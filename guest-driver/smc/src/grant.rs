@@ -25,7 +25,7 @@ Examples:
   smc grant --cgroup /sys/fs/cgroup/system.slice/redis.service
   smc grant --pid \"$(podman inspect --format '{{.State.Pid}}' web)\"";
 
-/// The longest state of a container that is read, in bytes.
+/// Limit of the state of a container, in bytes.
 const STATE_MAX: u64 = 1 << 20;
 
 /// Options of `smc grant`.
@@ -85,20 +85,20 @@ fn of_process(process: u32) -> Result<PathBuf, CliError> {
     smc_rendezvous::cgroup_of(process).map_err(|why| CliError::Grant(why.to_string()))
 }
 
-/// What is read of a container's state: OCI runtime specification, "State".
+/// The needed part of a container's state: OCI runtime specification, "State".
 #[derive(Deserialize)]
 struct State {
     pid: u32,
 }
 
-/// The cgroup of the container whose state this is.
+/// The cgroup of the container with this state.
 fn of_container(state: impl Read) -> Result<PathBuf, CliError> {
     let wrong = |why: String| CliError::Grant(format!("the state on standard input: {why}"));
     let mut text = String::new();
     state.take(STATE_MAX).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
     let state: State = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     let cgroup = of_process(state.pid)?;
-    // A runtime without cgroup v2 leaves the container in the cgroup of whoever started it.
+    // A runtime without cgroup v2 leaves the container in the cgroup of its caller.
     if of_process(std::process::id()).is_ok_and(|own| own == cgroup) {
         let path = cgroup.display();
         return Err(CliError::Grant(format!("the container has no cgroup of its own, but {path}")));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Texts of the help, wrapped for the terminal.
 //!
-//! The texts have lines as long as source code may be. A terminal may be narrower, and would break
-//! each of them once more.
+//! The texts have lines as long as source code may be. A narrower terminal would break each line
+//! once more.
 
 use clap::Command;
 
@@ -12,10 +12,10 @@ use crate::output;
 const WIDTH: usize = 100;
 /// Columns at least.
 const LEAST: usize = 40;
-/// A line that ends before this column ends there on purpose, if it is indented.
+/// An indented line ending before this column ends there on purpose.
 const FULL: usize = 90;
 
-/// The command with its texts and those of its subcommands wrapped for the terminal.
+/// The command with its texts, and the texts of its subcommands, wrapped for the terminal.
 pub(crate) fn wrapped(command: Command) -> Command {
     let width = output::columns().map_or(WIDTH, |columns| columns.clamp(LEAST, WIDTH));
     wrapped_to(command.term_width(width), width)
@@ -40,8 +40,8 @@ fn wrapped_to(command: Command, width: usize) -> Command {
     command.mut_subcommands(|command| wrapped_to(command, width))
 }
 
-/// Wraps the paragraphs of a text. An indented line is the start of a paragraph, unless the one
-/// before it is full and it is where that one's text begins.
+/// Wraps the paragraphs of a text. An indented line starts a paragraph, unless the preceding line
+/// is full and the indentation equals the column of the preceding text.
 fn wrap(text: &str, width: usize) -> String {
     let mut out = String::new();
     let mut paragraph: Option<Paragraph<'_>> = None;
@@ -66,7 +66,7 @@ fn wrap(text: &str, width: usize) -> String {
 
 struct Paragraph<'a> {
     first: &'a str,
-    /// Column of the lines that follow the first.
+    /// Column of the lines after the first.
     hang: Option<usize>,
     last: &'a str,
     rest: Vec<&'a str>,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Helpers: processes that this command starts from its own program, and their messages.
+//! Helpers: processes started by this command from its own program, and their messages.
 //!
 //! A helper gets its task as one argument and reports on its standard output, a JSON object per
-//! line. Its standard input is a pipe without data, which the kernel closes when the starting
-//! process ends for any reason. Then the helper ends too. Helpers have a process group of their own, so
-//! Ctrl-C on the terminal reaches them only that way.
+//! line. Its standard input is a pipe without data. The kernel closes the pipe when the starting
+//! process ends for any reason; then the helper ends too. Helpers have a process group of their
+//! own, so Ctrl-C on the terminal reaches helpers only that way.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -30,7 +30,7 @@ enum Line<T> {
     Error(String),
 }
 
-/// A helper, seen from the process that started it. Ends with this value.
+/// A helper, from the view of the starting process. Dropping the value ends the helper.
 #[derive(Debug)]
 pub(crate) struct Helper {
     name: String,
@@ -43,7 +43,7 @@ impl Helper {
     /// Starts this program with the hidden subcommand `role` and a task.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub(crate) fn start(name: &str, role: &str, task: &impl Serialize) -> Result<Helper, CliError> {
         let failed = |problem: String| CliError::Helper { name: name.into(), problem };
         let task = serde_json::to_string(task).map_err(|error| failed(error.to_string()))?;
@@ -69,15 +69,15 @@ impl Helper {
         Ok(Helper { name: name.into(), child, stdin, lines })
     }
 
-    /// Its process id.
+    /// Process id of the helper.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its next message.
+    /// The helper's next message.
     ///
     /// # Errors
-    /// It sends nothing for `timeout`, reports an error, or has ended.
+    /// The helper sends nothing for `timeout`, reports an error, or has ended.
     pub(crate) fn receive<T: DeserializeOwned>(&self, timeout: Duration) -> Result<T, CliError> {
         self.try_receive(timeout)?.ok_or_else(|| CliError::Helper {
             name: self.name.clone(),
@@ -85,10 +85,10 @@ impl Helper {
         })
     }
 
-    /// As [`Helper::receive`]; `None` if it sends nothing in that time.
+    /// Like [`Helper::receive`], but returns `None` if the helper sends nothing in that time.
     ///
     /// # Errors
-    /// It reports an error, or has ended.
+    /// The helper reports an error, or has ended.
     pub(crate) fn try_receive<T: DeserializeOwned>(
         &self,
         time: Duration,
@@ -119,7 +119,7 @@ impl Drop for Helper {
     }
 }
 
-/// Waits for a child to end; `false` if it has not ended within `limit`.
+/// Waits for a child to end; `false`: the child runs on after `limit`.
 pub(crate) fn wait_for(child: &mut Child, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     let mut pause = Duration::from_micros(100);
@@ -133,10 +133,10 @@ pub(crate) fn wait_for(child: &mut Child, limit: Duration) -> bool {
     }
 }
 
-/// Sends a message to the process that started this one.
+/// Sends a message to the starting process.
 ///
 /// # Errors
-/// That process has ended.
+/// The starting process has ended.
 pub(crate) fn send(what: &impl Serialize) -> std::io::Result<()> {
     write_line(&Line::Message(what))
 }
@@ -149,7 +149,7 @@ fn write_line<T: Serialize>(line: &Line<T>) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Runs a helper's task and reports its error. The process exits when its starter has ended.
+/// Runs a helper's task and reports its error. The process exits with its starter.
 pub(crate) fn run<T: DeserializeOwned>(
     task: &str,
     body: impl FnOnce(T) -> Result<(), CliError>,
@@ -161,7 +161,7 @@ pub(crate) fn run<T: DeserializeOwned>(
     run_unwatched(task, body)
 }
 
-/// As [`run`], for a task that calls [`wait_for_parent_end`] itself.
+/// Like [`run`], for a task calling [`wait_for_parent_end`] itself.
 pub(crate) fn run_unwatched<T: DeserializeOwned>(
     task: &str,
     body: impl FnOnce(T) -> Result<(), CliError>,
@@ -177,13 +177,13 @@ pub(crate) fn run_unwatched<T: DeserializeOwned>(
     }
 }
 
-/// Returns when the process that started this one has ended or closed the pipe.
+/// Returns when the starting process has ended or closed the pipe.
 pub(crate) fn wait_for_parent_end() {
     let mut sink = [0u8; 64];
     while matches!(std::io::stdin().read(&mut sink), Ok(n) if n > 0) {}
 }
 
-/// A helper that serves many connections needs many descriptors.
+/// Raises the limit of descriptors: a helper may serve many connections.
 pub(crate) fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;

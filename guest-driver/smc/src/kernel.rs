@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! AF_SMC of the kernel, and why it would not serve a program.
+//! AF_SMC of the kernel, and obstacles to its use.
 
 pub(crate) use af_smc::{
     Carrier, Change, Cursors, Device, Socket, change, devices, has_sockets, seid, sockets, ueids,
 };
 
-/// Why connections of AF_SMC would not be SMC-D, if that is so.
+/// The obstacle to SMC-D by AF_SMC, if any.
 pub(crate) fn obstacle() -> Option<String> {
     if !has_sockets() {
         return Some("the kernel has no AF_SMC (CONFIG_SMC; \"modprobe smc\")".into());

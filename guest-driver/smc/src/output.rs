@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Standard output, which its reader may close.
+//! Standard output, possibly closed by its reader.
+//!
+//! Texts contain values of other processes. Characters of such a value that would change a
+//! terminal, or the order of the text around the value, are replaced on the way to a terminal or a
+//! file.
 
 use std::io::{IsTerminal, Write};
 
@@ -19,8 +23,8 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
 /// Longest line of others' text, characters.
 const MAX_LINE: usize = 500;
 
-/// Text in which values of others are, for a terminal: control characters are replaced, and long lines
-/// are cut.
+/// Text with values of other processes, for a terminal: harmful characters are replaced, and long
+/// lines are cut.
 pub(crate) fn printable(text: &str) -> String {
     let line = |line: &str| -> String {
         let cut = if line.chars().nth(MAX_LINE).is_some() { " ..." } else { "" };
@@ -30,27 +34,27 @@ pub(crate) fn printable(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Writes a line to standard error at once: those of other processes on the same terminal do not come
-/// between its words.
+/// Writes a line to standard error in one write, so lines of other processes on the same terminal
+/// do not mix with it.
 pub(crate) fn note(line: &str) {
     // One that cannot be written is for nobody.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Whether standard error gets colours: it is a terminal, and NO_COLOR does not say otherwise.
+/// Whether standard error gets colours: on a terminal, unless NO_COLOR forbids colours.
 pub(crate) fn colours_of_errors() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty())
 }
 
-/// Columns of the terminal that standard output is. `None` where it is none, and where nobody knows: a
-/// serial console says 0.
+/// Columns of the terminal at standard output. `None` without a terminal, or if the number is
+/// unknown: a serial console says 0.
 pub(crate) fn columns() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|&columns| columns != 0)
 }
 
-/// Sentences as lines that fit into the terminal, broken between words. A line that goes on is indented
-/// by two more than it is. A file or a pipe gets the lines as they are.
+/// Sentences as lines fitting into the terminal, broken between words. Continuations are indented
+/// by two more than the line. A file or a pipe gets the lines unchanged.
 pub(crate) fn wrapped(text: &str) -> String {
     match columns() {
         Some(room) => wrapped_at(text, room),
@@ -58,7 +62,7 @@ pub(crate) fn wrapped(text: &str) -> String {
     }
 }
 
-/// As [`wrapped`], for so many columns.
+/// Like [`wrapped`], for a given number of columns.
 pub(crate) fn wrapped_at(text: &str, room: usize) -> String {
     let mut out = String::new();
     for line in text.split_inclusive('\n') {
@@ -68,7 +72,7 @@ pub(crate) fn wrapped_at(text: &str, room: usize) -> String {
     out
 }
 
-/// A line that begins with a head. Where the terminal is narrow, the sentence goes on below its begin.
+/// A line with a head. On a narrow terminal, the sentence continues below its beginning.
 pub(crate) fn hanging(head: &str, says: &str) -> String {
     hanging_at(head, says, columns())
 }
@@ -82,7 +86,7 @@ fn hanging_at(head: &str, says: &str, room: Option<usize>) -> String {
             out.extend(std::iter::repeat_n(' ', used));
         }
         match room {
-            // With a few columns less than the head has, there is no room below it.
+            // If the terminal is hardly wider than the head, indent by four instead.
             Some(room) => {
                 let indent = if room > used + NARROW { used } else { 4 };
                 break_line(&mut out, line, used, (room, indent));
@@ -94,14 +98,14 @@ fn hanging_at(head: &str, says: &str, room: Option<usize>) -> String {
     out
 }
 
-/// Columns that a sentence needs at least.
+/// Minimum columns of a sentence.
 const NARROW: usize = 20;
 
-/// Adds a line to a text whose last line has `used` columns, broken between words where it is longer
-/// than `room`. The parts after the first are indented.
+/// Adds a line to a text whose last line has `used` columns, broken between words where longer than
+/// `room`. The parts after the first are indented.
 fn break_line(out: &mut String, line: &str, mut used: usize, (room, indent): (usize, usize)) {
     let end = if line.ends_with('\n') { "\n" } else { "" };
-    // The spaces between words stay as they are.
+    // The spaces between words stay unchanged.
     for part in line.trim_end_matches('\n').split_inclusive(' ') {
         let length = part.trim_end_matches(' ').chars().count();
         if length > 0 && used + length > room && used > indent {
@@ -137,8 +141,8 @@ fn top(text: &str, rows: usize) -> String {
     format!("{shown}... {} lines more\n", all - (rows - 1))
 }
 
-/// How wide a table is: cells have several lines where the terminal is narrow; without a terminal it is
-/// as wide as its content.
+/// The arrangement of a table: on a terminal, cells may have several lines; without a terminal the
+/// table is as wide as its content.
 pub(crate) fn arrangement() -> ContentArrangement {
     if columns().is_some() { ContentArrangement::Dynamic } else { ContentArrangement::Disabled }
 }

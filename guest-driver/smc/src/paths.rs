@@ -9,16 +9,16 @@ pub(crate) use smc_settings::{CLIENT, CONTAINER, CONTAINER_STATISTICS, MANAGEMEN
 
 use crate::error::CliError;
 
-/// The directory of this user's own fabric, and of its processes' statistics sockets. It need not
-/// exist.
+/// The directory of this user's own fabric, and of its processes' statistics sockets. The directory
+/// need not exist.
 ///
 /// # Errors
-/// Others may write it.
+/// Others may write the directory.
 pub(crate) fn directory() -> Result<PathBuf, CliError> {
     smc_settings::own_directory().map_err(|NotPrivate(path)| CliError::NotPrivate(path))
 }
 
-/// The management socket that nothing names.
+/// The default management socket.
 ///
 /// # Errors
 /// There is no daemon to ask, and others may write the directory of the user's own fabric.
@@ -26,7 +26,7 @@ pub(crate) fn management() -> Result<PathBuf, CliError> {
     smc_settings::find_management().map_err(|NotPrivate(path)| CliError::NotPrivate(path))
 }
 
-/// Checks that a daemon listens on the socket of a device, which another process may be using. The
+/// Checks that a daemon listens on the socket of a device, possibly in use by another process. The
 /// connection is closed before a byte is sent.
 ///
 /// # Errors
@@ -43,7 +43,7 @@ pub(crate) fn listens(socket: &Path) -> std::io::Result<()> {
 /// Makes [`directory`], for this user only.
 ///
 /// # Errors
-/// It cannot be made, or those of [`directory`].
+/// The directory cannot be made, or errors of [`directory`].
 pub(crate) fn make_directory() -> Result<PathBuf, CliError> {
     let dir = directory()?;
     smc_settings::make_own_directory()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The settings of the machine: defaults of options, and `smc config`, which shows what is in force.
+//! The settings of the machine: defaults of options, and `smc config` to show the settings in
+//! force.
 
 use clap::{Args, Command};
 use serde::Serialize;
@@ -53,10 +54,10 @@ pub(crate) struct ConfigArgs {
     json: bool,
 }
 
-/// The commands whose defaults the settings are.
+/// The commands with defaults from the settings.
 const COMMANDS: [&str; 5] = ["listen", "connect", "check", "run", "stat"];
 
-/// Reads the settings, and checks what only this program understands.
+/// Reads the settings, and checks the values understood by this program alone.
 ///
 /// # Errors
 /// The file cannot be read, or has a mistake.
@@ -78,14 +79,14 @@ pub(crate) fn load() -> Result<Settings, CliError> {
     Ok(settings)
 }
 
-/// A setting: its key, the option and the variable that go before it, and the values.
+/// A setting: its key, the option and the variable with precedence, and the values.
 struct Entry {
     key: &'static str,
     /// Name of the option's field.
     id: &'static str,
     variable: Option<&'static str>,
     values: Vec<String>,
-    /// What holds if nobody says anything.
+    /// The default without any setting.
     default: &'static str,
 }
 
@@ -152,7 +153,7 @@ pub(crate) fn applied(command: Command, settings: &Settings) -> Command {
     })
 }
 
-/// A setting as it is shown.
+/// A setting in the output.
 #[derive(Debug, Serialize)]
 struct Shown {
     key: &'static str,
@@ -160,16 +161,16 @@ struct Shown {
     from: String,
 }
 
-/// A place as it is shown.
+/// A place in the output.
 #[derive(Debug, Serialize)]
 struct ShownPlace {
     place: String,
     directory: String,
-    /// Sockets of devices that this user may use.
+    /// Sockets of devices accessible to this user.
     sockets: Vec<String>,
     /// Why there is none.
     problem: Option<String>,
-    /// Whether programs use it, unless something names a device.
+    /// Whether programs use the place, unless a device is named.
     used: bool,
 }
 
@@ -201,7 +202,7 @@ fn place(looked: PlaceReport) -> ShownPlace {
     }
 }
 
-/// What is in force, with its source.
+/// The settings in force, with their sources.
 fn in_force(settings: &Settings, places: &[ShownPlace]) -> Vec<Shown> {
     let file = smc_settings::file().unwrap_or_default().display().to_string();
     let found = |key| match key {

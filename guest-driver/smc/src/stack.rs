@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Options that make an SMC stack, shared by the commands that have one.
+//! Options for an SMC stack, shared by several commands.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -66,8 +66,9 @@ pub(crate) struct StackArgs {
     #[arg(long, value_name = "US", default_value_t = 50)]
     pub(crate) spin_us: u64,
 
-    /// Have connections go on over TCP when their device or last link is gone, if the peer does that,
-    /// too. So far this holds between processes of one host and for SMC-R of release 2.1.
+    /// Have connections go on over TCP when their device or last link is gone, if the peer does the
+    /// same. This holds between processes and virtual machines of one host, and for SMC-R of release
+    /// 2.1; "--outlive-device=false" switches it off.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     pub(crate) outlive_device: bool,
@@ -94,7 +95,7 @@ pub(crate) enum Versions {
     Both,
 }
 
-/// After how long a message says that the device is in use.
+/// Time until the message about a device in use.
 const IN_USE_NOTICE: Duration = Duration::from_secs(2);
 /// How long a device may take to answer before the user is told.
 const NO_ANSWER_NOTICE: Duration = Duration::from_secs(4);
@@ -147,7 +148,7 @@ impl StackArgs {
     /// Opens the device, by default the one called `name`.
     ///
     /// # Errors
-    /// A wrong EID; a device that cannot be opened.
+    /// A wrong EID; a failure to open the device.
     pub(crate) fn open(&self, name: &str) -> Result<Arc<Stack>, CliError> {
         let (config, device) = self.config(name)?;
         open(config, &device)
@@ -156,7 +157,7 @@ impl StackArgs {
     /// The configuration of the options, and the device, by default the one called `name`.
     ///
     /// # Errors
-    /// A wrong EID; a default directory that others may write.
+    /// A wrong EID; a default directory writable for others.
     pub(crate) fn config(&self, name: &str) -> Result<(Config, PathBuf), CliError> {
         let device = self.device.clone().map_or_else(|| default_device(name), Ok)?;
         let mut config = of_device(&device);
@@ -179,7 +180,7 @@ impl StackArgs {
     }
 }
 
-/// The defaults on this device, which may be "none".
+/// The defaults on this device or on "none".
 pub(crate) fn of_device(device: &Path) -> Config {
     if is_none(device) { Config::default() } else { Config::new(device) }
 }
@@ -198,9 +199,9 @@ fn rnics(names: &[String]) -> Rnics {
     }
 }
 
-/// The default device: of the first fabric that this user may use, the socket called `name`, or a
-/// pool if that device is in use or there is none of that name; or in a virtual machine any PCI
-/// device, or none where there is an RNIC.
+/// The default device: in the first fabric accessible to this user, the socket called `name`, or a
+/// pool if the socket is in use or missing; or in a virtual machine any PCI device, or none where
+/// there is an RNIC.
 ///
 /// # Errors
 /// There is no device at all, and others may write the directory of the user's own fabric.
@@ -216,13 +217,13 @@ pub(crate) fn default_device(name: &str) -> Result<PathBuf, CliError> {
         return Ok("none".into());
     }
     match none.denied() {
-        // The error of opening it, and its hint, say what is closed.
+        // The error of opening the pool, and its hint, name the closed part.
         Some(looked) if looked.place != Place::Own => Ok(looked.directory.join(paths::POOL)),
         _ => Ok(paths::directory()?.join(name)),
     }
 }
 
-/// The socket of a fabric for the programs that `name` says.
+/// The socket of a fabric for the programs with the role `name`.
 fn socket_of(found: &Fabric, name: &str) -> PathBuf {
     let named = |name: &str| found.sockets.iter().find(|socket| socket.ends_with(name));
     let own = named(name).filter(|_| found.place == Place::Own);
@@ -234,8 +235,8 @@ fn socket_of(found: &Fabric, name: &str) -> PathBuf {
     own.or(pool).cloned().unwrap_or_default()
 }
 
-/// Whether the daemon of "smc fabric" says that a device has a front end. A connection would tell, too,
-/// and be in the way of others.
+/// Whether a device has a front end, by the answer of the daemon of "smc fabric". A connection
+/// would tell, too, but disturb others.
 fn is_in_use(socket: &Path) -> bool {
     let guests = paths::directory().ok().and_then(|directory| {
         let mut daemon = Client::connect(directory.join(paths::MANAGEMENT)).ok()?;
@@ -250,9 +251,9 @@ pub(crate) fn statistics_socket() -> Option<PathBuf> {
     Some(statistics::path_in(&smc_settings::make_statistics_directory()?))
 }
 
-/// Opens a stack on one device, and makes it visible to "smc stat". A device that another process
-/// uses is waited for, as long as the configuration says, and a message says so. Another message says
-/// that a device does not answer.
+/// Opens a stack on one device, and makes the stack visible to "smc stat". Waits for a device in
+/// use by another process, as long as the configuration says, with a message. Another message
+/// reports an unresponsive device.
 ///
 /// # Errors
 /// [`CliError::Device`].

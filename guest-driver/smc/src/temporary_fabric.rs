@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A fabric for as long as a command runs: a daemon of its own on sockets in a temporary directory.
 //!
-//! This process starts a *supervisor*, which starts the daemon. When this process has ended, even by
+//! This process starts a *supervisor*, and the supervisor starts the daemon, and another one in the
+//! place of a daemon killed by [`TemporaryFabric::replace_daemon`]. When this process has ended, even by
 //! SIGKILL, the supervisor stops the daemon and removes the sockets.
 
 use std::os::unix::fs::DirBuilderExt;
@@ -62,7 +63,7 @@ impl TemporaryFabric {
         socket(&self.dir, name)
     }
 
-    /// Its directory, where short-lived sockets may be made too.
+    /// The directory of the fabric, also for other short-lived sockets.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
@@ -142,7 +143,7 @@ fn supervise_daemon(task: &Task) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Runs the daemon process: the daemon of `smc fabric`, which ends with its supervisor.
+/// Runs the daemon process: the daemon of `smc fabric`, ended together with its supervisor.
 pub(crate) fn daemon(args: Vec<std::ffi::OsString>) -> ExitCode {
     if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::TERM)) {
         tracing::debug!(%error, "death signal");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc capture`: the bytes of connections on SMC, as the TCP connections that they would have been.
+//! `smc capture`: the bytes of connections on SMC, written as if the connections were TCP.
 
 mod pcapng;
 
@@ -67,9 +67,9 @@ pub(crate) struct CaptureArgs {
     all: bool,
 }
 
-/// How often new processes are looked for, and what was captured is written.
+/// How often to look for new processes, and to flush the capture.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Records that wait to be written at most.
+/// Capacity of the queue of records.
 const QUEUE: usize = 256;
 
 /// What the capture of a process tells.
@@ -82,7 +82,7 @@ enum Told {
 /// Captures until the time is over or nobody reads any more.
 ///
 /// # Errors
-/// The file cannot be written, or the process that was named may not be captured.
+/// The file cannot be written, or the named process may not be captured.
 pub(crate) fn run(args: &CaptureArgs) -> Result<(), CliError> {
     args.check_process()?;
     let out: Box<dyn Write> = if args.write.as_os_str() == "-" {
@@ -209,7 +209,7 @@ impl CaptureArgs {
         })
     }
 
-    /// Whether a process that is named by its id can ever be captured.
+    /// Whether the process named by id can ever be captured.
     fn check_process(&self) -> Result<(), CliError> {
         let Some(pid) = self.process.as_deref().and_then(|wanted| wanted.parse::<u32>().ok())
         else {

@@ -67,7 +67,7 @@ impl Tellers {
         true
     }
 
-    /// Whether the other process tells of another connection, which has the same ports.
+    /// Whether the other process reports a new connection with the same ports.
     fn is_another_connection(&mut self, pid: u32, record: &Record) -> bool {
         if record.place != 0 || record.is_last {
             return false;
@@ -90,7 +90,7 @@ impl<W: Write> Writer<W> {
     /// Begins the file.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Errors of `out`.
     pub(super) fn new(mut out: W) -> io::Result<Writer<W>> {
         let mut body = 0x1a2b_3c4d_u32.to_le_bytes().to_vec();
         body.extend([1, 0, 0, 0]);
@@ -106,7 +106,7 @@ impl<W: Write> Writer<W> {
     }
 
     /// # Errors
-    /// Those of `out`.
+    /// Errors of `out`.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
@@ -135,7 +135,8 @@ impl<W: Write> Writer<W> {
         self.tellers.entry(ends).or_insert_with(|| Tellers::first(pid)).wants(pid, record)
     }
 
-    /// Writes a record of a process.
+    /// Writes a record of a process. `is_own`: the kernel has confirmed the connection of the
+    /// process.
     ///
     /// # Errors
     /// Those of `out`.

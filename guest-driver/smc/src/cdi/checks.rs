@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What must hold of the paths on the host before containers get them.
+//! Checks of paths on the host before containers get the paths.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -12,8 +12,8 @@ fn wrong(pool: &Path, what: impl std::fmt::Display) -> CliError {
     CliError::Cdi(format!("--pool {}: {what}", pool.display()))
 }
 
-/// Refuses a pool whose directory has something else: containers would have that, too, a management
-/// socket for example. A directory that is not there is in nobody's way.
+/// Refuses a pool with other files in its directory: containers would get the files, too, for
+/// example a management socket. A missing directory is accepted.
 pub(super) fn is_alone(pool: &Path) -> Result<(), CliError> {
     let directory = match pool.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -37,7 +37,7 @@ pub(super) fn is_alone(pool: &Path) -> Result<(), CliError> {
     }
 }
 
-/// Refuses what is no device pool of a daemon that listens.
+/// Refuses a path other than the device pool of a listening daemon.
 pub(super) fn is_pool(pool: &Path) -> Result<(), CliError> {
     // A pool is a socket of packets: an ordinary connection is refused as one of another kind.
     match ism_sys::connect_unix(pool, Duration::ZERO) {
@@ -56,12 +56,12 @@ pub(super) fn is_pool(pool: &Path) -> Result<(), CliError> {
     }
 }
 
-/// The file or a directory of its path, if others than root can change it.
+/// The file or a directory of its path, if writable for users other than root.
 pub(super) fn open_to_others(program: &Path) -> Option<&Path> {
     program.ancestors().find(|path| {
         std::fs::metadata(path).is_ok_and(|data| {
             let mode = data.mode();
-            // In a sticky directory nobody can replace a file of another user.
+            // The sticky bit keeps users from replacing the files of others.
             let is_sticky = data.is_dir() && mode & 0o1000 != 0;
             data.uid() != 0 || mode & 0o022 != 0 && !is_sticky
         })

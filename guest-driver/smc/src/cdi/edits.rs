@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a container gets, for whatever engine.
+//! The changes to a container, independent of the engine.
 
 use std::path::{Path, PathBuf};
 
@@ -8,14 +8,14 @@ use crate::error::CliError;
 use crate::paths::{self, CONTAINER as PLACE};
 use crate::run::{LIB, Rule, find_library};
 
-/// The list of libraries that the dynamic linker of glibc loads into all programs, in a container.
+/// The list of libraries loaded into every program by the dynamic linker of glibc, in a container.
 const PRELOAD_LIST: &str = "/etc/ld.so.preload";
 
-/// What of the host containers see.
+/// Files of the host visible in containers.
 pub(super) struct HostFiles {
     /// libsmc_preload.so.
     pub(super) library: PathBuf,
-    /// A file with what [`PRELOAD_LIST`] has.
+    /// A file with the contents of [`PRELOAD_LIST`].
     pub(super) preload_list: PathBuf,
     /// This program.
     pub(super) program: PathBuf,
@@ -41,13 +41,13 @@ impl HostFiles {
         Ok(HostFiles { library, preload_list, program })
     }
 
-    /// Writes the list, if it is not there yet.
+    /// Writes the list, unless present already.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(super) fn write_list(&self) -> Result<(), CliError> {
-        // musl reads no such list: with LD_PRELOAD, its linker would end each program. $LIB is for
-        // machines on which one container has directories of two kinds.
+        // musl reads no such list: with LD_PRELOAD instead, its linker would end every program.
+        // $LIB is for machines with library directories of two kinds in one container.
         let list = format!("{PLACE}/preload/$LIB/libsmc_preload.so\n");
         if std::fs::read(&self.preload_list).ok().as_deref() == Some(list.as_bytes()) {
             return Ok(());
@@ -72,12 +72,12 @@ pub(super) enum Mount {
         container: &'static str,
         /// Bytes.
         size: u64,
-        /// Its mode.
+        /// Mode of the directory.
         mode: u32,
     },
 }
 
-/// What a device is for a container.
+/// The changes for one device.
 pub(super) struct Edits {
     /// Name of the device.
     pub(super) name: String,
@@ -90,10 +90,10 @@ pub(super) struct Edits {
 }
 
 impl Edits {
-    /// What the device of a pool is.
+    /// The changes for the device of a pool.
     ///
     /// # Errors
-    /// The pool has no name that an engine takes, or a path is not UTF-8.
+    /// The pool has no name valid for an engine, or a path is not UTF-8.
     pub(super) fn of(args: &CdiArgs, pool: &Path, files: &HostFiles) -> Result<Edits, CliError> {
         let wrong = |what: &str| CliError::Cdi(format!("--pool {}: {what}", pool.display()));
         let pool = std::path::absolute(pool).map_err(|error| wrong(&error.to_string()))?;
@@ -112,8 +112,9 @@ impl Edits {
             Ok(Mount::Bind { host: text(host)?, container })
         };
         let mut mounts = vec![
-            // A mount point below it is new with each start. Runtimes such as runc 1.1 take the mode of
-            // one that they find, and the directory of statistics would be root's from then on.
+            // Mount points below are new with each start. Runtimes such as runc 1.1 copy the mode
+            // of an existing mount point: the directory of statistics would belong to root from
+            // then on.
             Mount::Memory { container: PLACE, size: 1 << 20, mode: 0o755 },
             // The directory, not the socket: the next daemon makes another socket.
             bind(directory, format!("{PLACE}/pool"))?,
@@ -145,7 +146,7 @@ impl Edits {
     }
 }
 
-/// The rules as one text, without the `*` of which shells make file names.
+/// The rules as one text, with "any" for `*`, which shells would expand.
 fn rules(rules: &[Rule]) -> String {
     let word = |rule: &Rule| rule.as_str().replace(":*", "").replace('*', "any");
     rules.iter().map(word).collect::<Vec<_>>().join(",")

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Files that an engine reads: whole or not at all, and readable whatever the umask.
+//! Files for an engine: written atomically, and readable whatever the umask.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Writes a file that everybody may read, and makes its directory. An engine that looks meanwhile sees
-/// the old file or the new one. A FIFO or a device is written as it is.
+/// Writes a file readable for everybody, and makes its directory. A concurrent reader sees the old
+/// file or the new one. A FIFO or a device is written directly.
 ///
 /// # Errors
-/// It cannot be written: the old file is as it was.
+/// The file cannot be written: the old one is unchanged.
 pub(super) fn write(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let is_special = |found: fs::Metadata| !found.is_file();
     if fs::metadata(file).is_ok_and(is_special) {
-        // A FIFO that nobody reads is an error, and no wait.
+        // Opening a FIFO without a reader fails instead of blocking.
         let mut options = File::options();
         return options.write(true).custom_flags(libc::O_NONBLOCK).open(file)?.write_all(bytes);
     }
-    // The file that a link leads to.
+    // The target of a link.
     let file = &fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
     let directory = match file.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -26,7 +26,7 @@ pub(super) fn write(file: &Path, bytes: &[u8]) -> io::Result<()> {
     };
     make_directory(directory)?;
     let name = file.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
-    // Engines read names that end in .json or .yaml.
+    // Engines read names ending in .json or .yaml, so the temporary name has another ending.
     let new = directory.join(format!(".{name}.{}.new", std::process::id()));
     let written = write_new(&new, bytes).and_then(|()| fs::rename(&new, file));
     if written.is_err() {
@@ -39,11 +39,11 @@ fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::options().write(true).create_new(true).open(path)?;
     file.set_permissions(Permissions::from_mode(0o644))?;
     file.write_all(bytes)?;
-    // A disk that is full says so here at the latest.
+    // A full disk is reported here at the latest.
     file.sync_all()
 }
 
-/// Makes a directory and those above it that are missing, for everybody to read.
+/// Makes a directory and its missing parents, readable for everybody.
 fn make_directory(directory: &Path) -> io::Result<()> {
     let missing: Vec<PathBuf> = directory
         .ancestors()

@@ -60,10 +60,10 @@ fn only<'a>(devices: &'a [Edits], format: &str) -> Result<&'a Edits, CliError> {
 /// Options of `docker run`, one a line.
 ///
 /// # Errors
-/// There are several pools, or a path or a rule has a character that a shell or the option would take
-/// for something else.
+/// There are several pools, or a path or a rule has a character with a meaning for a shell or for
+/// the option.
 pub(super) fn options(devices: &[Edits]) -> Result<String, CliError> {
-    // Docker makes missing directories of -v, and refuses those of --mount.
+    // With -v Docker makes missing directories; with --mount a missing directory is an error.
     lines(only(devices, "options")?, |mount| match mount {
         Mount::Bind { host, container } => {
             format!("type=bind,source={host},target={container},readonly")
@@ -106,7 +106,7 @@ fn lines(edits: &Edits, mount: impl Fn(&Mount) -> String) -> Result<String, CliE
     Ok(text)
 }
 
-/// The path, if neither a shell nor a list of commas takes a character of it for something else.
+/// Checks a path for characters with a meaning for a shell or in a list of commas.
 fn plain(path: &str) -> Result<(), CliError> {
     match path.chars().find(|c| !c.is_ascii_alphanumeric() && !"/._+-@%=".contains(*c)) {
         None => Ok(()),
@@ -114,7 +114,7 @@ fn plain(path: &str) -> Result<(), CliError> {
     }
 }
 
-/// The beginning of a compose file: an extension that services merge.
+/// The beginning of a compose file: an extension for services to merge.
 ///
 /// # Errors
 /// Never, unless JSON cannot be written.
@@ -126,7 +126,7 @@ pub(super) fn compose(devices: &[Edits]) -> Result<String, CliError> {
             Mount::Bind { host, container } => json!({
                 "type": "bind", "source": host, "target": container, "read_only": true,
             }),
-            // Its mode is 1777: version 3 of the format has no field for it.
+            // The mode is 1777: version 3 of the format has no field for the mode.
             Mount::Memory { container, size, .. } => {
                 json!({ "type": "tmpfs", "target": container, "tmpfs": { "size": size } })
             }
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(edits["hooks"][0]["args"], json!(["smc", "grant", "--hook"]));
         let mounts = edits["mounts"].as_array().unwrap();
         assert_eq!(mounts.len(), 8);
-        // What is mounted below it follows it.
+        // Mounts below /run/smc follow it.
         assert_eq!(mounts[0]["containerPath"], "/run/smc");
         for mount in mounts.iter().filter(|mount| mount["type"] != "tmpfs") {
             assert!(mount["options"].as_array().unwrap().contains(&json!("ro")), "{mount}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc cdi`: what container engines need to give a container a device.
+//! `smc cdi`: the configuration for container engines to give a container a device.
 
 mod checks;
 mod edits;
@@ -45,7 +45,7 @@ Examples:
   smc cdi --pool /run/ism/web/web.sock --peer 10.89.0.0/24 --output /etc/cdi/smc-web.json
   docker run $(smc cdi --pool /run/ism/web/web.sock --format options) debian nginx";
 
-/// What is printed.
+/// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// A CDI specification
@@ -62,7 +62,7 @@ enum Format {
 /// Options of `smc cdi`.
 #[derive(Args, Debug)]
 pub(crate) struct CdiArgs {
-    /// Socket of a device pool, alone in its directory, which containers see; repeat it for more
+    /// Socket of a device pool, alone in a directory for containers; repeat the option for more
     /// devices. The file name without extension is the name of the device [default: the pool of the
     /// packaged service].
     #[arg(long, value_name = "SOCKET")]
@@ -72,16 +72,17 @@ pub(crate) struct CdiArgs {
     #[arg(long)]
     later: bool,
 
-    /// Servers to which the containers' programs propose SMC without asking: ADDRESS[/BITS][:PORT[-PORT]], where * is
-    /// any address; repeat it for more. Without it, SMC_RUN_CONNECT of the container says it.
+    /// Servers to which the containers' programs propose SMC without asking:
+    /// ADDRESS[/BITS][:PORT[-PORT]], where * is any address; repeat the option for more [default:
+    /// SMC_RUN_CONNECT of the container].
     #[arg(long, value_name = "RULE", value_delimiter = ',')]
     peer: Vec<Rule>,
 
-    /// Clients that may use SMC, and ports, in the same form.
+    /// Clients allowed to use SMC, and ports, in the same form.
     #[arg(long, value_name = "RULE", value_delimiter = ',', default_value = "*")]
     accept: Vec<Rule>,
 
-    /// No hook, so no TCP option 254: for runtimes that have no rights of root.
+    /// No hook, so no TCP option 254: for runtimes without rights of root.
     #[arg(long)]
     no_hook: bool,
 
@@ -89,16 +90,16 @@ pub(crate) struct CdiArgs {
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
 
-    /// What to print.
+    /// Format of the output.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 
-    /// Write it into this file, which others may read; its directory is made.
+    /// Write the output into this file, readable for others; its directory is made.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// Prints or writes what the format asks for.
+/// Prints or writes the chosen format.
 ///
 /// # Errors
 /// The library is not found, a pool is not there, a path has no name, the directory of a pool has
@@ -130,7 +131,7 @@ pub(crate) fn run(args: &CdiArgs) -> Result<(), CliError> {
         Format::Ctr => formats::ctr(&devices)?,
         Format::Compose => formats::compose(&devices)?,
     };
-    // Nothing is written for a pool that is refused.
+    // A refused pool leaves no list behind.
     files.write_list()?;
     match &args.output {
         None => output::print(&text),

@@ -13,7 +13,7 @@ use crate::output;
 pub(super) enum StepStatus {
     /// SMC is possible as far as this step shows.
     Ok,
-    /// The step shows that SMC is not possible.
+    /// The step rules SMC out.
     No,
     /// The step has no result.
     Unknown,
@@ -39,12 +39,13 @@ pub(super) enum Outcome {
     Tcp,
     /// No connection.
     None,
-    /// TCP for clients that ask by the option. Whether the server speaks SMC was not tried.
+    /// The check could not try SMC with the server. If the server did not answer the option,
+    /// clients asking by the option use TCP.
     Unknown,
 }
 
 impl Outcome {
-    /// As an exit status.
+    /// The exit status.
     pub(super) fn status(self) -> u8 {
         match self {
             Outcome::Smc => 0,
@@ -62,14 +63,14 @@ struct Step {
     says: String,
 }
 
-/// Prints steps as they happen, and keeps them for the JSON report.
+/// Prints steps immediately, and keeps the steps for the JSON report.
 #[derive(Debug)]
 pub(super) struct StepReport {
     quiet: bool,
     steps: Vec<Step>,
-    /// The connection, if it was SMC.
+    /// The connection, if on SMC.
     pub(super) connection: Option<Connection>,
-    /// Why it was not.
+    /// The reason for TCP.
     pub(super) reason: Option<Reason>,
 }
 
@@ -107,10 +108,10 @@ impl StepReport {
         Ok(())
     }
 
-    /// All steps as one JSON object.
+    /// Every step as one JSON object.
     ///
     /// # Errors
-    /// A value that JSON cannot represent; there is none.
+    /// A value JSON cannot represent; there is none.
     pub(super) fn json(&self, host: &str, port: u16, result: Outcome) -> Result<String, CliError> {
         let report = CheckReport {
             host,
@@ -127,7 +128,7 @@ impl StepReport {
 }
 
 fn line(step: &Step) -> String {
-    // The text may contain the peer's host name, which is untrusted.
+    // The text may contain the peer's untrusted host name.
     let says: String =
         step.says.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
     output::hanging(&format!("{:<3} {:<10} ", step.status.word(), step.name), &says)

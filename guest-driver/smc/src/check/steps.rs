@@ -24,7 +24,7 @@ use crate::stack::RendezvousArg;
 
 /// How long the server may take to close its end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Bytes that a server may still send.
+/// Limit of the trailing bytes from a server.
 const MAX_TRAILING: usize = 1 << 20;
 
 /// Runs all steps.
@@ -72,7 +72,7 @@ pub(super) fn all(
     Ok(outcome)
 }
 
-/// Opens what this end can offer: devices and RNICs.
+/// Opens the local devices and RNICs to offer.
 fn offer(
     mut config: Config,
     device: &Path,
@@ -85,7 +85,7 @@ fn offer(
         Err(why) => {
             let says = format!("{}: {}", device.display(), without_path(device, &why));
             report.step("device", StepStatus::No, says)?;
-            // Like a program without the device: it has RNICs, or nothing.
+            // Like a program without the device: with RNICs, or with nothing.
             let without = Config { devices: Vec::new(), ..config };
             let nothing = Config { rnics: Rnics::None, ..without.clone() };
             let opened = open(without, timeout).or_else(|_| open(nothing, timeout));
@@ -118,7 +118,7 @@ fn offer(
     Ok(stack)
 }
 
-/// Opens a stack. A device that another process uses is waited for half of the time.
+/// Opens a stack. Waits half of the time for a device in use by another process.
 fn open(mut config: Config, timeout: Duration) -> Result<Arc<Stack>, String> {
     config.device_timeout = timeout / 2;
     let (done, opened) = channel();
@@ -133,7 +133,7 @@ fn open(mut config: Config, timeout: Duration) -> Result<Arc<Stack>, String> {
     }
 }
 
-/// A TCP connection, and whether the server answered the option, if that is known.
+/// A TCP connection, and whether the server answered the option, if known.
 fn connect(
     stack: &Arc<Stack>,
     addresses: &[SocketAddr],
@@ -252,7 +252,7 @@ fn shake_hands(
     Ok(outcome)
 }
 
-/// Reports what both ends agreed on.
+/// Reports the agreement of both ends.
 fn describe(
     stack: &Stack,
     stream: &SmcStream,

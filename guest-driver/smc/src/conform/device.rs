@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the suite takes of this machine: a virtio-ism device, and TCP option 254.
+//! The parts of this machine used by the suite: a virtio-ism device, and TCP option 254.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -16,18 +16,18 @@ use virtio_ism_abi::{Gid, Token};
 
 /// Bytes of a DMB of the suite.
 const BUFFER: u32 = 64 << 10;
-/// The same as a size code: 16 KiB times two to the power of it.
+/// `BUFFER` as a size code: the exponent of two, in units of 16 KiB.
 const BUFFER_CODE: u8 = 2;
 
 /// Opens a device.
 ///
 /// # Errors
-/// There is none, or another process uses it.
+/// There is no device, or another process uses it.
 pub(super) fn open(address: &Path) -> io::Result<Arc<IsmDevice>> {
     IsmDevice::open(OpenOptions::new(DeviceAddress::from(address))).map_err(io::Error::other)
 }
 
-/// The device as the suite sees it.
+/// The device as the suite's fabric.
 pub(super) struct OnFabric(Arc<IsmDevice>);
 
 impl OnFabric {

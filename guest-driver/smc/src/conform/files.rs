@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The files that a report is written to.
+//! The output files of a report.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,12 +14,13 @@ use crate::output;
 enum Place {
     /// Standard output.
     Output,
-    /// A file that is open.
+    /// An open file.
     File(PathBuf, File),
 }
 
 impl Place {
-    /// Opens a file, and leaves what it has: the report of the last run stays until there is another.
+    /// Opens a file, and keeps its contents: the report of the last run stays until the next
+    /// report.
     fn open(path: &Path) -> Result<Place, CliError> {
         if path.as_os_str() == "-" {
             return Ok(Place::Output);
@@ -42,7 +43,7 @@ impl Place {
     }
 }
 
-/// The places of a report. They are open before anything is played, since a run takes long.
+/// The outputs of a report, opened before any case is played, since a run takes long.
 #[derive(Debug)]
 pub(super) struct ReportFiles {
     json: Option<Place>,
@@ -51,10 +52,10 @@ pub(super) struct ReportFiles {
 }
 
 impl ReportFiles {
-    /// Opens those that were asked for.
+    /// Opens the requested outputs.
     ///
     /// # Errors
-    /// One of them cannot be written.
+    /// An output cannot be written.
     pub(super) fn open(args: &ConformArgs) -> Result<ReportFiles, CliError> {
         let open = |path: &Option<PathBuf>| path.as_deref().map(Place::open).transpose();
         Ok(ReportFiles {
@@ -64,8 +65,7 @@ impl ReportFiles {
         })
     }
 
-    /// Writes the forms of a report: those that were asked for, and the text unless one of them is
-    /// printed.
+    /// Writes the requested forms of a report, and prints the text unless another form is printed.
     ///
     /// # Errors
     /// A file cannot be written, or standard output is gone.

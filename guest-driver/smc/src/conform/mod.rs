@@ -54,7 +54,7 @@ Examples:
 
 Exit status: 0 no MUST failed, 1 at least one failed, 2 the suite did not run.";
 
-/// How many times as long a case is waited for that is played again.
+/// Factor on the time for a repeated case.
 const TIME_FACTOR: u32 = 4;
 
 /// A level of the protocol.
@@ -251,8 +251,8 @@ fn layers(args: &ConformArgs) -> Vec<Layer> {
     }
 }
 
-/// The implementation under test, in words, and the own address towards it. A listener answers TCP
-/// option 254 if there is a `discovery`.
+/// The target, its description, and the own address towards it. A listener answers TCP option 254
+/// if there is a `discovery`.
 fn target(
     args: &ConformArgs,
     discovery: Option<&PeerDiscovery>,
@@ -285,7 +285,7 @@ fn target(
     Ok((Target::Client { listener, program: args.run.clone() }, described, address.ip()))
 }
 
-/// The address that packets to the server come from.
+/// The source address of packets to the server.
 fn own_address(server: SocketAddr) -> IpAddr {
     let any: SocketAddr = match server {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
@@ -316,7 +316,7 @@ fn rdma(args: &ConformArgs, address: IpAddr) -> Result<Option<Rnic>, CliError> {
     }
 }
 
-/// Connects and listens with TCP option 254, if that level is wanted and possible.
+/// The means to connect and listen with TCP option 254, if the level is wanted and possible.
 fn discovery(args: &ConformArgs) -> Result<PeerDiscovery, String> {
     if !layers(args).contains(&Layer::Option) {
         return Err("the level was not asked for".into());
@@ -350,7 +350,7 @@ fn names(
     };
     let random = *uuid::Uuid::new_v4().as_bytes();
     let [a, b, c, d, e, ..] = random;
-    // Of nobody's making, and no group.
+    // Locally administered, and not a group address.
     let mac = rdma.map_or([2, a, b, c, d, e], RdmaDevice::mac);
     let roce_gid = rdma.map_or(roce_gid, RdmaDevice::gid);
     let own_prefix = match address {
@@ -409,7 +409,7 @@ fn progress_bar() -> ProgressBar {
     bar
 }
 
-/// How this process was called, as the shell takes it.
+/// The command line of this process, quoted for the shell.
 fn command_line() -> String {
     let quoted = std::env::args().enumerate().map(|(i, argument)| {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,".contains(c);

@@ -12,14 +12,14 @@ use smc_verbs::{
     Pd, Qp, QpCaps, ReadyToSend, Recv, RemoteEnd, VerbsError, Work, devices,
 };
 
-/// The port that the suite uses.
+/// Port used by the suite.
 const PORT: u8 = 1;
 /// Receive buffers, and bytes of each: as many as a message of version 2 may have (LLCV2-4).
 const RECEIVES: usize = 32;
 const MESSAGE: usize = 8192;
-/// Send buffers, which are used in turn.
+/// Send buffers, used in turn.
 const SENDS: usize = 32;
-/// Bytes that the target may write.
+/// Bytes writable for the target.
 const ELEMENT: usize = 64 << 10;
 /// How often completions are looked at.
 const LOOK: Duration = Duration::from_micros(500);
@@ -28,18 +28,18 @@ const IPV4: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 /// The MTU of the suite's Accept and Confirm.
 const MTU: Mtu = Mtu::B1024;
 
-/// An RNIC with the address by which the suite uses it.
+/// An RNIC with its address for the suite.
 pub(super) struct Rnic {
     context: Arc<Context>,
     source: GidEntry,
 }
 
 impl Rnic {
-    /// Opens the device `name`, or the first one, for connections of the address `local`. If that is
-    /// any address, one of IPv4 comes before those of IPv6.
+    /// Opens the device `name`, or the first one, for connections of the address `local`. If
+    /// `local` is unspecified, an IPv4 address is preferred.
     ///
     /// # Errors
-    /// There is none, or it has no address that fits.
+    /// There is no device, or the device has no fitting address.
     pub(super) fn open(name: &str, local: IpAddr) -> Result<Rnic, String> {
         let list = devices().map_err(|why| why.to_string())?;
         let is_named = |found: &&smc_verbs::DeviceInfo| name == "any" || found.name() == name;
@@ -114,7 +114,7 @@ struct Link {
     psn: Psn,
     cq: Arc<Cq>,
     element: Mr,
-    /// First those of receives, then those of sends.
+    /// Buffers of receives first, then of sends.
     buffers: Mr,
     sent: usize,
 }
@@ -217,7 +217,7 @@ impl QueuePair for Link {
                 let mut message = vec![0; len.min(MESSAGE)];
                 let memory = self.buffers.memory();
                 memory.copy_out(at, &mut message).map_err(|error| error.to_string())?;
-                // A queue pair that takes none fails, which the next completion shows.
+                // A queue pair refusing the request fails; the next completion shows the failure.
                 let _ = self.connected()?.post_recv(&[request]);
                 return Ok(Some(message));
             }

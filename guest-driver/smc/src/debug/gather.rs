@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What goes into the archive.
+//! The contents of the archive.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -20,9 +20,9 @@ pub(super) struct ReportFile {
 }
 
 enum From {
-    /// What this program prints.
+    /// Output of this program.
     Smc(&'static [&'static str]),
-    /// What another program prints.
+    /// Output of another program.
     Program(&'static str, &'static [&'static str]),
     /// Files, one after the other.
     Files(&'static [&'static str]),

@@ -10,14 +10,14 @@ pub(super) struct Mask {
     known: HashMap<IpAddr, usize>,
 }
 
-/// What an address consists of. A scope (`%eth0`) and a port in brackets stay.
+/// Whether a character may be part of an address. A scope (`%eth0`) and a port in brackets stay.
 fn is_part(c: char) -> bool {
     c.is_ascii_hexdigit() || c == '.' || c == ':'
 }
 
 impl Mask {
-    /// The text with numbers in the place of addresses. An address of all zeros, and those of the
-    /// loop, tell nothing and stay.
+    /// The text with numbers in the place of addresses. An address of all zeros, and addresses of
+    /// the loopback interface, stay: neither tells anything.
     pub(super) fn applied(&mut self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
@@ -40,8 +40,8 @@ impl Mask {
         out
     }
 
-    /// A word of digits, colons and full stops, which may be an address with a port or a sentence's
-    /// end.
+    /// Replaces an address in a word of digits, colons and full stops. The word may end with a port
+    /// or with the full stop of a sentence.
     fn word(&mut self, out: &mut String, word: &str) {
         let trimmed = word.trim_end_matches(['.', ':']);
         let port = trimmed.rsplit_once(':').filter(|(host, _)| !host.contains(':'));

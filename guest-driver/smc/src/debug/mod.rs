@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc debug`: one archive with what somebody needs who is asked for help.
+//! `smc debug`: one archive with the information needed to give support.
 
 mod gather;
 mod mask;
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &DebugArgs) -> Result<(), CliError> {
         .map_err(CliError::io(format!("cannot make {}", path.display())))?;
     let written = write(&mut file, (&name, now), &mut text);
     if written.is_err() {
-        // Half an archive helps nobody.
+        // Half an archive is useless.
         let _ = std::fs::remove_file(&path);
     }
     written.map_err(CliError::io(format!("cannot write {}", path.display())))?;

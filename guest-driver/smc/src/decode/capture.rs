@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Frames out of pcap and pcapng files.
 //!
-//! A reader of its own, because its memory is bounded by construction: one frame at a time, at most
-//! [`MAX_FRAME`] bytes, and a short list of interfaces. Frames that the capturing program cut off
-//! are handed on as far as they go.
+//! The reader's memory is bounded by construction: one frame at a time, at most [`MAX_FRAME`]
+//! bytes, and a short list of interfaces. Frames cut off by the capturing program are passed on up
+//! to the cut.
 
 use std::io::{self, Read};
 
 use thiserror::Error;
 
-/// Longest frame that is read, bytes: the largest snapshot length in use.
+/// Maximum length of a frame, bytes: the largest snapshot length in use.
 pub(super) const MAX_FRAME: usize = 256 << 10;
 /// Most interfaces of a pcapng section.
 const MAX_INTERFACES: usize = 1024;
 
-/// What is wrong with a capture file.
+/// A defect of a capture file.
 #[derive(Debug, Error)]
 pub(crate) enum CaptureError {
     /// Reading failed, or the file ends within a record.
@@ -43,18 +43,18 @@ pub(crate) enum CaptureError {
         /// Its length by its own header.
         len: u32,
     },
-    /// A section that is no section.
+    /// A section header with an invalid byte-order magic.
     #[error("after frame {frame}: section header with byte-order magic {magic:02x?}")]
     BadSection {
         /// Frames before.
         frame: u64,
-        /// What was there.
+        /// The bytes in place of the magic.
         magic: [u8; 4],
     },
-    /// More interfaces than anybody has.
+    /// More interfaces than any real capture has.
     #[error("more than {MAX_INTERFACES} interfaces in a section")]
     TooManyInterfaces,
-    /// A frame of an interface that was not described.
+    /// A frame of an undescribed interface.
     #[error("frame {frame} belongs to interface {interface}, which is not described")]
     NoInterface {
         /// The frame.
@@ -70,7 +70,7 @@ pub(super) struct Frame {
     pub(super) number: u64,
     /// Link type (the LINKTYPE registry of the pcap format).
     pub(super) link: u32,
-    /// What was captured of it.
+    /// The captured part of the frame.
     pub(super) data: Vec<u8>,
 }
 
@@ -120,7 +120,7 @@ const OLD_PACKET: u32 = 2;
 const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
 
-/// Whether a file that starts like this is a capture.
+/// Whether a file with this beginning is a capture.
 pub(super) fn is_capture(start: &[u8]) -> bool {
     matches!(
         start.first_chunk(),
@@ -138,7 +138,7 @@ impl<R: Read> Capture<R> {
     /// Reads the file header.
     ///
     /// # Errors
-    /// [`CaptureError`] if it is no capture; callers check with [`is_capture`] first.
+    /// [`CaptureError`] if the input is no capture; callers check with [`is_capture`] first.
     pub(super) fn new(mut reader: R) -> Result<Self, CaptureError> {
         let wrap = |source| CaptureError::Read { frame: 0, source };
         let magic: [u8; 4] = array(&mut reader).map_err(wrap)?;
@@ -208,7 +208,7 @@ impl<R: Read> Capture<R> {
         }
     }
 
-    /// A known block; a frame if it holds one.
+    /// Parses a known block, and returns its frame, if any.
     fn block(&mut self, kind: u32, len: u32, block: &[u8]) -> Result<Option<Frame>, CaptureError> {
         let order = self.order;
         let frame = self.frames;
@@ -232,7 +232,7 @@ impl<R: Read> Capture<R> {
         let (interface, at, captured) = match kind {
             ENHANCED_PACKET => (word(0)?, 20, word(12)?),
             OLD_PACKET => (half()?, 20, word(12)?),
-            // A simple packet has no length of what was captured, only of the original.
+            // A simple packet states the original length only, not the captured length.
             _ => (0, 4, word(0)?),
         };
         let described = usize::try_from(interface).ok().and_then(|i| interfaces.get(i));
@@ -275,7 +275,7 @@ impl<R: Read> Capture<R> {
         Ok(())
     }
 
-    /// The first bytes of a record, `None` if the file ends before it.
+    /// The first bytes of a record, `None` at the end of the file.
     fn start<const N: usize>(&mut self) -> Result<Option<[u8; N]>, CaptureError> {
         let frame = self.frames;
         let mut bytes = [0; N];
@@ -308,7 +308,7 @@ impl<R: Read> Capture<R> {
     fn take(&mut self, len: u32) -> Result<Vec<u8>, CaptureError> {
         let frame = self.frames;
         let size = usize::try_from(len).unwrap_or(usize::MAX);
-        // 64 bytes more than a frame: the header of the block that holds it.
+        // 64 bytes more than a frame: the header of the enclosing block.
         if size > MAX_FRAME + 64 {
             return Err(CaptureError::TooLong { frame, len });
         }

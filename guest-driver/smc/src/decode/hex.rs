@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Bytes out of hex as people have it: plain digits, C arrays, and the dumps of `xxd`, `hexdump -C`,
+//! Bytes from hex in common forms: plain digits, C arrays, and the dumps of `xxd`, `hexdump -C`,
 //! `tcpdump -x` and Wireshark.
 
 use super::DecodeError;
 
-/// Most bytes that are taken from hex text.
+/// Limit of the bytes taken from hex text.
 pub(super) const MAX_BYTES: usize = 1 << 20;
 
 /// Reads `text` as hex.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc decode`: shows the fields of CLC, LLC and CDC messages, and what is wrong with them.
+//! `smc decode`: shows the fields of CLC, LLC and CDC messages, and their defects.
 //!
 //! Input is hex in many forms, a file of raw bytes, or a capture. In a capture, TCP streams are
-//! followed for CLC messages and the SMC option of their SYNs, RoCEv2 packets for LLC and CDC. SMC-D
-//! data does not pass any network and is in no capture.
+//! followed for CLC messages and the SMC option of their SYNs, RoCEv2 packets for LLC and CDC.
+//! SMC-D data does not pass any network and is in no capture.
 //!
-//! A file may come from anybody. One frame is in memory at a time, and what is kept of earlier ones
-//! is bounded by the constants of [`stream`] and [`roce`].
+//! A file may come from anybody. One frame is in memory at a time, and the state kept of earlier
+//! frames is bounded by the constants of [`stream`] and [`roce`].
 
 mod capture;
 mod hex;
@@ -33,7 +33,7 @@ use report::{Place, Report};
 use roce::Sends;
 use stream::{End, StreamItem, Streams};
 
-/// Most bytes of hex text or raw bytes that are read, several times what [`hex::MAX_BYTES`] needs.
+/// Limit of hex text or raw bytes to read, several times the need of [`hex::MAX_BYTES`].
 const MAX_INPUT: u64 = 8 << 20;
 
 /// Show the fields of CLC, LLC and CDC messages
@@ -81,7 +81,7 @@ pub(crate) enum DecodeError {
     /// A file cannot be opened.
     #[error("cannot open {path}: {source}")]
     Open {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
         /// Why.
         source: io::Error,
@@ -95,7 +95,7 @@ pub(crate) enum DecodeError {
     /// Nothing to decode.
     #[error("there are no bytes to decode")]
     Empty,
-    /// A character that is in no form of hex.
+    /// A character invalid in every form of hex.
     #[error("line {line}: {found:?} is no hex digit")]
     HexDigit {
         /// Line of the text, from 1.
@@ -108,7 +108,7 @@ pub(crate) enum DecodeError {
     Neither {
         /// The only argument.
         argument: String,
-        /// Why it is no hex.
+        /// Why the argument is no hex.
         why: Box<DecodeError>,
     },
     /// Half a byte.
@@ -119,31 +119,33 @@ pub(crate) enum DecodeError {
         /// The digits.
         token: String,
     },
-    /// More bytes than anybody reads.
+    /// More bytes than the limit.
     #[error("more than {max} bytes of hex")]
     TooMuchHex {
         /// The limit.
         max: usize,
     },
-    /// The capture is broken. What came before was printed.
+    /// The capture is broken. Earlier messages have been printed.
     #[error("broken capture: {0}")]
     Capture(#[from] CaptureError),
 }
 
-/// Decodes what `args` name onto standard output. `false`: a receiver would refuse some message.
+/// Decodes the input named by `args` onto standard output. `false`: a receiver would refuse some
+/// message.
 ///
 /// # Errors
-/// [`DecodeError`]. A wrong message is no error: the report says what is wrong with it.
+/// [`DecodeError`]. A wrong message is no error: the report describes the defect.
 pub(crate) fn run(args: DecodeArgs) -> Result<bool, DecodeError> {
     let out = BufWriter::new(io::stdout().lock());
     match run_to(args, io::stdin().lock(), out) {
-        // The reader of the pipe (`head`, say) has closed it.
+        // The reader of the pipe (`head`, say) has closed the pipe.
         Err(DecodeError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(true),
         other => other.map(|refused| refused == 0),
     }
 }
 
-/// As [`run`], with other input and output. Returns how many messages a receiver would refuse.
+/// Runs [`run`] with other input and output. Returns the number of messages a receiver would
+/// refuse.
 pub(crate) fn run_to(
     args: DecodeArgs,
     stdin: impl Read,
@@ -170,13 +172,13 @@ pub(crate) fn run_to(
         }
         words => bytes_of(&hex::parse(&words.join(" "))?, kind, &mut report),
     };
-    // Whatever went wrong, what was found before is printed.
+    // Print the earlier findings even after an error.
     let finished = report.finish().map_err(DecodeError::Write);
     result.and(finished.map(|summary| summary.refused))
 }
 
-/// Whether the argument names a file rather than bytes: there is one, or it looks like a path. Only
-/// dumps have slashes, and they have spaces, too.
+/// Whether the argument names a file rather than bytes: the file exists, or the argument looks like
+/// a path. Dumps may have slashes, but have spaces as well.
 fn names_file(argument: &str) -> bool {
     let is_path = argument.contains('/') && !argument.contains(char::is_whitespace);
     is_path || Path::new(argument).exists()
@@ -230,7 +232,7 @@ fn explain(message: &[u8], kind: Kind) -> View {
     }
 }
 
-/// The kind of message by its first bytes, if they show it.
+/// The kind of message by its first bytes, if recognizable.
 fn guess(bytes: &[u8], kind: Kind) -> Kind {
     match (kind, bytes) {
         (Kind::Auto, [0xe2, 0xd4, 0xc3, ..]) => Kind::Clc,
@@ -242,7 +244,7 @@ fn guess(bytes: &[u8], kind: Kind) -> Kind {
     }
 }
 
-/// Length of the first message; that of all bytes, if its header does not show it.
+/// Length of the first message; the length of all bytes, if the header does not show a length.
 fn first_length(bytes: &[u8], kind: Kind) -> usize {
     let all = bytes.len();
     match (guess(bytes, kind), bytes) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! From a captured frame to the TCP segment or the RoCEv2 packet in it.
 //!
-//! Whatever is not one of the two is `None`: a capture is full of other things. Lengths are taken
-//! from the headers but never trusted beyond what was captured.
+//! Other frames yield `None`: a capture is full of other things. Lengths are taken from the
+//! headers, but limited to the captured bytes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// UDP port of RoCEv2.
 const ROCE_PORT: u16 = 4791;
 
-/// Something that can carry SMC.
+/// A packet able to carry SMC.
 pub(super) enum Packet<'a> {
     /// A TCP segment.
     Tcp(Segment<'a>),
@@ -30,7 +30,7 @@ pub(super) struct Segment<'a> {
     pub(super) from: (IpAddr, u16),
     /// Receiver.
     pub(super) to: (IpAddr, u16),
-    /// Sequence number of the first byte (of the SYN, if it is one).
+    /// Sequence number of the first byte, or of the SYN.
     pub(super) seq: u32,
     /// SYN flag.
     pub(super) syn: bool,
@@ -38,13 +38,13 @@ pub(super) struct Segment<'a> {
     pub(super) ack: bool,
     /// RST flag.
     pub(super) rst: bool,
-    /// Experimental options: kind 253 or 254 with what follows the length byte.
+    /// Experimental options: kind 253 or 254 with the bytes behind the length byte.
     pub(super) experiments: Vec<(u8, &'a [u8])>,
     /// Payload.
     pub(super) payload: &'a [u8],
 }
 
-/// Bytes that are taken from the front.
+/// Bytes to take from the front.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -73,7 +73,7 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// What SMC can ride on in this frame.
+/// The packet in this frame, if able to carry SMC.
 pub(super) fn dissect(link: u32, frame: &[u8]) -> Option<Packet<'_>> {
     let mut bytes = Bytes(frame);
     match link {
@@ -92,7 +92,7 @@ pub(super) fn dissect(link: u32, frame: &[u8]) -> Option<Packet<'_>> {
             let kind = bytes.u16()?;
             ether_type(kind, bytes)
         }
-        // LINUX_SLL2 begins with it.
+        // LINUX_SLL2 begins with the protocol.
         276 => {
             let kind = bytes.u16()?;
             bytes.take(18)?;

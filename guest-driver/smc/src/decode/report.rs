@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What was found, as text for people or as a JSON object per line.
+//! The findings, as text for people or as a JSON object per line.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 use smc_core::wire::view::View;
 
-/// Where something was found.
+/// The place of a finding.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Place {
     /// Frame of a capture, from 1.
@@ -34,11 +34,11 @@ pub(super) struct Summary {
     pub(super) frames: u64,
     /// Messages found.
     pub(super) messages: u64,
-    /// Messages that a receiver would refuse.
+    /// Messages a receiver would refuse.
     pub(super) refused: u64,
-    /// TCP directions that were given up to stay within bounds.
+    /// TCP directions given up to stay within bounds.
     pub(super) dropped_directions: u64,
-    /// TCP segments that were given up.
+    /// TCP segments given up.
     pub(super) dropped_segments: u64,
 }
 
@@ -80,7 +80,7 @@ struct JsonSummary {
     summary: Summary,
 }
 
-/// Writes entries as they come, so that nothing piles up.
+/// Writes entries immediately, so memory stays bounded.
 pub(super) struct Report<W> {
     out: W,
     json: bool,
@@ -118,7 +118,7 @@ impl<W: Write> Report<W> {
         writeln!(self.out, "{}{view}", words(place))
     }
 
-    /// Something worth a line that is no message; `bytes` are shown if there are any.
+    /// A remark worth a line without a message; `bytes` are shown if not empty.
     pub(super) fn note(&mut self, place: &Place, note: &str, bytes: &[u8]) -> io::Result<()> {
         let hex = hex(bytes);
         if self.json {

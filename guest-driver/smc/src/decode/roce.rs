@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! SEND payloads out of RoCEv2 packets: LLC and CDC messages of SMC-R.
 //!
-//! Long LLC messages of version 2 span packets (first, middle, last); those are put together per
-//! receiver queue pair as long as packet sequence numbers follow each other.
+//! Long LLC messages of version 2 span packets (first, middle, last). Packets are reassembled per
+//! receiver queue pair as long as packet sequence numbers are consecutive.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// Longest LLC message, bytes (LLC version 2).
 const MAX_MESSAGE: usize = 8192;
-/// Messages that are being put together at a time.
+/// Limit of the messages in reassembly at a time.
 const MAX_PARTIAL: usize = 1024;
 /// Base transport header.
 const BTH: usize = 12;
 /// Invariant checksum at the end.
 const ICRC: usize = 4;
 
-/// Operations of reliable connections that carry a SEND.
+/// Operations of reliable connections with a SEND.
 mod opcode {
     pub(super) const FIRST: u8 = 0x00;
     pub(super) const MIDDLE: u8 = 0x01;
@@ -38,20 +38,20 @@ struct Partial {
 /// A whole SEND.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Send {
-    /// Queue pair that receives it.
+    /// Receiving queue pair.
     pub(super) qpn: u32,
-    /// What was sent.
+    /// Payload of the SEND.
     pub(super) bytes: Vec<u8>,
 }
 
-/// Messages of a capture that are being put together.
+/// Messages of a capture in reassembly.
 #[derive(Default)]
 pub(super) struct Sends {
     partial: BTreeMap<Key, Partial>,
 }
 
 impl Sends {
-    /// Takes a packet, gives the SEND it completes.
+    /// Takes a packet, and returns a completed SEND.
     pub(super) fn packet(&mut self, from: IpAddr, to: IpAddr, data: &[u8]) -> Option<Send> {
         let (header, rest) = data.split_first_chunk::<BTH>()?;
         let [operation, flags, _, _, _, q0, q1, q2, _, p0, p1, p2] = *header;

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! CLC messages out of TCP segments.
 //!
-//! A handshake is at the start of a stream and short, so putting a direction together means: follow
-//! sequence numbers from the SYN (or from a segment that starts like CLC), keep a few segments that
-//! came early, and stop at the first bytes that are no CLC message. Everything that a file can make
-//! this hold is bounded by the constants below.
+//! A handshake is at the start of a stream and short. Reassembly of a direction follows sequence
+//! numbers from the SYN (or from a segment starting like CLC), keeps a few early segments, and
+//! stops at the first bytes of anything but a CLC message. The constants below bound the memory,
+//! whatever a file contains.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::packet::Segment;
 
-/// Directions that are followed at a time.
+/// Limit of the directions followed at a time.
 const MAX_DIRECTIONS: usize = 1 << 14;
 /// Bytes held for all directions together.
 const MAX_HELD: usize = 32 << 20;
-/// Segments of one direction that came early.
+/// Limit of the early segments of one direction.
 const MAX_EARLY: usize = 32;
-/// How far ahead a segment may be to be kept, bytes: the longest CLC message.
+/// How far ahead, in bytes, a segment may be: the longest CLC message.
 const MAX_AHEAD: u32 = 1 << 16;
 /// ExID of SMC in option 254: "SMCR" in EBCDIC (OPT-1).
 const SMC_EXID: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xd9];
@@ -27,7 +27,7 @@ const CLC_HEADER: usize = 7;
 /// One end of a TCP connection.
 pub(super) type End = (IpAddr, u16);
 
-/// What a segment brought to light.
+/// A finding in a segment.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum StreamItem {
     /// SMC was announced on a SYN or SYN-ACK.
@@ -37,36 +37,36 @@ pub(super) enum StreamItem {
         /// The option has more bytes than its ExID (OPT-2).
         extra: usize,
     },
-    /// An experimental option of somebody else on a SYN (OPT-3).
+    /// An experimental option of another protocol on a SYN (OPT-3).
     OtherExperiment {
         /// Option kind, 253 or 254.
         kind: u8,
-        /// Its data.
+        /// Data of the option.
         data: Vec<u8>,
     },
     /// A whole CLC message, by its own length.
     Clc(Vec<u8>),
-    /// A CLC message that cannot be whole: its length is shorter than its header.
+    /// A CLC message with a length shorter than its header.
     Broken(Vec<u8>),
     /// Both ends announced SMC, and these are the first bytes of a stream.
     NoClc(Vec<u8>),
 }
 
-/// A CLC message of which the capture has only the start.
+/// A CLC message with only its start in the capture.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unfinished {
     /// Sender and receiver.
     pub(super) ends: (End, End),
-    /// Frame with the last byte that counted.
+    /// Frame with the last accepted byte.
     pub(super) frame: u64,
-    /// Bytes that are there.
+    /// Bytes present.
     pub(super) bytes: Vec<u8>,
 }
 
-/// What was given up to stay within bounds.
+/// Parts given up to stay within bounds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Dropped {
-    /// Directions that were not followed.
+    /// Directions not followed.
     pub(super) directions: u64,
     /// Segments of followed directions.
     pub(super) segments: u64,
@@ -77,7 +77,7 @@ struct Direction {
     announced: bool,
     /// Sequence number of the next byte.
     next: Option<u32>,
-    /// Contiguous bytes that no message was made of yet.
+    /// Contiguous bytes, part of no message yet.
     bytes: Vec<u8>,
     /// Early segments by sequence number.
     early: BTreeMap<u32, Vec<u8>>,
@@ -87,17 +87,17 @@ struct Direction {
     last_frame: u64,
 }
 
-/// All directions of a capture.
+/// Directions of a capture.
 #[derive(Default)]
 pub(super) struct Streams {
     directions: BTreeMap<(End, End), Direction>,
     held: usize,
-    /// What had to be given up.
+    /// Parts given up so far.
     pub(super) dropped: Dropped,
 }
 
 impl Streams {
-    /// Takes a segment, gives what it completed.
+    /// Takes a segment, and returns the completed items.
     pub(super) fn segment(&mut self, frame: u64, segment: &Segment<'_>) -> Vec<StreamItem> {
         let mut found = Vec::new();
         let key = (segment.from, segment.to);
@@ -148,7 +148,7 @@ impl Streams {
         found
     }
 
-    /// The messages that never became whole.
+    /// The messages left incomplete.
     pub(super) fn unfinished(&self) -> impl Iterator<Item = Unfinished> + '_ {
         let with_bytes = |(_, direction): &(&(End, End), &Direction)| !direction.bytes.is_empty();
         self.directions.iter().filter(with_bytes).map(|(ends, direction)| Unfinished {
@@ -168,8 +168,9 @@ impl Streams {
         }
     }
 
-    /// Makes room for one more direction: drops finished ones, and if that is not enough, all. A search
-    /// for one to drop, at each SYN, would make a flood of SYNs slow.
+    /// Makes room for one more direction: drops finished directions, or every direction if more
+    /// than half of the limit remain. Searching for a single victim at each SYN would make a flood
+    /// of SYNs slow.
     fn make_room(&mut self) {
         if self.directions.len() < MAX_DIRECTIONS {
             return;
@@ -194,7 +195,7 @@ impl Direction {
         self.early = BTreeMap::new();
     }
 
-    /// Puts a segment in its place. `false`: there is no place for it.
+    /// Adds a segment. `false`: there is no place for the segment.
     fn add(&mut self, frame: u64, seq: u32, payload: &[u8]) -> bool {
         let next = *self.next.get_or_insert(seq);
         let ahead = seq.wrapping_sub(next);
@@ -206,13 +207,13 @@ impl Direction {
             return !full;
         }
         if !self.append(seq, payload) {
-            // RemoteServer ahead, or all of it known already.
+            // Far ahead of the next byte: dropped. Behind: every byte is known.
             return ahead >= 1 << 31;
         }
         self.last_frame = frame;
         loop {
             let next = self.next.unwrap_or(seq);
-            // The early segment that starts at or before the next byte, if any.
+            // The first early segment starting at or before the next byte, if any.
             let due = self.early.keys().copied().find(|seq| seq.wrapping_sub(next) as i32 <= 0);
             let Some((seq, payload)) = due.and_then(|seq| self.early.remove_entry(&seq)) else {
                 return true;
@@ -221,7 +222,7 @@ impl Direction {
         }
     }
 
-    /// Appends what is new of a segment that starts at or before the next byte.
+    /// Appends the new bytes of a segment starting at or before the next byte.
     fn append(&mut self, seq: u32, payload: &[u8]) -> bool {
         let next = self.next.unwrap_or(seq);
         let known = next.wrapping_sub(seq);

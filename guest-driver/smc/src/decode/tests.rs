@@ -113,7 +113,7 @@ const OPTION: [u8; 6] = [254, 6, 0xe2, 0xd4, 0xc3, 0xd9];
 const SYN: u8 = 2;
 const ACK: u8 = 0x10;
 
-/// A handshake that ends in fallback, LLC and CDC of another one, and things that are not SMC.
+/// A handshake ending in fallback, LLC and CDC of another one, and packets without SMC.
 fn capture() -> Vec<u8> {
     let proposal_start = bytes("e2d4c3d9 0100e02e");
     let frames = [

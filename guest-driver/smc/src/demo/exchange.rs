@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What server and client of the demo do with a connection, whatever carries it.
+//! The dialogue of the demo's server and client on a connection, whatever the carrier.
 //!
 //! First [`PINGS`] messages of [`PING`] bytes go to and fro. Then blocks: a length of eight bytes,
-//! the block; the server answers with the nanoseconds it took to arrive, and sends it back. A
-//! length of zero asks for the SHA-256 of all blocks.
+//! the block; the server answers with the nanoseconds of the block's arrival, and sends the block
+//! back. A length of zero asks for the SHA-256 of all blocks so far.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use crate::transport::Stream;
 
 /// Messages to and fro.
 pub(super) const PINGS: usize = 5000;
-/// Their size, bytes.
+/// Size of a message, bytes.
 pub(super) const PING: usize = 64;
 /// Longest block, bytes.
 pub(super) const BLOCK: usize = 16 << 20;
 
-/// Does as the client asks until it has the hash.
+/// Serves the client's requests until the client ends.
 pub(super) fn serve(mut stream: impl Stream) -> io::Result<()> {
     stream.send_at_once()?;
     let mut ping = [0u8; PING];
@@ -59,16 +59,16 @@ pub(super) struct Exchange<S> {
     round_trip: Duration,
 }
 
-/// What came of it.
+/// The result of an exchange.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(super) struct Summary {
-    /// SHA-256 of what the server got.
+    /// SHA-256 of the blocks received by the server.
     pub(super) at_server: String,
-    /// SHA-256 of what came back.
+    /// SHA-256 of the blocks sent back.
     pub(super) came_back: String,
-    /// Seconds that the blocks took to the server.
+    /// Seconds of the blocks' way to the server.
     pub(super) to_server: f64,
-    /// Seconds that they took back.
+    /// Seconds of the blocks' way back.
     pub(super) to_client: f64,
     /// Median round trip of [`PING`] bytes, microseconds.
     pub(super) round_trip: f64,

@@ -50,7 +50,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Runs the demo.
 ///
 /// # Errors
-/// A process failed, or the data that came back differs from what was sent.
+/// A process failed, or the returned data differs from the sent data.
 pub(crate) fn run(args: &DemoArgs) -> Result<(), CliError> {
     let (source, length, name) = source(args)?;
     let fabric = TemporaryFabric::start(&["server", "client"])?;
@@ -144,13 +144,13 @@ fn source(args: &DemoArgs) -> Result<(Source, u64, String), CliError> {
         ));
     };
     let what = format!("cannot open {}", path.display());
-    // Here, so that the error comes before anything is started.
+    // Open the file here, so an error comes before anything is started.
     let file = ism_sys::open_regular(path).map_err(CliError::io(what.clone()))?;
     let metadata = file.metadata().map_err(CliError::io(what))?;
     Ok((Source::File(path.clone()), metadata.len(), path.display().to_string()))
 }
 
-/// Counters of the relay and the daemon: they show that the bytes went through neither.
+/// Counters of the relay and the daemon: proof that the bytes went through neither.
 fn counters(fabric: &TemporaryFabric, tap: &Tap) -> Result<String, CliError> {
     let asked = fabric.management()?.list();
     let guests = asked
@@ -167,7 +167,7 @@ fn counters(fabric: &TemporaryFabric, tap: &Tap) -> Result<String, CliError> {
     ))
 }
 
-/// The server's error, which says more than the client's "connection reset"; else the client's.
+/// The server's error, more specific than the client's "connection reset"; else the client's error.
 fn cause(server: &Helper, error: CliError) -> CliError {
     match server.receive::<DemoMessage>(Duration::from_millis(300)) {
         Err(cause @ CliError::Helper { .. }) if cause.to_string().contains("failed") => cause,

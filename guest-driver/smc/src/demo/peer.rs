@@ -27,7 +27,7 @@ pub(super) enum Task {
     Client { device: PathBuf, smc: String, tcp: String, source: Source },
 }
 
-/// What is sent.
+/// The data to send.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Source {
     /// A file.
@@ -67,7 +67,7 @@ fn report(message: DemoMessage) -> Result<(), CliError> {
 }
 
 /// Keeps the device open until the parent ends this process: the daemon drops the counters of a
-/// device that is closed.
+/// closed device.
 fn stay() -> ! {
     loop {
         std::thread::park();

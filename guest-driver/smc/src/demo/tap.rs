@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A relay on the TCP connection of a handshake. It keeps a copy of the first bytes, to show the
-//! messages of the handshake, and counts all bytes, to show that there were no others.
+//! A relay on the TCP connection of a handshake. The relay keeps a copy of the first bytes, to show
+//! the messages of the handshake, and counts every byte, to show the absence of others.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ism_sys::lock;
 use smc_core::wire::clc::{Kind, Message, Peek, peek_header};
 
-/// Bytes that are kept of each direction; a handshake has less than a thousand.
+/// Bytes kept of each direction; a handshake has less than a thousand.
 const KEPT: usize = 16 << 10;
 
 /// The direction of bytes.
@@ -29,7 +29,7 @@ pub(super) struct CapturedMessage {
     /// When its last byte came, after the client connected.
     pub(super) after: Duration,
     pub(super) len: usize,
-    /// The message; `None` if it cannot be parsed.
+    /// The message; `None` if unparsable.
     pub(super) message: Option<Message>,
 }
 
@@ -82,8 +82,8 @@ impl Tap {
         lock(&self.record).total
     }
 
-    /// The messages of a handshake that has succeeded, in order. Its end was sent before anybody
-    /// could know, but may still be in the relay.
+    /// The messages of a successful handshake, in order. The last message was sent before the
+    /// success was known, but may still be in the relay.
     pub(super) fn handshake(&self) -> Vec<CapturedMessage> {
         let deadline = Instant::now() + Duration::from_secs(2);
         loop {

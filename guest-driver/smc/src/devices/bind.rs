@@ -18,12 +18,12 @@ use crate::output;
 const PCI: &str = "/sys/bus/pci";
 const UNSAFE_NOIOMMU: &str = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
-/// Huge pages of 2 MiB for each device: 64 MiB, the memory that a stack asks for.
+/// Huge pages of 2 MiB for each device: 64 MiB, the memory of a stack.
 const PAGES_PER_DEVICE: u64 = 32;
 /// How long a driver may take to show up, and the files of a device in `/dev`.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A driver of the kernel that gives a device to programs.
+/// A driver of the kernel for access to a device from programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Driver {
     Vfio,
@@ -85,7 +85,7 @@ pub(super) fn unbind(which: &[PciAddress]) -> Result<(), CliError> {
         // An empty line takes the override away.
         write(&path.join("driver_override"), "\n")?;
         release(&path, device.address)?;
-        // The kernel may have no driver of its own for it.
+        // The kernel may have no driver of its own for the device.
         let _ = write(&Path::new(PCI).join("drivers_probe"), &device.address.to_string());
         output::print(&format!("{}: given back by {before}\n", device.address))?;
     }
@@ -109,11 +109,11 @@ fn directory(address: PciAddress) -> PathBuf {
     Path::new(PCI).join("devices").join(address.to_string())
 }
 
-/// Sees that a driver is in the kernel and takes devices without IOMMU.
+/// Makes sure that the driver is in the kernel and takes devices without IOMMU.
 fn load(driver: Driver) -> Result<(), CliError> {
     let there = || Path::new(PCI).join("drivers").join(driver.name()).exists();
     if !there() {
-        // A kernel that has it built in has no such program, maybe.
+        // With a built-in driver, modprobe may be missing.
         let _ = Command::new("modprobe").arg(driver.module()).status();
     }
     if !there() {
@@ -141,7 +141,7 @@ fn load(driver: Driver) -> Result<(), CliError> {
     }
 }
 
-/// Takes a device from the driver that has it.
+/// Takes a device from its current driver.
 fn release(device: &Path, address: PciAddress) -> Result<(), CliError> {
     match write(&device.join("driver/unbind"), &address.to_string()) {
         Err(CliError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -168,7 +168,7 @@ fn wait_for(device: &Path, to: Driver) -> Result<(), CliError> {
     }
 }
 
-/// Sees that there are enough huge pages, and says how many there are.
+/// Makes sure of enough huge pages, and prints their number.
 fn reserve(wanted: Option<u64>, devices: u64) -> Result<(), CliError> {
     let Some(have) = number(HUGE_PAGES) else {
         return output::print("huge pages: this kernel has none; programs lock memory instead\n");

@@ -13,17 +13,17 @@ use virtio_ism_abi::config::{Config, Features};
 
 use crate::error::CliError;
 
-/// Memory for a device that is opened only to be measured, bytes.
+/// Memory for a device opened only for a measurement, bytes.
 const PROBE_MEMORY: u64 = 8 << 20;
 
-/// A device as `--json` shows it. Unknown values are null.
+/// A device as shown by `--json`. Unknown values are null.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct DeviceReport {
     pub(super) address: String,
     /// The driver of the kernel.
     pub(super) driver: Option<String>,
     pub(super) in_use: bool,
-    /// Why it cannot be used now.
+    /// Why the device cannot be used now.
     pub(super) problem: Option<String>,
     pub(super) chid: Option<String>,
     pub(super) gid: Option<String>,
@@ -33,7 +33,7 @@ pub(super) struct DeviceReport {
     pub(super) window: Option<u64>,
     /// `window` or `move`.
     pub(super) path: Option<&'static str>,
-    /// Why that path.
+    /// The reason for `path`.
     pub(super) why: Option<String>,
     /// Bytes per second.
     pub(super) store_rate: Option<u64>,

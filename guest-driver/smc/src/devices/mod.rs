@@ -60,7 +60,7 @@ pub(crate) struct DevicesArgs {
 /// Lists, binds or unbinds devices.
 ///
 /// # Errors
-/// The kernel refuses. That there is no device is no error of a list.
+/// The kernel refuses. An empty list is no error.
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), CliError> {
     if let Some(which) = &args.bind {
         let driver = if args.uio { bind::Driver::Uio } else { bind::Driver::Vfio };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The RNICs of this machine: what SMC-R could use.
+//! The RNICs of this machine, for SMC-R.
 
 use guest_driver::socket::show_gid;
 use serde::Serialize;
 use smc_verbs::{Context, DeviceInfo, GidEntry, GidKind};
 
-/// A port of an RNIC as `--json --rdma` shows it. Unknown values are null.
+/// A port of an RNIC as shown by `--json --rdma`. Unknown values are null.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct RnicReport {
     /// Name of the RNIC.
@@ -19,11 +19,11 @@ pub(super) struct RnicReport {
     /// Largest payload of a packet, bytes.
     pub(super) mtu: Option<u32>,
     pub(super) gids: Vec<GidReport>,
-    /// Whether SMC-R version 1 can use it now.
+    /// Whether SMC-R version 1 can use the port now.
     pub(super) smcr_v1: bool,
-    /// Whether SMC-R version 2 can use it now.
+    /// Whether SMC-R version 2 can use the port now.
     pub(super) smcr_v2: bool,
-    /// Why it cannot be used now.
+    /// Why the port cannot be used now.
     pub(super) problem: Option<String>,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct RnicReport {
 #[derive(Debug, Serialize)]
 pub(super) struct GidReport {
     pub(super) index: u8,
-    /// The address that it stands for.
+    /// The address in the entry.
     pub(super) gid: String,
     /// `v1` or `v2` of RoCE.
     pub(super) roce: &'static str,
@@ -76,7 +76,7 @@ fn port(context: &Context, name: &str, number: u8) -> Result<RnicReport, smc_ver
     Ok(judge(rnic, info.is_active(), info.ethernet, &gids))
 }
 
-/// What its state and its GIDs mean for SMC-R.
+/// Derives the usability for SMC-R from the state and the GIDs.
 fn judge(rnic: RnicReport, active: bool, ethernet: bool, gids: &[GidEntry]) -> RnicReport {
     let here = || gids.iter().filter(|entry| entry.net_device.is_some() && !entry.gid.is_none());
     let has = |kind| here().any(|entry| entry.kind == kind);

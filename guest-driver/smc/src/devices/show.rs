@@ -45,11 +45,11 @@ pub(super) fn text(
     output::print(&text)
 }
 
-/// What the command lists.
+/// The lists of the command.
 #[derive(Serialize)]
 struct DeviceLists<'a> {
     ism: &'a [DeviceReport],
-    /// Those of the kernel's AF_SMC.
+    /// Devices of the kernel's AF_SMC.
     kernel: &'a [Device],
     rnics: &'a [RnicReport],
     /// Why there are no RNICs.

@@ -12,7 +12,7 @@ use super::{Finding, Status, limits};
 use crate::access::{self, Obstacle};
 use crate::{kernel, paths};
 
-/// Everything, in the order in which it is needed.
+/// The checks, in the order of need.
 pub(super) fn all() -> Vec<Finding> {
     let mut findings = vec![kernel()];
     findings.extend(sockets());
@@ -32,8 +32,8 @@ fn kernel() -> Finding {
     Finding::new("kernel", Status::Ok, says)
 }
 
-/// Devices of a daemon on this host, reached through its sockets: the one that SMC_DEVICE names, or
-/// those of each place where programs look for a fabric.
+/// Devices of a daemon on this host, reached through sockets: the device named by SMC_DEVICE, or
+/// the devices of each place searched for a fabric.
 fn sockets() -> Vec<Finding> {
     let named = std::env::var_os("SMC_DEVICE").map(PathBuf::from);
     // PCI addresses are checked by `functions`.
@@ -187,7 +187,7 @@ fn option() -> Finding {
             };
             Finding::new(NAME, Status::Ok, says)
         }
-        // The text says what grants it.
+        // The text names the command granting the option.
         Err(missing) => {
             let says = format!(
                 "cannot be used, so servers that speak SMC must be named by --peer: {missing}"
@@ -197,7 +197,7 @@ fn option() -> Finding {
     }
 }
 
-/// The kernel's own SMC, which this stack can talk to but does not need.
+/// The kernel's own SMC: a possible peer, but not needed.
 fn kernel_smc() -> Finding {
     const NAME: &str = "af_smc";
     if !kernel::has_sockets() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Limits of this process that SMC meets.
+//! Limits of this process relevant to SMC.
 
 use rustix::process::{Resource, getrlimit};
 
@@ -10,7 +10,7 @@ const FEW_DESCRIPTORS: u64 = 4096;
 /// Memory that a stack of a virtual machine or with RDMA pins, bytes.
 const PINNED: u64 = 64 << 20;
 
-/// All of them.
+/// The findings about each limit.
 pub(super) fn all() -> Vec<Finding> {
     let limit = |which| getrlimit(which).current;
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get());

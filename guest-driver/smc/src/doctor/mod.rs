@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc doctor`: what SMC can use on this machine, and the commands that set up the rest.
+//! `smc doctor`: the resources of this machine for SMC, and commands to set up the rest.
 
 use clap::Args;
 use serde::Serialize;
@@ -55,12 +55,12 @@ struct Finding {
     /// Short, without blanks.
     name: &'static str,
     status: Status,
-    /// What is here, or what is missing.
+    /// The resource found, or the missing part.
     says: String,
-    /// A command or two that would change the status.
+    /// A command or two to change the status.
     #[serde(skip_serializing_if = "Option::is_none")]
     grant: Option<String>,
-    /// Whether it can carry the bytes of a connection.
+    /// Whether the resource can carry the bytes of a connection.
     carries: bool,
 }
 
@@ -73,7 +73,7 @@ impl Finding {
         Finding { grant: Some(grant.into()), ..self }
     }
 
-    /// A way to carry bytes, if it is `Ok`.
+    /// Marks the resource as a way to carry bytes, if the status is `Ok`.
     fn carries_bytes(self) -> Finding {
         Finding { carries: self.status == Status::Ok, ..self }
     }
