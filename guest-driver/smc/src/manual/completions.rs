@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What shells complete: the scripts of clap_complete, without what they get wrong.
+//! Completions for shells: the scripts of clap_complete, with corrections.
 //!
-//! Hidden commands would be offered. fish would not read its script, for quotation marks in the help of
-//! a value would end the string that the values are in. It would offer commands of commands again
-//! behind themselves, and values of arguments without a name not at all. In bash and fish, the program
-//! of "smc run" would be completed as a file.
+//! Without the corrections, hidden commands would be offered. fish could not read its script:
+//! quotation marks in the help of a value would end the enclosing string. fish would also offer
+//! commands of commands again behind themselves, and never values of arguments without a name. In
+//! bash and fish, the program of "smc run" would be completed as a file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -73,12 +73,13 @@ fn without_quotation_marks(arg: Arg) -> Arg {
     }
 }
 
-/// Whether the command starts a program, whose name and arguments are its own arguments.
+/// Whether the command starts a program, with the program's name and arguments as its own
+/// arguments.
 fn starts_program(command: &Command) -> bool {
     command.get_positionals().any(|arg| arg.get_value_hint() == ValueHint::CommandWithArguments)
 }
 
-/// The options of a command that take a value in the next word.
+/// The options of a command with a value in the next word.
 fn with_value(command: &Command) -> Vec<String> {
     let takes = |arg: &&Arg| {
         !arg.is_positional()
@@ -93,8 +94,8 @@ fn with_value(command: &Command) -> Vec<String> {
     names.collect()
 }
 
-/// Adds to a script for bash that a program, and what follows it, is completed as without the command
-/// before it.
+/// Adds the completion of a program and its arguments to a script for bash, as if the words before
+/// the program were absent.
 fn bash_program(text: &str, name: &str, command: &Command) -> String {
     let (function, of) = (name.replace('-', "__"), command.get_name());
     let before = format!("        {function}__subcmd__{of})\n");
@@ -138,13 +139,13 @@ fn bash_program(text: &str, name: &str, command: &Command) -> String {
     )
 }
 
-/// The condition of fish under which the words of a command are completed.
+/// The condition of fish for completing the words of a command.
 fn fish_using(name: &str, command: &Command) -> String {
     format!("__fish_{}_using_subcommand {}", name.replace('-', "_"), command.get_name())
 }
 
-/// Adds to a script for fish that a program, and what follows it, is completed as without the command
-/// before it.
+/// Adds the completion of a program and its arguments to a script for fish, as if the words before
+/// the program were absent.
 fn fish_program(text: &mut String, name: &str, command: &Command) {
     let _ = writeln!(
         text,
@@ -154,7 +155,7 @@ fn fish_program(text: &mut String, name: &str, command: &Command) {
     );
 }
 
-/// Adds to a script for fish the values of a command's arguments that have no name.
+/// Adds the values of a command's unnamed arguments to a script for fish.
 fn fish_values(text: &mut String, name: &str, command: &Command) {
     for arg in command.get_positionals() {
         for value in arg.get_possible_values().iter().filter(|value| !value.is_hide_set()) {
@@ -170,7 +171,7 @@ fn fish_values(text: &mut String, name: &str, command: &Command) {
     }
 }
 
-/// A script for fish that offers the commands of a command of a command once.
+/// A script for fish without repeated offers of the commands of a command.
 fn fish_once(text: &str) -> String {
     let offer = |line: &str| -> Option<(String, String)> {
         let (condition, rest) = line.split_once("\" -f -a \"")?;

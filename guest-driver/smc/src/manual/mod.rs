@@ -36,7 +36,7 @@ enum Program {
 }
 
 impl Program {
-    /// Its command line. `smc`: that of this program.
+    /// The command line of the program. `smc`: the command line of this program.
     fn command(self, smc: Command) -> Command {
         let [smcss, smcd, smcr] = smc_tools::commands();
         match self {
@@ -66,7 +66,7 @@ pub(crate) fn completions(args: &CompletionsArgs, command: Command) -> Result<()
     output::print(&completions::script(args.shell, &args.program.command(command)))
 }
 
-/// Prints a manual page, or writes all of them.
+/// Prints a manual page, or writes the pages of every command.
 ///
 /// # Errors
 /// The directory cannot be written, or standard output is gone.
@@ -81,7 +81,7 @@ pub(crate) fn man(args: &ManArgs, command: Command) -> Result<(), CliError> {
     }
 }
 
-/// Writes the page of a command, and those of its subcommands.
+/// Writes the page of a command, and the pages of its subcommands.
 fn write(directory: &Path, command: Command) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
     let mut command = command.disable_help_subcommand(true);
@@ -97,7 +97,7 @@ fn write_each(directory: &Path, command: &Command) -> io::Result<()> {
     shown.try_for_each(|sub| write_each(directory, sub))
 }
 
-/// The pages of the commands that smc-tools has, too.
+/// The pages of the commands shared with smc-tools.
 fn smc_tools_pages(directory: &Path) -> io::Result<()> {
     for command in smc_tools::commands() {
         let path = directory.join(format!("{}.8", command.get_name()));
@@ -117,7 +117,7 @@ fn other_pages(directory: &Path) -> io::Result<()> {
     OTHERS.iter().try_for_each(|(name, text)| std::fs::write(directory.join(name), text))
 }
 
-/// What the page of the daemon says beside its options.
+/// The daemon's page besides its options.
 const DAEMON: &str = r#".SH SIGNALS
 SIGTERM and SIGINT end the daemon. Its sockets are removed, and front ends lose their devices.
 SIGHUP reads the file of

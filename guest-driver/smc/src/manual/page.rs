@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The manual page of a command, in the language of man(7).
 //!
-//! The texts are those of `--help`: a line that begins with two spaces, has a word and at least two
-//! spaces behind it, is an entry of a list; other indented lines are shown as they are; the rest is
-//! filled.
+//! The texts are the texts of `--help`: a line of two spaces, a word and at least two spaces is an
+//! entry of a list; other indented lines are shown verbatim; the rest is filled.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,13 +11,13 @@ use std::io;
 use clap::{Arg, ArgAction, Command};
 use clap_mangen::Man;
 
-/// What the pages say of exit statuses if the help says nothing.
+/// The exit statuses on a page if the help has none.
 const EXIT_STATUS: &str = "\
   0    Success.
   1    The command failed, and says why.
   2    The command line is wrong.";
 
-/// The page of a command. `end`: what is there instead of exit status, environment and files.
+/// The page of a command. `end` replaces exit status, environment and files.
 pub(super) fn page(command: Command, section: &str, end: Option<&str>) -> io::Result<String> {
     let mut command = command.disable_help_subcommand(true);
     command.build();
@@ -183,7 +182,7 @@ fn entry(line: &str) -> Option<(&str, &str)> {
     Some((term, text.trim_start()))
 }
 
-/// Text of the help as a page has it.
+/// Text of the help in roff.
 fn body(text: &str) -> String {
     let mut out = String::new();
     let mut in_list = false;
@@ -221,7 +220,7 @@ fn body(text: &str) -> String {
     out
 }
 
-/// Text in which nothing is a command of roff.
+/// Text without commands of roff.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
     match text.starts_with('.') {

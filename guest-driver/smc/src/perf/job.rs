@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The description of one run, which both of its processes get, and what they report.
+//! The description of one run, for both processes, and the processes' reports.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::usage::{RunProcesses, Setup, Usage};
 use crate::transport::{Counters, SmcPath};
 
-/// What server and client do.
+/// The dialogue of server and client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Program {
@@ -18,15 +18,15 @@ pub(super) enum Program {
     Stream,
     /// One connection, one message to and fro at a time.
     RoundTrip,
-    /// As [`Program::RoundTrip`], each message at a given time.
+    /// Like [`Program::RoundTrip`], each message at a given time.
     Paced,
-    /// As [`Program::RoundTrip`], several connections with a thread each at both ends.
+    /// Like [`Program::RoundTrip`], several connections with a thread each at both ends.
     RoundTripThreads,
     /// Many connections, one message to and fro at a time on each; an event loop on either side.
     Echo,
-    /// As [`Program::Echo`], with epoll on every transport.
+    /// Like [`Program::Echo`], with epoll on every transport.
     EchoEpoll,
-    /// As [`Program::Echo`], by tokio: a task for each connection, on one thread at either side.
+    /// Like [`Program::Echo`], by tokio: a task for each connection, on one thread at either side.
     EchoTokio,
     /// Connect, request, reply, close, again and again.
     Short,
@@ -36,7 +36,7 @@ pub(super) enum Program {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum TransportKind {
-    /// SMC-D as the devices have it: the window, or else moves.
+    /// SMC-D by the device's own path: the window, or else moves.
     Smc,
     /// SMC-D, stores into the peer's DMB.
     Window,
@@ -73,7 +73,7 @@ impl TransportKind {
         TransportKind::Ring,
     ];
 
-    /// Its name in tables.
+    /// Name of the transport in tables.
     pub(super) fn title(self) -> &'static str {
         match self {
             TransportKind::Smc => "SMC-D",
@@ -86,7 +86,7 @@ impl TransportKind {
         }
     }
 
-    /// Whether it is SMC.
+    /// Whether the transport is SMC.
     pub(super) fn is_smc(self) -> bool {
         matches!(self, TransportKind::Smc | TransportKind::Window | TransportKind::Move)
     }
@@ -99,7 +99,7 @@ pub(super) struct Job {
     pub(super) transport: TransportKind,
     /// Bytes of a write or message.
     pub(super) size: usize,
-    /// Length of the measurement; the same again divided by five comes before it, unmeasured.
+    /// Length of the measurement. An unmeasured warm-up of a fifth of this time precedes.
     pub(super) seconds: f64,
     /// Bytes of SMC receive buffers.
     pub(super) buffer: usize,
@@ -137,7 +137,7 @@ impl Job {
         Duration::from_secs_f64(self.seconds)
     }
 
-    /// Time of unmeasured work before it.
+    /// Time of unmeasured work before the measurement.
     pub(super) fn warm_up(&self) -> Duration {
         self.length() / 5
     }
@@ -156,17 +156,17 @@ pub(super) enum RunMessage {
 /// The report of one end of a run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct EndReport {
-    /// The result: one side of each program has it.
+    /// The result, reported by one side of each program.
     pub(super) outcome: Option<Outcome>,
-    /// Bytes that a stream's receiver got, those of the warm-up too.
+    /// Bytes received by the receiver of a stream, including the warm-up.
     pub(super) bytes: u64,
     /// How the SMC connection travelled.
     pub(super) smc: Option<SmcPath>,
-    /// What the device counted during a stream.
+    /// Counters of the device during a stream.
     pub(super) device: Option<Counters>,
-    /// What the run has used, as the client has seen it.
+    /// Resource usage of the run, as seen by the client.
     pub(super) usage: Option<Usage>,
-    /// What it took to set the connections of an event loop up, as the client has seen it.
+    /// Time and memory for setting up the connections of an event loop, as seen by the client.
     pub(super) setup: Option<Setup>,
 }
 

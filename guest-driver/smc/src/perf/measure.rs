@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The measures by name, and what each is made of.
+//! The measures by name, and their components.
 
 use super::job::{Program, TransportKind};
 
@@ -26,7 +26,7 @@ pub(super) enum Unit {
 pub(super) const GIGABYTE: f64 = 1e9;
 
 impl Unit {
-    /// Its name in tables and JSON.
+    /// Name of the unit in tables and JSON.
     pub(super) fn name(self) -> &'static str {
         match self {
             Unit::MebibytesPerSecond => "MiB/s",
@@ -44,7 +44,7 @@ impl Unit {
         matches!(self, Unit::Microseconds | Unit::ProcessorPerGigabyte)
     }
 
-    /// The unit of processor time, and by what to multiply seconds per byte or message.
+    /// The unit of processor time, and the factor for seconds per byte or message.
     pub(super) fn processor_time(self, size: usize) -> (&'static str, f64) {
         match self {
             Unit::MebibytesPerSecond | Unit::ProcessorPerGigabyte => ("s/GB", GIGABYTE),
@@ -55,7 +55,7 @@ impl Unit {
         }
     }
 
-    /// Converts what a program counts per second into this unit.
+    /// Converts a program's count per second into this unit.
     pub(super) fn scale(self, per_second: f64, size: usize) -> f64 {
         match self {
             Unit::MebibytesPerSecond => per_second / f64::from(1 << 20),
@@ -68,7 +68,7 @@ impl Unit {
 /// A program with its parameters, run over several transports in turn.
 #[derive(Clone, Debug)]
 pub(super) struct Experiment {
-    /// Its name in tables.
+    /// Name of the experiment in tables.
     pub(super) title: String,
     pub(super) program: Program,
     pub(super) unit: Unit,
@@ -82,17 +82,17 @@ pub(super) struct Experiment {
     pub(super) connections: usize,
     /// How many of these are idle.
     pub(super) idle: usize,
-    /// Client threads of short connections; threads of each end that do round trips.
+    /// Client threads of short connections; threads of each end for round trips.
     pub(super) threads: usize,
     /// Writes or messages per second; 0: as many as possible.
     pub(super) rate: u32,
-    /// The transports that it is run over.
+    /// Transports of the runs.
     pub(super) transports: Vec<TransportKind>,
-    /// The measures it gives: name, and which SMC-D is meant.
+    /// The resulting measures: name, and kind of SMC-D.
     pub(super) rows: Vec<(String, TransportKind)>,
 }
 
-/// Parameters that options can change.
+/// Parameters for options to change.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Overrides {
     pub(super) size: Option<usize>,
@@ -199,7 +199,7 @@ pub(super) fn bytes(n: usize) -> String {
     }
 }
 
-/// Names that `smc perf` takes, with a sentence each.
+/// Names of `smc perf`, with a sentence each.
 pub(super) const NAMES: [(&str, &str); 21] = [
     ("latency_1k", "64 B to and fro, 1,000 messages/s on an absolute schedule; median and p99"),
     ("latency_10k", "the same, 10,000 messages/s"),
@@ -224,7 +224,7 @@ pub(super) const NAMES: [(&str, &str); 21] = [
     ("scale", "curves from 1 to 10,000 connections and from 1 to 1,000 devices"),
 ];
 
-/// The measures of `--suite` that look like programs, which come first.
+/// The measures of `--suite` that look like programs. These come first.
 const LIKE_PROGRAMS: [&str; 7] = [
     "latency_1k",
     "latency_10k",
@@ -234,7 +234,7 @@ const LIKE_PROGRAMS: [&str; 7] = [
     "short_conn_1",
     "cpu_1g",
 ];
-/// Those that show what each part can do, after `bulk`.
+/// Measures showing the limit of each part, after `bulk`.
 const LIMITS: [&str; 4] = ["rtt_spin", "rtt_sleep", "rate_100b", "echo_200"];
 
 /// The measures of `--suite`.
@@ -254,11 +254,11 @@ fn bulk() -> Experiment {
     bulk
 }
 
-/// The experiment of a point of `scale`: echoes on so many connections, of which some are idle.
+/// The experiment of a point of `scale`: echoes on `connections` connections, `idle` of them idle.
 pub(super) fn echo_of(connections: usize, idle: usize) -> Experiment {
     let mut echo = experiment("", Program::Echo, Unit::EchoesPerSecond, 4096);
     if idle > 0 {
-        // What is asked is what a wake-up costs.
+        // Measure the cost of a wake-up alone.
         (echo.size, echo.spin_us) = (64, 0);
     }
     (echo.connections, echo.idle) = (connections, idle);
@@ -349,7 +349,7 @@ pub(super) fn between(
     overrides: &Overrides,
     transports: &[TransportKind],
 ) -> Option<Experiment> {
-    // The path is an option there, and not part of the name.
+    // Between machines the path is an option, and not part of the name.
     let base = match name {
         "bulk" => "bulk_window",
         "rtt" | "rtt_spin" => "rtt_spin",

@@ -55,7 +55,7 @@ impl Memory {
 pub(super) enum Task {
     /// Opens devices and leaves them idle.
     Devices(Vec<PathBuf>),
-    /// Opens a device and closes it.
+    /// Opens and closes a device.
     Probe(PathBuf),
     /// Accepts connections and leaves them idle.
     Accept { device: PathBuf, connections: usize },
@@ -85,8 +85,8 @@ pub(super) fn measure(connections: Option<usize>) -> Result<Memory, CliError> {
     Ok(Memory { daemon_idle, daemon_devices, per_connection })
 }
 
-/// Finds out whether a device can be opened. A process of its own opens it, so that the device is
-/// free again when that process has ended.
+/// Finds out whether a device can be opened. A separate process opens the device, so the device is
+/// free again after the end of the process.
 ///
 /// # Errors
 /// [`CliError::Device`], or the process failed.
@@ -191,14 +191,14 @@ pub(crate) fn idle(task: &str) -> ExitCode {
     })
 }
 
-/// Connections that are kept open.
+/// Open connections.
 struct Held {
     before: u64,
     _streams: Vec<SmcStream>,
 }
 
-/// Accepts connections, and moves one byte to and fro on each, so that both sides have set it up. The
-/// first connection, which makes the link, is not counted.
+/// Accepts connections, and moves one byte to and fro on each, so set-up is complete on both sides.
+/// The first connection is not counted, since it makes the link.
 fn accept(smc: &Smc, listener: &SmcListener, n: usize) -> std::io::Result<Held> {
     let mut streams = Vec::with_capacity(n + 1);
     let mut before = 0;

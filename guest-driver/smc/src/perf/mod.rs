@@ -112,7 +112,7 @@ const BETWEEN: &str = "Between two machines";
 /// Options of `smc perf`.
 #[derive(Args, Debug)]
 pub(crate) struct PerfArgs {
-    /// What to measure; without any, the suite.
+    /// Measures; without any, the suite.
     #[arg(value_name = "MEASURE", value_parser = PossibleValuesParser::new(names()))]
     measures: Vec<String>,
 
@@ -245,7 +245,7 @@ fn parse_plot(text: &str) -> Result<PathBuf, String> {
 /// Measures and reports.
 ///
 /// # Errors
-/// What keeps a measure from being taken.
+/// A measure cannot be taken.
 pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
     // Before anything is measured.
     let plot = args.plot.as_deref().map(plot::PlotFile::create).transpose()?;
@@ -281,7 +281,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
     let mut fabric = TemporaryFabric::start(&[run::SERVER, run::CLIENT])?;
     let progress = progress_bar(steps(&experiments, runs));
     let mut all = Vec::new();
-    // What was measured before is shown, too.
+    // Earlier results are shown despite a failure.
     let mut failed = None;
     for experiment in &experiments {
         let results = match run::run(&mut fabric, experiment, &plan, &progress) {
@@ -312,7 +312,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
     failed.map_or_else(|| failure_of(&all), Err)
 }
 
-/// The runs that failed, if any. What was measured is printed all the same.
+/// The failed runs, if any. Successful measurements are printed all the same.
 fn failure_of(all: &[run::Results]) -> Result<(), CliError> {
     let failed: Vec<_> = all.iter().flat_map(|results| results.failures.clone()).collect();
     if failed.is_empty() { Ok(()) } else { Err(CliError::Runs(failed)) }

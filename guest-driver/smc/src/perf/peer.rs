@@ -34,8 +34,8 @@ enum Side {
 fn run(task: &str, side: Side) -> ExitCode {
     helper::run(task, |job: Job| {
         helper::raise_descriptor_limit();
-        // Two spinning processes on one processor would measure the scheduler, or the cache of that
-        // processor, and not what two processors can do through memory.
+        // Two spinning processes on one processor would measure the scheduler, or the cache of the
+        // processor, and not the exchange between two processors through memory.
         if job.pin || job.transport == TransportKind::Ring {
             pin(side)?;
         }
@@ -54,7 +54,7 @@ fn run(task: &str, side: Side) -> ExitCode {
     })
 }
 
-/// Binds this process (its threads are made later) to one processor, if it may use more than one.
+/// Binds this process (its threads are made later) to one processor, if more than one is usable.
 fn pin(side: Side) -> Result<(), CliError> {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
     let failed = |error: rustix::io::Errno| CliError::io("processors")(error.into());
@@ -80,7 +80,7 @@ fn over<T: Transport>(transport: &T, job: &Job, side: Side) -> io::Result<EndRep
 
 /// How long a slow machine may take for a message of the handshake.
 const REMOTE_CLC_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a server waits for the first of them. It expects no ordinary TCP client.
+/// How long a server waits for the first message. No ordinary TCP client is expected.
 const REMOTE_DETECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn smc(job: &Job, path: DataPath, expected: Path) -> Result<Smc, CliError> {

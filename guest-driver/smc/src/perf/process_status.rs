@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What `/proc/PID/status` says of a process.
+//! Values of `/proc/PID/status`.
 
 use crate::error::CliError;
 
-/// A line of `/proc/PID/status` that is in kB, in bytes.
+/// A value of `/proc/PID/status` in kB, converted to bytes.
 pub(super) fn memory_of(pid: u32, key: &str) -> Result<u64, CliError> {
     let path = format!("/proc/{pid}/status");
     let text = std::fs::read_to_string(&path).map_err(CliError::io(path.clone()))?;
     parse_status(&text, key).ok_or_else(|| CliError::Usage(format!("{path} has no {key}")))
 }
 
-/// A line of `/proc/PID/status` that is a number.
+/// A number of `/proc/PID/status`.
 pub(super) fn status_number(pid: u32, key: &str) -> Result<u64, CliError> {
     let path = format!("/proc/{pid}/status");
     let text = std::fs::read_to_string(&path).map_err(CliError::io(path.clone()))?;

@@ -36,7 +36,7 @@ pub(super) struct Row {
     cpu_tcp: Option<f64>,
     cpu_unix: Option<f64>,
     cpu_ratio: Option<f64>,
-    /// The share of the processors' time that others used.
+    /// The share of the processors' time used by others.
     others: Option<f64>,
     /// The value of each run.
     samples: Samples,
@@ -123,7 +123,7 @@ impl Results {
         found.map(|(_, times)| times.iter().map(|t| t.p99).collect()).unwrap_or_default()
     }
 
-    /// The measures that a latency has: its 99th percentile besides the median.
+    /// The additional results of a latency: the 99th percentile instead of the median.
     pub(super) fn with_p99(&self) -> Option<Results> {
         (self.experiment.program == Program::Paced).then(|| {
             let mut p99 = self.clone();
@@ -135,7 +135,7 @@ impl Results {
         })
     }
 
-    /// Processor time of both ends and the daemon in each round, in the experiment's unit for it.
+    /// Processor time of both ends and the daemon in each round, in the experiment's unit.
     fn processor_times(&self, transport: TransportKind) -> Vec<f64> {
         let (_, factor) = self.experiment.unit.processor_time(self.experiment.size);
         let found = self.usages.iter().find(|(c, _)| *c == transport);
@@ -154,7 +154,7 @@ impl Results {
         median(ratios(&times(transport), &times(TransportKind::Tcp), true))
     }
 
-    /// The share of the processors' time that others used, the median of all runs.
+    /// The share of the processors' time used by others, the median of all runs.
     pub(super) fn others(&self) -> Option<f64> {
         median(self.usages.iter().flat_map(|(_, usages)| usages).map(Usage::others))
     }
@@ -256,7 +256,7 @@ pub(super) fn table(header: &[&str]) -> Table {
     table
 }
 
-/// A table without the columns in which every row has nothing.
+/// A table without empty columns.
 fn table_of(header: &[&str], rows: Vec<Vec<Cell>>) -> Table {
     let is_empty = |cell: Option<&Cell>| cell.is_none_or(|cell| cell.content() == "-");
     let is_shown = |column: usize| !rows.iter().all(|row| is_empty(row.get(column)));
@@ -377,7 +377,7 @@ fn render_processor_times(all: &[Results]) -> String {
     format!("{table}\nOthers used {:.0} % of the processors meanwhile.\n", others * 100.0)
 }
 
-/// What to say if others were at work: then the figures say little, and the ratios less than usual.
+/// A warning if others were at work: the figures then mean little, and the ratios less than usual.
 pub(super) fn load_warning(all: &[Results]) -> Option<String> {
     let loaded: Vec<_> = all
         .iter()

@@ -31,15 +31,15 @@ pub(super) struct Results {
     pub(super) values: Vec<(TransportKind, Vec<f64>)>,
     /// Per transport, percentiles of each round, for round trips.
     pub(super) times: Vec<(TransportKind, Vec<Percentiles>)>,
-    /// Per transport, what each round has used, if both ends run on this machine.
+    /// Per transport, the usage of each round, if both ends run on this machine.
     pub(super) usages: Vec<(TransportKind, Vec<Usage>)>,
-    /// Per transport, what set-up took in each round, for event loops.
+    /// Per transport, the cost of set-up in each round, for event loops.
     pub(super) setups: Vec<(TransportKind, Vec<Setup>)>,
     /// Of streams over SMC, a value per round.
     pub(super) kicks: Vec<Kicks>,
     /// How the SMC connections of each round travelled.
     pub(super) smc_paths: Vec<SmcPaths>,
-    /// The runs that failed, and why.
+    /// The failed runs, with the reasons.
     pub(super) failures: Vec<String>,
 }
 
@@ -59,16 +59,16 @@ impl Results {
     }
 }
 
-/// Kicks and wakes of both ends, per 2^20 bytes that streamed.
+/// Kicks and wakes of both ends, per 2^20 bytes of a stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Kicks {
-    /// Times that a driver kicked its device.
+    /// Kicks of devices by their drivers.
     pub(super) kicks: f64,
-    /// Times that a device woke its driver.
+    /// Wake-ups of drivers by their devices.
     pub(super) wakes: f64,
 }
 
-/// How an SMC connection travelled, as its two ends report it.
+/// The path of an SMC connection, as reported by its two ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SmcPaths {
     pub(super) client: SmcPath,
@@ -122,10 +122,11 @@ pub(super) struct Plan {
     pub(super) pin: bool,
 }
 
-/// Runs an experiment. A transport over which a run fails is left out from then on, and noted in
+/// Runs an experiment. A transport with a failed run is left out from then on, and noted in
 /// [`Results::failures`].
 ///
 /// # Errors
+/// A process reported something else than a result.
 /// A process reported something else than a result.
 pub(super) fn run(
     runner: &mut impl Runner,
@@ -155,7 +156,8 @@ pub(super) fn run(
                 Err(error) => {
                     let title = format!("{}, {}", experiment.title, transport.title());
                     results.failures.push(format!("{title}: {error}"));
-                    // Its values stay those of the first rounds, which the others have as well.
+                    // The values of the first rounds stay: the other transports have the same
+                    // rounds.
                     failed.push(*transport);
                     progress.inc(1);
                     continue;
@@ -175,7 +177,7 @@ pub(super) fn run(
                 list.push(setup);
             }
             let value = match outcome.ok_or_else(|| unexpected_report("client"))? {
-                // The rate is given: what it costs is the result.
+                // The rate is given: the cost is the result.
                 Outcome::PerSecond(_) if experiment.unit == Unit::ProcessorPerGigabyte => {
                     let usage = ends.client.usage.ok_or_else(|| unexpected_report("client"))?;
                     usage.per_work() * GIGABYTE
@@ -240,7 +242,7 @@ impl Runner for TemporaryFabric {
         let client_report = match client.receive(timeout) {
             Ok(RunMessage::Done(report)) => report,
             Ok(RunMessage::Listening(_)) => return Err(unexpected_report("client")),
-            // The server's error says more than the client's "connection reset".
+            // The server's error is more specific than the client's "connection reset".
             Err(error) => {
                 let cause = server.receive::<RunMessage>(Duration::from_millis(300)).err();
                 return Err(cause.filter(is_reported_failure).unwrap_or(error));

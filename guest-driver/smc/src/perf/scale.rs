@@ -28,10 +28,10 @@ const CONNECTIONS: [usize; 6] = [1, 10, 100, 1_000, 3_000, 10_000];
 const DEVICES: [usize; 4] = [1, 10, 100, 1_000];
 /// How long a process may take to open a device.
 const PER_DEVICE: Duration = Duration::from_millis(200);
-/// How long it may take besides.
+/// Additional time for a process, independent of the number of devices.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A point of the curves, which is a JSON line. Values are medians over the rounds.
+/// A point of the curves, one JSON line. Values are medians over the rounds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Point {
@@ -51,7 +51,7 @@ pub(super) struct Point {
     /// sleep in between. Microseconds.
     wake_smc: Option<f64>,
     wake_tcp: Option<f64>,
-    /// Processor time of that round trip, microseconds.
+    /// Processor time of the round trip, microseconds.
     wake_cpu_smc: Option<f64>,
     wake_cpu_tcp: Option<f64>,
     /// Private memory of client, server and daemon for a connection, bytes.
@@ -64,7 +64,7 @@ pub(super) struct Point {
     /// Time to set up a connection, or to open a device, microseconds.
     setup_smc: Option<f64>,
     setup_tcp: Option<f64>,
-    /// The share of the processors' time that other processes used.
+    /// The share of the processors' time used by other processes.
     others: Option<f64>,
 }
 
@@ -80,7 +80,7 @@ pub(super) fn steps(plan: &Plan) -> u64 {
     (CONNECTIONS.len() * 4 * plan.rounds + DEVICES.len() * 2 * plan.rounds) as u64
 }
 
-/// Measures. A point that fails is reported, and the others are kept.
+/// Measures. A failed point is reported, and the others are kept.
 pub(super) fn measure(plan: &Plan, progress: &ProgressBar) -> Scale {
     let mut scale = Scale { points: Vec::new(), problems: Vec::new() };
     let connections = CONNECTIONS.map(|n| ("connections", n));
@@ -104,7 +104,7 @@ fn with_connections(n: usize, plan: &Plan, progress: &ProgressBar) -> Result<Poi
     let mut point = woken(n, &mut fabric, plan, progress)?;
     let per_connection = |transport, of: fn(&Setup) -> f64| {
         let setups = echo.setups.iter().find(|(known, _)| *known == transport)?;
-        // The first one is not counted, unless it is the only one.
+        // The first connection is not counted, unless alone.
         let counted = (n - 1).max(1) as f64;
         median(setups.1.iter().map(of)).map(|value| rounded(value / counted))
     };
@@ -126,7 +126,7 @@ fn with_connections(n: usize, plan: &Plan, progress: &ProgressBar) -> Result<Poi
     Ok(point)
 }
 
-/// What it costs to be woken on one of so many connections.
+/// Measures the cost of a wake-up on one of `n` connections.
 fn woken(
     n: usize,
     fabric: &mut TemporaryFabric,
@@ -152,7 +152,7 @@ fn woken(
     })
 }
 
-/// The same beside so many idle devices, which one process has opened.
+/// Measures the same beside `n` idle devices, opened by one process.
 fn with_devices(n: usize, plan: &Plan, progress: &ProgressBar) -> Result<Point, CliError> {
     let names: Vec<String> = (0..n).map(|i| format!("d{i}")).collect();
     let all: Vec<&str> = names.iter().map(String::as_str).chain([SERVER, CLIENT]).collect();
@@ -179,14 +179,14 @@ fn with_devices(n: usize, plan: &Plan, progress: &ProgressBar) -> Result<Point, 
     })
 }
 
-/// Bytes of such a file at most.
+/// Limit of a file of results, in bytes.
 const MAX_FILE: u64 = 64 << 20;
 
 impl Scale {
-    /// Reads what an earlier `smc perf scale --json` has printed.
+    /// Reads the output of an earlier `smc perf scale --json`.
     ///
     /// # Errors
-    /// The file cannot be read, or a line is no such point.
+    /// The file cannot be read, or a line is no point.
     pub(super) fn read(path: &Path) -> Result<Scale, CliError> {
         let cannot = || CliError::io(format!("cannot read {}", path.display()));
         let text = read_text(path, MAX_FILE).map_err(cannot())?;
@@ -195,7 +195,7 @@ impl Scale {
         Ok(Scale { points: points.collect::<Result<_, _>>()?, problems: Vec::new() })
     }
 
-    /// The points that could not be measured, and why.
+    /// The points without a measurement, with the reasons.
     pub(super) fn problems(&self) -> &[String] {
         &self.problems
     }
@@ -278,7 +278,7 @@ impl Scale {
         Curve { name: name.into(), transport, points }
     }
 
-    /// The curves, and beside those of SMC-D what was measured earlier.
+    /// The curves, with earlier results beside the curves of SMC-D.
     pub(super) fn panels(&self, before: Option<&Scale>) -> Vec<Panel> {
         let (smc, tcp) = (TransportKind::Window, TransportKind::Tcp);
         let curve = |name: &str, transport, measure: &str, of: fn(&Point) -> Option<f64>| {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Processor time of a run: that of both ends and the daemon, in their own code and in the kernel.
+//! Processor time of a run: of both ends and the daemon, in user mode and in the kernel.
 //!
-//! The client asks the kernel at the beginning and at the end of the measurement. What the kernel
-//! does in interrupts is charged to whom they interrupt: with TCP over the loopback interface mostly
-//! to the sender.
+//! The client asks the kernel at the beginning and at the end of the measurement. Time of the
+//! kernel in interrupts is charged to the interrupted process: with TCP over the loopback interface
+//! mostly to the sender.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub(super) struct RunProcesses {
     pub(super) daemon: Option<u32>,
 }
 
-/// What a run has used.
+/// Processor time of a run, and its amount of work.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Usage {
     /// Bytes, messages or connections.
@@ -30,7 +30,7 @@ pub(super) struct Usage {
     ends: f64,
     /// Processor time of the daemon, seconds.
     daemon: f64,
-    /// Time of all processors that other processes, or other virtual machines, have used: 0 to 1.
+    /// Share of the processors' time used by other processes, or other virtual machines: 0 to 1.
     others: f64,
 }
 
@@ -52,16 +52,16 @@ pub(super) struct Meter {
     start: Sample,
 }
 
-/// What it took to set connections up.
+/// The cost of setting up connections.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Setup {
     /// Time, seconds.
     pub(super) seconds: f64,
-    /// Private memory that client, server and daemon have needed for them, bytes.
+    /// Private memory of client, server and daemon for the connections, bytes.
     pub(super) memory: [f64; 3],
 }
 
-/// Measures what the set-up of connections takes.
+/// Measures the cost of setting up connections.
 pub(super) struct SetupMeter {
     processes: RunProcesses,
     at: Instant,
@@ -69,7 +69,7 @@ pub(super) struct SetupMeter {
 }
 
 impl SetupMeter {
-    /// Begins. `None`: as [`Meter::start`].
+    /// Begins. `None`: see [`Meter::start`].
     pub(super) fn start(others: Option<RunProcesses>) -> Option<SetupMeter> {
         let processes = others?;
         Some(SetupMeter { processes, memory: memory(processes)?, at: Instant::now() })
@@ -96,7 +96,7 @@ struct Sample {
     at: Instant,
     ends: Duration,
     daemon: Duration,
-    /// What all processors were busy for.
+    /// Busy time of the processors.
     machine: Duration,
 }
 
@@ -127,13 +127,13 @@ fn sample(processes: RunProcesses) -> Option<Sample> {
         at: Instant::now(),
         ends: of(std::process::id())? + of(processes.server)?,
         daemon: processes.daemon.map_or(Some(Duration::ZERO), of)?,
-        // Last, so that the others do not seem busy.
+        // Last, so the other processes do not seem busy.
         machine: busy(&fs::read_to_string("/proc/stat").ok()?)?,
     })
 }
 
-/// The time of the first line of /proc/stat in which processors were not idle. Time in interrupts
-/// is left out where the kernel counts it apart, because the ends cause most of it.
+/// The busy time in the first line of /proc/stat. Separately counted time in interrupts is left
+/// out, because the ends cause most of it.
 fn busy(stat: &str) -> Option<Duration> {
     let mut columns = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
     // user, nice, system, idle, iowait, irq, softirq, steal

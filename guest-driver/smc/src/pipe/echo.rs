@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc listen --echo`: a thread per client sends back what the client sends. `smc connect --echo`.
+//! `smc listen --echo`: a thread per client sends received bytes back. `smc connect --echo`.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,13 +11,13 @@ use crate::output;
 
 /// Most clients at a time; more are closed at once.
 const CLIENTS: usize = 256;
-/// Bytes that are sent back at a time.
+/// Bytes to send back at a time.
 const CHUNK: usize = 64 << 10;
 
-/// Clients that are served.
+/// Number of clients being served.
 static SERVED: AtomicUsize = AtomicUsize::new(0);
 
-/// Serves a client in a thread of its own. One that stays on TCP is closed unless `tcp_ok`.
+/// Serves a client in a thread of its own. A connection on TCP is closed unless `tcp_ok`.
 pub(super) fn start(stream: SmcStream, peer: String, tcp_ok: bool, verbose: bool) {
     let info = stream.info();
     if verbose {
@@ -41,10 +41,10 @@ pub(super) fn start(stream: SmcStream, peer: String, tcp_ok: bool, verbose: bool
     });
 }
 
-/// Sends back what a server sends, until its end.
+/// Sends a server's bytes back, until the server's end.
 ///
 /// # Errors
-/// The connection stays on TCP, and `tcp_ok` is not set; or it failed.
+/// The connection stays on TCP, and `tcp_ok` is not set; or the connection failed.
 pub(super) fn once(
     stream: &SmcStream,
     peer: &str,

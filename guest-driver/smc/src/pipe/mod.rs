@@ -46,7 +46,8 @@ Examples:
   smc connect localhost:5000 < file
   smc connect -v --device /run/ism/vm2.sock vm1:5000 | tar x";
 
-/// How long the end of a connection waits for a peer to read the rest.
+/// How long the end of a connection waits for the peer to read the rest. This process may end next,
+/// and unread bytes would be lost.
 const LINGER: Duration = Duration::from_secs(60);
 
 /// Options of `smc listen`.
@@ -100,7 +101,7 @@ struct Common {
 /// Serves one client, or many one after the other.
 ///
 /// # Errors
-/// No device, no address, or a connection that failed (with `--keep` they are only printed).
+/// No device, no address, or a failed connection (with `--keep` such errors are only printed).
 pub(crate) fn listen(args: &ListenArgs) -> Result<(), CliError> {
     let addresses = parse_listen(&args.address)?;
     let stack = args.common.stack.open(paths::SERVER)?;
@@ -128,7 +129,7 @@ pub(crate) fn listen(args: &ListenArgs) -> Result<(), CliError> {
 /// Talks to a server.
 ///
 /// # Errors
-/// No device, no server, or a connection that failed.
+/// No device, no server, or a failed connection.
 pub(crate) fn connect(args: &ConnectArgs) -> Result<(), CliError> {
     let server = args.server.server()?;
     let addresses = server.resolve()?;
@@ -162,7 +163,6 @@ fn serve(stream: &SmcStream, peer: &str, common: &Common) -> Result<(), CliError
         return Err(CliError::NotSmc { why: why.to_string() });
     }
     let failed = |source| CliError::Transfer { peer: peer.into(), source };
-    // This process may end next, and with it what the peer has not read.
     stream.set_linger(Some(LINGER)).map_err(failed)?;
     let moved = pump::both_ways(stream).map_err(failed)?;
     if common.verbose {

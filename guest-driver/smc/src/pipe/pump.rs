@@ -10,12 +10,12 @@ use guest_driver::SmcStream;
 use ism_sys::EventFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Bytes that are moved at a time, and asked of pipes as their capacity.
+/// Bytes to move at a time, and the requested capacity of pipes.
 const CHUNK: usize = 256 << 10;
 /// How often to check the connection while no input arrives.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What went through, bytes.
+/// Bytes moved in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moved {
     pub(super) sent: u64,
@@ -46,7 +46,7 @@ pub(super) fn both_ways(stream: &SmcStream) -> io::Result<Moved> {
 
 /// Pipes hold 64 KiB by default: more lets both sides work at a time.
 fn widen(fd: BorrowedFd<'_>) {
-    // Not a pipe, or beyond the user's limit: it works as it is.
+    // Not a pipe, or beyond the user's limit: the old size works, too.
     let _ = rustix::pipe::fcntl_setpipe_size(fd, CHUNK);
 }
 
@@ -76,7 +76,7 @@ fn send(input: BorrowedFd<'_>, stream: &SmcStream, over: &EventFd) -> io::Result
     while wait_for_input(input, stream, over)? {
         let n = retry(|| rustix::io::read(input, &mut buf))?;
         if n == 0 {
-            // The peer may be gone already; that is its way to end.
+            // The peer may be gone already: all bytes were written before, and `linger` tells.
             let _ = stream.shutdown(Shutdown::Write);
             break;
         }

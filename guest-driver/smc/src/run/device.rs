@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The devices among which the program finds a free one.
+//! The devices from which the program chooses a free one.
 
 use std::path::PathBuf;
 
@@ -10,8 +10,8 @@ use virtio_ism::transport::pci;
 use crate::error::CliError;
 use crate::paths;
 
-/// Where programs search for a free device by default: in the directory of the first fabric that this
-/// user may use, or in a virtual machine among its PCI devices.
+/// The default place to search for a free device: the directory of the first fabric accessible to
+/// this user, or the PCI devices of a virtual machine.
 ///
 /// # Errors
 /// There is neither, and others may write the directory of the user's own fabric.
@@ -29,8 +29,8 @@ pub(super) fn default() -> Result<PathBuf, CliError> {
     }
 }
 
-/// Checks that each of the named devices exists, and that one of them can be used as soon as it is
-/// free. An error says what is wrong.
+/// Checks that each of the named devices exists, and that at least one is usable once free. The
+/// error is a sentence.
 pub(super) fn check(devices: &[PathBuf]) -> Result<(), String> {
     let mut wrong = None;
     let mut usable = false;

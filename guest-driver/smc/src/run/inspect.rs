@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Finds the program that is to run, and whether the library can be loaded into it.
+//! Finds the program to run, and the obstacles to loading the library.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
@@ -9,10 +9,10 @@ use guest_driver::program_file::{self, Obstacle};
 
 use crate::error::NoProgram;
 
-/// The program as the shell finds it.
+/// Finds the program like the shell.
 ///
 /// # Errors
-/// [`NoProgram`]; of several things with the name the first one counts.
+/// [`NoProgram`]; the first of several files with the name counts.
 pub(super) fn find(name: &OsStr) -> Result<PathBuf, NoProgram> {
     let judge = |path: PathBuf| match path.metadata() {
         Err(_) => Err(NoProgram::NotFound),
@@ -36,8 +36,8 @@ pub(super) fn find(name: &OsStr) -> Result<PathBuf, NoProgram> {
     Err(why)
 }
 
-/// Why the library cannot be loaded into a program. A file that cannot be read is no obstacle: the
-/// watcher reports whether the library was loaded.
+/// Why the library cannot be loaded into a program. An unreadable file is no obstacle: the watcher
+/// reports whether the library was loaded.
 pub(super) fn obstacle(program: &Path) -> Option<Obstacle> {
     program_file::obstacle(program, |name| find(name).ok()).and_then(Result::err)
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! io_uring: the library cannot see what the kernel does with a connection on behalf of a ring.
+//! io_uring: the library cannot see the kernel's operations on connections on behalf of a ring.
 //!
-//! liburing makes its system calls itself, so the library cannot withhold them. A seccomp filter can.
-//! It takes CAP_SYS_ADMIN or `no_new_privs`, which "smc run" does not set: a setuid program would
-//! lose its rights. Without the filter the library withholds what goes through libc.
+//! liburing makes its system calls directly, so the library cannot withhold the calls. A seccomp
+//! filter can, but needs CAP_SYS_ADMIN or `no_new_privs`. "smc run" does not set `no_new_privs`: a
+//! setuid program would lose its rights. Without the filter the library withholds the calls through
+//! libc.
 
-/// Withholds io_uring from this process, and so from the program that replaces it, if the process may
-/// do so.
+/// Withholds io_uring from this process, and so from the program to execute, if the process has the
+/// rights.
 pub(super) fn withhold() {
     let _ = ism_sys::withhold_io_uring();
 }

@@ -14,7 +14,7 @@ use crate::kernel;
 pub(crate) enum StackArg {
     /// This project's, in the program itself.
     User,
-    /// Those of the kernel's AF_SMC.
+    /// The kernel's AF_SMC.
     Kernel,
     /// The kernel's if it has an ISM device and an enterprise id, or else this project's.
     Auto,
@@ -23,7 +23,7 @@ pub(crate) enum StackArg {
 /// Whether the program gets the kernel's sockets.
 ///
 /// # Errors
-/// It is to get them whatever they can do, with options that only this project's know: why not.
+/// The kernel's sockets are demanded, together with an option unknown to AF_SMC.
 pub(super) fn is_chosen(args: &RunArgs) -> Result<bool, String> {
     let rules = [
         ("--peer", !args.peer.is_empty()),
@@ -42,9 +42,9 @@ pub(super) fn is_chosen(args: &RunArgs) -> Result<bool, String> {
     }
 }
 
-/// Sees that the program loads the library, and the library makes sockets of AF_SMC only.
+/// Makes the program load the library, and the library make sockets of AF_SMC only.
 pub(super) fn prepare(command: &mut Command, preload: OsString) {
     command.env("LD_PRELOAD", preload).env("SMC_RUN_STACK", "kernel");
-    // Otherwise it would do the rest, too: this program may have been started by `smc run`.
+    // Otherwise the library would do the rest, too: `smc run` may have started this program.
     command.env_remove("SMC_RUN_DEVICES");
 }

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Its file name.
+/// File name of the library.
 const NAME: &str = "libsmc_preload.so";
 
-/// Directories of which glibc puts one in the place of $LIB, below /usr.
+/// Values of $LIB in glibc, below /usr.
 pub(crate) const LIB: [&str; 3] = [DEBIAN_LIB, "lib64", "lib"];
 #[cfg(target_arch = "aarch64")]
 const DEBIAN_LIB: &str = "lib/aarch64-linux-gnu";
@@ -20,13 +20,13 @@ const DEBIAN_LIB: &str = "lib/x86_64-linux-gnu";
 /// The library is not there.
 #[derive(Debug, Error)]
 pub(super) enum NoLibrary {
-    /// The file that SMC_PRELOAD names.
+    /// The file named by SMC_PRELOAD.
     #[error("SMC_PRELOAD names {0}, which does not exist")]
     Named(PathBuf),
     /// The dynamic linker separates libraries by such characters.
     #[error("the library is {0:?}, and a path with a blank or a colon cannot be loaded")]
     Separated(PathBuf),
-    /// None of the directories has it.
+    /// The library is in none of the directories.
     #[error(
         "{NAME} is in none of {}; \"cargo build --release -p smc-preload\" builds it into \
          target/release, and SMC_PRELOAD may name it", list(.0)
@@ -38,10 +38,10 @@ fn list(directories: &[PathBuf]) -> String {
     directories.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// The library, by a path that means the same in each directory.
+/// The absolute path of the library, valid in every working directory.
 ///
 /// # Errors
-/// It is nowhere, or the dynamic linker would not find it by its path.
+/// The library is nowhere, or its path is unfit for the dynamic linker.
 pub(super) fn find() -> Result<PathBuf, NoLibrary> {
     let found = find_file()?;
     // Without a slash, the dynamic linker would look for a name where libraries are.
@@ -53,11 +53,11 @@ pub(super) fn find() -> Result<PathBuf, NoLibrary> {
     }
 }
 
-/// The library: named by SMC_PRELOAD, beside this program, in the library directory beside that, or
-/// where the system has libraries.
+/// The library: named by SMC_PRELOAD, beside this program, in the library directory beside this
+/// program's directory, or in a library directory of the system.
 ///
 /// # Errors
-/// It is in none of these places.
+/// The library is in none of these places.
 fn find_file() -> Result<PathBuf, NoLibrary> {
     if let Some(named) = std::env::var_os("SMC_PRELOAD").filter(|named| !named.is_empty()) {
         let named = PathBuf::from(named);
@@ -92,9 +92,9 @@ pub(super) fn preload(library: &Path) -> OsString {
     preload
 }
 
-/// The path as only glibc understands it. A program may start others, for another libc: with the path
-/// itself, the linker of musl would end them for a library that it cannot link. It does not know $LIB,
-/// finds no such file, and goes on without a word.
+/// A path understood by glibc only. The program may start others, for another libc: the linker of
+/// musl would end such a program because of a library it cannot link. With $LIB in the path, musl
+/// finds no file, and continues without a message.
 fn for_glibc(library: &Path, usr: &Path) -> OsString {
     if !library.is_absolute() || !LIB.iter().any(|lib| usr.join(lib).is_dir()) {
         return library.into();

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether the program has loaded the library: the dynamic linker may ignore it without a message.
+//! Checks that the program has loaded the library: the dynamic linker may ignore the library
+//! without a message.
 //!
-//! The program inherits the writing end of a pipe, into which the library writes when it begins. A
-//! watcher process has the reading end. It is no child of this process, so that the program, which
-//! replaces this process by exec, has no child that it does not know.
+//! The program inherits the writing end of a pipe, and the library writes into the pipe at start. A
+//! watcher process has the reading end. The watcher is no child of this process: exec replaces this
+//! process by the program, and the program must not get an unknown child.
 
 use std::io::{PipeWriter, Write};
 use std::os::fd::AsRawFd;
@@ -15,14 +16,14 @@ use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::error::CliError;
 
-/// What the library writes. The watcher counts the bytes.
+/// The bytes written by the library. The watcher counts the bytes.
 const WORD: &[u8] = b"loaded";
 
 /// How long a program may take until its libraries are loaded.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Starts a watcher, and gives the program the pipe to it. `strict`: the watcher ends the program if
-/// the library was not loaded. [`WatchedProgram::withdraw`] has it say nothing.
+/// Starts a watcher, and passes the pipe to the program. `strict`: the watcher ends the program if
+/// the library was not loaded. [`WatchedProgram::withdraw`] silences the watcher.
 ///
 /// # Errors
 /// No descriptors or processes are left.
@@ -48,7 +49,7 @@ pub(super) fn request(
     if let Err(error) = ism_sys::watch_program(&reader, watch) {
         return Err(failed(error));
     }
-    // Kept open across exec; the library closes it.
+    // Kept open across exec; the library closes the pipe.
     if let Err(error) = fcntl_setfd(&writer, FdFlags::empty()) {
         return Err(failed(error.into()));
     }
@@ -56,12 +57,12 @@ pub(super) fn request(
     Ok(WatchedProgram(writer))
 }
 
-/// A program that is about to begin, by the pipe to its watcher, which it inherits.
+/// A program about to begin: the inherited pipe to its watcher.
 #[derive(Debug)]
 pub(super) struct WatchedProgram(PipeWriter);
 
 impl WatchedProgram {
-    /// Has the watcher say nothing: the program could not be started, as somebody else says.
+    /// Silences the watcher: the program could not be started, and the caller reports the error.
     pub(super) fn withdraw(mut self) {
         // Otherwise there is a line too many.
         let _ = self.0.write_all(WORD);

@@ -79,12 +79,12 @@ pub(crate) struct RunArgs {
     stack: kernel::StackArg,
 
     /// A virtio-ism device, a directory of their sockets, or "pci" for the free ones of this virtual
-    /// machine; repeat it for more [default: the first fabric that this user may use, see "smc
+    /// machine; repeat the option for more [default: the first fabric of this user, see "smc
     /// config", or else "pci"].
     #[arg(long, value_name = "DEVICE", env = "SMC_DEVICE", value_delimiter = ':')]
     device: Vec<PathBuf>,
 
-    /// User EID (enterprise id); repeat it for more. Both ends need one in common
+    /// User EID (enterprise id); repeat the option for more. Both ends need one in common
     /// [default: VIRTIO-ISM].
     #[arg(long = "eid", value_name = "EID", env = "SMC_EID", value_delimiter = ',')]
     eids: Vec<String>,
@@ -94,17 +94,17 @@ pub(crate) struct RunArgs {
           default_value_t = RendezvousArg::Auto)]
     rendezvous: RendezvousArg,
 
-    /// File of rules about peers, ports and programs that decide which connections may be SMC.
+    /// File of rules: peers, ports and programs whose connections may be SMC.
     #[arg(long, value_name = "FILE", env = "SMC_POLICY")]
     policy: Option<PathBuf>,
 
-    /// Servers that speak SMC, though they may not answer the TCP option:
-    /// ADDRESS[/BITS][:PORT[-PORT]], where * is any address; repeat it for more. With "--rendezvous
-    /// required", the only servers that are asked [default: all].
+    /// Servers with SMC, even without an answer to the TCP option: ADDRESS[/BITS][:PORT[-PORT]],
+    /// where * is any address; repeat the option for more. With "--rendezvous required", the only
+    /// servers to be asked [default: all].
     #[arg(long, value_name = "RULE", value_delimiter = ',')]
     peer: Vec<Rule>,
 
-    /// Clients that may use SMC, and ports of the program, in the same form [default: all].
+    /// Clients allowed to use SMC, and ports of the program, in the same form [default: all].
     #[arg(long, value_name = "RULE", value_delimiter = ',')]
     accept: Vec<Rule>,
 
@@ -121,32 +121,32 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = smc_settings::parse_buffer)]
     buffer: usize,
 
-    /// How long a waiting call polls the shared memory before it sleeps, microseconds; 0: it sleeps
-    /// at once.
+    /// How long a waiting call polls the shared memory before sleeping, microseconds; 0: not at all.
     #[arg(long, value_name = "US", default_value_t = 50)]
     spin_us: u64,
 
-    /// Have connections go on over TCP when their device or last link is gone, if the peer does that,
-    /// too. So far this holds between processes of one host and for SMC-R of release 2.1.
+    /// Have connections go on over TCP when their device or last link is gone, if the peer does the
+    /// same. This holds between processes and virtual machines of one host, and for SMC-R of release
+    /// 2.1; "--outlive-device=false" switches it off.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     outlive_device: bool,
 
-    /// Have connections that have left their device stay on TCP when it is there again. SMC-R does so
-    /// in any case.
+    /// Have connections stay on TCP when the device they left is there again. SMC-R does so in any
+    /// case.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     stay_on_tcp: bool,
 
-    /// Write a file per process into this directory, with a line for each connection and why it is SMC
-    /// or TCP.
+    /// Write a file per process into this directory, with a line for each connection: SMC or TCP, and
+    /// why.
     #[arg(long, value_name = "DIRECTORY")]
     status: Option<PathBuf>,
 
     /// Put all connections on SMC, short ones too, and fail if the program cannot be put on SMC,
-    /// instead of running it on TCP: if the library is not found or cannot be loaded into it, if a
-    /// named device does not exist, or if no daemon answers. A device that another process uses now
-    /// will do, since the program takes one with its first connection only.
+    /// instead of running on TCP: if the library is not found or cannot be loaded, if a named device
+    /// does not exist, or if no daemon answers. A device in use by another process will do, since the
+    /// program takes a device with its first connection only.
     #[arg(long)]
     strict: bool,
 
@@ -161,7 +161,7 @@ pub(crate) struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// The library that programs load. An error says where it was looked for.
+/// The library for programs. The error names the searched places.
 pub(crate) fn find_library() -> Result<PathBuf, String> {
     library::find().map_err(|missing| missing.to_string())
 }
@@ -169,7 +169,7 @@ pub(crate) fn find_library() -> Result<PathBuf, String> {
 /// Replaces this process by the program.
 ///
 /// # Errors
-/// There is no such program, or it cannot be started; with `--strict`, it would stay on TCP.
+/// There is no such program, or the program cannot be started; with `--strict`, it would stay on TCP.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     let Some((name, rest)) = args.command.split_first() else {
         return Ok(ExitCode::FAILURE);
@@ -203,7 +203,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     start(command, args, name, prepared, |command, library| {
         let proof = prepare(command, &library, args, devices, name)?;
         io_uring::withhold();
-        // The library need not try what they let through.
+        // The filters end the process for no tested call, so the library need not test again.
         match ism_sys::harmless_filters() {
             0 => command.env_remove("SMC_RUN_FILTERS"),
             filters => command.env("SMC_RUN_FILTERS", filters.to_string()),
@@ -212,7 +212,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     })
 }
 
-/// Replaces this process by the program, which `prepare` has made ready unless something is missing.
+/// Replaces this process by the program. `prepare` makes the program ready unless something is
+/// missing.
 fn start(
     mut command: Command,
     args: &RunArgs,

@@ -10,9 +10,9 @@ use super::RunArgs;
 use crate::error::CliError;
 use crate::stack::RendezvousArg;
 
-/// Attaches the rendezvous to the cgroup that the program starts in, or uses what that has been
-/// granted, and passes it on to the program and to the processes that the program starts. They need
-/// no capabilities of their own.
+/// Attaches the rendezvous to the cgroup of the program's start, or uses a granted rendezvous, and
+/// passes the rendezvous on to the program and its child processes. None of the processes needs
+/// capabilities.
 ///
 /// # Errors
 /// The policy file cannot be read or parsed.

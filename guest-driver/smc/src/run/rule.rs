@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The rules of the command line, as texts that were checked.
+//! The rules of the command line, as checked texts.
 
 use std::str::FromStr;
 
@@ -10,10 +10,10 @@ use smc_rendezvous::{PeerRule, PeerRuleError};
 pub(crate) struct Rule(String);
 
 impl Rule {
-    /// The rule of some ports of the program.
+    /// The rule for some ports of the program.
     ///
     /// # Errors
-    /// They are no port and no range of ports.
+    /// The text is no port and no range of ports.
     pub(crate) fn of_ports(ports: &str) -> Result<Rule, PeerRuleError> {
         PeerRule::of_ports(ports).map(|_| Rule(format!("*:{ports}")))
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smcss`, `smcd` and `smcr`: commands with the names, options and columns of smc-tools, for the
-//! sockets of this stack and those of AF_SMC. The program takes the name that it is started by.
+//! sockets of this stack and of AF_SMC. The name of the started program selects the command.
 
 mod objects;
 mod smcss;

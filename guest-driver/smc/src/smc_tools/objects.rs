@@ -49,7 +49,7 @@ pub(super) struct Args {
     #[arg(value_name = "OBJECT", value_parser = object)]
     object: Object,
 
-    /// What to do with it.
+    /// The command.
     #[arg(value_name = "COMMAND", default_value = "show")]
     command: String,
 
@@ -67,7 +67,7 @@ pub(super) fn long_option(word: OsString) -> OsString {
     }
 }
 
-/// What is shown.
+/// The object to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Object {
     Info,
@@ -99,7 +99,7 @@ fn object(word: &str) -> Result<Object, String> {
 /// The whole output.
 ///
 /// # Errors
-/// A command that the object has not; AF_SMC is not there, or refuses.
+/// An unknown command for the object; AF_SMC is missing, or refuses.
 pub(super) fn text(tool: Tool, args: &Args) -> Result<String, CliError> {
     let show = "show".starts_with(args.command.as_str());
     let all = || processes::all().list;
@@ -231,7 +231,7 @@ fn link_groups(tool: Tool, processes: &[Process]) -> String {
             *groups.entry((info.local_gid, info.peer_gid)).or_insert(0) += 1;
         }
     }
-    // SMC-D has no numbers for them on the wire; these are as Linux counts.
+    // SMC-D has no numbers for link groups on the wire; the numbers here are counted as in Linux.
     for (n, connections) in groups.values().enumerate() {
         let _ = writeln!(text, "{:08x}  0x0  {connections:>6}", (n + 1) << 8);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smcss`: the SMC sockets of this user's processes, and those of AF_SMC.
+//! `smcss`: the SMC sockets of this user's processes, and the sockets of AF_SMC.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use crate::error::CliError;
 use crate::kernel::{self, Carrier, Cursors};
 use crate::stat::processes;
 
-/// Columns of an address that is not wide.
+/// Columns of an address without `--wide`.
 const ADDRESS: usize = 23;
 /// States of AF_SMC.
 const INIT: u8 = 2;
@@ -21,17 +21,16 @@ const LISTEN: u8 = 10;
 /// Linux's number for a Decline of the peer.
 const PEER_DECLINED: u32 = 0x0500_0000;
 
-/// Print information about SMC sockets: those of this user's processes that use this stack, and those
-/// of AF_SMC. Options and columns are those of smcss of smc-tools. A column that does not apply, or
-/// that this stack does not tell, has a dash.
+/// Print information about SMC sockets: of this user's processes with this stack, and of AF_SMC.
+/// Options and columns are as in smcss of smc-tools. A column without a value has a dash.
 #[derive(Debug, Parser)]
 #[command(name = "smcss", version, disable_version_flag = true)]
 pub(super) struct Args {
-    /// Show all sockets, also those that listen.
+    /// Show all sockets, listening ones included.
     #[arg(short, long, conflicts_with = "listening")]
     all: bool,
 
-    /// Show only sockets that listen.
+    /// Show only listening sockets.
     #[arg(short, long, conflicts_with_all = ["debug", "smcd", "smcr"])]
     listening: bool,
 
@@ -63,11 +62,11 @@ struct Row {
     uid: u32,
     inode: u64,
     local: Option<SocketAddr>,
-    /// None of a socket that listens or is new.
+    /// `None` for a listening or new socket.
     rest: Option<Connected>,
 }
 
-/// What only a socket with a peer has.
+/// Values of sockets with a peer.
 #[derive(Clone, Debug)]
 struct Connected {
     peer: Option<SocketAddr>,
@@ -201,7 +200,7 @@ fn role(server: bool) -> String {
     if server { "SERV" } else { "CLNT" }.to_owned()
 }
 
-/// The name that smcss has for a state of RFC 7609, or of TCP.
+/// The name in smcss for a state of RFC 7609, or of TCP.
 fn state(name: &str) -> String {
     match name {
         "Active" | "Established" => "ACTIVE",
@@ -249,7 +248,7 @@ fn shutdown(state: &str) -> u8 {
     }
 }
 
-/// An address, shortened to its columns unless it is to be wide.
+/// An address, shortened to its columns unless `wide`.
 fn address(address: Option<SocketAddr>, wide: bool) -> String {
     let Some(address) = address else { return "-".into() };
     let (ip, port) = (address.ip().to_canonical().to_string(), address.port().to_string());

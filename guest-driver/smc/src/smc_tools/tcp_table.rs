@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The kernel's TCP sockets of a process: owner and inode of a connection, and who listens.
+//! The kernel's TCP sockets of a process: owner and inode of a connection, and listeners.
 
 use std::collections::HashSet;
 use std::fs;
@@ -26,7 +26,7 @@ pub(crate) struct TcpTable {
 }
 
 impl TcpTable {
-    /// Those of a process; none if it has ended.
+    /// The sockets of a process; none after its end.
     pub(crate) fn of(pid: u32) -> TcpTable {
         let read = |name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
         let sockets = ["tcp", "tcp6"].map(read);
@@ -47,7 +47,7 @@ impl TcpTable {
         self.sockets.iter().copied().find(|tcp| same(tcp.local, local) && same(tcp.peer, peer))
     }
 
-    /// The sockets of the process that listen.
+    /// The listening sockets.
     pub(crate) fn listening(&self) -> Vec<TcpSocket> {
         let descriptors = fs::read_dir(format!("/proc/{}/fd", self.pid));
         let links = descriptors.into_iter().flatten().flatten();
@@ -73,7 +73,7 @@ fn parse(line: &str) -> Option<TcpSocket> {
     })
 }
 
-/// An address as the kernel writes it: words of 32 bits in its own byte order, and the port.
+/// An address in the kernel's format: words of 32 bits in the machine's byte order, and the port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The three commands, and what they ask the kernel.
+//! The three commands, and their requests to the kernel.
 
 use std::ffi::OsStr;
 use std::io;
@@ -19,13 +19,13 @@ pub(crate) enum Tool {
 }
 
 impl Tool {
-    /// The command that a program of this name or path is, if it is one.
+    /// The command with the name or path of a program, if any.
     pub(crate) fn named(program: &OsStr) -> Option<Tool> {
         let name = Path::new(program).file_name()?;
         [Tool::Smcss, Tool::Smcd, Tool::Smcr].into_iter().find(|tool| name == tool.name())
     }
 
-    /// Its name.
+    /// Name of the command.
     pub(super) fn name(self) -> &'static str {
         match self {
             Tool::Smcss => "smcss",

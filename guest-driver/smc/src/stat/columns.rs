@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The columns of `smc stat connections`.
 //!
-//! A column is a row of [`COLUMNS`]. Where the terminal has no room for all that are shown by default,
-//! the brief ones are shown; they take 80 columns. A line that is still too long goes on in the next
-//! one, between two cells.
+//! A column is a row of [`COLUMNS`]. If the terminal is too narrow for the default columns, the
+//! brief ones are shown; these take 80 columns. A line still too long continues in the next line,
+//! between two cells.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,22 +17,22 @@ use super::tables::{buffers, by, pair, unread_by_peer};
 pub(super) struct ConnectionRow<'a> {
     pub(super) process: &'a Process,
     pub(super) connection: &'a Connection,
-    /// With `--watch`, the same connection at the look before, if it was there, and how long ago that
-    /// look was.
+    /// With `--watch`, the same connection at the preceding look, if present, and the age of the
+    /// look.
     pub(super) before: Option<(Option<&'a Connection>, Duration)>,
 }
 
 /// A column.
 #[derive(Debug)]
 pub(super) struct Column {
-    /// What `--output` and `--sort` call it. It is the title as well.
+    /// Name for `--output` and `--sort`, and title.
     name: &'static str,
-    /// Whether numbers are in it, which are flush right.
+    /// Whether the cells are numbers, flush right.
     is_number: bool,
-    /// Where it is shown.
+    /// When to show the column.
     shown: Where,
     cell: fn(&ConnectionRow<'_>) -> String,
-    /// What `--sort` compares, the largest first; `None`: the cell's text.
+    /// Key for `--sort`, the largest first; `None`: the cell's text.
     order: Option<fn(&ConnectionRow<'_>) -> u64>,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Column {
 enum Where {
     /// By default, if the terminal is wide.
     Wide,
-    /// By default, if it is not.
+    /// By default, if the terminal is not wide.
     Brief,
     /// By default.
     Always,
@@ -49,7 +49,7 @@ enum Where {
 }
 
 impl Column {
-    /// What `--output` and `--sort` call it.
+    /// Name for `--output` and `--sort`.
     pub(super) fn name(&self) -> &'static str {
         self.name
     }
@@ -75,7 +75,7 @@ const fn number(
     Column { name, is_number: true, shown, cell, order: Some(order) }
 }
 
-/// All columns, in the order of a wide table.
+/// The columns, in the order of a wide table.
 static COLUMNS: [Column; 17] = [
     column("process", Where::Wide, |row| format!("{} {}", row.process.program, row.process.pid)),
     column("program", Where::Brief, brief_name),
@@ -113,7 +113,7 @@ static COLUMNS: [Column; 17] = [
 ];
 
 impl ConnectionRow<'_> {
-    /// What has passed since the last look, per second, or altogether.
+    /// The amount per second since the last look, or the total.
     pub(super) fn count(&self, of: fn(&Connection) -> u64) -> u64 {
         match self.before {
             Some((old, time)) => per_second(of(self.connection), old.map_or(0, of), time),
@@ -137,7 +137,7 @@ fn brief_name(row: &ConnectionRow<'_>) -> String {
     format!("{name} {pid}")
 }
 
-/// What carries it and by what, in a few letters.
+/// The carrier with its device or reason, in a few letters.
 fn via(row: &ConnectionRow<'_>) -> String {
     let connection = row.connection;
     let by = match (&connection.smc_d, &connection.smc_r, &connection.reason) {
@@ -154,11 +154,11 @@ fn unread(row: &ConnectionRow<'_>) -> String {
     pair(here, unread_by_peer(row.connection))
 }
 
-/// Columns that the user has chosen. None: those that there is room for.
+/// Columns chosen by the user. None: the columns fitting the terminal.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ColumnList(Vec<&'static Column>);
 
-/// What carries a connection, in one word.
+/// The carrier of a connection, in one word.
 pub(super) fn carrier(connection: &Connection) -> &str {
     connection.kind.split(' ').next().unwrap_or_default()
 }
@@ -166,17 +166,17 @@ pub(super) fn carrier(connection: &Connection) -> &str {
 /// A column of this name.
 ///
 /// # Errors
-/// There is none; the text names all.
+/// There is none; the text lists every name.
 pub(super) fn find(name: &str) -> Result<&'static Column, String> {
     let names = || COLUMNS.iter().map(|column| column.name).collect::<Vec<_>>().join(", ");
     let found = COLUMNS.iter().find(|column| column.name == name);
     found.ok_or_else(|| format!("there is no column {name:?}; there are {}", names()))
 }
 
-/// What `--output` names: `wide`, or columns.
+/// The columns named by `--output`: `wide`, or a list.
 ///
 /// # Errors
-/// It names something else.
+/// An unknown name.
 pub(super) fn chosen(text: &str) -> Result<ColumnList, String> {
     match text {
         "wide" => Ok(by_default(Where::Wide)),

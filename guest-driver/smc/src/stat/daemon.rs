@@ -27,7 +27,7 @@ pub(super) fn by_fabric(guests: &[Guest]) -> Vec<Fabric<'_>> {
     fabrics.into_iter().map(|(chid, guests)| Fabric { chid, guests }).collect()
 }
 
-/// As text; with what there was some time ago, rates.
+/// Counters as text; given earlier counters, rates.
 pub(super) fn render(guests: &[Guest], rates: Option<(Duration, &[Guest])>) -> String {
     if guests.is_empty() {
         return "The daemon has no guests.\n".into();
@@ -92,7 +92,7 @@ fn render_fabric(fabric: &Fabric<'_>, rates: Option<(Duration, &[Guest])>) -> St
     format!("{what}\n{counted}:\n{how}\n{trouble}")
 }
 
-/// What becomes of the devices of a pool.
+/// The use of the devices of a pool.
 fn pool(guest: &Guest) -> String {
     let (devices, in_use) = (guest.devices.unwrap_or(0), guest.devices_in_use.unwrap_or(0));
     let refused = guest.refused_connections.unwrap_or(0);
@@ -102,13 +102,13 @@ fn pool(guest: &Guest) -> String {
     }
 }
 
-/// Counters that have counted something at some guest.
+/// Counters other than zero for some guest.
 fn counted(guests: &[&Guest]) -> Vec<&'static Counter> {
     let is_zero = |row: &Counter| guests.iter().all(|guest| (row.get)(&guest.counts) == 0);
     Counts::ALL.iter().filter(|row| !is_zero(row)).collect()
 }
 
-/// A counter as text; with what there was some time ago, its rate.
+/// A counter as text; given earlier counters, its rate.
 fn count(row: &Counter, guest: &Guest, before: Option<(Duration, &Guest)>) -> String {
     let now = (row.get)(&guest.counts);
     let shown = match before {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Servers and listeners as a table: what their connections are like, and whether SMC pays.
+//! Servers and listeners as a table: the traffic of their connections, and whether SMC pays.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use super::processes::Processes;
 use super::table::{row, size, table};
 use super::tables::{NO_PROCESS, name, silent};
 
-/// A line per server and listener. Processes of one program share what they know, so each is shown
-/// for the first of them.
+/// A line per server and listener. Processes of one program share their knowledge, so each is shown
+/// for the first process.
 pub(super) fn table_of(processes: &Processes) -> String {
     if processes.list.is_empty() {
         return format!("{NO_PROCESS}{}", silent(processes));
@@ -67,7 +67,7 @@ pub(super) fn table_of(processes: &Processes) -> String {
     format!("{text}\n{}", silent(processes))
 }
 
-/// What carries the next connections, and why.
+/// The carrier of the next connections, and the reason.
 fn choice(known: &EndpointTraffic) -> (&'static str, &'static str) {
     match known {
         EndpointTraffic { endpoint: Endpoint::Listener(_), .. } => ("SMC", "the client decides"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which connections `smc stat` shows.
+//! The choice of connections in `smc stat`.
 
 use std::net::IpAddr;
 
@@ -8,36 +8,36 @@ use guest_driver::statistics::{Connection, Process};
 
 use super::processes::Processes;
 
-/// Options that choose connections. Those that are given have to fit.
+/// Options to choose connections. Each given option has to fit.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Connections")]
 pub(super) struct Filter {
-    /// Only those of a process: its id, or a part of its name.
+    /// Only connections of a process: its id, or a part of its name.
     #[arg(long, value_name = "PID|NAME")]
     process: Option<String>,
 
-    /// Only those with this port at either end.
+    /// Only connections with this port at either end.
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
 
-    /// Only those with this address at either end.
+    /// Only connections with this address at either end.
     #[arg(long, value_name = "ADDRESS")]
     address: Option<IpAddr>,
 
-    /// Only those that this carries.
+    /// Only connections on this carrier.
     #[arg(long, value_enum, value_name = "CARRIER")]
     carrier: Option<Carrier>,
 
-    /// Only those whose state has this in its name, such as "active", "established" or "wait".
+    /// Only connections whose state has this in its name, such as "active", "established" or "wait".
     #[arg(long, value_name = "TEXT")]
     state: Option<String>,
 
-    /// Only those on TCP whose reason has this in its number, name or sentence.
+    /// Only connections on TCP whose reason has this in its number, name or sentence.
     #[arg(long, value_name = "TEXT")]
     pub(super) reason: Option<String>,
 }
 
-/// What carries a connection.
+/// The carrier of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Carrier {
     Smc,
@@ -52,13 +52,13 @@ impl Carrier {
 }
 
 impl Filter {
-    /// Chooses the next carrier; after the last one, all.
+    /// Chooses the next carrier; after the last one, every carrier.
     pub(super) fn next_carrier(&mut self) {
         let now = Carrier::ALL.iter().position(|one| Some(*one) == self.carrier);
         self.carrier = Carrier::ALL.get(now.map_or(0, |now| now + 1)).copied();
     }
 
-    /// What carries the connections that are chosen.
+    /// Name of the chosen carrier.
     pub(super) fn carrier_name(&self) -> &'static str {
         match self.carrier {
             None => "all",
@@ -79,7 +79,7 @@ impl Filter {
             && reason.is_none()
     }
 
-    /// Removes the connections that do not fit, and processes that are left with none.
+    /// Removes unfitting connections, and processes left without any.
     pub(super) fn apply(&self, processes: &mut Processes) {
         if self.is_empty() {
             return;

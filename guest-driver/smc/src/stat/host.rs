@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the kernel says of the processes of this machine: which have statistics sockets, and which
-//! have connections that are TCP though the library is in them.
+//! The kernel's account of the processes of this machine: processes with statistics sockets,
+//! processes with the library of `smc run`, and the open sockets of each.
 //!
-//! A process shows its own connections only. The kernel says of each that the process has it; what the
-//! process claims is why it is TCP, and how much SMC has carried. A user sees the processes that /proc
-//! lets it look into: its own. Root sees all, those of containers included.
+//! A user sees the processes accessible in /proc: its own. Root sees all, including containers. Any
+//! process may be hostile: names are bytes, read data is bounded, and anything a process can delay
+//! is left to threads that may be given up (`look`).
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,18 +34,18 @@ const CLOSED: u8 = 7;
 /// The variable by which `smc run` names the directory of a process's socket.
 const DIRECTORY: &[u8] = b"SMC_RUN_STATISTICS=";
 
-/// Whose processes are looked for beside those that have sockets in this user's directories.
+/// The processes to look for, beside the processes with sockets in this user's directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// Those of all users that this one may look into.
+    /// The processes of all users, as far as accessible to this user.
     Host,
-    /// Those that use this directory.
+    /// The processes using this directory.
     Directory(PathBuf),
 }
 
 impl Scope {
-    /// All, unless the environment names a runtime directory that is not the system's: that is a world
-    /// of its own.
+    /// Every process, unless the environment names a runtime directory other than the system's:
+    /// then only the processes using that directory.
     pub(crate) fn of_environment() -> Scope {
         match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
             Some(directory) if !directory.starts_with("/run/user") => {
@@ -67,7 +67,7 @@ impl Scope {
     }
 }
 
-/// A file that a process has mapped.
+/// A file mapped by a process.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Mapped {
     inode: u64,
@@ -174,13 +174,13 @@ impl TimeBudget {
     }
 }
 
-/// Opens what a path means to a process, without what would be outside of its root.
+/// Opens a path as seen by a process, confined to the root of the process.
 fn open_of(pid: u32, path: &Path) -> io::Result<OwnedFd> {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::openat(CWD, format!("/proc/{pid}/root"), directory, Mode::empty())?;
     let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let named = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    // What is opened for its name only has no effect, whatever it is.
+    // O_PATH has no side effects, whatever the file.
     Ok(openat2(root, path, named, Mode::empty(), inside)?)
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The terminal of the live view: it gives each key at once and does not show it.
+//! The terminal of the live view: each key arrives immediately, without echo.
 //!
-//! The modes of before are back however the process leaves the terminal: when the view ends, when a
-//! thread panics, when a signal ends the process, and while one has stopped it.
+//! The former modes are restored however the process leaves the terminal: at the end of the view,
+//! at a panic of a thread, at a signal ending the process, and while the process is stopped.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
@@ -19,7 +19,7 @@ use signal_hook::consts::signal;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-/// Signals that end a process which does not catch them, and may be caught.
+/// Catchable signals with the default action of ending the process.
 const ENDING: [i32; 14] = [
     signal::SIGHUP,
     signal::SIGINT,
@@ -37,7 +37,7 @@ const ENDING: [i32; 14] = [
     signal::SIGXFSZ,
 ];
 
-/// What happens at the terminal.
+/// An event at the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Input {
     Key(u8),
@@ -55,10 +55,11 @@ pub(super) struct Keyboard {
 }
 
 impl Keyboard {
-    /// `None`: there is no terminal for keys and for pages, or another process has it.
+    /// `None`: there is no terminal for keys and for pages, or another process group owns the
+    /// terminal.
     pub(super) fn open() -> Option<Keyboard> {
         let terminal: File = io::stdin().as_fd().try_clone_to_owned().ok()?.into();
-        // One in the background would be stopped.
+        // A background process would be stopped.
         if !io::stdout().is_terminal()
             || termios::tcgetpgrp(&terminal).ok()? != rustix::process::getpgrp()
         {
@@ -116,12 +117,12 @@ impl Drop for Keyboard {
     }
 }
 
-/// Does what signals ask for, after the terminal has got its modes back.
+/// Obeys signals, after restoring the terminal's modes.
 fn obey(mut signals: Signals, modes: &Modes, mut wake: &UnixStream) {
     for signal in signals.forever() {
         match signal {
             signal::SIGCONT | signal::SIGWINCH => {
-                // Nobody has to have stopped the process before, and a shell may have set the modes.
+                // SIGCONT may come without a stop, and a shell may have changed the modes.
                 if signal == signal::SIGCONT {
                     let _ = modes.take();
                 }
@@ -138,7 +139,7 @@ fn obey(mut signals: Signals, modes: &Modes, mut wake: &UnixStream) {
 /// The modes of a terminal.
 struct Modes {
     terminal: File,
-    /// Those of before, while the keys are this process's.
+    /// The former modes, while this process reads the keys.
     before: Mutex<Option<Termios>>,
 }
 
@@ -154,7 +155,7 @@ impl Modes {
 
     fn give_back(&self) {
         if let Some(before) = lock(&self.before).take() {
-            // A terminal that is gone needs no mode.
+            // A closed terminal needs no modes.
             let _ = termios::tcsetattr(&self.terminal, OptionalActions::Now, &before);
         }
     }
@@ -164,7 +165,7 @@ impl Modes {
 mod tests {
     use super::*;
 
-    /// The modes of a terminal of its own, and whether it shows what is typed.
+    /// The modes of a terminal of its own, and whether typed characters are echoed.
     fn terminal() -> (Modes, impl Fn() -> bool) {
         let terminal = File::options().read(true).write(true).open("/dev/ptmx").unwrap();
         let other = terminal.try_clone().unwrap();
@@ -195,7 +196,7 @@ mod tests {
     fn modes_of_before_are_those_before_the_first_of_several_calls() {
         let (modes, shows) = terminal();
         modes.take().unwrap();
-        // As after SIGSTOP, which no program notices, and SIGCONT.
+        // Again, as after SIGSTOP and SIGCONT: a program does not notice SIGSTOP.
         modes.take().unwrap();
         assert!(!shows());
         modes.give_back();

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc stat connections --watch` on a terminal: keys change what is shown.
+//! `smc stat connections --watch` on a terminal: keys change the view.
 //!
-//! A key does what an option of the command line does, so nothing is shown that an option could not
-//! show.
+//! A key has the effect of an option on the command line, so keys show nothing beyond the options.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,10 +12,10 @@ use super::tables::{self, View};
 use super::{columns, sums};
 use crate::output;
 
-/// Columns by which a key sorts, in their order.
+/// Columns for sorting by a key, in the order of the key.
 const SORTS: [&str; 6] = ["sent", "received", "unread", "process", "peer", "reason"];
 
-/// What is shown: at first what the options say.
+/// The choice of connections and view: at first given by the options.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Choice {
     pub(super) filter: Filter,
@@ -24,7 +23,7 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// Does what a key means. `false`: to end.
+    /// Executes a key. `false`: the view ends.
     pub(super) fn press(&mut self, key: u8, now: &Processes) -> bool {
         match key {
             b's' => self.next_sort(),
@@ -45,7 +44,7 @@ impl Choice {
         self.view.sort = next.and_then(|name| columns::find(name).ok());
     }
 
-    /// The next of the reasons that there are now; after the last one, all.
+    /// The next of the present reasons; after the last one, all.
     fn next_reason(&mut self, now: &Processes) {
         let connections = now.list.iter().flat_map(|process| &process.connections);
         let reasons = connections.filter_map(|connection| connection.reason.as_ref());
@@ -67,7 +66,7 @@ impl Choice {
     }
 }
 
-/// A page: what there is in sum, what the keys do, and the lines that were chosen.
+/// A page: the sum, the help for the keys, and the chosen lines.
 pub(super) fn page(
     processes: &Processes,
     before: Option<(&Processes, Duration)>,
@@ -176,7 +175,7 @@ mod tests {
             assert_eq!(choice.view.sort.map(columns::Column::name), Some(name));
         }
         assert!(choice.press(b's', &now) && choice.view.sort.is_none());
-        // Each reason that there is, and then all of them.
+        // Each present reason, and then all.
         for reason in [Some("NOSMCDEV"), Some("PEERNOSMC"), None] {
             assert!(choice.press(b'r', &now));
             assert_eq!(choice.filter.reason.as_deref(), reason);
@@ -185,7 +184,7 @@ mod tests {
         assert!(page.contains("PEERNOSMC") && !page.contains("nginx"), "{page}");
         let page = shown(&pressed(b"c"), 80);
         assert!(page.contains("nginx") && !page.contains("NOSMCDEV"), "{page}");
-        // A carrier and a reason that exclude each other.
+        // A carrier and a reason excluding each other.
         let page = shown(&pressed(b"cr"), 80);
         assert!(page.contains("No connection fits"), "{page}");
         for end in [b'q', 4] {
@@ -211,7 +210,7 @@ mod tests {
             line.unwrap().split_whitespace().map(str::to_owned).collect::<Vec<_>>()
         };
         assert_eq!(of("10.0.0.9")[1..], ["2", "0", "4.0", "MiB", "12.0", "MiB"]);
-        // The kernel counts the bytes of what is TCP.
+        // The kernel counts the bytes of TCP connections.
         assert_eq!(of("2001:db8:")[1..], ["0", "1", "-", "-"]);
         assert_eq!(pressed(b"vvv").view.by, By::Service);
         assert_eq!(pressed(b"vvvv").view.by, By::Connection);

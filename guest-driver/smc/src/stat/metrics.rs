@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the processes of a container have, in the text format of Prometheus.
+//! The metrics of the processes of a container, in the text format of Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,10 +7,10 @@ use std::fmt::Write as _;
 use super::processes::Processes;
 use super::sums::By;
 
-/// Labels that samples have by themselves.
+/// Labels set by the samples themselves.
 const OWN_LABELS: [&str; 6] = ["program", "service", "pid", "kind", "reason", "side"];
 
-/// A label that the user gives to all samples: a name, and a value.
+/// A label given by the user for every sample: a name, and a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Label {
     name: String,
@@ -50,17 +50,17 @@ impl Samples {
     }
 }
 
-/// A value of a label, as the format has it.
+/// A value of a label, escaped for the format.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// The service of systemd that a process is of, by the name of its cgroup.
+/// The systemd service of a process, by the name of its cgroup.
 pub(super) fn service(pid: u32) -> Option<String> {
     service_of(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }
 
-/// The service in what the kernel says of a process's cgroups: that of the line of cgroup v2, or of
+/// The service in the kernel's list of a process's cgroups: from the line of cgroup v2, or of
 /// systemd's own hierarchy.
 fn service_of(cgroups: &str) -> Option<String> {
     let path = |line: &str| {
@@ -75,8 +75,8 @@ fn service_of(cgroups: &str) -> Option<String> {
     cgroups.lines().filter_map(path).find_map(of)
 }
 
-/// All metrics. Processes of one program are one sample, since their ids are without number, unless
-/// each is asked for.
+/// The text of every metric. Processes of one program are one sample, since ids would be unbounded,
+/// unless each process is asked for.
 pub(super) fn text(processes: &Processes, labels: &[Label], by: By) -> String {
     let common =
         labels.iter().map(|Label { name, value }| format!("{name}=\"{}\",", escaped(value)));
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn processes_are_samples_of_their_own_if_that_is_asked_for() {
         let mut list = vec![nginx(5), nginx(7)];
-        // No process has this id, so it is of no service.
+        // No process has this id, so there is no service.
         list[1].pid = u32::MAX;
         let text = text(&Processes { list, silent: Vec::new() }, &[], By::Process);
         for line in [

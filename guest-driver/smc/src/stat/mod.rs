@@ -81,7 +81,7 @@ Examples:
 /// Options of `smc stat`.
 #[derive(Args, Debug)]
 pub(crate) struct StatArgs {
-    /// What to show.
+    /// The table to show.
     #[arg(value_enum, default_value_t = What::Overview)]
     what: What,
 
@@ -115,7 +115,7 @@ pub(crate) struct StatArgs {
     watch: Option<u32>,
 }
 
-/// What to show.
+/// The view to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum What {
     Overview,
@@ -129,20 +129,20 @@ enum What {
 }
 
 impl What {
-    /// Whether it shows data of the daemon.
+    /// Whether the view needs data of the daemon.
     fn asks_daemon(self) -> bool {
         matches!(self, What::Overview | What::Fabric)
     }
 }
 
-/// All that is known at one moment.
+/// The state at one moment.
 #[derive(Debug)]
 struct Snapshot {
     at: Instant,
     /// Guests of the daemon, or why there is no answer.
     guests: Result<Vec<Guest>, CliError>,
     processes: Processes,
-    /// Whether there are processes, and no connection of them fits.
+    /// Whether there are processes, but no fitting connection.
     fits_none: bool,
 }
 
@@ -156,7 +156,7 @@ struct JsonSnapshot<'a> {
 /// Prints once, or again and again.
 ///
 /// # Errors
-/// There is neither a daemon nor a process to be asked, or the daemon that was named does not answer.
+/// There is neither a daemon nor a process to ask, or the named daemon does not answer.
 pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
     let mut source = Source { args, client: None };
     if let Some(seconds) = args.watch
@@ -188,7 +188,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
     }
 }
 
-/// Shows connections until a key ends it. Other keys change what is shown of the last look.
+/// Shows connections until a key ends the view. Other keys change the view of the last look.
 fn watch_connections(
     source: &mut Source<'_>,
     interval: Duration,
@@ -243,7 +243,7 @@ fn guests(args: &StatArgs, client: &mut Option<Client>) -> Result<Vec<Guest>, Cl
     let failed = |source| CliError::Management { socket: socket.clone(), source };
     let mut connected = match client.take() {
         Some(client) => client,
-        // Checks who listens in the default directory.
+        // Checks the listener in the default directory.
         None => connect_unix(&socket, MANAGEMENT_TIMEOUT)
             .map_err(ClientError::from)
             .and_then(|stream| Client::over(stream.into()))
@@ -255,7 +255,8 @@ fn guests(args: &StatArgs, client: &mut Option<Client>) -> Result<Vec<Guest>, Cl
 }
 
 impl Snapshot {
-    /// Fails if there is nothing to show. A program that reads JSON or metrics is told so.
+    /// Fails if there is nothing to show. For readers of JSON or metrics, an empty snapshot is
+    /// valid.
     fn check(self, args: &StatArgs) -> Result<Snapshot, CliError> {
         let named = args.management.is_some() || args.what == What::Fabric;
         match self.guests {
@@ -271,7 +272,7 @@ impl Snapshot {
         }
     }
 
-    /// Leaves the connections that a filter wants.
+    /// Keeps the connections accepted by a filter.
     fn choose(&mut self, filter: &filter::Filter) {
         let was_empty = self.processes.list.is_empty();
         filter.apply(&mut self.processes);

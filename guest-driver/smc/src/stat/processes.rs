@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The processes that have a statistics socket, and those with the library of `smc run`.
+//! The processes with a statistics socket or with the library of `smc run`, at one moment.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,16 +14,16 @@ use crate::paths;
 /// Processes that are asked at a time. A process that is stopped does not answer.
 const AT_A_TIME: usize = 32;
 
-/// The answers of processes, and what the kernel says of them.
+/// The answers of processes, and the kernel's account of the processes.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Processes {
     #[serde(rename = "processes")]
     pub(crate) list: Vec<Process>,
-    /// Those that do not answer.
+    /// Processes without an answer.
     pub(crate) silent: Vec<Silent>,
 }
 
-/// A process that does not answer.
+/// A process without an answer.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Silent {
     pub(super) pid: u32,
@@ -79,12 +79,12 @@ impl Processes {
     }
 }
 
-/// Asks all processes: those of this user, and for root those of all users.
+/// Asks the processes of this user, or for root the processes of all users.
 pub(crate) fn all() -> Processes {
     of(&Scope::of_environment())
 }
 
-/// Asks the processes of this user's directories and those of `scope`.
+/// Asks the processes of this user's directories and of `scope`.
 pub(super) fn of(scope: &Scope) -> Processes {
     let mut processes = Processes::default();
     let asked = in_directories();

@@ -10,17 +10,17 @@ use super::columns::{Column, ConnectionRow, carrier};
 use super::metrics;
 use super::table::{printable, size};
 
-/// What a line of the list stands for.
+/// The meaning of a line of the list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum By {
     /// A connection.
     #[default]
     Connection,
-    /// All connections of a process.
+    /// The connections of a process.
     Process,
-    /// All connections with an address.
+    /// The connections with an address.
     Peer,
-    /// All connections of a service of systemd, or of a program that is of none.
+    /// The connections of a service of systemd, or of a program without one.
     Service,
 }
 
@@ -43,9 +43,9 @@ impl By {
         }
     }
 
-    /// Of which line a connection is a part.
+    /// The line for a connection.
     ///
-    /// `services`: the names of those that were looked up.
+    /// `services`: names already looked up.
     fn key(self, row: &ConnectionRow<'_>, services: &mut BTreeMap<u32, String>) -> String {
         match self {
             By::Peer => {
@@ -65,12 +65,13 @@ impl By {
     }
 }
 
-/// What some connections have together.
+/// The sum of some connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sum {
     smc: usize,
     tcp: usize,
-    /// Bytes, or bytes per second. The kernel counts those of a program's own TCP connections.
+    /// Bytes, or bytes per second. The bytes of a program's own TCP connections are counted by the
+    /// kernel.
     sent: u64,
     received: u64,
 }
@@ -111,8 +112,8 @@ fn is_rate(rows: &[ConnectionRow<'_>]) -> bool {
     rows.iter().any(|row| row.before.is_some())
 }
 
-/// A line for each process or peer. The one that moves most, or has most of what `sort` names, is the
-/// first.
+/// A line for each process or peer. The first line has the most traffic, or the most of the column
+/// of `sort`.
 pub(super) fn lines(rows: &[ConnectionRow<'_>], by: By, sort: Option<&Column>) -> String {
     let mut sums: BTreeMap<String, Sum> = BTreeMap::new();
     let mut services = BTreeMap::new();
@@ -123,7 +124,7 @@ pub(super) fn lines(rows: &[ConnectionRow<'_>], by: By, sort: Option<&Column>) -
     match sort.map(Column::name) {
         Some("sent") => sums.sort_by_key(|(_, sum)| std::cmp::Reverse(sum.sent)),
         Some("received") => sums.sort_by_key(|(_, sum)| std::cmp::Reverse(sum.received)),
-        // They are sorted by their names.
+        // The lines are sorted by their names already.
         Some("process" | "program" | "peer" | "service") => {}
         _ => sums.sort_by_key(|(_, sum)| {
             (

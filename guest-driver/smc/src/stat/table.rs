@@ -7,8 +7,8 @@ use comfy_table::{Cell, CellAlignment, presets};
 
 use crate::output;
 
-/// A table. Where the terminal has no room for it, columns in which there is nothing are left out, and
-/// lines that are still too long go on in the next one, between two cells.
+/// A table. On a narrow terminal, empty columns are left out, and lines still too long continue in
+/// the next line, between two cells.
 #[derive(Debug)]
 pub(super) struct Table {
     /// The headings, and then the rows.
@@ -32,7 +32,7 @@ impl Table {
         self.lines.len() < 2
     }
 
-    /// As text. `room`: columns of the terminal, if there is one.
+    /// The text of the table. `room`: columns of the terminal, if any.
     fn text(&self, room: Option<usize>) -> String {
         let wide = self.boxed();
         match room {
@@ -81,8 +81,8 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// Lines of cells below each other. A line that is longer than `room` goes on in the next one, between
-/// two cells. `is_number`: of each column, whether it is flush right.
+/// Lines of cells below each other. A line longer than `room` continues in the next line, between
+/// two cells. `is_number`: for each column, whether cells are flush right.
 pub(super) fn folded(lines: &[Vec<String>], is_number: &[bool], room: Option<usize>) -> String {
     let width = |at: usize| {
         let cells = lines.iter().filter_map(|line| line.get(at));
@@ -132,7 +132,7 @@ pub(super) fn size(bytes: u64) -> String {
     format!("{value:.decimals$} {}", units.get(unit).unwrap_or(&"B"))
 }
 
-/// What has passed per second.
+/// The difference per second.
 pub(super) fn per_second(now: u64, before: u64, time: Duration) -> u64 {
     (now.saturating_sub(before) as f64 / time.as_secs_f64().max(0.001)) as u64
 }

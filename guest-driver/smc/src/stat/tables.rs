@@ -15,7 +15,7 @@ use super::sums::{self, By};
 use super::table::{printable, row, size, table};
 use crate::output;
 
-/// What to do if there is nothing to show.
+/// The advice if there is nothing to show.
 pub(super) const NO_PROCESS: &str = "No process of yours has SMC now: \"smc listen\", \"smc connect\", \"smc perf\" and \
                       connections of programs under \"smc run\" would be here.\n";
 
@@ -34,7 +34,7 @@ pub(super) fn name(process: &Process) -> String {
     format!("{} {}", process.program, process.pid)
 }
 
-/// The processes that do not answer, at the end of each table.
+/// The silent processes, at the end of each table.
 pub(super) fn silent(processes: &Processes) -> String {
     let mut text = String::new();
     for silent in &processes.silent {
@@ -114,7 +114,7 @@ pub(super) struct View {
     #[arg(long, value_name = "COLUMN", value_parser = columns::find)]
     pub(super) sort: Option<&'static Column>,
 
-    /// What a line is: a connection, or all of a process or of a peer's address.
+    /// One line for each connection, process, peer's address, or service.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     pub(super) by: By,
 }
@@ -177,7 +177,7 @@ fn same<'a>(
     process.connections.iter().find(|old| addresses(old) == addresses(connection))
 }
 
-/// Bytes that the peer has not read, those of the send queue included.
+/// Bytes unread by the peer, including the send queue.
 pub(super) fn unread_by_peer(connection: &Connection) -> Option<u64> {
     Some(connection.unread_by_peer?.saturating_add(connection.queued.unwrap_or(0)))
 }
@@ -197,7 +197,7 @@ pub(super) fn buffers(connection: &Connection) -> String {
     pair(here.map(u64::from), there.map(u64::from))
 }
 
-/// What carries it.
+/// The carrier of a connection.
 pub(super) fn by(connection: &Connection) -> String {
     if let Some(changes) = connection.changes.as_ref().filter(|changes| changes.count > 0) {
         return changes.to_string();
@@ -262,7 +262,7 @@ fn detail(process: &Process, connection: &Connection) -> String {
     text
 }
 
-/// Why the connections that are listed are TCP, each reason once.
+/// The reasons for TCP of the listed connections, each reason once.
 fn why_tcp(processes: &Processes) -> String {
     let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
     let connections = processes.list.iter().flat_map(|process| &process.connections);
@@ -356,7 +356,7 @@ fn without_rdma(processes: &Processes) -> String {
     text
 }
 
-/// RNIC ports that processes use.
+/// RNIC ports in use by processes.
 pub(super) fn rnics(processes: &Processes) -> String {
     if processes.list.is_empty() {
         return format!("{NO_PROCESS}{}", silent(processes));
@@ -421,7 +421,7 @@ fn cells(totals: &Handshakes) -> [String; 9] {
     ]
 }
 
-/// All processes as one.
+/// The sum of all processes.
 fn merged(processes: &Processes) -> Handshakes {
     let mut all = Handshakes::default();
     let mut reasons: BTreeMap<(u32, &str), Reason> = BTreeMap::new();

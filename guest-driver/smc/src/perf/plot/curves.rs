@@ -11,11 +11,11 @@ use crate::perf::job::TransportKind;
 /// A curve.
 #[derive(Clone, Debug)]
 pub(in crate::perf) struct Curve {
-    /// Its name in the legend.
+    /// Name of the curve in the legend.
     pub(in crate::perf) name: String,
-    /// Whose colour it has.
+    /// The transport, for the colour.
     pub(in crate::perf) transport: TransportKind,
-    /// Its points, from left to right; all values are above zero.
+    /// Points of the curve, from left to right; all values are above zero.
     pub(in crate::perf) points: Vec<(f64, f64)>,
 }
 
@@ -23,9 +23,9 @@ pub(in crate::perf) struct Curve {
 #[derive(Clone, Debug)]
 pub(in crate::perf) struct Panel {
     pub(in crate::perf) title: String,
-    /// What the vertical axis shows.
+    /// Label of the vertical axis.
     pub(in crate::perf) unit: String,
-    /// What the horizontal axis shows.
+    /// Label of the horizontal axis.
     pub(in crate::perf) x: String,
     pub(in crate::perf) curves: Vec<Curve>,
 }

@@ -26,7 +26,7 @@ const COLUMNS: usize = 3;
 /// Around the axes of a panel: left, top, right, bottom.
 const MARGIN: (i32, i32, i32, i32) = (80, 62, 20, 96);
 
-/// Whether a file of this name can be drawn: it ends in `.svg`.
+/// Whether the file can be drawn: its name ends in `.svg`.
 pub(super) fn is_drawable(path: &Path) -> bool {
     path.extension().is_some_and(|end| end == "svg")
 }
@@ -35,7 +35,7 @@ fn failed(error: impl std::fmt::Display) -> CliError {
     CliError::Plot(error.to_string())
 }
 
-/// A file for a picture, which is there before anything is measured.
+/// A file for a picture, made before any measurement.
 #[derive(Debug)]
 pub(super) struct PlotFile {
     path: PathBuf,
@@ -46,7 +46,7 @@ impl PlotFile {
     /// Makes the file, or empties it.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(super) fn create(path: &Path) -> Result<PlotFile, CliError> {
         let cannot = CliError::io(format!("cannot write {}", path.display()));
         Ok(PlotFile { file: File::create(path).map_err(cannot)?, path: path.into() })
@@ -88,10 +88,10 @@ impl PlotFile {
     }
 }
 
-/// What is drawn.
+/// The contents of the picture.
 enum Picture<'a> {
     Bars(&'a [Results]),
-    /// Curves, whose points are medians of so many runs.
+    /// Curves with points that are medians of the given number of runs.
     Curves(&'a [Panel], usize),
 }
 
@@ -105,7 +105,7 @@ impl Picture<'_> {
     }
 }
 
-/// When, where and by which version the results were measured.
+/// The date, machine and version of the measurement.
 fn provenance() -> String {
     let system = rustix::system::uname();
     let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();
@@ -122,7 +122,7 @@ fn provenance() -> String {
 
 /// The date of a time since 1970, as YYYY-MM-DD.
 fn date(seconds: u64) -> String {
-    // Days since 0000-03-01, in eras of 400 years, so that a leap day is a year's last.
+    // Days since 0000-03-01, in eras of 400 years: a leap day is then the last day of its year.
     let days = seconds / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

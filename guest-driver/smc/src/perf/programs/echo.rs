@@ -15,12 +15,12 @@ const CLOCK_INTERVAL: Duration = Duration::from_millis(100);
 /// The reader's buffer, bytes.
 const READ: usize = 64 << 10;
 
-/// A connection and what is to be written to it.
+/// A connection and its bytes to write.
 struct Peer<S> {
     stream: S,
-    /// Bytes of the current message that came back (client).
+    /// Bytes of the current message received back (client).
     got: usize,
-    /// What a write left over.
+    /// Bytes left over by a write.
     rest: Vec<u8>,
 }
 
@@ -47,7 +47,7 @@ impl<S: Stream> Peer<S> {
         Ok(())
     }
 
-    /// Writes what was left over. `true`: nothing is left.
+    /// Writes the bytes left over. `true`: nothing is left.
     fn flush(&mut self, poll: &mut impl Poll<S>, key: u64) -> io::Result<bool> {
         if !self.rest.is_empty() {
             let sent = some(self.stream.write(&self.rest))?;
@@ -97,7 +97,7 @@ pub(super) fn serve<T: Transport>(
                     *slot = None;
                     open -= 1;
                 }
-                // Reads no more until that is written: the client's message stays bounded.
+                // Reads no more until the bytes are written: the client's message stays bounded.
                 Ok(n) => {
                     let bytes = buf.get(..n).unwrap_or_default();
                     peer.send(&mut poll, key, bytes, Interest::Write)?;
@@ -154,7 +154,7 @@ pub(super) fn drive<T: Transport>(
         poll.wait(&mut ready, CLOCK_INTERVAL)?;
         for key in ready.drain(..) {
             let Some(peer) = peers.get_mut(key as usize) else { continue };
-            // Reads in any case: the server may wait for that.
+            // Go on reading even if bytes are left: the server may wait for the client's reads.
             peer.flush(&mut poll, key)?;
             // No more than is missing: a second message is not under way.
             let missing = (message.len() - peer.got).min(buf.len());
@@ -172,8 +172,8 @@ pub(super) fn drive<T: Transport>(
     }
 }
 
-/// Ends in an orderly way, so that the server sees no resets: half closes, and reads what is still
-/// under way.
+/// Ends in an orderly way, without resets for the server: half closes, and reads the bytes still in
+/// flight.
 fn finish<S: Stream, P: Poll<S>>(
     peers: Vec<Peer<S>>,
     poll: P,

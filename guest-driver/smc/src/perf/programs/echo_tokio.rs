@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! As `echo`, by tokio: a task for each connection, and a runtime of one thread on either side.
+//! Like `echo`, by tokio: a task for each connection, and a runtime of one thread on either side.
 
 use std::io;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub(super) fn serve<T: Transport>(
     })
 }
 
-/// What the tasks of a client share.
+/// The shared state of a client's tasks.
 #[derive(Default)]
 struct Progress {
     echoes: AtomicU64,
@@ -82,7 +82,7 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndRep
     })
 }
 
-/// Sends messages, each when the one before it has come back.
+/// Sends messages, each after the return of the preceding one.
 async fn ask(
     mut stream: Box<dyn AsyncStream>,
     size: usize,
@@ -94,7 +94,7 @@ async fn ask(
         stream.read_exact(&mut room).await?;
         progress.echoes.fetch_add(1, Ordering::Relaxed);
     }
-    // In an orderly way, so that the server sees no resets.
+    // An orderly end, without resets for the server.
     stream.shutdown().await?;
     while stream.read(&mut room).await? > 0 {}
     Ok(())

@@ -15,7 +15,7 @@ use super::job::{EndReport, Job, Outcome, Program};
 use super::usage::{Meter, Usage};
 use crate::transport::{Epoll, Stream, Transport};
 
-/// Runs the server's end. It calls `listening` with the address for the client.
+/// Runs the server's end. Calls `listening` with the address for the client.
 pub(super) fn serve<T: Transport>(
     transport: &T,
     job: &Job,
@@ -69,9 +69,9 @@ impl Schedule {
         Schedule { start, end: start + job.length() }
     }
 
-    /// Does `work` with each of `all` on a thread of its own. The calling thread asks for the
-    /// processor time between the start and the end of the measurement; each thread returns what it
-    /// has done in that time, and its own end.
+    /// Does `work` with each of `all` on a separate thread. The calling thread measures the
+    /// processor time between the start and the end of the measurement; each thread returns its
+    /// amount of work in that time, and its own end.
     fn on_threads<A: Send>(
         &self,
         job: &Job,
@@ -102,8 +102,8 @@ fn measured(outcome: Outcome, usage: Option<Usage>) -> EndReport {
     EndReport { outcome: Some(outcome), usage, ..EndReport::default() }
 }
 
-/// Ends a client's connection: its process must not end before the server has read everything, and
-/// the server closes then. What is wrong with that close is no part of the measurement.
+/// Ends a client's connection, and waits for the server's close: the process must not end before
+/// the server has read everything. Errors of the close are no part of the measurement.
 fn end(mut stream: impl Stream) {
     let _ = stream.finish();
     let mut sink = [0u8; 4096];

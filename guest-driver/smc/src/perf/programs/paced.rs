@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One connection, messages to and fro at a given rate, on an absolute schedule.
 //!
-//! A message is due at a time that does not depend on the answers before it. If the thread still
-//! waits for an answer at that time, the message counts from when it was due, and not from when it
-//! is sent. Otherwise a stack that stalls would be asked less often (coordinated omission). If the
-//! thread was asleep, the message counts from when its timer woke it: that timer is not part of what
-//! is measured.
+//! The due time of a message does not depend on earlier answers. If the thread still waits for an
+//! answer at the due time, the message counts from the due time, and not from the time of sending.
+//! Otherwise a stalling stack would get fewer messages (coordinated omission). If the thread was
+//! asleep, the message counts from the wake-up by the timer: the timer is not under test.
 
 use std::io::{self, Read as _, Write as _};
 use std::num::NonZeroU64;
@@ -40,8 +39,8 @@ impl Pace {
     }
 }
 
-/// When a message that is due at `due` begins to count: the thread is free at `now`, and `wait`
-/// sleeps and returns when it woke.
+/// The start time of a message due at `due`: the thread is free at `now`, and `wait` sleeps and
+/// returns the time of the wake-up.
 fn counts_from(due: Instant, now: Instant, wait: impl FnOnce(Duration) -> Instant) -> Instant {
     match due.checked_duration_since(now) {
         Some(left) if !left.is_zero() => wait(left),

@@ -115,7 +115,8 @@ fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, io::Result<T>>) -> io::Re
     thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
 }
 
-/// As [`drive`], by several threads with a connection each; counts the round trips of all.
+/// Like [`drive`], by several threads with a connection each; counts the round trips of every
+/// thread.
 pub(super) fn drive_threads<T: Transport>(transport: &T, job: &Job) -> io::Result<EndReport> {
     let mut streams = Vec::with_capacity(job.threads);
     for _ in 0..job.threads {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connect, request, reply, close: several client threads, and a server that takes one connection
-//! after the other.
+//! Connect, request, reply, close: several client threads, and a server for one connection after
+//! the other.
 
 use std::io::{self, Read, Write};
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::transport::{Stream, Transport};
 
 /// First byte of an ordinary request.
 const REQUEST: u8 = 0x5a;
-/// First byte of the request that ends the server.
+/// First byte of the request to end the server.
 const STOP: u8 = 0;
 
 pub(super) fn serve<T: Transport>(
@@ -26,7 +26,7 @@ pub(super) fn serve<T: Transport>(
         stream.read_exact(&mut message)?;
         stream.write_all(&message)?;
         if message.first() == Some(&STOP) {
-            // The client closes first, so that nothing is lost when this process ends.
+            // The client closes first, so nothing is lost at the end of this process.
             let _ = stream.read(&mut message);
             return Ok(());
         }

@@ -3,8 +3,8 @@
 //! byte.
 //!
 //! The receiver answers the first bytes with [`STARTED`]. So the sender's clock starts after the
-//! receiver's, and what it sends after its own warm-up arrives after the receiver's: something is
-//! measured however late the system runs either process.
+//! receiver's, and bytes sent after the sender's warm-up arrive after the receiver's: there is
+//! something to measure however late the system runs either process.
 
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
@@ -15,11 +15,11 @@ use crate::perf::job::{EndReport, Job};
 use crate::perf::usage::Meter;
 use crate::transport::{Counters, Transport};
 
-/// The reader's buffer, bytes; that of the writer is a message.
+/// The reader's buffer, bytes; the writer's buffer is a message.
 const READ: usize = 64 << 10;
 /// The receiver's answer to the first bytes.
 const STARTED: u8 = 1;
-/// How often a paced sender sends what is due, as iperf3 does by default.
+/// Pause of a paced sender between due writes, as iperf3 does by default.
 const PACING_INTERVAL: Duration = Duration::from_millis(1);
 
 pub(super) fn serve<T: Transport>(
@@ -70,7 +70,8 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndRep
     stream.write_all(&message)?;
     stream.read_exact(&mut [0])?;
     let schedule = Schedule::from_now(job);
-    // The receiver counts a read that begins in its warm-up to that: the next one must bring bytes, too.
+    // The receiver assigns a read beginning in the warm-up to the warm-up. So send enough for
+    // another read.
     let least = 2 * READ.max(job.size) + 1;
     let pace = (job.rate > 0).then(|| Pace::from(Instant::now(), job.rate));
     let (mut sent, mut measured) = (0, 0);
@@ -104,7 +105,7 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndRep
     Ok(EndReport { device, usage, ..EndReport::default() })
 }
 
-/// What a device counted meanwhile.
+/// Difference of a device's counters.
 fn counted(before: Option<Counters>, after: Option<Counters>) -> Option<Counters> {
     Some(after?.since(before?))
 }

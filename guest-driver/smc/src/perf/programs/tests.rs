@@ -74,8 +74,8 @@ fn round_trips_have_ordered_percentiles() {
 
 #[test]
 fn paced_round_trips_are_as_many_as_are_due() {
-    // 0.03 s, a fifth before it: 30 messages count, if the machine keeps up; late ones are sent all
-    // the same.
+    // 0.03 s, and a fifth before: 30 messages count, if the machine keeps up; late messages are
+    // sent all the same.
     let paced = Job { rate: 1000, ..job(Program::Paced, 64) };
     let [None, Some(Outcome::Times(times))] = run(&Tcp::LOOPBACK, paced) else {
         panic!("no times")
@@ -93,7 +93,8 @@ fn a_paced_stream_is_as_fast_as_it_should_be() {
     // 2,000 writes of 1,000 bytes a second.
     let paced = Job { rate: 2000, seconds: 0.3, ..job(Program::Stream, 1000) };
     let [Some(Outcome::PerSecond(rate)), _] = run(&Tcp::LOOPBACK, paced) else { panic!("no rate") };
-    // Without the pace it is a thousand times as much; with a pause it can only be less.
+    // Without the pace the rate is a thousand times as high; with a pause the rate can only be
+    // lower.
     assert!(rate < 20e6, "{rate}");
 }
 
@@ -108,7 +109,7 @@ fn every_transport_with_descriptors_echoes_by_epoll_and_by_tokio() {
 
 #[test]
 fn a_client_that_knows_the_other_processes_reports_processor_time() {
-    // Server and client are one process here, so each charges all of it.
+    // Server and client are one process here, so each is charged with the whole time.
     let others = Some(RunProcesses { server: std::process::id(), daemon: None });
     for program in [
         Program::Stream,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The client, which requests the runs.
+//! The client of a measurement, requesting the runs.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -23,28 +23,28 @@ use crate::transport::SmcPath;
 const CONNECT: Duration = Duration::from_secs(15);
 /// How long a server may be busy with another client.
 const BUSY: Duration = Duration::from_secs(600);
-/// After how long a message says that it is.
+/// Time until the message about a busy server.
 const NOTICE: Duration = Duration::from_secs(3);
 /// How long to wait for the server's error after the client's process has failed.
 const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most bytes of an error of the server that are shown.
+/// Limit of the shown bytes of a server's error.
 const ERROR: usize = 500;
 
-/// A server, and how it is reached.
+/// A server, and the means of access.
 struct RemoteServer {
     control: Control,
     hello: Hello,
     own: Own,
-    /// Its CID.
+    /// CID of the server.
     vsock: Option<u32>,
 }
 
-/// Where, and over what.
+/// The server to measure with.
 #[derive(Debug)]
 pub(in crate::perf) struct Target<'a> {
     /// `HOST:PORT` of the control connection.
     pub(in crate::perf) server: &'a str,
-    /// The server's CID, if virtio sockets are measured too.
+    /// The server's CID, if virtio sockets are to be measured too.
     pub(in crate::perf) vsock: Option<u32>,
 }
 
@@ -125,7 +125,7 @@ impl RemoteServer {
         }
     }
 
-    /// Why the server's end of a run failed, if the server reports it.
+    /// The reason for the failure of the server's end, if the server reports one.
     fn failure_report(&mut self) -> Option<CliError> {
         match self.control.receive(FAILURE_REPORT_TIMEOUT) {
             Ok(Some(ServerMessage::Error(error))) => Some(self.failed(&printable(&error))),
@@ -138,7 +138,7 @@ impl RemoteServer {
         CliError::Usage(format!("the server at {peer}: {problem}"))
     }
 
-    /// Where the client of a run connects to.
+    /// The address for the client of a run.
     fn address(&self, transport: TransportKind, port: u32) -> Result<String, CliError> {
         if let (TransportKind::Vsock, Some(cid)) = (transport, self.vsock) {
             return Ok(format!("{cid}:{port}"));
@@ -183,7 +183,7 @@ impl Runner for RemoteServer {
         let client = match process.receive(limit(plan.seconds)) {
             Ok(RunMessage::Done(report)) => report,
             Ok(RunMessage::Listening(_)) => return Err(unexpected_report("client")),
-            // The server's error says more than the client's "connection reset".
+            // The server's error is more specific than the client's "connection reset".
             Err(error) => return Err(self.failure_report().unwrap_or(error)),
         };
         drop(process);
@@ -198,7 +198,7 @@ impl Runner for RemoteServer {
     }
 }
 
-/// Checks that both ends report the same SMC connection, so that the run did not measure TCP instead.
+/// Checks that both ends report the same SMC connection: otherwise the run may have measured TCP.
 fn same_connection(ends: &Ends) -> Result<(), &'static str> {
     let (Some(client), Some(server)) = (&ends.client.smc, &ends.server.smc) else {
         return Err("one end does not report an SMC connection");
@@ -210,14 +210,14 @@ fn same_connection(ends: &Ends) -> Result<(), &'static str> {
     if same { Ok(()) } else { Err("was connected with another peer than this machine") }
 }
 
-/// Whether it can be shown on a terminal: digits and dashes.
+/// Whether the text is safe for a terminal: letters, digits and dashes.
 fn is_printable_id(path: &SmcPath) -> bool {
     [&path.chid, &path.gid, &path.peer].into_iter().all(|text| {
         text.len() <= 64 && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     })
 }
 
-/// Text of the server, as it can be shown on a terminal.
+/// Text of the server, made safe for a terminal.
 fn printable(text: &str) -> String {
     let shown = text.chars().take(ERROR);
     shown.map(|c| if c.is_control() { '?' } else { c }).collect()

@@ -14,11 +14,11 @@ const LINE: usize = 16 << 10;
 /// How long a line may take to be taken over by the kernel.
 const WRITE: Duration = Duration::from_secs(30);
 
-/// One end of it.
+/// One end of the control connection.
 #[derive(Debug)]
 pub(super) struct Control {
     stream: TcpStream,
-    /// What was read after the last line.
+    /// Bytes read after the last line.
     rest: Vec<u8>,
 }
 
@@ -33,12 +33,12 @@ impl Control {
         Ok(Control { stream, rest: Vec::new() })
     }
 
-    /// The own address, one of IPv4 if the connection is.
+    /// The own address, in IPv4 form for a connection over IPv4.
     pub(super) fn local(&self) -> io::Result<SocketAddr> {
         let local = self.stream.local_addr()?;
         match local.ip().to_canonical() {
             v4 @ IpAddr::V4(_) => Ok(SocketAddr::new(v4, local.port())),
-            // As it is: a link-local address is none without its scope.
+            // Keep the scope: a link-local address is meaningless without its scope.
             IpAddr::V6(_) => Ok(local),
         }
     }
@@ -55,10 +55,10 @@ impl Control {
         self.stream.write_all(&line)
     }
 
-    /// The next line; `None` if it is not there in time.
+    /// The next line; `None` after `timeout`.
     ///
     /// # Errors
-    /// `UnexpectedEof`: the peer has closed. `InvalidData`: not a line that is expected.
+    /// `UnexpectedEof`: the peer has closed. `InvalidData`: not an expected line.
     pub(super) fn receive<T: DeserializeOwned>(
         &mut self,
         timeout: Duration,
@@ -75,7 +75,7 @@ impl Control {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a line has no end"));
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            // Zero would mean no timeout. Data that has arrived is read in any case.
+            // Zero would mean no timeout. Data already received is read in any case.
             self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
             let mut piece = [0u8; 4096];
             let room = (LINE - seen).min(piece.len());

@@ -12,8 +12,8 @@
 //! done {result, what SMC did, ..} ->       or error "why"
 //! ```
 //!
-//! Neither end trusts the other: the length of lines is bounded, and each end checks what it has
-//! received before it uses or prints it.
+//! Neither end trusts the other: the length of lines is bounded, and each end checks received
+//! values before using or printing the values.
 
 mod client;
 mod control;
@@ -39,8 +39,8 @@ const VERSION: u32 = 4;
 /// hardware support are slow.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// How long a run of this length may take. The warm-up comes on top of it, and so may a queue of
-/// bytes that are still under way.
+/// How long a run of this length may take, including the warm-up and a possible queue of bytes in
+/// flight.
 fn limit(seconds: f64) -> Duration {
     TIMEOUT + Duration::from_secs_f64(seconds * 2.0)
 }
@@ -48,7 +48,7 @@ fn limit(seconds: f64) -> Duration {
 /// The device and EIDs of this end.
 #[derive(Clone, Debug)]
 pub(super) struct Own {
-    /// Its socket or address.
+    /// Socket or address of the device.
     pub(super) device: PathBuf,
     /// User EIDs; none: the default.
     pub(super) eids: Vec<String>,
@@ -101,7 +101,7 @@ enum ServerMessage {
 struct Hello {
     /// [`VERSION`].
     version: u32,
-    /// It can listen on virtio sockets.
+    /// The server can listen on virtio sockets.
     vsock: bool,
     /// Processors of the machine.
     processors: usize,

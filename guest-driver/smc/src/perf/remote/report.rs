@@ -19,7 +19,7 @@ struct Row {
     measure: String,
     unit: &'static str,
     runs: usize,
-    /// What smc_paths SMC: `window` or `move`.
+    /// The carrier of SMC's bytes: `window` or `move`.
     path: String,
     smc: Option<f64>,
     tcp: Option<f64>,
@@ -33,7 +33,7 @@ fn word(window: bool) -> &'static str {
 }
 
 impl Results {
-    /// The SMC-D of the experiment; it has one.
+    /// The SMC-D transport of the experiment. Every experiment has one.
     fn smc(&self) -> TransportKind {
         self.experiment.rows.first().map_or(TransportKind::Smc, |(_, transport)| *transport)
     }
@@ -158,7 +158,7 @@ fn render(all: &[Results]) -> String {
     format!("{table}\n")
 }
 
-/// Which fabric and GIDs the last SMC connection had.
+/// Fabric and GIDs of the last SMC connection.
 fn smc_paths(all: &[Results]) -> String {
     match all.iter().flat_map(|results| &results.smc_paths).last() {
         Some(both) => format!(

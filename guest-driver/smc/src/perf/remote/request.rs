@@ -20,10 +20,10 @@ const MAX_SPIN_US: u64 = 1_000_000;
 const MAX_CONNECTIONS: usize = 4000;
 /// Writes or messages per second, where there is a limit.
 const MAX_RATE: u32 = 1_000_000;
-/// Bytes of all messages that an event loop has under way.
+/// Bytes of the messages in flight in an event loop.
 const MAX_UNDER_WAY: usize = 256 << 20;
 
-/// A run that a client requests.
+/// A run requested by a client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Request {
@@ -44,13 +44,13 @@ pub(super) enum Refused {
     /// The transport does not leave this machine.
     #[error("{} does not reach another machine", .0.title())]
     TransportKind(TransportKind),
-    /// Messages of that length.
+    /// Length of a message.
     #[error("a message of {0} bytes: 1 to {MAX_SIZE} are possible")]
     Size(usize),
-    /// A run of that length.
+    /// Length of a run.
     #[error("a run of {0} s: 0.01 to {MAX_SECONDS} are possible")]
     Seconds(f64),
-    /// A receive buffer of that length.
+    /// Length of a receive buffer.
     #[error("a receive buffer of {0} bytes: 16K to 1M are possible")]
     Buffer(usize),
     /// Spinning for so long.
@@ -88,10 +88,10 @@ impl Request {
         self.seconds
     }
 
-    /// Whether it can be done.
+    /// Checks the request against the limits.
     ///
     /// # Errors
-    /// The first thing that cannot.
+    /// The first value out of bounds.
     pub(super) fn check(&self) -> Result<(), Refused> {
         if matches!(self.transport, TransportKind::Unix | TransportKind::Ring) {
             return Err(Refused::TransportKind(self.transport));
@@ -124,10 +124,11 @@ impl Request {
         Ok(())
     }
 
-    /// The job of one end: where its servers listen, or where its client connects to.
+    /// The job of one end: with the listening address of the servers, or the address for the
+    /// client.
     ///
     /// # Errors
-    /// Those of [`Request::check`].
+    /// Errors of [`Request::check`].
     pub(super) fn job(&self, own: &Own, bind: SocketAddr, address: String) -> Result<Job, Refused> {
         self.check()?;
         Ok(Job {

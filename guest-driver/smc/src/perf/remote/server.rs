@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The server, which does the runs that clients request.
+//! The server of a measurement, doing the runs requested by clients.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +19,7 @@ use crate::transport::{ANY_CID, Transport, Vsock};
 const IDLE: Duration = Duration::from_secs(120);
 /// How often to check, during a run, whether the client is still connected.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// Pause after a failure to accept, which may last (no descriptors).
+/// Pause after a failure to accept. The cause may last (no descriptors).
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Serves clients, one after the other, until the process is ended.
@@ -50,7 +50,7 @@ pub(in crate::perf) fn serve(address: &str, own: &Own) -> Result<(), CliError> {
     }
 }
 
-/// Serves one client until it leaves. Returns how many runs it asked for.
+/// Serves one client until the client leaves. Returns the number of requested runs.
 fn client(stream: TcpStream, own: &Own) -> io::Result<u64> {
     let mut control = Control::new(stream)?;
     let vsock = Vsock { cid: ANY_CID }.listen().is_ok();
@@ -77,10 +77,10 @@ fn client(stream: TcpStream, own: &Own) -> io::Result<u64> {
     Ok(u64::MAX)
 }
 
-/// Does one run; `Some` says why it failed.
+/// Does one run; `Some` is the reason for a failure.
 ///
 /// # Errors
-/// The client is gone, or sent something else than expected.
+/// The client is gone, or sent something unexpected.
 fn run(control: &mut Control, request: &Request, own: &Own) -> io::Result<Option<String>> {
     // The client has reached this address, so its connections of runs will.
     let mut bind = control.local()?;
@@ -121,7 +121,7 @@ fn run(control: &mut Control, request: &Request, own: &Own) -> io::Result<Option
     }
 }
 
-/// What comes after the last colon.
+/// The number after the last colon.
 fn port(address: &str) -> Option<u32> {
     address.rsplit_once(':')?.1.parse().ok()
 }
