@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Bytes that a program has written and that are not sent yet, in chunks of memory.
+//! Bytes written by a program and not yet sent, in chunks of memory.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of a chunk.
 const CHUNK_LEN: usize = 64 << 10;
-/// Chunks that all queues of a process have at most: 128 MiB.
+/// The most chunks of a process's queues: 128 MiB.
 const MAX_CHUNKS: usize = 2048;
 
-/// Number of chunks of all queues of this process.
+/// Number of chunks of the queues of this process.
 static CHUNKS: AtomicUsize = AtomicUsize::new(0);
 
-/// The child of a fork calls this: the chunks are its parent's.
+/// Called by the child of a fork: the chunks are its parent's.
 pub(crate) fn forget_chunks() {
     CHUNKS.store(0, Ordering::SeqCst);
 }
@@ -22,7 +22,7 @@ pub(crate) fn forget_chunks() {
 struct Chunk(Vec<u8>);
 
 impl Chunk {
-    /// `None`: the queues of this process have as much memory as they may.
+    /// `None`: the queues of this process have reached their limit of memory.
     fn new() -> Option<Chunk> {
         let one_more = |chunks| (chunks < MAX_CHUNKS).then_some(chunks + 1);
         CHUNKS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more).ok()?;
@@ -41,19 +41,19 @@ impl Drop for Chunk {
     }
 }
 
-/// Bytes that a program has written and that are not sent yet. The last byte of a write may be
-/// urgent (MSG_OOB). All queues of a process together have 128 MiB at most.
+/// Bytes written by a program and not yet sent. The last byte of a write may be urgent (MSG_OOB). The
+/// queues of a process together have 128 MiB at most.
 #[derive(Debug, Default)]
 pub struct ByteQueue {
     chunks: VecDeque<Chunk>,
-    /// Bytes of the first chunk that are sent.
+    /// Bytes of the first chunk already sent.
     start: usize,
     len: usize,
     /// Position of the urgent byte.
     urgent: Option<usize>,
 }
 
-/// What is to be sent next.
+/// The next bytes to send.
 #[derive(Debug, PartialEq, Eq)]
 pub enum BytePiece<'a> {
     /// Ordinary bytes, at least one.
@@ -65,7 +65,7 @@ pub enum BytePiece<'a> {
 }
 
 impl ByteQueue {
-    /// Whether it has no bytes.
+    /// Whether the queue has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -88,8 +88,8 @@ impl ByteQueue {
             || self.chunks.back().is_some_and(|chunk| chunk.room() > 0)
     }
 
-    /// Appends bytes, until the queue has `limit` of them or the process has no memory for more.
-    /// Returns how many.
+    /// Appends bytes, up to `limit` bytes in the queue or the memory limit of the process. Returns the
+    /// number appended.
     pub fn append(&mut self, bytes: &[u8], limit: usize) -> usize {
         let mut rest =
             bytes.get(..bytes.len().min(limit.saturating_sub(self.len))).unwrap_or(bytes);
@@ -108,12 +108,12 @@ impl ByteQueue {
         self.len - before
     }
 
-    /// Says that the last byte is urgent. One before it becomes an ordinary byte, as on TCP.
+    /// Marks the last byte as urgent. An earlier urgent byte becomes an ordinary byte, as on TCP.
     pub fn mark_last_urgent(&mut self) {
         self.urgent = self.len.checked_sub(1);
     }
 
-    /// What is to be sent next: as much as lies together.
+    /// The next bytes to send, as far as contiguous.
     pub fn next(&self) -> BytePiece<'_> {
         let Some(Chunk(first)) = self.chunks.front() else { return BytePiece::None };
         let bytes = first.get(self.start..).unwrap_or_default();
@@ -138,14 +138,14 @@ impl ByteQueue {
         }
     }
 
-    /// All bytes, as they lie together, the urgent one like the others.
+    /// The queue's bytes in contiguous pieces, the urgent byte like the others.
     pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         let start = |at: usize| if at == 0 { self.start } else { 0 };
         let chunks = self.chunks.iter().enumerate();
         chunks.map(move |(at, chunk)| chunk.0.get(start(at)..).unwrap_or_default())
     }
 
-    /// All bytes, the urgent one like the others.
+    /// The queue's bytes, the urgent byte like the others.
     pub fn into_bytes(self) -> Vec<u8> {
         let parts = self.chunks.iter().map(|chunk| chunk.0.as_slice());
         let mut all: Vec<u8> = parts.collect::<Vec<_>>().concat();
@@ -153,7 +153,7 @@ impl ByteQueue {
         all
     }
 
-    /// Moves all bytes of another queue behind those of this one, whatever the limits are.
+    /// Moves the bytes of another queue behind the bytes of this one, regardless of the limits.
     pub fn append_queue(&mut self, mut other: ByteQueue) {
         if self.is_empty() {
             *self = other;
@@ -165,7 +165,7 @@ impl ByteQueue {
         if let Some(first) = other.chunks.front_mut() {
             first.0.drain(..other.start);
         }
-        // A chunk in the middle may have fewer bytes than it could.
+        // A chunk in the middle may be partly filled.
         self.chunks.append(&mut other.chunks);
     }
 }
@@ -193,7 +193,7 @@ mod tests {
         ]
     }
 
-    /// The bytes, and which of them is urgent.
+    /// The bytes, and the position of the urgent one.
     #[derive(Default)]
     struct Model(Vec<u8>, Option<usize>);
 
@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    /// Compares what is next, and takes up to `n` bytes of it.
+    /// Compares the next bytes, and takes up to `n` of them.
     fn take(queue: &mut ByteQueue, model: &mut Model, n: usize) -> usize {
         let taken = match queue.next() {
             BytePiece::None => {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Copies of the bytes that this process sends and receives by SMC, for `smc capture`.
+//! Copies of the bytes sent and received by SMC in this process, for `smc capture`.
 //!
-//! A capture costs each call one system call that does not wait. What the reader does not take in time
-//! is left out, and the places of later bytes show that. Without a capture, each call reads one word.
+//! A capture costs each call one system call without waiting. Bytes not taken by the reader in time are
+//! left out, as the positions of later bytes show. Without a capture, each call reads one word.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSlice, Read};
@@ -17,29 +17,29 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 /// Bytes of the header of a record.
 const HEADER: usize = 64;
-/// Bytes of a record at most, without its header.
+/// The most bytes of a record, without its header.
 const MAX_RECORD: usize = 32 << 10;
-/// How often the begin of a capture tries to get the lock, milliseconds apart.
+/// The attempts at the lock when a capture begins, milliseconds apart.
 const LOCK_ATTEMPTS: u32 = 1000;
 
-/// The process that is captured; 0: none. A child of a fork is another one.
+/// The captured process; 0: none. A child of a fork is another one.
 static CAPTURED: AtomicU32 = AtomicU32::new(0);
 static CAPTURE: Capture = Capture { target: Mutex::new(None) };
 
-/// Where records go, if anywhere. Only the process that is captured takes the lock.
+/// The destination of records, if any. Only the captured process takes the lock.
 struct Capture {
     target: Mutex<Option<Target>>,
 }
 
-/// Where records go, and how far each connection is.
+/// The destination of records, and the progress of each connection.
 struct Target {
     stream: OwnedFd,
-    /// The end of a record that the stream has taken in part.
+    /// The end of a record taken by the stream in part.
     rest: Vec<u8>,
     connections: HashMap<usize, Flow>,
 }
 
-/// A connection as far as it was captured.
+/// The captured part of a connection.
 #[derive(Clone, Copy)]
 struct Flow {
     addresses: (SocketAddr, SocketAddr),
@@ -49,7 +49,7 @@ struct Flow {
     ended: [bool; 2],
 }
 
-/// What a record says.
+/// The direction of a record's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Bytes, or their end, from this process to its peer.
@@ -61,9 +61,9 @@ pub enum Direction {
 /// A record of a capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Which way the bytes went.
+    /// The direction of the bytes.
     pub direction: Direction,
-    /// Whether no further bytes follow this way.
+    /// Whether no further bytes follow in this direction.
     pub is_last: bool,
     /// Address of this process's end.
     pub local: SocketAddr,
@@ -81,7 +81,7 @@ impl Record {
     /// The next record of a capture; `None`: the process has ended it.
     ///
     /// # Errors
-    /// The stream ends in the middle, or has what is no record.
+    /// The stream ends in the middle, or has an invalid record.
     pub fn read(stream: &mut impl Read) -> io::Result<Option<Record>> {
         let mut header = [0; HEADER];
         let mut done = 0;
@@ -106,7 +106,7 @@ impl Record {
         if length > MAX_RECORD { Err(ErrorKind::InvalidData.into()) } else { Ok(length) }
     }
 
-    /// Reads a header. The process that has written it may be hostile.
+    /// Reads a header. The writing process may be hostile.
     fn parse(header: &[u8; HEADER], bytes: Vec<u8>) -> Record {
         let [_, _, _, _, direction, is_last, rest @ ..] = *header;
         let word = |at: usize| {
@@ -133,7 +133,7 @@ impl Record {
     }
 }
 
-/// Whether anybody captures this process: one load.
+/// Whether a capture of this process is on: one load.
 #[inline]
 pub(crate) fn is_on() -> bool {
     CAPTURED.load(Ordering::Relaxed) != 0
@@ -141,7 +141,7 @@ pub(crate) fn is_on() -> bool {
 
 /// Sends copies to a stream from now on. An earlier capture ends.
 pub(crate) fn begin(stream: OwnedFd) {
-    // A thread of the process that this one was forked from may have had the lock.
+    // A thread of this process's parent may have had the lock at the fork.
     for _ in 0..LOCK_ATTEMPTS {
         if let Ok(mut target) = CAPTURE.target.try_lock() {
             *target = Some(Target { stream, rest: Vec::new(), connections: HashMap::new() });
@@ -152,7 +152,7 @@ pub(crate) fn begin(stream: OwnedFd) {
     }
 }
 
-/// Copies what a connection has sent or received. `key`: a number of the connection, while it lives.
+/// Copies bytes sent or received by a connection. `key`: a number of the connection, while it lives.
 #[cold]
 pub(crate) fn copy<'a>(
     key: usize,
@@ -190,7 +190,7 @@ pub(crate) fn copy<'a>(
     }
 }
 
-/// A connection goes: its number may be another's.
+/// The connection ends: its number may be reused.
 #[cold]
 pub(crate) fn forget(key: usize) {
     if CAPTURED.load(Ordering::Acquire) == std::process::id()
@@ -304,7 +304,7 @@ mod tests {
         let last = next(&mut reader);
         assert!(last.is_last && last.place == 6 && last.direction == Direction::Received);
 
-        // Nobody reads: the writer does not wait.
+        // Without a reader: the writer does not wait.
         let long = vec![b'x'; 3 * MAX_RECORD];
         (0..100).for_each(|_| sent(&long));
         reader.set_nonblocking(true).unwrap();

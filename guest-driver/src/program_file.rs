@@ -9,19 +9,19 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Why a library cannot be loaded into a program, or would not see its calls.
+/// Why a library cannot be loaded into a program, or would miss its calls.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Obstacle {
-    /// It has no dynamic linker.
+    /// The program has no dynamic linker.
     #[error("it is a static program, into which no library can be loaded")]
     Static,
-    /// It is written in Go.
+    /// The program is written in Go.
     #[error("it is written in Go, whose programs make system calls without libc")]
     Go,
-    /// Another libc.
+    /// The program is made for another libc.
     #[error("it is made for another libc (its dynamic linker is {0})")]
     OtherLibc(String),
-    /// For another machine.
+    /// The program is made for another machine.
     #[error("it is a program for another kind of machine")]
     OtherMachine,
     /// The dynamic linker ignores LD_PRELOAD.
@@ -32,12 +32,12 @@ pub enum Obstacle {
     Privileged,
 }
 
-/// Scripts that lead to scripts, at most.
+/// The most scripts leading to scripts.
 const DEPTH: usize = 4;
 
-/// What keeps a library out of a program. `None`: the file does not tell, because it cannot be read
-/// or is neither a program nor a script with a `#!`. `find`: where a shell finds a program that a
-/// script names by `env`.
+/// The obstacle to a library in a program. `None`: the file does not tell: it cannot be read or is
+/// neither a program nor a script with a `#!`. `find`: the search of a shell for a program named by
+/// `env` in a script.
 pub fn obstacle(
     program: &Path,
     find: impl Fn(&OsStr) -> Option<PathBuf>,
@@ -99,14 +99,14 @@ const MACHINE: u16 = 183;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const MACHINE: u16 = 0;
 
-/// How an ELF file begins.
+/// The beginning of an ELF file.
 const MAGIC: &[u8] = b"\x7fELF";
 
 fn is_for_this_machine(header: &[u8; 64]) -> bool {
     header.get(4..6) == Some(&[2, 1]) && word::<2>(header, 18) == Some(u64::from(MACHINE))
 }
 
-/// Program headers and sections at most.
+/// The most program headers and sections.
 const MOST: u64 = 4096;
 
 fn bytes<const N: usize>(file: &File, at: u64) -> Option<[u8; N]> {
@@ -161,7 +161,7 @@ fn has_section(file: &File, header: &[u8], name: &[u8]) -> Option<bool> {
     let (at, len) = (word::<8>(&table, 24)?, word::<8>(&table, 32)?.min(1 << 20));
     let mut text = vec![0u8; len as usize];
     file.read_exact_at(&mut text, at).ok()?;
-    // All headers by one read: a look at a program delays its start.
+    // One read for the headers: checking a program delays its start.
     let mut sections = vec![0u8; (n.min(MOST) * size) as usize];
     file.read_exact_at(&mut sections, start).ok()?;
     for section in sections.chunks_exact(HEADER as usize) {
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(has_section(&file, &header, b".go.buildinfo"), Some(false));
         let after = reads();
         assert_eq!(has_section(&file, &header, b".text"), Some(true));
-        // A kernel may count no reads. Those of the count itself are few.
+        // A kernel may count no reads. The count itself takes few reads.
         if let (Some(before), Some(after)) = (before, after) {
             assert!(after - before < 10, "{before} to {after}");
         }
@@ -220,7 +220,7 @@ mod tests {
         std::fs::write(&script, "#!/usr/bin/env sh\n").unwrap();
         assert_eq!(of(&script), Some(Ok(())));
         let linked = dir.join("static");
-        // A header without program headers: nothing that names a dynamic linker.
+        // A header without program headers, so without a dynamic linker.
         let mut header = vec![0u8; 64];
         header[..6].copy_from_slice(b"\x7fELF\x02\x01");
         header[18..20].copy_from_slice(&MACHINE.to_le_bytes());

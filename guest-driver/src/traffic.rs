@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the connections of each server and each listener are like, in memory that the processes of
-//! one program share.
+//! Statistics of the connections of each server and each listener, in memory shared by the processes of
+//! one program.
 //!
-//! `smc run` makes the memory ([`create`]), and all processes that descend from the program inherit
-//! it. So a server that forks, or a program that runs a short-lived process for each connection,
-//! learns as one process would. Whether SMC pays is for [`smc_core::benefit`] to say; this is where
-//! its estimates are kept.
+//! `smc run` makes the memory ([`create`]), and the descendants of the program inherit it. So a server
+//! with forks, or a program with a short-lived process for each connection, learns as one process
+//! would. [`smc_core::benefit`] decides whether SMC pays; its estimates are kept here.
 //!
-//! The table has a fixed size. Where there is no room left, a new endpoint replaces the one that has
-//! had no connection for longest. All of it is a guess about what is worthwhile, and no connection
-//! depends on it: the words are independent of each other, no lock guards them, and a process may
-//! find anything in them.
+//! The table has a fixed size. Without room left, a new endpoint replaces the one longest without a
+//! connection. The estimates are guesses about benefit, and no connection depends on them: the words
+//! are independent of each other, no lock guards them, and a process may find anything in them.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -28,24 +26,24 @@ use smc_core::benefit::{Estimate, LEARNED};
 
 use ism_sys::{SharedMem, SharedSlice, check_sealed, sealed_memfd};
 
-/// First word of the memory: what it is, and the version of its layout.
+/// First word of the memory: its kind, and the version of its layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"SMCtrfc2");
 /// Bytes of the header, and of an entry.
 const ENTRY_SIZE: usize = 136;
-/// Entries among which the hash of an endpoint chooses.
+/// The number of entries in the group chosen by an endpoint's hash.
 const WAYS: usize = 8;
-/// Groups of so many entries.
+/// The number of groups.
 const GROUPS: usize = 64;
 /// Bytes of the memory.
 const SIZE: usize = ENTRY_SIZE * (1 + GROUPS * WAYS);
-/// Lowest numbers for a descriptor that is passed on, above those that programs rely on. The first
-/// number that the limit of the process allows is used.
+/// Lowest numbers for a descriptor to be passed on, above the usual numbers of programs. The first one
+/// within the limit of the process is used.
 const PASSED_FROM: [i32; 3] = [700, 100, 3];
 
 /// Words of the header.
 mod header {
     pub(super) const MAGIC: usize = 0;
-    /// A random number that tells tables apart.
+    /// A random number to tell tables apart.
     pub(super) const ID: usize = 1;
     /// Connections so far, as a clock for [`super::entry::USED`].
     pub(super) const CLOCK: usize = 2;
@@ -59,21 +57,21 @@ mod entry {
     pub(super) const ESTIMATE: usize = 1;
     /// Connections on SMC.
     pub(super) const SMC: usize = 2;
-    /// Connections that were left to TCP.
+    /// Connections left to TCP.
     pub(super) const TCP: usize = 3;
-    /// Connections on TCP that were observed.
+    /// Observed connections on TCP.
     pub(super) const SAMPLES: usize = 4;
-    /// Ended connections that were observed.
+    /// Observed connections already ended.
     pub(super) const ENDED: usize = 5;
-    /// Moving averages of what those were like: bytes, round trips, microseconds.
+    /// Moving averages of these connections: bytes, round trips, microseconds.
     pub(super) const AVERAGES: usize = 6;
     /// The header's clock at the last connection.
     pub(super) const USED: usize = 9;
     /// A hash of the program.
     pub(super) const PROGRAM: usize = 10;
-    /// Which end it is, and the port: see [`super::Endpoint`].
+    /// The end, and the port: see [`super::Endpoint`].
     pub(super) const PORT: usize = 11;
-    /// The IP address, as that of version 6, in network order.
+    /// The IP address, in the form of version 6, in network order.
     pub(super) const ADDRESS: usize = 12;
     /// 1: a rule forces SMC.
     pub(super) const FORCED: usize = 14;
@@ -89,12 +87,12 @@ mod entry {
 pub enum Endpoint {
     /// The server of a client's connections, by its address.
     Server(SocketAddr),
-    /// A listener of this program, by the address at which its clients have reached it.
+    /// A listener of this program, by the address used by its clients.
     Listener(SocketAddr),
 }
 
-/// An endpoint of one program, as a number. One that was made by [`EndpointKey::from_bits`] of any
-/// number is at worst that of another endpoint.
+/// An endpoint of one program, as a number. A key made by [`EndpointKey::from_bits`] of any number is
+/// at worst another endpoint's.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointKey(u64);
@@ -111,12 +109,12 @@ impl EndpointKey {
     }
 }
 
-/// What is known of an endpoint.
+/// The statistics of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointTraffic {
-    /// The table in which processes share it; a report of each of them has it.
+    /// The number of the table shared by processes, in the report of each of them.
     pub table: u64,
-    /// Which endpoint.
+    /// The endpoint.
     #[serde(flatten)]
     pub endpoint: Endpoint,
     /// Whether connections stay on TCP.
@@ -125,13 +123,13 @@ pub struct EndpointTraffic {
     pub learned: bool,
     /// Whether a rule forces SMC.
     pub forced: bool,
-    /// Mean gain of a connection, thousandths of what SMC's set-up costs. Below 1,000 TCP is faster.
+    /// Mean gain of a connection, thousandths of the cost of SMC's set-up. Below 1,000 TCP is faster.
     pub gain: u32,
     /// Connections on SMC.
     pub smc: u64,
-    /// Connections that were left to TCP, or of which the client did not propose SMC.
+    /// Connections left to TCP, or without a Proposal of the client.
     pub tcp: u64,
-    /// Of those, connections that were observed.
+    /// Observed connections among these.
     pub samples: u64,
     /// Mean bytes of a connection, both directions together.
     pub bytes: u64,
@@ -141,7 +139,7 @@ pub struct EndpointTraffic {
     pub lifetime_us: u64,
 }
 
-/// The memory for a table, as a descriptor that programs inherit. Its number goes to
+/// The memory for a table, as a descriptor to be inherited by programs. Its number goes to
 /// [`TrafficTable::adopt`] of such a program.
 ///
 /// # Errors
@@ -163,18 +161,18 @@ pub fn create() -> io::Result<OwnedFd> {
 #[derive(Debug)]
 pub struct TrafficTable {
     memory: SharedSlice,
-    /// A hash of the program. Others that the same user has started by it keep entries of their own.
+    /// A hash of the program. Other programs of the same user have entries of their own.
     program: u64,
-    /// What an index that cannot be leads to.
+    /// The word for an impossible index.
     none: AtomicU64,
 }
 
 #[doc(hidden)]
 impl TrafficTable {
-    /// Adopts the memory that a process has inherited. `program`: the path of its executable.
+    /// Adopts memory inherited by a process. `program`: the path of its executable.
     ///
     /// # Errors
-    /// The descriptor is not what [`create`] has made.
+    /// The descriptor was not made by [`create`].
     pub fn adopt(memory: impl AsFd, program: &Path) -> io::Result<Arc<TrafficTable>> {
         check_sealed(memory.as_fd(), SIZE as u64)?;
         let table = Self::map(memory, hash(program))?;
@@ -190,9 +188,9 @@ impl TrafficTable {
         Ok(TrafficTable { memory, program, none: AtomicU64::new(0) })
     }
 
-    /// Notes that a server has not answered a Proposal with a CLC message: it does not speak SMC,
-    /// whatever has answered TCP option 254 for it. For a while [`TrafficTable::is_plain`] says so,
-    /// each time twice as long. `now`: microseconds of the monotonic clock.
+    /// Notes that a server has not answered a Proposal with a CLC message: the server does not speak
+    /// SMC, regardless of an answer to TCP option 254. For a while [`TrafficTable::is_plain`] returns
+    /// `true`, each time twice as long. `now`: microseconds of the monotonic clock.
     pub fn note_plain(&self, server: &Endpoint, now: u64) {
         let EndpointKey(hash) = self.key(server);
         let at = self.find(hash).unwrap_or_else(|| self.make(hash, server));
@@ -210,7 +208,7 @@ impl TrafficTable {
         })
     }
 
-    /// What carries the next connection of a client to a server.
+    /// The carrier for the next connection of a client to a server.
     pub fn choose(&self, server: EndpointKey) -> Choice {
         let Some(at) = self.find(server.0) else { return Choice::Smc };
         let choice = self.update(at, Estimate::choose);
@@ -226,12 +224,12 @@ impl TrafficTable {
         choice
     }
 
-    /// What the other calls name an endpoint by.
+    /// The key of an endpoint for the other calls.
     pub fn key(&self, endpoint: &Endpoint) -> EndpointKey {
         EndpointKey(hash((self.program, endpoint)))
     }
 
-    /// Adds a sample, or what one is like so far.
+    /// Adds a sample, or the present state of one.
     pub fn add_sample(&self, endpoint: EndpointKey, seen: &Observation) {
         if let Some(at) = self.find(endpoint.0) {
             let model = match self.word(at, entry::GUEST).load(Ordering::Relaxed) {
@@ -242,7 +240,7 @@ impl TrafficTable {
         }
     }
 
-    /// Counts a connection to a listener that is on TCP.
+    /// Counts a connection to a listener on TCP.
     pub fn count_tcp(&self, listener: EndpointKey) {
         if let Some(at) = self.find(listener.0) {
             self.word(at, entry::TCP).fetch_add(1, Ordering::Relaxed);
@@ -250,7 +248,7 @@ impl TrafficTable {
         }
     }
 
-    /// Begins to observe a connection that is on SMC. `forced`: a rule forces that.
+    /// Begins to observe a connection on SMC. `forced`: by a rule.
     pub fn observe(self: &Arc<Self>, endpoint: &Endpoint, forced: bool) -> ConnectionObserver {
         let EndpointKey(hash) = self.key(endpoint);
         let at = self.find(hash).unwrap_or_else(|| self.make(hash, endpoint));
@@ -261,7 +259,7 @@ impl TrafficTable {
         ConnectionObserver { table: self.clone(), at, hash, begun: Instant::now() }
     }
 
-    /// What is known of the endpoints of this program.
+    /// The statistics of the endpoints of this program.
     pub fn endpoints(&self) -> Vec<EndpointTraffic> {
         (0..GROUPS * WAYS).filter_map(|at| self.describe(at)).collect()
     }
@@ -303,7 +301,7 @@ impl TrafficTable {
         group(hash).find(|&at| self.word(at, entry::HASH).load(Ordering::Acquire) == hash)
     }
 
-    /// Makes an entry: in the place of an unused one, or of the one that was not used for longest.
+    /// Makes an entry: in the place of an unused one, or of the least recently used one.
     fn make(&self, hash: u64, endpoint: &Endpoint) -> usize {
         let used = |at: &usize| match self.word(*at, entry::HASH).load(Ordering::Relaxed) {
             0 => 0,
@@ -331,7 +329,7 @@ impl TrafficTable {
         at
     }
 
-    /// Replaces an estimate. Returns what `change` says beside the new one.
+    /// Replaces an estimate. Returns the result of `change` beside the new estimate.
     fn update<T>(&self, at: usize, change: impl Fn(Estimate) -> (T, Estimate)) -> T {
         let word = self.word(at, entry::ESTIMATE);
         let mut old = word.load(Ordering::Relaxed);
@@ -380,7 +378,7 @@ impl TrafficTable {
     }
 }
 
-/// Until when a server counts as one without SMC, and how often in a row it has been found to be one.
+/// The end of a server's pause without SMC, and the number of such pauses in a row.
 #[derive(Clone, Copy, Debug)]
 struct PlainPause {
     /// Seconds of the monotonic clock.
@@ -389,7 +387,7 @@ struct PlainPause {
 }
 
 impl PlainPause {
-    /// How long the first pause is, and how often it doubles at most: to about half an hour.
+    /// The length of the first pause, and the most doublings: to about half an hour.
     const FIRST: u64 = 2;
     const DOUBLINGS: u32 = 10;
 
@@ -420,14 +418,14 @@ const SERVER: u64 = 1;
 /// [`Endpoint::Listener`] in the word of the port.
 const LISTENER: u64 = 2;
 
-/// A hash that is the same in all processes, and never 0.
+/// A hash, the same in every process, and never 0.
 fn hash(value: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish() | 1
 }
 
-/// The entries that a hash chooses.
+/// The entries chosen by a hash.
 fn group(hash: u64) -> impl Iterator<Item = usize> {
     let first = (hash >> 32) as usize % GROUPS * WAYS;
     first..first + WAYS
@@ -443,7 +441,7 @@ pub struct ConnectionObserver {
 }
 
 impl ConnectionObserver {
-    /// The connection has ended, and was like this.
+    /// The connection has ended, with these counts.
     pub(crate) fn ended(self, (bytes, round_trips): (u64, u64), model: &CostModel) {
         let seen = Observation { bytes, round_trips, lifetime: self.begun.elapsed() };
         // The entry may have become another endpoint's.

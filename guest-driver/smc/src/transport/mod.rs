@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Transports behind common traits, so that each measurement is written once and runs over all.
+//! Transports behind common traits: each measurement is written once and runs over every transport.
 
 mod ring;
 mod smc;
@@ -18,7 +18,7 @@ pub(crate) use smc::{Path, Smc};
 pub(crate) use sockets::{Epoll, Tcp, Unix};
 pub(crate) use vsock::{ANY_CID, Vsock};
 
-/// Something that servers listen on and clients connect through.
+/// A means for servers to listen and for clients to connect.
 pub(crate) trait Transport: Sync {
     /// A listening socket.
     type Listener;
@@ -33,7 +33,7 @@ pub(crate) trait Transport: Sync {
     fn accept(&self, listener: &Self::Listener) -> io::Result<Self::Stream>;
     /// Connects to where a server listens.
     fn connect(&self, address: &str) -> io::Result<Self::Stream>;
-    /// A readiness set as a program for this transport would use it.
+    /// A readiness set, as used by a program on this transport.
     fn poll(&self) -> io::Result<Self::Poll>;
 
     /// How the first SMC connection travels; `None` if none was SMC.
@@ -41,7 +41,7 @@ pub(crate) trait Transport: Sync {
         None
     }
 
-    /// What the device of the connections has counted; `None` if there is none that counts.
+    /// Counters of the connections' device; `None` without a counting device.
     fn counters(&self) -> Option<Counters> {
         None
     }
@@ -70,7 +70,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// What was counted after `earlier`.
+    /// The counts after `earlier`.
     pub(crate) fn since(self, earlier: Counters) -> Counters {
         Counters {
             moves: self.moves.saturating_sub(earlier.moves),
@@ -87,9 +87,9 @@ pub(crate) trait Stream: Read + Write + Send {
     fn send_at_once(&self) -> io::Result<()>;
     /// Closes the sending direction.
     fn finish(&self) -> io::Result<()>;
-    /// What a program adds to an epoll set of its own.
+    /// The descriptor for a program's own epoll set.
     fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>>;
-    /// The same connection for tasks of the runtime that the caller is in.
+    /// The same connection for tasks of the current runtime.
     fn into_tokio(self) -> io::Result<Box<dyn AsyncStream>>;
 }
 
@@ -101,9 +101,9 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> AsyncStream for T {}
 /// The conditions to wait for on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interest {
-    /// A read that would not block.
+    /// A read without blocking.
     Read,
-    /// A write that would not block.
+    /// A write without blocking.
     Write,
     /// Either.
     Both,
@@ -117,11 +117,12 @@ pub(crate) trait Poll<S> {
     fn modify(&mut self, stream: &S, key: u64, interest: Interest) -> io::Result<()>;
     /// Stops watching.
     fn remove(&mut self, stream: &S, key: u64) -> io::Result<()>;
-    /// Waits and puts the keys that are ready (or failed) into `ready`, which is emptied first.
+    /// Waits and puts the ready (or failed) keys into `ready`. Existing keys in `ready` are removed
+    /// first.
     fn wait(&mut self, ready: &mut Vec<u64>, timeout: Duration) -> io::Result<()>;
 }
 
-/// For transports that cannot wait for many.
+/// For transports unable to wait for many.
 pub(crate) enum NoPoll {}
 
 impl<S> Poll<S> for NoPoll {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The limit: a ring of bytes in memory that two processes share, and nothing around it. No
-//! handshake, no wake-up, no check of what the other side says; both sides spin.
+//! The limit: a ring of bytes in memory shared by two processes, and nothing around it. No
+//! handshake, no wake-up, no check of the other side's words; both sides spin.
 //!
 //! One memory file holds two rings of [`CAPACITY`] bytes, one per direction:
 //!
@@ -25,14 +25,14 @@ pub(crate) const CAPACITY: usize = 1 << 20;
 const RINGS: usize = 4096;
 /// Bytes of the memory file.
 const SIZE: usize = RINGS + 2 * CAPACITY;
-/// Rounds of spinning before the processor is offered to others, which matters only if there are
-/// fewer processors than spinning threads.
+/// Rounds of spinning before yielding the processor. The number matters only if there are fewer
+/// processors than spinning threads.
 const SPINS: u32 = 1_000;
 
 /// Raw rings.
 pub(crate) struct Ring;
 
-/// A memory file that waits for its client.
+/// A memory file before the client's arrival.
 pub(crate) struct RingListener {
     fd: OwnedFd,
 }
@@ -43,8 +43,8 @@ pub(crate) struct RingStream {
     back: Direction,
 }
 
-/// One ring, seen from one end. Words that are written by different sides lie 128 bytes apart, so
-/// that they share no cache line (or pair of them).
+/// One ring, seen from one end. Words written by different sides are 128 bytes apart, so no cache
+/// line (or pair of lines) is shared.
 struct Direction {
     words: SharedSlice,
     bytes: SharedSlice,
@@ -83,7 +83,7 @@ impl Direction {
         if self.used() + buf.len() > CAPACITY {
             let mut spins = 0;
             loop {
-                // Acquire: partner of the receiver's Release of the tail: it has copied out.
+                // Acquire: partner of the receiver's Release of the tail, after copying out.
                 self.seen = self.word(TAIL)?.load(Ordering::Acquire);
                 if self.used() < CAPACITY {
                     break;
@@ -106,8 +106,8 @@ impl Direction {
     fn receive(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let mut spins = 0;
         while self.seen == self.at {
-            // Acquire: partners of the sender's Release stores. CLOSED is read before HEAD, so that
-            // the last bytes are visible when the end is.
+            // Acquire: partners of the sender's Release stores. CLOSED is read before HEAD, so the
+            // last bytes are visible once the end is.
             let closed = self.word(CLOSED)?.load(Ordering::Acquire) != 0;
             self.seen = self.word(HEAD)?.load(Ordering::Acquire);
             if self.seen != self.at {

@@ -14,7 +14,7 @@ use virtio_ism_abi::command::stat;
 
 use super::{AsyncStream, Counters, Interest, Poll, SmcPath, Stream, Transport};
 
-/// Which way bytes have to travel.
+/// The required path of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
     /// Stores into the peer's DMB.
@@ -40,7 +40,7 @@ impl Smc {
         Smc::bound(stack, path, super::sockets::LOOPBACK)
     }
 
-    /// As [`Smc::new`], for servers that listen elsewhere.
+    /// Like [`Smc::new`], for servers with another address.
     pub(crate) fn bound(stack: Arc<Stack>, path: Path, bind: SocketAddr) -> Smc {
         Smc { stack, path, bind, info: OnceLock::new() }
     }
@@ -121,7 +121,7 @@ impl Stream for SmcStream {
     }
 
     fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>> {
-        // As "smc run" gives it to the kernel when a program adds a socket to an epoll set.
+        // The same descriptor as "smc run" adds to a program's epoll set.
         self.pollable_exact()
     }
 

@@ -14,7 +14,7 @@ use rustix::fd::OwnedFd;
 
 use super::{AsyncStream, Interest, Poll, Stream, Transport};
 
-/// Where servers listen that only this machine asks.
+/// Listening address of servers for this machine only.
 pub(crate) const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// TCP; servers listen on this address.
@@ -78,7 +78,7 @@ pub(crate) struct Unix {
     pub(crate) dir: PathBuf,
 }
 
-/// A listening Unix socket, whose path goes with it.
+/// A listening Unix socket. Its path is removed with the socket.
 pub(crate) struct PathListener {
     listener: UnixListener,
     path: PathBuf,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Virtio sockets: streams between virtual machines and their host, or between siblings where the
-//! host's device carries them (`vhost-device-vsock`). A guest needs nothing special for siblings,
-//! unless it is itself a host of guests.
+//! Virtio sockets: streams between virtual machines and their host, or between siblings if the
+//! host's device supports siblings (`vhost-device-vsock`). A guest needs nothing special for
+//! siblings, unless the guest is itself a host of guests.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -14,27 +14,27 @@ use super::{AsyncStream, Stream, Transport};
 
 /// In an address to listen on: every CID of this machine, any free port.
 pub(crate) const ANY_CID: u32 = u32::MAX;
-/// The CID by which a machine reaches itself, if its kernel loops back.
+/// The CID of the own machine, if the kernel has loopback.
 #[cfg(test)]
 pub(super) const LOCAL_CID: u32 = 1;
 
 /// Virtio sockets.
 pub(crate) struct Vsock {
-    /// Under which clients find a server of this machine.
+    /// The CID for clients to find a server of this machine.
     pub(crate) cid: u32,
 }
 
-/// The CID of every host; larger ones are those of guests.
+/// The CID of every host; larger CIDs belong to guests.
 const HOST_CID: u32 = 2;
-/// Most bytes that a write takes at once if the peer is a guest. Between siblings,
-/// `vhost-device-vsock` hands packets over as they are, and the receive buffers of a Linux guest hold
-/// 3732 bytes after the header: of a longer packet the rest is lost, and the connection stalls.
+/// Limit of a single write, in bytes, if the peer is a guest. Between siblings,
+/// `vhost-device-vsock` passes packets on unchanged, and the receive buffers of a Linux guest hold
+/// 3732 bytes after the header: the rest of a longer packet is lost, and the connection stalls.
 const PIECE: usize = 3584;
 
 /// A connection.
 pub(crate) struct VsockStream {
     socket: Socket,
-    /// Most bytes of a write.
+    /// Limit of a write, bytes.
     piece: usize,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc capture`: what tshark makes of it.
+//! `smc capture`: the file as read by tshark.
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};

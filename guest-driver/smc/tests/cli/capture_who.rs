@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc capture`: who may, into a pipe, and two at a time.
+//! `smc capture`: permissions, a pipe as output, and two captures at a time.
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use crate::settings::{SERVICE, in_empty_run};
 use crate::support::{Dir, Fabric, Running, eventually, smc, text};
 
-/// A server and a client, between which bytes go.
+/// A server and a client with a connection in use.
 fn pair(fabric: &Fabric) -> (Running, Running, u16) {
     let (mut server, port, _log) = fabric.listen(&[]);
     let client = crate::stat::client(fabric, port, &[]);
@@ -20,7 +20,7 @@ fn send(client: &mut Running, server: &mut Running, bytes: &[u8]) {
     server.0.stdout.as_mut().unwrap().read_exact(&mut vec![0; bytes.len()]).unwrap();
 }
 
-/// What a program says on standard error, as a growing file.
+/// A program's standard error, as a growing file.
 fn said(dir: &Dir, name: &str) -> (std::fs::File, impl Fn() -> String + use<>) {
     let path = dir.path(name);
     let file = std::fs::File::create(&path).unwrap();
@@ -50,7 +50,7 @@ fn a_process_of_another_user_and_one_that_is_none_are_refused_aloud() {
     let (status, error, bytes) = as_other(&["-w", "-", "--process", &pid]);
     assert_eq!((status, bytes.len()), (Some(1), 0), "{error}");
     assert!(error.contains("of user 0: only that user and root may capture it"), "{error}");
-    // Without a name it gets nothing, and says that there is nothing for it.
+    // Without a name the user gets nothing, and a note about the lack of processes.
     let (_, error, bytes) = as_other(&["-w", "-", "--all", "--seconds", "1"]);
     assert!(error.contains("no process that may be captured has SMC now"), "{error}");
     assert!(bytes.len() < 64, "the head of the file alone");
@@ -80,7 +80,7 @@ fn a_pipe_gets_what_passes_while_it_passes() {
         all.windows(11).any(|bytes| bytes == b"in the pipe")
     });
     assert!(capture.0.try_wait().unwrap().is_none());
-    // Nobody reads any more: it ends by itself, and quietly.
+    // The pipe has no reader any more: the capture ends by itself, and quietly.
     drop(pieces);
     eventually("it ends", || {
         send(&mut client, &mut server, b"to nobody");

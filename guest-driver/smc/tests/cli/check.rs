@@ -9,7 +9,7 @@ use smc_rendezvous::Mode;
 
 use crate::support::{Fabric, text};
 
-/// Options that make the outcome the same whether or not this process may see TCP options.
+/// Options for the same outcome whether or not this process may see TCP options.
 const ALWAYS: &[&str] = &["--propose", "always", "--rnic", "none"];
 
 fn check(fabric: &Fabric, port: u16, options: &[&str]) -> (i32, String) {

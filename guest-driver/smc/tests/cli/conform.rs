@@ -5,7 +5,7 @@ use std::process::Output;
 
 use crate::support::{Fabric, run, text};
 
-/// What the report says of cases with a verdict.
+/// The ids of the report's cases with a verdict.
 fn named<'a>(report: &'a serde_json::Value, verdict: &str) -> Vec<&'a str> {
     let cases = report["cases"].as_array().unwrap().iter();
     cases.filter(|one| one["verdict"] == verdict).filter_map(|one| one["id"].as_str()).collect()
@@ -64,7 +64,7 @@ fn a_client_of_the_project_fails_no_must() {
     let mut command =
         fabric.smc(&["conform", "--echo", "--json", "-", "--listen", "0", "--run", &client]);
     command.args(["--wait", "60"]).arg("--device").arg(other.with_extension("sock"));
-    // A report of a failure has the reason that the client knows.
+    // A report of a failure then has the reason known to the client.
     command.env("SMC_LOG", "guest_driver::handshake=debug");
     let report = check(&command.output().unwrap(), 260);
     let data = named(&report, "PASS").iter().filter(|id| id.starts_with("cdc-client-")).count();

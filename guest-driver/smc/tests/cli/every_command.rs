@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What holds for every command: streams that cannot be written, files that are not there, arguments
-//! that are no text, a narrow terminal, and JSON where there is nothing to tell.
+//! Common behaviour of every command: unwritable streams, missing files, arguments that are no
+//! text, a narrow terminal, and JSON with nothing to tell.
 
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
@@ -14,16 +14,16 @@ use serde_json::Value;
 
 use crate::support::{Dir, smc, text};
 
-/// What a command does without a daemon, a server or a file, in a moment.
+/// The immediate result of a command without a daemon, a server or a file.
 enum Does {
-    /// It prints this much at least, and succeeds.
+    /// Prints something, and succeeds.
     Prints,
-    /// It has nothing to print, and fails.
+    /// Has nothing to print, and fails.
     Fails,
 }
 use Does::{Fails, Prints};
 
-/// Every command of `smc --help`, with arguments that need nothing.
+/// Every command of `smc --help`, with arguments for which nothing has to exist.
 const COMMANDS: [(&str, &[&str], Does); 20] = [
     ("demo", &["--no-such-option"], Fails),
     ("listen", &["nonsense"], Fails),
@@ -47,7 +47,7 @@ const COMMANDS: [(&str, &[&str], Does); 20] = [
     ("help", &[], Prints),
 ];
 
-/// The command in a directory in which nothing runs.
+/// The command in a directory without running processes.
 fn alone(dir: &Dir, name: &str, args: &[&str]) -> Command {
     let mut command = smc(&[name]);
     command.args(args).env("XDG_RUNTIME_DIR", &dir.0).env("SMC_CONFIG", "");
@@ -59,14 +59,14 @@ fn full() -> Stdio {
     File::options().write(true).open("/dev/full").unwrap().into()
 }
 
-/// A pipe that nobody reads any more.
+/// A pipe without a reader.
 fn closed() -> Stdio {
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     drop::<OwnedFd>(reader);
     writer.into()
 }
 
-/// A command that did not panic, nor die of a signal.
+/// Checks that a command did not panic, nor die of a signal.
 fn has_ended_by_itself(what: &str, output: &Output) {
     let code = output.status.code();
     assert!(code.is_some_and(|code| code != 101), "{what}: {output:?}");
@@ -125,7 +125,7 @@ fn an_argument_that_is_no_text_is_an_error_or_a_path() {
     for (name, ..) in COMMANDS {
         let output = alone(&dir, name, &[]).arg(bytes).output().unwrap();
         has_ended_by_itself(&format!("smc {name} BYTES"), &output);
-        // It makes a directory of any name.
+        // The command makes a directory of any name.
         if name != "man" {
             assert!(!output.status.success(), "smc {name}: {output:?}");
             assert!(!output.stderr.is_empty(), "smc {name}");
@@ -142,7 +142,7 @@ fn an_argument_that_is_no_text_is_an_error_or_a_path() {
     }
 }
 
-/// Options that name a file or directory, FILE standing for it.
+/// Options naming a file or directory. FILE stands for the path.
 const FILES: [(&str, &[&str]); 12] = [
     ("decode", &["FILE"]),
     ("listen", &["--device", "FILE", "0"]),
@@ -167,7 +167,7 @@ fn a_file_that_cannot_be_used_is_named_with_the_reason() {
     let below = format!("{file}/below");
     for (name, args) in FILES {
         for path in [&below, &missing] {
-            // A manual is a directory, which the command makes.
+            // The output of `man` is a directory, made by the command.
             if name == "man" && *path == missing {
                 continue;
             }
@@ -193,7 +193,7 @@ fn a_file_that_cannot_be_used_is_named_with_the_reason() {
     }
 }
 
-/// A command that an ordinary user runs, who is not the one whose files these are.
+/// A command run by an ordinary user other than the owner of the files.
 fn as_other(dir: &Dir, name: &str, args: &[&str]) -> Command {
     if !rustix::process::geteuid().is_root() {
         return alone(dir, name, args);
@@ -221,8 +221,8 @@ fn a_file_that_this_user_may_not_use_is_named_with_the_reason() {
     let path = dir.path("closed/file");
     std::fs::write(&path, "").unwrap();
     std::fs::set_permissions(&closed, Permissions::from_mode(0o000)).unwrap();
-    // There is no library beside the copy of the command, without which one reads no policy and the
-    // other makes no specification.
+    // There is no library beside the copy of the command. Without the library, `run` reads no
+    // policy and `cdi` makes no specification.
     for (name, args) in FILES.into_iter().filter(|(name, _)| !["run", "cdi"].contains(name)) {
         let args: Vec<_> = args.iter().map(|arg| arg.replace("FILE", &path)).collect();
         let args: Vec<_> = args.iter().map(String::as_str).collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Files that commands write: none for what is refused, and no refusal after the work is done.
+//! Output files of commands: none for a refused command, and no refusal after the work is done.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What somebody meets in the first hour: logs in pipes, wrong names, pages, and the archive for
-//! those who help.
+//! Events of a new user's first hour: logs in pipes, wrong names, pages, and the archive for
+//! support.
 
 use std::process::{Command, Stdio};
 
@@ -24,7 +24,7 @@ fn a_capture_that_is_missing_is_said_to_be_missing() {
     assert_eq!(output.status.code(), Some(1));
     let error = text(&output.stderr);
     assert!(error.contains("there is no file \"nofile.pcap\""), "{error}");
-    // What is hex is decoded, and a mistake in several words is one of hex.
+    // Hex is decoded, and a mistake in several words is a mistake of hex.
     assert!(text(&run(&["decode", "e2d4", "xx"]).stderr).contains("'x' is no hex digit"));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The process that watches whether a program of `smc run` loads the library.
+//! The watcher of `smc run`: has the program loaded the library?
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::{eventually, text};
 
-/// `smc run` with a library that does not say that it was loaded.
+/// `smc run` with a library that does not report its loading.
 fn smc_run(args: &[&str]) -> Command {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.contains("/libc.so")).unwrap();
@@ -32,14 +32,14 @@ fn a_program_that_cannot_be_started_is_told_of_once() {
     let script = place.path("script");
     std::fs::write(&script, "#!/nonexistent\n").unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    // The watcher has standard error, too, so it has ended at the end of what is said.
+    // The watcher has standard error, too, so the watcher has ended at the end of the output.
     let output = smc_run(&[&script]).output().unwrap();
     assert_eq!(output.status.code(), Some(126), "{output:?}");
     let said = text(&output.stderr);
     assert!(said.contains("cannot run") && said.lines().count() == 1, "{said}");
 }
 
-/// What `/proc` says of the process that watches a program with this word on its command line.
+/// The directory in `/proc` of the watcher of a program with this word on the command line.
 fn watcher_of(word: &str) -> Option<std::path::PathBuf> {
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_smc")).canonicalize().unwrap();
     let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
@@ -53,7 +53,7 @@ fn watcher_of(word: &str) -> Option<std::path::PathBuf> {
 #[test]
 fn the_watcher_is_no_child_of_the_program_and_has_nothing_of_it_but_standard_error() {
     let word = format!("watched-{}", std::process::id());
-    // It says that it runs, and ends with its standard input.
+    // The program prints "runs", and ends with its standard input.
     let mut command = smc_run(&["sh", "-c", "echo runs; read line", &word]);
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut program = command.spawn().unwrap();
@@ -62,7 +62,7 @@ fn the_watcher_is_no_child_of_the_program_and_has_nothing_of_it_but_standard_err
     let watcher = watcher_of(&word).unwrap();
     let status = std::fs::read_to_string(watcher.join("status")).unwrap();
     assert!(!status.contains(&format!("PPid:\t{}\n", program.id())), "{status}");
-    // It closes what it was given while the program runs already.
+    // The watcher closes inherited descriptors after the start of the program.
     eventually("the watcher has standard error and its pipe", || {
         let descriptors = std::fs::read_dir(watcher.join("fd")).unwrap().flatten();
         let mut files: Vec<_> = descriptors

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The `smc` command as its users run it.
+//! The `smc` command, as run by its users.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod capture;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The commands on the pages for users are ones that the programs understand.
+//! The programs understand the commands on the pages for users.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ fn docs() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
-/// The commands of a page, with the lines they stand in.
+/// The commands of a page, with their line numbers.
 fn commands(page: &str) -> Vec<(usize, String)> {
     let page = std::fs::read_to_string(docs().join(page)).unwrap();
     let mut in_console = false;
@@ -46,7 +46,7 @@ fn commands_of_the_pages_are_understood() {
             shell.args(["-c", &command]).env("PATH", &path).stdin(Stdio::null());
             shell.env("XDG_RUNTIME_DIR", fabric.directory()).current_dir(fabric.directory());
             let output = shell.output().unwrap();
-            // Whether a server is there does not matter; that the command knows its options does.
+            // Only the options matter here, not the presence of a server.
             let said = text(&output.stderr);
             assert!(!said.contains("Usage:"), "{page}:{line}: {command}: {said}");
             assert_ne!(output.status.code(), Some(127), "{page}:{line}: {command}: {said}");

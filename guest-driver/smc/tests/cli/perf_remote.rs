@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc perf --serve` and `smc perf --to`: two ends that are not started by the same process.
+//! `smc perf --serve` and `smc perf --to`: two ends started by different processes.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -13,14 +13,14 @@ use crate::support::{Fabric, Running, eventually, is_alive, text};
 const KEYS: [&str; 9] =
     ["measure", "unit", "runs", "path", "smc", "tcp", "vsock", "ratio", "vsock_ratio"];
 
-/// A server on the fabric's first device, and where it is reached.
+/// A server on the fabric's first device, and its address.
 fn serve(fabric: &Fabric) -> (Running, String) {
     serve_on(fabric, "127.0.0.1:0")
 }
 
 fn serve_on(fabric: &Fabric, address: &str) -> (Running, String) {
     let smc = fabric.smc(&["perf", "--serve", address]);
-    // Who runs the tests in the background of a shell has it ignore Ctrl-C, and so would this.
+    // A shell in the background makes its programs ignore Ctrl-C, including the server.
     let mut command = std::process::Command::new("env");
     command.arg("--default-signal=INT").arg(smc.get_program()).args(smc.get_args());
     for (name, value) in smc.get_envs() {
@@ -36,7 +36,7 @@ fn serve_on(fabric: &Fabric, address: &str) -> (Running, String) {
     log.read_line(&mut line).unwrap();
     let port = line.split(',').next().and_then(|start| start.rsplit(':').next());
     let port: u16 = port.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("{line}"));
-    // Nobody is interested in the rest, but it must not be the end of the server.
+    // Read the rest, so the server does not end by a closed pipe.
     std::thread::spawn(move || log.lines().for_each(drop));
     (server, format!("127.0.0.1:{port}"))
 }
@@ -86,7 +86,7 @@ fn request(other: &Value) -> String {
     request.to_string()
 }
 
-/// Process ids of the processes that `parent` started.
+/// Process ids of the children of `parent`.
 fn children(parent: &Child) -> Vec<String> {
     let pid = parent.id();
     let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc run`: what it says before the program begins. What becomes of the program is tested with the library,
-//! in `guest-driver/preload/tests`.
+//! `smc run`: its messages before the program begins. `guest-driver/preload/tests` tests the
+//! program with the library.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
 use crate::support::{Dir, run, smc, text};
 
-/// Runs `smc run` without the rights that TCP option 254 takes. None, aloud, where they cannot be dropped.
+/// Runs `smc run` without the rights for TCP option 254. None, with a message, if the rights cannot
+/// be dropped.
 fn without_rights(args: &[&str]) -> Option<Output> {
     let smc = env!("CARGO_BIN_EXE_smc");
     let mut command = match rustix::process::geteuid().is_root() {
@@ -18,13 +19,13 @@ fn without_rights(args: &[&str]) -> Option<Output> {
         }
         false => Command::new(smc),
     };
-    // Some library that can be loaded: it does not say that it was, which has no part in this.
+    // Some loadable library. The missing report of its loading has no part in this test.
     let command = command.arg("run").args(args).env("SMC_PRELOAD", c_library());
     let output = command.env_remove("SMC_RENDEZVOUS").stdin(Stdio::null()).output();
     let ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
     match output {
         Err(error) if !ci => {
-            // Past what the test harness keeps to itself.
+            // Directly to standard error, past the capture of the test harness.
             let _ = writeln!(std::io::stderr(), "SKIPPED, nothing was tested: {error}");
             None
         }
@@ -32,7 +33,7 @@ fn without_rights(args: &[&str]) -> Option<Output> {
     }
 }
 
-/// The C library that this process uses.
+/// The C library of this process.
 fn c_library() -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.contains("/libc.so")).unwrap();
@@ -77,7 +78,7 @@ fn a_policy_that_makes_no_sense_stops_the_program_before_it_begins() {
     }
 }
 
-/// Runs `smc run` with options that it refuses. Returns what it said.
+/// Runs `smc run` with refused options. Returns the messages.
 fn refused(args: &[&str]) -> String {
     let mut command = smc(&["run"]);
     let output = command.args(args).args(["echo", "no"]).stdin(Stdio::null()).output().unwrap();
@@ -132,7 +133,7 @@ fn strict_does_not_mind_that_the_device_is_in_use_now() {
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
     let _waiting = std::os::unix::net::UnixStream::connect(&socket).unwrap();
-    // The C library does not say that it was loaded, which ends the program later.
+    // The C library does not report its loading, so the watcher ends the program later.
     let mut command = smc(&["run", "--strict", "--device", &socket, "echo", "it runs"]);
     let output = command.env("SMC_PRELOAD", c_library()).stdin(Stdio::null()).output().unwrap();
     assert!(!text(&output.stderr).contains(&socket), "{output:?}");
@@ -140,7 +141,7 @@ fn strict_does_not_mind_that_the_device_is_in_use_now() {
 
 #[test]
 fn a_library_that_is_missing_is_said_with_the_way_to_get_it() {
-    // The command alone, as `cargo install` leaves it.
+    // The command alone, as left by `cargo install`.
     let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("smc-alone");
     let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(&dir).unwrap();

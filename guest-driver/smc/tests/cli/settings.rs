@@ -75,7 +75,7 @@ fn a_file_with_a_mistake_is_an_error_and_says_where() {
             assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
             assert!(said.contains(&file) && said.contains(says), "{args:?}: {said}");
         }
-        // What has nothing to do with it goes on.
+        // A command without need for the settings goes on.
         let output = smc(&["completions", "bash"]).env("SMC_CONFIG", &file).output().unwrap();
         assert!(output.status.success());
     }

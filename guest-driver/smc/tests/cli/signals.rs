@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Signals to the live view: the terminal has its modes back, whichever it is.
+//! Signals to the live view: the terminal's modes are restored after every signal.
 
 use std::process::{Command, Stdio};
 
 use crate::support::{Fabric, eventually, text};
 use crate::terminal::{Screen, shell};
 
-/// Signals that end a program, with the status that a shell gives.
+/// Signals ending a program, with the exit status in a shell.
 const ENDING: [(&str, u32); 14] = [
     ("HUP", 129),
     ("INT", 130),
@@ -47,7 +47,7 @@ impl View {
         assert!(sent.unwrap().success());
     }
 
-    /// Whether the terminal shows what is typed, and a line at a time.
+    /// Whether the terminal echoes typed characters, and works by lines.
     fn shows_keys(&self) -> bool {
         let stty = Command::new("stty").args(["-a", "-F", &self.terminal]).output().unwrap();
         let modes = text(&stty.stdout);
@@ -62,10 +62,10 @@ impl View {
     }
 }
 
-/// A terminal on which view follows view, each in the foreground.
+/// A terminal with one view after the other, each in the foreground.
 fn views(fabric: &Fabric, number: usize) -> Command {
     let smc = env!("CARGO_BIN_EXE_smc");
-    // The shell gets the signal of a key, too. A signal that dumps a core makes no file.
+    // The shell gets the signal of a key, too. Without core files even for signals that dump core.
     let line = format!(
         "trap : INT QUIT; ulimit -c 0; for i in $(seq {number}); do \
          sh -c 'echo view $$ $(tty) ready; exec \"{smc}\" stat connections --watch=1'; \
@@ -106,7 +106,7 @@ fn a_view_that_is_stopped_gives_the_terminal_back_for_as_long() {
         screen.after(|_| view.signal("CONT"), &["q quit"]);
         eventually("keys are not shown", || !view.shows_keys());
     }
-    // Nobody can catch this one. A shell sets the modes meanwhile.
+    // SIGSTOP cannot be caught. A shell sets the modes meanwhile.
     view.signal("STOP");
     eventually("it is stopped", || view.is_stopped());
     let stty = Command::new("stty").args(["-F", &view.terminal, "icanon", "echo"]).status();

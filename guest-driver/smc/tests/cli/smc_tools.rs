@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smcss`, `smcd` and `smcr`: names of the command under which it does what smc-tools does.
+//! `smcss`, `smcd` and `smcr`: names of the command for the functions of smc-tools.
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;

@@ -18,7 +18,7 @@ fn json(fabric: &Fabric) -> Value {
     serde_json::from_str(&output(fabric, &["--json"])).unwrap()
 }
 
-/// A client that is connected and has sent a few bytes.
+/// A connected client, after sending a few bytes.
 pub(crate) fn client(fabric: &Fabric, port: u16, options: &[&str]) -> Running {
     let mut command = fabric.smc(&["connect"]);
     command.args(options).args(["127.0.0.1", &port.to_string()]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc stat connections`: connections that are TCP, with the reason, of programs under `smc run`.
+//! `smc stat connections`: TCP connections of programs under `smc run`, with the reason.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,10 +10,10 @@ use serde_json::Value;
 
 use crate::support::{Dir, Fabric, Running, eventually, smc, text};
 
-/// The variable that makes this program a server: the file into which it writes its port.
+/// The variable that turns this program into a server: the file for the server's port.
 const SERVER: &str = "SMC_STAT_TCP_SERVER";
 
-/// No test, but the server of one: it accepts a client, reads a byte, and stays.
+/// Not a test, but the server of one: accepts a client, reads a byte, and stays.
 #[test]
 fn serves_if_asked_to() {
     let Some(file) = std::env::var_os(SERVER) else { return };
@@ -24,7 +24,7 @@ fn serves_if_asked_to() {
     std::thread::sleep(Duration::from_secs(60));
 }
 
-/// A program that connects to a port and stays: bash, which knows nothing of SMC.
+/// A program connecting to a port and staying: bash, without any knowledge of SMC.
 fn program(command: &mut Command, port: u16) -> Running {
     let script = format!("exec 3<>/dev/tcp/127.0.0.1/{port}; read -u 3 line; exit 0");
     command.args(["bash", "-c", &script]);
@@ -115,7 +115,7 @@ fn a_connection_that_a_program_accepts_is_listed_with_its_reason() {
     }
 }
 
-/// Root sees the programs of another user, in whose directory it does not look.
+/// Root sees the programs of another user, without looking into the user's directory.
 #[test]
 fn root_sees_connections_of_others_and_others_do_not_see_those_of_root() {
     if !rustix::process::geteuid().is_root() {
@@ -124,7 +124,7 @@ fn root_sees_connections_of_others_and_others_do_not_see_those_of_root() {
     let fabric = Fabric::start("stat-root");
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    // Its runtime directory is one that the observer does not know.
+    // The observer does not know the program's runtime directory.
     let mut command = fabric.smc(&["run", "--rendezvous", "off", "--peer", "10.9.9.9"]);
     let client = program(&mut command, port);
     let _accepted = listener.accept().unwrap();
@@ -146,7 +146,7 @@ fn root_sees_connections_of_others_and_others_do_not_see_those_of_root() {
     assert!(connections(&mut other, port).is_empty());
 }
 
-/// As servers do that root starts: it cannot write the directory of the one who started it.
+/// Like servers started by root: the program cannot write the directory of its starter.
 #[test]
 fn a_program_that_becomes_another_user_is_listed_with_its_reason() {
     if !rustix::process::geteuid().is_root() {
@@ -164,7 +164,7 @@ fn a_program_that_becomes_another_user_is_listed_with_its_reason() {
     assert_eq!(pid, u64::from(client.0.id()));
 }
 
-/// What a terminal of 80 columns shows of a view. No line is longer.
+/// A view on a terminal of 80 columns. Checks the length of the lines.
 fn at_eighty_columns(fabric: &Fabric, view: &str) -> String {
     let program = env!("CARGO_BIN_EXE_smc");
     let mut command = Command::new("script");

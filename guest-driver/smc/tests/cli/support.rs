@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the tests share: the command, a fabric, and processes that end with the test.
+//! The shared parts of the tests: the command, a fabric, and processes with the lifetime of the
+//! test.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -28,7 +29,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A process that is killed when the test is over.
+/// A process to kill at the end of the test.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
@@ -85,7 +86,7 @@ impl Fabric {
         Fabric { _daemon: daemon, dir }
     }
 
-    /// What stands for the user's runtime directory.
+    /// The directory in place of the user's runtime directory.
     pub(crate) fn directory(&self) -> &Path {
         &self.dir.0
     }
@@ -118,7 +119,7 @@ impl Fabric {
         (server, port.unwrap_or_else(|| panic!("{line}")), log)
     }
 
-    /// A client that sends `input` and ends.
+    /// Sends `input` by a client, until the client's end.
     pub(crate) fn connect(&self, port: u16, options: &[&str], input: &[u8]) -> Output {
         let mut command = self.smc(&["connect", "-v"]);
         command.args(options).args(["127.0.0.1", &port.to_string()]);
@@ -127,7 +128,7 @@ impl Fabric {
         let mut stdin = client.stdin.take().unwrap();
         let input = input.to_vec();
         let writer = std::thread::spawn(move || {
-            // Who refuses the connection reads nothing.
+            // A client refusing the connection reads nothing.
             let _ = stdin.write_all(&input);
         });
         let output = client.wait_with_output().unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a terminal shows: keys of the live view, and sentences that fit.
+//! The view on a terminal: keys of the live view, and sentences broken to the width.
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::support::{Fabric, Running, eventually, text};
 
-/// A shell on a terminal of so many columns, in which `smc` is the command.
+/// A shell on a terminal of `columns` columns, with `smc` as a command.
 pub(crate) fn shell(fabric: &Fabric, columns: u32, line: &str) -> Command {
     let smc = env!("CARGO_BIN_EXE_smc");
     let line = format!("stty cols {columns} rows 40; smc() {{ '{smc}' \"$@\"; }}; {line}");
@@ -20,7 +20,7 @@ pub(crate) fn shell(fabric: &Fabric, columns: u32, line: &str) -> Command {
     command
 }
 
-/// A terminal on which a command runs, and what it has shown.
+/// A terminal with a running command, and its output so far.
 pub(crate) struct Screen {
     terminal: Running,
     seen: Arc<Mutex<Vec<u8>>>,
@@ -45,8 +45,8 @@ impl Screen {
         String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned()
     }
 
-    /// Does something, and waits until all of `what` is shown after that. Pages are whole: a word of a
-    /// page is there once the page is.
+    /// Does something, and waits for the later appearance of all of `what`. Pages are whole: a word
+    /// of a page is there once the page is.
     pub(crate) fn after(&mut self, action: impl FnOnce(&mut Screen), what: &[&str]) -> String {
         let from = self.shown().len();
         action(self);
@@ -129,7 +129,7 @@ fn a_filter_that_nothing_fits_is_not_taken_for_no_process() {
     assert_eq!(text(&output.stdout), "No connection fits.\n");
 }
 
-/// Commands that are to be copied are not broken.
+/// Commands for copying are not broken.
 #[test]
 fn sentences_of_doctor_and_check_fit_80_columns() {
     let fabric = Fabric::start("live-doctor");
