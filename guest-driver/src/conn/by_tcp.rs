@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The send side after the ring was left: records on TCP.
+//! The send side after the end of the ring: records on TCP.
 //!
-//! A program is told that bytes were sent only if TCP has taken a part of their record, or an
-//! earlier record has said that more follow. Otherwise the end of this process would look like the
-//! end of its stream, although bytes of it were lost.
+//! A write reports bytes as sent only if TCP has taken a part of their record, or an earlier record has
+//! announced more. Otherwise the end of this process would look like the end of its stream, although
+//! bytes of the stream were lost.
 
 use std::io::{self, IoSlice};
 use std::sync::MutexGuard;
@@ -16,11 +16,11 @@ use smc_core::wire::record::{HEADER_LEN, MAX_DATA, Record};
 use super::send_queue::queues_are_held;
 use super::{Conn, Deadline, Tx};
 
-/// Slices of one record at most, with its header.
+/// The most slices of one record, with its header.
 const SLICES: usize = 64;
 
 impl Conn {
-    /// Goes on with a write that has sent `done` bytes, after the ring was left.
+    /// Continues a write with `done` bytes sent, after the end of the ring.
     #[cold]
     pub(super) fn send_left<'a>(
         &'a self,
@@ -48,7 +48,7 @@ impl Conn {
                 done += n;
                 continue;
             }
-            // The attempt may have found that the connection is over.
+            // The attempt may have found the connection over.
             if let Err(error) = self.may_write(&tx) {
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
@@ -67,7 +67,7 @@ impl Conn {
         }
     }
 
-    /// Goes on with an urgent byte, after the ring was left.
+    /// Continues with an urgent byte, after the end of the ring.
     #[cold]
     pub(super) fn send_urgent_left<'a>(
         &'a self,
@@ -110,8 +110,8 @@ impl Conn {
         })
     }
 
-    /// Sends bytes of the slices from byte `skip` on as one record. The program has been told that
-    /// `promised` bytes from there on are sent. Returns how many were; 0: there is no room.
+    /// Sends bytes of the slices from byte `skip` on as one record. Of these, `promised` bytes were
+    /// already reported to the program as sent. Returns the number of bytes; 0: there is no room.
     pub(super) fn put_on_tcp(
         &self,
         tx: &mut Tx,
@@ -179,7 +179,7 @@ impl Conn {
         let taken = self.write_tcp(&[IoSlice::new(&bytes)]);
         let Some(change) = &mut tx.change else { return false };
         match taken {
-            // A mark alone says nothing of a byte that follows it.
+            // A mark alone says nothing of a following byte.
             Ok(0) => {
                 change.blocked = true;
                 false
@@ -198,7 +198,7 @@ impl Conn {
         }
     }
 
-    /// Has TCP take what it has not taken.
+    /// Sends the records not yet taken by TCP.
     pub(super) fn pump_out(&self, tx: &mut Tx) {
         let mut has_waited = false;
         loop {
@@ -232,8 +232,8 @@ impl Conn {
         }
     }
 
-    /// TCP was reset, as a write has found. As on TCP, what has arrived before can still be read: the
-    /// reset comes behind it. If the program has closed the connection, nobody reads.
+    /// TCP was reset, as found by a write. As on TCP, earlier arrivals can still be read before the
+    /// reset. After a close by the program, there is no reader.
     #[cold]
     fn break_writes(&self, tx: &mut Tx) {
         let is_closed = (tx.close.flags() | tx.close.pending()).contains(StateFlags::CLOSED);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a capture of the process gets of a connection. All of it is called only if there is one.
+//! A connection's calls to the capture of the process, made only if there is a capture.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -39,7 +39,7 @@ impl Conn {
         capture::copy(self.key(), || self.addresses(), (Direction::Sent, true), none);
     }
 
-    /// The connection goes: its number may be another's.
+    /// The connection ends: its number may be reused.
     pub(super) fn capture_no_more(&self) {
         capture::forget(self.key());
     }

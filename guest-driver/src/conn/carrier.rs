@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The carrier of a connection's bytes and words: a pair of DMBs, or a pair of SMC-R elements.
 //!
-//! Both look alike to the connection: a ring of its own that it reads, a ring of the peer that it
-//! writes, the peer's two words, and one operation that delivers bytes and its own two words.
+//! Both look alike to the connection: an own ring to read, a ring of the peer to write, the peer's two
+//! words, and one operation for delivering bytes and the own two words.
 
 use std::fmt;
 use std::io;
@@ -23,8 +23,8 @@ use crate::smcd::{self, AttachSlot, OwnBuffer, Peer, PeerBuffer, SmcdConn};
 use crate::smcr::{BufferError, SmcrConn, SmcrSendError};
 use virtio_ism::{CONSUMER_WORD, DeliverError, PRODUCER_WORD};
 
-/// Bytes of an element that the sender holds back: one for each link that may fail in a row before
-/// the peer says what it has read.
+/// Bytes of an element held back by the sender: one for each link failing in a row before the peer's
+/// next acknowledgement.
 const RESERVE: u8 = 8;
 
 /// The carrier of a connection.
@@ -43,27 +43,27 @@ pub(crate) struct DmbPair {
     released: AtomicBool,
     peer: Arc<Peer>,
     info: SmcdInfo,
-    /// What both ends have agreed on for records on TCP, if the connection may go on without its
-    /// device; `None`: it may not, or they speak none.
+    /// The agreed features of records on TCP, if the connection may continue without its device;
+    /// `None`: it may not, or there are no records.
     agreed: Option<CarrierFeatures>,
     // Dropped after `theirs`, which can be detached then.
     _slot: AttachSlot,
-    // Dropped last: the buffer returns to its pool when nothing refers to it any more.
+    // Dropped last: the buffer returns to its pool after its last user.
     own: OwnBuffer,
 }
 
 impl Carrier {
-    /// The carrier of an SMC-D connection that a handshake has established.
+    /// The carrier of an established SMC-D connection.
     pub(crate) fn smcd(established: SmcdConn) -> Carrier {
         Carrier::D(DmbPair::new(established))
     }
 
-    /// The carrier of an SMC-R connection that a handshake has established.
+    /// The carrier of an established SMC-R connection.
     pub(crate) fn smcr(established: SmcrConn) -> Carrier {
         Carrier::R(established)
     }
 
-    /// The ring that the peer writes.
+    /// The ring written by the peer.
     pub(super) fn local_ring(&self) -> Result<Ring, RingError> {
         match self {
             Carrier::D(pair) => Ring::smcd(pair.own.dmb().len()),
@@ -71,7 +71,7 @@ impl Carrier {
         }
     }
 
-    /// The ring that this end writes.
+    /// The ring written by this end.
     fn peer_ring(&self) -> Result<Ring, RingError> {
         match self {
             Carrier::D(pair) => Ring::smcd(pair.theirs.dmb().len()),
@@ -79,7 +79,7 @@ impl Carrier {
         }
     }
 
-    /// What was negotiated.
+    /// The negotiated values.
     pub(super) fn info(&self) -> ConnectionInfo {
         match self {
             Carrier::D(pair) => ConnectionInfo::Smcd(pair.info.clone()),
@@ -87,7 +87,7 @@ impl Carrier {
         }
     }
 
-    /// The key by which events of the reactor name the connection.
+    /// The connection's key in events of the reactor.
     pub(super) fn key(&self) -> u32 {
         match self {
             Carrier::D(pair) => pair.own.dmb().idx(),
@@ -95,7 +95,7 @@ impl Carrier {
         }
     }
 
-    /// How the connection registers with its reactor.
+    /// The connection's registration with its reactor.
     pub(super) fn registration(&self) -> Registration {
         let (group, line, tags) = match self {
             Carrier::D(pair) => {
@@ -103,14 +103,14 @@ impl Carrier {
                 let tags = smcd::tags(pair.peer.gid(), theirs.token());
                 (own.slab_id(), own.line_index(), Some(tags))
             }
-            // RNICs name each connection that is lost.
+            // RNICs name each lost connection.
             Carrier::R(_) => (None, None, None),
         };
         Registration { key: self.key(), group, line, tags }
     }
 
-    /// Whether earlier reads of the own ring and words have read what is there. `false`: the memory
-    /// went with its device, and the reads may have found zeros.
+    /// Whether earlier reads of the own ring and words were valid. `false`: the memory went with its
+    /// device, and the reads may have found zeros.
     #[inline]
     pub(super) fn has_memory(&self) -> bool {
         match self {
@@ -119,9 +119,9 @@ impl Carrier {
         }
     }
 
-    /// Whether the device lives and has said that the peer has left it. The processes on a loopback
-    /// fabric share a GID, so the loss of a buffer has to do there. RNICs say nothing of the kind: a
-    /// link fails in the same way whether its peer's process has ended or not.
+    /// Whether the device lives and has reported that the peer left. The processes on a loopback fabric
+    /// share a GID, so the loss of a buffer serves as the report there. RNICs report nothing of the
+    /// kind: a link fails in the same way whether its peer's process has ended or not.
     pub(super) fn peer_has_left(&self) -> bool {
         match self {
             Carrier::D(pair) => pair.peer.has_left(),
@@ -129,8 +129,8 @@ impl Carrier {
         }
     }
 
-    /// Whether the device has carried out or dropped all that the peer had delivered, because the peer
-    /// has left it. Nobody can say that on a loopback fabric.
+    /// Whether the device has carried out or dropped every delivery of the peer, because the peer has
+    /// left the device. Unknown on a loopback fabric, and then `false`.
     pub(super) fn brings_no_more(&self) -> bool {
         match self {
             Carrier::D(pair) => pair.info.local_gid != pair.info.peer_gid && pair.peer.has_left(),
@@ -138,8 +138,7 @@ impl Carrier {
         }
     }
 
-    /// Whether the device may still report that the peer has left, while it has reported the loss of
-    /// the peer's buffer.
+    /// Whether the device may still report that the peer left, after the loss of the peer's buffer.
     pub(super) fn may_hear_of_peer(&self) -> bool {
         match self {
             Carrier::D(pair) => !pair.own.dmb().is_device_gone() && !self.peer_has_left(),
@@ -147,7 +146,7 @@ impl Carrier {
         }
     }
 
-    /// Asks the device whether the peer has left. That is a device command.
+    /// Asks the device whether the peer has left, by a device command.
     pub(super) fn ask_for_peer(&self) {
         if let Carrier::D(pair) = self
             && self.may_hear_of_peer()
@@ -156,8 +155,8 @@ impl Carrier {
         }
     }
 
-    /// The producer word and the consumer-and-flags word as the peer last stored them; the second
-    /// loaded first, so that the producer word is at least as new as the flags.
+    /// The producer word and the consumer-and-flags word as last stored by the peer. The second is
+    /// loaded first, so the producer word is at least as new as the flags.
     #[inline]
     pub(super) fn words(&self) -> [u64; 2] {
         match self {
@@ -175,8 +174,7 @@ impl Carrier {
         })
     }
 
-    /// Clears the failover flag in the words of a peer that has switched links; `true` if it was
-    /// set.
+    /// Clears the failover flag in the words of a peer after a switch of links; `true` if it was set.
     #[cold]
     pub(super) fn take_move(&self) -> bool {
         match self {
@@ -202,8 +200,8 @@ impl Carrier {
         }
     }
 
-    /// Copies the pieces (offset in the peer's buffer, bytes) and then the words to the peer, and
-    /// with `signal` signals it.
+    /// Copies the pieces (offset in the peer's buffer, bytes) and then the words to the peer, and with
+    /// `signal` signals the peer.
     #[inline]
     pub(super) fn deliver(
         &self,
@@ -224,8 +222,8 @@ impl Carrier {
         }
     }
 
-    /// Has the way to the peer tested if it has been silent for this long. Does nothing for SMC-D,
-    /// because the device reports that a peer is gone.
+    /// Has the path to the peer tested after a silence of this duration. Does nothing for SMC-D,
+    /// because the device reports a lost peer.
     pub(super) fn test(&self, silence: Duration) {
         match self {
             Carrier::D(_) => {}
@@ -233,7 +231,7 @@ impl Carrier {
         }
     }
 
-    /// Asks a peer for an update that it may hold back. The connection calls this every second.
+    /// Asks a peer for an update possibly held back. The connection calls this every second.
     pub(super) fn probe_peer(&self) {
         match self {
             Carrier::D(_) => {}
@@ -241,8 +239,8 @@ impl Carrier {
         }
     }
 
-    /// Stores bytes into the own ring, at this offset of its element. What TCP brings comes there
-    /// when the peer has left the ring.
+    /// Stores bytes into the own ring, at this offset of its element: bytes from TCP after the peer's
+    /// end of the ring.
     pub(super) fn store(&self, offset: u32, bytes: &[u8]) {
         match self {
             Carrier::D(pair) => {
@@ -253,13 +251,13 @@ impl Carrier {
         }
     }
 
-    /// Stores the words of a peer that has left the ring.
+    /// Stores the words of a peer after its end of the ring.
     pub(super) fn store_words(&self, [producer, consumer]: [u64; 2]) {
         let pair = match self {
             Carrier::D(pair) => pair,
             Carrier::R(element) => return element.store_words([producer, consumer]),
         };
-        // Release, as the peer does: whoever sees a word sees the bytes that it announces.
+        // Release, as the peer does: a reader of a word sees the bytes announced by it.
         for (at, word) in [(PRODUCER_WORD, producer), (CONSUMER_WORD, consumer)] {
             if let Ok(place) = pair.own.dmb().memory().atomic_u64(at as usize) {
                 place.store(word, Ordering::Release);
@@ -267,9 +265,9 @@ impl Carrier {
         }
     }
 
-    /// Whether both ends have agreed to go on over TCP, and it can be known what was received when the
-    /// device or the links are gone: both rings lie in memory that both processes map, or the sender
-    /// has what may be lost.
+    /// Whether both ends have agreed to continue over TCP, with the received bytes known after the loss
+    /// of the device or the links: both rings lie in memory mapped by both processes, or the sender has
+    /// copies of bytes possibly lost.
     pub(super) fn may_be_outlived(&self) -> bool {
         match self {
             Carrier::D(pair) => pair.agreed.is_some(),
@@ -277,7 +275,7 @@ impl Carrier {
         }
     }
 
-    /// Whether both ends have agreed that a connection which goes on over TCP may come back to a ring.
+    /// Whether both ends have agreed on returns from TCP to a ring.
     pub(super) fn may_come_back(&self) -> bool {
         let agreed = match self {
             Carrier::D(pair) => pair.agreed,
@@ -294,7 +292,7 @@ impl Carrier {
         }
     }
 
-    /// Whether a connection that has lost its carrier can go on from what is here.
+    /// Whether a connection with a lost carrier can continue from local memory.
     pub(super) fn can_be_left(&self) -> bool {
         match self {
             Carrier::D(_) => self.has_memory(),
@@ -302,7 +300,7 @@ impl Carrier {
         }
     }
 
-    /// Why the carrier is lost, for people.
+    /// The reason for the carrier's loss, for reports.
     pub(super) fn reason(&self) -> Reason {
         match self {
             Carrier::D(pair) if pair.own.dmb().is_device_gone() => Reason::DeviceGone,
@@ -311,15 +309,15 @@ impl Carrier {
         }
     }
 
-    /// Has the loss of the carrier reported, if the peer has lost it: bytes that have not arrived by
-    /// now never will. A device says by itself that a peer is gone.
+    /// Has the loss of the carrier reported, if the peer has lost it: bytes not arrived by now never
+    /// will. A device reports a lost peer by itself.
     pub(super) fn give_up(&self) {
         if let Carrier::R(element) = self {
             element.give_up_links();
         }
     }
 
-    /// Whether words and bytes that were delivered may never arrive, but copies of the bytes are here.
+    /// Whether delivered words and bytes may never arrive, while copies of the bytes are kept here.
     pub(super) fn keeps_copies(&self) -> bool {
         match self {
             Carrier::D(pair) => !pair.theirs.dmb().is_window(),
@@ -327,12 +325,11 @@ impl Carrier {
         }
     }
 
-    /// The last `most` bytes that were delivered before a cursor of the peer's ring, or those of them
-    /// that may not have arrived. `None`: the peer's ring lacks bytes in the middle.
+    /// The last `most` bytes delivered before a cursor of the peer's ring, or the part of them possibly
+    /// not arrived. `None`: the peer's ring lacks bytes in the middle.
     ///
-    /// Those in the window have arrived, with one exception: a machine that was saved goes on with what
-    /// the window was at that moment, until its driver hears that the device is gone. The bytes are
-    /// still there.
+    /// Bytes in the window have arrived, with one exception: a restored machine uses its saved copy of
+    /// the window, until its driver hears of the lost device. The bytes are still there.
     pub(super) fn last_sent(&self, end: Cursor, most: u32, ring: &Ring) -> Option<Vec<u8>> {
         let pieces = || pieces_before(end, most, ring);
         match self {
@@ -350,10 +347,10 @@ impl Carrier {
         }
     }
 
-    /// Makes the own ring safe from deliveries that are still being carried out, and from the end of a
-    /// device that takes its memory with it: a copy takes its place. A device that works carries out
-    /// moves of a peer that has left, too: those of words alone, behind the last bytes. The caller has
-    /// the locks of both sides. `false`: that is not possible.
+    /// Protects the own ring from deliveries still being carried out, and from the loss of its memory
+    /// with the device, by a copy in its place. Even after the peer has left, a working device carries
+    /// out the peer's moves of words alone, behind the last bytes. The caller has the locks of both
+    /// sides. `false`: no copy was possible.
     pub(super) fn keep_ring(&self) -> bool {
         let Carrier::D(pair) = self else { return true };
         let kept = pair.own.dmb().keep();
@@ -363,7 +360,7 @@ impl Carrier {
         kept.is_ok()
     }
 
-    /// Whether the own ring stays as long as the connection, whatever becomes of its device.
+    /// Whether the own ring stays as long as the connection, even without its device.
     pub(super) fn ring_stays(&self) -> bool {
         match self {
             Carrier::D(pair) => pair.own.dmb().memory_stays(),
@@ -405,9 +402,9 @@ impl Carrier {
         }
     }
 
-    /// Both ends have finished with the own buffer, into which the peer wrote `received` bytes.
+    /// Both ends have finished with the own buffer, with `received` bytes written by the peer.
     pub(super) fn allow_reuse(&self, received: u64) {
-        // The part before the ring, and the bytes that were written after it.
+        // The part before the ring, and the bytes written after it.
         let dirty = |head: u32| {
             usize::try_from(received.saturating_add(u64::from(head))).unwrap_or(usize::MAX)
         };
@@ -426,7 +423,7 @@ impl Carrier {
         }
     }
 
-    /// The own signal line, if the reactor's poll of lines can tell of news.
+    /// The own signal line, if the reactor's poll of lines can see its state.
     #[inline]
     pub(super) fn line_in_slab(&self) -> Option<Line<'_>> {
         match self {
@@ -445,7 +442,7 @@ impl Carrier {
     }
 }
 
-/// Pieces of an element (offset, length), one behind the other. `None`: one of them is not there.
+/// Pieces of an element (offset, length), one behind the other. `None`: one of them is missing.
 fn copy_pieces(pieces: [(u32, u32); 2], copy: impl Fn(u32, &mut [u8]) -> bool) -> Option<Vec<u8>> {
     let mut bytes = vec![0; pieces.iter().map(|(_, len)| *len as usize).sum()];
     let mut into = bytes.as_mut_slice();
@@ -489,7 +486,7 @@ impl fmt::Display for Carrier {
     }
 }
 
-/// The error of a call for a ring that cannot be.
+/// The error of a call for an invalid ring.
 pub(super) fn no_ring(error: RingError) -> io::Error {
     io::Error::other(error.to_string())
 }

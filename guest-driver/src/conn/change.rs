@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How a connection goes on over its TCP connection when its ring is gone.
+//! Continues a connection over its TCP connection after the loss of its ring.
 //!
-//! `smc_core::carrier` decides; this carries out. What comes over TCP is stored into the own ring,
-//! as the peer would have stored it, and the words in it say so. So reads, readiness and the end of
-//! the peer's direction are those of a ring, and the hot path asks nothing. The own direction
-//! does not use the peer's ring any more: its path has failed, which each delivery checks anyway.
+//! `smc_core::carrier` decides; this module carries out. Bytes from TCP are stored into the own ring,
+//! as the peer would have stored them, and the words in the ring announce them. So reads, readiness and
+//! the end of the peer's direction are the ring's, and the hot path has no extra check. The own
+//! direction does not use the peer's ring any more: its path has failed, as each delivery checks
+//! anyway.
 //!
-//! All of it is under the lock of the send side, under which records are written.
+//! Every function runs under the lock of the send side, under which records are written.
 
 use std::collections::VecDeque;
 
@@ -24,52 +25,52 @@ use super::{Conn, Failure, Tx};
 use crate::info::{CarrierChanges, CurrentCarrier};
 use ism_sys::unacknowledged;
 
-/// What a connection without a ring would have; there is none.
+/// The placeholder for a carrier without a valid ring, never used in fact.
 const SMALLEST: Ring = match Ring::smcd(SMCD_CONTROL_LEN + 1) {
     Ok(ring) => ring,
     Err(_) => panic!("one byte is a ring"),
 };
 
-/// State flags that a record can say.
+/// State flags reported by records.
 const SAID: StateFlags = StateFlags::SENDING_DONE.union(StateFlags::CLOSED);
 
-/// The part of a connection that may outlive its carrier.
+/// The part of a connection able to outlive its carrier.
 pub(super) struct Change {
     pub(super) end: End,
-    /// Why the carrier has changed the last time.
+    /// The reason for the last change of the carrier.
     pub(super) why: Option<ChangeReason>,
-    /// How often it has.
+    /// Number of changes of the carrier.
     pub(super) count: u32,
-    /// Bytes that were said to be sent, and to be acknowledged.
+    /// Bytes reported as sent, and as acknowledged.
     pub(super) told_moved: [u64; 2],
-    /// How the connection comes back to a ring.
+    /// The return of the connection to a ring.
     pub(super) way_back: WayBack,
     /// What TCP has not taken.
     pub(super) out: RecordQueue,
-    /// TCP has no room. The watch tells when it has some.
+    /// TCP has no room. The watch reports new room.
     pub(super) blocked: bool,
-    /// TCP takes nothing more. What it has brought comes before its end.
+    /// TCP takes nothing more. Bytes already received come before its end.
     pub(super) broken: bool,
     /// The TCP connection is closed when `out` is empty.
     pub(super) closing: bool,
     /// Bytes from TCP whose turn has not come.
     pub(super) input: VecDeque<u8>,
-    /// Bytes of the last DATA record that are not stored.
+    /// Bytes of the last DATA record not yet stored.
     pub(super) body: u32,
-    /// Position in the peer's direction up to which the own ring has the bytes.
+    /// Position in the peer's direction of the end of the bytes stored in the own ring.
     pub(super) stored: u64,
     /// Position in the peer's direction of the first byte of the own ring.
     pub(super) base: u64,
     /// Position behind the last urgent byte of the peer.
     pub(super) mark: Option<u64>,
-    /// The peer's second word, as this end stores it.
+    /// The peer's second word, as stored by this end.
     pub(super) word: ConsumerWord,
     /// What the machine knows that the own direction has said.
     pub(super) told: StateFlags,
     /// TCP has delivered the peer's FIN, and the machine knows.
     pub(super) ended: bool,
-    /// The carrier is lost: what the own ring does not have when the peer says that it has left it,
-    /// never comes.
+    /// The carrier is lost: bytes missing in the own ring when the peer reports its end of the ring
+    /// never come.
     pub(super) gone: bool,
     /// What was delivered last to the ring that was left, until the peer says what it has received.
     pub(super) copies: Vec<u8>,
@@ -102,7 +103,7 @@ impl Change {
         }
     }
 
-    /// What carries the connection, for people.
+    /// The carriers of the connection, for reports.
     pub(super) fn report(&self) -> CarrierChanges {
         CarrierChanges {
             now: match &self.end {
@@ -127,20 +128,20 @@ impl Change {
 }
 
 impl Change {
-    /// Whether the own direction waits for a record, which may come behind bytes that the program reads
-    /// only when it has written: RECEIVED, or the one that begins a new ring.
+    /// Whether the own direction waits for a record: RECEIVED, or the first record of a new ring. Such
+    /// a record may come behind bytes which the program reads only after its own write.
     pub(super) fn awaits_record(&self) -> bool {
         self.way_back.has_ring() || matches!(self.end.outgoing(), Outgoing::Leaving { .. })
     }
 
-    /// Whether an urgent byte may be sent by TCP. Not when the peer is about to begin a ring, which it
-    /// would not before its program has read the byte.
+    /// Whether an urgent byte may be sent by TCP. Not when the peer is about to begin a ring: the peer
+    /// would begin only after its program has read the byte.
     pub(super) fn may_send_urgent(&self) -> bool {
         self.may_send() && !matches!(self.end.renewal(), Renewal::Confirmed { .. })
     }
 }
 
-/// Why a carrier has changed: which end has left the ring first, or that there is a new one.
+/// The reason for a change of the carrier: the first end to leave the ring, or a new ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ChangeReason {
     /// Both ends have come back to a ring.
@@ -150,7 +151,7 @@ pub(super) enum ChangeReason {
 }
 
 impl ChangeReason {
-    /// Why an input has a connection leave its ring, if it has.
+    /// The reason for leaving the ring on an input, if any.
     fn of(input: &Input) -> Option<ChangeReason> {
         match *input {
             Input::Leave(reason) | Input::RingGone(reason) => Some(ChangeReason::Own(reason)),
@@ -166,12 +167,12 @@ impl Tx {
         self.queue.is_empty() && self.change.as_ref().is_some_and(|change| change.may_send())
     }
 
-    /// Whether TCP has taken all records.
+    /// Whether TCP has taken every record.
     pub(super) fn has_no_records(&self) -> bool {
         self.change.as_ref().is_none_or(|change| change.out.is_empty())
     }
 
-    /// Whether TCP was reset, as a write has found. What had arrived before is still to be read.
+    /// Whether TCP was reset, as found by a write. Earlier arrivals are still to be read.
     pub(super) fn is_broken(&self) -> bool {
         self.change.as_ref().is_some_and(|change| change.broken)
     }
@@ -190,12 +191,12 @@ impl Tx {
 }
 
 impl Conn {
-    /// Whether the connection may go on when its carrier is gone.
+    /// Whether the connection may continue without its carrier.
     pub(super) fn may_outlive(&self) -> bool {
         self.tcp.is_watched()
     }
 
-    /// Whether the ring was left, and TCP has not taken all that was written, or the connection is
+    /// Whether the ring was left with written bytes not yet taken by TCP, or the connection is
     /// [unfinished](Self::is_unfinished).
     pub(super) fn is_sending_by_tcp(&self) -> bool {
         let tx = self.tx();
@@ -215,9 +216,9 @@ impl Conn {
         }
     }
 
-    /// Whether a connection that the program has closed has not said all, or the peer's kernel has not
-    /// got all of it. If the process ended now and a record came for it, its kernel would answer by RST
-    /// and throw away what is under way.
+    /// Whether a connection closed by the program has records left, or sent ones not received by the
+    /// peer's kernel. If the process ended now and a record came for it, its kernel would answer by RST
+    /// and discard the bytes under way.
     fn is_unfinished(&self, tx: &Tx) -> bool {
         let Some(change) = &tx.change else { return false };
         let is_closed = tx.close.flags().contains(StateFlags::CLOSED)
@@ -242,23 +243,23 @@ impl Conn {
         }
     }
 
-    /// Whether the connection goes on over TCP when its device goes, and does not yet, or reads
-    /// memory that may go with the device.
+    /// Whether the connection will continue over TCP without its device, but does not yet, or reads
+    /// memory of the device.
     pub(crate) fn must_leave_device(&self) -> bool {
         self.must_leave(&self.tx())
     }
 
-    /// Whether the connection goes on without its device, and reads memory that goes with the device.
+    /// Whether the connection will continue without its device, and reads memory of the device.
     pub(crate) fn needs_device_memory(&self) -> bool {
         self.must_leave(&self.tx()) && !self.carrier().ring_stays()
     }
 
-    /// Goes on with a copy of the own ring, whose memory is about to go with a device that is gone. What
-    /// the peer writes from now on does not arrive, and the peer is told so.
+    /// Continues with a copy of the own ring, because the memory goes with a lost device. Later writes
+    /// of the peer do not arrive, and the peer is informed.
     pub(crate) fn keep_memory(&self) {
         self.lost(Carrier::is_device_gone);
         let (_rx, tx) = (self.rx(), self.tx());
-        // Otherwise the next look at the memory finds that it went with the device.
+        // Otherwise the next access finds the memory gone with the device.
         if tx.carrier.is_device_gone() {
             tx.carrier.keep_ring();
         }
@@ -273,7 +274,8 @@ impl Conn {
         stays && !is_over && self.may_outlive() && self.tcp.is_open()
     }
 
-    /// Leaves the ring, which is lost, if the connection may go on without it. `true`: it goes on.
+    /// Leaves the lost ring, if the connection may continue without it. `true`: the connection
+    /// continues.
     pub(super) fn leave(&self, tx: &mut Tx) -> bool {
         if tx.change.is_none() || !self.carrier().can_be_left() || !self.tcp.is_open() {
             return false;
@@ -286,8 +288,8 @@ impl Conn {
         true
     }
 
-    /// Tells the machine what has happened, and does what it says, but for the end of the ring for
-    /// reads: `Some` is the position at which the caller begins that.
+    /// Gives an input to the machine, and executes its actions, except for the end of the ring for
+    /// reads: `Some` is the position at which the caller begins to read from TCP.
     pub(super) fn change(&self, tx: &mut Tx, input: Input, arrived: u64) -> Option<u64> {
         let mut input = input;
         let leaves = ChangeReason::of(&input).filter(|_| !tx.has_left());
@@ -352,10 +354,10 @@ impl Conn {
                 self.wake_all();
             }
             Action::Repeat { from, to } => self.repeat(tx, from, to),
-            // The next turn sees what has arrived. A ring in memory of both processes has all that was
+            // The next turn sees the arrived bytes. A ring in memory of both processes has the bytes
             // written before LEAVE.
             Action::Await { .. } => self.carrier().give_up(),
-            // The ring is in memory that stays as long as there is no other.
+            // The ring's memory stays as long as there is no other ring.
             Action::ReleaseRing => {
                 change.way_back.begin_wait();
                 self.tcp.want_return();
@@ -401,8 +403,9 @@ impl Conn {
         }
     }
 
-    /// The stream of records is over. That is a reset, unless the peer had ended its direction before
-    /// and all of it is here, or it had closed.
+    /// The stream of records is over. This is a reset, unless the peer had closed, or had ended its
+    /// direction before a broken rule. After an RST behind the end of the peer's direction, writes fail, as
+    /// on TCP.
     pub(super) fn cut_by_change(&self, tx: &mut Tx, violation: Violation) {
         self.refresh_tx(tx);
         self.end_awaiting();
@@ -439,8 +442,8 @@ impl Conn {
         self.carrier().local_ring().unwrap_or(SMALLEST)
     }
 
-    /// What has to be said of the own end goes by a record, once the ring was left. An abort is a
-    /// reset of TCP.
+    /// Reports the state of the own end by a record, once the ring was left. An abort is a reset of
+    /// TCP.
     pub(super) fn tell_by_tcp(&self, tx: &mut Tx) {
         match tx.close.flags().contains(StateFlags::ABORT) {
             true => self.reset_tcp(),
@@ -454,7 +457,7 @@ impl Conn {
         }
     }
 
-    /// Closes TCP, when it has taken the last record.
+    /// Closes TCP, after its last record.
     pub(super) fn close_tcp(&self, tx: &mut Tx) {
         match &mut tx.change {
             Some(change) if !change.out.is_empty() && self.tcp.is_open() => change.closing = true,

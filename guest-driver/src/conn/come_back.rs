@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How a connection that is on TCP comes back to a ring.
+//! The return of a connection from TCP to a ring.
 //!
-//! The messages of the handshake come in CLC records. A thread of the stack does what they ask for
-//! ([`Conn::come_back`]), because that takes device commands, and no lock is held meanwhile.
+//! The messages of the handshake come in CLC records. A thread of the stack carries out the requested
+//! steps ([`Conn::come_back`]), because they take device commands. No lock is held meanwhile.
 //!
 //! Both directions go to the new ring at once: when the peer's CHANGE is taken. A server has sent its
-//! own CHANGE before, and sends nothing in between. So that this takes no longer than the peer's
-//! answer, an end that awaits CHANGE takes DATA in front of it out of TCP, also if the program does
-//! not read.
+//! own CHANGE before, and sends nothing in between. To take no longer than the peer's answer, an end
+//! awaiting CHANGE takes DATA in front of it out of TCP, also if the program does not read.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -32,47 +31,46 @@ use crate::handshake::link::LinkHandshake;
 use crate::handshake::ring::{NoRing, Offer, RingParams, RingStep, Stage};
 use crate::smcd::DeferredDrop;
 
-/// How long a server waits for its own device after a Proposal.
+/// The longest wait of a server for its own device after a Proposal.
 const DEVICE_TIME: Duration = Duration::from_millis(500);
 
-/// The way of a connection back to a ring.
+/// The state of a connection's return to a ring.
 pub(super) struct WayBack {
-    /// The connection.
     pub(super) me: Weak<Conn>,
     role: Role,
     /// Both ends have agreed to come back.
     agreed: bool,
     begin: Instant,
     back_off: BackOff,
-    /// The CLC message that comes, or came last.
+    /// The present or last CLC message.
     message: Vec<u8>,
-    /// Bytes that it lacks.
+    /// Bytes missing in the message.
     missing: u32,
-    /// When it was complete.
+    /// The time of the message's completion.
     complete: Instant,
-    /// The message that the next CLC record brings to the peer.
+    /// The message to the peer in the next CLC record.
     pub(super) answer: Vec<u8>,
     stage: Option<Stage>,
-    /// A thread does a step.
+    /// A thread is carrying out a step.
     is_busy: bool,
-    /// The ring that was negotiated and is not in use.
+    /// The negotiated ring, not yet in use.
     next: Option<Arc<Carrier>>,
-    /// What is dropped without a lock.
+    /// Values to be dropped without a lock.
     retired: Vec<DeferredDrop>,
     /// This end has sent an urgent byte by TCP.
     has_marked: bool,
 }
 
-/// What a connection knows of its peer's device.
+/// Knowledge of the device of a connection's peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerDevice {
-    /// It has had a ring there since this time.
+    /// The connection has had a ring there since this time.
     Ring(Instant),
-    /// It was refused a ring at this time, and may propose another one.
+    /// The connection was refused a ring at this time, and may propose another one.
     Refused(Instant),
 }
 
-/// A step that takes device commands.
+/// A step with device commands.
 enum Step {
     Propose,
     Accept(Vec<u8>),
@@ -108,7 +106,7 @@ impl WayBack {
         Tick(u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// Whether there is a ring that was negotiated and is not in use.
+    /// Whether there is a negotiated ring, not yet in use.
     pub(super) fn has_ring(&self) -> bool {
         self.next.is_some()
     }
@@ -139,8 +137,8 @@ impl WayBack {
         self.forget();
     }
 
-    /// A child of a fork has none of the threads. The step that one did is lost with its message, so
-    /// the handshake for a ring ends by a Decline.
+    /// A child of a fork has none of the threads. A step in progress is lost with its message, so the
+    /// handshake for a ring ends by a Decline.
     pub(super) fn forget_thread(&mut self) {
         if std::mem::take(&mut self.is_busy) {
             self.stage = Some(Stage::Failed);
@@ -158,18 +156,18 @@ impl WayBack {
         }
     }
 
-    /// A CLC record of so many bytes begins.
+    /// A CLC record of this length begins.
     pub(super) fn begin_message(&mut self, len: u32) {
         self.message.clear();
         self.missing = len;
     }
 
-    /// Bytes that a CLC record lacks.
+    /// Bytes missing in a CLC record.
     pub(super) fn missing(&self) -> u32 {
         self.missing
     }
 
-    /// Takes bytes of a CLC record. Returns what the machine has to know when all are there.
+    /// Takes bytes of a CLC record. Returns the input for the machine after the last byte.
     pub(super) fn take_bytes(&mut self, input: &mut VecDeque<u8>) -> Option<Input> {
         let n = input.len().min(self.missing as usize);
         self.message.extend(input.drain(..n));
@@ -222,7 +220,7 @@ impl Conn {
         }
     }
 
-    /// What the connection knows of the device of its peer.
+    /// The connection's knowledge of its peer's device.
     pub(crate) fn sign_of_device(&self) -> Option<(IpAddr, PeerDevice)> {
         let sign = {
             let tx = self.tx();
@@ -242,8 +240,8 @@ impl Conn {
         Some((self.tcp.addresses().ok()?.1.ip(), sign))
     }
 
-    /// Does the next step of the way back to a ring, if one is due. It may take device commands.
-    /// `true`: it goes on when LLC has.
+    /// Carries out the next step of the return to a ring, if one is due. The step may take device
+    /// commands. `true`: LLC is under way, and the return continues after it.
     pub(crate) fn come_back(&self, params: &RingParams) -> bool {
         let (step, retired) = {
             let has_urgent = self.rx().receiver.exception();
@@ -271,7 +269,7 @@ impl Conn {
         links
     }
 
-    /// `true`: the ring is there for which the peer's CHANGE waits.
+    /// `true`: the ring for the peer's waiting CHANGE is there.
     fn end_step(
         &self,
         tx: &mut Tx,
@@ -285,7 +283,7 @@ impl Conn {
         let way = &mut change.way_back;
         way.is_busy = false;
         if renewal == Renewal::None && !is_proposal {
-            // It has ended meanwhile.
+            // The renewal has ended meanwhile.
             way.retired.push(Box::new(done));
             way.forget();
             self.tcp.want_return();
@@ -322,7 +320,7 @@ impl Conn {
                 }
                 Input::Prepared(fits)
             }
-            // It is too late to decline, unless the peer does.
+            // It is too late to decline, except for the peer.
             RingStep::No(_) if is_confirmed => {
                 way.stage = Some(Stage::Failed);
                 return true;
@@ -346,8 +344,8 @@ impl Conn {
         false
     }
 
-    /// Takes the peer's CHANGE, which is the next record, and begins both directions of the new ring.
-    /// `false`: the program has to read an urgent byte before.
+    /// Takes the peer's CHANGE as the next record, and begins both directions of the new ring. `false`:
+    /// the program has to read an urgent byte before.
     pub(super) fn begin_ring(&self, rx: &mut Rx) -> bool {
         if self.refresh_rx(rx).is_err() || rx.receiver.exception() || self.keep_unread(rx).is_err()
         {
@@ -382,13 +380,13 @@ impl Conn {
         if !is_known || next.is_device_gone() || next.has_failed() {
             self.lost_locked(&mut self.tx());
         }
-        // The descriptor that shows readiness arms the new line, and what is retired goes.
+        // The readiness descriptor arms the new line, and retired values are dropped.
         self.tcp.watch_room();
         self.tcp.want_return();
         true
     }
 
-    /// Has both directions use another carrier, at its beginning.
+    /// Has both directions use another carrier, from its beginning.
     fn exchange(&self, rx: &mut Rx, tx: &mut Tx, next: Arc<Carrier>) {
         let (Ok(sender), Ok(ring)) = (next.sender(), next.local_ring()) else { return };
         let Some(change) = &mut tx.change else { return };
@@ -412,7 +410,7 @@ impl Conn {
         let way = &mut change.way_back;
         way.back_off.on_ring(way.now());
         let writes = change.end.outgoing() == Outgoing::Ring;
-        // The copies first: whoever sees the new one has one of the locks, or takes none.
+        // The copies first: a thread seeing the new one has one of the locks, or takes none.
         let last = std::mem::replace(&mut tx.carrier, next.clone());
         rx.carrier = next.clone();
         self.carrier.store(next.clone());
@@ -422,7 +420,7 @@ impl Conn {
         if !writes {
             next.fail();
         }
-        // Whatever was said of the own direction by TCP, the ring says it again.
+        // The ring repeats the state of the own direction already reported by TCP.
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
         if tx.close.flags().contains(StateFlags::CLOSED) {
             next.release();

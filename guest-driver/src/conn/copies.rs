@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a connection needs to go on when bytes that it has delivered may never arrive.
+//! Recovery of a connection from deliveries lost on the way.
 //!
-//! That is so when the last link of SMC-R is gone, or a device that was to move them: what was under
-//! way is lost. A machine that was saved has stored into what the window was, until its driver has
-//! heard that the device is gone. The peer says how much it has received, and this end repeats the rest
-//! over TCP. It has the bytes: a send buffer of SMC-R keeps each until the peer has read it, a slot of a
+//! Deliveries are lost with the last link of SMC-R, or with a device still carrying them out. A
+//! restored machine has stored into a former window, until its driver has heard of the lost device. The
+//! peer reports its number of received bytes, and this end repeats the rest over TCP. Copies of the
+//! bytes are at hand: a send buffer of SMC-R keeps each byte until the peer has read it, a slot of a
 //! move queue until the move is completed, and the window until the device is reset.
 
 use smc_core::carrier::Violation;
@@ -20,8 +20,8 @@ pub(super) fn cursor_at(position: u64, ring: &Ring) -> Cursor {
     Cursor { wrap: (position / len) as u16, count: (position % len) as u32 + start }
 }
 
-/// The bytes from one cursor of a ring to another; `None`: the second lies before it, or further
-/// away than the ring is long, or is none of the ring.
+/// The bytes from one cursor of a ring to another; `None`: the second lies before the first, or further
+/// away than the length of the ring, or outside of the ring.
 pub(super) fn distance(from: Cursor, to: Cursor, ring: &Ring) -> Option<u32> {
     let at = |cursor: Cursor| cursor.count.checked_sub(ring.start().count);
     let (start, end) = (at(from)?, at(to).filter(|at| *at < ring.len())?);
@@ -36,7 +36,7 @@ pub(super) fn offset_of(cursor: Cursor, ring: &Ring) -> u32 {
     head + cursor.count.saturating_sub(ring.start().count)
 }
 
-/// The pieces of the element (offset, length) that have the last `bytes` bytes before a cursor.
+/// The pieces of the element (offset, length) with the last `bytes` bytes before a cursor.
 pub(super) fn pieces_before(end: Cursor, bytes: u32, ring: &Ring) -> [(u32, u32); 2] {
     let head = ring.element_len() - ring.len();
     let bytes = bytes.min(ring.len());
@@ -46,8 +46,8 @@ pub(super) fn pieces_before(end: Cursor, bytes: u32, ring: &Ring) -> [(u32, u32)
     [(ring.element_len() - first, first), (end - second, second)]
 }
 
-/// Of the last `most` bytes before a cursor of a ring, as many as pieces (offset in the element, bytes)
-/// have in one go up to the end. Later pieces replace earlier ones.
+/// Of the last `most` bytes before a cursor of a ring, the part held by pieces (offset in the element,
+/// bytes) without a gap up to the end. Later pieces replace earlier ones.
 pub(super) fn last_of(pieces: &[(u32, Vec<u8>)], end: Cursor, most: u32, ring: &Ring) -> Vec<u8> {
     let (head, len) = (ring.element_len() - ring.len(), ring.len());
     let most = most.min(len);
@@ -66,8 +66,8 @@ pub(super) fn last_of(pieces: &[(u32, Vec<u8>)], end: Cursor, most: u32, ring: &
 }
 
 impl Conn {
-    /// Copies of what this end has delivered to the ring and the peer may not have received, up to the
-    /// last byte. `None`: the ring lacks bytes in the middle, so the connection cannot go on.
+    /// Copies of bytes delivered to the ring and possibly not received by the peer, up to the last
+    /// byte. `None`: the ring lacks bytes in the middle, so the connection cannot continue.
     pub(super) fn copies(&self, tx: &Tx) -> Option<Vec<u8>> {
         let ring = tx.sender.ring();
         let end = cursor_at(tx.total - tx.base, ring);
@@ -75,28 +75,28 @@ impl Conn {
         self.carrier().last_sent(end, unread, ring)
     }
 
-    /// The urgent mark that was delivered, if it may not have arrived, as bytes may that have copies.
-    /// Nothing was written behind the byte, unless the peer has read it.
+    /// The delivered urgent mark, if possibly not arrived (only bytes with copies can be lost). Nothing
+    /// was written behind the byte, unless the peer has read it.
     pub(super) fn lost_mark(&self, tx: &Tx, copies: &[u8]) -> Option<u64> {
         let has_copies = self.carrier().keeps_copies() || !copies.is_empty();
         let may_be_lost = has_copies && tx.sender.urgent_unread();
-        // The sender counts the bytes of a delivery that has failed, too.
+        // The sender counts the bytes of a failed delivery, too.
         let delivered = tx.sender.cursor() == cursor_at(tx.total - tx.base, tx.sender.ring());
         (may_be_lost && delivered).then_some(tx.total)
     }
 
-    /// The carrier is lost. What the own ring has is known as soon as the peer says how much it has
-    /// sent.
+    /// Notes the loss of the carrier. The contents of the own ring are final as soon as the peer
+    /// reports its sent bytes.
     pub(super) fn note_ring_gone(&self, tx: &mut Tx) {
         if let Some(change) = &mut tx.change
             && !std::mem::replace(&mut change.gone, true)
         {
-            // An event of its own goes on, under the lock of the receive side.
+            // A separate event continues, under the lock of the receive side.
             self.tcp.watch_room();
         }
     }
 
-    /// Sends bytes as DATA that were delivered to the ring, and have not arrived.
+    /// Sends as DATA the bytes delivered to the ring, but not received.
     pub(super) fn repeat(&self, tx: &mut Tx, from: u64, to: u64) {
         let more = tx.queue.has_unsent();
         let Some(change) = &mut tx.change else { return };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a connection has moved, and when.
+//! Counts of a connection's bytes, and the times of the last moves.
 //!
-//! Bytes are counted under the locks in any case. A time of each message would cost more than the
-//! rest of the counting: the coarse clock alone takes 7 ns. So as long as nobody asks, only the
-//! background thread looks, once a second, whether the counts have changed. Once somebody in this
-//! process has asked, each message stores its time. A time is never too early: who closes connections
-//! that are idle for too long must not close one that is in use.
+//! Bytes are counted under the locks in any case. A time of each message would cost more than the rest
+//! of the counting: the coarse clock alone takes 7 ns. So before the first query of the process, only
+//! the background thread checks, once a second, for changed counts. From the first query on, each
+//! message stores its time. A time is never too early: a program closing connections idle for too long
+//! must not close one in use.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -18,7 +18,7 @@ use super::{Conn, Tx};
 use crate::info::MovedCounts;
 use ism_sys::{read_clock, unacknowledged, unsent};
 
-/// Whether messages store their times, because somebody in this process has asked for one.
+/// Whether messages store their times, after the first query in this process.
 static STORED: AtomicBool = AtomicBool::new(false);
 
 /// Whether messages store their times.
@@ -27,14 +27,13 @@ pub(super) fn times_are_stored() -> bool {
     STORED.load(Ordering::Relaxed)
 }
 
-/// Milliseconds of the clock that the kernel takes for the times of TCP_INFO, too.
+/// Milliseconds of the clock used by the kernel for the times of TCP_INFO, too.
 fn now() -> u64 {
     let time = read_clock(ClockId::MonotonicCoarse);
     time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }
 
-/// When the bytes of a direction have moved last: after the position was another one, as far as
-/// anybody has looked.
+/// The time of a direction's last move, as far as checked: after the last different position.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MovedTime {
     position: u64,
@@ -47,7 +46,7 @@ impl MovedTime {
         MovedTime { position, at: now() }
     }
 
-    /// Looks at the position.
+    /// Checks the position.
     #[inline]
     pub(super) fn note(&mut self, position: u64) {
         if self.position != position {
@@ -60,7 +59,7 @@ impl MovedTime {
     }
 }
 
-/// How far a direction is.
+/// The progress of a direction.
 pub(super) struct SentCounts {
     pub(super) sent: u64,
     pub(super) acknowledged: u64,
@@ -76,14 +75,14 @@ fn if_free<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 }
 
 impl Conn {
-    /// Looks whether bytes have moved. The next look finds those of a direction that is in use now.
+    /// Checks for moved bytes. The next check finds the bytes of a direction in use now.
     pub(super) fn note_moves(&self) {
         if let Some(mut tx) = if_free(&self.tx) {
             let total = tx.total;
             tx.last_move.note(total);
         }
         if let Some(mut rx) = if_free(&self.rx) {
-            // The words, because the program may not have looked for the bytes.
+            // The words, because the program may not have received the bytes yet.
             let [producer, _] = rx.carrier.words();
             rx.last_move.note(producer);
         }
@@ -112,8 +111,7 @@ impl Conn {
         SentCounts { sent, acknowledged, unsent: queued + total.saturating_sub(sent) }
     }
 
-    /// Bytes that the program has written and the peer does not have, and as many of them are not even
-    /// sent.
+    /// Number of written bytes not yet received by the peer, and the number of unsent bytes among them.
     pub(crate) fn outstanding(&self) -> [usize; 2] {
         self.reactor.poll();
         let mut tx = self.tx();
@@ -123,8 +121,8 @@ impl Conn {
         [all, unsent].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
     }
 
-    /// What the connection has moved. From now on all connections of the process store the times of
-    /// their messages.
+    /// The connection's counts of moved bytes. From now on every connection of the process stores the
+    /// times of its messages.
     pub(crate) fn moved_counts(&self) -> MovedCounts {
         if !times_are_stored() {
             STORED.store(true, Ordering::Relaxed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How far the program has read, and how far the peer was told so.
+//! The program's read position, and the position announced to the peer.
 //!
 //! The receive side notes the first, and the send side sends it with its words, each under its own
 //! lock. Both are the cursor part of a consumer word.
@@ -14,7 +14,7 @@ use smc_core::wire::cursor::Cursor;
 pub(super) struct ConsumerCursors {
     consumed: AtomicU64,
     announced: AtomicU64,
-    /// The background thread will check whether the peer knows of all that was read.
+    /// The background thread will check whether the peer knows the read position.
     update_scheduled: AtomicBool,
 }
 
@@ -38,42 +38,42 @@ impl ConsumerCursors {
         self.note_consumed(start);
     }
 
-    /// Notes how far the program has read. The bytes were copied out before.
+    /// Notes the program's read position. The bytes were copied out before.
     #[inline]
     pub(super) fn note_consumed(&self, cursor: Cursor) {
-        // Release: the bytes were copied out before the peer may learn that they were.
+        // Release: the bytes were copied out before the peer may learn of the read.
         self.consumed.store(word(cursor), Ordering::Release);
     }
 
-    /// How far the program has read, in the form of a consumer word.
+    /// The program's read position, in the form of a consumer word.
     #[inline]
     pub(super) fn consumed(&self) -> u64 {
         // Acquire: partner of the Release in `note_consumed`.
         self.consumed.load(Ordering::Acquire)
     }
 
-    /// Notes how far the peer was told that the program has read.
+    /// Notes the read position announced to the peer.
     #[inline]
     pub(super) fn note_announced(&self, cursor: Cursor) {
         self.announced.store(word(cursor), Ordering::Relaxed);
     }
 
-    /// How far the peer was told that the program has read.
+    /// The read position announced to the peer.
     #[inline]
     pub(super) fn announced(&self) -> Cursor {
         ConsumerWord::from_u64(self.announced.load(Ordering::Relaxed)).cursor
     }
 
-    /// Whether the peer was told of all that the program had read when `consumed` was taken.
+    /// Whether the peer knows the read position `consumed`.
     pub(super) fn knows(&self, consumed: u64) -> bool {
         consumed == self.announced.load(Ordering::Relaxed)
     }
 
-    /// Says that an update is wanted from the background thread. `true`: none was before, so the
-    /// caller schedules it.
+    /// Requests an update by the background thread. `true`: none was requested before, so the caller
+    /// schedules it.
     #[inline]
     pub(super) fn want_update(&self) -> bool {
-        // Mostly one is scheduled already, and a load is cheap.
+        // Mostly an update is scheduled already, and a load is cheap.
         !self.update_scheduled.load(Ordering::Relaxed)
             && !self.update_scheduled.swap(true, Ordering::AcqRel)
     }
@@ -83,7 +83,7 @@ impl ConsumerCursors {
         self.update_scheduled.store(false, Ordering::SeqCst);
     }
 
-    /// The background thread comes back to the update.
+    /// The background thread returns to the update later.
     pub(super) fn keep_update(&self) {
         self.update_scheduled.store(true, Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How a connection ends.
+//! The end of a connection.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -42,7 +42,7 @@ impl Conn {
         Ok(())
     }
 
-    /// `shutdown` of both halves as TCP does it: what has arrived can still be read.
+    /// `shutdown` of both halves as in TCP: received bytes can still be read.
     pub(crate) fn shutdown_both(&self) -> io::Result<()> {
         self.check()?;
         if capture::is_on() {
@@ -54,7 +54,7 @@ impl Conn {
         Ok(())
     }
 
-    /// The application closes the connection. With unread data, or `abort`, that resets it.
+    /// The application closes the connection. Unread data, or `abort`, resets the connection.
     pub(crate) fn close(&self, abort: bool) {
         if capture::is_on() {
             self.capture_end();
@@ -87,7 +87,7 @@ impl Conn {
         }
     }
 
-    /// The application is about to close the connection. If it was the first that ended a direction,
+    /// The application is about to close the connection. If this end was the first to end a direction,
     /// its TCP sends the first FIN: the other end can use its port again at once, as on TCP. Not while
     /// bytes are unsent, or may not arrive if this process ends now: the peer takes a FIN and the end of
     /// this process for the end of all bytes.
@@ -113,8 +113,8 @@ impl Conn {
         self.abort();
     }
 
-    /// Whether both ends have closed. This call takes the peer's words first, and does what is due;
-    /// so the stack repeats it for closed connections.
+    /// Whether both ends have closed. This call takes the peer's words first, and carries out due
+    /// steps; so the stack repeats the call for closed connections.
     pub(crate) fn is_over(&self) -> bool {
         self.reactor.poll();
         let mut tx = self.tx();
@@ -126,7 +126,7 @@ impl Conn {
                 tx.timer = None;
                 self.step(&mut tx, Event::Timeout);
             } else {
-                // As TCP, for as long as the peer lives.
+                // As in TCP, for as long as the peer lives.
                 tx.timer = Some(Instant::now() + self.options.close_timeout);
             }
         }
@@ -134,7 +134,7 @@ impl Conn {
         tx.close.state() == State::Closed && !tx.is_flushing()
     }
 
-    /// Whether the peer has said that it sends no more, whatever came after that.
+    /// Whether the peer has announced the end of its direction, regardless of later events.
     pub(crate) fn peer_has_ended(&self) -> bool {
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
@@ -166,8 +166,8 @@ impl Conn {
         }
     }
 
-    /// TCP was reset, so the connection ends (CLOSE-33). A peer that has closed before, of which
-    /// this end has not heard yet, resets TCP when its process ends, and nothing was lost.
+    /// TCP was reset, so the connection ends (CLOSE-33). A peer already closed, unknown to this end so
+    /// far, resets TCP when its process ends, and nothing was lost.
     fn on_tcp_reset(&self) {
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
@@ -178,8 +178,8 @@ impl Conn {
         self.sync_readiness();
     }
 
-    /// The connection ends by no word of the peer. What has arrived can still be read, and behind it
-    /// the end of data if the peer has ended its direction; else an error, as on TCP.
+    /// The connection ends without a word of the peer. Received bytes can still be read, and behind
+    /// them the end of data if the peer has ended its direction; else an error, as on TCP.
     pub(super) fn cut(&self, tx: &mut Tx) {
         if tx.close.peer_done() {
             self.end.fail(Failure::Ended);
@@ -196,7 +196,7 @@ impl Conn {
         self.step(tx, Event::Abort);
     }
 
-    /// Ends the connection if its carrier has failed and no event has said more since.
+    /// Ends the connection if its carrier has failed without a later event.
     pub(super) fn check_carrier(&self) {
         let carrier = self.carrier();
         if carrier.has_failed() && !self.has_failed() && !self.tx().has_left() {
@@ -205,9 +205,9 @@ impl Conn {
         }
     }
 
-    /// The peer, its buffer or the device of a carrier is gone. `is_lost` says whether that is the
-    /// carrier that the connection uses: a ring that it has left may be reported when it has come back
-    /// to another one.
+    /// The peer, its buffer or the device of a carrier is gone. `is_lost` checks the loss of the
+    /// connection's present carrier: the loss of a former ring may be reported after a return to
+    /// another one.
     pub(super) fn lost(&self, is_lost: impl FnOnce(&Carrier) -> bool) {
         let mut tx = self.tx();
         if is_lost(&tx.carrier) {
@@ -217,11 +217,11 @@ impl Conn {
         }
     }
 
-    /// The device says that a carrier with this key is lost.
+    /// The device reports the loss of the carrier with this key.
     pub(super) fn heard_of_loss(&self, key: u32) {
         {
             let tx = self.tx();
-            // It reports the buffers of a peer that leaves ahead of the peer itself.
+            // The device reports the buffers of a leaving peer ahead of the peer itself.
             if tx.carrier.key() == key && tx.carrier.may_hear_of_peer() {
                 self.hold_writes();
                 tx.carrier.fail();
@@ -243,7 +243,7 @@ impl Conn {
                     self.end.fail(Failure::Ended);
                 }
                 // The kernel may not have closed the process's sockets yet: the background thread
-                // comes back to it, by `check_carrier`, as long as there is one.
+                // repeats the check by `check_carrier`, as long as there is a background thread.
                 None if !self.reactor.is_lost()
                     && tx.lost.get_or_insert_with(Instant::now).elapsed() < FIN_TIME =>
                 {
@@ -269,8 +269,8 @@ impl Conn {
         }
     }
 
-    /// The peer uses the buffer of the carrier with this key for another connection, so this one is
-    /// over. Unread bytes count for nothing (RMB-23), unless the peer had closed in order.
+    /// The peer uses the buffer of the carrier with this key for another connection, so this connection
+    /// is over. Unread bytes count for nothing (RMB-23), unless the peer had closed in order.
     pub(super) fn taken(&self, key: u32) {
         let mut tx = self.tx();
         if tx.carrier.key() != key {
@@ -295,40 +295,39 @@ impl Conn {
         tx.close.state() == State::Closed || tx.close.peer_flags().contains(StateFlags::CLOSED)
     }
 
-    /// Whether the peer's process has ended, and had read all that was written here: the device of
-    /// this end lives and has said that the peer left it, and the peer's kernel has closed its TCP
-    /// connection by a FIN. TCP tells the application of an end of data then. An end that has lost
-    /// its own device knows nothing of its peer; a peer that has lost its device, and lives, sends
-    /// an RST before its application learns of that; and one that was lost with its machine sends
-    /// nothing.
+    /// Whether the peer's process has ended after reading every byte written here: the device of this
+    /// end lives and has reported that the peer left, and the peer's kernel has closed its TCP
+    /// connection by a FIN. TCP reports an end of data to the application then. An end with a lost
+    /// device knows nothing of its peer. A living peer with a lost device sends an RST before its
+    /// application learns of the loss. A peer lost with its machine sends nothing.
     ///
-    /// `None`: TCP has said nothing yet.
+    /// `None`: neither FIN nor RST has come yet.
     fn is_end_of_process(&self, tx: &mut Tx) -> Option<bool> {
         let may_be = self.carrier().peer_has_left() && tx.sender.in_flight() == 0;
         if !may_be || !self.tcp_has_ended()? {
             return Some(false);
         }
-        // What the process wrote until its end, and whether it had read the last bytes.
+        // The last words of the process: its last bytes, and its last read position.
         self.refresh_tx(tx);
         let has_read_all = tx.sender.in_flight() == 0 && tx.queue.is_empty();
         Some(has_read_all && !self.peer_has_unsent() && self.carrier().has_memory())
     }
 
-    /// Whether the peer's last words say that its send queue has bytes ([`UNSENT`]), which its program
-    /// takes for sent.
+    /// Whether the peer's last words show bytes in its send queue ([`UNSENT`]), taken for sent by its
+    /// program.
     fn peer_has_unsent(&self) -> bool {
         ConsumerWord::from_u64(self.words()[1]).producer_flags.contains(UNSENT)
     }
 
-    /// Whether the peer's TCP has sent a FIN, and no RST; `None`: neither. The device may say that a
-    /// process is gone a moment before the kernel has closed the process's sockets.
+    /// Whether the peer's TCP has sent a FIN, and no RST; `None`: neither. The device may report the
+    /// end of a process a moment before the kernel has closed the process's sockets.
     fn tcp_has_ended(&self) -> Option<bool> {
         let tcp = self.tcp.stream();
         let Some(tcp) = &*tcp else { return Some(false) };
         let mut byte = [0u8; 1];
         loop {
             match peek(tcp, &mut byte) {
-                // The kernel says so of a connection that was reset, too, once the error was taken.
+                // The kernel also returns 0 on a reset connection, once the error was taken.
                 Ok(0) => {
                     return Some(tcp_counts(tcp).is_ok_and(|counts| counts.state == CLOSE_WAIT));
                 }
@@ -409,7 +408,7 @@ impl Conn {
             Actions::REPORT_ABORTED => self.end.fail(Failure::Aborted),
             Actions::SEND_DONE => self.publish(tx),
             Actions::SEND_CLOSED | Actions::SEND_ABORT => self.publish_last(tx),
-            // Woken under the lock, which they take when this thread has released it.
+            // Woken under the lock. The woken threads take the lock after this thread's release.
             Actions::WAKE_READERS | Actions::WAKE_WRITERS => self.wake_all(),
             Actions::CLOSE_TCP => self.close_tcp(tx),
             Actions::STOP_TIMER => tx.timer = None,
@@ -459,10 +458,10 @@ impl Conn {
 /// State of a TCP connection whose peer has sent a FIN, as in `include/net/tcp_states.h`.
 pub(super) const CLOSE_WAIT: u8 = 8;
 
-/// How long a connection waits for the FIN of a process that is gone, at least.
+/// The shortest wait of a connection for the FIN of an ended process.
 const FIN_TIME: Duration = Duration::from_millis(500);
 
-/// How long all connections together sleep for FINs of peers that are gone, in any second.
+/// The longest sleep for FINs of lost peers, of the process's connections together in one second.
 const FIN_BUDGET: Duration = Duration::from_millis(50);
 
 /// Waits a moment until the peer's FIN may have come. `false`: the time for that is used up.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How far a connection has ended, and its directions have left their ring, in one word.
+//! The state of a connection's end, and of its directions on and off the ring, in one word.
 //!
-//! Each step of the end sets bits, and none clears one. So a thread that has seen a step sees it for
-//! good, whatever other threads add. Only the two bits of the ring are cleared, when both directions
-//! come back to one; the upper half of the word counts how often they did. The failure is the one part with a choice: the first
-//! that is noted stays. A transition releases what its thread has done before, and a read of the
-//! word acquires it: whoever sees that the peer has said its last word finds the bytes before it.
-//! The tests below hold each transition in each state; `loom_tests` those of two threads at once.
+//! Each step of the end sets bits, and none clears one. So a thread having seen a step sees it for
+//! good, regardless of other threads. Only the two bits of the ring are cleared, when both directions
+//! come back to one; the upper half of the word counts these returns. The failure is the one part with
+//! a choice: the first failure stays. A transition releases earlier stores of its thread, and a read of
+//! the word acquires them: a thread seeing the peer's last word finds the bytes before it. The tests
+//! below hold each transition in each state; `loom_tests` transitions of two threads at once.
 
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,20 +16,20 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 
 use bitflags::bitflags;
 
-/// Why calls fail, or read an end of data that the peer has not sent.
+/// The cause of failed calls, or of an end of data not sent by the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// Calls fail with `ConnectionReset`.
     Reset,
     /// Calls fail with `ConnectionAborted`.
     Aborted,
-    /// The peer's process has ended without a word, or TCP was reset after the peer's last byte.
-    /// Either is an end of data.
+    /// The peer's process has ended without a word, or TCP was reset after the peer's last byte. Either
+    /// is an end of data.
     Ended,
 }
 
 bitflags! {
-    /// What the word says. At most one of the first three is set.
+    /// The flags of the word. At most one of the first three is set.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     struct Bits: u32 {
         /// [`Failure::Reset`].
@@ -58,7 +58,7 @@ bitflags! {
     }
 }
 
-/// How often the connection came back to a ring, in the upper half of the word.
+/// One return of the connection to a ring, in the upper half of the word.
 const RETURN: u32 = 1 << 16;
 
 impl From<Failure> for Bits {
@@ -71,7 +71,6 @@ impl From<Failure> for Bits {
     }
 }
 
-/// How far one connection has ended.
 #[derive(Debug)]
 pub(super) struct EndWord(AtomicU32);
 
@@ -86,12 +85,12 @@ impl EndWord {
         Bits::from_bits_retain(self.0.load(Ordering::Acquire))
     }
 
-    /// Sets bits, and returns what the word said before.
+    /// Sets bits, and returns the former word.
     fn set(&self, bits: Bits) -> Bits {
         Bits::from_bits_retain(self.0.fetch_or(bits.bits(), Ordering::AcqRel))
     }
 
-    /// Notes why calls fail from now on. The first failure stays.
+    /// Notes the cause of failing calls from now on. The first failure stays.
     pub(super) fn fail(&self, failure: Failure) {
         let first = |word: u32| {
             let bits = Bits::from_bits_retain(word);
@@ -121,7 +120,7 @@ impl EndWord {
         self.bits().intersects(Bits::FAILURE)
     }
 
-    /// Notes that a call reports the failure. `true`: none has before.
+    /// Notes the report of the failure by a call. `true`: none has reported it before.
     pub(super) fn report(&self) -> bool {
         !self.set(Bits::REPORTED).contains(Bits::REPORTED)
     }
@@ -137,12 +136,12 @@ impl EndWord {
         self.bits().contains(Bits::PURGED)
     }
 
-    /// Notes that the peer has said that it sends no more.
+    /// Notes the peer's announcement of its end.
     pub(super) fn end_of_peer(&self) {
         self.set(Bits::PEER_DONE);
     }
 
-    /// Whether the peer has said that it sends no more.
+    /// Whether the peer has announced its end.
     #[inline]
     pub(super) fn is_peer_done(&self) -> bool {
         self.bits().contains(Bits::PEER_DONE)
@@ -192,7 +191,7 @@ impl EndWord {
         self.bits().contains(Bits::READS_TCP)
     }
 
-    /// Notes that the peer's bytes come by a new ring, and with `writes` that this end writes one.
+    /// Notes the start of a new ring for reads, and with `writes` also for writes.
     pub(super) fn come_back(&self, writes: bool) {
         let left = if writes { Bits::LEFT_RING } else { Bits::empty() };
         let cleared = (Bits::READS_TCP | left).bits();
@@ -200,13 +199,13 @@ impl EndWord {
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, back);
     }
 
-    /// How often the connection came back to a ring.
+    /// Number of returns of the connection to a ring.
     #[inline]
     pub(super) fn returns(&self) -> u32 {
         self.0.load(Ordering::Acquire) / RETURN
     }
 
-    /// Notes that both ends have finished with the own buffer, which may serve another connection.
+    /// Notes that both ends have finished with the own buffer, now free for another connection.
     pub(super) fn finish(&self) {
         self.set(Bits::FINISHED);
     }
@@ -248,7 +247,7 @@ mod tests {
         Event::ReadTcp,
     ];
 
-    /// What the callers of a word see of it.
+    /// The state of a word as its callers see it.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     struct Seen {
         failure: Option<Failure>,
@@ -283,7 +282,7 @@ mod tests {
             .collect()
     }
 
-    /// Carries an event out, and says what [`EndWord::report`] has returned.
+    /// Carries an event out, and returns the result of [`EndWord::report`].
     fn carry_out(word: &EndWord, event: Event) -> Option<bool> {
         match event {
             Event::Fail(failure) => word.fail(failure),
@@ -299,7 +298,7 @@ mod tests {
         None
     }
 
-    /// A word in this state, made by the events that lead there.
+    /// A word in this state, made by the events leading there.
     fn word_in(state: Seen) -> EndWord {
         let word = EndWord::new();
         if let Some(failure) = state.failure {
@@ -322,7 +321,7 @@ mod tests {
         word
     }
 
-    /// What the word says; a report shows in the bits only.
+    /// The state of the word; a report shows in the bits only.
     fn seen(word: &EndWord) -> Seen {
         assert_eq!(word.has_failed(), word.failure().is_some());
         Seen {

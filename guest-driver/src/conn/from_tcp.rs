@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The receive side of records: what TCP brings is stored into the own ring.
+//! The receive side of records: bytes from TCP are stored into the own ring.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -16,27 +16,27 @@ use super::send_queue::queues_are_held;
 use super::{Conn, Rx, Tx};
 use ism_sys::tcp_counts;
 
-/// Bytes that one call takes from TCP.
+/// The most bytes taken from TCP by one call.
 const TAKEN_AT_ONCE: usize = 64 << 10;
-/// How often a thread goes on at once when the peer sends without end.
+/// The most rounds of one call while the peer sends without end.
 const MAX_ROUNDS: u32 = 32;
 
-/// Why a round has ended.
+/// The result of a round.
 enum Round {
     /// TCP has nothing more for now, or the ring has no room.
     Done,
     /// A record was handled.
     Again,
-    /// The peer has left the ring: the last words in it come first, then reads go on at this
+    /// The peer has left the ring: the last words in the ring come first, then reads continue at this
     /// position.
     Reads(u64),
-    /// The ring has no room, and what waits behind the bytes has to be seen.
+    /// The ring has no room, and the records behind the bytes have to be checked.
     Full,
     /// The next record begins a new ring.
     Ring,
 }
 
-/// What TCP has brought.
+/// The result of a read from TCP.
 enum Brought {
     Bytes,
     Nothing,
@@ -45,7 +45,7 @@ enum Brought {
 }
 
 impl Conn {
-    /// Takes what TCP has brought, sends what it has room for, and wakes whom that concerns.
+    /// Takes bytes from TCP, sends as far as TCP has room, and wakes the waiters concerned.
     pub(super) fn serve_tcp(&self, rx: &mut Rx) {
         {
             let mut tx = self.tx();
@@ -64,7 +64,7 @@ impl Conn {
         let mut rounds = 0..MAX_ROUNDS;
         loop {
             if rounds.next().is_none() {
-                // An event of its own goes on, so that this caller has its turn.
+                // A separate event continues, so this caller has its turn.
                 self.tcp.watch_room();
                 break;
             }
@@ -141,7 +141,7 @@ impl Conn {
             let is_late = begins_ring && change.way_back.has_failed();
             change.input.drain(..HEADER_LEN);
             let input = match Record::parse(&header) {
-                // The link that the peer uses was not brought up here.
+                // The link used by the peer was not brought up here.
                 Ok(_) if is_late => Input::Violated,
                 Ok(record) => {
                     match record {
@@ -164,12 +164,13 @@ impl Conn {
         self.fill(tx)
     }
 
-    /// Not all bytes of the ring are here that the peer has left. The device's next event goes on.
+    /// Bytes of the ring left by the peer are still missing. The device's next event continues the
+    /// work.
     fn await_ring(&self) {
         if !self.waiting.awaiting.swap(true, Ordering::SeqCst) {
             self.watch_events();
         }
-        // Without a line armed, what comes is seen at the next recheck.
+        // Without an armed line, arrivals are seen at the next recheck.
         for _ in 0..MAX_ROUNDS {
             if self.arm() {
                 return;
@@ -184,14 +185,14 @@ impl Conn {
         }
     }
 
-    /// Goes on with what waits for the last bytes of a ring.
+    /// Continues after a wait for the last bytes of a ring.
     pub(super) fn serve_awaited(&self) {
         if self.waiting.awaiting.load(Ordering::SeqCst) {
             self.serve_tcp(&mut self.rx());
         }
     }
 
-    /// Reads go on at this position, which TCP brings.
+    /// Reads continue at this position, from TCP.
     fn begin_reading(&self, tx: &mut Tx, from: u64) {
         if !self.carrier().keep_ring() {
             self.change(tx, Input::Violated, 0);
@@ -223,7 +224,7 @@ impl Conn {
         }
     }
 
-    /// Bytes that the own ring has received, if its words can be true.
+    /// Bytes received by the own ring, if its words can be true.
     fn arrived(&self, rx: &Rx, tx: &Tx) -> Option<u64> {
         if self.end.reads_tcp() {
             return tx.change.as_ref().map(|change| change.stored);
@@ -283,7 +284,7 @@ impl Conn {
         self.tx().change.as_ref().is_some_and(|change| !change.input.is_empty())
     }
 
-    /// Takes bytes of a CLC message, and tells the machine when all are there.
+    /// Takes bytes of a CLC message, and informs the machine after the last byte.
     fn take_message(&self, tx: &mut Tx) -> Round {
         let Some(change) = &mut tx.change else { return Round::Done };
         if change.input.is_empty() {

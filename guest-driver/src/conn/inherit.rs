@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the child of a fork does with the connections of a device that it takes over.
+//! The connections of an inherited device in the child of a fork.
 
 use std::os::fd::RawFd;
 
@@ -10,13 +10,13 @@ use crate::reactor::ConnectionHandler;
 use ism_sys::is_free;
 
 impl Conn {
-    /// Whether the connection needs nothing but memory and descriptors, which a child has, too.
+    /// Whether the connection needs only memory and descriptors, present in a child, too.
     pub(crate) fn can_be_inherited(&self) -> bool {
         !self.carrier().must_be_polled() && !self.has_failed()
     }
 
-    /// Whether the child of a fork has to look now and then what TCP brings: the peer's bytes, room, or
-    /// what the peer says while a ring is being left.
+    /// Whether the child of a fork has to check TCP now and then: for the peer's bytes, room, or the
+    /// peer's records while a ring is being left.
     pub(crate) fn needs_turns(&self) -> bool {
         let is_due = |end: &End| !end.is_on_ring() && !end.is_over();
         let is_own = !self.carrier().must_be_polled();
@@ -38,8 +38,8 @@ impl Conn {
         self.tcp.descriptors().into_iter().chain(readiness.into_iter().flatten()).collect()
     }
 
-    /// Forgets the threads of the parent, which waited for this connection, and takes up what the
-    /// parent's background thread had planned for it.
+    /// Forgets the waiting threads of the parent, and takes up the plans of the parent's background
+    /// thread.
     pub(crate) fn forget_threads(&self) {
         if let Some(line) = self.carrier().line_in_slab() {
             line.set_in_slab(false);

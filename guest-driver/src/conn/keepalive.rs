@@ -15,20 +15,20 @@ use ism_sys::lock;
 pub(super) struct Silence {
     /// The longest silence without a test.
     limit: Duration,
-    /// The last words of the peer, and when they were new.
+    /// The last words of the peer, and the time of their change.
     words: [u64; 2],
     since: Instant,
 }
 
 impl Conn {
-    /// Sets after how long a silence the way to the peer is tested; `None`: never.
+    /// Sets the time of silence before a test of the path to the peer; `None`: never.
     pub(crate) fn set_keepalive(&self, limit: Option<Duration>) {
         let (words, since) = (self.words(), Instant::now());
         *lock(&self.options.keepalive) = limit.map(|limit| Silence { limit, words, since });
     }
 
-    /// Tests the way to the peer if the connection has been silent for too long (SOCK-10).
-    /// The link group knows whether the link was silent, too (SOCK-11).
+    /// Tests the path to the peer after too long a silence of the connection (SOCK-10). The link group
+    /// checks the silence of the link, too (SOCK-11).
     pub(super) fn check_keepalive(&self) {
         let mut keepalive = lock(&self.options.keepalive);
         let Some(silence) = &mut *keepalive else { return };
@@ -47,7 +47,7 @@ impl Conn {
         self.carrier().test(limit);
     }
 
-    /// The connection as it is now.
+    /// The present state of the connection.
     pub(crate) fn snapshot(&self) -> ConnectionSnapshot {
         let addresses = self.addresses().ok();
         let (received, unread, read, written_by_peer) = {
@@ -79,8 +79,8 @@ impl Conn {
         }
     }
 
-    /// Bytes so far, both directions together, and how often both ends have written in turn, at
-    /// most.
+    /// Bytes so far, both directions together, and an upper bound of the turns in writing between the
+    /// ends.
     pub(crate) fn traffic(&self) -> (u64, u64) {
         let (received, arrivals) = {
             let rx = self.rx();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Bytes that the program has not read when a new ring takes the place of the one that they are in, or
-//! when a record waits behind others for which the ring has no room. They are read first.
+//! Unread bytes of a ring that a new one replaces, or that is full while the awaited record is behind
+//! other records. These bytes are read first.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 
 use super::{Conn, Rx};
 
-/// No more bytes of a ring are kept if so many are: more than TCP's buffers of both ends hold, as they
-/// are when a connection begins to use them.
+/// With this many bytes kept, no more are added: more than the initial size of TCP's buffers of both
+/// ends.
 const MOST: usize = 8 << 20;
 
 impl Rx {
@@ -23,9 +23,9 @@ impl Rx {
 }
 
 impl Conn {
-    /// Reads bytes that were kept, of which there are some, and behind them those of the ring. With
-    /// `peek` they stay. Fewer bytes than there is room for say that there are no more, as on TCP:
-    /// programs wait then, or look again only when more have come.
+    /// Reads kept bytes (at least one), and behind them bytes of the ring. With `peek` the bytes stay.
+    /// Fewer bytes than room mean no more bytes, as on TCP: programs wait then, or check again only
+    /// after new arrivals.
     #[cold]
     pub(super) fn recv_kept(
         &self,
@@ -60,7 +60,7 @@ impl Conn {
         }
         if !peek {
             if self.end.reads_tcp() {
-                // There may be room for what TCP has.
+                // There may be room for more bytes of TCP.
                 self.serve_tcp(rx);
             }
             if rx.readable() == 0 {
@@ -70,8 +70,7 @@ impl Conn {
         Ok(done)
     }
 
-    /// Takes what the program has not read out of the ring, and keeps it. Returns how many bytes that
-    /// were.
+    /// Takes unread bytes out of the ring, and keeps them. Returns their number.
     pub(super) fn keep_unread(&self, rx: &mut Rx) -> io::Result<usize> {
         self.refresh_rx(rx)?;
         let mut bytes = vec![0; rx.receiver.readable() as usize];
@@ -84,8 +83,8 @@ impl Conn {
         Ok(n as usize)
     }
 
-    /// Makes room in a ring to which TCP brings more, because the record that this end waits for is
-    /// behind that. `false`: there is none.
+    /// Makes room in a ring for more bytes of TCP, because the awaited record is behind them. `false`:
+    /// there is no room, and the program has to read.
     pub(super) fn make_room(&self, rx: &mut Rx) -> bool {
         rx.kept() < MOST && self.keep_unread(rx).is_ok_and(|n| n > 0)
     }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One SMC connection: two locks, two rings, and the control words that tie them together.
+//! One SMC connection: two locks, two rings, and their control words.
 //!
-//! Send side and receive side each have their own lock, so that one thread can write while another
-//! reads. Lock order: receive side, then send side. A thread sends to the peer only under the lock
-//! of the send side. Atomics hold what one side must know of the other: the consumer cursor, which
-//! every control word carries, and how the connection has ended.
+//! Send side and receive side each have their own lock, so one thread can write while another reads.
+//! Lock order: receive side, then send side. A thread sends to the peer only under the lock of the send
+//! side. Atomics hold the state shared by both sides: the consumer cursor, part of every control word,
+//! and the end of the connection.
 //!
-//! If both ends can, a connection whose ring is lost goes on over its TCP connection (`change`).
+//! If both ends support it, a connection with a lost ring continues over its TCP connection (`change`).
 //!
-//! [`Carrier`] brings bytes and words to the peer, by a pair of DMBs or by RDMA. The peer stores
-//! its words into memory that it can change at any time. So a thread copies them out and has
-//! `smc_core::connection` check them. Words that cannot be true abort the connection.
+//! [`Carrier`] brings bytes and words to the peer, by a pair of DMBs or by RDMA. The peer may change
+//! the memory of its words at any time. So a thread copies them out and has `smc_core::connection`
+//! check them. Impossible words abort the connection.
 
 mod by_tcp;
 mod captured;
@@ -74,48 +74,48 @@ use crate::reactor::wait::Deadline;
 use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
 use ism_sys::{lock, may_delay};
 
-/// Bytes of a long write between two updates of the producer cursor. Updates cost little at this
-/// size, and the peer can read one part while this end writes the next.
+/// Bytes of a long write between two updates of the producer cursor. Updates cost little at this size,
+/// and the peer can read one part while this end writes the next.
 const CHUNK: u32 = 64 << 10;
 
 /// The send side.
 pub(super) struct Tx {
-    /// What carries both directions, as [`Conn::carrier`].
+    /// The carrier of both directions, as [`Conn::carrier`].
     carrier: Arc<Carrier>,
     sender: Sender,
     close: Close,
-    /// State flags of the last control words that were sent.
+    /// State flags of the last control words sent.
     published: StateFlags,
-    /// The last producer word that was sent.
+    /// The last producer word sent.
     producer: u64,
     /// The peer's consumer word at the last refresh.
     seen: u64,
-    /// When the wait for the peer's closing words ends.
+    /// The end of the wait for the peer's closing words.
     timer: Option<Instant>,
-    /// Since when the peer is gone, while TCP may still say whether its process has ended.
+    /// The time of the peer's loss, while TCP may still report the end of its process.
     lost: Option<Instant>,
-    /// The application has ended its direction, and the peer had not.
+    /// The application has ended its direction before the peer.
     ends_first: bool,
     /// Number of bytes sent.
     total: u64,
-    /// As many of them went before the first byte of the ring.
+    /// Bytes sent before the first byte of the ring.
     base: u64,
-    /// How often bytes were sent.
+    /// Number of sends.
     deliveries: u64,
-    /// When bytes were sent last, by `total`.
+    /// The time of the last send, by `total`.
     last_move: MovedTime,
     /// Bytes for which the ring has no room.
     queue: SendQueue,
-    /// What the connection needs to outlive its carrier; `None`: it ends with it.
+    /// The state for outliving the carrier; `None`: the connection ends with the carrier.
     change: Option<Box<Change>>,
 }
 
 /// The receive side.
 pub(super) struct Rx {
-    /// What carries both directions, as [`Conn::carrier`].
+    /// The carrier of both directions, as [`Conn::carrier`].
     carrier: Arc<Carrier>,
     receiver: Receiver,
-    /// No bytes will follow those that are here, and all of them could be read when this was found.
+    /// No bytes will follow, and the last ones were readable when this was found.
     ended: bool,
     /// A read has reported the failure of the connection, so none returns bytes any more.
     failed: bool,
@@ -127,16 +127,16 @@ pub(super) struct Rx {
     kept: Option<VecDeque<u8>>,
     /// How often new bytes were found.
     arrivals: u64,
-    /// When bytes have come last, by the peer's producer word.
+    /// The time of the last arrival, by the peer's producer word.
     last_move: MovedTime,
 }
 
-/// What the connections of a stack have in common.
+/// The settings shared by the connections of a stack.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) spin: Arc<Spin>,
     pub(crate) moved: Arc<MovedBytes>,
-    /// How long a closed connection waits for its peer.
+    /// The longest wait of a closed connection for its peer.
     pub(crate) close_timeout: Duration,
 }
 
@@ -151,20 +151,20 @@ pub(crate) struct Conn {
     tcp: HandshakeTcp,
     reactor: Arc<Reactor<Conn>>,
     moved: Arc<MovedBytes>,
-    /// What carries both directions. It is exchanged under both locks, so a thread with one of them
-    /// uses the copy there.
+    /// The carrier of both directions. Exchanged under both locks, so a thread with one of them uses
+    /// the copy there.
     carrier: ArcSwap<Carrier>,
 }
 
-/// The part of the two words that concerns readers: everything but the consumer cursor.
+/// The part of the two words relevant to readers: everything but the consumer cursor.
 pub(super) fn reader_view([producer, consumer]: [u64; 2]) -> [u64; 2] {
     let flags = ConsumerWord::from_u64(consumer);
     let flags = ConsumerWord { cursor: Default::default(), ..flags };
     [producer, flags.to_u64()]
 }
 
-/// The words of both ends before they have sent any: cursors at the start of the rings. The peer's
-/// producer word, then its consumer word.
+/// The words of both ends before the first send: cursors at the start of the rings. The peer's producer
+/// word, then its consumer word.
 fn first_words(receiver: &Receiver, sender: &Sender) -> [u64; 2] {
     let producer = ProducerWord { cursor: receiver.ring().start() }.to_u64();
     let seen = ConsumerWord { cursor: sender.ring().start(), ..Default::default() }.to_u64();
@@ -174,8 +174,8 @@ fn first_words(receiver: &Receiver, sender: &Sender) -> [u64; 2] {
 impl Conn {
     /// Makes a connection on its carrier, and registers it with the reactor.
     ///
-    /// `watch`: connections may go on over TCP when their device is gone, if the peer has agreed.
-    /// `role`: whether this end has proposed the connection.
+    /// `watch`: connections may continue over TCP without their device, if the peer has agreed. `role`:
+    /// whether this end has proposed the connection.
     ///
     /// # Errors
     /// One of the buffers is too small for a ring.
@@ -239,7 +239,7 @@ impl Conn {
         if let Some(change) = &mut conn.tx().change {
             change.way_back.me = Arc::downgrade(&conn);
         }
-        // A device that went during the handshake reports nothing any more, and its successor may have
+        // A device gone during the handshake reports nothing any more, and its successor may have
         // another connection by this key.
         let is_gone = conn.carrier().is_device_gone();
         if !is_gone {
@@ -260,7 +260,7 @@ impl Conn {
         if conn.carrier().has_failed() {
             conn.carrier().ask_for_peer();
             if !conn.carrier().peer_has_left() {
-                // The own device takes on nothing new, as it is about to go, and says so in a moment.
+                // The own device, about to go, refuses new work and will report its leave soon.
                 conn.on_leave();
             }
             // The peer was lost before the reactor knew this connection.
@@ -269,12 +269,12 @@ impl Conn {
         Ok(conn)
     }
 
-    /// What was negotiated.
+    /// The negotiated values.
     pub(crate) fn info(&self) -> ConnectionInfo {
         self.carrier().info()
     }
 
-    /// The reactor of its device or RNICs.
+    /// The reactor of the device or the RNICs.
     pub(crate) fn reactor(&self) -> &Arc<Reactor<Conn>> {
         &self.reactor
     }
@@ -292,7 +292,7 @@ impl Conn {
         self.tcp.addresses()
     }
 
-    /// Says that no call will ask for the addresses any more.
+    /// Notes the end of queries for the addresses.
     pub(crate) fn discard_addresses(&self) {
         self.tcp.discard_addresses();
     }
@@ -307,7 +307,7 @@ impl Conn {
         self.options.set_nodelay(on);
     }
 
-    /// TCP_NODELAY as it was set, or else that of the TCP connection, which may have inherited it.
+    /// TCP_NODELAY as set, or else the TCP connection's value, possibly inherited.
     pub(crate) fn nodelay(&self) -> io::Result<bool> {
         match self.options.nodelay() {
             Some(on) => Ok(on),
@@ -315,7 +315,7 @@ impl Conn {
         }
     }
 
-    /// Whether [`Conn::nodelay`] is not that of the TCP connection.
+    /// Whether [`Conn::nodelay`] differs from the TCP connection's setting.
     pub(crate) fn remembers_nodelay(&self) -> bool {
         self.options.nodelay().is_some()
     }
@@ -328,8 +328,8 @@ impl Conn {
         lock(&self.rx)
     }
 
-    /// The carrier of both directions, for threads without a lock. It stays alive as long as the
-    /// result, and another one may be in use by then.
+    /// The carrier of both directions, for threads without a lock. The carrier stays alive as long as
+    /// the result, while another one may be in use by then.
     #[inline]
     fn carrier(&self) -> Guard<Arc<Carrier>> {
         self.carrier.load()
@@ -341,7 +341,7 @@ impl Conn {
         self.carrier().words()
     }
 
-    /// Whether the connection has ended in a way that its control words do not tell.
+    /// Whether the connection has ended in a way not shown by its control words.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
         self.end.has_failed()
@@ -364,7 +364,7 @@ impl Conn {
         }
     }
 
-    /// Notes that a call has reported the failure of the connection, if `result` does.
+    /// Notes the report of the connection's failure by a call, if `result` is one.
     fn note_report<T>(&self, result: io::Result<T>) -> io::Result<T> {
         use io::ErrorKind::{ConnectionAborted, ConnectionReset};
         if matches!(&result, Err(e) if matches!(e.kind(), ConnectionReset | ConnectionAborted)) {
@@ -391,7 +391,7 @@ impl ConnectionHandler for Conn {
         self.check_blocked_writer();
         self.wake_all();
         self.sync_readiness();
-        // The waiter may be a writer, which does not answer requests of the peer.
+        // The waiter may be a writer, and writers do not answer requests of the peer.
         self.on_arrival();
     }
 
@@ -432,7 +432,7 @@ impl ConnectionHandler for Conn {
         // The peer could suppress every other wake-up.
         self.wake_sleepers();
         self.note_moves();
-        // A reset concerns a connection that no call waits on as well (CLOSE-28).
+        // A reset also concerns a connection without waiting calls (CLOSE-28).
         self.check_tcp();
         self.check_carrier();
         self.carrier().probe_peer();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Bytes that all connections of a stack have sent and received since its start.
+//! Bytes sent and received by the connections of a stack since its start.
 //!
-//! Each connection counts its own, under its locks. When it is over they are added here, so a call
-//! that sends or receives does nothing for the sum.
+//! Each connection counts its bytes, under its locks. A finished connection is added here, so a send or
+//! receive does nothing for the sum.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,9 +16,9 @@ type Bytes = [u64; 2];
 /// The sum.
 #[derive(Debug, Default)]
 pub(crate) struct MovedBytes {
-    /// Of connections that are over.
+    /// Bytes of finished connections.
     ended: [AtomicU64; 2],
-    /// The last sum that was told.
+    /// The last sum reported.
     told: [AtomicU64; 2],
 }
 
@@ -29,13 +29,13 @@ impl MovedBytes {
         }
     }
 
-    /// The open connections, which `list` returns, and the sum with theirs. It never becomes less: the
-    /// bytes of a connection that is just being dropped are in neither part for a moment.
+    /// The open connections, as returned by `list`, and the sum including theirs. The sum never
+    /// decreases: for a moment, the bytes of a connection being dropped are in neither part.
     pub(crate) fn with_open(
         &self,
         list: impl FnOnce() -> Vec<ConnectionSnapshot>,
     ) -> (Vec<ConnectionSnapshot>, Bytes) {
-        // Before the list, so that none is counted twice.
+        // Before the list, so no connection is counted twice.
         let [sent, received] = self.ended.each_ref().map(|ended| ended.load(Ordering::Relaxed));
         let open = list();
         let sent = open.iter().fold(sent, |sum, one| sum.saturating_add(one.sent));
@@ -78,12 +78,12 @@ mod tests {
         };
         assert_eq!(moved.with_open(Vec::new).1, [0, 0]);
         assert_eq!(moved.with_open(|| vec![open(5, 7), open(1, 0)]).1, [6, 7]);
-        // One is being dropped, and is not added yet.
+        // A connection is being dropped, and is not added yet.
         assert_eq!(moved.with_open(|| vec![open(1, 0)]).1, [6, 7]);
         moved.add([5, 9]);
         assert_eq!(moved.with_open(|| vec![open(1, 0)]).1, [6, 9]);
         let (list, sum) = moved.with_open(|| {
-            // It ends between the two looks.
+            // A connection ends between the two reads.
             moved.add([1, 0]);
             vec![open(1, 0)]
         });

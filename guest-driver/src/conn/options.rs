@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Options of a connection, which change nothing that its peer sees at once.
+//! Options of a connection, without an immediate effect visible to the peer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -15,7 +15,7 @@ pub(super) struct Options {
     nodelay: OnceLock<AtomicBool>,
     /// Since when the peer is silent; `None`: silence is not tested.
     pub(super) keepalive: Mutex<Option<Silence>>,
-    /// How long a closed connection waits for the closing words of its peer.
+    /// The longest wait of a closed connection for the closing words of its peer.
     pub(super) close_timeout: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Options {
         self.nodelay.get_or_init(|| AtomicBool::new(on));
     }
 
-    /// TCP_NODELAY as it was set; `None`: it was not.
+    /// TCP_NODELAY as set; `None`: never set.
     pub(super) fn nodelay(&self) -> Option<bool> {
         self.nodelay.get().map(|on| on.load(Ordering::Relaxed))
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Waiting for callers that try without blocking first.
+//! Waiting, for callers that try without blocking first.
 
 use std::io;
 use std::time::Instant;
@@ -10,8 +10,8 @@ use super::{Conn, reader_view};
 use crate::reactor::wait::{clear_interrupted, was_interrupted};
 
 impl Conn {
-    /// Waits until the words differ from `seen`, as far as that concerns a reader, or with `write`
-    /// a writer.
+    /// Waits until the words differ from `seen`, in the part relevant to a reader, or with `write` to a
+    /// writer.
     ///
     /// # Errors
     /// `WouldBlock` at the deadline; `Interrupted`: a signal was handled meanwhile.
@@ -22,8 +22,8 @@ impl Conn {
         deadline: Option<Instant>,
     ) -> io::Result<()> {
         clear_interrupted();
-        // The kernel restarts a sleep on a word after a handler with SA_RESTART, as it does with calls
-        // that have no time limit.
+        // The kernel restarts a sleep on a word after a handler with SA_RESTART, as in calls without a
+        // time limit.
         let (end, on_word) = (deadline.into(), deadline.is_none());
         let look = self.look();
         listening(|| match write {

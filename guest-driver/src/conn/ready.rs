@@ -13,16 +13,16 @@ use super::{Carrier, Conn, Rx, Tx, reader_view};
 use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::{ReadinessFd, Ready};
 
-/// What the control words of a connection do not show of its readiness.
+/// The part of a connection's readiness not shown by its control words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LocalEnd {
-    /// It ended abnormally.
+    /// The connection ended abnormally.
     failed: bool,
     /// The application reads no more.
     read_shut: bool,
     /// A write that must not wait, or a poll, has found no room, and no poll has shown room since.
     write_blocked: bool,
-    /// How often TCP has got room for records, after the ring was left.
+    /// Number of times when TCP got room for records, after the ring was left.
     rooms_on_tcp: u32,
 }
 
@@ -35,8 +35,8 @@ impl LocalEnd {
 }
 
 impl Conn {
-    /// The readiness of the connection now. Who is told that there is no room is told when the queue
-    /// takes a write, because the peer has stalled, which no signal of the peer says.
+    /// The present readiness of the connection. A poller without room is woken when the send queue
+    /// accepts a write. The peer does not signal this: it has stalled.
     pub(crate) fn ready(&self) -> Ready {
         let ready = self.ready_locked(&mut self.rx());
         if !ready.writable {
@@ -52,7 +52,7 @@ impl Conn {
         self.refresh_tx(&mut tx);
         let failed = self.has_error();
         let shut = self.end.is_read_shut();
-        // The peer closed, so that nothing goes either way, or both directions have ended.
+        // The peer closed, so nothing goes either way, or both directions have ended.
         let closed = tx.close.peer_flags().contains(StateFlags::CLOSED);
         let said = tx.close.flags().union(tx.close.pending());
         let own_end = said.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED);
@@ -79,7 +79,7 @@ impl Conn {
         self.words()
     }
 
-    /// What the control words do not show.
+    /// The state not shown by the control words.
     pub(crate) fn local_end(&self) -> LocalEnd {
         LocalEnd {
             failed: self.has_failed(),
@@ -92,7 +92,7 @@ impl Conn {
         }
     }
 
-    /// A descriptor that the kernel shows as readable and writable when this connection is.
+    /// A descriptor that is readable and writable for the kernel when this connection is.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -112,7 +112,7 @@ impl Conn {
         }
     }
 
-    /// As [`Conn::pollable`]. The descriptor shows what a TCP socket would show at every moment.
+    /// Like [`Conn::pollable`], with the exact state of a TCP socket at every moment.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -125,7 +125,7 @@ impl Conn {
         self.pollable()
     }
 
-    /// A read has taken all bytes, and the descriptor may have to show that.
+    /// A read has taken the last bytes, and the descriptor may have to show the change.
     pub(super) fn note_empty(&self, rx: &mut Rx) {
         if self.waiting.readiness.get().is_some_and(ReadinessFd::is_exact) {
             self.sync_readiness_locked(rx);
@@ -148,23 +148,23 @@ impl Conn {
             if ready.writable {
                 self.waiting.set_write_blocked(false);
             }
-            // The descriptor shows "writable" until a write has found no room and said so.
+            // The descriptor shows "writable" until a write has found no room.
             let blocked = self.waiting.is_write_blocked();
             let shown = Ready { writable: ready.writable || !blocked, ..ready };
             readiness.show(shown);
-            // An exact one shows each arrival.
+            // An exact descriptor shows each arrival.
             let waits =
                 !ready.hang_up && (!shown.readable || !shown.writable || readiness.is_exact());
             if !waits || self.arm() {
                 return;
             }
         }
-        // The background thread goes on.
+        // The background thread continues.
         self.reactor.wake_background();
     }
 
-    /// Whether a read of a non-blocking socket that found nothing would find nothing still. The
-    /// readiness descriptor, if there is one, shows the result.
+    /// Whether a repeated read of a non-blocking socket would still find nothing. The readiness
+    /// descriptor, if there is one, shows the result.
     pub(super) fn has_nothing_to_read(&self, rx: &mut Rx) -> bool {
         if self.waiting.readiness.get().is_none() {
             return reader_view(self.words()) == reader_view(rx.seen) && !self.has_failed();
@@ -173,9 +173,9 @@ impl Conn {
         rx.readable() == 0 && !self.has_failed() && !self.end.is_peer_done()
     }
 
-    /// Adds a poller, which looks at the connection afterwards. `true`: from then on its queue and
-    /// `Reactor::poll_lines` tell it of every change; `false`: it arms the connection before it
-    /// sleeps, and compares the control words.
+    /// Adds a poller. The poller checks the connection afterwards. `true`: from then on the poller
+    /// learns of every change by its queue and `Reactor::poll_lines`. `false`: the poller arms the
+    /// connection before a sleep, and compares the control words.
     pub(crate) fn add_poller(&self, entry: &Arc<PollEntry>) -> bool {
         let mut pollers = self.waiting.pollers();
         pollers.push(entry.clone());
@@ -190,7 +190,7 @@ impl Conn {
         }
     }
 
-    /// The line of a new ring, of which the pollers are told as of the last one's.
+    /// The line of a new ring, reported to the pollers like the last one's.
     pub(super) fn watch_line(&self, carrier: &Carrier) {
         let pollers = self.waiting.pollers();
         if !pollers.is_empty()
@@ -206,7 +206,7 @@ impl Conn {
         let Some(at) = pollers.iter().position(|other| Arc::ptr_eq(other, entry)) else { return };
         pollers.swap_remove(at);
         // The line stays in its slab: another connection of its wait group, or the parent of this
-        // process, may poll it. A bit that nobody takes costs its user one load.
+        // process, may poll it. A bit not taken by any poller costs its user one load.
         self.remove_waiter();
     }
 
@@ -233,9 +233,8 @@ impl Conn {
     }
 }
 
-/// Whether the ring has room enough to wake a writer: a quarter of it, so that a writer is not
-/// woken for every byte that is read. A single byte is enough if it makes the peer say what it has
-/// read.
+/// Whether the ring has room enough to wake a writer: a quarter of the ring, so the writer is not woken
+/// for every byte read. A single byte is enough if the peer then reports its read position.
 fn has_room(sender: &Sender) -> bool {
     let enough = if sender.is_outdated() { 1 } else { sender.usable() / 4 };
     sender.space() >= enough

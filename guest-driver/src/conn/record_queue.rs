@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Bytes of records that TCP has not taken.
+//! Bytes of records not yet taken by TCP.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Number of queues of this process with bytes: those of connections that the child of a fork can take
-/// over, and others.
+/// Number of queues of this process with bytes: of connections inheritable by the child of a fork, and
+/// of others.
 static FULL: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
-/// Whether records of this process wait for TCP, and are lost if the process ends; of connections
-/// that the child of a fork can take over, and of others.
+/// Whether records of this process wait for TCP, and are lost if the process ends: of connections
+/// inheritable by the child of a fork, and of others.
 pub(super) fn has_any() -> [bool; 2] {
     FULL.each_ref().map(|full| full.load(Ordering::SeqCst) > 0)
 }
 
-/// The child of a fork calls this: the records that wait are its parent's.
+/// Called by the child of a fork: the waiting records are its parent's.
 pub(super) fn forget_all() {
     FULL.iter().for_each(|full| full.store(0, Ordering::SeqCst));
 }
 
-/// The bytes of one connection that TCP has not taken.
+/// The bytes of one connection not yet taken by TCP.
 #[derive(Debug)]
 pub(super) struct RecordQueue {
     bytes: VecDeque<u8>,
-    /// Without bytes, too, the connection needs the process.
+    /// Even without bytes, the connection needs the process.
     is_unfinished: bool,
     is_counted: bool,
     full: &'static AtomicUsize,
@@ -50,7 +50,7 @@ impl RecordQueue {
         self.count();
     }
 
-    /// Says whether the connection needs the process although TCP has taken all records.
+    /// Sets whether the connection needs the process although TCP has taken every record.
     pub(super) fn set_unfinished(&mut self, is_unfinished: bool) {
         self.is_unfinished = is_unfinished;
         self.count();
@@ -63,7 +63,7 @@ impl RecordQueue {
                 self.full.fetch_add(1, Ordering::SeqCst);
             }
             (true, false) => {
-                // A child that has forgotten them counts none.
+                // A child has forgotten its parent's queues and counts none.
                 let less = |full: usize| full.checked_sub(1);
                 let _ = self.full.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
             }
@@ -82,7 +82,7 @@ impl RecordQueue {
         self.count();
     }
 
-    /// Nothing of it will be sent.
+    /// Discards the bytes unsent.
     pub(super) fn discard(&mut self) {
         self.take(usize::MAX);
     }

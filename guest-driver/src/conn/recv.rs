@@ -11,7 +11,7 @@ use super::{Conn, Deadline, Failure, Rx, reader_view};
 use crate::capture;
 use crate::reactor::DelayedUpdate;
 
-/// Most slices that one vectored read fills.
+/// The most slices filled by one vectored read.
 const MAX_SLICES: usize = 1024;
 
 impl Conn {
@@ -58,7 +58,7 @@ impl Conn {
                 if self.end.reads_tcp() {
                     self.serve_tcp(&mut rx);
                     if rx.kept.is_some() {
-                        // The connection came back to a ring. What was not read of the last is first.
+                        // The connection came back to a ring. Unread bytes of the last ring come first.
                         continue;
                     }
                 }
@@ -67,8 +67,8 @@ impl Conn {
                     self.check()?;
                 }
                 if rx.receiver.readable() == 0 {
-                    // What a peer wrote before it vanished or aborted is delivered before the error
-                    // is, and nothing after it: a peer that has not heard yet may go on.
+                    // Bytes written by a peer before it vanished or aborted are delivered before the
+                    // error, and nothing after: a peer may continue until it learns of the failure.
                     self.check().inspect_err(|_| rx.failed = true)?;
                     if ended? || self.end.is_read_shut() {
                         return Ok(0);
@@ -90,7 +90,7 @@ impl Conn {
             }
             if self.options.is_nonblocking() {
                 let before = reader_view(rx.seen);
-                // Without the lock, which calls of the reactor to this connection may take.
+                // Without the lock, possibly taken by the reactor's calls to this connection.
                 if self.reactor.must_be_polled() {
                     drop(rx);
                     self.reactor.poll();
@@ -114,20 +114,20 @@ impl Conn {
         }
     }
 
-    /// Takes the peer's words. `true`: no bytes will follow those that are here now.
+    /// Takes the peer's words. `true`: no further bytes will follow.
     pub(super) fn refresh_rx(&self, rx: &mut Rx) -> io::Result<bool> {
         // Loaded before the words: the send side may learn of the end at any time, but only words
-        // that are loaded later include the last bytes.
+        // loaded later include the last bytes.
         let was_done = self.end.is_peer_done();
         let words = rx.carrier.words();
         let mut ended = was_done;
         if reader_view(words) != reader_view(rx.seen) {
             let flags = self.take_words(rx)?;
-            // Not `peer_done` of now: the send side may have set it after these words were loaded.
+            // Not the present `peer_done`: the send side may have set it after these words were loaded.
             ended |= flags.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED);
         }
         if ended && !rx.ended {
-            // The words of memory that is gone say that nothing more has arrived.
+            // The words of lost memory show that nothing more has arrived.
             if !rx.carrier.has_memory() {
                 return Err(self.memory_lost());
             }
@@ -136,7 +136,7 @@ impl Conn {
         Ok(ended)
     }
 
-    /// Takes the words as they are now and returns the state flags that belong to them.
+    /// Takes the present words and returns their state flags.
     #[inline(never)]
     fn take_words(&self, rx: &mut Rx) -> io::Result<StateFlags> {
         let (producer, consumer) = read_words(|| rx.carrier.words()[0], || rx.carrier.words()[1]);
@@ -184,7 +184,7 @@ impl Conn {
         self.check()
     }
 
-    /// Copies readable bytes into the slices, as many as both hold.
+    /// Copies readable bytes into the slices, limited by both.
     pub(super) fn copy_out(&self, rx: &Rx, bufs: &mut [IoSliceMut<'_>]) -> io::Result<u32> {
         let readable = rx.receiver.readable();
         let mut done = 0u32;
@@ -209,7 +209,7 @@ impl Conn {
     /// Ends the connection: its buffer is gone with the device, and the last reads may be zeros.
     #[cold]
     fn memory_lost(&self) -> io::Error {
-        // Whatever the peer has said: not all of its bytes can be read.
+        // Regardless of the peer's words: some of its bytes cannot be read.
         self.end.fail(Failure::Reset);
         self.lost_locked(&mut self.tx());
         self.check().err().unwrap_or_else(|| io::ErrorKind::ConnectionReset.into())
@@ -228,15 +228,15 @@ impl Conn {
     }
 
     /// Has the background thread send the consumer cursor, unless other words carry it soon. The
-    /// application may not call again, and the peer may block until it knows.
+    /// application may not call again, and the peer may be blocked meanwhile.
     pub(super) fn schedule_update(&self) {
-        // An update that is missed is sent at the next tick, after a second at most.
+        // A missed update is sent at the next tick, after a second at most.
         if self.cursors.want_update() {
             self.reactor.schedule_update(self.carrier().key());
         }
     }
 
-    /// Sends the update of [`Conn::schedule_update`], unless the application goes on reading.
+    /// Sends the update of [`Conn::schedule_update`], unless the application continues reading.
     pub(super) fn flush_update(&self, read_before: Option<u64>) -> DelayedUpdate {
         self.answer_flags();
         self.cursors.clear_update();
@@ -245,7 +245,7 @@ impl Conn {
         if self.cursors.knows(read) || self.has_failed() {
             return DelayedUpdate::None;
         }
-        // An application that goes on reading, or answers, tells the peer sooner or at less cost.
+        // An application reading on, or answering, updates the peer sooner or at less cost.
         if read_before != Some(read) {
             self.cursors.keep_update();
             return DelayedUpdate::Since(read);
@@ -261,7 +261,7 @@ impl Conn {
         !(flags - ProducerFlags::FAILOVER).is_empty()
     }
 
-    /// Sends the consumer cursor if that is due.
+    /// Sends the consumer cursor if due.
     fn update(&self, rx: &mut Rx, decision: UpdateDecision) {
         if decision.is_due() {
             self.cursors.note_consumed(rx.receiver.cursor());
@@ -273,7 +273,7 @@ impl Conn {
     }
 
     /// Answers the peer's producer flags, if there are any. The application may not call before the
-    /// peer goes on.
+    /// peer continues.
     pub(super) fn answer_flags(&self) {
         if !self.is_asked() {
             return;
@@ -296,7 +296,7 @@ impl Conn {
             }
         });
         if self.end.reads_tcp() && !peek && byte.is_ok() {
-            // What waits behind the byte has its turn.
+            // Bytes waiting behind the urgent byte have their turn.
             self.serve_tcp(&mut rx);
         }
         byte
@@ -334,14 +334,14 @@ impl Conn {
         Ok(rx.readable())
     }
 
-    /// Whether so many bytes can be read now (SO_RCVLOWAT), or half of what the ring holds: as on TCP,
-    /// a number that is too large must not make both ends wait.
+    /// Whether this many bytes can be read now (SO_RCVLOWAT), or half of the ring's size: as on TCP,
+    /// too large a number must not make both ends wait.
     pub(crate) fn has_readable(&self, bytes: usize) -> io::Result<bool> {
         let readable = self.readable()?;
         Ok(readable >= bytes || readable >= self.own_ring().len() as usize / 2)
     }
 
-    /// `shutdown(read)`: reads return end of data once the ring is empty; the peer is not told
+    /// `shutdown(read)`: reads return end of data once the ring is empty; the peer is not informed
     /// (CLOSE-16).
     pub(crate) fn shutdown_read(&self) {
         self.end.shut_read();

@@ -12,14 +12,14 @@ use super::{CHUNK, Conn, Deadline, Tx};
 use crate::capture;
 use virtio_ism::DeliverError;
 
-/// Most pieces of one delivery. A slice is one piece, or two at the end of the ring. Further pieces
+/// The most pieces of one delivery. A slice is one piece, or two at the end of the ring. Further pieces
 /// go with the next delivery.
 const PIECES_PER_DELIVERY: usize = 8;
 
 impl Conn {
-    /// Writes the slices and returns the number of bytes. A blocking call returns when all bytes
-    /// are in the peer's ring or in the send queue (CDC-27), as TCP's does when they are in its send
-    /// buffer, or with fewer if it ends early.
+    /// Writes the slices and returns the number of bytes. A blocking call returns when every byte is in
+    /// the peer's ring or in the send queue (CDC-27), like TCP's call when they are in the send buffer,
+    /// or with fewer if it ends early.
     ///
     /// # Errors
     /// No byte was written: the connection has failed, this end writes no more, there is no room
@@ -37,7 +37,7 @@ impl Conn {
         self.send_from(tx, bufs, 0, deadline)
     }
 
-    /// Goes on with a write that has sent `done` bytes.
+    /// Continues a write with `done` bytes sent.
     pub(super) fn send_from<'a>(
         &'a self,
         mut tx: MutexGuard<'a, Tx>,
@@ -46,8 +46,7 @@ impl Conn {
         deadline: &Deadline,
     ) -> io::Result<usize> {
         let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
-        // An application that only writes, and finds room, learns here that the peer has closed
-        // (CLOSE-43).
+        // An application only writing, and finding room, learns here of the peer's close (CLOSE-43).
         self.refresh_tx(&mut tx);
         loop {
             match self.may_write(&tx) {
@@ -142,8 +141,7 @@ impl Conn {
         }
         if let Err(violation) = tx.sender.on_peer_consumer(word.cursor) {
             if !self.carrier().has_memory() {
-                // These are not the peer's words: the device is gone, as the reactor is about to
-                // say.
+                // These are not the peer's words: the device is gone, as the reactor will report soon.
                 return;
             }
             tracing::warn!(peer = %self.carrier(), %violation, "connection aborted");
@@ -158,8 +156,8 @@ impl Conn {
         }
     }
 
-    /// Writes `n` bytes of the slices from byte `skip` on, at which it does not look (SEC-5), and
-    /// sends the words at once (CDC-25).
+    /// Writes `n` bytes of the slices from byte `skip` on, without inspecting them (SEC-5), and sends
+    /// the words at once (CDC-25).
     pub(super) fn put(
         &self,
         tx: &mut Tx,
@@ -236,7 +234,7 @@ impl Conn {
         }
     }
 
-    /// Bytes in the peer's ring that it has not read (SIOCOUTQ).
+    /// Unread bytes in the peer's ring, with bytes queued here (SIOCOUTQ).
     pub(crate) fn unread_by_peer(&self) -> usize {
         self.reactor.poll();
         let mut tx = self.tx();
@@ -253,8 +251,8 @@ impl Conn {
         [tx.sender.producer_word().to_u64(), consumer.to_u64()]
     }
 
-    /// Delivers bytes and control words to the peer and signals it. `false`: the ring was left, and
-    /// the bytes were not sent.
+    /// Delivers bytes and control words to the peer, with a signal. `false`: the ring was left, and the
+    /// bytes were not sent.
     pub(super) fn deliver(&self, tx: &mut Tx, pieces: &[(u32, &[u8])]) -> io::Result<bool> {
         if !tx.close.may_publish() {
             return Ok(true);
@@ -275,7 +273,7 @@ impl Conn {
         }
     }
 
-    /// Delivers flags that the peer must see before the cursor moves: urgent data, which is rare.
+    /// Delivers flags to be seen by the peer before the cursor moves: urgent data, which is rare.
     #[cold]
     fn deliver_flags_ahead(
         &self,
@@ -286,7 +284,7 @@ impl Conn {
         let [_, ahead] = self.out_words(tx, flags, tx.published);
         tx.carrier.deliver(&[], [tx.producer, ahead], false)?;
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
-        // Bytes and their words in one: of those that may not have arrived the carrier has copies.
+        // Bytes and their words in one delivery: the carrier has copies of any bytes possibly lost.
         tx.carrier.deliver(pieces, words, true)?;
         Ok(words)
     }
@@ -308,10 +306,10 @@ impl Conn {
         let _ = self.deliver(tx, &[]);
     }
 
-    /// Sends the last control words, whose state flags forbid all others.
+    /// Sends the last control words, with state flags forbidding any others.
     pub(super) fn publish_last(&self, tx: &mut Tx) {
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
-        // Before the words, because the peer may offer its buffer again as soon as it sees them.
+        // Before the words: the peer may offer its buffer again as soon as it sees them.
         tx.carrier.release();
         match tx.carrier.deliver(&[], words, true) {
             Ok(()) => self.sent(tx, words),
@@ -321,8 +319,8 @@ impl Conn {
         }
     }
 
-    /// A delivery of a connection has failed that may outlive its carrier. Bytes that are not in the
-    /// ring were not sent: the caller sends them again, over TCP.
+    /// A delivery has failed on a connection able to outlive its carrier. Bytes not in the ring were
+    /// not sent: the caller sends them again, over TCP.
     #[cold]
     fn deliver_no_more(
         &self,
@@ -363,7 +361,7 @@ impl Conn {
         }
         tracing::debug!(peer = %self.carrier(), %error, "the peer's buffer is gone");
         if self.carrier().may_hear_of_peer() {
-            // The bytes count as written, as those that TCP sends to a peer that has ended just now.
+            // The bytes count as written, like bytes sent by TCP to a peer just ended.
             self.carrier().fail();
             return Ok(true);
         }
@@ -387,7 +385,7 @@ impl<'a> Pieces<'a> {
         self.list.get(..self.n).unwrap_or_default()
     }
 
-    /// Adds the slices' bytes from `skip` on, placed in the spans. Returns how many bytes fit.
+    /// Adds the slices' bytes from `skip` on, placed in the spans. Returns the number of bytes added.
     fn gather(&mut self, bufs: &'a [IoSlice<'_>], mut skip: usize, spans: [Span; 2]) -> u32 {
         let mut spans = spans.into_iter();
         let mut span = spans.next().unwrap_or_default();
