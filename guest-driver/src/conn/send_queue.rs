@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The send queue: what a program has written and the peer's ring has no room for.
+//! The send queue: bytes written by a program, without room in the peer's ring.
 //!
-//! A write goes into the peer's ring as long as the peer reads. The queue takes it when nothing else
-//! would help: the ring is full and the peer has stalled, which means that it has read nothing for
-//! [`STALL`]; or the peer has not read an urgent byte, behind which the protocol sends nothing. So a
-//! program may write as much before it reads as on TCP. What is in the queue goes out first. Whoever
-//! calls next moves it into the ring, or the thread that the peer's reading wakes.
+//! A write goes into the peer's ring as long as the peer reads. The queue takes a write as the last
+//! resort: the ring is full and the peer has stalled, without a read for [`STALL`]; or the peer has not
+//! read an urgent byte, behind which the protocol sends nothing; or the connection is between two
+//! carriers. So a program may write as much before a read as on TCP. Queued bytes go out first, moved
+//! into the ring by the next caller, or by the thread woken by the peer's reading.
 
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,35 +21,35 @@ use crate::byte_queue::{BytePiece, ByteQueue, forget_chunks};
 use crate::capture;
 use crate::reactor::wait::Deadline;
 
-/// A peer that has read nothing for this long has stalled.
+/// A peer without a read for this long has stalled.
 const STALL: Duration = Duration::from_millis(1);
-/// How long a call that does not wait looks whether the peer reads.
+/// Time of a non-waiting call's checks for reads of the peer.
 const LOOK: Duration = Duration::from_micros(50);
-/// Bytes of a queue at most, unless the program has set SO_SNDBUF: what TCP's buffers grow to.
+/// The most bytes of a queue, unless the program has set SO_SNDBUF: the largest size of TCP's buffers.
 const LIMIT: usize = 4 << 20;
-/// What TCP's receive buffer takes for a program that never reads, unless it is smaller.
+/// Bytes taken by TCP's receive buffer for a program without reads, unless the ring is smaller.
 const UNREAD: usize = 128 << 10;
-/// How often a thread goes on at once when the peer signals without end.
+/// The most turns of one call while the peer signals without end.
 const MAX_TURNS: u32 = 64;
 
-/// The flags of an end whose send queue has bytes: it is blocked, and asks to be told of each read. A
-/// writer that only waits is blocked and does not ask.
+/// The flags of an end with queued bytes: blocked, with a request for an update at each read. A writer
+/// only waiting is blocked, without the request.
 pub(super) const UNSENT: ProducerFlags =
     ProducerFlags::BLOCKED.union(ProducerFlags::UPDATE_REQUESTED);
 
-/// Number of connections of this process whose queues have bytes: those that the child of a fork can
-/// take over, and others.
+/// Number of connections of this process with queued bytes: inheritable by the child of a fork, and
+/// others.
 static HOLDING: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
-/// Whether send queues of this process have bytes, which are lost if the process ends; of
-/// connections that the child of a fork can take over, and of others.
+/// Whether send queues of this process have bytes, lost if the process ends: of connections inheritable
+/// by the child of a fork, and of others.
 pub(crate) fn has_unsent_bytes() -> [bool; 2] {
     let records = record_queue::has_any();
     let queues = HOLDING.each_ref().map(|holding| holding.load(Ordering::SeqCst) > 0);
     [records[0] || queues[0], records[1] || queues[1]]
 }
 
-/// The child of a fork calls this: the bytes in queues are its parent's.
+/// Called by the child of a fork: the bytes in queues are its parent's.
 pub(crate) fn forget_unsent_bytes() {
     HOLDING.iter().for_each(|holding| holding.store(0, Ordering::SeqCst));
     record_queue::forget_all();
@@ -59,14 +59,14 @@ pub(crate) fn forget_unsent_bytes() {
 /// Nothing leaves the queues of this process: see [`hold_queues`].
 static HELD: AtomicBool = AtomicBool::new(false);
 
-/// Whether another process sends what is in the queues of this process. So nothing of it may be sent
-/// here, and nothing that is for the other may be taken from TCP.
+/// Whether another process sends the queued bytes of this process. Then this process sends none of
+/// them, and takes no bytes for the other from TCP.
 #[inline]
 pub(super) fn queues_are_held() -> bool {
     HELD.load(Ordering::SeqCst)
 }
 
-/// Says that another process sends what is in the queues of this process, or that it does not.
+/// Sets whether another process sends the queued bytes of this process.
 pub(crate) fn hold_queues(on: bool) {
     HELD.store(on, Ordering::SeqCst);
 }
@@ -74,23 +74,23 @@ pub(crate) fn hold_queues(on: bool) {
 /// A ring without room.
 #[derive(Clone, Copy, Debug)]
 struct FullRing {
-    /// How far the peer had read.
+    /// The peer's read position.
     read: Cursor,
     since: Instant,
-    /// The peer has stalled, whatever the time is.
+    /// The peer has stalled, regardless of the time.
     stalled: bool,
 }
 
-/// The queue of a connection, and what decides whether it takes a write.
+/// The queue of a connection, and the conditions for taking a write.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     bytes: ByteQueue,
     limit: usize,
-    /// Bytes that it takes at most besides (TCP_NOTSENT_LOWAT).
+    /// The most bytes in the queue by TCP_NOTSENT_LOWAT.
     unsent_limit: usize,
-    /// The last time that a write found no room.
+    /// The last write without room.
     full: Option<FullRing>,
-    /// Bytes that a thread has taken out to send them, and that are neither sent nor put back.
+    /// Bytes taken out by a thread to be sent, and neither sent nor put back yet.
     taken: usize,
 }
 
@@ -115,30 +115,29 @@ impl SendQueue {
         self.bytes.len()
     }
 
-    /// Whether bytes are unsent, in the queue or with a thread that sends them now.
+    /// Whether bytes are unsent, in the queue or with a sending thread.
     pub(super) fn has_unsent(&self) -> bool {
         !self.is_empty() || self.taken > 0
     }
 
-    /// Of the bytes that were taken out, these are sent.
+    /// Notes the sending of bytes taken out before.
     pub(super) fn note_sent(&mut self, bytes: u64) {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         self.taken = self.taken.saturating_sub(bytes);
     }
 
-    /// A new ring begins, which is empty.
+    /// A new, empty ring begins.
     pub(super) fn begin_ring(&mut self) {
         self.full = None;
     }
 
-    /// Whether it can take a byte.
     fn has_room(&self) -> bool {
         self.len() < self.limit.min(self.unsent_limit) && self.bytes.may_grow()
     }
 }
 
 impl Tx {
-    /// Notes that there is no room while the peer has read this far.
+    /// Notes a lack of room at the peer's present read position.
     pub(super) fn note_full(&mut self) {
         let read = self.sender.consumed();
         if self.queue.full.is_none_or(|full| full.read != read) {
@@ -156,7 +155,7 @@ impl Tx {
         self.full().is_some_and(|full| full.stalled || full.since.elapsed() >= STALL)
     }
 
-    /// Whether the queue takes a write for which the ring has no room.
+    /// Whether the queue takes a write without room in the ring.
     fn may_queue(&self) -> bool {
         (self.sender.urgent_unread() || self.has_stalled()) && self.queue.has_room()
     }
@@ -170,19 +169,19 @@ impl Tx {
     }
 
     /// Whether poll shows room although the ring has none. As on TCP, a third of the queue has to be
-    /// free, so that a writer is not woken for every byte.
+    /// free, so a writer is not woken for every byte.
     pub(super) fn shows_room(&self) -> bool {
         self.queue.len() <= self.queue.limit / 3 * 2 && self.may_queue()
     }
 
-    /// A call gives up. What it has told the peer of its bytes may be true of those in the queue.
+    /// A call gives up. Its flags for the peer may still be true of queued bytes.
     pub(super) fn wait_no_more(&mut self) {
         if self.queue.is_empty() {
             self.sender.unblock();
         }
     }
 
-    /// When the queue takes a write although it does not now; `None`: the peer has to read first.
+    /// The time when the queue will take a write refused now; `None`: the peer has to read first.
     fn queues_at(&self) -> Option<Instant> {
         let full = self.full().filter(|_| self.queue.has_room())?;
         Some(full.since + STALL)
@@ -190,8 +189,8 @@ impl Tx {
 }
 
 impl Conn {
-    /// Keeps the slices' bytes from `skip` on in the queue, if it takes them. `urgent`: the last of
-    /// them is urgent. Returns how many there was room for.
+    /// Keeps the slices' bytes from `skip` on in the queue, if possible. `urgent`: the last byte is
+    /// urgent. Returns the number of bytes kept.
     #[cold]
     pub(super) fn hold(
         &self,
@@ -261,7 +260,7 @@ impl Conn {
         self.remove_waiter();
     }
 
-    /// Begins again in the child of a fork that has taken the connection over.
+    /// Begins again in the child of a fork, the new owner of the connection.
     pub(super) fn hold_on(&self) {
         if self.has_held() {
             self.watch_events();
@@ -271,7 +270,7 @@ impl Conn {
         }
     }
 
-    /// Puts bytes that the program has written before into the ring, and the rest into the queue.
+    /// Puts bytes written earlier by the program into the ring, and the rest into the queue.
     pub(crate) fn send_queue(&self, bytes: ByteQueue) {
         if capture::is_on() {
             let pieces: Vec<_> = bytes.pieces().map(IoSlice::new).collect();
@@ -293,8 +292,8 @@ impl Conn {
         tx.queue.len()
     }
 
-    /// Bounds what the program may write before the peer reads, as SO_SNDBUF does: `bytes` is what
-    /// the option says of a socket, which is twice what the program has set.
+    /// Bounds the bytes written before the peer reads, as SO_SNDBUF does: `bytes` is the option's value
+    /// on a socket, twice the value set by the program.
     pub(crate) fn set_send_buffer(&self, bytes: usize) {
         let mut tx = self.tx();
         let unread = UNREAD.min(tx.sender.ring().len() as usize);
@@ -303,7 +302,7 @@ impl Conn {
         tx.queue.limit = all.saturating_sub(tx.sender.usable() as usize);
     }
 
-    /// Bounds what is in the queue, as TCP_NOTSENT_LOWAT does; 0: by SO_SNDBUF only.
+    /// Bounds the queued bytes, as TCP_NOTSENT_LOWAT does; 0: by SO_SNDBUF only.
     pub(crate) fn set_unsent_limit(&self, bytes: usize) {
         self.tx().queue.unsent_limit = if bytes == 0 { usize::MAX } else { bytes };
         // There may be room now.
@@ -315,7 +314,7 @@ impl Conn {
         self.waiting.holding.load(Ordering::SeqCst)
     }
 
-    /// Sends what may be sent by now of the bytes that wait.
+    /// Sends waiting bytes, as far as possible now.
     pub(super) fn send_held(&self) {
         if self.has_held() {
             let mut tx = self.tx();
@@ -335,22 +334,22 @@ impl Conn {
         self.reactor.wake_background();
     }
 
-    /// Sends as much of what waits as there is room for.
+    /// Sends waiting bytes as far as there is room.
     #[cold]
     pub(super) fn flush_held(&self, tx: &mut Tx) {
         while !tx.queue.is_empty() {
-            // A delivery may have found that the ring is gone.
+            // A delivery may have found the ring gone.
             let left = self.end.has_left_ring();
             if !left && tx.sender.space() == 0 {
                 break;
             }
-            // The device may say at any time that the ring is gone, before this thread knows how the
-            // connection goes on. The next delivery finds out.
+            // The device may report the loss of the ring at any time, before this thread knows the
+            // connection's next carrier. The next delivery finds out.
             let ends = self.carrier().has_failed() && !self.may_outlive();
             if !tx.close.may_publish() || ends || tx.is_broken() {
                 return self.discard_held(tx);
             }
-            // Not in its place meanwhile: a delivery that fails comes back here.
+            // Not in its place meanwhile: a failing delivery comes back here.
             let mut held = std::mem::take(&mut tx.queue.bytes);
             tx.queue.taken = held.len();
             let sent = self.send_next(tx, &held);
@@ -401,13 +400,13 @@ impl Conn {
         }
     }
 
-    /// Whether the bytes stay in the queue for now. Then the peer's reading must not count either:
-    /// a write would find room in the ring, and overtake them.
+    /// Whether the bytes stay in the queue for now. Then the peer's reading must not count either: a
+    /// write would find room in the ring, and overtake them.
     pub(super) fn is_held(tx: &Tx) -> bool {
         !tx.queue.is_empty() && queues_are_held()
     }
 
-    /// Throws away what waits: the connection is over.
+    /// Discards the waiting bytes of a finished connection.
     pub(super) fn discard_held(&self, tx: &mut Tx) {
         tx.queue.bytes = ByteQueue::default();
         self.end_holding();
@@ -422,11 +421,11 @@ impl Conn {
         }
     }
 
-    /// Waits until a write may go on that found no room when the peer's word was `seen`: until the
-    /// peer has read, or the queue takes the write.
+    /// Waits until a write without room at the peer's word `seen` may continue: the peer has read, or
+    /// the queue takes the write.
     ///
     /// # Errors
-    /// As [`Conn::wait`].
+    /// See [`Conn::wait_as`].
     pub(super) fn await_room(
         &self,
         deadline: &Deadline,
@@ -455,7 +454,7 @@ impl Conn {
         }
     }
 
-    /// Bytes that a write takes now, in the ring or in the queue. More, if the connection has left its
+    /// Bytes taken by a write now, in the ring or in the queue. More, if the connection has left its
     /// ring.
     pub(crate) fn room(&self) -> usize {
         let mut tx = self.tx();
@@ -472,8 +471,8 @@ impl Conn {
         in_ring.saturating_add(in_queue)
     }
 
-    /// After a call that must not wait and found no room: looks for a moment whether the peer reads.
-    /// `true`: another try may find room, in the ring or in the queue.
+    /// After a non-waiting call without room: checks for a moment for reads of the peer. `true`:
+    /// another try may find room, in the ring or in the queue.
     pub(crate) fn look_for_room(&self) -> bool {
         let seen = {
             let tx = self.tx();
@@ -502,7 +501,7 @@ impl Conn {
         true
     }
 
-    /// Has a writer that must not wait, and was told that there is no room, learn that there is some.
+    /// Informs a non-waiting writer of new room, after a report of no room.
     pub(super) fn check_blocked_writer(&self) {
         if !self.waiting.is_write_blocked() {
             return;
@@ -513,8 +512,8 @@ impl Conn {
         }
     }
 
-    /// Has the background thread look again whether the peer has stalled. Nothing to do if it has,
-    /// and the queue is too full to show room: it shows some when the peer reads.
+    /// Has the background thread check again whether the peer has stalled. Nothing to do if stalled
+    /// with a queue too full to show room: a read of the peer makes room.
     pub(super) fn await_stall(&self) {
         if self.end.has_left_ring() {
             return;

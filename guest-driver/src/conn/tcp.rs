@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The TCP connection of the handshake, which stays open and silent as long as SMC carries bytes.
+//! The TCP connection of the handshake, open and silent as long as SMC carries bytes.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -27,15 +27,15 @@ pub(super) struct HandshakeTcp {
     reader: TcpReader,
 }
 
-/// What a call sleeps on that takes bytes out of the stream itself, so that no other thread has to be
-/// woken for them. One call at a time.
+/// The set for a call's sleep, if the call takes bytes out of the stream by itself: no other thread has
+/// to be woken for them. One call at a time.
 #[derive(Default)]
 struct TcpReader {
     /// A set with the stream and the notifier of the waiter, while no call sleeps on it.
     sleeper: Mutex<Option<(OwnedFd, Arc<Waiter>)>>,
-    /// The stack's set does not tell of bytes.
+    /// The stack's set does not report bytes.
     leads: AtomicBool,
-    /// A call sleeps, or has since the last look.
+    /// A call sleeps, or has slept since the last check.
     sleeps: AtomicBool,
     has_slept: AtomicBool,
 }
@@ -65,8 +65,8 @@ impl HandshakeTcp {
         }
     }
 
-    /// Has a call take bytes itself. `sleep` gets what it sleeps on: a waiter, and a set that shows
-    /// its notifier and the bytes. `false`: another call does, or there is no descriptor.
+    /// Has a call take bytes itself. `sleep` gets a waiter, and a set with its notifier and the stream.
+    /// `false`: another call does so, or there is no descriptor.
     pub(super) fn sleep_as_reader(&self, sleep: impl FnOnce(&Arc<Waiter>, BorrowedFd<'_>)) -> bool {
         let Some((set, name)) = self.watched.get() else { return false };
         let reader = &self.reader;
@@ -95,7 +95,7 @@ impl HandshakeTcp {
         if reader.has_slept.swap(false, Ordering::SeqCst) || reader.sleeps.load(Ordering::SeqCst) {
             return true;
         }
-        // A call that begins to sleep now is told twice, which does no harm.
+        // A call beginning to sleep now is informed twice, without harm.
         reader.leads.store(false, Ordering::SeqCst);
         if self.is_open() {
             self.watch_room();
@@ -113,13 +113,13 @@ impl HandshakeTcp {
         Ok(())
     }
 
-    /// Whether a set tells the connection what comes on the stream.
+    /// Whether a set watches the stream, or will.
     #[inline]
     pub(super) fn is_watched(&self) -> bool {
         self.watched.get().is_some()
     }
 
-    /// Has the set tell of room to write as well.
+    /// Has the set report room to write as well. Room already present is an event.
     pub(super) fn watch_room(&self) {
         if let Some((set, name)) = self.watched.get() {
             let watched = self.with(|stream| set.watch_room(stream.as_fd(), *name));
@@ -136,7 +136,7 @@ impl HandshakeTcp {
         let _ = self.with(|stream| stream.set_nodelay(true));
     }
 
-    /// Has the stack look whether the connection can come back to a ring.
+    /// Has the stack check for a possible return of the connection to a ring.
     pub(super) fn want_return(&self) {
         if let Some((set, _)) = self.watched.get() {
             set.want_return();
@@ -164,8 +164,8 @@ impl HandshakeTcp {
         }
     }
 
-    /// Local and peer address. Only this call asks the kernel for them, because a short connection
-    /// need not pay for two system calls.
+    /// Local and peer address. Only this call asks the kernel for them: a short connection need not pay
+    /// for two system calls.
     pub(super) fn addresses(&self) -> io::Result<(SocketAddr, SocketAddr)> {
         if let Some(addresses) = self.addresses.get() {
             return Ok(*addresses);
@@ -174,7 +174,7 @@ impl HandshakeTcp {
         Ok(*self.addresses.get_or_init(|| addresses))
     }
 
-    /// Says that no call will ask for the addresses any more.
+    /// Notes the end of queries for the addresses.
     pub(super) fn discard_addresses(&self) {
         self.addresses_discarded.store(true, Ordering::Relaxed);
     }
@@ -194,7 +194,7 @@ impl HandshakeTcp {
         is_free(&self.stream) && is_free(&self.reader.sleeper)
     }
 
-    /// The descriptors of the stream, and of what a reader sleeps on.
+    /// The descriptors of the stream, and of a reader's sleep.
     pub(super) fn descriptors(&self) -> Vec<RawFd> {
         let stream = self.stream().as_ref().map(|stream| stream.as_fd().as_raw_fd());
         let sleeper = lock(&self.reader.sleeper);
@@ -205,7 +205,7 @@ impl HandshakeTcp {
         stream.into_iter().chain(reader.into_iter().flatten().flatten()).collect()
     }
 
-    /// Forgets the threads of the parent, in the child of a fork.
+    /// Forgets the threads of the parent, in the child of a fork. The child takes over a lent number.
     pub(super) fn forget_threads(&self) {
         // The set is the parent's, too.
         drop(lock(&self.reader.sleeper).take());

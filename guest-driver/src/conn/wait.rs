@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How a thread of a connection waits, and how others wake it.
+//! The wait of a connection's thread, and its wake-up.
 //!
-//! A thread that waits for a peer on the same kernel sleeps on the armed word of the signal line,
-//! and the peer's thread wakes it by one system call. Otherwise it sleeps in the reactor, and the
-//! peer wakes it through the device.
+//! A thread waiting for a peer on the same kernel sleeps on the armed word of the signal line, and the
+//! peer's thread wakes it by one system call. Otherwise the thread sleeps in the reactor, and the peer
+//! wakes it through the device.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::{Carrier, Conn};
 use crate::reactor::Limit;
 use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Waiter, clear_interrupted};
 
-/// The carrier that a thread without a lock looks at while it waits.
+/// The carrier checked by a thread without a lock during a wait.
 pub(super) struct Look<'a> {
     end: &'a EndWord,
     returns: u32,
@@ -32,7 +32,7 @@ impl Look<'_> {
         self.carrier.words()
     }
 
-    /// Whether the connection has come back to a ring since, so that these words change no more.
+    /// Whether the connection has come back to a ring since: these words change no more.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.end.returns() != self.returns
@@ -40,15 +40,15 @@ impl Look<'_> {
 }
 
 impl Conn {
-    /// What to look at from now on.
+    /// The state to check from now on.
     pub(super) fn look(&self) -> Look<'_> {
-        // The count first: it is raised when the carrier has been exchanged.
+        // The count first, because a return raises it after the exchange of the carrier.
         let returns = self.end.returns();
         Look { end: &self.end, returns, carrier: self.carrier() }
     }
 
-    /// Waits until `changed` returns `true` or the connection has failed. The caller holds no
-    /// locks.
+    /// Waits until `changed` returns `true` or the connection has failed. The caller holds no locks.
+    /// Without `on_word`, a signal ends the wait, even with a SA_RESTART handler.
     ///
     /// # Errors
     /// `WouldBlock` at the deadline, as for a socket with a timeout.
@@ -67,7 +67,7 @@ impl Conn {
         on_word: bool,
         mut changed: impl FnMut() -> bool,
     ) -> io::Result<()> {
-        // A peer cannot extend the deadline by words that change all the time and help nobody.
+        // A peer cannot extend the deadline by words changing all the time to no effect.
         if deadline.is_over() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -86,7 +86,7 @@ impl Conn {
         if spun {
             return Ok(());
         }
-        // Without a fast clock each read of it is a system call.
+        // Without a fast clock each read of the clock is a system call.
         let start = learns.then(Instant::now);
         let waiter = Waiter::current();
         self.add_sleeper(&waiter);
@@ -98,8 +98,8 @@ impl Conn {
         result
     }
 
-    /// As [`Conn::wait_as`], for a reader. If TCP brings the bytes, it returns when there are some, and
-    /// the caller takes them.
+    /// Like [`Conn::wait_as`], for a reader. If the bytes come by TCP, the call returns at their
+    /// arrival, and the caller takes them.
     pub(super) fn await_bytes(
         &self,
         deadline: &Deadline,
@@ -124,7 +124,7 @@ impl Conn {
         if slept { Ok(()) } else { self.wait_as(deadline, on_word, changed) }
     }
 
-    /// Adds a thread that is woken at every change.
+    /// Adds a thread to be woken at every change.
     pub(crate) fn add_sleeper(&self, waiter: &Arc<Waiter>) {
         self.waiting.add_sleeper(waiter);
     }
@@ -139,8 +139,8 @@ impl Conn {
         self.waiting.remove_waiter(self.carrier().line());
     }
 
-    /// Sleeps until `done`. Whoever wakes this thread has handled the event; this thread only checks
-    /// the result.
+    /// Sleeps until `done`. The waking thread has handled the event; this thread only checks the
+    /// result.
     fn sleep(
         &self,
         waiter: &Arc<Waiter>,
@@ -165,7 +165,7 @@ impl Conn {
             // If the deadline is far away, a recheck of the background thread ends the sleep
             // earlier. So the kernel need not set and cancel a timer for each sleep.
             let limit = match self.end.has_left_ring() || self.end.reads_tcp() {
-                // No background thread looks at a connection that has left its device.
+                // No background thread checks a connection that has left its device.
                 true => {
                     let left = limit.map_or(RECHECK_INTERVAL, |(_, left)| left);
                     Some((Instant::now(), left.min(RECHECK_INTERVAL)))
@@ -182,7 +182,7 @@ impl Conn {
         }
     }
 
-    /// The line on whose word a thread may sleep now.
+    /// The line with the word for a thread's sleep now.
     fn futex_line<'a>(&self, carrier: &'a Carrier) -> Option<Line<'a>> {
         let line = carrier.futex_line()?;
         let room = !self.waiting.exceeds(MAX_FUTEX_SLEEPERS);
@@ -200,10 +200,10 @@ impl Conn {
         self.waiting.word_state.note(slept, line.is_taken(Sleepers::FUTEX));
     }
 
-    /// As the sleep of one connection's thread on a word, for a thread that waits for several: until
-    /// one of the peers wakes it, or `timeout` is over. The caller has added `waiter` to the sleepers of
-    /// each connection, and looks at all of them afterwards. `false`: one of them has no such word, and
-    /// it has not slept.
+    /// The counterpart of one connection's sleep on a word, for a thread waiting for several: until one
+    /// of the peers wakes the thread, or `timeout` is over. The caller has added `waiter` to the
+    /// sleepers of each connection, and checks every one afterwards. `false`: one of them has no such
+    /// word, and there was no sleep.
     pub(crate) fn sleep_on_lines(
         conns: &[&Arc<Conn>],
         (waiter, count): (&Arc<Waiter>, u32),
@@ -240,14 +240,14 @@ impl Conn {
         true
     }
 
-    /// Arms the signal line for a waiter that is woken through the device. `false`: a signal came
-    /// before, so the caller checks again.
+    /// Arms the signal line for a waiter woken through the device. `false`: a signal came before, so
+    /// the caller checks again.
     pub(super) fn arm(&self) -> bool {
         self.arm_as(&self.carrier(), Sleepers::KICK, None).is_some()
     }
 
-    /// Arms the signal line for `me`, which sleeps in this way. Returns the armed word; `None`: a
-    /// signal came before, so the caller checks again.
+    /// Arms the signal line for `me`, a sleeper of this kind. Returns the armed word; `None`: a signal
+    /// came before, so the caller checks again.
     fn arm_as(&self, carrier: &Carrier, how: Sleepers, me: Option<&Arc<Waiter>>) -> Option<u32> {
         // For guest memory the device reports every signal, armed or not.
         let Some(line) = carrier.line() else { return Some(0) };
@@ -255,14 +255,14 @@ impl Conn {
         let (before, quiet) = line.arm_as(how);
         let taken = how == Sleepers::FUTEX && before & how.bits() == 0;
         if taken && self.waiting.count() > 1 {
-            // The peer has taken the word since another thread armed it. That thread may not sleep
-            // yet, and would then find the word as it expects it.
+            // The peer has taken the word since another thread armed it. That thread may not sleep yet,
+            // and would then find the expected word.
             self.wake_others(me);
         }
         if !quiet {
             line.take();
-            // A thread that sleeps on words arms again, or is the last one and disarms. Other callers
-            // may be ready now, and a kick less for the peer is worth that others arm again.
+            // A thread sleeping on words arms again, or is the last one and disarms. Other callers may
+            // be ready now, and sparing the peer a kick is worth another arming by others.
             if how == Sleepers::KICK {
                 line.disarm_as(how);
                 if self.waiting.count() > 1 {
@@ -284,7 +284,7 @@ impl Conn {
         self.wake_pollers();
     }
 
-    /// Wakes all sleepers and pollers of this connection.
+    /// Wakes the sleepers and pollers of this connection.
     pub(super) fn wake_all(&self) {
         if self.waiting.count() == 0 {
             return;
@@ -293,7 +293,7 @@ impl Conn {
         self.wake_pollers();
     }
 
-    /// Has the pollers of this connection look at it.
+    /// Has the pollers of this connection check it.
     fn wake_pollers(&self) {
         // A wake-up takes no other lock.
         for poller in self.waiting.pollers().iter() {
@@ -303,12 +303,12 @@ impl Conn {
         }
     }
 
-    /// Wakes the threads that sleep for this connection.
+    /// Wakes the threads asleep for this connection.
     pub(super) fn wake_sleepers(&self) {
         let (first, others) = {
             let sleepers = self.waiting.sleepers();
             let Some((first, others)) = sleepers.split_first() else { return };
-            // Mostly there is one, for which this allocates nothing.
+            // Mostly there is one sleeper, for which this allocates nothing.
             (first.clone(), others.to_vec())
         };
         self.reactor.wake(&first);

@@ -12,37 +12,36 @@ use crate::reactor::spin::Spin;
 use crate::reactor::wait::Waiter;
 use ism_sys::{WordWait, is_free, lock};
 
-/// After this many sleeps in a row that the peer should have ended and did not, threads sleep in the
-/// reactor only.
+/// After this many sleeps in a row without the peer's due wake-up, threads sleep in the reactor only.
 const MAX_MISSED: u8 = 3;
 
 /// The waiters of one connection.
 pub(super) struct Waiting {
     /// Number of sleeping threads and pollers, plus one for a readiness descriptor, one for bytes in
-    /// the send queue, and one for the last bytes of a ring that the peer has left.
+    /// the send queue, and one for the last bytes of a ring left by the peer.
     waiters: AtomicU32,
     sleepers: Mutex<Vec<Arc<Waiter>>>,
-    /// The entries of the pollers that watch the connection.
+    /// The entries of the connection's pollers.
     pollers: Mutex<Vec<Arc<PollEntry>>>,
     /// The words at the last [`Waiting::take_change`].
     last_change: [AtomicU64; 2],
-    /// How threads sleep on the armed word of the line.
+    /// The use of the line's armed word by sleeping threads.
     pub(super) word_state: WordState,
     pub(super) readiness: OnceLock<ReadinessFd>,
     /// A write that must not wait, or a poll, found no room, and no poll has shown room since.
     write_blocked: AtomicBool,
-    /// How often TCP has got room for records: the first time, and after it had none.
+    /// Number of times when TCP got room for records: the first time, and after a lack of room.
     rooms: AtomicU32,
-    /// The send queue has bytes. Not under the lock of the send side, because the reactor asks at
-    /// every event.
+    /// The send queue has bytes. Not under the lock of the send side, because the reactor asks at every
+    /// event.
     pub(super) holding: AtomicBool,
-    /// The peer has left the ring, and not all of its bytes are here.
+    /// The peer has left the ring, with some of its bytes not here yet.
     pub(super) awaiting: AtomicBool,
     pub(super) spin: Spin,
 }
 
 impl Waiting {
-    /// Nobody waits, and the peer's words are these.
+    /// The state without waiters, at these words of the peer.
     pub(super) fn new(words: [u64; 2], spin: &Arc<Spin>) -> Waiting {
         Waiting {
             waiters: AtomicU32::new(0),
@@ -59,19 +58,18 @@ impl Waiting {
         }
     }
 
-    /// Number of waiters, for a thread that has armed the line before or is about to.
+    /// Number of waiters, for a thread that has armed the line or is about to.
     #[inline]
     pub(super) fn count(&self) -> u32 {
         self.waiters.load(Ordering::SeqCst)
     }
 
-    /// Whether more than `most` threads and others wait, roughly.
+    /// Whether there are more than `most` waiters, roughly.
     #[inline]
     pub(super) fn exceeds(&self, most: u32) -> bool {
         self.waiters.load(Ordering::Relaxed) > most
     }
 
-    /// The sleeping threads.
     pub(super) fn sleepers(&self) -> MutexGuard<'_, Vec<Arc<Waiter>>> {
         lock(&self.sleepers)
     }
@@ -97,7 +95,7 @@ impl Waiting {
         }
     }
 
-    /// Adds a waiter that is no sleeping thread.
+    /// Adds a waiter other than a sleeping thread.
     pub(super) fn add_waiter(&self) {
         let _sleepers = self.sleepers();
         self.waiters.fetch_add(1, Ordering::SeqCst);
@@ -108,8 +106,8 @@ impl Waiting {
         self.remove_waiter_locked(&mut self.sleepers(), line);
     }
 
-    /// The last waiter disarms the line. Until then a signal costs the peer a wake-up. A waiter that
-    /// comes at this moment arms the line afterwards, because it needs the lock first.
+    /// The last waiter disarms the line. Until then a signal costs the peer a wake-up. A new waiter at
+    /// this moment arms the line afterwards, because it needs the lock first.
     fn remove_waiter_locked(&self, _sleepers: &mut Vec<Arc<Waiter>>, line: Option<Line<'_>>) {
         if self.waiters.fetch_sub(1, Ordering::SeqCst) == 1
             && let Some(line) = line
@@ -118,7 +116,7 @@ impl Waiting {
         }
     }
 
-    /// Notes the words as they are now. `true`: they were others at the last call.
+    /// Notes the present words. `true`: they differ from the last call's.
     pub(super) fn take_change(&self, words: [u64; 2]) -> bool {
         let mut same = true;
         for (last_change, word) in self.last_change.iter().zip(words) {
@@ -136,17 +134,17 @@ impl Waiting {
         self.write_blocked.load(Ordering::Relaxed)
     }
 
-    /// Notes that a write or a poll found no room, or that a poll has shown some.
+    /// Notes a lack of room found by a write or a poll, or room shown by a poll.
     pub(super) fn set_write_blocked(&self, on: bool) {
         self.write_blocked.store(on, Ordering::Relaxed);
     }
 
-    /// Notes that TCP has got room for records.
+    /// Notes new room on TCP for records.
     pub(super) fn note_room_on_tcp(&self) {
         self.rooms.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How often TCP has got room for records.
+    /// Number of times when TCP got room for records.
     pub(super) fn rooms_on_tcp(&self) -> u32 {
         self.rooms.load(Ordering::SeqCst)
     }
@@ -158,7 +156,7 @@ impl Waiting {
             && self.readiness.get().is_none_or(|readiness| readiness.is_unlocked())
     }
 
-    /// Forgets the waiters: they were threads of the parent of this process.
+    /// Forgets the waiters: threads of the parent of this process.
     pub(super) fn forget_threads(&self) {
         self.sleepers().clear();
         self.pollers().clear();
@@ -166,13 +164,13 @@ impl Waiting {
     }
 }
 
-/// How threads of a connection sleep on the armed word of its line.
+/// The use of a line's armed word by a connection's sleeping threads.
 #[derive(Debug, Default)]
 pub(super) struct WordState {
-    /// A thread has slept so, and the reactor knows.
+    /// A thread has slept on the word, and the reactor knows.
     known: AtomicBool,
-    /// Sleeps in a row after which the peer had taken the word and had not woken the thread.
-    /// [`MAX_MISSED`]: threads do not sleep on the word any more.
+    /// Sleeps in a row ended without a wake-up although the peer had taken the word. [`MAX_MISSED`]:
+    /// threads do not sleep on the word any more.
     missed: AtomicU8,
 }
 
@@ -182,7 +180,8 @@ impl WordState {
         self.known.load(Ordering::Relaxed)
     }
 
-    /// Notes that a thread sleeps so. `true`: the reactor does not know yet, and the caller tells it.
+    /// Notes a thread's sleep on the word. `true`: the reactor does not know yet, and the caller
+    /// informs the reactor.
     pub(super) fn begin(&self) -> bool {
         !self.known.load(Ordering::Relaxed) && !self.known.swap(true, Ordering::SeqCst)
     }
@@ -192,7 +191,7 @@ impl WordState {
         self.missed.load(Ordering::Relaxed) < MAX_MISSED
     }
 
-    /// Notes how a sleep ended. `taken`: the peer has taken the word.
+    /// Notes the end of a sleep. `taken`: the peer has taken the word.
     pub(super) fn note(&self, slept: WordWait, taken: bool) {
         match slept {
             WordWait::Woken(_) => self.missed.store(0, Ordering::Relaxed),

@@ -19,13 +19,13 @@ use super::tcp::{fill, send};
 use super::{Broken, ByRdma, EstablishedConn, Outcome};
 use crate::smcd::{Fabrics, SmcdConn};
 
-/// What a client uses for each step of a handshake.
+/// The client's resources for each step of a handshake.
 pub(crate) struct ClientParams<'a> {
-    /// What the client may propose.
+    /// The configuration of the client's Proposals.
     pub(crate) config: &'a Arc<Config>,
     /// The fabrics of its virtio-ism devices.
     pub(crate) fabrics: &'a Fabrics,
-    /// Its RNICs, if it has any.
+    /// The client's RNICs, if there are any.
     pub(crate) rdma: Option<ByRdma<'a>>,
     /// Bytes of the own DMB or RMB element.
     pub(crate) buffer: u32,
@@ -42,8 +42,7 @@ pub(crate) struct ClientHandshake {
 enum Stage {
     /// The client has sent nothing.
     Proposal {
-        /// The server has answered TCP option 254, so it waits for a message: a Proposal or a
-        /// Decline.
+        /// The server has answered TCP option 254, so it waits for a message: a Proposal or a Decline.
         awaited: bool,
     },
     Accept(Box<AwaitAccept>, ClcReader),
@@ -58,7 +57,7 @@ impl ClientHandshake {
         ClientHandshake { stage: Stage::Proposal { awaited }, deadline, answered: false }
     }
 
-    /// When [`ClientHandshake::expire`] is due.
+    /// The time for [`ClientHandshake::expire`].
     pub(crate) fn deadline(&self) -> Instant {
         match &self.stage {
             Stage::Rdma(connecting) => connecting.deadline(),
@@ -66,7 +65,7 @@ impl ClientHandshake {
         }
     }
 
-    /// The descriptor that becomes readable when LLC lets [`ClientHandshake::advance`] go on.
+    /// The descriptor, readable when LLC lets [`ClientHandshake::advance`] continue.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.stage {
             Stage::Rdma(connecting) => Some(connecting.fd()),
@@ -84,12 +83,12 @@ impl ClientHandshake {
         self.answered
     }
 
-    /// Whether the Proposal is sent, and no byte of the answer is taken.
+    /// Whether the Proposal is sent, with no byte of the answer taken.
     pub(crate) fn only_waits(&self) -> bool {
         matches!(&self.stage, Stage::Accept(_, reader) if reader.is_empty())
     }
 
-    /// Goes on as far as the received bytes allow; the first call sends the Proposal. `None`: more
+    /// Continues as far as the received bytes allow; the first call sends the Proposal. `None`: more
     /// bytes have to come.
     pub(crate) fn advance(
         &mut self,
@@ -188,8 +187,7 @@ impl ClientHandshake {
     }
 }
 
-/// Ends a handshake on TCP whose Proposal another process has sent: it declines what the server
-/// answers.
+/// Ends a handshake on TCP after a Proposal by another process, and declines the server's answer.
 pub(crate) struct DeclineAnswer {
     awaiting: AwaitAccept,
     reader: ClcReader,
@@ -204,7 +202,7 @@ impl DeclineAnswer {
         Some(DeclineAnswer { reader: awaiting.reader(), awaiting, end })
     }
 
-    /// Goes on as far as the server's bytes allow. `true`: TCP carries the connection from here on.
+    /// Continues as far as the server's bytes allow. `true`: TCP carries the connection from here on.
     pub(crate) fn advance(&mut self, tcp: &TcpStream) -> Result<bool, Broken> {
         if !fill(tcp, &mut self.reader)? {
             return match Instant::now() >= self.end {
@@ -224,21 +222,21 @@ impl DeclineAnswer {
     }
 }
 
-/// What this host has of the link that a server names.
+/// This host's part of the link named by a server.
 pub(super) fn known_link(rdma: Option<ByRdma<'_>>, peer: &PeerLink) -> KnownLink {
     rdma.map_or(KnownLink::NoGroup, |rdma| rdma.host.known_link(peer))
 }
 
-/// Accepts an offer of SMC-R. Both ends may have to exchange LLC messages for it. If it fails, returns
+/// Accepts an offer of SMC-R. Both ends may have to exchange LLC messages for this. On failure, returns
 /// the Decline to send.
 fn connect(params: &ClientParams<'_>, accepted: AcceptedR) -> Result<Connecting, SendDecline> {
     let Some(rdma) = params.rdma else { return Err(accepted.decline(DeclineReason::NoRnic)) };
     Connecting::new(rdma.host, params.config, accepted, params.buffer)
 }
 
-/// Takes an own buffer, attaches the server's and sends Confirm. If one of them fails, sends a
-/// Decline: this is the last moment at which a client may (CLC-52). Behind Confirm data may flow at
-/// once (CLC-41, CLC-42).
+/// Takes an own buffer, attaches the server's and sends Confirm. If one of them fails, sends a Decline,
+/// at the last moment allowed to a client (CLC-52). Behind Confirm data may flow at once (CLC-41,
+/// CLC-42).
 fn confirm(
     tcp: &TcpStream,
     params: &ClientParams<'_>,
@@ -256,8 +254,8 @@ fn confirm(
     Ok(Outcome::Smc(EstablishedConn::D(conn)))
 }
 
-/// Takes an own buffer and attaches the server's. Returns the connection, and Confirm, which has to
-/// be sent before the connection is used; or a Decline.
+/// Takes an own buffer and attaches the server's. Returns the connection and the Confirm, to be sent
+/// before the first use of the connection; or a Decline.
 pub(super) fn prepare(
     params: &ClientParams<'_>,
     accepted: Accepted,

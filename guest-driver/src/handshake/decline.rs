@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A Decline from either end, and what it leaves of the connection.
+//! A Decline from either end, and its effect on the connection.
 
 use std::net::TcpStream;
 
@@ -9,10 +9,10 @@ use super::tcp::{has_ended, send};
 use super::{Broken, Outcome};
 use virtio_ism::IsmError;
 
-/// Sends a Decline. The connection goes on as TCP, or is broken, as the Decline says.
+/// Sends a Decline. The connection continues as TCP, or is broken, as the Decline demands.
 ///
-/// A peer that has ended its direction awaits no answer: it has closed the connection. Its machine
-/// would answer the Decline with a reset, where a program on TCP reads an end of data.
+/// A peer with its direction ended awaits no answer: it has closed the connection. Its machine would
+/// answer the Decline with a reset, where a program on TCP reads an end of data.
 pub(super) fn send_decline(tcp: &TcpStream, decline: SendDecline) -> Result<Outcome, Broken> {
     let is_awaited = !has_ended(tcp);
     if is_awaited {
@@ -25,7 +25,7 @@ pub(super) fn send_decline(tcp: &TcpStream, decline: SendDecline) -> Result<Outc
     }
 }
 
-/// The reason that a Decline gives for a failure of the virtio-ism device.
+/// The reason in a Decline for a failure of the virtio-ism device.
 pub(super) fn device_decline_reason(error: &IsmError) -> DeclineReason {
     use virtio_ism_abi::Status;
     tracing::debug!(%error, "no buffer for a connection");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The first bytes of a client, which show whether it proposes SMC.
+//! The first bytes of a client, and the check for a Proposal of SMC.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -8,14 +8,13 @@ use smc_core::wire::clc::{Guess, Kind, looks_like_clc};
 
 use super::tcp::peek;
 
-/// Bytes that a server looks at: a CLC header. Half of it is an eye catcher, which decides (CLC-54,
-/// CLC-55); the rest
-/// says how long the message is.
+/// The bytes checked by a server: a CLC header. Half of it is the deciding eye catcher (CLC-54,
+/// CLC-55); the rest has the length of the message.
 const OPENING_LEN: usize = 8;
-/// Where the header says of what type the message is.
+/// Offset of the message's type in the header.
 const TYPE_AT: usize = 4;
 
-/// What a client has sent on a new connection.
+/// The beginning of a client's stream on a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstBytes {
     /// Nothing, or too few bytes to decide.
@@ -26,7 +25,7 @@ pub enum FirstBytes {
     Other,
 }
 
-/// The beginning of a CLC message, as it was in the TCP stream when a server peeked.
+/// The beginning of a CLC message, as peeked by a server from the TCP stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClcPrefix {
     bytes: [u8; OPENING_LEN],
@@ -34,7 +33,6 @@ pub struct ClcPrefix {
 }
 
 impl ClcPrefix {
-    /// The bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
@@ -49,7 +47,7 @@ impl FirstBytes {
         Ok(Self::peek_if_any(tcp)?.unwrap_or(FirstBytes::Incomplete))
     }
 
-    /// As [`FirstBytes::peek`]. `None`: the client has sent nothing.
+    /// Like [`FirstBytes::peek`]. `None`: the client has sent nothing.
     ///
     /// # Errors
     /// As [`FirstBytes::peek`].
@@ -69,12 +67,12 @@ impl FirstBytes {
         }))
     }
 
-    /// Whether they begin a CLC message.
+    /// Whether the bytes begin a CLC message.
     pub fn is_smc(&self) -> bool {
         matches!(self, FirstBytes::Smc(_))
     }
 
-    /// Whether they begin a Proposal. On a socket that may be a client's, other messages are its
+    /// Whether the bytes begin a Proposal. On a socket possibly of a client, other messages are its
     /// server's.
     pub fn is_proposal(&self) -> bool {
         let code = Kind::Proposal.code();

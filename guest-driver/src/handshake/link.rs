@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The handshake for new elements of a connection that is on TCP: the one of SMC-R on a stream, whose
-//! messages go through a pair of sockets in between into CLC records.
+//! The handshake for new elements of a connection on TCP: the handshake of SMC-R on a stream, with its
+//! messages passed through a pair of sockets into CLC records.
 
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -25,9 +25,9 @@ const LONGEST: usize = 4096;
 pub(crate) struct RingRdma {
     /// The RNICs of the stack.
     pub(crate) host: Arc<RdmaHost>,
-    /// Their reactor.
+    /// The reactor of the RNICs.
     pub(crate) observer: Arc<dyn PeerObserver + Send + Sync>,
-    /// What they have for the connection.
+    /// The route of the RNICs for the connection.
     pub(crate) route: Route,
 }
 
@@ -36,7 +36,7 @@ impl RingRdma {
         ByRdma { host: &self.host, observer: &*self.observer }
     }
 
-    /// Whether one of them can carry the connection now.
+    /// Whether one of the RNICs can carry the connection now.
     pub(super) fn is_up(&self) -> bool {
         self.route.rnic.is_some() && self.host.has_active_port()
     }
@@ -51,21 +51,21 @@ enum Side {
 pub(crate) struct LinkHandshake {
     side: Side,
     observer: Arc<dyn PeerObserver + Send + Sync>,
-    /// What the handshake takes for its stream.
+    /// The end used as the stream by the handshake.
     stream: TcpStream,
     /// The other end.
     records: OwnedFd,
 }
 
-/// How far a step has come.
+/// The result of a step.
 pub(super) enum LinkStep {
-    /// LLC has to go on.
+    /// LLC has to continue.
     Later,
-    /// This message has to be sent, and LLC goes on.
+    /// This message has to be sent, and LLC continues.
     Message(Vec<u8>),
-    /// The new elements, and the message that has to be sent before they are used, if any.
+    /// The new elements, and the message to be sent before their first use, if any.
     Done(Box<SmcrConn>, Vec<u8>),
-    /// There are none. The Decline to send, if the handshake has one.
+    /// There are no new elements. Has the Decline to send, if the handshake has one.
     Declined(Vec<u8>),
     /// The peer breaks the protocol.
     Violated,
@@ -88,7 +88,7 @@ impl LinkHandshake {
         Ok(LinkHandshake { side, observer, stream, records })
     }
 
-    /// Goes on as far as it can, without waiting. `message`: what the peer has answered, if it is new.
+    /// Continues as far as possible, without waiting. `message`: the peer's answer, if new.
     pub(super) fn advance(&mut self, message: &[u8]) -> LinkStep {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         if !message.is_empty() && send(&self.records, message, flags) != Ok(message.len()) {
@@ -120,7 +120,7 @@ impl LinkHandshake {
         }
     }
 
-    /// The message that the handshake has sent. It sends a whole one, and then awaits an answer.
+    /// The message sent by the handshake: one whole message, followed by a wait for the answer.
     fn said(&self) -> Vec<u8> {
         let mut room = vec![0; LONGEST];
         let n = recv(&self.records, &mut room[..], RecvFlags::DONTWAIT).map_or(0, |(n, _)| n);
@@ -129,8 +129,7 @@ impl LinkHandshake {
     }
 }
 
-/// The message if it is a Decline. One that was sent before, and that the handshake has given up, is
-/// not sent.
+/// The message, if it is a Decline. An earlier message of an abandoned handshake is not sent.
 fn decline_in(said: Vec<u8>) -> Vec<u8> {
     match peek_header(&said) {
         Peek::Message { kind: Kind::Decline, .. } => said,

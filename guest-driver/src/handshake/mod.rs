@@ -20,24 +20,24 @@ use crate::reactor::PeerObserver;
 use crate::smcd::SmcdConn;
 use crate::smcr::{RdmaHost, SmcrConn};
 
-/// What a handshake needs for SMC-R.
+/// The resources of a handshake for SMC-R.
 #[derive(Clone, Copy)]
 pub(crate) struct ByRdma<'a> {
     /// The RNICs of the stack.
     pub(crate) host: &'a std::sync::Arc<RdmaHost>,
-    /// The reactor of the RNICs. The handshake informs it of new peers.
+    /// The reactor of the RNICs, to be informed of new peers by the handshake.
     pub(crate) observer: &'a dyn PeerObserver,
 }
 
 impl ByRdma<'_> {
-    /// The RNICs that can carry this connection.
+    /// The RNICs able to carry this connection.
     fn route(&self, tcp: &std::net::TcpStream) -> smc_core::handshake::Route {
         // A connection without an address is about to fail anyway.
         tcp.local_addr().map(|local| self.host.route(local.ip())).unwrap_or_default()
     }
 }
 
-/// How a handshake ended.
+/// The result of a handshake.
 pub(crate) enum Outcome {
     /// SMC carries the connection.
     Smc(EstablishedConn),
@@ -47,9 +47,9 @@ pub(crate) enum Outcome {
 
 /// An established SMC connection.
 pub(crate) enum EstablishedConn {
-    /// SMC-D carries it.
+    /// An SMC-D connection.
     D(Box<SmcdConn>),
-    /// SMC-R carries it.
+    /// An SMC-R connection.
     R(Box<SmcrConn>),
 }
 
@@ -62,10 +62,10 @@ pub(crate) enum Broken {
     /// TCP failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// This end failed after the last message at which it could fall back to TCP.
+    /// This end failed after its last message with a fallback to TCP.
     #[error("{0}")]
     Late(smc_core::handshake::DeclineReason),
-    /// The same, and a Decline says so to the peer.
+    /// The same, reported to the peer by a Decline.
     #[error("{0}")]
     Declined(smc_core::handshake::DeclineReason),
     /// This end has too many handshakes under way.
@@ -74,7 +74,7 @@ pub(crate) enum Broken {
 }
 
 impl Broken {
-    /// Whether a client has ended TCP instead of answering Accept, as one does that ends meanwhile.
+    /// Whether a client has ended TCP instead of answering Accept, as a client ending meanwhile does.
     /// Nothing is broken then.
     pub(crate) fn is_departure(&self) -> bool {
         use smc_core::handshake::{Awaited, HandshakeError};
@@ -101,7 +101,7 @@ impl From<Broken> for std::io::Error {
             Broken::Handshake(error) if error.is_timeout() => {
                 std::io::Error::new(ErrorKind::TimedOut, error)
             }
-            // The kind for EPROTO is not stable, so the text has to say it.
+            // The kind for EPROTO is not stable, so the text has the reason.
             Broken::Handshake(error) => std::io::Error::new(ErrorKind::InvalidData, error),
             Broken::Late(_) | Broken::Declined(_) | Broken::Evicted => {
                 std::io::Error::new(ErrorKind::ConnectionReset, broken.to_string())

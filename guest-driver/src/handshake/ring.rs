@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The handshake for a new ring of a connection that is on TCP: the messages come in CLC records,
-//! and each step is the one of the handshake on the stream.
+//! The handshake for a new ring of a connection on TCP: the messages come in CLC records, and each step
+//! is the same as in the handshake on the stream.
 //!
 //! Each step may take device commands, so no lock is held meanwhile.
 
@@ -20,16 +20,16 @@ use super::server::{self, AcceptOutcome, AcceptStep, Accepted, ServerParams};
 use super::smcr::Connecting;
 use crate::smcd::Fabrics;
 
-/// How long a server that has accepted with an RNIC keeps the link for a Confirm.
+/// The time for which a server keeps the link for a Confirm, after its Accept with an RNIC.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What both ends use for a new ring.
+/// The resources of both ends for a new ring.
 pub(crate) struct RingParams {
-    /// What this end offers: its device, and nothing else.
+    /// The offer of this end: its device, and nothing else.
     pub(crate) config: Arc<Config>,
     /// The fabric of its device, if it is open.
     pub(crate) fabrics: Fabrics,
-    /// Its RNICs, for a connection that was on SMC-R.
+    /// The RNICs of this end, for a connection formerly on SMC-R.
     pub(crate) rdma: Option<RingRdma>,
     /// Bytes of the own DMB or element.
     pub(crate) buffer: u32,
@@ -47,24 +47,24 @@ pub(crate) enum Stage {
     Failed,
 }
 
-/// How far a step has come.
+/// The result of a step.
 pub(crate) enum RingStep {
-    /// The message to send, and what awaits the answer.
+    /// The message to send, and the stage awaiting the answer.
     Message(Stage, Vec<u8>),
-    /// The next turn goes on.
+    /// The next turn continues.
     Later(Stage),
-    /// The new ring, and the message to send before it is used, if any.
+    /// The new ring, and the message to send before its first use, if any.
     Ring(EstablishedConn, Vec<u8>),
     /// There is no new ring this time.
     No(NoRing),
 }
 
-/// What a server has offered.
+/// The offer of a server.
 pub(crate) struct Offer(Accepted);
 
-/// Why there is no new ring this time.
+/// The reason for no new ring this time.
 pub(crate) enum NoRing {
-    /// The message to send says so.
+    /// The Decline to send.
     Decline(Vec<u8>),
     /// The peer breaks the protocol.
     Violated,
@@ -83,7 +83,7 @@ impl RingParams {
         !self.fabrics.0.is_empty() || self.rdma.as_ref().is_some_and(RingRdma::is_up)
     }
 
-    /// The Decline of an end that has no device now.
+    /// The Decline of an end without a device now.
     pub(crate) fn decline(&self) -> NoRing {
         let reason = match self.rdma {
             Some(_) => DeclineReason::NoRnic,
@@ -189,7 +189,7 @@ impl RingParams {
         }
     }
 
-    /// Goes on with a link. `message`: the peer's answer, if it is new.
+    /// Continues with a link. `message`: the peer's answer, if new.
     pub(crate) fn link(&self, mut link: Box<LinkHandshake>, message: &[u8]) -> RingStep {
         match link.advance(message) {
             LinkStep::Later => RingStep::Later(Stage::Linking(link)),

@@ -21,36 +21,36 @@ use super::tcp::{fill, send};
 use super::{Broken, ByRdma, EstablishedConn, Outcome};
 use crate::smcd::{AttachSlot, Fabric, Fabrics, OwnBuffer, Peer, SmcdConn};
 
-/// What a server uses for each step of a handshake.
+/// The server's resources for each step of a handshake.
 pub(crate) struct ServerParams<'a> {
-    /// What the server may accept.
+    /// The configuration for accepting Proposals.
     pub(crate) config: &'a Arc<Config>,
     /// The fabrics of its virtio-ism devices.
     pub(crate) fabrics: &'a Fabrics,
-    /// Its RNICs, if it has any.
+    /// The server's RNICs, if there are any.
     pub(crate) rdma: Option<ByRdma<'a>>,
     /// Bytes of the own DMB or RMB element.
     pub(crate) buffer: u32,
-    /// How long the server waits for a message after the first bytes.
+    /// The longest wait of the server for a message after the first bytes.
     pub(crate) message_timeout: Duration,
 }
 
-/// How long the server waits for the rest of a Proposal that has begun. It is as short as a segment,
-/// so only a lost packet comes between.
+/// The longest wait of the server for the rest of a Proposal already begun. A Proposal fits into one
+/// segment, so only a lost packet comes between.
 const REST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A handshake under way.
 pub(crate) struct ServerHandshake {
     stage: Stage,
     deadline: Instant,
-    /// The client has announced a Proposal: what it has not sent yet is not for the program.
+    /// The client has announced a Proposal: unsent bytes are not for the program.
     announced: bool,
 }
 
 enum Stage {
-    /// The server has taken nothing from the stream: the client may be one without SMC.
+    /// The server has taken nothing from the stream: the client may not speak SMC.
     FirstBytes(FirstBytes),
-    /// What comes has to be a CLC message: the client has announced it.
+    /// The next bytes have to be a CLC message, as announced by the client.
     Announced,
     Proposal(AwaitProposal, ClcReader),
     Confirm(Box<Accepted>),
@@ -58,39 +58,39 @@ enum Stage {
     Over,
 }
 
-/// What a server keeps until the answer to its Accept.
+/// A server's state until the answer to its Accept.
 pub(super) struct Accepted {
     awaiting: AwaitConfirm,
     reader: ClcReader,
     fabric: Arc<Fabric>,
     peer: Arc<Peer>,
     own: OwnBuffer,
-    /// For the client's DMB, which it names when it is too late for TCP.
+    /// The slot for the client's DMB, which the client names when it is too late for TCP.
     slot: AttachSlot,
 }
 
 impl ServerHandshake {
-    /// Begins with what is known of the client's first bytes. If they are incomplete, the handshake
-    /// waits for them for `timeout`.
+    /// Begins with the known first bytes of the client. If incomplete, the handshake waits for the rest
+    /// for `timeout`.
     pub(crate) fn new(first_bytes: FirstBytes, timeout: Duration) -> ServerHandshake {
         let stage = Stage::FirstBytes(first_bytes);
         ServerHandshake { stage, deadline: Instant::now() + timeout, announced: false }
     }
 
-    /// Begins with a client that has announced a Proposal, and may not know that its server has
-    /// answered: if other bytes come, or none within `timeout`, it is one without SMC.
+    /// Begins with a client after its announcement of a Proposal, possibly without knowledge of its
+    /// server's answer. Other bytes, or none within `timeout`, mean a client without SMC.
     pub(crate) fn announced(timeout: Duration) -> ServerHandshake {
         let first_bytes = FirstBytes::Incomplete;
         ServerHandshake { announced: true, ..ServerHandshake::new(first_bytes, timeout) }
     }
 
-    /// Begins with a client that has announced a Proposal, which has to come within `timeout`. Other
-    /// bytes break the connection, and so does silence (OPT-8, ERR-8, ERR-9).
+    /// Begins with a client after its announcement of a Proposal, due within `timeout`. Other bytes
+    /// break the connection, and so does silence (OPT-8, ERR-8, ERR-9).
     pub(crate) fn required(timeout: Duration) -> ServerHandshake {
         ServerHandshake { stage: Stage::Announced, ..ServerHandshake::announced(timeout) }
     }
 
-    /// When [`ServerHandshake::expire`] is due.
+    /// The time for [`ServerHandshake::expire`].
     pub(crate) fn deadline(&self) -> Instant {
         match &self.stage {
             Stage::Rdma(accepting) => accepting.deadline(),
@@ -98,7 +98,7 @@ impl ServerHandshake {
         }
     }
 
-    /// The descriptor that becomes readable when LLC lets [`ServerHandshake::advance`] go on.
+    /// The descriptor, readable when LLC lets [`ServerHandshake::advance`] continue.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.stage {
             Stage::Rdma(accepting) => Some(accepting.fd()),
@@ -106,8 +106,7 @@ impl ServerHandshake {
         }
     }
 
-    /// Whether the handshake waits for the client's answer to Accept, and so for TCP's descriptor
-    /// only.
+    /// Whether the handshake waits for the client's answer to Accept, and so for TCP's descriptor only.
     pub(crate) fn awaits_confirm(&self) -> bool {
         matches!(self.stage, Stage::Confirm(_))
     }
@@ -117,10 +116,10 @@ impl ServerHandshake {
         matches!(self.stage, Stage::Confirm(_) | Stage::Rdma(_))
     }
 
-    /// Goes on as far as the received bytes allow. `None`: more bytes have to come.
+    /// Continues as far as the received bytes allow. `None`: more bytes have to come.
     ///
-    /// With `drain` it reads until the stream is empty, for callers that epoll wakes on edges. Without,
-    /// it does not try to read Confirm right after it has sent Accept.
+    /// With `drain`, the call reads until the stream is empty, for callers woken by epoll on edges.
+    /// Without, the call does not try to read Confirm right after its own Accept.
     pub(crate) fn advance(
         &mut self,
         tcp: &TcpStream,
@@ -167,8 +166,8 @@ impl ServerHandshake {
                                 }
                                 self.deadline = Instant::now() + params.message_timeout;
                                 self.stage = stage;
-                                // No client answers so soon. But the stream may have ended already,
-                                // and epoll does not report that edge again.
+                                // No client answers so soon. But the stream may have ended already, and
+                                // epoll does not report this edge again.
                                 if !drain && self.awaits_confirm() {
                                     return Ok(None);
                                 }
@@ -209,8 +208,8 @@ impl ServerHandshake {
         }
     }
 
-    /// Ends the handshake before its deadline, since others need its place. A client that has neither
-    /// announced nor begun a Proposal is one without SMC.
+    /// Ends the handshake before its deadline, since others need its place. A client without an
+    /// announced or begun Proposal does not speak SMC.
     pub(crate) fn evict(&mut self) -> Result<Outcome, Broken> {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::FirstBytes(_) if !self.announced => Ok(peer_not_smc()),
@@ -218,8 +217,8 @@ impl ServerHandshake {
         }
     }
 
-    /// Ends the handshake after its deadline: the client is one without SMC, or it is broken. `None`:
-    /// there is a new deadline.
+    /// Ends the handshake after its deadline: the client does not speak SMC, or the connection is
+    /// broken. `None`: there is a new deadline.
     pub(crate) fn expire(
         &mut self,
         tcp: &TcpStream,
@@ -246,8 +245,8 @@ fn peer_not_smc() -> Outcome {
     Outcome::Tcp(FallbackReason::PeerNotSmc.into())
 }
 
-/// Accepts with the first choice that works: a device that reaches the client and has a DMB free, or
-/// an RNIC. Returns the Accept to send, if the next stage does not send it; if no choice works, the
+/// Accepts with the first working choice: a device with access to the client and a free DMB, or an
+/// RNIC. Returns the Accept to send, if the next stage does not send it; without a working choice, the
 /// Decline to send.
 fn accept(
     params: &ServerParams<'_>,
@@ -260,8 +259,8 @@ fn accept(
         reason = match choice {
             Choice::D(_, candidate) => match offer(params, candidate) {
                 Ok(Offered { fabric, peer, own, slot }) => {
-                    // All processes on a loopback fabric share one GID (EISM-25). So terms known for
-                    // that GID may be those of another process.
+                    // The processes on a loopback fabric share one GID (EISM-25). So known terms for
+                    // this GID may be another process's.
                     let known = if candidate.chid.is_loopback() { None } else { peer.terms() };
                     let (awaiting, message) =
                         selection.accept(candidate, known, own.dmbe(), peer.link(), Tick(0));
@@ -284,11 +283,11 @@ fn accept(
     Err(selection.decline(reason))
 }
 
-/// What a server has accepted with.
+/// The carrier of a server's Accept.
 pub(super) enum AcceptStep {
     /// A device: the Accept to send.
     D(Box<Accepted>, Vec<u8>),
-    /// An RNIC, with which the Accept has to wait for LLC.
+    /// An RNIC, for which the Accept has to wait for LLC.
     R(Box<Accepting>),
 }
 
@@ -316,7 +315,7 @@ fn offer_r(
     Accepting::new(rdma.host, params.config, selection, peer, params.buffer, params.message_timeout)
 }
 
-/// What an Accept of SMC-D needs.
+/// The parts for an Accept of SMC-D.
 struct Offered {
     fabric: Arc<Fabric>,
     peer: Arc<Peer>,
@@ -357,7 +356,7 @@ fn complete(tcp: &TcpStream, accepted: Accepted) -> Result<Outcome, Broken> {
     }
 }
 
-/// What became of an Accept.
+/// The result of an Accept.
 pub(super) enum AcceptOutcome {
     /// Both ends have the buffer of the other.
     Smc(Box<SmcdConn>),

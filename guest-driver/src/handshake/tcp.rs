@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! TCP as the handshake uses it.
+//! The handshake's use of TCP.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ use smc_core::handshake::ClcReader;
 use ism_sys::timespec;
 use smc_rendezvous::{OptionRequest, PeerDiscovery};
 
-/// Reads the available bytes of the message that `reader` awaits. `false`: more bytes have to come.
+/// Reads the available bytes of the message awaited by `reader`. `false`: more bytes have to come.
 ///
 /// The bytes behind the message stay in the stream (CLC-57).
 pub(super) fn fill(tcp: &TcpStream, reader: &mut ClcReader) -> Result<bool, super::Broken> {
@@ -48,8 +48,8 @@ pub(super) fn has_ended(tcp: &TcpStream) -> bool {
     found.is_ok() && fds[0].revents().contains(PollFlags::RDHUP)
 }
 
-/// Sends a whole CLC message, which is the payload of TCP (CLC-1, OPT-14). A message is small and
-/// the send buffer of a new connection is empty, so this seldom waits.
+/// Sends a whole CLC message as the payload of TCP (CLC-1, OPT-14). A message is small and the send
+/// buffer of a new connection is empty, so this seldom waits.
 pub(super) fn send(tcp: &TcpStream, message: &[u8]) -> io::Result<()> {
     let mut rest = message;
     while !rest.is_empty() {
@@ -77,7 +77,7 @@ fn wait(tcp: &TcpStream, flags: PollFlags, timeout: Duration) -> io::Result<()> 
 /// option 254 if mode and policy allow.
 ///
 /// # Errors
-/// Those of connect(2); `TimedOut` when the deadline has passed.
+/// An error of connect(2); `TimedOut` when the deadline has passed.
 pub(crate) fn connect(
     addr: &SocketAddr,
     discovery: Option<&PeerDiscovery>,
@@ -92,7 +92,7 @@ pub(crate) fn connect(
     }
     match net::connect(&socket, addr) {
         Ok(()) => {}
-        // The kernel goes on connecting.
+        // The kernel continues to connect.
         Err(Errno::INTR | Errno::INPROGRESS) => {
             let left = || deadline.map(|end| end.saturating_duration_since(Instant::now()));
             loop {
@@ -117,9 +117,9 @@ pub(crate) fn connect(
     Ok((socket.into(), asked))
 }
 
-/// Sets whether the kernel delays acknowledgements. In a handshake each message answers the one
-/// before and carries its acknowledgement, so a packet for the acknowledgement alone is useless. A
-/// connection that stays TCP leaves the choice to the kernel.
+/// Sets whether the kernel delays acknowledgements. In a handshake each message answers the one before
+/// and carries its acknowledgement, so a packet for the acknowledgement alone is useless. A connection
+/// staying on TCP leaves the choice to the kernel.
 pub(crate) fn acknowledge_lazily(socket: impl AsFd, lazily: bool) {
     if let Err(error) = sockopt::set_tcp_quickack(socket, !lazily) {
         tracing::debug!(%error, "TCP_QUICKACK");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What was negotiated for a connection.
+//! The negotiated values of a connection.
 
 use std::fmt;
 
@@ -9,18 +9,18 @@ use virtio_ism_abi::{Chid, Gid};
 
 use super::{Fallback, SmcrInfo, text};
 
-/// What carries a connection, and what both ends agreed on.
+/// The carrier of a connection, and the values agreed by both ends.
 #[derive(Clone, Debug)]
 pub enum ConnectionInfo {
     /// SMC-D: bytes travel through DMBs.
     Smcd(SmcdInfo),
     /// SMC-R: bytes travel by RDMA.
     Smcr(Box<SmcrInfo>),
-    /// TCP, and why.
+    /// TCP, and the reason.
     Tcp(Fallback),
 }
 
-/// What both ends of an SMC-D connection agreed on.
+/// The values agreed by both ends of an SMC-D connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmcdInfo {
     /// The fabric.

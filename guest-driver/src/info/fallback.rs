@@ -18,11 +18,11 @@ pub enum Fallback {
     /// The application asked for TCP.
     #[error("TCP was asked for")]
     Asked,
-    /// The policy does not let SMC happen with this peer.
+    /// The policy does not allow SMC with this peer.
     #[error("the policy says TCP")]
     Policy,
-    /// The server has declined several times in a row because it had no device, so the client does
-    /// not propose for a while.
+    /// The server has declined several times in a row for want of a device, so the client does not
+    /// propose for a while.
     #[error("the server has lately declined several times in a row for want of a device")]
     DeclinedBefore,
     /// Connections to this server have been too short for SMC to be faster.
@@ -34,7 +34,7 @@ pub enum Fallback {
     /// No rule asks for SMC with this peer, and none is found by TCP option 254.
     #[error("no rule (--peer, --accept) names this peer, and TCP option 254 is not in use")]
     NoRule,
-    /// The server is the same process, which could not wait for itself.
+    /// The server is the same process, unable to wait for itself.
     #[error("client and server are one process")]
     SameProcess,
     /// The process has no descriptor left for the handshake.
@@ -43,7 +43,7 @@ pub enum Fallback {
 }
 
 impl Fallback {
-    /// Why a client uses TCP after the peer discovery said so.
+    /// Why a client uses TCP after the verdict of peer discovery.
     pub fn from_discovery(reason: TcpReason, discovery: &PeerDiscovery) -> Fallback {
         match reason {
             TcpReason::NotAnswered => FallbackReason::PeerNotSmc.into(),
@@ -56,7 +56,7 @@ impl Fallback {
         }
     }
 
-    /// Linux's number for the reason, which its tools print in words.
+    /// The number of the reason: Linux's, or one of this project if Linux has none.
     pub fn code(&self) -> DeclineCode {
         match self {
             Fallback::Handshake(reason) => reason.code(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What there is right now, for tools and for people: connections, links, link groups and RNICs.
+//! The present state of connections, links, link groups and RNICs, for tools and for people.
 //!
 //! The same structs are shown in words ([`Display`](std::fmt::Display)) and written as JSON, with
 //! the names of their fields as keys.

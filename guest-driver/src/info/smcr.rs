@@ -9,7 +9,7 @@ use smc_core::wire::ids::Eid;
 
 use super::{show_gid, text};
 
-/// What both ends of an SMC-R connection agreed on, and the link that it uses now.
+/// The values agreed by both ends of an SMC-R connection, and the link in use now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmcrInfo {
     /// SMC version: 1 or 2.
@@ -23,12 +23,12 @@ pub struct SmcrInfo {
     pub first_contact: bool,
     /// Whether this end was the server of the first contact.
     pub server: bool,
-    /// The number that this end gave the link group.
+    /// This end's number of the link group.
     pub group: u32,
     /// The peer's instance id in CLC messages.
     #[serde(with = "text::peer_id")]
     pub peer_id: [u8; 8],
-    /// The link that carries the connection now.
+    /// The link carrying the connection now.
     pub link: LinkInfo,
     /// Usable links of the group now.
     pub links: usize,
@@ -42,7 +42,7 @@ pub struct SmcrInfo {
     pub peer_buffer: u32,
     /// Whether elements begin with an eye catcher (RMB-6).
     pub eye_catcher: bool,
-    /// How often the connection moved to another link.
+    /// Number of moves of the connection to another link.
     pub failovers: u32,
     /// The peer's host name, if a CLC message had one.
     pub peer_host: Option<String>,
@@ -71,16 +71,16 @@ pub struct LinkInfo {
     pub mtu: u32,
     /// State, in words.
     pub state: Cow<'static, str>,
-    /// Connections that it carries.
+    /// Connections carried by the link.
     pub connections: usize,
-    /// Messages that may be sent before one has to be completed.
+    /// Messages allowed before one has to be completed.
     pub credits: u32,
 }
 
 /// One link group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkGroupInfo {
-    /// The number that this end gave the link group.
+    /// This end's number of the link group.
     pub group: u32,
     /// SMC version: 1 or 2.
     pub version: u8,
@@ -91,19 +91,20 @@ pub struct LinkGroupInfo {
     /// The peer's instance id in CLC messages.
     #[serde(with = "text::peer_id")]
     pub peer_id: [u8; 8],
-    /// How links connect the RNICs, in words: "single", "symmetric", "asymmetric (local)" and so on.
+    /// The topology of the RNICs and links, in words: "single", "symmetric", "asymmetric (local)" and
+    /// so on.
     pub topology: Cow<'static, str>,
     /// Connections now.
     pub connections: usize,
-    /// Connections that the group takes at most.
+    /// The most connections of the group.
     pub max_connections: u32,
     /// Links, usable or being set up.
     pub links: Vec<LinkInfo>,
-    /// Links that the group has at most.
+    /// The most links of the group.
     pub max_links: u8,
     /// RMBs of this end: in use, and kept for later connections.
     pub rmbs: (usize, usize),
-    /// Connections that were moved to another link.
+    /// Number of moves of connections to another link.
     pub failovers: u64,
     /// Microseconds until the next timer of the group is due, if one runs.
     pub timer: Option<u64>,
@@ -116,18 +117,18 @@ pub struct RnicInfo {
     pub name: String,
     /// Port, from 1.
     pub port: u8,
-    /// Whether it is usable now.
+    /// Whether the port is usable now.
     pub active: bool,
-    /// Network interface, if it has one.
+    /// Network interface, if there is one.
     pub netdev: Option<String>,
     /// Physical network id, if configured.
     pub pnet: Option<String>,
     /// MTU, bytes.
     pub mtu: u32,
-    /// GIDs that SMC may use.
+    /// GIDs usable by SMC.
     #[serde(with = "text::roce_gids")]
     pub gids: Vec<[u8; 16]>,
-    /// Links that run over it.
+    /// Links over the port.
     pub links: usize,
 }
 

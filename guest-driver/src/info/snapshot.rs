@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What there is right now, for people.
+//! The present state of connections, for display.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 
 use super::ConnectionInfo;
 
-/// An SMC connection as it is now.
+/// The present state of an SMC connection.
 #[derive(Clone, Debug)]
 pub struct ConnectionSnapshot {
-    /// Local address of the TCP connection, if it is still there.
+    /// Local address of the TCP connection, if still there.
     pub local: Option<SocketAddr>,
     /// The peer's address.
     pub peer: Option<SocketAddr>,
-    /// What carries it, and what was negotiated.
+    /// The carrier, and the negotiated values.
     pub info: ConnectionInfo,
-    /// Whether it still uses its device; `None`: it ends with it.
+    /// The changes of the carrier; `None`: the connection ends with its device.
     pub changes: Option<CarrierChanges>,
     /// State of RFC 7609 section 4.8, in words.
     pub state: String,
@@ -25,35 +25,35 @@ pub struct ConnectionSnapshot {
     pub sent: u64,
     /// Bytes received since the start.
     pub received: u64,
-    /// Bytes that wait to be read here.
+    /// Bytes waiting to be read here.
     pub unread: u32,
-    /// Bytes that the peer has not read.
+    /// Bytes not read by the peer.
     pub unread_by_peer: u32,
     /// Bytes in the send queue.
     pub queued: usize,
-    /// Where both ends stand in the two rings.
+    /// The positions of both ends in the two rings.
     pub cursors: Cursors,
 }
 
-/// What carries a connection that can outlive its device, and how it came to that.
+/// The present carrier of a connection able to outlive its device, and its last change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CarrierChanges {
-    /// What carries it now.
+    /// The present carrier.
     pub now: CurrentCarrier,
-    /// How often it has changed, or begun to.
+    /// Number of changes, a change in progress included.
     pub count: u32,
-    /// Why it did so the last time.
+    /// The reason for the last change.
     pub why: Option<String>,
 }
 
-/// What carries a connection that can outlive its device.
+/// The present carrier of a connection able to outlive its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CurrentCarrier {
     /// Its device.
     #[default]
     Device,
-    /// The ends have not agreed yet on what was received.
+    /// The ends have not agreed yet on the received bytes.
     Leaving,
     /// Its TCP connection.
     Tcp,
@@ -76,13 +76,13 @@ impl fmt::Display for CarrierChanges {
 /// Cursors of a connection, each as the wrap sequence and the offset in its ring, bytes (CDC-3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursors {
-    /// Producer in the peer's ring: how far this end has written.
+    /// Producer in the peer's ring: the write position of this end.
     pub written: (u16, u32),
-    /// Consumer in the peer's ring: how far the peer says that it has read.
+    /// Consumer in the peer's ring: the read position announced by the peer.
     pub read_by_peer: (u16, u32),
-    /// Producer in the own ring: how far the peer says that it has written.
+    /// Producer in the own ring: the write position announced by the peer.
     pub written_by_peer: (u16, u32),
-    /// Consumer in the own ring: how far this end has read.
+    /// Consumer in the own ring: the read position of this end.
     pub read: (u16, u32),
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Identifiers as text in JSON, in the form in which logs and tables show them.
+//! Identifiers as text in JSON, in the same form as in logs and tables.
 
 use std::net::Ipv6Addr;
 
@@ -170,7 +170,7 @@ pub(super) mod roce_gids {
     }
 }
 
-/// A RoCE GID as people write it: the IPv4 address that it embeds, or an IPv6 address.
+/// A RoCE GID in its usual form: the embedded IPv4 address, or an IPv6 address.
 pub fn roce_gid_text(gid: [u8; 16]) -> String {
     let address = Ipv6Addr::from(gid);
     match address.to_ipv4_mapped() {

@@ -84,8 +84,8 @@ impl LinkBringUp {
     }
 }
 
-/// Takes a Decline that came in the place of LLC messages (ERR-46). Anything else is data, which a
-/// peer must not send here.
+/// Takes a Decline in the place of LLC messages (ERR-46). Anything else is data, forbidden to a peer
+/// here.
 fn take_decline(tcp: &TcpStream) -> Result<Option<PeerDecline>, Broken> {
     let mut bytes = [0u8; DECLINE];
     let n = match peek(tcp, &mut bytes)? {

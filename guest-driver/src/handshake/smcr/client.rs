@@ -22,8 +22,7 @@ use crate::smcr::host::RdmaHost;
 use ism_sys::EventFd;
 use smc_verbs::VerbsError;
 
-/// How long the LLC side of a handshake may take; the link group has its own times, which are
-/// shorter.
+/// The longest duration of a handshake's LLC part; the link group's own times are shorter.
 const LLC_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A client's handshake under way.
@@ -49,7 +48,7 @@ enum Stage {
 }
 
 impl RdmaHost {
-    /// Whether this host has the link that a server names at a subsequent contact.
+    /// Whether this host has the link named by a server at a subsequent contact.
     pub(crate) fn known_link(&self, peer: &PeerLink) -> KnownLink {
         match self.link_groups().to_server(peer) {
             None => KnownLink::NoGroup,
@@ -61,7 +60,7 @@ impl RdmaHost {
 
 impl Connecting {
     /// Takes up a server's offer, with an own element of `buffer` bytes. [`Connecting::advance`]
-    /// goes on.
+    /// continues.
     ///
     /// # Errors
     /// The Decline to send.
@@ -74,7 +73,7 @@ impl Connecting {
         let Ok(notifier) = EventFd::new() else {
             return Err(accepted.decline(DeclineReason::NoMemory));
         };
-        // Readable at once, so that the first call of `advance` does what needs no answer.
+        // Readable at once, so the first call of `advance` carries out steps without an answer.
         notifier.signal();
         let notifier = Arc::new(notifier);
         let stage = if accepted.first_contact() {
@@ -90,17 +89,17 @@ impl Connecting {
         Ok(Connecting { host, config, notifier, deadline, buffer, stage })
     }
 
-    /// Readable when [`Connecting::advance`] has something to do; so is it when TCP is.
+    /// Readable when [`Connecting::advance`] has something to do; so is TCP's descriptor.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.notifier.as_fd()
     }
 
-    /// When [`Connecting::advance`] is to be called at the latest.
+    /// The latest time for [`Connecting::advance`].
     pub(crate) fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// Goes on as far as it can. `None`: the peer has to answer. Never waits.
+    /// Continues as far as possible. `None`: the peer has to answer. Never waits.
     ///
     /// # Errors
     /// The connection is broken.
@@ -174,8 +173,8 @@ impl Connecting {
             .map_err(|error| reason_of(&error))
     }
 
-    /// A subsequent contact, for which LLC has nothing to do (CLC-40): the connection is ready
-    /// before the server knows (CLC-42).
+    /// A subsequent contact, without work for LLC (CLC-40): the connection is ready before the server
+    /// knows (CLC-42).
     fn confirm(
         &self,
         tcp: &TcpStream,
@@ -194,7 +193,7 @@ impl Connecting {
         finish_established(pending, established)
     }
 
-    /// A first contact: the queue pair can receive before the server knows of it (CLC-38).
+    /// A first contact: the queue pair can receive before the server learns of it (CLC-38).
     fn start_first_contact(
         &self,
         accepted: AcceptedR,

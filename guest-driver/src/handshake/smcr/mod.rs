@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The part of a handshake that SMC-R has for itself: its link is brought up by LLC.
+//! The part of a handshake specific to SMC-R: LLC brings the link up.
 
 mod bring_up;
 pub(super) mod client;

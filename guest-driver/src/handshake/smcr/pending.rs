@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A connection under construction, and what both ends of a handshake share.
+//! A connection under construction, and code shared by both ends of a handshake.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,15 +24,15 @@ use crate::smcr::link::Link;
 use crate::smcr::shared::link_end;
 use smc_verbs::VerbsError;
 
-/// Length of an element for a receive buffer of `buffer` bytes that was asked for: twice as much, as
-/// far as there is a size code for it (CLC-30, RMB-34). There is no send buffer beside it: what
-/// other stacks have on the way in both has to lie in the one. Half of it is filled while the other
-/// half is read.
+/// Length of an element for a requested receive buffer of `buffer` bytes: twice as much, as far as
+/// there is a size code (CLC-30, RMB-34). There is no send buffer beside the element: it alone holds
+/// the bytes under way, where other stacks have both a send and a receive buffer. Half of it is filled
+/// while the other half is read.
 fn element_len(buffer: u32) -> u32 {
     buffer.max(buffer.saturating_mul(2).min(SizeCode::RFC_MAX.bytes()))
 }
 
-/// A connection that is being made: taken back when dropped, unless it becomes an [`SmcrConn`].
+/// A connection being made: taken back when dropped, unless finished as an [`SmcrConn`].
 pub(super) struct PendingConn {
     groups: Arc<LinkGroups>,
     pub(super) group: Arc<Group>,
@@ -44,7 +44,7 @@ pub(super) struct PendingConn {
 }
 
 impl PendingConn {
-    /// An RMB for a receive buffer of so many bytes, and a token.
+    /// An RMB for a receive buffer of this many bytes, and a token.
     pub(super) fn new(
         groups: &Arc<LinkGroups>,
         group: &Arc<Group>,
@@ -59,7 +59,7 @@ impl PendingConn {
         let (groups, group, link) = (groups.clone(), group.clone(), link.clone());
         let pending =
             PendingConn { groups, group, endpoint, link, rmb: Some(rmb), announced: false };
-        // Dropping `pending` releases what was taken.
+        // Dropping `pending` releases the resources taken.
         pending.group.reserve(&pending.endpoint, key)?;
         Ok(pending)
     }
@@ -69,12 +69,12 @@ impl PendingConn {
         self.group.is_confirmed(self.rmb.as_ref()?)
     }
 
-    /// The next message announces the RMB to the peer. It was zeroed before (RMB-10).
+    /// The next message announces the RMB to the peer. The RMB was zeroed before (RMB-10).
     pub(super) fn mark_announced(&mut self) {
         self.announced = true;
     }
 
-    /// This end, as Accept or Confirm has it.
+    /// This end, for Accept or Confirm.
     pub(super) fn end(&self, direct: bool) -> Option<LinkEnd> {
         let rmb = self.rmb.as_ref()?;
         let region = rmb.buffer().region(self.link.key())?;
@@ -103,7 +103,7 @@ impl PendingConn {
         self.group.start(established.terms, params, first);
     }
 
-    /// It writes into the peer's element from now on, over the link `on`.
+    /// The connection writes into the peer's element from now on, over the link `on`.
     pub(super) fn join(&self, peer: &SmcrLink, on: LinkKey) -> Result<(), JoinError> {
         let size = peer.size.bytes();
         let ring = self.group.shared().options.ring(size);
@@ -162,7 +162,7 @@ fn generation(terms: &TermsR, max_links: u8) -> Generation {
     }
 }
 
-/// How LLC talks to a peer. Only the first contact of version 2 says what its host is.
+/// The LLC profile of a peer. Only the first contact of version 2 names the peer's host.
 fn profile(host: Option<&PeerHost>, options: &SmcrOptions) -> PeerProfile {
     PeerProfile::of(host.map_or(options.v1_peer_os, |host| host.os))
 }
@@ -194,7 +194,7 @@ fn params(group: &Group, role: Role, link: &Link, established: &EstablishedR) ->
     params
 }
 
-/// The reason that a Decline gives for an error (ERR-1).
+/// The reason in a Decline for an error (ERR-1).
 pub(super) fn reason_of(error: &JoinError) -> DeclineReason {
     tracing::debug!(%error, "no link for a connection");
     match error {
@@ -207,7 +207,7 @@ pub(super) fn reason_of(error: &JoinError) -> DeclineReason {
     }
 }
 
-/// The reason that a Decline gives for the end of a first contact.
+/// The reason in a Decline for the end of a first contact.
 pub(super) fn reason_of_end(reason: Reason) -> DeclineReason {
     match reason {
         Reason::NoConfirmLink => DeclineReason::ConfirmLinkTimeout,
@@ -256,7 +256,7 @@ mod tests {
             let host = PeerHost { os, hostname: Hostname::BLANK, vendor: [0; 4] };
             assert_eq!(profile(Some(&host), &options), wanted, "{os}");
         }
-        // A version 1 peer does not say what it is.
+        // A version 1 peer does not name its system.
         assert_eq!(profile(None, &options), PeerProfile::LINUX);
         options.v1_peer_os = OsType::ZOS;
         assert_eq!(profile(None, &options), PeerProfile::SPEC);

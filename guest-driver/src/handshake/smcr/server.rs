@@ -24,11 +24,10 @@ use crate::smcr::host::RdmaHost;
 use crate::smcr::port::{Port, Source};
 use ism_sys::EventFd;
 
-/// How long a handshake waits for the first contact of another one with the same peer, and for the
-/// peer to confirm an RMB. Less than a client waits for Accept.
+/// The longest wait of a handshake for another first contact with the same peer, and for the peer to
+/// confirm an RMB. Less than a client waits for Accept.
 const LLC_TIMEOUT: Duration = Duration::from_millis(4500);
-/// How long a first contact may take after Confirm; the link group has its own times, which are
-/// shorter.
+/// The longest duration of a first contact after Confirm; the link group's own times are shorter.
 const FIRST_CONTACT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A server's handshake under way.
@@ -63,15 +62,15 @@ struct Accepted {
     first: bool,
 }
 
-/// A choice that failed: the handshake may try another one.
+/// A failed choice: the handshake may try another one.
 pub(crate) type Refused = (Box<Selection>, DeclineReason);
 
 impl Accepting {
     /// Takes up the choice of SMC-R with this adapter of the client. `buffer`: bytes of the own
-    /// element; `confirm_timeout`: how long Confirm is awaited. [`Accepting::advance`] goes on.
+    /// element; `confirm_timeout`: the longest wait for Confirm. [`Accepting::advance`] continues.
     ///
     /// # Errors
-    /// The Selection, for another choice, and why it is not this one.
+    /// The Selection, for another choice, and the reason against this one.
     pub(crate) fn new(
         host: &Arc<RdmaHost>,
         config: &Arc<Config>,
@@ -116,17 +115,17 @@ impl Accepting {
         })
     }
 
-    /// Readable when [`Accepting::advance`] has something to do; so is it when TCP is.
+    /// Readable when [`Accepting::advance`] has something to do; so is TCP's descriptor.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.notifier.as_fd()
     }
 
-    /// When [`Accepting::advance`] is to be called at the latest.
+    /// The latest time for [`Accepting::advance`].
     pub(crate) fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// Goes on as far as it can. `None`: more has to come. Never waits.
+    /// Continues as far as possible. `None`: more has to come. Never waits.
     ///
     /// # Errors
     /// The connection is broken.
@@ -146,7 +145,7 @@ impl Accepting {
                     }
                 },
                 Stage::Rmb(selection, pending) => match pending.is_confirmed() {
-                    // Of a first contact, Accept itself tells the peer of the RMB.
+                    // In a first contact, Accept itself announces the RMB to the peer.
                     _ if pending.group.terms().is_none() => {
                         self.accept(tcp, *selection, pending)?
                     }
@@ -203,7 +202,7 @@ impl Accepting {
             }
             if !late {
                 group.watch(&self.notifier);
-                // It may have become usable just before.
+                // The group may have become usable just before.
                 if group.status() == Status::Forming {
                     return None;
                 }
@@ -213,7 +212,7 @@ impl Accepting {
         Some(self.start_first_contact())
     }
 
-    /// Takes the link that the group picks, whichever the client would like (CLC-47).
+    /// Takes the link picked by the group, regardless of the client's preference (CLC-47).
     fn join(&self, group: &Arc<Group>) -> Result<PendingConn, DeclineReason> {
         let key = group.with(|machine, _| machine.pick_link()).flatten();
         let link = key.and_then(|key| group.link(key)).ok_or(DeclineReason::NoActiveLink)?;
@@ -222,8 +221,8 @@ impl Accepting {
             .map_err(|error| reason_of(&error))
     }
 
-    /// Makes a group with its queue pair and RMB, before Accept (CLC-21). It has a first contact of
-    /// its own also if another group with the client is full (LG-50).
+    /// Makes a group with its queue pair and RMB, before Accept (CLC-21). A full group with the client
+    /// also leads to a new group with a first contact of its own (LG-50).
     fn start_first_contact(&self) -> Result<PendingConn, DeclineReason> {
         let shared = self.host.shared();
         let group = Group::new(shared.next_number(), Role::Server, self.peer, shared);
@@ -265,7 +264,7 @@ impl Accepting {
         Ok(())
     }
 
-    /// Ends the group of a first contact that failed (CLC-58).
+    /// Ends the group of a failed first contact (CLC-58).
     fn drop_first(&self, accepted: &Accepted) {
         if accepted.first {
             accepted.pending.group.fail_first_contact();
@@ -307,8 +306,8 @@ impl Accepting {
             }
         };
         if !first {
-            // A link is there, and needs no LLC (CLC-40). It has the address in Confirm, not the
-            // proposed one: the client may prefer another link (CLC-46), and queue pairs of two
+            // A link is there, and needs no LLC (CLC-40). The link has the address in Confirm, not the
+            // proposed address: the client may prefer another link (CLC-46), and queue pairs of two
             // RNICs may have the same number.
             let peer = &established.peer;
             let find = |machine: &mut LinkGroup, _| machine.link_to(peer.qpn, peer.gid);
