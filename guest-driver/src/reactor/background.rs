@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The background thread of a reactor: it does what is due, sends what no caller sends, and leads
-//! where no caller does.
+//! The background thread of a reactor: runs due work, sends delayed updates, and leads while no caller
+//! does.
 //!
-//! On a source that must be polled the thread leads while the application is in no call, so that
-//! peers get their answers in time; on any other, while threads sleep where it does not wake them.
-//! It takes the lead when no caller has led or polled for
-//! [`TAKEOVER`], and gives it to the first caller that asks. A caller that comes back soon makes
-//! that time longer, so that a busy connection does not pay for two changes of the lead again and
-//! again. While a caller sleeps as the leader, the thread sleeps, too, until that caller stops
-//! leading.
+//! On a source that must be polled, the thread leads while the application is in no call, so peers get
+//! answers in time. On any other source, the thread leads while threads sleep without being woken by
+//! the source. The thread takes the lead when no caller has led or polled for [`TAKEOVER`], and gives
+//! the lead to the first caller asking for it. A caller returning soon makes that time longer: a busy
+//! connection must not pay for two changes of the lead again and again. While a caller sleeps as the
+//! leader, the thread sleeps, too, until that caller stops leading.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -24,10 +23,11 @@ use ism_sys::lock;
 const NO_MAINTENANCE: Duration = Duration::from_secs(3600);
 /// The background thread leads when no caller has led or polled for this long.
 const TAKEOVER: Duration = Duration::from_millis(5);
-/// The longest such time, where callers keep coming back: each takeover costs them a change of
-/// threads.
+/// The upper limit of [`Activity::takeover`], where callers keep coming back: each takeover costs a
+/// change of threads.
 const LONGEST_TAKEOVER: Duration = Duration::from_millis(100);
-/// After it has found the same sleeping leader this often, the thread sleeps until that one stops.
+/// After this many checks with the same sleeping leader, the thread sleeps until that caller stops
+/// leading.
 const SAME_LEADER: u32 = 4;
 /// An update is sent by the background thread after this delay at the earliest.
 const UPDATE_DELAY: Duration = Duration::from_millis(15);
@@ -43,10 +43,10 @@ const TICK_SHARE: u32 = 64;
 /// The longest time between two ticks for that reason.
 const LONGEST_TICK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What the thread is woken for from any sleep.
+/// Work for which the thread is woken from any sleep.
 const ALWAYS: Work = Work::STOP.union(Work::MAINTENANCE).union(Work::WATCH);
 
-/// What the background thread knows of the callers of a source that must be polled.
+/// The background thread's view of the callers of a source that must be polled.
 pub(super) struct Activity {
     /// [`Reactor::activity`] at the last check.
     activity: u32,
@@ -56,20 +56,20 @@ pub(super) struct Activity {
     same_leader: u32,
 }
 
-/// What the background thread has to do, and when.
+/// The times of the background thread's work.
 pub(super) struct Schedule {
     maintenance: Instant,
     recheck: Instant,
     /// The earliest next tick.
     tick: Instant,
-    /// Something woke the thread before that time, so the tick has to follow.
+    /// The thread was woken before `tick`, so a tick has to follow.
     tick_pending: bool,
     /// The timer of the source.
     timer: Option<Instant>,
     /// Connections with a delayed update, with the position of the last [`DelayedUpdate::Since`].
     updates: Vec<(u32, Option<u64>)>,
     pub(super) update_delay: Duration,
-    /// Until when the thread checks for more updates by itself; `None`: schedulers wake it.
+    /// The end of the thread's own checks for more updates; `None`: schedulers wake the thread.
     linger: Option<Instant>,
 }
 
@@ -90,8 +90,8 @@ impl Upkeep {
 }
 
 impl<C: ConnectionHandler> Reactor<C> {
-    /// Does what the background thread would do now, and handles events. Returns the time until
-    /// the next call is due.
+    /// Does the background thread's due work, and handles events. Returns the time until the next call
+    /// is due.
     pub(crate) fn keep_up(
         &self,
         upkeep: &mut Upkeep,
@@ -116,16 +116,16 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     /// The background thread; returns after [`Reactor::stop`], or once the source is gone.
     ///
-    /// It calls `maintenance` at first and whenever that is due. `maintenance` returns the time to
-    /// its next call; `None`: nothing is due until [`Reactor::wake_background`]. The caller says
-    /// [`Reactor::stopped`] when the thread needs the source no more.
+    /// Calls `maintenance` at first and whenever due. `maintenance` returns the time to its next call;
+    /// `None`: nothing is due until [`Reactor::wake_background`]. The caller calls [`Reactor::stopped`]
+    /// when the thread needs the source no more.
     pub(crate) fn run(&self, mut maintenance: impl FnMut() -> Option<Duration>) {
         let mut schedule = Schedule::starting(Instant::now());
         let mut callers = Activity::unknown();
         let session = self.session.load_full();
         while !self.is_over(&session) {
             let count = self.background.wake_count();
-            // Taken before this thread looks at what there is to watch for.
+            // Taken before this thread checks what to watch for.
             self.work.take(Work::WATCH);
             let now = Instant::now();
             if self.work.take(Work::MAINTENANCE) || now >= schedule.maintenance {
@@ -136,7 +136,7 @@ impl<C: ConnectionHandler> Reactor<C> {
                 if let Some(leadership) = self.try_lead(BACKGROUND) {
                     self.lead_in_background(leadership, &schedule, Work::empty());
                 } else {
-                    // A caller leads still. It was interrupted and stops at once.
+                    // A caller still leads. The interrupted caller stops at once.
                     self.sleep_in_background(count, Duration::from_millis(1), ALWAYS);
                 }
             } else if self.must_watch() {
@@ -165,7 +165,7 @@ impl<C: ConnectionHandler> Reactor<C> {
         self.post(Work::UPDATES);
     }
 
-    /// Gives work to the background thread, and wakes it if it waits for that.
+    /// Gives work to the background thread, and wakes the thread if it waits for this work.
     pub(super) fn post(&self, work: Work) {
         if self.work.post(work) {
             self.wake_background_thread();
@@ -189,8 +189,8 @@ impl<C: ConnectionHandler> Reactor<C> {
         }
         schedule.tick_pending = now < schedule.tick;
         if !schedule.tick_pending {
-            // A peer may be blocked until it learns what an application has read that is busy with
-            // something else now (CDC-20).
+            // A peer may be blocked until it learns how far an application has read, while the
+            // application is busy with something else (CDC-20).
             self.each(|connection| connection.on_tick());
             schedule.tick = now + tick_interval(now.elapsed());
         }
@@ -200,7 +200,7 @@ impl<C: ConnectionHandler> Reactor<C> {
         self.flush_updates(schedule, now);
     }
 
-    /// Has connections send the updates that were delayed long enough.
+    /// Has connections send updates past their delay.
     pub(super) fn flush_updates(&self, schedule: &mut Schedule, now: Instant) {
         self.work.take(Work::UPDATES);
         let new = std::mem::take(&mut *lock(&self.delayed_updates));
@@ -261,8 +261,8 @@ impl<C: ConnectionHandler> Reactor<C> {
             callers.extend_takeover();
         }
         if lead == FREE && !active {
-            // Cleared before the lead is taken, because a caller that sees who leads asks after
-            // that.
+            // Cleared before the lead is taken, because a caller seeing this thread lead asks
+            // afterwards.
             self.work.take(Work::LEAD_WANTED);
             if let Some(leadership) = self.try_lead(BACKGROUND) {
                 let wanted = self.lead_in_background(leadership, schedule, Work::LEAD_WANTED);
@@ -282,16 +282,16 @@ impl<C: ConnectionHandler> Reactor<C> {
         let (pause, wanted) = schedule.next_sleep();
         let wanted = wanted | Work::LEAD_FREE;
         let _asleep = self.work.prepare_sleep(wanted);
-        // SeqCst, as in the drop of `Leadership`: either the leader sees the mask, or this thread
-        // sees that nobody leads.
+        // SeqCst, as in the drop of `Leadership`: either the leader sees the mask, or this thread sees
+        // the lead free.
         let led = self.lead.load(Ordering::SeqCst) == CALLER;
         if led && !self.work.is_pending(wanted) {
             self.background.sleep(count, Some(pause));
         }
     }
 
-    /// Leads until something is due, or until there is other work for this thread. `yields_for`
-    /// ends it, too; `true`: it has come.
+    /// Leads until something is due, or until there is other work for this thread. `yields_for` ends
+    /// the lead, too; `true`: such work has come.
     fn lead_in_background(
         &self,
         leadership: Leadership<'_, C>,
@@ -347,11 +347,11 @@ impl Schedule {
         }
     }
 
-    /// How long the thread may sleep, and what it wants to be woken for.
+    /// The longest sleep of the thread, and the work for which to wake it.
     fn next_sleep(&self) -> (Duration, Work) {
         let pause = self.pause();
         let mut wanted = ALWAYS;
-        // After a short sleep the thread looks by itself.
+        // After a short sleep the thread checks by itself.
         if pause > UPDATE_DELAY {
             wanted |= Work::TIMERS;
             if self.linger.is_none() {

@@ -20,8 +20,8 @@ impl<C: ConnectionHandler> Drop for Leadership<'_, C> {
     fn drop(&mut self) {
         let reactor = self.0;
         reactor.note_activity();
-        // SeqCst, as in `sleep` and `stand_by`: either that thread sees that nobody leads, or this
-        // one sees the follower, or that the background thread wants to know.
+        // SeqCst, as in `sleep` and `stand_by`: either the other thread sees the lead free, or this one
+        // sees the follower, or the wish of the background thread.
         reactor.lead.store(FREE, Ordering::SeqCst);
         if reactor.work.wakes(Work::LEAD_FREE) {
             reactor.wake_background_thread();
@@ -57,8 +57,8 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// or `limit` is over. Without a limit the background thread wakes a thread that sleeps for a
     /// connection every [`wait::RECHECK_INTERVAL`].
     ///
-    /// With `extra`, the call also returns when that descriptor is readable. The waiter's notifier
-    /// must then be part of it.
+    /// With `extra`, the call also returns when `extra` is readable. The waiter's notifier must then be
+    /// part of it.
     pub(crate) fn sleep(
         &self,
         waiter: &Arc<Waiter>,
@@ -68,7 +68,7 @@ impl<C: ConnectionHandler> Reactor<C> {
     ) {
         clear_interrupted();
         if self.is_lost() {
-            // No event will come, and the source would say at once that there is one.
+            // No event will come, and the source would report one at once.
             let timeout = limit.map_or(wait::RECHECK_INTERVAL, |(_, timeout)| timeout);
             match extra {
                 None => waiter.sleep(count, Some(timeout)),
@@ -111,13 +111,13 @@ impl<C: ConnectionHandler> Reactor<C> {
         limit: Limit,
         extra: Option<BorrowedFd<'_>>,
     ) {
-        // The first sleep, which mostly is the only one, needs no read of the clock.
+        // The first sleep, mostly the only one, needs no read of the clock.
         let (mut left, mut slept) = (limit.map(|(_, timeout)| timeout), false);
         // On a polled source the first poll is skipped, because one follows once it is armed.
         let (mut skip, mut has_polled) = (self.polled, false);
         let session = self.session();
         loop {
-            // After a sleep, what ended it comes first.
+            // After a sleep, its cause comes first.
             if slept && self.polled {
                 while session.source.poll_arrivals(&mut |event| self.handle(event)) {}
                 if waiter.is_woken(count) {
@@ -197,7 +197,7 @@ impl<C: ConnectionHandler> Reactor<C> {
         mask: Option<SignalMask>,
     ) {
         note_error(wait_in_set(set, timeout, mask).map(|events| {
-            // The reactor's own set says only that there is something.
+            // The reactor's own set reports only the presence of an event.
             events.filter(|_| session.edges.is_none()).for_each(|event| match event {
                 // Edges need not be cleared.
                 REACTOR_NAME if !self.polled => {}

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How threads wait for one event source, and who wakes them.
+//! Threads waiting for one event source, and their wake-ups.
 //!
-//! An event source ([`Source`]) has one descriptor, which interrupts make readable. The reactor
-//! follows the Leader/Followers pattern (POSA2): one thread at a time, the *leader*, sleeps on that
-//! descriptor and dispatches events to connections. A blocked caller becomes the leader if there is
-//! none, so that an interrupt wakes the thread that waits for it without a detour. Other blocked
-//! callers are *followers*: each sleeps on a futex until the leader wakes it, or stops leading.
+//! An event source ([`Source`]) has one descriptor, made readable by interrupts. The reactor follows
+//! the Leader/Followers pattern (POSA2): one thread at a time, the *leader*, sleeps on that descriptor
+//! and dispatches events to connections. A blocked caller becomes the leader if there is none, so an
+//! interrupt wakes the waiting thread without a detour. Other blocked callers are *followers*: each
+//! sleeps on a futex until the leader wakes it, or stops leading.
 //!
 //! The *background thread* ([`background`]) leads while the kernel must learn of readiness at once,
 //! because connections have readiness descriptors.
 //!
-//! A caller whose peer wakes it without the source ([`Waiter::sleep_on_word`]) neither leads nor
-//! follows. For what the source has to say to it, the background thread leads while no caller does.
+//! A caller woken by its peer without the source ([`Waiter::sleep_on_word`]) neither leads nor follows.
+//! For the events of the source, the background thread leads while no caller does.
 //!
 //! A source that must be polled puts nothing into memory by itself. Callers that spin poll it
 //! ([`Reactor::poll`]) beside the leader. The background thread leads when no caller has led or
@@ -53,31 +53,31 @@ use self::wait::Waiter;
 use self::work::{PendingWork, Work};
 use ism_sys::{EventFd, ForkLocks, is_free, lock, out_of_the_way};
 
-/// A connection, as the reactor calls it. The reactor holds none of its locks during these calls.
+/// The reactor's view of a connection. The reactor holds none of its locks during these calls.
 pub(crate) trait ConnectionHandler: Send + Sync + 'static {
     /// Whether a thread or a poller waits for this connection.
     fn has_waiters(&self) -> bool;
-    /// Whether the peer's words may differ from those at the last call, and remembers them. An
+    /// Whether the peer's words may differ from the words at the last call; remembers the new ones. An
     /// event of a wake group concerns few of its connections.
     fn take_change(&self) -> bool;
     /// The peer's words may be new: wakes the waiters.
     fn on_wake(&self);
-    /// The peer's words are new, and nobody waits for them.
+    /// The peer's words are new, and no thread or poller waits for the connection.
     fn on_arrival(&self);
-    /// Answers a peer that asks for something, although no caller does. The background thread calls
-    /// this every 10 ms or so while other work wakes it.
+    /// Answers a request of the peer, although no caller does. The background thread calls this every
+    /// 10 ms or so while other work wakes it.
     fn on_tick(&self);
-    /// Wakes sleepers, so that they check shared memory again, and asks the peer for what it holds
-    /// back. The background thread calls this every [`wait::RECHECK_INTERVAL`].
+    /// Wakes sleepers to check shared memory again, and asks the peer for updates held back. The
+    /// background thread calls this every [`wait::RECHECK_INTERVAL`].
     fn on_recheck(&self);
-    /// Sends an update that [`Reactor::schedule_update`] announced, unless it is better sent later.
+    /// Sends an update announced by [`Reactor::schedule_update`], unless a later send is better.
     /// `read_before` is the position of the last [`DelayedUpdate::Since`].
     fn on_delayed_update(&self, read_before: Option<u64>) -> DelayedUpdate;
-    /// The peer, its buffer, the way to it or the source is gone: what the connection registered with
-    /// this key can neither send nor receive any more. It may use something else by now.
+    /// The peer, its buffer, the way to the peer or the source is gone: the ring registered with this
+    /// key can neither send nor receive any more. The connection may use another ring by now.
     fn on_lost(&self, key: u32);
-    /// The source works and is about to go: a connection that can go on without it leaves it. When it
-    /// has, it calls [`Reactor::wake_background`].
+    /// The source works and is about to go: a connection able to continue without the source leaves it,
+    /// and then calls [`Reactor::wake_background`].
     fn on_leave(&self) {}
     /// The peer uses its buffer for another connection: as [`ConnectionHandler::on_lost`], and
     /// unread bytes count for nothing.
@@ -90,32 +90,32 @@ pub(crate) trait ConnectionHandler: Send + Sync + 'static {
     fn is_sending(&self) -> bool {
         false
     }
-    /// Whether calls go on to take bytes out of the TCP connection themselves. Only a
+    /// Soon after the connection was entered, and as long as this returns `true`. Only a
     /// [`TcpWatch`](tcp_watch::TcpWatch) calls this.
     fn goes_on_reading(&self) -> bool {
         false
     }
 }
 
-/// What [`ConnectionHandler::on_delayed_update`] did. TCP calls this a delayed acknowledgement.
+/// The effect of [`ConnectionHandler::on_delayed_update`]. TCP calls this a delayed acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DelayedUpdate {
-    /// Nothing: the peer knows all that the application has read.
+    /// Nothing: the peer knows the application's read position.
     None,
-    /// Nothing yet: the application has read as far as this. If it goes on reading, that will tell
-    /// the peer, and otherwise the next call does.
+    /// Nothing yet: the application has read up to this position. Further reads will update the peer,
+    /// and otherwise the next call does.
     Since(u64),
-    /// It sent an update that no call of the application would have sent.
+    /// Sent an update that no call of the application would have sent.
     Sent,
 }
 
 /// The start of a sleep and its longest duration; `None`: without end.
 pub(crate) type Limit = Option<(Instant, Duration)>;
 
-/// An event loop with so many connections at most arms each, if there are other event loops.
+/// The most connections of an event loop armed one by one, if there are other event loops.
 const MAX_ARMED_EACH: usize = 128;
 
-/// Nobody leads.
+/// No thread leads.
 const FREE: u32 = 0;
 /// A blocked caller leads.
 const CALLER: u32 = 1;
@@ -128,11 +128,11 @@ const TRY_INTERVAL_US: u32 = 100;
 /// The names by which events mean a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Registration {
-    /// The key, which no other connection of the reactor has.
+    /// The key, unique among the connections of the reactor.
     pub(crate) key: u32,
     /// The wake group; `None`: no event means more than one connection.
     pub(crate) group: Option<u32>,
-    /// Its line of the wake group, by which events of the group may name it.
+    /// The line in the wake group, by which events of the group may name the connection.
     pub(crate) line: Option<u16>,
     /// The tags of its peer; `None`: the source reports the end of each connection by its key.
     pub(crate) tags: Option<Tags>,
@@ -160,9 +160,9 @@ impl<C> Table<C> {
 /// A source, from its beginning to its end.
 struct Session {
     source: Arc<dyn Source>,
-    /// An epoll set that reports edges of the reactor's interrupt and of the source. A leader that
-    /// sleeps on nothing else need not clear them, which saves a system call for each wake-up.
-    /// `None`: the source has a set of its own, or must be polled.
+    /// An epoll set reporting edges of the reactor's interrupt and of the source. A leader sleeping on
+    /// nothing else need not clear them, which saves a system call for each wake-up. `None`: the source
+    /// has a set of its own, or must be polled.
     edges: Option<OwnedFd>,
     lost: AtomicBool,
     /// The source has asked its connections to leave it.
@@ -191,7 +191,7 @@ impl Session {
     }
 }
 
-/// What the threads of one source share. `C` is the type of its connections.
+/// The state shared by the threads of one source. `C` is the type of the source's connections.
 pub(crate) struct Reactor<C> {
     session: ArcSwap<Session>,
     /// The background thread of the present session has not ended, or is about to be started.
@@ -202,7 +202,7 @@ pub(crate) struct Reactor<C> {
     lead: AtomicU32,
     /// Changes whenever a caller leads or polls.
     activity: AtomicU32,
-    /// What the background thread has to do.
+    /// Pending work of the background thread.
     work: PendingWork,
     /// Keys of connections with a delayed update that the background thread has not seen yet.
     delayed_updates: Mutex<Vec<u32>>,
@@ -210,11 +210,11 @@ pub(crate) struct Reactor<C> {
     table: Mutex<Table<C>>,
     /// Ends the sleep of the leader.
     interrupt: EventFd,
-    /// Connections whose readiness the kernel must learn of at once.
+    /// Connections with readiness to be shown to the kernel at once.
     pollables: AtomicUsize,
     /// Event loops that poll lines.
     pollers: AtomicUsize,
-    /// Connections with threads that sleep where the source does not wake them.
+    /// Connections with threads asleep where the source does not wake them.
     unwatched: AtomicUsize,
     background: Arc<Waiter>,
     epoch: Instant,
@@ -231,7 +231,7 @@ impl<C: ConnectionHandler> ForkLocks for Reactor<C> {
         lock(&self.followers).clear();
         self.lead.store(FREE, Ordering::SeqCst);
         self.work.reset(Work::MAINTENANCE | Work::TIMERS | Work::UPDATES);
-        // No event loop of the kernel is left that would have to learn of readiness.
+        // No event loop of the kernel is left to learn of readiness.
         self.pollables.store(0, Ordering::SeqCst);
         self.unwatched.store(0, Ordering::SeqCst);
         self.pollers.store(0, Ordering::Relaxed);
@@ -281,8 +281,8 @@ impl<C: ConnectionHandler> Reactor<C> {
         self.polled
     }
 
-    /// Goes on with another source in place of one that is gone. The caller starts [`Reactor::run`]
-    /// again. Connections of the source that is gone are not registered any more.
+    /// Replaces a lost source by another one. The caller starts [`Reactor::run`] again. Connections of
+    /// the lost source are not registered any more.
     ///
     /// # Errors
     /// No descriptor is left. `ResourceBusy`: the last source is not gone, or its thread has not
@@ -304,12 +304,12 @@ impl<C: ConnectionHandler> Reactor<C> {
         Ok(())
     }
 
-    /// Whether the source is gone, and no thread runs for it, so that another one may take its place.
+    /// Whether the source is gone and no thread runs for it: another source may take its place.
     pub(crate) fn is_free(&self) -> bool {
         self.is_lost() && !self.runs.load(Ordering::Acquire)
     }
 
-    /// Says that the thread of [`Reactor::run`] has ended, or could not be started.
+    /// Notes the end, or the failed start, of the thread of [`Reactor::run`].
     pub(crate) fn stopped(&self) {
         self.runs.store(false, Ordering::Release);
     }
@@ -319,17 +319,17 @@ impl<C: ConnectionHandler> Reactor<C> {
         self.session.load()
     }
 
-    /// Whether the source is gone. All connections have learnt of it, or are about to.
+    /// Whether the source is gone. Its connections have learnt of the loss, or are about to.
     pub(crate) fn is_lost(&self) -> bool {
         self.session().is_lost()
     }
 
-    /// Whether the source is about to go. All connections have learnt of it, or are about to.
+    /// Whether the source is about to go. Its connections have learnt of this, or are about to.
     pub(crate) fn is_leaving(&self) -> bool {
         self.session().leaving.load(Ordering::Acquire)
     }
 
-    /// Adds a connection, which learns of it if the source is gone.
+    /// Adds a connection, and calls its `on_lost` if the source is gone.
     pub(crate) fn register(&self, registration: Registration, connection: Weak<C>) {
         let key = registration.key;
         if !self.enter(registration, connection.clone())
@@ -385,7 +385,7 @@ impl<C: ConnectionHandler> Reactor<C> {
         lock(&self.table).by_key.values().filter_map(|entry| entry.connection.upgrade()).collect()
     }
 
-    /// Wakes a thread that sleeps in [`Reactor::sleep`].
+    /// Wakes a thread asleep in [`Reactor::sleep`].
     pub(crate) fn wake(&self, waiter: &Waiter) {
         if waiter.wake() {
             self.interrupt.signal();
@@ -395,7 +395,7 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// The kernel must from now on learn of a connection's readiness at once.
     pub(crate) fn add_pollable(&self) {
         if self.pollables.fetch_add(1, Ordering::SeqCst) == 0 {
-            // A caller that leads stops, and the background thread takes the lead.
+            // A leading caller stops, and the background thread takes the lead.
             self.interrupt.signal();
             self.post(Work::WATCH);
         }
@@ -425,23 +425,22 @@ impl<C: ConnectionHandler> Reactor<C> {
         let _ = self.unwatched.fetch_update(Ordering::SeqCst, Ordering::SeqCst, minus_one);
     }
 
-    /// Polls a source that must be polled, whether a thread leads or not. Callers that spin or
-    /// never wait use this, and hold no lock of a connection meanwhile.
+    /// Polls a source that must be polled, whether a thread leads or not. Callers that spin or never
+    /// wait use this, and hold no lock of a connection.
     pub(crate) fn poll(&self) {
         if !self.polled {
             return;
         }
         self.note_activity();
-        // While the background thread leads, all that this call takes would wake that thread, too.
+        // While the background thread leads, each event taken by this call would wake that thread, too.
         if self.lead.load(Ordering::Relaxed) == BACKGROUND {
             self.request_lead();
         }
         self.dispatch();
     }
 
-    /// Polls a source that need not be polled, without sleeping, if nobody leads and no such poll
-    /// was made lately. Callers that never wait use this, and hold no lock of a connection
-    /// meanwhile.
+    /// Polls a source that need not be polled, without sleeping, if no thread leads and no such poll
+    /// was made lately. Callers that never wait use this, and hold no lock of a connection.
     pub(crate) fn try_poll(&self) {
         self.poll_without_sleep(|_| ());
     }
@@ -455,9 +454,8 @@ impl<C: ConnectionHandler> Reactor<C> {
         }
     }
 
-    /// Wakes the waiters of connections whose peers have raised their lines, of wake groups that were
-    /// busy lately. Callers that spin or never wait use this, and hold no lock of a connection
-    /// meanwhile.
+    /// Wakes the waiters of connections with a line raised by the peer, of wake groups busy lately.
+    /// Callers that spin or never wait use this, and hold no lock of a connection.
     #[inline]
     pub(crate) fn poll_lines(&self) {
         let mut raised = Vec::new();
@@ -477,14 +475,14 @@ impl<C: ConnectionHandler> Reactor<C> {
         let _ = self.pollers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, minus_one);
     }
 
-    /// Whether an event loop with `n` connections arms each of them before it sleeps, and not the
-    /// lines of slabs, which would wake it for the connections of others.
+    /// Whether an event loop with `n` connections arms each of them before a sleep, instead of the
+    /// lines of slabs, whose events would include the connections of others.
     pub(crate) fn arms_each(&self, n: usize) -> bool {
         n <= MAX_ARMED_EACH && self.pollers.load(Ordering::Relaxed) > 1
     }
 
-    /// Asks for an event at the next raised line, for a thread that is about to sleep. `false`: there
-    /// are news, so it must not. [`Reactor::disarm_lines`] follows in any case.
+    /// Asks for an event at the next raised line, for a thread about to sleep. `false`: a line is
+    /// raised already, so the thread must not sleep. [`Reactor::disarm_lines`] follows in any case.
     #[must_use = "false means: do not sleep"]
     pub(crate) fn arm_lines(&self) -> bool {
         self.session().source.arm_lines()
@@ -495,8 +493,8 @@ impl<C: ConnectionHandler> Reactor<C> {
         self.session().source.disarm_lines();
     }
 
-    /// Wakes the waiters for wake groups that were not busy lately, of which only events tell. A caller
-    /// of [`Reactor::poll_lines`] that does not sleep calls this every 200 us or so.
+    /// Wakes the waiters of wake groups not busy lately, reported only by events. A caller of
+    /// [`Reactor::poll_lines`] that does not sleep calls this every 200 us or so.
     pub(crate) fn poll_idle_groups(&self) {
         self.session().source.age_lines();
         self.poll_without_sleep(|reactor| {
@@ -504,7 +502,7 @@ impl<C: ConnectionHandler> Reactor<C> {
         });
     }
 
-    /// Looks at wake groups again whose peers should have sent an event.
+    /// Checks wake groups again, in case an event of a peer was missed.
     pub(crate) fn recheck_lines(&self) {
         self.session().source.recheck_lines();
     }
@@ -560,7 +558,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             ReactorEvent::Arrived(key) => match self.connection(key) {
                 Some(connection) if connection.has_waiters() => connection.on_wake(),
                 Some(connection) => connection.on_arrival(),
-                // It is removed already, or will check by itself once it is registered.
+                // The connection is removed already, or will check by itself once registered.
                 None => {}
             },
             ReactorEvent::Lost(key) => {
@@ -576,7 +574,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             ReactorEvent::PeerLost(peer) => self.fail_tagged(|tags| tags.peer == peer),
             ReactorEvent::BufferLost(buffer) => self.fail_tagged(|tags| tags.buffer == buffer),
             ReactorEvent::Leave => self.leave(),
-            // A connection that is on its way goes on, and comes back.
+            // A connection already leaving continues to do so, and comes back.
             ReactorEvent::Stay => self.session().leaving.store(false, Ordering::Release),
             ReactorEvent::Timers => self.post(Work::TIMERS),
         }
@@ -592,7 +590,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             let table = lock(&self.table);
             let Some(keys) = table.by_line.get(&name) else { return };
             let mut connections = keys.iter().filter_map(|key| table.connection(*key));
-            // Mostly there is one, for which this allocates nothing.
+            // A line mostly has one connection, for which this allocates nothing.
             (connections.next(), connections.collect::<Vec<_>>())
         };
         for connection in first.into_iter().chain(others).filter(|one| one.has_waiters()) {
@@ -650,7 +648,7 @@ impl<C: ConnectionHandler> Reactor<C> {
         for waiter in std::mem::take(&mut *lock(&self.followers)) {
             self.wake(&waiter);
         }
-        // It has nothing more to do for this source.
+        // No work is left for this source.
         self.wake_background_thread();
     }
 }

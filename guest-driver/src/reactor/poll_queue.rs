@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a poller learns of its connections: which of them may be ready.
+//! The connections of a poller with a possible change of readiness.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ impl PollQueue {
         Arc::new(PollQueue { waiter, numbers: Mutex::default(), some: AtomicBool::new(false) })
     }
 
-    /// The waiter, which whoever adds an entry wakes.
+    /// The waiter, to be woken after an entry is added.
     pub(crate) fn waiter(&self) -> &Arc<Waiter> {
         &self.waiter
     }
@@ -59,10 +59,10 @@ impl PollEntry {
         Arc::new(PollEntry { queue: queue.clone(), number, queued: AtomicBool::new(false) })
     }
 
-    /// The connection may be ready. Returns the waiter to wake, unless the poller has yet to take
-    /// what woke it before.
+    /// The connection may be ready. Returns the waiter to wake, unless the poller has yet to take an
+    /// earlier entry.
     pub(crate) fn queue(&self) -> Option<&Waiter> {
-        // AcqRel, as in `begin`: the poller sees what this thread has seen, or the entry once more.
+        // AcqRel, as in `begin`: the poller sees this thread's view, or the entry once more.
         if self.queued.swap(true, Ordering::AcqRel) {
             return None;
         }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A descriptor that the kernel shows as ready when a connection is: one end of a Unix socket
-//! pair.
+//! A descriptor by which the kernel shows the readiness of a connection: one end of a Unix socket pair.
 //!
-//! A stream pair can show everything that a TCP socket can: readable, writable, end of data
-//! (RDHUP), hang-up. The application registers its end wherever it likes, and the kernel does level
-//! and edge triggering, nesting and sharing. When the readiness of the connection changes, the
-//! library writes a byte to its own end, fills or drains it, shuts it down or closes it.
+//! A stream pair can show the same states as a TCP socket: readable, writable, end of data (RDHUP),
+//! hang-up. The application registers its end wherever it likes, and the kernel does level and edge
+//! triggering, nesting and sharing. When the readiness of the connection changes, the library writes a
+//! byte to its own end, fills or drains it, shuts it down or closes it.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -40,12 +39,12 @@ struct Shown {
     ready: Ready,
 }
 
-/// The pair and the readiness that it shows.
+/// The pair and the readiness shown by it.
 #[derive(Debug)]
 pub(crate) struct ReadinessFd {
     application: UnixStream,
     shown: Mutex<Shown>,
-    /// The pair shows at once that a read has taken the last bytes, and a hang-up as TCP does.
+    /// The pair shows at once the end of unread bytes, and a hang-up as TCP does.
     exact: AtomicBool,
 }
 
@@ -64,8 +63,8 @@ impl ReadinessFd {
         Ok(ReadinessFd { application, shown, exact: AtomicBool::new(false) })
     }
 
-    /// Makes the pair show what a TCP socket would show at every moment. That costs a system call
-    /// for each read that takes the last bytes.
+    /// Makes the pair follow the state of a TCP socket at every moment, at the cost of a system call
+    /// for each read of the last bytes.
     pub(crate) fn make_exact(&self) {
         self.exact.store(true, Ordering::Relaxed);
     }
@@ -82,7 +81,7 @@ impl ReadinessFd {
 
     /// Shows a failure no more: the application knows of it.
     pub(crate) fn clear_error(&self) {
-        // The kernel shows POLLERR until somebody has asked for the error.
+        // The kernel shows POLLERR until the error is read.
         let _ = rustix::net::sockopt::socket_error(&self.application);
     }
 
@@ -104,7 +103,7 @@ impl ReadinessFd {
             return;
         }
         let Some(ours) = &shown.ours else { return };
-        // WouldBlock means that the pair is full or empty already.
+        // WouldBlock: the pair is full or empty already.
         let hang_up = if self.is_exact() { ready.both_ended } else { ready.hang_up };
         if hang_up {
             if ready.failed {
@@ -138,8 +137,7 @@ impl ReadinessFd {
     }
 }
 
-/// Has the application's end, which is readable, show that more has come: edge-triggered sets report
-/// each arrival.
+/// Has the application's readable end show a new arrival: edge-triggered sets report each one.
 fn show_edge(mut ours: &UnixStream, application: &UnixStream) {
     if ours.write(&[1]).is_err() {
         // The pair is full.

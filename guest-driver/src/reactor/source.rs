@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Event sources, and the events that they report.
+//! Event sources and their events.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-/// An event of a source. It names connections as they have [registered](super::Registration).
+/// An event of a source. Connections are named by their [registration](super::Registration).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReactorEvent {
-    /// Peers may have changed words of connections in this wake group. Those with changed words and
-    /// waiters are woken.
+    /// Peers may have changed words of connections in this wake group. Connections with changed words
+    /// and waiters are woken.
     WakeGroup(u32),
-    /// The peers of the connections on this line of a wake group have changed their words. Their
-    /// waiters are woken.
+    /// The peers of the connections on this line of a wake group have changed their words. The waiters
+    /// of these connections are woken.
     WakeLine(u32, u16),
     /// The peer signalled the connection with this key. Its waiters are woken.
     Wake(u32),
@@ -20,25 +20,25 @@ pub(crate) enum ReactorEvent {
     Arrived(u32),
     /// The connection with this key cannot go on.
     Lost(u32),
-    /// The peer uses its buffer for another connection, so the one with this key is over. Its
+    /// The peer uses its buffer for another connection, so the connection with this key is over. Its
     /// unread bytes count for nothing (RMB-23).
     Taken(u32),
     /// The connections with this [peer tag](Tags::peer) cannot go on.
     PeerLost(u128),
     /// The connections with this [buffer tag](Tags::buffer) cannot go on.
     BufferLost(u64),
-    /// The source is about to go, and connections that can go on without it leave it now.
+    /// The source is about to go: connections able to continue without the source leave it now.
     Leave,
     /// The source stays after all.
     Stay,
-    /// [`Source::on_timer`] may want to be called sooner than it said.
+    /// [`Source::on_timer`] may have to be called earlier than returned.
     Timers,
 }
 
 /// A line of a wake group: the group, and the line's number in it.
 pub(crate) type LineName = (u32, u16);
 
-/// The names by which events mean the end of several connections. The reactor only compares them.
+/// The names in events for the end of several connections. The reactor only compares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tags {
     /// The peer.
@@ -52,21 +52,21 @@ pub(crate) const REACTOR_NAME: u64 = u64::MAX;
 
 /// A source of events, for the threads of one reactor. Any thread may call any method.
 pub(crate) trait Source: Send + Sync {
-    /// A descriptor that becomes readable when there is something to poll, after
+    /// The descriptor, readable when there is something to poll, after
     /// [`arm_interrupts`](Source::arm_interrupts) has returned `true`.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
-    /// [`event_fd`](Source::event_fd), if that is an epoll set. The reactor adds a descriptor of
-    /// its own under the name [`REACTOR_NAME`] and then waits for the set itself.
+    /// [`event_fd`](Source::event_fd), if the descriptor is an epoll set. The reactor adds a descriptor
+    /// of its own under the name [`REACTOR_NAME`] and then waits for the set itself.
     fn event_set(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Clears what made [`event_fd`](Source::event_fd) readable, now or in the next call of
-    /// [`arm_interrupts`](Source::arm_interrupts). Anything that remains keeps it readable.
+    /// Clears the cause of a readable [`event_fd`](Source::event_fd), now or in the next call of
+    /// [`arm_interrupts`](Source::arm_interrupts). Any remaining cause keeps the descriptor readable.
     fn clear_event_fd(&self);
 
-    /// As [`clear_event_fd`](Source::clear_event_fd), after a wait for the
+    /// Like [`clear_event_fd`](Source::clear_event_fd), after a wait for the
     /// [`event_set`](Source::event_set) has reported this name.
     fn on_reported(&self, _name: u64) {
         self.clear_event_fd();
@@ -84,21 +84,21 @@ pub(crate) trait Source: Send + Sync {
     ///
     /// If two threads poll, one of them passes on everything, or
     /// [`arm_interrupts`](Source::arm_interrupts) returns `false` afterwards. `handle` calls
-    /// connections, which may send; so the caller holds no lock that sending takes.
+    /// connections, which may send; so the caller holds no lock taken by a send.
     fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool;
 
-    /// As [`poll_events`](Source::poll_events), for a thread that was woken and wants to go on. It
-    /// may leave what brings no event by itself to the next call of `poll_events`.
+    /// Like [`poll_events`](Source::poll_events), for a woken thread about to continue. Work without
+    /// events of its own may be left to the next call of `poll_events`.
     fn poll_arrivals(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
         self.poll_events(handle)
     }
 
-    /// Adds the lines to `_raised` on which peers have announced new words, of wake groups that were
-    /// busy lately. No event follows for these. Any thread may call this.
+    /// Adds to `_raised` the lines with new words announced by peers, of wake groups busy lately. No
+    /// event follows for these. Any thread may call this.
     fn poll_lines(&self, _raised: &mut Vec<LineName>) {}
 
-    /// Has peers send an event when they next raise a line, for a thread that is about to sleep.
-    /// `false`: there are news. [`disarm_lines`](Source::disarm_lines) follows in any case.
+    /// Has peers send an event when they next raise a line, for a thread about to sleep. `false`: a
+    /// line is raised already. [`disarm_lines`](Source::disarm_lines) follows in any case.
     #[must_use = "false means: do not sleep"]
     fn arm_lines(&self) -> bool {
         true
@@ -107,29 +107,29 @@ pub(crate) trait Source: Send + Sync {
     /// Undoes one [`arm_lines`](Source::arm_lines).
     fn disarm_lines(&self) {}
 
-    /// Leaves wake groups that are not busy any more to events. A thread that polls lines calls this
-    /// now and then.
+    /// Switches wake groups not busy any more to events. A thread polling lines calls this now and
+    /// then.
     fn age_lines(&self) {}
 
-    /// Looks at wake groups again whose peers should have sent an event.
+    /// Checks wake groups again, in case an event of a peer was missed.
     fn recheck_lines(&self) {}
 
     /// Whether the source has failed for good.
     fn is_gone(&self) -> bool;
 
     /// Whether the peers' words come into memory only by [`poll_events`](Source::poll_events). Then
-    /// threads that spin must poll, too, and peers must be answered although no caller waits.
+    /// spinning threads must poll, too, and peers must be answered although no caller waits.
     fn must_be_polled(&self) -> bool {
         false
     }
 
-    /// Whether there is a peer that may have to be answered. The reactor asks only sources that
-    /// must be polled. Their background thread leads while this is true and no caller does.
+    /// Whether there is a peer that may need an answer. The reactor asks only sources that must be
+    /// polled. Their background thread leads while this is true and no caller does.
     fn has_peers(&self) -> bool {
         false
     }
 
-    /// Does what is due at `_now` and returns when to call again; `None`: after
+    /// Does the work due at `_now` and returns the time of the next call; `None`: after
     /// [`ReactorEvent::Timers`]. Only the background thread calls this. The next
     /// [`poll_events`](Source::poll_events) passes on the resulting events.
     fn on_timer(&self, _now: Instant) -> Option<Instant> {
@@ -137,9 +137,8 @@ pub(crate) trait Source: Send + Sync {
     }
 }
 
-/// Learns that a source that must be polled has a peer.
+/// Learns of new peers of a source that must be polled.
 pub(crate) trait PeerObserver {
-    /// The source has a peer from now on, which must be answered whatever the thread of the
-    /// handshake does.
+    /// The source has a peer from now on, which must be answered regardless of the handshake's thread.
     fn on_peer_added(&self);
 }

@@ -12,57 +12,57 @@ static SPINNERS: AtomicU32 = AtomicU32::new(0);
 const PROBE_EVERY: u32 = 16;
 /// The same after many probe rounds that did not pay.
 const PROBE_SELDOM: u32 = 1024;
-/// After this many first checks in vain, only one of [`PROBE_EVERY`] waits checks first.
+/// After this many failed first checks, only one of [`PROBE_EVERY`] waits checks first.
 const MAX_MISSES: u32 = 4;
 /// A probe round spins for at most this many times the full budget.
 const PROBE_FACTOR: u32 = 20;
 
 /// Checks of shared memory between two reads of the clock.
 const CHECKS: u32 = 32;
-/// On a machine with one processor, a thread that spins for longer than this lets others run.
+/// On a machine with one processor, a thread spinning for longer than this yields.
 const YIELD_AFTER: Duration = Duration::from_micros(10);
 
-/// A thread that spins and does not run for so long has been preempted by one that wants the
-/// processor for itself. Interrupts and threads of the kernel take less.
+/// A spinning thread off the processor for this long was preempted by a busy thread. Interrupts and
+/// kernel threads take less.
 const PREEMPTED: Duration = Duration::from_millis(1);
-/// For so long no thread of the process spins after that. A thread is preempted while it spins only
-/// by chance, so each pause is twice as long as the one before it, up to [`MAX_PAUSE`], as long as no
-/// [`CALM`] lies between them.
+/// The first pause after a preemption, in which no thread of the process spins. A single preemption may
+/// be chance, so each pause is twice as long as the one before, up to [`MAX_PAUSE`], unless [`CALM`]
+/// lies between them.
 const PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// Time without a preemption after which the next pause is a short one.
 const CALM: Duration = Duration::from_secs(1);
 
-/// Whether others want the processors on which this process spins.
+/// Whether other threads want the processors used for spinning.
 static CONTENTION: Contention = Contention::new(PAUSE);
 
 /// Spinning before a sleep, for a time that adapts.
 ///
-/// A wait that ends while it spins doubles the budget, and a wait that has to sleep halves it. So
-/// a connection with a slow peer stops burning processors, and so does a process with more to do
-/// than it has processors. Later connections begin with what earlier ones have learnt.
+/// A wait ending while it spins doubles the budget, and a wait with a sleep halves it. So a connection
+/// with a slow peer stops burning processors, and so does a process with more work than processors.
+/// Later connections begin with the budget of earlier ones.
 ///
-/// If both ends spin for a moment only, each misses the other's answer, although both would answer
-/// at once if they stayed awake. So every now and then there is a *probe round*: the wait spins for
-/// longer than the last wait that slept, unless that is out of proportion. If the other end is
-/// merely asleep, its answer comes within that time, and both are in step again. This matters
-/// between virtual machines, where a wake-up takes longer than the usual budget.
+/// If both ends spin for a moment only, each misses the other's answer, although both would answer at
+/// once if awake. So every now and then there is a *probe round*: the wait spins for longer than the
+/// last wait with a sleep, unless that is out of proportion. If the other end is merely asleep, its
+/// answer comes within the round, and both are in step again. This matters between virtual machines,
+/// where a wake-up takes longer than the usual budget.
 ///
 /// A message of a peer that sends at its own pace also comes within a probe round, and nothing is
 /// won. So the wait after it is a *trial* with the full budget. Only if the trial succeeds, the
 /// budget is full again. Otherwise probe rounds become rarer.
 ///
-/// All of that is about the other end. If another program wants the processor, spinning takes from
-/// the very threads that are waited for, however often it finds something. So after a thread was
-/// preempted while it spun, no thread of the process spins for a while.
+/// Budgets and probe rounds concern the other end. If another program wants the processor, spinning
+/// takes time from the awaited threads, even if successful. So after a spinning thread was preempted,
+/// no thread of the process spins for a while.
 #[derive(Debug)]
 pub(crate) struct Spin {
     max_us: u32,
     contention: &'static Contention,
     budget_us: AtomicU32,
-    /// The last wait was a probe round that has found something.
+    /// The last wait was a successful probe round.
     trial: AtomicBool,
-    /// Duration of the last wait that had to sleep, microseconds.
+    /// Duration of the last wait with a sleep, microseconds.
     slept_us: AtomicU32,
     /// Waits of [`Spin::until_polled`] since its first check found something.
     misses: AtomicU32,
@@ -70,7 +70,7 @@ pub(crate) struct Spin {
     parent: Option<Arc<Spin>>,
 }
 
-/// When probe rounds are due. All with the same parent share the parent's.
+/// The schedule of probe rounds, shared by [`Spin`]s with the same parent.
 #[derive(Debug)]
 struct Probes {
     /// Waits with a reduced budget.
@@ -79,7 +79,7 @@ struct Probes {
     every: AtomicU32,
 }
 
-/// How a wait spins. Each has its limit, microseconds.
+/// The kind of a wait's spinning, with its limit in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Round {
     Usual(u32),
@@ -87,7 +87,7 @@ enum Round {
     Trial(u32),
 }
 
-/// A wait that spins, whose thread does other things between its looks at shared memory.
+/// A spinning wait of a thread doing other things between its checks of shared memory.
 #[derive(Debug)]
 #[cfg(feature = "tokio")]
 pub(crate) struct SpinWait {
@@ -106,7 +106,7 @@ impl SpinWait {
 
 #[cfg(feature = "tokio")]
 impl Spin {
-    /// Begins to spin, for a thread that does other things in between. `None`: it should sleep.
+    /// Begins to spin, for a thread doing other things in between. `None`: the thread should sleep.
     pub(crate) fn begin(&self, now: Instant) -> Option<SpinWait> {
         if self.max_us == 0 || self.contention.is_paused(|| now) {
             return None;
@@ -116,7 +116,7 @@ impl Spin {
         Some(SpinWait { round, start: now, limit: Duration::from_micros(u64::from(limit)) })
     }
 
-    /// Ends what [`Spin::begin`] has begun. `found`: there was something to do.
+    /// Ends the wait begun by [`Spin::begin`]. `found`: there was something to do.
     pub(crate) fn end(&self, SpinWait { round, .. }: SpinWait, found: bool) {
         match found {
             true if round != Round::Usual(self.max_us) => self.succeeded(round),
@@ -134,7 +134,7 @@ impl Spin {
         Spin::with(max_us, max_us, Arc::new(probes), None)
     }
 
-    /// A budget that begins with what `parent` has learnt, and teaches it.
+    /// A budget starting at the parent's, with results reported to the parent.
     pub(crate) fn of(parent: &Arc<Spin>) -> Spin {
         let budget_us = parent.budget_us.load(Ordering::Relaxed);
         Spin::with(parent.max_us, budget_us, parent.probes.clone(), Some(parent.clone()))
@@ -147,22 +147,21 @@ impl Spin {
         Spin { max_us, contention, budget_us, trial, slept_us, misses, probes, parent }
     }
 
-    /// Spins until `changed` returns `true`. `false`: it did not within the budget.
+    /// Spins until `changed` returns `true`. `false`: the budget ran out.
     pub(crate) fn until(&self, mut changed: impl FnMut() -> bool) -> bool {
         changed() || (self.max_us != 0 && self.within(CHECKS, changed))
     }
 
-    /// As [`Spin::until`], where each check is a system call, or takes as long. The first check of
-    /// all is useless then, so there may be none.
+    /// Like [`Spin::until`], for checks as expensive as a system call. The very first check is useless
+    /// then, so there may be none.
     pub(crate) fn until_asked(&self, changed: impl FnMut() -> bool) -> bool {
         self.max_us != 0 && self.within(1, changed)
     }
 
-    /// As [`Spin::until_asked`], where a check finds only what a software adapter may have put
-    /// there.
+    /// Like [`Spin::until_asked`], where a check finds only entries of a software adapter.
     ///
-    /// On the only processor there is, that adapter must run instead. A thread that goes to sleep
-    /// checks once more anyway. So after some first checks in vain, few waits check first.
+    /// With a single processor, the adapter must run instead. A thread checks once more before a sleep
+    /// anyway. So after some failed first checks, few waits check first.
     pub(crate) fn until_polled(&self, mut changed: impl FnMut() -> bool) -> bool {
         let misses = self.misses.load(Ordering::Relaxed);
         let checks = misses < MAX_MISSES || misses.is_multiple_of(PROBE_EVERY);
@@ -182,11 +181,11 @@ impl Spin {
     /// Spins, with this many checks between two reads of the clock.
     fn within(&self, checks: u32, changed: impl FnMut() -> bool) -> bool {
         let _counted = Spinning::start();
-        // One processor is left to threads that have something to do.
+        // One processor is left to threads with other work.
         SPINNERS.load(Ordering::Relaxed) < processors().max(2) && self.spin(checks, changed)
     }
 
-    /// Spins, however many threads do.
+    /// Spins, even if many threads do.
     #[inline]
     fn spin(&self, checks: u32, mut changed: impl FnMut() -> bool) -> bool {
         if self.contention.is_paused(Instant::now) {
@@ -220,8 +219,7 @@ impl Spin {
                 self.failed(round);
                 return false;
             }
-            // With one processor, threads that wait for nothing any more cannot go on while this
-            // one spins.
+            // With one processor, the awaited threads cannot run while this one spins.
             if elapsed >= YIELD_AFTER && processors() == 1 {
                 rustix::thread::sched_yield();
             }
@@ -233,13 +231,13 @@ impl Spin {
         self.max_us != 0
     }
 
-    /// Notes the duration of a wait that had to sleep.
+    /// Notes the duration of a wait with a sleep.
     pub(crate) fn note_sleep(&self, wait: Duration) {
         let wait = u32::try_from(wait.as_micros()).unwrap_or(u32::MAX);
         self.slept_us.store(wait, Ordering::Relaxed);
     }
 
-    /// How the wait that begins now spins.
+    /// The kind of spinning for the next wait.
     fn next_round(&self) -> Round {
         let budget = self.budget_us.load(Ordering::Relaxed);
         if budget >= self.max_us {
@@ -254,16 +252,15 @@ impl Spin {
         }
     }
 
-    /// How long a probe round spins, microseconds.
+    /// The duration of a probe round, microseconds.
     fn probe_us(&self) -> u32 {
         let wanted = self.slept_us.load(Ordering::Relaxed).saturating_mul(3) / 2;
         let most = self.max_us.saturating_mul(PROBE_FACTOR);
         if wanted > most { self.max_us } else { wanted.max(self.max_us) }
     }
 
-    /// The least budget. It is not zero, because a short check each time notices when the peer is
-    /// fast again. It is no more, because both ends may run on one processor, where the peer goes on
-    /// only when this end sleeps.
+    /// The least budget. Not zero: a short check in each wait notices a peer fast again. Not more: both
+    /// ends may run on one processor, where the peer runs only while this end sleeps.
     fn least(&self) -> u32 {
         self.max_us.min(1)
     }
@@ -307,7 +304,7 @@ impl Spin {
 }
 
 impl Probes {
-    /// Counts a wait, and says whether it is a probe round.
+    /// Counts a wait; `true`: the wait is a probe round.
     fn is_due(&self) -> bool {
         let every = self.every.load(Ordering::Relaxed);
         self.waits.fetch_add(1, Ordering::Relaxed) % every == every - 1
@@ -358,7 +355,7 @@ impl Contention {
     }
 }
 
-/// Microseconds since this process first asked.
+/// Microseconds since the first call in this process.
 fn micros(now: Instant) -> u64 {
     static EPOCH: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     us(now.saturating_duration_since(*EPOCH.get_or_init(|| now)))
@@ -384,7 +381,7 @@ impl Drop for Spinning {
     }
 }
 
-/// Number of processors that this process may use.
+/// Number of processors available to this process.
 fn processors() -> u32 {
     static COUNT: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
     *COUNT.get_or_init(|| {
@@ -409,7 +406,7 @@ mod tests {
         spin.budget_us.load(Ordering::Relaxed)
     }
 
-    /// A wait whose message comes after this time, microseconds. Returns how it spun.
+    /// A wait whose message comes after this time, microseconds. Returns the kind of spinning.
     fn wait(spin: &Spin, comes_after: u32) -> Round {
         let round = spin.next_round();
         let (Round::Usual(limit) | Round::Probe(limit) | Round::Trial(limit)) = round;
@@ -478,7 +475,7 @@ mod tests {
             contention.pause(now);
             let begin = now;
             while contention.is_paused(|| now) {
-                // A second thread that was preempted changes nothing.
+                // A second preempted thread changes nothing.
                 contention.pause(now);
                 now += Duration::from_millis(10);
             }
@@ -542,7 +539,7 @@ mod tests {
         assert_eq!(waits(MAX_MISSES, false), MAX_MISSES);
         assert_eq!(waits(PROBE_EVERY - MAX_MISSES, false), 0);
         assert_eq!(waits(2 * PROBE_EVERY, false), 2);
-        // The next one checks and finds something, so all of them check again.
+        // The next wait checks and finds something, so later ones check again.
         assert_eq!(wait(true), (1, true));
         assert_eq!(waits(MAX_MISSES, false), MAX_MISSES);
         assert_eq!(wait(true), (0, false));

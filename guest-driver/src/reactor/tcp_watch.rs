@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The TCP connections of connections that may outlive their carrier.
+//! The TCP connections of connections able to outlive their carrier.
 //!
-//! One thread waits for all of them in an epoll set, by edges. While they are silent, as they are
-//! as long as their carriers work, it sleeps. It is no leader of a reactor, because a reactor ends
-//! with its device, and what comes on TCP is needed then.
+//! One thread waits for all of them in an edge-triggered epoll set, asleep while the carriers work and
+//! TCP is silent. The thread is no leader of a reactor: a reactor ends with its device, and bytes on
+//! TCP are needed then.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -25,13 +25,13 @@ pub(crate) struct TcpWatch<C> {
     set: OwnedFd,
     wake: EventFd,
     stopped: AtomicBool,
-    /// All connections are to be called.
+    /// The thread is to call every connection.
     again: AtomicBool,
     /// A connection can do a step of its way back to a ring.
     returns: AtomicBool,
     next: AtomicU64,
     connections: Mutex<FxHashMap<u64, Weak<C>>>,
-    /// What a stopped watch still waits for.
+    /// The last connections of a stopped watch.
     last: Mutex<Vec<Arc<C>>>,
     /// Connections whose bytes a reader takes itself.
     left_to_readers: Mutex<Vec<u64>>,
@@ -107,7 +107,7 @@ impl<C: ConnectionHandler> TcpWatch<C> {
             left.len() == 1
         };
         if is_first {
-            // Its next wait has a limit.
+            // The thread's next wait has a limit.
             self.wake();
         }
         Ok(())
@@ -133,17 +133,17 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         (!now_left.is_empty()).then(|| next.saturating_duration_since(now))
     }
 
-    /// Forgets a connection. Its descriptor leaves the set when it is closed.
+    /// Forgets a connection. Its descriptor leaves the set when closed.
     pub(crate) fn remove(&self, name: u64) {
         lock(&self.connections).remove(&name);
     }
 
-    /// The connections, whatever has become of their carriers.
+    /// The connections, with or without a carrier.
     pub(crate) fn connections(&self) -> Vec<Arc<C>> {
         lock(&self.connections).values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Ends [`TcpWatch::run`] when these connections have sent what they are to send, without upkeep
+    /// Ends [`TcpWatch::run`] when these connections have sent their queued bytes, without upkeep
     /// meanwhile.
     pub(crate) fn stop_after(&self, last: Vec<Arc<C>>) {
         *lock(&self.last) = last;
@@ -156,19 +156,19 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         self.wake.signal();
     }
 
-    /// Has the upkeep of the thread look for connections that can come back to a ring.
+    /// Has the upkeep of the thread look for connections able to come back to a ring.
     pub(crate) fn want_return(&self) {
         if !self.returns.swap(true, Ordering::SeqCst) {
             self.wake();
         }
     }
 
-    /// Whether [`TcpWatch::want_return`] was called since the last call of this.
+    /// Whether [`TcpWatch::want_return`] was called since the last call of this function.
     pub(crate) fn take_wish(&self) -> bool {
         self.returns.swap(false, Ordering::SeqCst)
     }
 
-    /// Has the thread call all connections, because events may have come to nothing.
+    /// Has the thread call every connection, because events may have had no effect.
     pub(crate) fn look_again(&self) {
         self.again.store(true, Ordering::SeqCst);
         self.wake();
@@ -184,7 +184,7 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         is_free(&self.connections) && is_free(&self.last) && is_free(&self.left_to_readers)
     }
 
-    /// Lets go of the last connections that have nothing more to send. `true`: there is none left.
+    /// Drops the last connections with nothing more to send. `true`: none is left.
     fn is_idle(&self) -> bool {
         let mut last = std::mem::take(&mut *lock(&self.last));
         last.retain(|connection| connection.is_sending());
@@ -193,8 +193,8 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         is_idle
     }
 
-    /// The thread of the set: calls connections whose TCP connection has an event, and `upkeep`
-    /// after each wait and each [`TcpWatch::want_return`], which returns how long the next wait may be;
+    /// The thread of the set: calls connections whose TCP connection has an event, and `upkeep` after
+    /// each wait and each [`TcpWatch::want_return`]. `upkeep` returns the limit of the next wait;
     /// `None`: without end.
     pub(crate) fn run(&self, mut upkeep: impl FnMut() -> Option<Duration>) {
         let (mut pause, mut next_look) = (None, Instant::now());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The reactor on a source whose events the test makes.
+//! The reactor on a source with events made by the test.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -19,7 +19,7 @@ struct Fake {
     peers: AtomicBool,
     polls: Mutex<Vec<ThreadId>>,
     timers: AtomicU32,
-    /// Another thread has armed it and not polled since.
+    /// Another thread has armed the source and not polled since.
     armed: AtomicBool,
 }
 
@@ -142,7 +142,7 @@ impl ConnectionHandler for Counting {
     fn on_taken(&self, _key: u32) {}
 }
 
-/// The registration of a connection that is in no group.
+/// The registration of a connection in no group.
 fn key(key: u32) -> Registration {
     Registration { key, group: None, line: None, tags: None }
 }
@@ -173,7 +173,6 @@ impl Bed {
         self.member.heard.load(Ordering::SeqCst)
     }
 
-    /// Waits for something, for as long as a loaded machine may take.
     #[track_caller]
     fn eventually(&self, what: impl Fn(&Bed) -> bool) {
         let end = Instant::now() + TIMEOUT;
@@ -187,7 +186,7 @@ impl Bed {
         self.reactor.lead.load(Ordering::SeqCst) == who
     }
 
-    /// A thread that sleeps until the connection hears of something more; `true`: it has.
+    /// A thread asleep until the connection hears of something more; `true`: an event came.
     fn sleeping_caller(&self) -> JoinHandle<bool> {
         let (reactor, member) = (self.reactor.clone(), self.member.clone());
         let before = self.heard();
@@ -339,7 +338,7 @@ fn the_background_leads_for_sleepers_whom_the_source_does_not_wake() {
     bed.source.post(ReactorEvent::Arrived(7));
     assert!(caller.join().unwrap(), "woken by its own event");
     bed.eventually(|bed| bed.leads(BACKGROUND));
-    // It notices within a second that nobody sleeps any more.
+    // The background thread notices within a second the end of the last such sleep.
     bed.reactor.remove_unwatched();
     thread::sleep(2 * wait::RECHECK_INTERVAL);
     bed.eventually(|bed| bed.leads(FREE));
@@ -387,7 +386,7 @@ fn an_event_before_another_thread_armed_the_source_is_seen_before_the_sleep() {
 
 #[test]
 fn a_sleep_that_is_disturbed_ends_at_its_limit() {
-    // Without a background thread, which would wake this one when it stops leading.
+    // Without a background thread, whose end of the lead would wake this one.
     let reactor = Reactor::<Counting>::new(Fake::new(false)).unwrap();
     let waiter = Arc::new(Waiter::default());
     let over = AtomicBool::new(false);
@@ -411,7 +410,7 @@ fn callers_that_poll_are_left_alone() {
     let source = Fake::new(true);
     let reactor = Reactor::<Counting>::new(source.clone()).unwrap();
     let mut callers = background::Activity::unknown();
-    // What the background thread does after a pause in which a caller has polled, or has not.
+    // The background thread's action after a pause with or without a poll by a caller.
     let mut stand_by = |polled| {
         if polled {
             reactor.poll();
@@ -446,8 +445,8 @@ fn timers_and_updates_wake_the_background_thread_while_it_leads() {
     let before = bed.source.timers.load(Ordering::SeqCst);
     bed.source.post(ReactorEvent::Timers);
     bed.eventually(|bed| bed.source.timers.load(Ordering::SeqCst) > before);
-    // A thread that is not woken sends the update at its next recheck, and after it. One that is
-    // woken does so before, unless it gets no processor for that long.
+    // A thread not woken sends the update at its next recheck, and after it. A woken thread does so
+    // before, unless without a processor for that long.
     let rechecks = || bed.member.rechecks.load(Ordering::SeqCst);
     let woken = (0..5).any(|_| {
         thread::sleep(Duration::from_millis(20));
@@ -478,11 +477,11 @@ fn updates_are_delayed_for_longer_where_applications_send_them_in_time() {
     let soon = Duration::from_millis(1);
     let in_time = [(); 5].map(|()| delay_after(false, soon));
     assert_eq!(in_time, [30, 60, 120, 120, 120]);
-    // The application did not send one in time.
+    // The application did not send an update in time.
     assert_eq!(delay_after(true, soon), 15);
     assert_eq!([(); 2].map(|()| delay_after(false, soon)), [30, 60]);
     assert_eq!(connection.heard.load(Ordering::SeqCst), 800);
-    // Nobody has read anything for long.
+    // No read for a long time.
     for (passed, delay) in [(background::LINGER / 2, 60), (background::LINGER / 2, 15)] {
         now += passed;
         reactor.flush_updates(&mut schedule, now);

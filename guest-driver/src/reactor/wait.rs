@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How a thread waits: it spins for a short time, then sleeps where others can wake it.
+//! The wait of a thread: it spins for a short time, then sleeps where others can wake it.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -15,21 +15,21 @@ use ism_sys::{
     wait_in_set,
 };
 
-/// Longest sleep before shared memory is checked again. A wake-up that a peer can suppress is never
-/// the only one.
+/// Longest sleep before shared memory is checked again. Never rely only on a wake-up a peer can
+/// suppress.
 pub(crate) const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Longest single sleep.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// The thread runs: to count is enough to wake it.
+/// The thread runs: a new count suffices to wake it.
 const AWAKE: u8 = 0;
 /// The thread sleeps on its futex, or is about to.
 const ASLEEP: u8 = 1;
 /// The thread sleeps in `poll`, or is about to.
 const POLLING: u8 = 2;
 
-/// A thread that can be woken, made on its first sleep; or a poller, which any thread may use.
+/// A waiting thread, made on its first sleep; or a poller, usable by any thread.
 #[derive(Debug, Default)]
 pub(crate) struct Waiter {
     /// Counts wake-ups; the futex word.
@@ -59,12 +59,12 @@ pub(crate) fn set_mask(mask: Option<SignalMask>) {
     MASK.set(mask);
 }
 
-/// The mask that [`set_mask`] has set.
+/// The mask set by [`set_mask`].
 pub(crate) fn mask() -> Option<SignalMask> {
     MASK.get()
 }
 
-/// Begins a wait that wants to know of signals handled from now on.
+/// Begins a wait interested in signals handled from now on.
 pub(crate) fn clear_interrupted() {
     INTERRUPTED.set(false);
 }
@@ -79,14 +79,14 @@ pub(crate) fn was_interrupted() -> bool {
     INTERRUPTED.get()
 }
 
-/// Sleeps until one of the descriptors is readable. Returns which are; none after `timeout` or a
-/// signal.
+/// Sleeps until one of the descriptors is readable. Returns the readable ones; none after `timeout` or
+/// a signal.
 pub(super) fn poll_for(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> [bool; POLLED] {
     let timeout = timeout.map(|timeout| timeout.min(LONGEST));
     note_error(poll_readable(fds, timeout, mask()))
 }
 
-/// The result of a sleep; nothing if a signal ended it, which this notes.
+/// The result of a sleep; the default after a signal, which this notes.
 pub(super) fn note_error<T: Default>(found: io::Result<T>) -> T {
     found.unwrap_or_else(|error| {
         if error.kind() == io::ErrorKind::Interrupted {
@@ -105,7 +105,7 @@ impl Waiter {
             .unwrap_or_default()
     }
 
-    /// A waiter that a wake-up makes readable as a descriptor.
+    /// A waiter with a descriptor, made readable by a wake-up.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -118,17 +118,16 @@ impl Waiter {
         self.notifier.as_ref()
     }
 
-    /// Number of wake-ups so far. A thread reads it before it checks the condition for which it
-    /// waits.
+    /// Number of wake-ups so far. A thread reads the number before it checks the awaited condition.
     pub(crate) fn wake_count(&self) -> u32 {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Wakes the thread. `true`: it sleeps as the leader, so the caller must signal the reactor's
-    /// interrupt, too.
+    /// Wakes the thread. `true`: the thread sleeps as the leader, so the caller must signal the
+    /// reactor's interrupt, too.
     pub(crate) fn wake(&self) -> bool {
-        // SeqCst with the accesses of `set_polling` and `sleep`: either the sleeper sees the new
-        // count before it sleeps, or this call sees that it is about to.
+        // SeqCst with the accesses of `set_polling` and `sleep`: either the sleeper sees the new count
+        // before it sleeps, or this call sees the sleep begin.
         self.count.fetch_add(1, Ordering::SeqCst);
         match (self.state.load(Ordering::SeqCst), &self.notifier) {
             (POLLING, None) => return true,
@@ -144,8 +143,8 @@ impl Waiter {
         false
     }
 
-    /// Says that the thread is about to sleep in `poll`, or does so no more. Between the two it
-    /// checks [`Waiter::is_woken`].
+    /// Notes the beginning or the end of a sleep in `poll`. Between the two the thread checks
+    /// [`Waiter::is_woken`].
     pub(crate) fn set_polling(&self, on: bool) {
         self.state.store(if on { POLLING } else { AWAKE }, Ordering::SeqCst);
     }
@@ -159,14 +158,14 @@ impl Waiter {
     pub(crate) fn sleep(&self, count: u32, timeout: Option<Duration>) {
         let timeout = timeout.map(|timeout| timeout.min(LONGEST));
         self.state.store(ASLEEP, Ordering::SeqCst);
-        // Whatever ends it (wake-up, new count, timeout, signal), the caller checks again.
+        // After any end of the sleep (wake-up, new count, timeout, signal), the caller checks again.
         note_error(sleep_on_private((&self.count, count), timeout));
         self.state.store(AWAKE, Ordering::SeqCst);
     }
 
-    /// Sleeps while the count of wake-ups is `count` and the shared words have these values, for at most
-    /// `timeout`. Their connections have called `Reactor::add_unwatched`. Without a timeout, the
-    /// background thread wakes this one every [`RECHECK_INTERVAL`].
+    /// Sleeps while the count of wake-ups is `count` and the shared words have these values, for at
+    /// most `timeout`. The connections of these words have called `Reactor::add_unwatched`. Without a
+    /// timeout, the background thread wakes this one every [`RECHECK_INTERVAL`].
     pub(crate) fn sleep_on_words(
         &self,
         count: u32,
@@ -215,8 +214,8 @@ impl Waiter {
     }
 }
 
-/// The end of a call that waits. A timeout starts when the call first has to sleep, so a call that
-/// need not sleep reads no clock.
+/// The end of a waiting call. A timeout starts at the call's first sleep, so a call without a sleep
+/// reads no clock.
 #[derive(Debug, Default)]
 pub(crate) struct Deadline {
     timeout: Option<Duration>,
@@ -235,7 +234,7 @@ impl Deadline {
         self.asked.replace(true) && self.left().is_some_and(|(_, left)| left.is_zero())
     }
 
-    /// The present time, and the time that is left; `None`: without end.
+    /// The present time, and the remaining time; `None`: without end.
     pub(crate) fn left(&self) -> Option<(Instant, Duration)> {
         if let Some(at) = self.at.get() {
             let now = Instant::now();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the background thread has to do, and what wakes it.
+//! The background thread's work, and its wake-ups.
 //!
-//! Two words. `pending` says what there is to do, one bit for each kind of [`Work`]. `wake_mask`
-//! says for which kinds the thread wants to be woken; it is empty while the thread runs.
+//! Two words. `pending` has one bit for each kind of [`Work`] to be done. `wake_mask` has the kinds for
+//! which to wake the thread; the mask is empty while the thread runs.
 //!
-//! Whoever posts work sets its bit and then reads the mask. Before the thread sleeps, it stores the
-//! mask and then reads the bits. All four accesses are sequentially consistent, so either the
-//! thread sees the work before it sleeps, or the poster sees the mask and wakes the thread. The
-//! same holds for a condition in another word that changes before [`PendingWork::wakes`] and that
-//! the thread checks after [`PendingWork::prepare_sleep`]. `loom_tests` check it.
+//! A poster of work sets its bit and then reads the mask. Before the thread sleeps, it stores the mask
+//! and then reads the bits. These four accesses are sequentially consistent, so either the thread sees
+//! the work before it sleeps, or the poster sees the mask and wakes the thread. The same holds for a
+//! condition in another word, changed before [`PendingWork::wakes`] and checked by the thread after
+//! [`PendingWork::prepare_sleep`]. `loom_tests` check this.
 
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,7 +28,7 @@ bitflags! {
         const MAINTENANCE = 1 << 1;
         /// To ask the source for its next timer.
         const TIMERS = 1 << 2;
-        /// Connections have delayed updates that the thread has not seen yet.
+        /// Connections have delayed updates not yet seen by the thread.
         const UPDATES = 1 << 3;
         /// A caller asks for the lead.
         const LEAD_WANTED = 1 << 4;
@@ -46,17 +46,17 @@ pub(super) struct PendingWork {
     wake_mask: AtomicU32,
 }
 
-/// The background thread sleeps, or is about to. When this is dropped, nobody wakes it any more.
+/// The background thread sleeps, or is about to. After the drop no poster wakes the thread any more.
 pub(super) struct WakeMask<'a>(&'a PendingWork);
 
 impl PendingWork {
-    /// With this work from the start.
+    /// A new record with this work pending.
     pub(super) fn new(work: Work) -> PendingWork {
         let (pending, wake_mask) = (AtomicU32::new(work.bits()), AtomicU32::new(0));
         PendingWork { pending, wake_mask }
     }
 
-    /// Forgets the thread and what was asked of it, and begins with this work.
+    /// Forgets the thread and its pending work, and begins with this work.
     pub(super) fn reset(&self, work: Work) {
         self.wake_mask.store(0, Ordering::SeqCst);
         self.pending.store(work.bits(), Ordering::SeqCst);
@@ -69,14 +69,14 @@ impl PendingWork {
         self.wakes(work)
     }
 
-    /// Whether the caller must wake the thread, because it sleeps and wants to know of this. The
-    /// caller has changed what the thread checks after [`PendingWork::prepare_sleep`]. Only one
-    /// caller is told so for each sleep.
+    /// Whether the caller must wake the thread, asleep with interest in this work. The caller has
+    /// changed a condition checked by the thread after [`PendingWork::prepare_sleep`]. Only one caller
+    /// gets `true` for each sleep.
     #[must_use = "true means: wake the thread"]
     pub(super) fn wakes(&self, work: Work) -> bool {
         in_loom();
-        // The mask that is removed may be that of a later sleep than the mask that was read. The
-        // thread is then woken whatever it wants, since the mask is gone.
+        // The removed mask may belong to a later sleep than the mask read. The thread is then woken for
+        // any work, since the mask is gone.
         self.wake_mask.load(Ordering::SeqCst) & work.bits() != 0
             && self.wake_mask.swap(0, Ordering::SeqCst) != 0
     }
@@ -94,7 +94,7 @@ impl PendingWork {
 
     /// Takes this work over. `true`: some of it is to be done.
     pub(super) fn take(&self, work: Work) -> bool {
-        // Mostly there is none, and a load is cheap.
+        // Mostly no such work is pending, and a load is cheap.
         self.is_pending(work)
             && self.pending.fetch_and(!work.bits(), Ordering::SeqCst) & work.bits() != 0
     }
@@ -102,7 +102,7 @@ impl PendingWork {
     /// Has posters wake the thread for this work until the result is dropped. The thread checks
     /// [`PendingWork::is_pending`] before it sleeps.
     pub(super) fn prepare_sleep(&self, wanted: Work) -> WakeMask<'_> {
-        // A swap, as all changes of the mask. loom does not order a store after a swap that it
+        // A swap, as in every change of the mask: loom does not order a store after the swap it
         // overwrites.
         self.wake_mask.swap(wanted.bits(), Ordering::SeqCst);
         in_loom();
@@ -163,7 +163,7 @@ mod loom_tests {
 
     use super::*;
 
-    /// What the threads share. `woken` stands for the count on which the thread sleeps.
+    /// The state shared by the threads. `woken` stands for the count on which the thread sleeps.
     struct Shared {
         work: PendingWork,
         led: AtomicU32,
@@ -192,7 +192,7 @@ mod loom_tests {
             }
         }
 
-        /// As the background thread sleeps: until it is woken, without a time limit.
+        /// Sleeps like the background thread: until woken, without a time limit.
         fn sleep(&self, before: u32, wanted: Work, stay: impl Fn() -> bool) {
             let _asleep = self.work.prepare_sleep(wanted);
             if self.work.is_pending(wanted) || !stay() {
@@ -216,7 +216,7 @@ mod loom_tests {
                 thread::spawn(move || shared.post(work))
             });
             let mut done = Work::empty();
-            // A sleep that wants less comes first: it must not take the mask of the next one away.
+            // A sleep with fewer wishes comes first: it must not remove the mask of the next one.
             for wanted in [Work::TIMERS, Work::UPDATES] {
                 while !done.contains(wanted) {
                     let before = *shared.woken.lock().unwrap();

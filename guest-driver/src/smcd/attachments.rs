@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How many DMBs of peers connections may write at a time.
+//! The limit of peers' DMBs written by connections at a time.
 //!
-//! A server attaches its client's DMB when the client has confirmed, and then it is too late for TCP.
-//! So each end of a handshake takes a slot before its point of no return.
+//! A server attaches its client's DMB after the client's Confirm, and then it is too late for TCP. So
+//! each end of a handshake takes a slot before its point of no return.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +22,7 @@ struct Counts {
 pub(crate) struct AttachSlot(Attachments);
 
 impl Attachments {
-    /// As many as the device allows.
+    /// The number of slots allowed by the device.
     pub(super) fn new(max: u32) -> Attachments {
         Attachments(Arc::new(Counts { used: AtomicU32::new(0), max }))
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The fabrics that a process is on: one open device each, with the peers that it reaches.
+//! The fabrics of a process: one open device each, with the reachable peers.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,19 +16,19 @@ use super::peer::{DmbBytes, Peer, PeerBuffer};
 use ism_sys::{ForkLocks, is_free, lock};
 use virtio_ism::{IsmDevice, IsmError};
 
-/// Code of the software event by which Linux ends a logical link.
+/// Code of the software event used by Linux to end a logical link.
 pub(crate) const SW_SHUTDOWN: u32 = 0x80;
-/// Code of the software event by which Linux tests a logical link. The answer has the same code.
+/// Code of the software event used by Linux to test a logical link. The answer has the same code.
 pub(crate) const SW_TEST_LINK: u32 = 0x83;
 
-/// One open device and the peers that it reaches.
+/// One open device and its reachable peers.
 pub(crate) struct Fabric {
     device: Arc<IsmDevice>,
     in_use: DmbBytes,
     attachments: Attachments,
     peers: Mutex<FxHashMap<Gid, Arc<Peer>>>,
     next_link: AtomicU32,
-    /// What the device asks for, if it is about to go and has no answer.
+    /// The device's unanswered request to leave, if it is about to go.
     leaving: Mutex<Option<LeaveRequest>>,
 }
 
@@ -68,19 +68,19 @@ impl Fabric {
         &self.device
     }
 
-    /// Notes that the device asks its driver to leave within this time.
+    /// Notes the device's request for its driver to leave within this time.
     pub(crate) fn leave_within(&self, number: u32, within: Duration) {
         *lock(&self.leaving) = Some(LeaveRequest { number, since: Instant::now(), within });
     }
 
-    /// Notes that the device does not ask for that any more.
+    /// Notes the withdrawal of the device's request.
     pub(crate) fn stay(&self) {
         *lock(&self.leaving) = None;
     }
 
-    /// Answers the device's request to leave, if there is one, when no connection stays or the time
-    /// is over, `longest` at most. Returns what is left of it otherwise. `stays` says whether a
-    /// connection stays.
+    /// Answers the device's request to leave, if there is one, when no connection stays or the time is
+    /// over, `longest` at most. Otherwise returns the time left. `stays` returns whether a connection
+    /// stays.
     pub(crate) fn answer_leave(
         &self,
         longest: Duration,
@@ -92,7 +92,7 @@ impl Fabric {
         if stays && !left.is_zero() {
             return Some(left);
         }
-        // Another request may have come since. The device knows which one this answers.
+        // Another request may have come since. The device knows the request by its number.
         lock(&self.leaving).take_if(|request| request.number == number);
         match self.device.left(number) {
             Ok(_) => tracing::debug!(in_time = !stays, "connections have left the device"),
@@ -123,8 +123,8 @@ impl Fabric {
         self.peers().get(&gid).cloned()
     }
 
-    /// A peer's DMB for one connection, which has a slot: attached now or before. `Ok(None)`: the peer
-    /// must not offer it.
+    /// A peer's DMB for one connection with a slot: attached now or before. `Ok(None)`: the peer must
+    /// not offer this DMB.
     ///
     /// # Errors
     /// As [`Peer::attach`].
@@ -147,7 +147,7 @@ impl Fabric {
         }
     }
 
-    /// As [`Fabric::attach`], for a peer that may have written into our DMB already. If it has left
+    /// Like [`Fabric::attach`], for a peer possibly already writing into our DMB. If the peer has left
     /// since, or our device is gone or about to go, nothing is delivered to the buffer.
     ///
     /// # Errors
@@ -161,26 +161,26 @@ impl Fabric {
         peer.or_gone(theirs, self.attach(peer, theirs, slot))
     }
 
-    /// All peers.
+    /// The known peers.
     pub(crate) fn all(&self) -> Vec<Arc<Peer>> {
         self.peers().values().cloned().collect()
     }
 
-    /// Removes a peer that has left the fabric. The caller drops what it had.
+    /// Removes a departed peer of the fabric. The caller drops the peer's resources.
     pub(crate) fn peer_down(&self, gid: Gid) -> DeferredDrop {
         // Dropped in this order: the slabs are of no use after the last buffer of the peer.
         let resources = self.peers().remove(&gid).map(|peer| (peer.take_resources(), peer));
         Box::new((resources, IdleSlabs(self.device.clone())))
     }
 
-    /// Removes the attachment of a peer's DMB that is gone. The caller drops it.
+    /// Removes the attachment of a peer's lost DMB. The caller drops the attachment.
     pub(crate) fn dmb_gone(&self, token: Token) -> Option<DeferredDrop> {
         let buffer = self.all().into_iter().find_map(|peer| peer.remove_attachment(token))?;
         Some(Box::new(buffer))
     }
 
-    /// Removes the peers that have had no connection for `timeout`, and tells them (as Linux does)
-    /// that the logical link ends. Returns the time until the next peer is due.
+    /// Removes the peers without a connection for `timeout`, and reports the end of the logical link to
+    /// them (as Linux does). Returns the time until the next peer is due.
     pub(crate) fn remove_idle_peers(&self, timeout: Duration) -> Option<Duration> {
         let now = Instant::now();
         let mut next: Option<Duration> = None;
@@ -198,7 +198,7 @@ impl Fabric {
         next
     }
 
-    /// Tells a peer that the logical link ends. No connection uses it.
+    /// Reports the end of an unused logical link to a peer.
     fn send_shutdown(&self, peer: &Peer) {
         let Some(link) = peer.terms().map(|_| peer.link()) else { return };
         if let Err(error) =
@@ -208,7 +208,7 @@ impl Fabric {
         }
     }
 
-    /// Answers a test of the logical link, or ends the link as the peer asks. `true`: the link has
+    /// Answers a test of the logical link, or ends the link at the peer's request. `true`: the link has
     /// ended.
     pub(crate) fn sw_event(&self, gid: Gid, code: u32, info: u64) -> bool {
         let Some(peer) = self.known(gid) else { return false };
@@ -222,7 +222,7 @@ impl Fabric {
                 }
                 false
             }
-            // The sender may have made another link since, which goes on.
+            // The sender may have made another link since; the new link continues.
             SW_SHUTDOWN if peer.peer_link() == Some(link) => {
                 peer.reset_link();
                 true
@@ -232,8 +232,8 @@ impl Fabric {
     }
 }
 
-/// Releases the slabs of departed peers when it is dropped. A peer without DMBs of ours leaves
-/// nothing else behind whose drop would release them.
+/// Releases the slabs of departed peers in its drop. A peer without DMBs of ours leaves no other object
+/// with such a drop.
 struct IdleSlabs(Arc<IsmDevice>);
 
 impl Drop for IdleSlabs {
@@ -242,7 +242,7 @@ impl Drop for IdleSlabs {
     }
 }
 
-/// The VLAN of an event that concerns all VLANs.
+/// The VLAN of an event for every VLAN.
 const SW_NO_VLAN: u16 = 0x1fff;
 
 /// The 64 bits of a software event in the layout of Linux: the sender's number of the link, a VLAN,
@@ -252,12 +252,12 @@ fn sw_info(link: wire::LinkId, vlan: u16, kind: u16) -> u64 {
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// The fabrics that a handshake may use.
+/// The fabrics usable by a handshake.
 #[derive(Clone, Default)]
 pub(crate) struct Fabrics(pub(crate) Vec<Arc<Fabric>>);
 
 impl Fabrics {
-    /// The fabric of a pair of devices that the handshake chose.
+    /// The fabric of a pair of devices chosen by the handshake.
     pub(crate) fn of(&self, candidate: Candidate) -> Option<&Arc<Fabric>> {
         self.0.iter().find(|fabric| {
             fabric.chid().0 == candidate.chid.0 && fabric.device().gid().0 == candidate.local.0

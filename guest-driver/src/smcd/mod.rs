@@ -26,7 +26,7 @@ pub(crate) struct SmcdConn {
 }
 
 impl SmcdConn {
-    /// Notes the terms of the handshake, which hold for later connections with the peer.
+    /// Notes the terms of the handshake, valid for later connections with the peer.
     pub(crate) fn note_terms(&self) {
         self.peer.established(self.established.terms, self.established.peer_link);
     }

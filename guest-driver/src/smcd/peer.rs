@@ -2,8 +2,8 @@
 //! A peer: one GID on one fabric, and the buffers shared with it.
 //!
 //! A connection takes an own DMB from its peer's pool, and returns it when both sides have closed.
-//! Token, registration and attachment outlive the connection, so the next connection to the same
-//! peer needs no device command.
+//! Token, registration and attachment outlive the connection, so the next connection to the same peer
+//! needs no device command.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -21,9 +21,9 @@ use virtio_ism::{IsmDevice, IsmError, OwnDmb, PeerDmb};
 
 /// Most own DMBs of one size in the pool of a peer.
 const POOL_MAX: usize = 256;
-/// Bytes of own DMBs in use on a fabric that halve the length of the next one. A program with thousands
-/// of connections goes through all of their DMBs, and what no cache holds has to come from memory; the
-/// first time, the kernel has to map each page at both ends.
+/// Bytes of own DMBs in use on a fabric for each halving of the next length. A program with thousands
+/// of connections goes through their DMBs in turn, and bytes beyond the caches have to come from
+/// memory; the first time, the kernel has to map each page at both ends.
 const HALVE_EACH: u64 = 8 << 20;
 
 /// A peer.
@@ -37,13 +37,13 @@ pub(crate) struct Peer {
     state: Mutex<State>,
 }
 
-/// Bytes of own DMBs that connections use now, of all peers of a fabric.
+/// Bytes of own DMBs in use by connections now, for every peer of a fabric.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DmbBytes(Arc<AtomicU64>);
 
 impl DmbBytes {
-    /// The length of the next DMB, where `wanted` is configured: half as long for each share that is in
-    /// use, but not shorter than CLC can say.
+    /// The length of the next DMB, where `wanted` is configured: half as long for each share in use,
+    /// but not below the minimum of CLC.
     fn len_of_next(&self, wanted: u32) -> u32 {
         let halvings = self.0.load(Ordering::Relaxed) / HALVE_EACH;
         let shorter = wanted.checked_shr(halvings.try_into().unwrap_or(u32::MAX)).unwrap_or(0);
@@ -60,7 +60,7 @@ impl DmbBytes {
 }
 
 struct State {
-    /// The terms that a first contact agreed on; `None` before it.
+    /// The terms of the first contact; `None` before it.
     terms: Option<Terms>,
     /// The peer's number of the logical link.
     peer_link: Option<LinkId>,
@@ -71,7 +71,7 @@ struct State {
     gone: bool,
 }
 
-/// A peer's DMB, and whether one of our connections writes it now.
+/// A peer's DMB, marked while one of our connections writes it.
 pub(crate) struct PeerBuffer {
     dmb: PeerDmb,
     busy: AtomicBool,
@@ -112,7 +112,7 @@ impl OwnBuffer {
         self.dmb.as_ref().unwrap()
     }
 
-    /// Its description for the peer.
+    /// The DMB's description for the peer.
     pub(crate) fn dmbe(&self) -> Dmbe {
         let dmb = self.dmb();
         Dmbe {
@@ -122,7 +122,7 @@ impl OwnBuffer {
         }
     }
 
-    /// Both sides have finished with it, and the first `dirty` bytes were written.
+    /// Both sides have finished with the DMB, and the first `dirty` bytes were written.
     pub(crate) fn allow_reuse(&self, dirty: usize) {
         let _ = self.dirty.set(dirty);
     }
@@ -134,10 +134,10 @@ impl Drop for OwnBuffer {
         self.in_use.remove(dmb.len());
         let Some(peer) = self.peer.upgrade() else { return };
         peer.live.fetch_sub(1, Ordering::Relaxed);
-        // The peer writes other memory than that which was kept.
+        // The kept copy is not the memory written by the peer.
         let Some(&dirty) = self.dirty.get().filter(|_| !dmb.is_kept()) else { return };
-        // The next connection must not see a byte of this one (SEC-8), and its control block starts
-        // at zero.
+        // The next connection must not see a byte of this one (SEC-8), and its control block starts at
+        // zero.
         let memory = dmb.memory();
         if memory.zero(0, dirty.min(memory.len())).is_err() {
             return;
@@ -175,7 +175,6 @@ impl Peer {
         lock(&self.state)
     }
 
-    /// Its GID.
     pub(crate) fn gid(&self) -> Gid {
         self.gid
     }
@@ -185,7 +184,7 @@ impl Peer {
         self.link
     }
 
-    /// The terms that the first contact agreed on; `None` before it.
+    /// The terms of the first contact; `None` before it.
     pub(crate) fn terms(&self) -> Option<Terms> {
         self.state().terms
     }
@@ -203,8 +202,8 @@ impl Peer {
         state.last_used = Instant::now();
     }
 
-    /// An own DMB of `wanted` bytes that only this peer may write (RMB-33), from the pool if that
-    /// has one. It is shorter if many are in use.
+    /// An own DMB of `wanted` bytes, writable by this peer only (RMB-33), from the pool if possible.
+    /// Shorter if many are in use.
     ///
     /// # Errors
     /// The device refuses to register another one, or is gone.
@@ -239,13 +238,13 @@ impl Peer {
         drop(dmb);
     }
 
-    /// A slot for a DMB of the peer, to be taken before a message that says SMC for good. `None`: as
-    /// many as the device allows are written by connections.
+    /// A slot for a DMB of the peer, to be taken before the last message with a fallback to TCP.
+    /// `None`: connections already write the most DMBs allowed by the device.
     pub(crate) fn attach_slot(&self) -> Option<AttachSlot> {
         self.attachments.take()
     }
 
-    /// Detaches the DMBs that no connection writes. The device has no place for another one.
+    /// Detaches the DMBs not written by any connection. The device has no place for another one.
     pub(super) fn detach_idle(&self) {
         let mut idle = Vec::new();
         self.state().attached.retain(|_, buffer| {
@@ -258,8 +257,8 @@ impl Peer {
         // Dropped here, without the lock: each is a device command.
     }
 
-    /// The peer's DMB for one connection, attached now or before. `Ok(None)`: the peer must not
-    /// offer it, because a connection of ours still writes it, or its index lies beyond the DMB.
+    /// The peer's DMB for one connection, attached now or before. `Ok(None)`: the peer must not offer
+    /// the DMB, because a connection of ours still writes it, or its index lies beyond the DMB.
     ///
     /// # Errors
     /// The DMB cannot be attached, or belongs to another peer.
@@ -281,7 +280,7 @@ impl Peer {
                 let buffer = Arc::new(PeerBuffer::new(dmb, false));
                 self.state().attached.insert(token, buffer.clone());
                 if buffer.dmb.is_failed() {
-                    // Its DMB_GONE record has come already, and there is no other.
+                    // The DMB_GONE record has come already, and there is no other.
                     self.remove_attachment(Token(token));
                 }
                 buffer
@@ -292,8 +291,8 @@ impl Peer {
         Ok(free.then_some(buffer))
     }
 
-    /// Asks the device whether it does not know the peer any more. Not to be had of peers on a
-    /// loopback fabric, which share a GID: any of them may have left.
+    /// Asks the device whether the peer has left. Without a reliable answer for peers on a loopback
+    /// fabric: they share a GID, and any of them may have left.
     pub(crate) fn ask_whether_left(&self) -> bool {
         if self.gid == self.device.gid() {
             return true;
@@ -305,15 +304,16 @@ impl Peer {
         left
     }
 
-    /// Whether the device lives and has reported that the peer has left. Sends no command. On a
-    /// loopback fabric it may be any of those that share the GID.
+    /// Whether the device lives and has reported that the peer left. Sends no command. On a loopback
+    /// fabric, any peer with the same GID may be meant.
     pub(crate) fn has_left(&self) -> bool {
         !self.device.is_gone() && (self.gid == self.device.gid() || self.device.has_left(self.gid))
     }
 
-    /// The result of [`Peer::attach`] for a peer that may have written into our DMB already. If it has
-    /// left since, or our device is gone or about to go, its own DMB cannot be had any more. What it
-    /// wrote is still to be read, and the connection goes on over TCP if both ends can do that.
+    /// The result of [`Peer::attach`] for a peer possibly already writing into our DMB. If the peer has
+    /// left since, or our device is gone or about to go, the peer's own DMB cannot be attached any
+    /// more. Bytes already written are still to be read, and the connection continues over TCP if both
+    /// ends support this.
     ///
     /// # Errors
     /// As [`Peer::attach`].
@@ -327,7 +327,7 @@ impl Peer {
             Err(IsmError::Refused { op: Op::Attach, status: Status::Enoent }) => {
                 self.device.is_gone() || self.ask_whether_left()
             }
-            // The device is about to go, and takes on nothing new.
+            // The device is about to go, and refuses new work.
             Err(IsmError::Refused { op: Op::Attach, status: Status::Estate }) => true,
             Err(_) => self.device.is_gone(),
         };
@@ -339,20 +339,20 @@ impl Peer {
         Ok(Some(Arc::new(PeerBuffer::new(dmb, true))))
     }
 
-    /// Removes the attachment of a DMB that is gone, and returns it.
+    /// Removes and returns the attachment of a lost DMB.
     pub(crate) fn remove_attachment(&self, token: Token) -> Option<Arc<PeerBuffer>> {
         self.state().attached.remove(&token.0)
     }
 
-    /// Ends the logical link, so that the next connection is a first contact (CLC-50).
+    /// Ends the logical link, so the next connection is a first contact (CLC-50).
     pub(crate) fn reset_link(&self) {
         let mut state = self.state();
         state.terms = None;
         state.peer_link = None;
     }
 
-    /// Takes the buffers of a peer that has left. Their drop sends device commands, so the caller
-    /// drops them on a thread that may block.
+    /// Takes the buffers of a departed peer. Their drop sends device commands, so the caller drops them
+    /// on a thread allowed to block.
     #[must_use = "its drop sends device commands"]
     pub(crate) fn take_resources(&self) -> impl Send + use<> {
         let mut state = self.state();
@@ -371,7 +371,7 @@ impl Peer {
         self.state().free.len()
     }
 
-    /// The time since when it has had no connection; `None` while it has one.
+    /// The beginning of the time without a connection; `None` while there is one.
     pub(crate) fn idle_since(&self) -> Option<Instant> {
         let state = self.state();
         (self.live() == 0).then_some(state.last_used)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A virtio-ism device as the event source of a reactor.
 //!
-//! [`SmcdSource`] translates the records of the device into events for connections. Records that
-//! concern a peer as a whole also go to the [`Fabric`].
+//! [`SmcdSource`] translates the records of the device into events for connections. Records about a
+//! peer as a whole also go to the [`Fabric`].
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
@@ -14,32 +14,33 @@ use super::fabric::{DeferredDrop, Fabric};
 use crate::reactor::source::{LineName, ReactorEvent, Source, Tags};
 use virtio_ism::{EVENTS_PER_POLL, IsmDevice};
 
-/// Who uses a device, and hears of what concerns no single connection.
+/// The user of a device, informed of events beyond a single connection.
 pub(crate) trait DeviceUser: Send + Sync {
-    /// Drops `object` soon, on a thread that may block.
+    /// Drops `object` soon, on a thread allowed to block.
     fn defer_drop(&self, object: DeferredDrop);
 
-    /// The device, which was about to go, stays.
+    /// The device stays, after a request to leave.
     fn device_stays(&self);
 }
 
 /// The events of one device, for the connections of one fabric.
 pub(crate) struct SmcdSource {
     device: Arc<IsmDevice>,
-    // Weak: connections keep their reactor, and it must not keep the peers of a lost device.
+    // Weak: connections keep their reactor, which must not keep the peers of a lost device.
     fabric: Weak<Fabric>,
     user: Weak<dyn DeviceUser>,
 }
 
 impl SmcdSource {
-    /// The source of the fabric's device. What peers leave behind goes to `user`, whose drop may block.
+    /// The source of the fabric's device. Resources of departed peers go to `user`, because their drop
+    /// may block.
     pub(crate) fn new(fabric: &Arc<Fabric>, user: Weak<dyn DeviceUser>) -> Arc<SmcdSource> {
         let (device, fabric) = (fabric.device().clone(), Arc::downgrade(fabric));
         Arc::new(SmcdSource { device, fabric, user })
     }
 
-    /// Passes a record on: to the connections first, so that their failures are known before the
-    /// fabric releases what the peer had.
+    /// Passes a record on: to the connections first, so their failures are known before the fabric
+    /// releases the peer's resources.
     fn translate(&self, event: Event, handle: &mut dyn FnMut(ReactorEvent)) {
         match event {
             Event::SlabWake(wake) => {
@@ -101,7 +102,7 @@ impl SmcdSource {
     }
 }
 
-/// The tags of a connection with this peer that writes the DMB of this token.
+/// The tags of a connection with this peer, writing the DMB of this token.
 pub(crate) fn tags(peer: Gid, token: Token) -> Tags {
     Tags { peer: peer_tag(peer), buffer: token.0 }
 }
@@ -136,7 +137,7 @@ impl Source for SmcdSource {
     }
 
     fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
-        // An error means that the device is gone, for which `is_gone` is there.
+        // An error means a lost device, as reported by `is_gone`.
         self.device
             .poll_events(&mut |event| self.translate(event, handle))
             .is_ok_and(|n| n == EVENTS_PER_POLL)
