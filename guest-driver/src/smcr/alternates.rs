@@ -10,8 +10,8 @@ use super::pnet::network_of;
 use super::port::Port;
 use super::shared::Shared;
 
-/// A port for further links of a group with this first link, if it is on the same physical network.
-/// What is between the two hosts is taken to be the same for all of the network (`direct`).
+/// A port for further links of a group with this first link, if on the same physical network. The path
+/// between the two hosts is taken to be the same for the whole network (`direct`).
 pub(crate) fn alternate(
     shared: &Shared,
     port: &Port,
@@ -24,7 +24,7 @@ pub(crate) fn alternate(
     near.then(|| port.alternate(first.gid(), version == Version::V1, direct)).flatten()
 }
 
-/// Ports for further links: those other than that of the first link come first.
+/// Ports for further links. Ports other than the first link's come first.
 pub(crate) fn alternates(
     shared: &Shared,
     first: &Link,

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! RMBs and send buffers: registered memory, and the pools in which it waits for the next
-//! connection.
+//! RMBs and send buffers: registered memory, and the pools of memory for later connections.
 //!
-//! An RMB has one element, for one connection (RMB-14). It belongs to one link group (RMB-18, LG-49)
-//! and is registered with the protection domain of each of its links (LG-59, RMB-30), so that no other
-//! peer's keys reach it (SEC-6). A pooled RMB (RMB-17) is known to the peer, so the next connection of
-//! the group needs no Confirm RKey for it.
+//! An RMB has one element, for one connection (RMB-14). Each RMB belongs to one link group (RMB-18,
+//! LG-49) and is registered with the protection domain of each of the group's links (LG-59, RMB-30), so
+//! no other peer's keys reach it (SEC-6). A pooled RMB (RMB-17) is known to the peer: the next
+//! connection of the group needs no Confirm RKey.
 //!
-//! A send buffer is as long as the peer's receive element, and each byte lies at the offset that
-//! it has there. It may be overwritten exactly when the peer's consumer cursor has passed it, so
-//! whatever the peer has not confirmed can be written once more.
+//! A send buffer is as long as the peer's receive element, with each byte at the same offset as in the
+//! element. A byte may be overwritten exactly when the peer's consumer cursor has passed it, so every
+//! unconfirmed byte can be written once more.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -21,14 +20,14 @@ use thiserror::Error;
 use ism_sys::{OutOfBounds, lock};
 use smc_verbs::{Access, Memory, Mr, Pd, VerbsError};
 
-/// Buffers that a group keeps for later connections at most.
+/// The most buffers kept by a group for later connections.
 const POOL_MAX: usize = 200;
-/// Bytes of RMBs that a group keeps for later connections at most.
+/// The most bytes of RMBs kept by a group for later connections.
 const POOL_BYTES: u64 = 64 << 20;
-/// How long an RMB stays registered after its removal: a write of the peer that was under way would
-/// fail the link if its memory were not registered.
+/// Time of registration after an RMB's removal: a write of the peer already under way would fail the
+/// link if its memory were not registered.
 const REGISTERED_AFTER_REMOVAL: Duration = Duration::from_secs(5);
-/// RMBs that stay registered after their removal at most.
+/// The most RMBs still registered after their removal.
 const MAX_REMOVED: usize = 64;
 
 /// Memory and its registrations, one per link.
@@ -46,7 +45,6 @@ impl Registered {
         Ok(Registered { memory, len, access, regions: Mutex::default() })
     }
 
-    /// The memory.
     #[inline]
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
@@ -57,10 +55,10 @@ impl Registered {
         self.len
     }
 
-    /// Registers it with a link, unless it is.
+    /// Registers the memory with a link, unless already registered.
     ///
     /// # Errors
-    /// What the registration says; most often that too much memory is locked.
+    /// The error of the registration; most often a limit of locked memory.
     pub(crate) fn register(&self, link: LinkKey, pd: &Arc<Pd>) -> Result<Arc<Mr>, VerbsError> {
         let mut regions = lock(&self.regions);
         if let Some((_, region)) = regions.iter().find(|(key, _)| *key == link) {
@@ -71,8 +69,8 @@ impl Registered {
         Ok(region)
     }
 
-    /// Removes the registration with a link that ends and returns it: it must outlive the queue pair
-    /// (see `Link::keep`).
+    /// Removes and returns the registration with an ending link: the registration must outlive the
+    /// queue pair (see `Link::keep`).
     #[must_use = "the end of a registration may take long while its queue pair lives"]
     pub(crate) fn remove_region(&self, link: LinkKey) -> Option<Arc<Mr>> {
         let mut regions = lock(&self.regions);
@@ -80,7 +78,7 @@ impl Registered {
         Some(regions.swap_remove(at).1)
     }
 
-    /// The key and the address by which the peer writes it over a link.
+    /// The key and the address for writes of the peer over a link.
     pub(crate) fn region(&self, link: LinkKey) -> Option<Region> {
         let regions = lock(&self.regions);
         let (_, region) = regions.iter().find(|(key, _)| *key == link)?;
@@ -88,10 +86,10 @@ impl Registered {
     }
 }
 
-/// Why received bytes cannot be had.
+/// Reasons not to return received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum BufferError {
-    /// They do not lie in the element.
+    /// The range does not lie in the element.
     #[error(transparent)]
     Range(#[from] OutOfBounds),
     /// The peer has written over the eye catcher.
@@ -111,7 +109,7 @@ impl Rmb {
     /// Zeroed memory of `len` bytes, behind an eye catcher if wanted (RMB-9), not registered yet.
     ///
     /// # Errors
-    /// There is no memory.
+    /// No memory is left.
     pub(crate) fn new(id: RmbId, len: u32, eye_catcher: bool) -> Result<Arc<Rmb>, VerbsError> {
         let buffer = Registered::new(len, Access::RemoteWrite)?;
         let rmb = Rmb { id, buffer, eye_catcher };
@@ -129,14 +127,14 @@ impl Rmb {
             && (!self.eye_catcher || memory.copy_in(0, &EYE_CATCHER).is_ok())
     }
 
-    /// Copies received bytes out, if the eye catcher is unchanged (RMB-7). Behind a damaged one no
-    /// byte is the peer's for sure (RMB-8).
+    /// Copies received bytes out, if the eye catcher is unchanged (RMB-7). Behind a damaged one no byte
+    /// is the peer's for sure (RMB-8).
     ///
     /// # Errors
     /// See [`BufferError`].
     #[inline]
     pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), BufferError> {
-        // Looked at last: what is written meanwhile shows.
+        // Checked last, to notice writes during the copy.
         self.buffer.memory().copy_out(offset, into)?;
         if self.is_intact() { Ok(()) } else { Err(BufferError::Overlaid) }
     }
@@ -150,12 +148,11 @@ impl Rmb {
         self.buffer.memory().copy_out(0, &mut found).is_ok() && found == EYE_CATCHER
     }
 
-    /// Its number in its group.
+    /// The number in the group.
     pub(crate) fn id(&self) -> RmbId {
         self.id
     }
 
-    /// Its memory and keys.
     #[inline]
     pub(crate) fn buffer(&self) -> &Registered {
         &self.buffer
@@ -165,10 +162,10 @@ impl Rmb {
 /// A send buffer.
 pub(crate) type SendBuffer = Registered;
 
-/// Memory of `len` bytes for what is sent.
+/// Memory of `len` bytes for bytes to be sent.
 ///
 /// # Errors
-/// There is no memory.
+/// No memory is left.
 pub(crate) fn send_buffer(len: u32) -> Result<Arc<SendBuffer>, VerbsError> {
     Registered::new(len, Access::Local).map(Arc::new)
 }
@@ -179,7 +176,7 @@ pub(crate) struct Buffers {
     next: u32,
     rmbs: Vec<Arc<Rmb>>,
     free: Vec<RmbId>,
-    /// RMBs that the group has removed, and since when.
+    /// RMBs removed by the group, with the time of removal.
     removed: Vec<(Instant, Arc<Rmb>)>,
     send_buffers: Vec<Arc<SendBuffer>>,
 }
@@ -196,8 +193,8 @@ impl Buffers {
         self.rmbs.push(rmb);
     }
 
-    /// A pooled RMB of `len` bytes; others may have other lengths (RMB-3). The one put back last: it
-    /// is the most likely to be in a cache.
+    /// A pooled RMB of `len` bytes; others may have other lengths (RMB-3). Returns the one put back
+    /// last, the most likely to be in a cache.
     pub(crate) fn take(&mut self, len: u32) -> Option<Arc<Rmb>> {
         let fits = |id: &RmbId| self.get(*id).is_some_and(|rmb| rmb.buffer.len() == len);
         let at = self.free.iter().rposition(fits)?;
@@ -235,12 +232,11 @@ impl Buffers {
         self.removed.push((now, rmb));
     }
 
-    /// All RMBs.
     pub(crate) fn all(&self) -> &[Arc<Rmb>] {
         &self.rmbs
     }
 
-    /// How many RMBs are in use, and how many in the pool.
+    /// Numbers of RMBs in use, and in the pool.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.rmbs.len().saturating_sub(self.free.len()), self.free.len())
     }
@@ -258,7 +254,7 @@ impl Buffers {
         }
     }
 
-    /// Removes the registrations of all buffers with a link that ends, and returns them.
+    /// Removes and returns the registrations of every buffer with an ending link.
     #[must_use = "as that of `Registered::remove_region`"]
     pub(crate) fn remove_link(&self, link: LinkKey) -> Vec<Arc<Mr>> {
         let rmbs = self.rmbs.iter().chain(self.removed.iter().map(|(_, rmb)| rmb));
@@ -337,7 +333,7 @@ mod tests {
         let rmbs: Vec<_> = (0..=POOL_MAX).map(|_| add(&mut buffers, 16 << 10)).collect();
         let kept = rmbs.iter().filter(|rmb| buffers.put_back(rmb)).count();
         assert_eq!(kept, POOL_MAX);
-        // The caller removes an RMB for which there is no room.
+        // The caller removes an RMB without room in the pool.
         buffers.remove(rmbs[POOL_MAX].id());
         assert_eq!(buffers.counts(), (0, POOL_MAX));
     }

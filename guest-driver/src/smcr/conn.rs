@@ -17,10 +17,10 @@ use super::info;
 use super::options::ring;
 use crate::info::SmcrInfo;
 
-/// Both ends' elements of one SMC-R connection: what a pair of DMBs is to SMC-D.
+/// Both ends' elements of one SMC-R connection, the counterpart of a pair of DMBs in SMC-D.
 ///
-/// Dropped, the own RMB goes back to its pool if [`SmcrConn::allow_reuse`] was called, and else is
-/// removed from the link group.
+/// The drop returns the own RMB to its pool if [`SmcrConn::allow_reuse`] was called, and else removes
+/// the RMB from the link group.
 pub(crate) struct SmcrConn {
     groups: Arc<LinkGroups>,
     group: Arc<Group>,
@@ -44,26 +44,26 @@ impl SmcrConn {
         SmcrConn { groups, group, endpoint, rmb, established, eye_catcher, dirty: OnceLock::new() }
     }
 
-    /// The number by which [`ReactorEvent::Arrived`](crate::reactor::source::ReactorEvent::Arrived) names it: the own
+    /// The key in [`ReactorEvent::Arrived`](crate::reactor::source::ReactorEvent::Arrived): the own
     /// alert token. Unique in the process for as long as the element lives.
     pub(crate) fn key(&self) -> u32 {
         self.endpoint.token()
     }
 
-    /// The peer's words as the CDC message that was taken last has them, in the form of SMC-D's
-    /// control block: the producer's, then the consumer's with all flags. Both are of one message.
+    /// The peer's words of the CDC message taken last, in the form of SMC-D's control block: the
+    /// producer's, then the consumer's with all flags. Both are of one message.
     #[inline]
     pub(crate) fn words(&self) -> [u64; 2] {
         self.endpoint.words().load()
     }
 
-    /// Removes the failover mark (F) of the peer from the words. `true`: there was one, and the peer's
-    /// last message on the old link may be lost.
+    /// Removes the failover mark (F) of the peer from the words. `true`: the mark was set, and the
+    /// peer's last message on the old link may be lost.
     pub(crate) fn take_move(&self) -> bool {
         self.endpoint.words().take_move()
     }
 
-    /// Copies out of the own element, which this end only reads (RMB-11); offsets are those of
+    /// Copies out of the own element, only read by this end (RMB-11); offsets are those of
     /// [`SmcrConn::local_ring`]'s spans.
     ///
     /// # Errors
@@ -86,21 +86,21 @@ impl SmcrConn {
         }
     }
 
-    /// The ring that the peer writes.
+    /// The ring written by the peer.
     pub(crate) fn local_ring(&self) -> Ring {
         ring(self.rmb.buffer().len(), self.eye_catcher)
     }
 
-    /// The ring that this end writes.
+    /// The ring written by this end.
     pub(crate) fn peer_ring(&self) -> Ring {
         ring(self.established.peer.size.bytes(), self.eye_catcher)
     }
 
-    /// Writes the pieces (offset in the peer's element, bytes) and then sends the words. One thread
-    /// at a time calls this, in the order of the stream. It does not wait: what the queue pair has
-    /// no room for now follows by itself (the bytes are in the send buffer until the peer has read
-    /// them), a failover included. Words that wait are replaced by newer ones; a receiver sees
-    /// flags and cursors of one message together, so nothing is lost on it.
+    /// Writes the pieces (offset in the peer's element, bytes) and then sends the words. One thread at
+    /// a time calls this, in the order of the stream. The call does not wait: pieces and words without
+    /// room in the queue pair follow later (the send buffer keeps the bytes until the peer has read
+    /// them), a failover included. Waiting words are replaced by newer ones; a receiver sees flags and
+    /// cursors of one message together, so nothing is lost.
     ///
     /// # Errors
     /// A piece does not lie in the peer's element, or the connection cannot go on.
@@ -122,7 +122,7 @@ impl SmcrConn {
         self.endpoint.has_failed()
     }
 
-    /// Tests the link if it has been silent for so long (RFC 7609 section 4.5.3).
+    /// Tests the link after a silence of this duration (RFC 7609 section 4.5.3).
     pub(crate) fn test(&self, silence: Duration) {
         let Some(link) = self.endpoint.link() else { return };
         let (key, last_receipt) = (link.key(), link.take_last_receipt());
@@ -135,8 +135,8 @@ impl SmcrConn {
         self.group.shared().timers_changed();
     }
 
-    /// Asks a peer that may hold back bytes since a failover for its cursor. The helper thread calls
-    /// this every second.
+    /// Asks for the cursor of a peer possibly holding back bytes since a failover. The helper thread
+    /// calls this every second.
     pub(crate) fn probe_peer(&self) {
         if let Some(congestion) = self.endpoint.probe_peer() {
             self.group.shared().make_room(&self.endpoint, &congestion);
@@ -148,7 +148,7 @@ impl SmcrConn {
         self.agreed().is_some()
     }
 
-    /// What both ends have agreed on for records on TCP; `None`: they speak none.
+    /// The agreed features of records on TCP; `None`: no records.
     pub(crate) fn agreed(&self) -> Option<CarrierFeatures> {
         Some(self.group.terms()?.carriers?.features())
     }
@@ -158,25 +158,25 @@ impl SmcrConn {
         self.endpoint.has_lost_links()
     }
 
-    /// Gives up the links of the group, because the peer has: what has not arrived by now never will.
-    /// That is an event of each of its connections, later.
+    /// Gives up the links of the group after the peer has: bytes not yet arrived never will. Each
+    /// connection of the group gets an event later.
     pub(crate) fn give_up_links(&self) {
         self.group.put(Input::PeerGaveUp);
     }
 
-    /// Copies what was sent out of the send buffer, from an offset in the peer's element on. `false`:
-    /// it is not there.
+    /// Copies sent bytes out of the send buffer, from an offset in the peer's element on. `false`: the
+    /// range is not in the send buffer.
     pub(crate) fn copy_sent(&self, offset: u32, into: &mut [u8]) -> bool {
         self.endpoint.copy_sent(offset, into)
     }
 
-    /// Stores bytes that came over TCP into the own element, as the peer would.
+    /// Stores bytes received over TCP into the own element, as the peer would.
     pub(crate) fn store(&self, offset: u32, bytes: &[u8]) {
         let stored = self.rmb.buffer().memory().copy_in(offset as usize, bytes);
         debug_assert!(stored.is_ok(), "{stored:?}");
     }
 
-    /// Stores the words of a peer that goes on over TCP.
+    /// Stores the words of a peer now using TCP.
     pub(crate) fn store_words(&self, words: [u64; 2]) {
         self.endpoint.words().put(words);
     }
@@ -186,19 +186,18 @@ impl SmcrConn {
         self.endpoint.fail();
     }
 
-    /// This end has sent the last words that the peer will get (or is about to): nothing follows
-    /// them.
+    /// This end has sent the last words for the peer, or is about to: nothing follows.
     pub(crate) fn release(&self) {
         self.endpoint.release();
     }
 
     /// Both ends are done: the own RMB may serve another connection once its first `dirty` bytes are
-    /// zeroed, which happens when this is dropped.
+    /// zeroed, in the drop of this value.
     pub(crate) fn allow_reuse(&self, dirty: usize) {
         let _ = self.dirty.set(dirty);
     }
 
-    /// What was negotiated, and how it travels now.
+    /// The negotiated values, and the present path.
     pub(crate) fn info(&self) -> SmcrInfo {
         let rmb = self.rmb.buffer();
         info::connection(&self.group, &self.endpoint, rmb, &self.established, self.peer_ring())
@@ -208,7 +207,7 @@ impl SmcrConn {
 impl Drop for SmcrConn {
     fn drop(&mut self) {
         self.endpoint.release();
-        // Writes of the peer on a link that it no longer uses may still be under way (LG-32).
+        // Writes of the peer on a link no longer in use may still be under way (LG-32).
         let dirty = self.dirty.get().copied().filter(|_| !self.endpoint.has_moved());
         self.group.release_rmb(&self.rmb, dirty);
         self.groups.close(self.group.clone(), self.endpoint.clone());

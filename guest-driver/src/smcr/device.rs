@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! An open RNIC: its completion queues, and the queue pairs that use them.
+//! An open RNIC: its completion queues, and the queue pairs using them.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -9,9 +9,9 @@ use super::inbox::WorkSignal;
 use ism_sys::lock;
 use smc_verbs::{Channel, Completion, Context, Cq, DeviceInfo, VerbsError};
 
-/// Completions that one poll takes at most.
+/// The most completions taken by one poll.
 pub(super) const BATCH: usize = 32;
-/// Notices that are left in the channel before all of them are read.
+/// The most notices left unread in the channel.
 const UNREAD: u32 = 64;
 /// Entries of a completion queue, if the device has as many.
 const ENTRIES: u32 = 16 << 10;
@@ -22,21 +22,20 @@ pub(crate) struct Device {
     channel: Arc<Channel>,
     recv_cq: Arc<Cq>,
     send_cq: Arc<Cq>,
-    /// Its place among the RNICs of the process.
+    /// The index among the RNICs of the process.
     index: usize,
-    /// The thread that takes receive completions holds this, so that they are dispatched in order.
+    /// Held by the thread taking receive completions, to dispatch them in order.
     receiving: Mutex<Box<[Completion; BATCH]>>,
-    /// A thread found `receiving` locked and has left. The thread that holds the lock polls once
-    /// more.
+    /// A thread found `receiving` locked and has left. The lock's owner polls once more.
     overlooked: AtomicBool,
-    /// As `receiving`, for send completions.
+    /// Like `receiving`, for send completions.
     sending: Mutex<Box<[Completion; BATCH]>>,
     /// The queue is armed, or its notice was not handled yet.
     recv_armed: AtomicBool,
     send_armed: AtomicBool,
-    /// Notices that were handled and are not read.
+    /// Notices handled, but not read.
     unread: AtomicU32,
-    /// Links that wait for send completions.
+    /// Number of links waiting for send completions.
     send_awaited: AtomicUsize,
     /// The device can no longer be used.
     dead: AtomicBool,
@@ -49,11 +48,11 @@ pub(crate) struct Device {
 /// Counts of unexpected messages.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// CDC messages with a token that no connection of the group has.
+    /// CDC messages with a token of no connection of the group.
     pub(crate) unknown_token: AtomicU64,
-    /// CDC messages that were overtaken.
+    /// CDC messages overtaken by later ones.
     pub(crate) overtaken: AtomicU64,
-    /// Messages that are neither CDC nor LLC.
+    /// Messages neither of CDC nor of LLC.
     pub(crate) malformed: AtomicU64,
 }
 
@@ -61,7 +60,7 @@ impl Device {
     /// Opens an RNIC.
     ///
     /// # Errors
-    /// Those of the verbs.
+    /// An error of the verbs.
     pub(crate) fn open(
         info: &DeviceInfo,
         index: usize,
@@ -93,17 +92,16 @@ impl Device {
         }))
     }
 
-    /// Its name.
     pub(crate) fn name(&self) -> &str {
         self.context.device().name()
     }
 
-    /// Its place among the RNICs of the process, from 0.
+    /// The index among the RNICs of the process, from 0.
     pub(crate) fn index(&self) -> usize {
         self.index
     }
 
-    /// Its device file.
+    /// The device file.
     pub(crate) fn node(&self) -> &std::path::Path {
         self.context.device().node()
     }
@@ -113,12 +111,12 @@ impl Device {
         &self.context
     }
 
-    /// The completion queue for receives of all its queue pairs.
+    /// The completion queue for receives of the device's queue pairs.
     pub(crate) fn recv_cq(&self) -> &Arc<Cq> {
         &self.recv_cq
     }
 
-    /// The completion queue for sends of all its queue pairs.
+    /// The completion queue for sends of the device's queue pairs.
     pub(crate) fn send_cq(&self) -> &Arc<Cq> {
         &self.send_cq
     }
@@ -143,26 +141,26 @@ impl Device {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// Begins to take receive completions. `None`: another thread takes them, and will poll once
-    /// more ([`Device::was_overlooked`]), because a completion that came before the queue was armed
-    /// causes no notice.
+    /// Begins to take receive completions. `None`: another thread takes them, and will poll once more
+    /// ([`Device::was_overlooked`]), because a completion from before the arming of the queue causes no
+    /// notice.
     #[inline]
     pub(crate) fn try_receives(&self) -> Option<PollGuard<'_>> {
         let batch = try_lock(&self.receiving).or_else(|| {
-            // SeqCst, as in `was_overlooked`: the other thread sees this, or it has left.
+            // SeqCst, as in `was_overlooked`: either the other thread sees this, or has left.
             self.overlooked.store(true, Ordering::SeqCst);
             try_lock(&self.receiving)
         })?;
         Some(PollGuard { device: self, cq: &self.recv_cq, batch })
     }
 
-    /// As [`Device::try_receives`], but waits for the other thread.
+    /// Like [`Device::try_receives`], with a wait for the other thread.
     pub(crate) fn receives(&self) -> PollGuard<'_> {
         PollGuard { device: self, cq: &self.recv_cq, batch: lock(&self.receiving) }
     }
 
-    /// Whether a thread found the receives taken and has left the rest to this thread, which has
-    /// just dropped its [`PollGuard`].
+    /// Whether a thread found the receives taken and has left the rest to this thread, after the drop
+    /// of its [`PollGuard`].
     #[inline]
     pub(crate) fn was_overlooked(&self) -> bool {
         self.overlooked.load(Ordering::SeqCst) && self.overlooked.swap(false, Ordering::SeqCst)
@@ -180,7 +178,7 @@ impl Device {
         self.send_awaited.load(Ordering::SeqCst) != 0
     }
 
-    /// Whether a completion queue failed: all links over the device have to fail.
+    /// Whether a completion queue failed: every link over the device has to fail.
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::SeqCst)
     }
@@ -195,7 +193,7 @@ impl Device {
         }
     }
 
-    /// A link waits for send completions from now on, so that they need a notice.
+    /// A link waits for send completions from now on, and needs a notice for them.
     pub(crate) fn await_sends(&self) {
         self.send_awaited.fetch_add(1, Ordering::SeqCst);
         self.arm_sends();
@@ -214,8 +212,8 @@ impl Device {
         }
     }
 
-    /// Arms the receive queue, and the send queue if a link waits for its completions, unless they are
-    /// armed. `true`: the receive queue was armed just now, so poll once more before waiting.
+    /// Arms the receive queue, and the send queue if a link waits for its completions, unless armed
+    /// already. `true`: the receive queue was armed just now, so poll once more before waiting.
     pub(crate) fn arm(&self) -> bool {
         if self.unread.load(Ordering::Relaxed) >= UNREAD {
             self.read_notices();
@@ -232,8 +230,8 @@ impl Device {
         true
     }
 
-    /// Handles a notice, or several. It does not read the notice (a system call) to find out the queue,
-    /// but arms both queues again: to arm an armed queue has no effect.
+    /// Handles a notice, or several. Reading the notice to find out the queue would take a system call.
+    /// So both queues are armed again: arming an armed queue has no effect.
     pub(crate) fn on_notice(&self) {
         self.unread.fetch_add(1, Ordering::Relaxed);
         self.mark_unarmed();
@@ -244,7 +242,7 @@ impl Device {
         self.send_armed.store(false, Ordering::SeqCst);
     }
 
-    /// Reads all notices. The kernel keeps them until then.
+    /// Reads the notices. The kernel keeps them until then.
     fn read_notices(&self) {
         self.unread.store(0, Ordering::Relaxed);
         self.channel.drain(8 * UNREAD as usize, |_| {});
@@ -253,7 +251,7 @@ impl Device {
     }
 }
 
-/// The right to take completions of one queue, for as long as it lives.
+/// The right to take completions of one queue, until dropped.
 pub(crate) struct PollGuard<'a> {
     device: &'a Device,
     cq: &'a Cq,
@@ -261,8 +259,8 @@ pub(crate) struct PollGuard<'a> {
 }
 
 impl PollGuard<'_> {
-    /// Takes up to [`BATCH`] completions, oldest first. Fewer than that: the queue is empty, or has
-    /// failed, which [`Device::is_broken`] then reports.
+    /// Takes up to [`BATCH`] completions, oldest first. Fewer than [`BATCH`]: the queue is empty, or
+    /// has failed, as [`Device::is_broken`] then reports.
     #[inline]
     pub(crate) fn poll(&mut self) -> &[Completion] {
         let n = self.cq.poll(&mut self.batch[..]).unwrap_or_else(|error| {
@@ -277,7 +275,7 @@ impl PollGuard<'_> {
 fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
-        // What is in it is valid after every statement.
+        // The content is valid after every statement.
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     }

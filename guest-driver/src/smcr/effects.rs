@@ -14,8 +14,8 @@ use super::shared::DeferredClose;
 use smc_verbs::VerbsError;
 
 impl Group {
-    /// Executes all outputs of the state machine, in their order: the caller holds the lock of the
-    /// group's state.
+    /// Executes the outputs of the state machine in order. The caller holds the lock of the group's
+    /// state.
     pub(super) fn apply_outputs(self: &Arc<Self>, core: &mut Core) {
         let mut any = false;
         while let Some(output) = core.machine.as_mut().and_then(|machine| machine.poll_output()) {
@@ -44,7 +44,7 @@ impl Group {
             Output::ConnectLink { link, remote, mtu } => {
                 self.connect(core, link, RemoteEnd { mtu, ..remote });
             }
-            // A queue pair is brought to RTS as soon as it knows its peer (LLC-13).
+            // A queue pair is brought to RTS as soon as its peer is known (LLC-13).
             Output::ActivateLink { .. } => {}
             Output::LinkUsable { link } => {
                 tracing::debug!(group = self.number(), link = link.get(), "link usable");
@@ -104,7 +104,7 @@ impl Group {
         let link = Link::new(key, group, &port, (source.index, source.gid), self.version())?;
         self.shared().add_link(&link)?;
         let mut regions = Vec::new();
-        // Every link has all RMBs (LG-2), each with a key of its own there (LG-19).
+        // Every link has every RMB (LG-2), with a key of its own (LG-19).
         for rmb in core.buffers.all() {
             rmb.buffer().register(key, link.pd())?;
             regions.extend(rmb.buffer().region(key).map(|region| (rmb.id(), region)));
@@ -115,9 +115,9 @@ impl Group {
         Ok(())
     }
 
-    /// Connects a link on a thread of its own, because address resolution may take about a second if
-    /// the peer's port does not answer. LLC messages for the link wait until it is connected;
-    /// connections go on over the other links (LG-27).
+    /// Connects a link on a thread of its own: address resolution may take about a second if the peer's
+    /// port does not answer. LLC messages for the link wait until then; connections use the other links
+    /// (LG-27).
     fn connect(self: &Arc<Self>, core: &Core, key: LinkKey, remote: RemoteEnd) {
         let machine = core.machine.as_ref();
         let direct = machine.and_then(|machine| machine.link(key)).is_none_or(|l| l.rnic.direct);
@@ -136,7 +136,8 @@ impl Group {
         }
     }
 
-    /// The peer may use that key for other memory at any time, so connections that still use it fail.
+    /// The peer may reuse this key for other memory at any time, so connections still using the key
+    /// fail.
     fn peer_rmb_deleted(&self, core: &Core, rmb: PeerRmbId) {
         for (endpoint, _) in core.connections.values() {
             if endpoint.target().is_some_and(|(target, _)| target == rmb) {
@@ -145,7 +146,7 @@ impl Group {
         }
     }
 
-    /// Ends the links, and with them all connections (LG-56, LLC-44, CLOSE-34, CLOSE-37).
+    /// Ends the links, and thereby every connection (LG-56, LLC-44, CLOSE-34, CLOSE-37).
     fn end(self: &Arc<Self>, core: &mut Core, ending: Ending) {
         let mut links = Vec::new();
         while let Some(key) = core.links.last().map(|link| link.key()) {
@@ -155,7 +156,7 @@ impl Group {
             Ending::Quiet => Vec::new(),
             _ => core.connections.values().map(|(endpoint, _)| endpoint.clone()).collect(),
         };
-        // Any other end is a fault of one of both ends, whose words are not worth much.
+        // Any other end is a fault of one of both ends, with unreliable words.
         let may_go_on = match self.ending() {
             Some((Reason::LastLinkLost(_) | Reason::PeerDeletedAll(_), _)) => {
                 self.terms().is_some_and(|terms| terms.carriers.is_some())
@@ -168,7 +169,7 @@ impl Group {
         self.shared().signal().post();
     }
 
-    /// Frees a link that has ended, or that the peer did not take (LG-24).
+    /// Frees a link after its end, or refused by the peer (LG-24).
     fn destroy(&self, core: &mut Core, key: LinkKey) {
         let links = take_link(core, key).into_iter().collect();
         self.shared().defer_close(DeferredClose { links, lost: Vec::new(), may_go_on: false });
@@ -179,7 +180,8 @@ pub(super) fn find(core: &Core, key: LinkKey) -> Option<&Arc<Link>> {
     core.links.iter().find(|link| link.key() == key)
 }
 
-/// Removes a link from the group. The link keeps the registrations that must outlive its queue pair.
+/// Removes a link from the group. The link keeps the registrations needed until the end of its queue
+/// pair.
 fn take_link(core: &mut Core, key: LinkKey) -> Option<Arc<Link>> {
     let at = core.links.iter().position(|link| link.key() == key)?;
     let link = core.links.swap_remove(at);

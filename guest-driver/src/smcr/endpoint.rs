@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One connection as links see it: where its messages go, and the words of its peer.
+//! One connection as links see it: the destination of its messages, and the words of its peer.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -24,17 +24,17 @@ pub(crate) enum SmcrSendError {
     Range {
         /// Offset of the piece, bytes.
         offset: u32,
-        /// Its length, bytes.
+        /// Length of the piece, bytes.
         len: usize,
         /// Length of the element, bytes.
         element_len: u32,
     },
 }
 
-/// A link that has little room for messages, after a connection has posted on it.
+/// A link with little room for messages, after a connection has posted on it.
 #[derive(Debug)]
 pub(crate) enum Congestion {
-    /// The messages were posted. It is time to poll send completions.
+    /// The messages were posted. Send completions should be polled.
     Short(Arc<Link>),
     /// There was no room for a message.
     Full(Arc<Link>),
@@ -43,11 +43,9 @@ pub(crate) enum Congestion {
 /// The peer's element.
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// Its RMB.
     pub(crate) rmb: PeerRmbId,
-    /// Where the element begins in the RMB, bytes.
+    /// Offset of the element in the RMB, bytes.
     pub(crate) offset: u64,
-    /// The ring in it.
     pub(crate) ring: Ring,
     /// The peer's alert token.
     pub(crate) token: u32,
@@ -64,12 +62,12 @@ struct Out {
     probe: ProbeBackoff,
 }
 
-/// Why a connection has failed.
+/// The cause of a connection's failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// No link is left.
     NoLink,
-    /// Its bytes or its element are not what they should be.
+    /// The bytes or the element of the connection are damaged.
     Broken,
 }
 
@@ -78,7 +76,7 @@ enum Fate {
 pub(crate) struct Endpoint {
     /// The own alert token.
     token: u32,
-    /// Number of its group.
+    /// Number of the group.
     group: u32,
     words: Words,
     out: Mutex<Option<Out>>,
@@ -91,7 +89,7 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// A connection that has no peer yet, in the group with this number. Its cursors start at `start`.
+    /// A connection without a peer yet, in the group with this number. Its cursors start at `start`.
     pub(crate) fn new(token: u32, group: u32, start: Cursor) -> Arc<Endpoint> {
         Arc::new(Endpoint {
             token,
@@ -105,13 +103,13 @@ impl Endpoint {
         })
     }
 
-    /// The alert token by which the peer names it.
+    /// The alert token used by the peer.
     #[inline]
     pub(crate) fn token(&self) -> u32 {
         self.token
     }
 
-    /// The number of its group in this process.
+    /// The number of the group in this process.
     #[inline]
     pub(crate) fn group(&self) -> u32 {
         self.group
@@ -139,7 +137,7 @@ impl Endpoint {
         });
     }
 
-    /// Fails the connection: it sends nothing any more.
+    /// Fails the connection: no more sends.
     pub(crate) fn fail(&self) {
         self.failed.store(true, Ordering::Release);
     }
@@ -152,20 +150,20 @@ impl Endpoint {
         self.fail();
     }
 
-    /// Fails the connection for good: what it goes on by makes no difference.
+    /// Fails the connection for good, on any carrier.
     pub(crate) fn break_off(&self) {
         let _ = self.fate.set(Fate::Broken);
         self.fail();
     }
 
-    /// Whether it has failed because no link is left. What was sent may be lost then, but the send
-    /// buffer has it.
+    /// Whether the connection has failed because no link is left. Sent bytes may be lost then, but are
+    /// still in the send buffer.
     pub(crate) fn has_lost_links(&self) -> bool {
         self.fate.get() == Some(&Fate::NoLink)
     }
 
-    /// Copies what was sent out of the send buffer, from an offset in the peer's element on. `false`:
-    /// it is not there.
+    /// Copies sent bytes out of the send buffer, from an offset in the peer's element on. `false`: the
+    /// range is not in the send buffer.
     pub(crate) fn copy_sent(&self, offset: u32, into: &mut [u8]) -> bool {
         let copied = |out: &Out| out.send_buffer.memory().copy_out(offset as usize, into).is_ok();
         self.out().as_ref().is_some_and(copied)
@@ -177,8 +175,8 @@ impl Endpoint {
         self.released.store(true, Ordering::Release);
     }
 
-    /// Fails the connection, and returns `true`, if it still writes into the element `target`, which
-    /// the peer has given to another connection (RMB-23).
+    /// Fails the connection, and returns `true`, if it still writes into the element `target`, now
+    /// given by the peer to another connection (RMB-23).
     pub(crate) fn fail_if_reused(&self, target: &Target) -> bool {
         let same = |out: &Out| out.target.rmb == target.rmb && out.target.offset == target.offset;
         // Under this lock, nothing is posted meanwhile.
@@ -191,26 +189,25 @@ impl Endpoint {
         reused
     }
 
-    /// Detaches the connection from a link that ends, and returns the link's registration of the send
+    /// Detaches the connection from an ending link, and returns the link's registration of the send
     /// buffer.
     pub(crate) fn remove_link(&self, link: LinkKey) -> Option<Arc<Mr>> {
         let mut guard = self.out();
         let out = guard.as_mut()?;
-        // The connection has a path only if it did not go over to another link.
+        // The path of a connection already moved belongs to another link, and stays.
         out.path.take_if(|path| path.link.key() == link);
         out.send_buffer.remove_region(link)
     }
 
-    /// Whether it has failed.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
 
     /// Copies the pieces into the send buffer and sends the words, now or as soon as there is room.
-    /// Without `signal` it only stores the words, and the next message carries them.
+    /// Without `signal` only stores the words for the next message.
     ///
-    /// The caller [makes room](super::shared::Shared::make_room) on a link that is returned.
+    /// The caller [makes room](super::shared::Shared::make_room) on a returned link.
     #[inline]
     pub(crate) fn deliver(
         &self,
@@ -238,11 +235,10 @@ impl Endpoint {
         Ok(if signal { post(out) } else { None })
     }
 
-    /// Asks the peer for its cursor (R) if a failover may have stopped it. The helper thread calls this
-    /// every second. AF_SMC holds back less than half of its send buffer until its writes on the failed
-    /// link complete, and soft-RoCE, as AF_SMC uses it, never completes them. The request makes AF_SMC
-    /// send.
-    /// The caller makes room on a link that is returned.
+    /// Asks the peer for its cursor (R) after a failover, in case the peer has stopped. The helper
+    /// thread calls this every second. AF_SMC holds back less than half of its send buffer until its
+    /// writes on the failed link complete, and soft-RoCE, as used by AF_SMC, never completes them. The
+    /// request makes AF_SMC send. The caller makes room on a returned link.
     pub(crate) fn probe_peer(&self) -> Option<Congestion> {
         let peer = ConsumerWord::from_u64(self.words.load()[1]);
         let over = self.released.load(Ordering::Acquire) || !peer.state_flags.is_empty();
@@ -258,14 +254,14 @@ impl Endpoint {
         post(out)
     }
 
-    /// Sends what is due. The link, if it has little room or none.
+    /// Sends pending messages. Returns the link, if there is little room or none.
     pub(crate) fn flush(&self) -> Option<Congestion> {
         let mut guard = self.out();
         post(guard.as_mut().filter(|_| !self.has_failed())?)
     }
 
-    /// As [`Endpoint::flush`]. If there is no room, the link has the token of this connection from
-    /// now on and returns it when there may be some.
+    /// Like [`Endpoint::flush`]. Without room, the link keeps the token of this connection and returns
+    /// the token when there may be some.
     pub(crate) fn flush_or_wait(&self) -> Option<Congestion> {
         let mut guard = self.out();
         let congestion = post(guard.as_mut().filter(|_| !self.has_failed())?);
@@ -275,7 +271,7 @@ impl Endpoint {
         congestion
     }
 
-    /// The link that it uses.
+    /// The link in use.
     pub(crate) fn link(&self) -> Option<Arc<Link>> {
         self.out().as_ref()?.path.as_ref().map(|path| path.link.clone())
     }
@@ -285,17 +281,17 @@ impl Endpoint {
         self.out().as_ref().map(|out| (out.target.rmb, out.target.token))
     }
 
-    /// Keys of the peer's RMB, for people: on the link in use.
+    /// Key of the peer's RMB on the link in use, for display.
     pub(crate) fn peer_rkey(&self) -> Option<u32> {
         self.out().as_ref()?.path.as_ref().map(|path| path.rkey.0)
     }
 
-    /// Whether either end of it has gone over to another link.
+    /// Whether either end of the connection has moved to another link.
     pub(crate) fn has_moved(&self) -> bool {
         self.failovers() != 0 || self.words.has_moved()
     }
 
-    /// How often it went over to another link.
+    /// Number of this end's moves to another link.
     pub(crate) fn failovers(&self) -> u32 {
         self.failovers.load(Ordering::Relaxed)
     }
@@ -309,14 +305,14 @@ impl Endpoint {
             && path.link.unacknowledged(out.target.token).next().is_none()
     }
 
-    /// Returns when no thread is posting a message that began before the link was [held](Link::hold).
+    /// Waits for the end of messages being posted since before the link was [held](Link::hold).
     pub(crate) fn barrier(&self) {
         // Messages are posted under this lock.
         drop(self.out());
     }
 
-    /// Detaches the connection from the link `from`: it posts nothing until
-    /// [`Endpoint::attach_path`]. `false`: it does not use that link, or needs no other one.
+    /// Detaches the connection from the link `from`: no posts until [`Endpoint::attach_path`]. `false`:
+    /// the connection does not use that link, or needs no other one.
     pub(crate) fn detach_path(&self, from: LinkKey) -> bool {
         let mut guard = self.out();
         let Some(out) = guard.as_mut() else { return false };
@@ -326,8 +322,8 @@ impl Endpoint {
         let over = self.released.load(Ordering::Acquire);
         let goes_on = out.outbound.fail_over(unacknowledged, peer, over);
         if !goes_on {
-            // The peer has the last words or answers nothing any more, and its element may be
-            // another connection's by now.
+            // The peer has the last words or answers nothing any more, and its element may be another
+            // connection's by now.
             self.fail();
         }
         goes_on
@@ -340,9 +336,8 @@ impl Endpoint {
         Some((out.target.rmb, out.send_buffer.clone()))
     }
 
-    /// Attaches the connection to another link, on which it sends a validation and then all bytes that
-    /// the peer has not confirmed.
-    /// The caller [flushes](super::shared::Shared::flush) it.
+    /// Attaches the connection to another link, with a validation and then every byte not confirmed by
+    /// the peer. The caller [flushes](super::shared::Shared::flush) the connection.
     pub(crate) fn attach_path(&self, mut path: Path) {
         if let Some(out) = self.out().as_mut() {
             path.address = path.address.wrapping_add(out.target.offset);
@@ -357,12 +352,12 @@ impl Endpoint {
     }
 }
 
-/// When a silent peer is asked for its cursor.
+/// The schedule of requests for a silent peer's cursor.
 #[derive(Debug, Default)]
 struct ProbeBackoff {
     /// Sequence number of the peer's last message at the last check.
     last: u16,
-    /// Checks since it came.
+    /// Checks since that message.
     checks: u32,
 }
 
@@ -380,10 +375,10 @@ impl ProbeBackoff {
     const LONGEST: u32 = 64;
 }
 
-/// Posts what is due. The link, if it has little room or none.
+/// Posts pending messages. Returns the link, if there is little room or none.
 #[inline]
 fn post(out: &mut Out) -> Option<Congestion> {
-    // Without a path, and on a dead link, it is due until the group has found another one.
+    // Without a path, and on a dead link, messages stay pending until the group has found another one.
     let path = out.path.as_ref()?;
     while let Some(post) = out.outbound.next_post() {
         match path.link.post(path, out.target.token, &post) {
@@ -408,7 +403,7 @@ mod tests {
         Target { rmb, offset, ring: Ring::smcr_without_eye_catcher(LEN).unwrap(), token: 1 }
     }
 
-    /// A connection that writes into `target`, between two links.
+    /// A connection with writes into `target`, between two links.
     fn connection(target: Target) -> Arc<Endpoint> {
         let outbound = Outbound::new(target.ring, target.token);
         let out = Out {
@@ -437,7 +432,7 @@ mod tests {
         assert!(old.deliver(&[(0, b"data")], [0; 2], true).is_ok());
         assert!(old.fail_if_reused(&target(1)));
         assert!(matches!(old.deliver(&[(0, b"data")], [0; 2], true), Err(SmcrSendError::Failed)));
-        // A third connection finds nobody there but the second one.
+        // A third connection finds only the second one there.
         assert!(!old.fail_if_reused(&target(1)));
     }
 
@@ -471,7 +466,7 @@ mod tests {
         let old = connection(target(0));
         old.release();
         assert!(!old.fail_if_reused(&target(0)));
-        // Its last words may still be on the way.
+        // The last words may still be under way.
         assert!(!old.has_failed());
     }
 }

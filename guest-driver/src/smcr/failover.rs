@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections go over to another link.
+//! Moves of connections to another link.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,11 +13,11 @@ use super::endpoint::Endpoint;
 use super::group::{Core, Group};
 use super::link::{Link, Path};
 
-/// How long a failover from a link that still works waits for the writes under way on it.
+/// The longest wait for writes under way in a failover from a working link.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
-/// How often a failover checks whether those writes have arrived.
+/// Interval of a failover's checks for the arrival of such writes.
 const RECHECK_INTERVAL: Duration = Duration::from_micros(500);
-/// How long a connection waits between two links for the peer's rkey.
+/// The longest wait of a connection between two links for the peer's rkey.
 const RKEY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The result of attaching a connection to its new link.
@@ -31,7 +31,7 @@ enum Attached {
 }
 
 impl Group {
-    /// Moves all connections of a link to another one (LG-30).
+    /// Moves the connections of a link to another one (LG-30).
     pub(super) fn move_connections(
         self: &Arc<Self>,
         core: &mut Core,
@@ -46,7 +46,7 @@ impl Group {
                 // No old write may arrive after the bytes are written again.
                 old.stop();
             }
-            // Messages that were acknowledged before count.
+            // Messages acknowledged earlier count.
             self.shared().poll_sends(old.port().device());
         }
         let Some(new) = find(core, to).cloned() else {
@@ -60,7 +60,7 @@ impl Group {
         }
         let now = self.shared().now();
         for endpoint in &moved {
-            // A connection that waits for an rkey already has no path, and keeps waiting.
+            // A connection already waiting for an rkey has no path, and keeps waiting.
             if endpoint.detach_path(from) && !self.try_attach(core, endpoint, to) {
                 core.awaiting_rkey
                     .push((endpoint.token(), Tick(now.0 + RKEY_TIMEOUT.as_micros() as u64)));
@@ -69,7 +69,7 @@ impl Group {
         let moved = moved.len() as u32;
         if let Some(old) = old {
             old.connections().fetch_sub(moved, Ordering::Relaxed);
-            // It may be kept after all.
+            // The old link may be kept after all.
             old.hold(false);
         }
         new.connections().fetch_add(moved, Ordering::Relaxed);
@@ -84,8 +84,8 @@ impl Group {
         );
     }
 
-    /// Attaches the connections whose rkeys the peer has sent meanwhile, and fails those that have
-    /// waited too long. `true`: there were some.
+    /// Attaches the connections with an rkey received meanwhile, and fails connections after too long a
+    /// wait. `true`: at least one was waiting.
     pub(super) fn retry_awaiting_rkey(self: &Arc<Self>, core: &mut Core) -> bool {
         if core.awaiting_rkey.is_empty() {
             return false;
@@ -108,7 +108,7 @@ impl Group {
         core.awaiting_rkey.len() != before
     }
 
-    /// Attaches a connection to the link `on`, or fails it. `false`: it has to wait for the rkey.
+    /// Attaches a connection to the link `on`, or fails it. `false`: the rkey is still missing.
     fn try_attach(&self, core: &Core, endpoint: &Arc<Endpoint>, on: LinkKey) -> bool {
         match self.attach(core, endpoint, on) {
             Attached::Done => true,
@@ -120,8 +120,8 @@ impl Group {
         }
     }
 
-    /// Holds a link and waits until everything that is under way on it has arrived (LG-32): whether that
-    /// was within [`DRAIN_TIMEOUT`].
+    /// Holds a link and waits for the arrival of the writes under way on it (LG-32). `true`: done
+    /// within [`DRAIN_TIMEOUT`].
     fn drain(&self, core: &Core, link: &Link, key: LinkKey) -> bool {
         link.hold(true);
         for (endpoint, _) in core.connections.values().filter(|(_, on)| *on == key) {
@@ -136,7 +136,7 @@ impl Group {
             if Instant::now() >= end {
                 return false;
             }
-            // It sleeps, because a software adapter may need this processor.
+            // Sleeps, because a software adapter may need this processor.
             std::thread::sleep(RECHECK_INTERVAL);
         }
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A link group with everything that belongs to it: queue pairs, buffers, connections.
+//! A link group: its queue pairs, buffers and connections.
 //!
-//! [`LinkGroup`] decides. Its inputs wait in an inbox, so that the thread that dispatches completions
-//! need not wait, and [`Group::work`] hands them over in order.
+//! [`LinkGroup`] decides. Inputs wait in an inbox, so the thread dispatching completions need not wait,
+//! and [`Group::work`] hands the inputs over in order.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -25,14 +25,14 @@ use super::shared::Shared;
 use ism_sys::{EventFd, lock};
 use smc_verbs::VerbsError;
 
-/// Where a group stands.
+/// The status of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// Its first contact is under way.
+    /// First contact is under way.
     Forming,
-    /// Connections may use it.
+    /// Connections may use the group.
     Usable,
-    /// It is over.
+    /// The group is over.
     Over,
 }
 
@@ -41,15 +41,14 @@ pub(crate) struct Group {
     number: u32,
     role: Role,
     version: Version,
-    /// The peer as it named itself, by which a server finds the group; at a client, the peer as the
-    /// client knows it.
+    /// The peer, by the identity in its messages: a server finds the group by it; at a client, the peer
+    /// as the client knows it.
     peer: PeerRnic,
     /// A client knows this from the beginning, a server after Confirm.
     terms: OnceLock<TermsR>,
     shared: Arc<Shared>,
     inbox: Arc<Inbox>,
-    /// The thread that handles the inbox holds this, so that inputs keep their order. It is locked
-    /// before `core`.
+    /// Held by the thread handling the inbox, to keep the order of inputs. Locked before `core`.
     working: Mutex<()>,
     pub(super) core: Mutex<Core>,
     status: AtomicU8,
@@ -68,28 +67,28 @@ pub(super) struct Core {
     pub(super) buffers: Buffers,
     pub(super) confirmed: HashSet<RmbId>,
     pub(super) refused: HashSet<RmbId>,
-    /// Connections and the links they are counted on.
+    /// Connections, each with the link counting it.
     pub(super) connections: HashMap<u32, (Arc<Endpoint>, LinkKey)>,
-    /// Tokens of connections that wait for the peer's rkey on their new link, and until when.
+    /// Tokens of connections without the peer's rkey on their new link, with the end of the wait.
     pub(super) awaiting_rkey: Vec<(u32, Tick)>,
 }
 
-/// Why a group has no room for a connection.
+/// The reason for refusing a connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JoinError {
-    /// Memory or queue pairs.
+    /// An error of memory or queue pairs.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// The group.
+    /// An error of the group.
     #[error(transparent)]
     Use(#[from] UseError),
-    /// The group is over, or not yet there.
+    /// The group is over, or not yet established.
     #[error("the link group is gone")]
     Gone,
 }
 
 impl Group {
-    /// A group whose first contact begins now.
+    /// A new group, at the beginning of first contact.
     pub(crate) fn new(number: u32, role: Role, peer: PeerRnic, shared: &Arc<Shared>) -> Arc<Group> {
         Arc::new(Group {
             number,
@@ -113,17 +112,17 @@ impl Group {
         lock(&self.core)
     }
 
-    /// This host's number of it.
+    /// This host's number of the group.
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
-    /// Which end of it this is.
+    /// The role of this end.
     pub(crate) fn role(&self) -> Role {
         self.role
     }
 
-    /// Version of its messages.
+    /// Version of the group's messages.
     pub(crate) fn version(&self) -> Version {
         self.version
     }
@@ -133,14 +132,14 @@ impl Group {
         &self.peer
     }
 
-    /// Whether its peer is this stack, through whichever adapter. A stack that does not say who it
-    /// is may be anybody: then the addresses of links have to decide.
+    /// Whether the peer is this stack, over any adapter. A stack without an identity may be any: then
+    /// the addresses of links have to decide.
     pub(crate) fn is_with_stack(&self, peer: &PeerRnic) -> bool {
         self.peer.version() == peer.version() && self.peer.peer_id() == peer.peer_id()
     }
 
-    /// Whether one of its links ends at this adapter of the peer, as Linux looks for it
-    /// (CLC-19, LG-60).
+    /// Whether a link of the group ends at this adapter of the peer, by the rules of Linux (CLC-19,
+    /// LG-60).
     pub(crate) fn is_with(&self, peer: &PeerRnic) -> bool {
         if self.peer == *peer {
             return true;
@@ -157,17 +156,16 @@ impl Group {
         self.is_with_stack(peer) && ends.any(same)
     }
 
-    /// What CLC agreed on, if it has.
+    /// The result of CLC, if finished.
     pub(crate) fn terms(&self) -> Option<TermsR> {
         self.terms.get().copied()
     }
 
-    /// What the process shares among its groups.
+    /// The state shared by the groups of the process.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Where it stands.
     pub(crate) fn status(&self) -> Status {
         match self.status.load(Ordering::Acquire) {
             0 => Status::Forming,
@@ -176,7 +174,7 @@ impl Group {
         }
     }
 
-    /// Why it is over.
+    /// The reason and the kind of the group's end.
     pub(crate) fn ending(&self) -> Option<(Reason, Ending)> {
         self.over.get().copied()
     }
@@ -190,17 +188,17 @@ impl Group {
         let _ = self.over.set((reason, ending));
     }
 
-    /// Connections that went to another link.
+    /// Number of moves of connections to another link.
     pub(crate) fn failovers(&self) -> &AtomicU64 {
         &self.failovers
     }
 
-    /// Connections now.
+    /// Number of connections now.
     pub(crate) fn connections(&self) -> u32 {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Signals `notifier` at each change that a handshake may wait for.
+    /// Signals `notifier` at each change of interest to a handshake.
     pub(crate) fn watch(&self, notifier: &Arc<EventFd>) {
         lock(&self.watchers).push(Arc::downgrade(notifier));
     }
@@ -215,18 +213,17 @@ impl Group {
         });
     }
 
-    /// Its inputs.
     pub(crate) fn inputs(&self) -> &Arc<Inbox> {
         &self.inbox
     }
 
-    /// Adds an input, which it handles soon.
+    /// Adds an input, to be handled soon.
     pub(crate) fn put(&self, input: Input) {
         self.inbox.put(input);
     }
 
-    /// Handles its inputs, after all messages of connections that arrived before. Called without
-    /// locks of connections.
+    /// Handles the inputs, after every CDC message received before. Called without locks of
+    /// connections.
     pub(crate) fn work(self: &Arc<Self>) {
         let _working = lock(&self.working);
         loop {
@@ -243,9 +240,9 @@ impl Group {
         }
     }
 
-    /// Takes all messages that have arrived over its links. Two links over two RNICs have two queues,
-    /// so an LLC message may be taken before a CDC message that came earlier, for example the end of
-    /// an RMB before the last words of its connection. Called without the group's state.
+    /// Takes the messages received over the group's links. Two links over two RNICs have two queues, so
+    /// an LLC message may be taken before an earlier CDC message, for example the end of an RMB before
+    /// the last words of its connection. Called without the group's state.
     fn drain_receives(&self) {
         let mut devices: Vec<Arc<Device>> = Vec::new();
         for link in &self.core().links {
@@ -278,7 +275,7 @@ impl Group {
             }
             Input::Missing(token, number) => {
                 let endpoint = self.shared.tokens.get(token);
-                // The message may have come over another RNIC, whose queue was polled since.
+                // The message may have come over another RNIC, with a queue polled since.
                 if let Some(endpoint) = endpoint.filter(|known| !known.words().has_seen(number)) {
                     // The stream has a hole: nothing but a reset is right (LG-37).
                     self.fail_connection(&endpoint);
@@ -287,13 +284,13 @@ impl Group {
         }
     }
 
-    /// Fails a connection and posts that event.
+    /// Fails a connection and posts its event.
     pub(super) fn fail_connection(&self, endpoint: &Endpoint) {
         endpoint.break_off();
         self.shared.post_lost(endpoint.token());
     }
 
-    /// Handles timers that are due. Returns when the next one is.
+    /// Handles due timers. Returns the time of the next one.
     pub(crate) fn on_timer(self: &Arc<Self>, now: Tick) -> Option<Tick> {
         let due = |core: &Core| core.machine.as_ref()?.poll_timeout().filter(|due| due.0 <= now.0);
         if due(&self.core()).is_some() {
@@ -319,7 +316,7 @@ impl Group {
     /// Makes the first link.
     ///
     /// # Errors
-    /// What verbs say.
+    /// An error of the verbs.
     pub(crate) fn add_first_link(
         self: &Arc<Self>,
         port: &Arc<super::port::Port>,
@@ -333,7 +330,7 @@ impl Group {
         Ok(link)
     }
 
-    /// CLC is through: LLC begins (LG-6).
+    /// CLC is finished: LLC begins (LG-6).
     pub(crate) fn start(self: &Arc<Self>, terms: TermsR, params: Params, first: FirstLink) {
         let _ = self.terms.set(terms);
         let mut core = self.core();
@@ -347,12 +344,12 @@ impl Group {
         core.machine = Some(machine);
         self.apply_outputs(&mut core);
         drop(core);
-        // Inputs that came before have waited.
+        // Inputs received earlier have waited.
         self.work();
     }
 
-    /// An RMB of `len` bytes for a new connection over `link`, and whether the peer knows it on all
-    /// links. If it does not, [`Group::is_confirmed`] will say when. RMBs come with need (RMB-15).
+    /// An RMB of `len` bytes for a new connection over the link `on`. [`Group::is_confirmed`] returns
+    /// whether the peer knows the RMB on every link. RMBs are made on demand (RMB-15).
     ///
     /// # Errors
     /// See [`JoinError`].
@@ -383,7 +380,7 @@ impl Group {
         Ok(rmb)
     }
 
-    /// Whether the peer knows an RMB; `None`: it does not want it.
+    /// Whether the peer knows an RMB; `None`: the peer has refused the RMB, or the group is over.
     pub(crate) fn is_confirmed(&self, rmb: &Rmb) -> Option<bool> {
         let core = self.core();
         if core.refused.contains(&rmb.id()) || self.status() == Status::Over {
@@ -395,7 +392,7 @@ impl Group {
     /// Returns an RMB of a connection to the pool. The peer has written at most its first `dirty`
     /// bytes; without that number the RMB is removed (LLC-57).
     pub(crate) fn release_rmb(self: &Arc<Self>, rmb: &Rmb, dirty: Option<usize>) {
-        // No byte of this connection is shown to the next one (SEC-8).
+        // No byte of this connection may reach the next one (SEC-8).
         let clean = dirty.is_some_and(|dirty| rmb.clear(dirty));
         let mut core = self.core();
         let known = core.confirmed.contains(&rmb.id());
@@ -435,7 +432,7 @@ impl Group {
         Ok(())
     }
 
-    /// Joins a connection that has a place to a link: it can send from now on.
+    /// Joins a connection with a reserved place to a link: the connection can send from now on.
     ///
     /// # Errors
     /// See [`JoinError`].
@@ -452,9 +449,9 @@ impl Group {
         let now = self.shared.now();
         let target = target(machine.bind_peer_rmb(on, region)?);
         for (other, _) in core.connections.values() {
-            // The peer has not received the end of the old connection, or no longer waited for it.
-            // The old connection is over, and the new one goes on (RMB-24). Both ends check: the
-            // client at Accept, the server at Confirm (CLC-37, CLC-45, RMB-25).
+            // The peer has not received the end of the old connection, or no longer waited for it. The
+            // old connection is over, and the new one continues (RMB-24). Both ends check: the client
+            // at Accept, the server at Confirm (CLC-37, CLC-45, RMB-25).
             if other.fail_if_reused(&target) {
                 tracing::debug!(token = other.token(), "the peer reuses the element: reset");
                 self.shared.post_taken(other.token());
@@ -472,7 +469,7 @@ impl Group {
             address: region.address.wrapping_add(target.offset),
             rkey: region.rkey,
         };
-        // The peer may have chosen another link than the one that the place was taken on.
+        // The peer may have chosen a link other than the reserved one.
         let counted = core.connections.get(&endpoint.token()).map(|(_, on)| *on);
         if counted != Some(on) {
             machine.connection_added(on, now)?;
@@ -488,7 +485,7 @@ impl Group {
         Ok(())
     }
 
-    /// Removes a connection that is over.
+    /// Removes a finished connection.
     pub(crate) fn remove_connection(self: &Arc<Self>, endpoint: &Endpoint) {
         let mut core = self.core();
         let Some((_, on)) = core.connections.remove(&endpoint.token()) else { return };
@@ -520,7 +517,7 @@ impl Group {
         self.shared.signal().post();
     }
 
-    /// Runs `f` on the state machine, and does what follows from it.
+    /// Runs `f` on the state machine, and executes the resulting outputs.
     pub(crate) fn with<T>(
         self: &Arc<Self>,
         f: impl FnOnce(&mut LinkGroup, Tick) -> T,
@@ -531,7 +528,7 @@ impl Group {
         Some(done)
     }
 
-    /// Its first link, as a pattern for further ones, and whether no router is in between.
+    /// The first link, as a pattern for further ones, and whether no router is in between.
     pub(crate) fn pattern(&self) -> Option<(Arc<Link>, bool)> {
         let core = self.core();
         let link = core.links.first()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The link groups of a process: how handshakes find them, and the thread that does their work.
+//! The link groups of a process: the lookup for handshakes, and the groups' work.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,13 +12,13 @@ use super::group::{Group, Status};
 use super::shared::Shared;
 use ism_sys::lock;
 
-/// The link groups of a process, and the connections that are being closed.
+/// The link groups of a process, and the closing connections.
 #[derive(Debug)]
 pub(crate) struct LinkGroups {
     shared: Arc<Shared>,
-    /// Those that are over are removed by the next [`work`](LinkGroups::work).
+    /// Groups past their end are removed by the next [`work`](LinkGroups::work).
     groups: Mutex<Vec<Arc<Group>>>,
-    /// Connections that are closed here while their last words are under way.
+    /// Connections closed here while their last words are under way.
     closing: Mutex<Vec<(Arc<Group>, Arc<Endpoint>)>>,
     has_closing: AtomicBool,
 }
@@ -49,23 +49,23 @@ impl LinkGroups {
             .partition::<Vec<_>, _>(|group| group.status() == Status::Over);
         *groups = alive;
         drop(groups);
-        // What they hold is dropped without the lock.
+        // Their contents are dropped without the lock.
         drop(ended);
     }
 
-    /// All groups, also those that have just ended.
+    /// The groups, including groups just ended.
     fn all(&self) -> Vec<Arc<Group>> {
         lock(&self.groups).clone()
     }
 
-    /// All groups that are not over.
+    /// The groups not over.
     pub(crate) fn groups(&self) -> Vec<Arc<Group>> {
         let mut groups = self.all();
         groups.retain(|group| group.status() != Status::Over);
         groups
     }
 
-    /// Whether there are groups, or links that wait for their end.
+    /// Whether there are groups, or links not closed yet.
     pub(crate) fn has_groups(&self) -> bool {
         let alive = |group: &Arc<Group>| group.status() != Status::Over;
         lock(&self.groups).iter().any(alive) || self.shared.has_deferred()
@@ -81,8 +81,8 @@ impl LinkGroups {
         }
     }
 
-    /// The group for a client's Proposal (CLC-19): one with room (LG-47), or one whose first contact
-    /// is under way, for which the handshake waits.
+    /// The group for a client's Proposal (CLC-19): one with room (LG-47), or one with first contact
+    /// under way, for which the handshake waits.
     pub(crate) fn for_client(&self, peer: &PeerRnic) -> Option<Arc<Group>> {
         let groups = self.groups();
         let mine = |group: &&Arc<Group>| group.role() == Role::Server && group.is_with(peer);
@@ -96,13 +96,13 @@ impl LinkGroups {
         found.map(|group| Arc::clone(group))
     }
 
-    /// The group and the link that a server named to this client (CLC-33); without the link if
-    /// there is a group with this server, but not that link. A group in which this host is the
-    /// server is another one (LG-3).
+    /// The group and the link named by a server to this client (CLC-33); without the link if there is a
+    /// group with this server, but not that link. A group with this host as the server is another one
+    /// (LG-3).
     pub(crate) fn to_server(&self, peer: &PeerLink) -> Option<(Arc<Group>, Option<LinkKey>)> {
         let mut known = None;
         for group in self.groups() {
-            // The address is that of the link, which need not be that of the first one.
+            // The address is the link's, not necessarily the first link's.
             if group.role() != Role::Client || !group.is_with_stack(&peer.rnic) {
                 continue;
             }
@@ -134,7 +134,7 @@ impl LinkGroups {
         self.has_closing.load(Ordering::SeqCst)
     }
 
-    /// Finishes connections whose last words have arrived. `true`: others are still closing.
+    /// Finishes connections after the arrival of their last words. `true`: others are still closing.
     pub(super) fn finish_closing(&self) -> bool {
         if !self.has_closing() {
             return false;
@@ -175,7 +175,7 @@ mod tests {
             groups.add(group.clone());
             group
         };
-        // To the peer as a server: nothing for the peer as a client, and the other way round.
+        // To the peer as a server: nothing for the peer as a client, and vice versa.
         let out = enter(Role::Client);
         assert!(groups.for_client(&peer).is_none());
         let into = enter(Role::Server);

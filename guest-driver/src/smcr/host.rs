@@ -27,11 +27,11 @@ use crate::reactor::source::{REACTOR_NAME, ReactorEvent, Source};
 use ism_sys::out_of_the_way;
 use smc_verbs::AsyncEvent;
 
-/// How soon closing connections, whose last words are under way, are checked again.
+/// Interval of checks of closing connections with their last words under way.
 const CLOSING_INTERVAL: Duration = Duration::from_millis(50);
-/// One poll in so many takes send completions although no thread waits for one.
+/// One poll of this many takes send completions although no thread waits for one.
 const SENDS_EVERY: u32 = 16;
-/// How often the host checks for removed RNICs while there are link groups.
+/// Interval of the host's checks for removed RNICs while there are link groups.
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
 /// A port without a usable address is queried again after this time at the earliest.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(200);
@@ -43,17 +43,17 @@ pub(crate) struct RdmaHost {
     epoll: OwnedFd,
     /// The queues were armed, and were polled since.
     polled_since_arming: AtomicBool,
-    /// The epoll set may report events that were not read yet.
+    /// The epoll set may report events not read yet.
     unread: AtomicBool,
     /// Polls of the queues until now.
     polls: AtomicU32,
     refreshed: std::sync::Mutex<Option<Instant>>,
-    /// When the host checks for removed RNICs next.
+    /// The time of the host's next check for removed RNICs.
     next_removal_check: std::sync::Mutex<Option<Instant>>,
     subnets: Subnets,
 }
 
-/// Where the kernel lists RNICs that processes can use; not there before there is one.
+/// The kernel's list of RNICs usable by processes; absent before the first one.
 const RNICS: &str = "/sys/class/infiniband_verbs";
 
 /// Names in the epoll set: the kick, then two per device, the first of its completion channel and the
@@ -69,13 +69,13 @@ impl RdmaHost {
     /// Opens the RNICs.
     ///
     /// # Errors
-    /// See [`NoRdma`]; with [`Rnics::Auto`] an RNIC that cannot be opened is left out.
+    /// See [`NoRdma`]; with [`Rnics::Auto`] an RNIC failing to open is left out.
     pub(crate) fn open(wanted: &Rnics, how: &SmcrOptions) -> Result<Arc<RdmaHost>, NoRdma> {
         if *wanted == Rnics::None {
             return Err(NoRdma::Off);
         }
         if *wanted == Rnics::Auto && !Path::new(RNICS).exists() {
-            // Loading the library would take long, and every process would do it.
+            // Loading the library would take long, in every process.
             return Err(NoRdma::NoDevice);
         }
         let infos = smc_verbs::devices().map_err(|why| match why {
@@ -142,7 +142,7 @@ impl RdmaHost {
         self.shared.ports().iter().any(|port| port.is_active())
     }
 
-    /// What the groups share.
+    /// The state shared by the groups.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
@@ -163,7 +163,7 @@ impl RdmaHost {
             self.shared.ports().iter().find(fits).cloned()
         };
         find().or_else(|| {
-            // Addresses come and go, and asynchronous events of that may not have been read yet.
+            // Addresses come and go, and the asynchronous events may not have been read yet.
             let mut refreshed = ism_sys::lock(&self.refreshed);
             if refreshed.is_some_and(|at| at.elapsed() < REFRESH_INTERVAL) {
                 return None;
@@ -187,8 +187,8 @@ impl RdmaHost {
         self.groups.groups().iter().map(info::group).collect()
     }
 
-    /// Closes the link groups in order (LG-57, CLOSE-36). The stack is dropped, so nothing is
-    /// answered afterwards.
+    /// Closes the link groups in order (LG-57, CLOSE-36). The stack is dropped, so nothing is answered
+    /// afterwards.
     pub(crate) fn shut_down(&self) {
         let end = Instant::now() + Duration::from_millis(200);
         for group in self.groups.groups() {
@@ -201,7 +201,7 @@ impl RdmaHost {
         }
     }
 
-    /// Handles all events that the epoll set reports.
+    /// Handles the events reported by the epoll set.
     fn read_set(&self) {
         let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 8];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -249,9 +249,9 @@ impl RdmaHost {
         }
     }
 
-    /// Marks RNICs that were removed from the host. A driver that waits for its users (soft-RoCE)
-    /// reports no event, although the RNIC carries nothing any more. Returns when to check again;
-    /// `None`: there is no link group.
+    /// Marks RNICs removed from the host. A driver waiting for its users (soft-RoCE) reports no event,
+    /// although the RNIC carries nothing any more. Returns the time of the next check; `None`: there is
+    /// no link group.
     fn check_for_removed(&self, now: Instant) -> Option<Instant> {
         let mut next_removal_check = ism_sys::lock(&self.next_removal_check);
         if !self.groups.has_groups() {
@@ -329,8 +329,7 @@ fn listen(signal: &WorkSignal, devices: &[Arc<Device>]) -> std::io::Result<Owned
     add(signal.as_fd(), SIGNAL, level)?;
     for (i, device) in devices.iter().enumerate() {
         let name = 1 + 2 * i as u64;
-        // Edge-triggered: the event alone says that there is a notice, so no read per message is
-        // needed.
+        // Edge-triggered: the event alone reports a notice, so no read per message is needed.
         add(device.channel_fd(), name, edge)?;
         add(device.context().as_fd(), name + 1, level)?;
     }
@@ -354,10 +353,10 @@ impl Source for RdmaHost {
             return true;
         }
         let alive = self.shared.devices().iter().filter(|device| !device.is_dead());
-        // All of them are armed, not only the first one that was not.
+        // Every device is armed, not only the first unarmed one.
         let fresh = alive.fold(false, |fresh, device| device.arm() | fresh);
         self.polled_since_arming.store(fresh, Ordering::Release);
-        // A notice that came while no thread slept is still in the set and ends the wait.
+        // A notice from before the sleep is still in the set and ends the wait.
         !fresh
     }
 
@@ -379,7 +378,7 @@ impl Source for RdmaHost {
     }
 
     fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
-        // A thread that needs room polls send completions itself.
+        // A thread in need of room polls send completions itself.
         let is_turn = self.polls.fetch_add(1, Ordering::Relaxed).is_multiple_of(SENDS_EVERY);
         for device in self.shared.devices() {
             if is_turn || self.groups.has_closing() || device.has_waiting() {
@@ -400,7 +399,7 @@ impl Source for RdmaHost {
         for events in self.shared.take_events() {
             handle(events);
         }
-        // `false`: a thread that went on for as long as there is traffic would never return. Remaining
+        // `false`: a thread continuing for as long as there is traffic would never return. Remaining
         // completions keep it from sleeping.
         false
     }

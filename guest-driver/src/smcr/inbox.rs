@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a link group has to deal with, and the flag that makes a thread deal with it.
+//! The inputs of a link group, and the flag for pending work.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,18 +18,18 @@ pub(crate) enum Input {
     Failed(LinkKey, Cause),
     /// The peer's adapter has acknowledged the LLC message with this receipt.
     Sent(Receipt),
-    /// A failover validation of the connection with this token named a message, by its sequence
-    /// number, that had not arrived.
+    /// A failover validation of the connection with this token named a message, by its sequence number,
+    /// not arrived yet.
     Missing(u32, u16),
     /// A port can be used (again).
     PortUp(Rnic),
     /// A port can no longer be used.
     PortDown(RnicId),
-    /// The peer goes on without links.
+    /// The peer has given up the links.
     PeerGaveUp,
 }
 
-/// Wakes the thread that listens to the RNICs, for work that this process made itself.
+/// Wakes the thread listening to the RNICs, for work made by this process.
 #[derive(Debug)]
 pub(crate) struct WorkSignal {
     due: AtomicBool,
@@ -40,12 +40,12 @@ impl WorkSignal {
     /// A signal without work.
     ///
     /// # Errors
-    /// Those of eventfd(2).
+    /// An error of eventfd(2).
     pub(crate) fn new() -> std::io::Result<Arc<WorkSignal>> {
         Ok(Arc::new(WorkSignal { due: AtomicBool::new(false), wake: EventFd::new()? }))
     }
 
-    /// Some group, link or RNIC has work. The caller has stored the work before.
+    /// Some group, link or RNIC has work, already stored by the caller.
     pub(crate) fn post(&self) {
         if !self.due.swap(true, Ordering::SeqCst) {
             self.wake.signal();
@@ -74,12 +74,12 @@ impl AsFd for WorkSignal {
     }
 }
 
-/// Inputs of one link group, in the order in which they came. The links of the group hold it, and
-/// need not know the group.
+/// Inputs of one link group, in the order of arrival. The links of the group hold the inbox, and need
+/// not know the group.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     inputs: Mutex<Vec<Input>>,
-    /// `inputs` may hold something.
+    /// `inputs` may be non-empty.
     due: AtomicBool,
     signal: Arc<WorkSignal>,
 }
@@ -91,8 +91,8 @@ impl Inbox {
         Arc::new(Inbox { inputs: Mutex::default(), due: AtomicBool::new(false), signal })
     }
 
-    /// Adds an input, which the group handles soon. It takes no lock but its own, so completions
-    /// may be dispatched under any lock.
+    /// Adds an input, to be handled by the group soon. The call takes no lock but the inbox's own, so
+    /// completions may be dispatched under any lock.
     pub(crate) fn put(&self, input: Input) {
         lock(&self.inputs).push(input);
         self.due.store(true, Ordering::SeqCst);
@@ -104,9 +104,9 @@ impl Inbox {
         self.due.load(Ordering::SeqCst)
     }
 
-    /// Takes all inputs.
+    /// Takes the inputs.
     pub(crate) fn take(&self) -> Vec<Input> {
-        // Before the inputs are taken: an input that comes later sets the flag once more.
+        // Before the inputs are taken: a later input sets the flag once more.
         self.due.store(false, Ordering::SeqCst);
         std::mem::take(&mut *lock(&self.inputs))
     }

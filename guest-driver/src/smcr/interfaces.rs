@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which network interface has an address, and in which subnet: asked of the kernel by rtnetlink.
+//! The interface and the subnet of an address, from the kernel by rtnetlink.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,9 +11,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 pub(crate) struct Address {
     /// Number of the interface.
     pub(crate) interface: u32,
-    /// The address.
     pub(crate) address: IpAddr,
-    /// Significant bits of its subnet.
+    /// Significant bits of the subnet.
     pub(crate) bits: u8,
 }
 
@@ -31,13 +30,13 @@ const AF_INET6: u8 = 10;
 const HEADER: usize = 16;
 /// Bytes of an `ifaddrmsg`.
 const IFADDRMSG: usize = 8;
-/// Replies larger than this are not read to their end: no host has that many addresses.
+/// The most reads of a reply: no host has more addresses.
 const MAX_READS: usize = 1024;
 
-/// All addresses of this network namespace.
+/// The addresses of this network namespace.
 ///
 /// # Errors
-/// What the socket calls say.
+/// An error of the socket calls.
 pub(crate) fn addresses() -> io::Result<Vec<Address>> {
     // Protocol 0 is NETLINK_ROUTE.
     let flags = SocketFlags::CLOEXEC;
@@ -72,7 +71,7 @@ fn half(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(*bytes))
 }
 
-/// Takes the addresses of one read. `false`: it was the last one.
+/// Takes the addresses of one read. `false`: this was the last read.
 fn take(mut bytes: &[u8], found: &mut Vec<Address>) -> io::Result<bool> {
     while let (Some(len), Some(kind)) = (word(bytes, 0), half(bytes, 4)) {
         let len = len as usize;
@@ -91,8 +90,8 @@ fn take(mut bytes: &[u8], found: &mut Vec<Address>) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The address of one message: what is local, for on a point-to-point link "the address" is that
-/// of the other end.
+/// The local address of one message: on a point-to-point link, the kernel's "address" is the other
+/// end's.
 fn address(message: &[u8]) -> Option<Address> {
     let (family, bits, interface) = (*message.first()?, *message.get(1)?, word(message, 4)?);
     let (mut local, mut any) = (None, None);
@@ -126,7 +125,8 @@ mod tests {
     fn the_loopback_address_is_among_this_hosts_addresses() {
         let all = addresses().unwrap();
         let loopback = all.iter().find(|a| a.address == IpAddr::V4(Ipv4Addr::LOCALHOST));
-        // A namespace whose loopback interface is down has none, and then possibly none at all.
+        // A namespace with its loopback interface down has no loopback address, and possibly none at
+        // all.
         if let Some(loopback) = loopback {
             assert_eq!(loopback.bits, 8);
             assert_ne!(loopback.interface, 0);

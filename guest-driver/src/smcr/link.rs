@@ -23,15 +23,15 @@ use smc_verbs::{
     ReadyToSend, Recv, VerbsError, WcStatus, Work,
 };
 
-/// Receives that are posted again at once.
+/// The number of receives posted together.
 const POSTED_AT_ONCE: usize = 8;
 /// Distance of small messages in memory, bytes.
 const STRIDE: usize = 64;
-/// Inline data that is asked for, bytes: a CDC or LLC message, and short writes, which the device then
-/// need not fetch from memory.
+/// Inline data requested, bytes: for a CDC or LLC message, and short writes. The device need not fetch
+/// inline data from memory.
 const INLINE: usize = 256;
 
-/// How a connection writes its peer's element over a link.
+/// A connection's way to its peer's element over a link.
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
     pub(crate) link: Arc<Link>,
@@ -43,10 +43,10 @@ pub(crate) struct Path {
     pub(crate) rkey: Rkey,
 }
 
-/// Why a message was not posted.
+/// The reason for not posting a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotPosted {
-    /// All slots are in use.
+    /// No slot is free.
     NoRoom,
     /// The link has failed, or is not connected yet.
     Dead,
@@ -55,9 +55,9 @@ pub(crate) enum NotPosted {
 /// A link.
 pub(crate) struct Link {
     key: LinkKey,
-    /// Number of its group.
+    /// Number of the group.
     group: u32,
-    /// Inputs of its group.
+    /// Inputs of the group.
     inputs: Arc<Inbox>,
     port: Arc<Port>,
     gid_index: u8,
@@ -70,7 +70,7 @@ pub(crate) struct Link {
     pd: Arc<Pd>,
     inbox: Arc<Mr>,
     stride: usize,
-    /// Receive buffers whose messages were taken, to be posted again.
+    /// Receive buffers with a taken message, to be posted again.
     reposts: Mutex<Vec<Recv>>,
     outbox: Arc<Mr>,
     /// Registrations that end after the queue pair.
@@ -83,7 +83,7 @@ pub(crate) struct Link {
     waiting: Mutex<Vec<u32>>,
     waits: AtomicBool,
     dead: AtomicBool,
-    /// Messages of connections wait, until those that are under way have arrived.
+    /// Messages of connections wait, until the messages under way have arrived.
     held: AtomicBool,
     /// Time of the last CDC message since [`Link::take_last_receipt`], in microseconds on the clock
     /// of [`Shared`](super::shared::Shared); 0: none.
@@ -93,10 +93,10 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// A queue pair that takes receives and does not know its peer yet.
+    /// A queue pair ready for receives, without a known peer yet.
     ///
     /// # Errors
-    /// What verbs say.
+    /// An error of the verbs.
     pub(crate) fn new(
         key: LinkKey,
         (group, inputs): (u32, &Arc<Inbox>),
@@ -168,7 +168,7 @@ impl Link {
     /// [`Qp::ready_to_receive`]).
     ///
     /// # Errors
-    /// What verbs say; the link is of no use then.
+    /// An error of the verbs; the link is of no use then.
     pub(crate) fn connect(&self, remote: RemoteEnd, direct: bool) -> Result<(), VerbsError> {
         let Some(qp) = lock(&self.init_qp).take() else { return Ok(()) };
         let end = smc_verbs::RemoteEnd {
@@ -190,43 +190,41 @@ impl Link {
         Ok(())
     }
 
-    /// Its name in its group.
+    /// The key in the group.
     pub(crate) fn key(&self) -> LinkKey {
         self.key
     }
 
-    /// The number of its group in this process.
+    /// The number of the group in this process.
     #[inline]
     pub(crate) fn group(&self) -> u32 {
         self.group
     }
 
-    /// The inputs of its group.
     pub(crate) fn inputs(&self) -> &Inbox {
         &self.inputs
     }
 
-    /// The port it runs over.
     pub(crate) fn port(&self) -> &Arc<Port> {
         &self.port
     }
 
-    /// Its end here.
+    /// The local GID.
     pub(crate) fn gid(&self) -> Gid {
         self.gid
     }
 
-    /// Its queue pair.
+    /// The number of the queue pair.
     pub(crate) fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    /// The first packet number that this end sends (CLC-31).
+    /// The first packet number sent by this end (CLC-31).
     pub(crate) fn psn(&self) -> Psn {
         self.psn
     }
 
-    /// Its own domain: only its peer reaches what is registered there (LG-51, SEC-6).
+    /// The link's own protection domain: only its peer reaches memory registered there (LG-51, SEC-6).
     pub(crate) fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
@@ -236,12 +234,12 @@ impl Link {
         *lock(&self.peer)
     }
 
-    /// How many connections use it, for people.
+    /// Number of connections on the link, for display.
     pub(crate) fn connections(&self) -> &AtomicU32 {
         &self.connections
     }
 
-    /// Messages that may be sent before one has to be acknowledged.
+    /// Messages allowed before one has to be acknowledged.
     pub(crate) fn credits(&self) -> u32 {
         SLOTS - self.slots.used()
     }
@@ -254,13 +252,13 @@ impl Link {
         }
     }
 
-    /// Whether it has failed or was stopped.
+    /// Whether the link has failed or was stopped.
     #[inline]
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Fails the link, and puts that into the inbox of its group once (LG-58).
+    /// Fails the link, and reports the failure to the inbox of its group once (LG-58).
     #[cold]
     pub(crate) fn fail(&self) {
         if !self.dead.swap(true, Ordering::AcqRel) {
@@ -268,7 +266,7 @@ impl Link {
         }
     }
 
-    /// Logs that a request failed. The device merely flushes the requests after the first failed one.
+    /// Logs a failed request. The device merely flushes the requests after the first failed one.
     #[cold]
     fn log_failure(&self, what: &str, status: WcStatus) {
         if !self.is_dead() || status != WcStatus::Flushed {
@@ -280,7 +278,7 @@ impl Link {
     /// Closes the link. [`Shared::close_link`](super::shared::Shared::close_link) also drops its later
     /// completions.
     pub(crate) fn close(&self) {
-        // Outstanding requests name memory that is about to go.
+        // Outstanding requests name memory about to be freed.
         self.stop();
         lock(&self.waiting).clear();
         self.stop_waiting();
@@ -289,13 +287,13 @@ impl Link {
         }
     }
 
-    /// Keeps these registrations until the queue pair has gone. The peer's adapter may be writing to
-    /// that memory, and to deregister it earlier would wait for the write.
+    /// Keeps these registrations until the end of the queue pair. The peer's adapter may be writing to
+    /// their memory, and an earlier deregistration would wait for the write.
     pub(crate) fn keep(&self, registrations: Vec<Arc<Mr>>) {
         lock(&self.deferred_regions).extend(registrations);
     }
 
-    /// Stops the queue pair: messages that are under way do not arrive any more.
+    /// Stops the queue pair: messages under way do not arrive any more.
     pub(crate) fn stop(&self) {
         self.dead.store(true, Ordering::Release);
         if let Some(qp) = self.ready.get()
@@ -305,8 +303,8 @@ impl Link {
         }
     }
 
-    /// Holds messages of connections back, or ends that. A message that another thread is posting right
-    /// now is not held back: `Endpoint::barrier` waits for it.
+    /// Holds messages of connections back, or stops holding them. A message being posted right now by
+    /// another thread is not held back: `Endpoint::barrier` waits for such posts.
     pub(crate) fn hold(&self, held: bool) {
         self.held.store(held, Ordering::Release);
     }
@@ -316,8 +314,8 @@ impl Link {
         self.slots.used_by_cdc() != 0
     }
 
-    /// Posts what a connection has to send: the writes, and behind them the message that tells of
-    /// them (CDC-1, CDC-2).
+    /// Posts a connection's pending sends: the writes, and behind them the message announcing them
+    /// (CDC-1, CDC-2).
     #[inline]
     pub(crate) fn post(&self, path: &Path, token: u32, post: &Post) -> Result<(), NotPosted> {
         let Some(qp) = self.ready.get().filter(|_| !self.is_dead()) else {
@@ -355,7 +353,7 @@ impl Link {
         Ok(())
     }
 
-    /// The payload for bytes of the send buffer: a copy in `short` if they fit there, and else the
+    /// The payload for bytes of the send buffer: a copy in `short` if small enough, and else the
     /// registered memory.
     #[inline]
     fn span_payload<'a>(
@@ -398,7 +396,7 @@ impl Link {
         self.send_llc();
     }
 
-    /// Sends the LLC messages that wait, as far as there is room.
+    /// Sends the waiting LLC messages, as far as there is room.
     pub(crate) fn send_llc(&self) {
         let mut llc = lock(&self.llc);
         let Some(qp) = self.ready.get().filter(|_| !self.is_dead()) else { return };
@@ -412,7 +410,7 @@ impl Link {
                 return self.fail();
             }
         }
-        // Receipts, and messages that wait for room, depend on completions.
+        // Receipts, and messages waiting for room, depend on completions.
         if llc.starts_awaiting() {
             self.port.device().await_sends();
         }
@@ -440,19 +438,19 @@ impl Link {
         self.slots.release(slot);
     }
 
-    /// Whether it is time to poll send completions.
+    /// Whether send completions should be polled.
     #[inline]
     pub(crate) fn is_short(&self) -> bool {
         self.slots.is_short()
     }
 
-    /// Numbers of the messages of a connection that are not acknowledged, in any order.
+    /// Numbers of the unacknowledged messages of a connection, in any order.
     pub(crate) fn unacknowledged(&self, token: u32) -> impl Iterator<Item = u16> + '_ {
         self.slots.unacknowledged(token)
     }
 
-    /// The connection with this token waits for room. [`Link::take_waiting`] returns it once
-    /// completions were polled.
+    /// The connection with this token waits for room. [`Link::take_waiting`] returns the token after a
+    /// poll of completions.
     pub(crate) fn wait(&self, token: u32) {
         lock(&self.waiting).push(token);
         if !self.waits.swap(true, Ordering::SeqCst) {
@@ -466,7 +464,7 @@ impl Link {
         }
     }
 
-    /// Takes the tokens of the connections that wait for room. The caller has them send.
+    /// Takes the tokens of connections without room. The caller has them send.
     #[inline]
     pub(crate) fn take_waiting(&self) -> Vec<u32> {
         if !self.waits.load(Ordering::SeqCst) {
@@ -477,15 +475,15 @@ impl Link {
         waiting
     }
 
-    /// Sends LLC messages for which there was no room.
+    /// Sends LLC messages left without room.
     pub(crate) fn flush_llc(&self) {
         if lock(&self.llc).is_waiting() {
             self.send_llc();
         }
     }
 
-    /// Takes a received message at `now`, or notes that a receive failed. An LLC message goes to the
-    /// inputs of the group. A CDC message (LLC-9) is returned: its connection is not known here.
+    /// Takes a received message at `now`, or notes a failed receive. An LLC message goes to the inputs
+    /// of the group. A CDC message (LLC-9) is returned: its connection is not known here.
     #[inline]
     pub(crate) fn on_receive(&self, completion: &Completion, now: Tick) -> Option<Cdc> {
         let len = match completion.result() {
@@ -517,13 +515,13 @@ impl Link {
         cdc
     }
 
-    /// Counts a message that is none (SEC-16).
+    /// Counts a malformed message (SEC-16).
     #[cold]
     fn count_malformed(&self) {
         self.port.device().counters().malformed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Posts receive buffers again, several at once, because there are more than a peer needs.
+    /// Posts receive buffers again, several at once: there are more than a peer needs.
     #[inline]
     fn post_again(&self, slot: u32) {
         let mut reposts = lock(&self.reposts);
@@ -543,14 +541,13 @@ impl Link {
         if self.inbox.memory().copy_out(at, &mut bytes).is_err() {
             return self.count_malformed();
         }
-        // The group judges its length, too (ERR-43).
+        // The group checks the length, too (ERR-43).
         self.inputs.put(Input::Message(self.key, bytes));
     }
 }
 
-/// A thread of its own destroys the queue pair, because that waits until the last of its packets is
-/// gone. An interface that is down keeps packets that it has not sent, and soft-RoCE waits 50 s for
-/// them.
+/// A thread of its own destroys the queue pair: destruction waits for the last packet to leave. An
+/// interface in state down keeps packets not sent, and soft-RoCE waits 50 s for them.
 impl Drop for Link {
     fn drop(&mut self) {
         let queue_pair = (self.ready.take(), lock(&self.init_qp).take());

@@ -13,7 +13,7 @@ use super::slots::{RECEIVES, REQUESTS_PER_SLOT, SLOTS};
 #[derive(Debug)]
 pub(crate) struct LinkTable<L = Link> {
     links: RwLock<FxHashMap<u32, Arc<L>>>,
-    /// Links for which the completion queues have room.
+    /// The number of links with room in the completion queues.
     max: u32,
 }
 
@@ -36,7 +36,7 @@ impl<L> LinkTable<L> {
         fits
     }
 
-    /// Removes a link. Completions that come later are dropped.
+    /// Removes a link. Later completions are dropped.
     pub(crate) fn remove(&self, qpn: Qpn) {
         self.links.write().unwrap_or_else(PoisonError::into_inner).remove(&qpn.get());
     }
@@ -47,7 +47,7 @@ impl<L> LinkTable<L> {
         self.links.read().unwrap_or_else(PoisonError::into_inner).get(&qpn.get()).cloned()
     }
 
-    /// All links.
+    /// The links of the table.
     pub(crate) fn all(&self) -> Vec<Arc<L>> {
         self.links.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }

@@ -8,8 +8,8 @@ use smc_core::wire::llc::LLC_LEN;
 
 use super::slots::{CDC_SLOTS, LLC_SLOTS};
 
-/// Messages that wait for room at most. A link group has that many only if its peer makes it answer
-/// without end, and the link fails.
+/// The most messages waiting for room. A link group exceeds this only if its peer keeps asking for
+/// answers without end, and the link fails.
 const MAX_WAITING: usize = 64;
 
 #[derive(Debug, Default)]
@@ -22,9 +22,9 @@ struct Sent {
 #[derive(Debug, Default)]
 pub(crate) struct LlcQueue {
     waiting: VecDeque<Sent>,
-    /// What is in a slot.
+    /// The message in each slot.
     slots: [Option<Sent>; LLC_SLOTS as usize],
-    /// Completions are waited for.
+    /// The queue waits for completions.
     awaits: bool,
 }
 
@@ -43,8 +43,8 @@ impl LlcQueue {
         slot.checked_sub(CDC_SLOTS).map(|slot| slot as usize)
     }
 
-    /// Puts the next message into a slot. Long ones go one at a time: a Linux peer has one buffer
-    /// for the tails of all of them (LLCV2-7).
+    /// Puts the next message into a slot. Long messages go one at a time: a Linux peer has one buffer
+    /// for the tails of them all (LLCV2-7).
     pub(crate) fn next(&mut self, take: impl FnOnce() -> Option<u32>) -> Option<u32> {
         let long = |sent: &Sent| sent.bytes.len() > LLC_LEN;
         if long(self.waiting.front()?) && self.slots.iter().flatten().any(long) {
@@ -61,8 +61,8 @@ impl LlcQueue {
         self.slots.get(Self::place(slot)?)?.as_ref().map(|sent| sent.bytes.as_slice())
     }
 
-    /// The message in a slot was acknowledged: its receipt, and whether nothing is waited for any
-    /// more.
+    /// The message in a slot was acknowledged. Returns its receipt, and whether the queue has stopped
+    /// waiting for completions.
     pub(crate) fn sent(&mut self, slot: u32) -> (Option<Receipt>, bool) {
         let place = Self::place(slot).and_then(|place| self.slots.get_mut(place));
         let receipt = place.and_then(Option::take).and_then(|sent| sent.receipt);
@@ -77,7 +77,7 @@ impl LlcQueue {
         !self.waiting.is_empty() || self.slots.iter().flatten().any(|sent| sent.receipt.is_some())
     }
 
-    /// Whether completions are waited for from now on, and were not before.
+    /// Whether the queue begins to wait for completions now.
     pub(crate) fn starts_awaiting(&mut self) -> bool {
         let begins = !self.awaits && self.wants_completions();
         self.awaits |= begins;
@@ -89,7 +89,7 @@ impl LlcQueue {
         !self.waiting.is_empty()
     }
 
-    /// The link goes. `true`: completions were waited for.
+    /// The link ends. `true`: the queue was waiting for completions.
     pub(crate) fn close(&mut self) -> bool {
         self.waiting.clear();
         std::mem::take(&mut self.awaits)
@@ -129,7 +129,7 @@ mod tests {
             assert!(queue.push(message(n, len), None));
         }
         assert_eq!(queue.next(|| Some(CDC_SLOTS)), Some(CDC_SLOTS));
-        // Order counts, so the short one behind it waits, too.
+        // Order counts, so the short message behind waits, too.
         assert_eq!(queue.next(|| Some(CDC_SLOTS + 1)), None);
         queue.sent(CDC_SLOTS);
         assert_eq!(queue.next(|| Some(CDC_SLOTS)), Some(CDC_SLOTS));

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! SMC-R over the RNICs of a process. It executes `smc_core::link_group` over verbs.
+//! SMC-R over the RNICs of a process: `smc_core::link_group` executed over verbs.
 //!
 //! From the ground up; each file uses only files before it:
 //!
-//! - [`inbox`]: the inputs of a link group, and the signal that makes a thread handle them.
+//! - [`inbox`]: the inputs of a link group, and the signal for a thread to handle them.
 //! - [`slots`], [`words`], [`llc`], [`tokens`], [`buffers`]: room in a send queue, the peer's control
 //!   words, LLC messages, tables and memory.
 //! - [`device`], [`port`], [`pnet`]: the RNICs, their ports and addresses.
 //! - [`link`]: one queue pair. [`link_table`]: the links over one RNIC.
 //! - [`endpoint`]: one connection as links see it.
-//! - [`shared`]: what all link groups use, and the dispatch of completions.
+//! - [`shared`]: the state of the process for every link group, and the dispatch of completions.
 //! - [`group`]: one link group with its links, buffers and connections.
-//! - [`groups`]: all link groups of the process.
+//! - [`groups`]: the link groups of the process.
 //! - [`conn`]: one connection as the sockets see it.
-//! - [`host`]: all RNICs as one event source of a reactor.
+//! - [`host`]: the RNICs as one event source of a reactor.
 //!
 //! # How a completion travels
 //!
@@ -36,9 +36,9 @@
 //! A link may vanish between two completions of a batch: its later completions find no entry in the
 //! table and are dropped. A connection may vanish likewise.
 //!
-//! Send completions free slots. A connection that finds no slot returns its link (`Congestion`) to its
-//! caller, which has no lock: the caller polls the send completions, tries again, and then has the
-//! link keep the connection's token. The link returns the tokens when completions have come.
+//! Send completions free slots. A connection without a slot returns its link (`Congestion`) to its
+//! caller, not holding any lock: the caller polls the send completions, tries again, and then has the
+//! link keep the connection's token. The link returns the tokens after later completions.
 //!
 //! # Locks
 //!
@@ -52,9 +52,9 @@
 //! 6. LLC queue of a link
 //! 7. leaves: words, slots of receives, waiting tokens, inboxes, tables
 //!
-//! The receives are never locked by a thread that holds a group's state, a sending side, or the
-//! receives of another RNIC. To send a message takes the sending side only; to receive one takes
-//! the receives once per batch, and the lock of the connection's words.
+//! The receives are never locked by a thread holding a group's state, a sending side, or the receives
+//! of another RNIC. Sending a message takes the sending side only; receiving one takes the receives
+//! once per batch, and the lock of the connection's words.
 
 pub(crate) mod alternates;
 pub(crate) mod buffers;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which RNICs a process uses, and how it does SMC-R.
+//! The RNICs of a process, and its options for SMC-R.
 
 use std::time::Duration;
 
@@ -8,41 +8,41 @@ use smc_core::wire::Cursor;
 use smc_core::wire::ids::OsType;
 use thiserror::Error;
 
-/// Which RNICs a process uses.
+/// The RNICs used by a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Rnics {
     /// None: no SMC-R.
     None,
-    /// All that there are. None at all is no error.
+    /// Every RNIC present. Having none is no error.
     #[default]
     Auto,
-    /// Those with these names (as `rxe0` or `mlx5_0`), all ports or one (`mlx5_0/1`).
+    /// The RNICs with these names (such as `rxe0` or `mlx5_0`), all ports or one (`mlx5_0/1`).
     Names(Vec<String>),
 }
 
-/// How a process does SMC-R.
+/// Options of a process for SMC-R.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SmcrOptions {
     /// Offer and accept version 1 (RFC 7609).
     pub v1: bool,
     /// Offer and accept version 2.
     pub v2: bool,
-    /// Links of a link group at most, 1 to 8 (two unless both ends are of release 2.1).
+    /// The most links of a link group, 1 to 8 (two unless both ends are of release 2.1).
     pub max_links: u8,
-    /// Connections of a link group at most, 1 to 255; the group after that is a parallel one.
+    /// The most connections of a link group, 1 to 255; the group after that is a parallel one.
     pub max_connections: u8,
     /// Write and expect eye catchers at the start of elements (RMB-6); Linux has none.
     pub eye_catcher: bool,
-    /// The operating system of version 1 peers, whose messages do not name it. AF_SMC departs from
-    /// the specification, and so this end does towards Linux. Version 2 peers name theirs.
+    /// The operating system of version 1 peers, not named in their messages. AF_SMC departs from the
+    /// specification, and so does this end towards Linux. Version 2 peers name their system.
     pub v1_peer_os: OsType,
-    /// How long a link may be silent before it is tested (TEST LINK); zero: never.
+    /// The time of silence before a link is tested (TEST LINK); zero: never.
     pub test_link: Duration,
-    /// How long a link group outlives its last connection.
+    /// The lifetime of a link group after its last connection.
     pub idle_group: Duration,
-    /// Physical networks: names of network interfaces or RNICs (with port, as `mlx5_0/1`), and the
-    /// id of the network that they are on. A connection whose interface is listed uses an RNIC of
-    /// the same network; others one whose own interface is that of the connection.
+    /// Physical networks: names of network interfaces or RNICs (with port, as `mlx5_0/1`), each with
+    /// the id of its network. A connection with a listed interface uses an RNIC of the same network;
+    /// other connections use the RNIC of their own interface.
     pub pnet: Vec<(String, String)>,
 }
 
@@ -52,7 +52,7 @@ impl SmcrOptions {
         ring(len, self.eye_catcher)
     }
 
-    /// Where the cursors of an element start.
+    /// The start of the cursors of an element.
     pub(crate) fn ring_start(&self) -> Cursor {
         smallest(self.eye_catcher).start()
     }
@@ -64,11 +64,11 @@ pub(crate) fn ring(len: u32, eye_catcher: bool) -> Ring {
         true => Ring::smcr(len),
         false => Ring::smcr_without_eye_catcher(len),
     };
-    // Elements are of 16 KiB to 512 MiB, which all are rings.
+    // Elements are of 16 KiB to 512 MiB, each a valid ring length.
     ring.unwrap_or_else(|_| smallest(eye_catcher))
 }
 
-/// A ring as small as elements can hold.
+/// The smallest ring of an element.
 fn smallest(eye_catcher: bool) -> Ring {
     const WITH: Ring = match Ring::smcr(16 << 10) {
         Ok(ring) => ring,
@@ -97,33 +97,33 @@ impl Default for SmcrOptions {
     }
 }
 
-/// Why there is no SMC-R.
+/// The reason for the absence of SMC-R.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NoRdma {
-    /// Nobody asked for it.
+    /// RDMA is switched off.
     #[error("RDMA is switched off")]
     Off,
-    /// libibverbs is not there.
+    /// libibverbs is not available.
     #[error("no libibverbs")]
     NoLibrary,
     /// There is no RNIC at all.
     #[error("no RNIC")]
     NoDevice,
-    /// An RNIC that was asked for by name cannot be used.
+    /// An RNIC requested by name cannot be used.
     #[error("{name}: {why}")]
     Rnic {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The error of the RNIC.
         why: String,
     },
-    /// The system has no room for it.
+    /// The system has no room for RDMA.
     #[error("no room for RDMA: {0}")]
     System(String),
 }
 
 impl Rnics {
-    /// Which ports of an RNIC are to be used: `None`, none; `Some(None)`, all.
+    /// The ports of an RNIC to be used: `None`, none; `Some(None)`, all.
     pub(super) fn ports_of(&self, device: &str) -> Option<Option<Vec<u8>>> {
         let names = match self {
             Rnics::None => return None,

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Physical networks: which RNIC serves a connection whose interface is not the RNIC's own.
+//! Physical networks: the RNIC for a connection over an interface other than the RNIC's own.
 //!
-//! Without a map the RNIC of a connection is the one whose interface the connection uses. A map
-//! says which interfaces and RNICs are on the same network (RFC 7609 section 3.2 leaves it to the
-//! operator how that is known; Linux calls the ids PNET ids).
+//! Without a map, a connection uses the RNIC of its own interface. A map lists interfaces and RNICs on
+//! the same network (RFC 7609 section 3.2 leaves the source of this knowledge to the operator; Linux
+//! calls the ids PNET ids).
 
 use super::port::Port;
 
-/// The network that something with one of these names is on.
+/// The network of a port or interface with one of these names.
 pub(super) fn network<'a>(map: &'a [(String, String)], names: &[&str]) -> Option<&'a str> {
     let listed = map.iter().find(|(name, _)| names.contains(&name.as_str()));
     listed.map(|(_, id)| id.as_str())
 }
 
-/// The network that a port is on, if the map has the port, its RNIC or its interface.
+/// The network of a port, if the map has the port, its RNIC or its interface.
 pub(super) fn network_of<'a>(map: &'a [(String, String)], port: &Port) -> Option<&'a str> {
     let device = port.device().name();
     let numbered = format!("{device}/{}", port.number());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Ports of RNICs: which one a connection uses, and under which address.
+//! Ports of RNICs, and their choice and address for a connection.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -28,7 +28,7 @@ pub(crate) struct Port {
     view: Mutex<View>,
 }
 
-/// An address of a port that a link can use.
+/// A port's address usable by a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     /// Place in the GID table.
@@ -41,7 +41,7 @@ impl Port {
     /// A port of a device; `id` is unique among the ports of this process.
     ///
     /// # Errors
-    /// What verbs say.
+    /// An error of the verbs.
     pub(crate) fn new(
         id: RnicId,
         device: &Arc<Device>,
@@ -51,27 +51,26 @@ impl Port {
         Ok(Arc::new(Port { id, device: device.clone(), number, view }))
     }
 
-    /// Its number in this process.
+    /// The number in this process.
     pub(crate) fn id(&self) -> RnicId {
         self.id
     }
 
-    /// Its device.
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Its number in its device, from 1.
+    /// The number in the device, from 1.
     pub(crate) fn number(&self) -> u8 {
         self.number
     }
 
-    /// Its state at the last query.
+    /// The state at the last query.
     pub(crate) fn view(&self) -> View {
         lock(&self.view).clone()
     }
 
-    /// Queries the port. `true`: it can be used.
+    /// Queries the port. `true`: the port is usable.
     pub(crate) fn refresh(&self) -> bool {
         let view = query(&self.device, self.number);
         let mut known = lock(&self.view);
@@ -85,28 +84,27 @@ impl Port {
         known.active && !self.device.is_dead()
     }
 
-    /// Whether it could be used at the last query.
+    /// Whether the port was usable at the last query.
     pub(crate) fn is_active(&self) -> bool {
         lock(&self.view).active && !self.device.is_dead()
     }
 
-    /// Its Ethernet address.
     pub(crate) fn mac(&self) -> Option<Mac> {
         let view = lock(&self.view);
         view.gids.iter().find_map(|entry| entry.net_device.as_ref()?.mac())
     }
 
-    /// Its address for version 2 on a connection whose local address is this.
+    /// The port's address for version 2 on a connection with this local address.
     pub(crate) fn source_v2(&self, local: IpAddr) -> Option<Source> {
         source_v2(&lock(&self.view).gids, local)
     }
 
-    /// Its address for version 1.
+    /// The port's address for version 1.
     pub(crate) fn source_v1(&self, local: IpAddr) -> Option<Source> {
         source_v1(&lock(&self.view).gids, local)
     }
 
-    /// Its address for a connection that goes over another interface: one of the same family.
+    /// The port's address for a connection over another interface: one of the same family.
     pub(crate) fn source_like(&self, local: IpAddr, v1: bool) -> Option<Source> {
         let own = if v1 { self.source_v1(local) } else { self.source_v2(local) };
         own.or_else(|| {
@@ -115,7 +113,7 @@ impl Port {
         })
     }
 
-    /// Its place in the GID table for a GID that a peer was given.
+    /// The place in the GID table of a GID known to the peer.
     pub(crate) fn source_of(&self, gid: Gid, v1: bool) -> Option<Source> {
         let view = lock(&self.view);
         let kinds = if v1 { [GidKind::RoceV1, GidKind::RoceV2] } else { [GidKind::RoceV2; 2] };
@@ -125,12 +123,12 @@ impl Port {
         })
     }
 
-    /// It as a place for further links of a group whose first link has the GID `like`: an address
-    /// of the same kind. `direct`: no router is in between, as on the first link (LLCV2-24).
+    /// The port as a place for further links of a group, with a GID of the same kind as the first
+    /// link's, `like`. `direct`: no router is in between, as on the first link (LLCV2-24).
     pub(crate) fn alternate(&self, like: Gid, v1: bool, direct: bool) -> Option<Rnic> {
         let mac = self.mac()?;
         let view = lock(&self.view);
-        // The port of an RNIC that was removed may still claim to be active (CLCV2-73).
+        // The port of a removed RNIC may still claim to be active (CLCV2-73).
         if !view.active || self.device.is_dead() {
             return None;
         }
@@ -145,7 +143,7 @@ fn query(device: &Arc<Device>, number: u8) -> Result<View, VerbsError> {
     Ok(View { active: port.is_active() && port.ethernet, mtu: port.active_mtu, gids })
 }
 
-/// An IP address as RoCE version 2 has it (LG-55).
+/// An IP address as a GID of RoCE version 2 (LG-55).
 pub(crate) fn gid_of(address: IpAddr) -> Gid {
     match address.to_canonical() {
         IpAddr::V4(v4) => Gid::from_ipv4(v4.octets()),
@@ -153,17 +151,17 @@ pub(crate) fn gid_of(address: IpAddr) -> Gid {
     }
 }
 
-/// The entry that is the address of the TCP connection: the connection's own path is the one that
-/// is known to work (CLCV2-20).
+/// The entry with the address of the TCP connection: the connection's own path is known to work
+/// (CLCV2-20).
 fn source_v2(gids: &[GidEntry], local: IpAddr) -> Option<Source> {
     let wanted = gid_of(local);
     let is = |e: &&GidEntry| e.kind == GidKind::RoceV2 && e.gid.same_address(wanted);
     gids.iter().find(is).map(|e| Source { index: e.index, gid: e.gid })
 }
 
-/// An entry of RoCE version 1 on the interface of the TCP connection, so on its VLAN (LG-4, SEC-1);
-/// a device that has none (a software one) uses its RoCE version 2 address, which only works if the
-/// peer does so, too.
+/// An entry of RoCE version 1 on the interface of the TCP connection, so on its VLAN (LG-4, SEC-1). A
+/// device without one (a software device) uses its RoCE version 2 address, and the peer must do so,
+/// too.
 fn source_v1(gids: &[GidEntry], local: IpAddr) -> Option<Source> {
     let wanted = gid_of(local);
     let mine = gids.iter().find(|e| e.gid.same_address(wanted))?;
@@ -176,7 +174,7 @@ fn source_v1(gids: &[GidEntry], local: IpAddr) -> Option<Source> {
     Some(Source { index: found.index, gid: found.gid })
 }
 
-/// Whether a GID is link-local: it reaches only peers on a known interface.
+/// Whether a GID is link-local: only peers on a known interface are reachable.
 fn is_link_local(gid: Gid) -> bool {
     matches!(gid.0, [0xfe, second, ..] if second & 0xc0 == 0x80)
 }

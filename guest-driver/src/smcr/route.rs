@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What this host has for one TCP connection, as far as RDMA is concerned.
+//! The RDMA resources of this host for one TCP connection.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ struct PortChoice {
 }
 
 impl RdmaHost {
-    /// The port for a connection with this local address: that of its interface, or one that the
-    /// operator says is on its network (CLC-22, CLCV2-35, SEC-1).
+    /// The port for a connection with this local address: the port of its interface, or one on its
+    /// network by the operator's map (CLC-22, CLCV2-35, SEC-1).
     fn choose_port(&self, local: IpAddr) -> Option<PortChoice> {
         let map = &self.shared().options.pnet;
         let interface = match map.is_empty() {
@@ -40,7 +40,7 @@ impl RdmaHost {
         Some(PortChoice { port: port.clone(), v2, v1 })
     }
 
-    /// What there is for a TCP connection with this local address.
+    /// The RDMA route for a TCP connection with this local address.
     pub(crate) fn route(&self, local: IpAddr) -> Route {
         let local = local.to_canonical();
         let options = &self.shared().options;

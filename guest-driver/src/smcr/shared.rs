@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the link groups of a process share: ports, links, connections by token, and the dispatch of
-//! completions.
+//! State shared by the link groups of a process: ports, links, connections by token, and the dispatch
+//! of completions.
 //!
-//! Completions are data here. [`PollGuard::poll`](super::device::PollGuard::poll) takes a batch of them
-//! from an RNIC, which knows no link. [`Shared`] finds the link of each completion, and the
-//! connection of each CDC message, stores the message's words, and only then, without any lock, has
-//! the caller handle the tokens of the connections.
+//! Completions are data here. [`PollGuard::poll`](super::device::PollGuard::poll) takes a batch of
+//! completions from an RNIC, without knowledge of links. [`Shared`] finds the link of each completion,
+//! and the connection of each CDC message, stores the message's words, and only then, without any lock,
+//! has the caller handle the tokens of the connections.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -31,14 +31,14 @@ use crate::reactor::source::ReactorEvent;
 use ism_sys::{lock, read_clock};
 use smc_verbs::VerbsError;
 
-/// Batches that one call takes from a queue. A peer that sends without end gets no more, so that
-/// others get their turn.
+/// The most batches taken from a queue by one call, so a peer sending without end leaves other peers
+/// their turn.
 const BATCHES: usize = 8;
 
-/// What all link groups of a process use.
+/// The state used by every link group of a process.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// All connections by alert token.
+    /// The connections by alert token.
     pub(crate) tokens: Tokens<Endpoint>,
     /// The program's options for SMC-R.
     pub(crate) options: SmcrOptions,
@@ -57,13 +57,13 @@ pub(crate) struct Shared {
     numbers: AtomicU32,
 }
 
-/// Links that were stopped, and connections that end with them. Messages that arrived before count,
-/// and may still be in the receive queue.
+/// Stopped links, and connections ending with them. Messages received earlier count, and may still be
+/// in the receive queue.
 #[derive(Debug, Default)]
 pub(super) struct DeferredClose {
     pub(super) links: Vec<Arc<Link>>,
     pub(super) lost: Vec<Arc<Endpoint>>,
-    /// The connections may go on over TCP.
+    /// The connections may continue over TCP.
     pub(super) may_go_on: bool,
 }
 
@@ -74,7 +74,7 @@ impl Shared {
         options: SmcrOptions,
         signal: Arc<WorkSignal>,
     ) -> std::io::Result<Arc<Shared>> {
-        // Groups are numbered from anywhere, so that a restart does not begin with the same ones.
+        // Group numbers begin anywhere, so a restart does not repeat them.
         let first = u32::from_ne_bytes(super::tokens::random()?);
         let table = |device: &Arc<Device>| {
             LinkTable::new(device.recv_cq().entries(), device.send_cq().entries())
@@ -95,7 +95,7 @@ impl Shared {
         }))
     }
 
-    /// As [`Shared::now`], but up to one tick of the kernel old. It reads the cheapest of the kernel's
+    /// Like [`Shared::now`], but up to one tick of the kernel old. Reads the cheapest of the kernel's
     /// clocks.
     pub(super) fn lately(&self) -> Tick {
         let coarse = read_clock(ClockId::MonotonicCoarse);
@@ -103,7 +103,7 @@ impl Shared {
         Tick(u64::try_from(micros(coarse) - micros(self.start)).unwrap_or(0))
     }
 
-    /// Now, as state machines count.
+    /// The present time for state machines.
     pub(crate) fn now(&self) -> Tick {
         self.tick(Instant::now())
     }
@@ -122,7 +122,6 @@ impl Shared {
         self.numbers.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff
     }
 
-    /// All ports.
     pub(crate) fn ports(&self) -> &[Arc<Port>] {
         &self.ports
     }
@@ -137,7 +136,7 @@ impl Shared {
         &self.devices
     }
 
-    /// Wakes the thread that listens to the RNICs.
+    /// Wakes the thread listening to the RNICs.
     pub(crate) fn signal(&self) -> &Arc<WorkSignal> {
         &self.signal
     }
@@ -146,12 +145,12 @@ impl Shared {
         self.links.get(device.index())
     }
 
-    /// All links over this device.
+    /// The links over this device.
     pub(crate) fn links_over(&self, device: &Device) -> Vec<Arc<Link>> {
         self.table(device).map(LinkTable::all).unwrap_or_default()
     }
 
-    /// Enters a link: from now on its completions are dispatched to it.
+    /// Enters a link, as the receiver of its completions from now on.
     ///
     /// # Errors
     /// The completion queues have no room for another link.
@@ -164,9 +163,9 @@ impl Shared {
         Err(VerbsError::Call { call: "completion queue", source })
     }
 
-    /// Closes a link: nobody hears of what still happens on it.
+    /// Closes a link: later completions are dropped.
     pub(crate) fn close_link(&self, link: &Link) {
-        // Outstanding requests name memory that is about to go.
+        // Outstanding requests name memory about to be freed.
         link.stop();
         if let Some(table) = self.table(link.port().device()) {
             table.remove(link.qpn());
@@ -174,15 +173,15 @@ impl Shared {
         link.close();
     }
 
-    /// Fails all links over RNICs whose completion queues failed.
+    /// Fails the links over RNICs with failed completion queues.
     pub(super) fn fail_links_of_broken_devices(&self) {
         for device in self.devices.iter().filter(|device| device.is_broken()) {
             self.links_over(device).iter().for_each(|link| link.fail());
         }
     }
 
-    /// Takes received messages, unless another thread does, and calls `handle` with the token of
-    /// each connection that got words. `handle` is called without locks.
+    /// Takes received messages, unless another thread does, and calls `handle` with the token of each
+    /// connection with new words. `handle` is called without locks.
     #[inline]
     pub(crate) fn poll_receives(
         &self,
@@ -205,11 +204,11 @@ impl Shared {
         }
     }
 
-    /// Takes all messages that have arrived by now, waiting for another thread that takes them. The
+    /// Takes every message received by now, after a wait for another thread taking messages. The
     /// connections' events go to the next [`take_events`](Shared::take_events). Called without locks of
     /// groups' states or connections.
     pub(super) fn take_receives(&self, device: &Device) {
-        // More than the queue holds has come since.
+        // This many rounds take a full queue; any message beyond has come since.
         let rounds = device.recv_cq().entries() as usize / BATCH + 1;
         loop {
             for _ in 0..rounds {
@@ -239,11 +238,11 @@ impl Shared {
         if batch.is_empty() {
             return false;
         }
-        // One time serves for all messages of a batch.
+        // One time serves for each message of a batch.
         let now = now();
         let mut fresh = FreshTokens::new();
         for completion in batch {
-            // A completion of a link that was removed concerns nobody.
+            // A completion of a removed link is dropped.
             let Some(link) = table.get(completion.qp_num()) else { continue };
             if let Some(cdc) = link.on_receive(completion, now)
                 && self.store_words(&link, &cdc)
@@ -256,9 +255,8 @@ impl Shared {
         full
     }
 
-    /// Stores the words of a CDC message, of the connection that its token names (CDC-4) in the
-    /// group of the link, whichever of its links that is (LG-63). `true`: its connection has an
-    /// event.
+    /// Stores the words of a CDC message, for the connection named by its token (CDC-4) in the group of
+    /// the link, over any of the group's links (LG-63). `true`: the connection has an event.
     #[inline]
     fn store_words(&self, link: &Link, cdc: &Cdc) -> bool {
         let count = |counter: fn(&Counters) -> &AtomicU64| {
@@ -279,7 +277,7 @@ impl Shared {
         }
     }
 
-    /// Takes send completions, unless another thread does. It frees slots and does not use them:
+    /// Takes send completions, unless another thread does. Frees slots without using them:
     /// [`Shared::flush_waiting`] does.
     pub(crate) fn poll_sends(&self, device: &Device) {
         let Some(mut guard) = device.try_sends() else { return };
@@ -297,7 +295,7 @@ impl Shared {
         }
     }
 
-    /// Has the connections and link groups send that found no room on links over this device. Called
+    /// Has connections and link groups send after a lack of room on links over this device. Called
     /// without locks.
     #[inline]
     pub(crate) fn flush_device(&self, device: &Device) {
@@ -309,7 +307,7 @@ impl Shared {
         }
     }
 
-    /// Has the connections send that found no room on a link. Called without locks.
+    /// Has connections send after a lack of room on a link. Called without locks.
     fn flush_waiting(&self, link: &Link) {
         for token in link.take_waiting() {
             if let Some(endpoint) = self.tokens.get(token) {
@@ -318,8 +316,8 @@ impl Shared {
         }
     }
 
-    /// Sends what is due on a connection. If there is no room even after a look at the send
-    /// completions, the connection waits for some.
+    /// Sends pending messages of a connection. Without room even after a poll of send completions, the
+    /// connection waits for some.
     pub(crate) fn flush(&self, endpoint: &Endpoint) {
         if let Some(Congestion::Full(link)) = endpoint.flush() {
             self.poll_sends(link.port().device());
@@ -327,8 +325,8 @@ impl Shared {
         }
     }
 
-    /// Polls the send completions of a link that has few slots left or none, and has connections go
-    /// on that waited for one, the given one first. Called without locks.
+    /// Polls the send completions of a link with few free slots or none, and flushes the connections
+    /// waiting for one, the given one first. Called without locks.
     #[cold]
     pub(crate) fn make_room(&self, endpoint: &Endpoint, congestion: &Congestion) {
         let link = match congestion {
@@ -336,7 +334,7 @@ impl Shared {
             Congestion::Full(link) => {
                 self.poll_sends(link.port().device());
                 match endpoint.flush_or_wait() {
-                    // The queue was armed: a completion that came before causes no notice.
+                    // The queue was armed: an earlier completion causes no notice.
                     Some(_) => link,
                     None => return,
                 }
@@ -346,8 +344,8 @@ impl Shared {
         self.flush_waiting(link);
     }
 
-    /// Stops links now, and has the next work close them and fail the connections, after their last
-    /// messages were taken.
+    /// Stops links now, and has the next work close them and fail the connections, after taking their
+    /// last messages.
     pub(super) fn defer_close(&self, deferred: DeferredClose) {
         deferred.links.iter().for_each(|link| link.stop());
         lock(&self.deferred).push(deferred);
@@ -359,7 +357,7 @@ impl Shared {
         !lock(&self.deferred).is_empty()
     }
 
-    /// Closes the links and fails the connections that were deferred until now. Called without locks.
+    /// Closes the deferred links and fails the deferred connections. Called without locks.
     pub(super) fn close_deferred(&self) {
         let deferred = std::mem::take(&mut *lock(&self.deferred));
         for DeferredClose { links, lost, may_go_on } in deferred {
@@ -384,17 +382,17 @@ impl Shared {
         }
     }
 
-    /// Posts the event that a connection has failed.
+    /// Posts the event of a failed connection.
     pub(crate) fn post_lost(&self, token: u32) {
         self.post_event(ReactorEvent::Lost(token));
     }
 
-    /// Posts the event that the peer has given the element of a connection to another one.
+    /// Posts the event of an element given by the peer to another connection.
     pub(crate) fn post_taken(&self, token: u32) {
         self.post_event(ReactorEvent::Taken(token));
     }
 
-    /// Posts the event that timers of groups may be sooner than before.
+    /// Posts the event of a possibly earlier timer of a group.
     pub(crate) fn timers_changed(&self) {
         let posted = lock(&self.events).iter().any(|event| matches!(event, ReactorEvent::Timers));
         if !posted {
@@ -411,7 +409,7 @@ impl Shared {
     }
 }
 
-/// Tokens of connections that got words from one batch.
+/// Tokens of connections with new words from one batch.
 struct FreshTokens {
     tokens: [u32; BATCH],
     len: usize,
@@ -437,7 +435,7 @@ impl FreshTokens {
     }
 }
 
-/// This end of a link as Accept or Confirm state it, without the element.
+/// This end of a link for Accept or Confirm, without the element.
 pub(crate) fn link_end(link: &super::link::Link, direct: bool) -> LinkEnd {
     use smc_core::wire::ids::{Mac, Rkey, SizeCode};
     LinkEnd {
