@@ -1,32 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Room in a send queue.
 //!
-//! A *slot* is one SEND that the peer's adapter has not acknowledged, together with the RDMA WRITEs
-//! in front of it. Slots bound two things: the length of the own send queue, and how far this side
-//! runs ahead of the peer's receive queue. SMC has no credits, so a peer that posts 48 receives
-//! (Linux does) must never see more than 48 messages at a time; what the two directions then still
-//! lack is left to the adapters' own retries.
+//! A *slot* is one SEND not yet acknowledged by the peer's adapter, together with the RDMA WRITEs in
+//! front of it. Slots bound the length of the own send queue, and the lead of this side over the peer's
+//! receive queue. SMC has no credits, so a peer with 48 posted receives (such as Linux) must never see
+//! more than 48 messages at a time; any remaining lack in the two directions is left to the adapters'
+//! own retries.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Slots for CDC messages.
 pub(crate) const CDC_SLOTS: u32 = 44;
-/// Slots for LLC messages, which must get through whatever connections do, and the other way round
-/// (CDC-3).
+/// Slots for LLC messages. These must get through independently of connections, and vice versa (CDC-3).
 pub(crate) const LLC_SLOTS: u32 = 4;
-/// All slots.
+/// CDC and LLC slots.
 pub(crate) const SLOTS: u32 = CDC_SLOTS + LLC_SLOTS;
-/// Work requests that one slot takes at most: two WRITEs, as the ring may wrap, and the SEND.
+/// The most work requests of one slot: two WRITEs, as the ring may wrap, and the SEND.
 pub(crate) const REQUESTS_PER_SLOT: u32 = 3;
 
-/// Receives that a link posts: as many as a peer may have under way (Linux: 48), and as many again
-/// as it may send before this side has polled.
+/// Receives posted by a link: the most messages of a peer under way (Linux: 48), and as many again sent
+/// before this side has polled.
 pub(crate) const RECEIVES: u32 = 96;
 
 const CDC_MASK: u64 = (1 << CDC_SLOTS) - 1;
 const LLC_MASK: u64 = ((1 << LLC_SLOTS) - 1) << CDC_SLOTS;
 
-/// The slots of one queue pair: taken and freed without a lock.
+/// The slots of one queue pair, taken and freed without a lock.
 #[derive(Debug)]
 pub(crate) struct Slots {
     /// A bit per free slot.
@@ -53,8 +52,8 @@ impl Slots {
         Some(slot)
     }
 
-    /// Numbers of the messages to the connection with this alert token that are not acknowledged, in
-    /// any order (LG-39). No other thread may be posting for the connection.
+    /// Numbers of the unacknowledged messages to the connection with this alert token, in any order
+    /// (LG-39). No other thread may be posting for the connection.
     pub(crate) fn unacknowledged(&self, token: u32) -> impl Iterator<Item = u16> + '_ {
         let free = self.free();
         let in_use = (0..CDC_SLOTS).filter(move |slot| free & 1 << slot == 0);
@@ -79,7 +78,7 @@ impl Slots {
                 return None;
             }
             let slot = mine.trailing_zeros();
-            // Acquire: the thread that freed the slot no longer uses its buffer.
+            // Acquire: the last user of the slot no longer uses its buffer.
             match self.free.compare_exchange_weak(
                 free,
                 free & !(1 << slot),
@@ -105,17 +104,17 @@ impl Slots {
         self.free.load(Ordering::Relaxed)
     }
 
-    /// Messages that are not acknowledged.
+    /// Number of unacknowledged messages.
     pub(crate) fn used(&self) -> u32 {
         SLOTS - self.free.load(Ordering::Relaxed).count_ones()
     }
 
-    /// Messages of connections that are not acknowledged.
+    /// Number of unacknowledged messages of connections.
     pub(crate) fn used_by_cdc(&self) -> u32 {
         CDC_SLOTS - (self.free() & CDC_MASK).count_ones()
     }
 
-    /// Whether it is time to look for completions: half of what connections may use is used.
+    /// Whether to poll completions: half of the slots of connections are in use.
     #[inline]
     pub(crate) fn is_short(&self) -> bool {
         (self.free.load(Ordering::Relaxed) & CDC_MASK).count_ones() < CDC_SLOTS / 2
@@ -146,7 +145,7 @@ mod tests {
         assert!(llc.is_some_and(|slot| (CDC_SLOTS..SLOTS).contains(&slot)));
     }
 
-    /// What a failover begins with ([`smc_core::connection::Outbound::fail_over`]).
+    /// The first step of a failover ([`smc_core::connection::Outbound::fail_over`]).
     // Shows: LG-33.
     #[test]
     fn the_messages_of_a_connection_that_are_not_acknowledged_are_known() {
@@ -163,7 +162,7 @@ mod tests {
         assert_eq!(of(7), [0xffff, 0, 2].into());
         assert_eq!(of(0x8000_0007), [0xfffe, 0xffff, 0, 1, 2].into());
         assert!(of(8).is_empty());
-        // A slot that is used again has forgotten its last message.
+        // A slot in use again has forgotten its last message.
         slots.take_cdc(8, 9).unwrap();
         assert_eq!((of(7), of(8)), ([0xffff, 0, 2].into(), [9].into()));
         taken.iter().for_each(|slot| slots.release(*slot));

@@ -12,7 +12,7 @@ use smc_core::wire::ids::Gid;
 use super::interfaces::{Address, addresses};
 use ism_sys::lock;
 
-/// How long the addresses of this host are taken to be the same.
+/// The lifetime of the cached addresses of this host.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// The addresses of this host.
@@ -34,7 +34,7 @@ impl Subnets {
         }
     }
 
-    /// The name of the interface that has this address.
+    /// The name of the interface with this address.
     pub(crate) fn interface_of(&self, local: IpAddr) -> Option<String> {
         let local = local.to_canonical();
         let number = self.all().iter().find(|address| address.address == local)?.interface;
@@ -43,13 +43,13 @@ impl Subnets {
         net::netdevice::index_to_name(&socket, number).ok()
     }
 
-    /// The subnets of the interface that has this address (CLC-10).
+    /// The subnets of the interface with this address (CLC-10).
     pub(crate) fn around(&self, local: IpAddr) -> Vec<IpSubnet> {
         around(&self.all(), local)
     }
 
-    /// Whether no router is between the interface that has this address and a peer (CLCV2-54). What
-    /// is not known is taken to be near.
+    /// Whether no router is between the interface with this address and a peer (CLCV2-54). An unknown
+    /// path is taken to be near.
     pub(crate) fn is_direct(&self, local: IpAddr, peer: Gid) -> bool {
         let peer = match peer.to_ipv4() {
             Some(v4) => IpAddr::from(v4),

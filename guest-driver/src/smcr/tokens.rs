@@ -20,8 +20,8 @@ pub(crate) fn random_psn() -> io::Result<u32> {
 
 type Map<T> = FxHashMap<u32, Arc<T>>;
 
-/// Alert tokens, by which peers name connections (CDC-4, RMB-19). They are random, so that a peer that
-/// sees a token cannot guess another one, and one of the past is noticed (RMB-20). They are never zero.
+/// Alert tokens, the peers' names for connections (CDC-4, RMB-19). Tokens are random: a peer cannot
+/// guess another token from its own, and a past one is noticed (RMB-20). Never zero.
 #[derive(Debug)]
 pub(crate) struct Tokens<T> {
     map: RwLock<Map<T>>,
@@ -34,7 +34,7 @@ impl<T> Default for Tokens<T> {
 }
 
 impl<T> Tokens<T> {
-    /// Enters what `make` makes of a fresh token.
+    /// Enters the result of `make` for a fresh token.
     ///
     /// # Errors
     /// The kernel has no random numbers.

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The two control words of a connection's peer.
 //!
-//! On SMC-D the peer stores them into the DMB. Here they are in this process's own memory, and the
-//! thread that takes a CDC message from the completion queue stores them: producer word first, as a
-//! peer on SMC-D does. A reader never sees one word of one message next to the other word of another one,
-//! so urgent marks stay with their cursors even if messages were left out in between.
+//! On SMC-D the peer stores the words into the DMB. Here they are in this process's own memory, stored
+//! by the thread taking a CDC message from the completion queue: producer word first, as a peer on
+//! SMC-D does. A reader never sees two words of different messages, so urgent marks stay with their
+//! cursors even if messages were left out in between.
 //!
-//! A failover validation is no message with words of its own. It leaves a mark in them (F), which
-//! stays until the sender has [seen](Words::take_move) that the peer went over to another link.
+//! A failover validation is no message with words of its own. It leaves a mark in the words (F), until
+//! the sender has [taken the mark](Words::take_move) and knows of the peer's move to another link.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -21,19 +21,18 @@ use smc_core::wire::cdc::{Cdc, ConsumerWord, ProducerFlags, ProducerWord};
 /// The effect of a CDC message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// The words are those of the message.
+    /// The words are now the message's.
     Stored,
-    /// Sent before one that was processed: discarded (CDC-7).
+    /// Older than a processed message: discarded (CDC-7).
     Overtaken,
-    /// A failover validation (CDC-35): the peer names the last message that it knows to have
-    /// arrived, and it has.
+    /// A failover validation (CDC-35): the last message acknowledged to the peer has arrived.
     Validated,
-    /// As `Validated`, but the message with this number has not: unless it lies unseen in the queue of
-    /// another adapter, data was lost (LG-37, SEC-15), and the connection must be reset.
+    /// Like `Validated`, but the message with this number has not arrived: unless unseen in the queue
+    /// of another adapter, data was lost (LG-37, SEC-15), and the connection must be reset.
     Missing(u16),
 }
 
-/// The words and the sequence number of the message they are from.
+/// The words of a message, and its sequence number.
 #[derive(Debug, Default)]
 pub(crate) struct Words {
     /// Odd while the words are being stored.
@@ -42,7 +41,7 @@ pub(crate) struct Words {
     taken: Mutex<Taken>,
 }
 
-/// What the messages so far have brought.
+/// The state after the messages so far.
 #[derive(Debug, Default)]
 struct Taken {
     sequence: Sequence,
@@ -55,7 +54,7 @@ struct Taken {
 }
 
 impl Words {
-    /// Of a peer that has said nothing: both cursors are where they start.
+    /// The words of a peer before its first message: both cursors at their start.
     pub(crate) fn starting_at(start: Cursor) -> Words {
         let words = Words::default();
         let consumer = ConsumerWord { cursor: start, ..ConsumerWord::default() };
@@ -69,8 +68,8 @@ impl Words {
     pub(crate) fn load(&self) -> [u64; 2] {
         loop {
             let before = self.version.load(Ordering::Acquire);
-            // Acquire: partners of the Release stores in `store`. A thread that sees a word sees the
-            // bytes that it announces, which the adapter wrote before the completion (RMB-29).
+            // Acquire: partners of the Release stores in `store`. A thread seeing a word sees the
+            // announced bytes, written by the adapter before the completion (RMB-29).
             let words =
                 [self.words[0].load(Ordering::Acquire), self.words[1].load(Ordering::Acquire)];
             if before & 1 == 0 && self.version.load(Ordering::Relaxed) == before {
@@ -80,8 +79,8 @@ impl Words {
         }
     }
 
-    /// Takes a message. Messages of one connection may be taken by several threads, and over two
-    /// links: their sequence numbers decide.
+    /// Takes a message. Several threads may take messages of one connection, over two links: the
+    /// sequence numbers decide.
     pub(crate) fn take(&self, cdc: &Cdc) -> Received {
         let mut taken = self.taken();
         if taken.closed {
@@ -95,7 +94,7 @@ impl Words {
                 Validation::Lost { sent, .. } => Received::Missing(sent),
             };
         }
-        // A repeated one changes nothing, so it may as well be processed (wire erratum B-9).
+        // A repeated message changes nothing, so it may as well be processed (wire erratum B-9).
         if taken.sequence.judge(cdc.sequence) == Order::Old {
             return Received::Overtaken;
         }
@@ -103,7 +102,7 @@ impl Words {
         Received::Stored
     }
 
-    /// The sender knows that the peer has moved: the mark goes off. Whether there was one.
+    /// The sender knows of the peer's move: clears the mark. `true`: the mark was set.
     #[cold]
     pub(crate) fn take_move(&self) -> bool {
         let mut taken = self.taken();
@@ -117,13 +116,14 @@ impl Words {
         self.taken().closed = true;
     }
 
-    /// Stores words that came on another way.
+    /// Stores words received on another way. No message counts any more: the last ones of the link, with
+    /// no more bytes than the peer has named on the other way, may still be under way.
     pub(crate) fn put(&self, words: [u64; 2]) {
         let _taken = self.taken();
         self.store(words, false);
     }
 
-    /// Whether the peer has gone over to another link at any time.
+    /// Whether the peer has ever moved to another link.
     pub(crate) fn has_moved(&self) -> bool {
         self.taken().has_moved
     }
@@ -132,7 +132,7 @@ impl Words {
         lock(&self.taken)
     }
 
-    /// Number of the newest message that was taken.
+    /// Number of the newest message taken.
     pub(crate) fn last(&self) -> u16 {
         self.taken().sequence.last()
     }
@@ -142,7 +142,7 @@ impl Words {
         judge(&self.taken().sequence, number) == Validation::Intact
     }
 
-    /// Only under the lock of what was taken.
+    /// Called only with `taken` locked.
     fn store(&self, [producer, consumer]: [u64; 2], moved: bool) {
         let mut consumer = ConsumerWord::from_u64(consumer);
         consumer.producer_flags.set(ProducerFlags::FAILOVER, moved);
