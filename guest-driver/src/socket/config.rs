@@ -12,70 +12,68 @@ use crate::traffic::TrafficTable;
 use smc_rendezvous::Mode;
 use virtio_ism::transport::DeviceAddress;
 
-/// How a stack finds its devices and RNICs and what its sockets are like. The defaults suit a process with
-/// one device.
+/// The devices, RNICs and sockets of a stack. The defaults suit a process with one device.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Virtio-ism devices in the order of preference; at most [`MAX_DEVICES`] are offered to a
     /// peer.
     pub devices: Vec<DeviceAddress>,
-    /// RNICs for SMC-R, which is used where no common fabric is found.
+    /// RNICs for SMC-R, used without a common fabric.
     pub rnics: Rnics,
-    /// How SMC-R is done.
+    /// Options of SMC-R.
     pub smcr: SmcrOptions,
     /// User EIDs: peers need one in common.
     pub eids: Vec<Eid>,
-    /// Receive buffer of new connections, bytes (SOCK-4, RMB-13); rounded up to 16 KiB times a power
-    /// of two, at most 1 MiB. An element of SMC-R is twice as long. A DMB of SMC-D is half as long
-    /// for each 8 MiB of DMBs that connections of the fabric already use, but not shorter than 16
-    /// KiB.
+    /// Receive buffer of new connections, bytes (SOCK-4, RMB-13); rounded up to 16 KiB times a power of
+    /// two, at most 1 MiB. An element of SMC-R is twice as long. A DMB of SMC-D is half as long for
+    /// each 8 MiB of DMBs already used by connections of the fabric, but not shorter than 16 KiB.
     pub recv_buffer: usize,
-    /// How long a blocked call spins before it sleeps; zero: never.
+    /// The time for which a blocked call spins before it sleeps; zero: never.
     pub spin: Duration,
-    /// How bytes travel.
+    /// The path of bytes to a peer on the same fabric.
     pub path: DataPath,
     /// Bytes of guest memory of a device, for rings and for buffers of the move path. Pages take no
     /// memory before the driver uses them.
     pub guest_memory: usize,
-    /// Whether connections go on over TCP when their device or that of their peer is gone, or the last
-    /// link of SMC-R, if the peer can do that, too. This holds between processes and virtual machines,
-    /// and for SMC-R of release 2.1. They leave a device in order that asks for it. A stack with this has
-    /// one more thread.
+    /// Whether connections continue over TCP when their device, the peer's device or the last link of
+    /// SMC-R is gone, if the peer supports it, too. This holds between processes and virtual machines,
+    /// and for SMC-R of release 2.1. When a device announces its leave, connections switch to TCP
+    /// first. A stack with this option has one more thread. On by default.
     pub outlive_device: bool,
-    /// Whether connections that have left a device (see [`Config::outlive_device`]) come back when it is
-    /// there again, if the peer can do that, too. Not so for SMC-R.
+    /// Whether connections come back to a device after its return (see [`Config::outlive_device`]), if
+    /// the peer supports it, too. Not so for SMC-R.
     pub return_to_device: bool,
-    /// How long to wait for a device behind a socket that another process uses; zero: not at all.
+    /// The longest wait for a device behind a socket in use by another process; zero: none.
     pub device_timeout: Duration,
-    /// How long one CLC message of the peer may take.
+    /// The longest duration of one CLC message of the peer.
     pub clc_timeout: Duration,
-    /// How long a server waits for the first bytes of a client before it takes it for an ordinary
-    /// TCP client.
+    /// The longest wait of a server for the first bytes of a client, taken for an ordinary TCP client
+    /// afterwards.
     pub detect_timeout: Duration,
-    /// How the stack finds out which peers speak SMC.
+    /// The method of finding out which peers speak SMC.
     pub rendezvous: Mode,
-    /// Of TCP option 254: which processes use it, and for which peers.
+    /// Options of TCP option 254: the processes that use it, and the peers concerned.
     pub rendezvous_options: smc_rendezvous::Options,
-    /// Socket at which this process reports on itself, see [`statistics`](super::statistics).
+    /// Socket for reports of this process, see [`statistics`](super::statistics).
     pub statistics: Option<PathBuf>,
-    /// What was learned of servers and listeners, for reports.
+    /// Statistics of servers and listeners, for reports.
     pub traffic: Option<Arc<TrafficTable>>,
-    /// Options that only tests change.
+    /// Options changed only by tests.
     #[doc(hidden)]
     pub testing: TestOptions,
 }
 
-/// Options that only tests change.
+/// Options changed only by tests.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct TestOptions {
     /// System EID (EID-11).
     pub seid: Option<Eid>,
-    /// How long a closed connection waits for its peer to close, too.
+    /// The longest wait of a closed connection for its peer to close, too.
     pub close_timeout: Duration,
-    /// How long the stack keeps a peer without connections, with its buffers.
+    /// Lifetime of a peer without connections, with its buffers.
     pub idle_peer_timeout: Duration,
-    /// How long connections have at most to leave a device that is about to go.
+    /// The longest time for connections to leave a device about to go.
     pub leave_time: Duration,
     /// Offer SMCv2 release 2.0 only, as old peers do. Emulated devices then never match.
     pub release_2_0: bool,
@@ -93,16 +91,16 @@ impl Default for TestOptions {
     }
 }
 
-/// At most this many emulated devices fit into a Proposal (EISM-12).
+/// The most emulated devices in a Proposal (EISM-12).
 pub const MAX_DEVICES: usize = 4;
 
 /// The EID of a stack whose configuration has none. Both ends of a connection need the same.
 pub const DEFAULT_EID: &str = "VIRTIO-ISM";
 
-/// How bytes travel to a peer on the same fabric.
+/// The path of bytes to a peer on the same fabric.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DataPath {
-    /// The window where both ends have one and its memory is fast, else move.
+    /// The window where both ends have one with fast memory, else move.
     #[default]
     Auto,
     /// The window, or no SMC.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How a client gets its connection.
+//! Connections of a client.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -13,14 +13,15 @@ use crate::info::Fallback;
 use smc_rendezvous::{ClientAction, OptionRequest, PeerDiscovery};
 
 impl SmcStream {
-    /// Connects to a server that speaks SMC; if SMC does not work out, the connection is TCP.
-    /// Returns when that is known (SOCK-19).
+    /// Connects to a server that speaks SMC; if SMC does not work out, the connection is TCP. Returns
+    /// once this is decided (SOCK-19).
     ///
     /// Without [`Config::rendezvous`](super::Config::rendezvous) the server must expect SMC: an
-    /// ordinary TCP server would take the handshake for data. Use [`SmcStream::connect_tcp`] for those.
+    /// ordinary TCP server would take the handshake for data. Use [`SmcStream::connect_tcp`] for such
+    /// servers.
     ///
     /// # Errors
-    /// Those of [`TcpStream::connect`]; a handshake that broke the connection.
+    /// An error of [`TcpStream::connect`]; a handshake that broke the connection.
     pub fn connect(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
         let mut failed = None;
         for addr in addr.to_socket_addrs()? {
@@ -38,7 +39,7 @@ impl SmcStream {
         stack.current().no_device().is_none().then(|| stack.peer_discovery())
     }
 
-    /// Proposes SMC, or goes on as TCP, as the peer discovery says.
+    /// Proposes SMC, or continues as TCP, by the verdict of peer discovery.
     fn upgrade_connected(
         stack: &Arc<Stack>,
         (tcp, asked): (TcpStream, Option<OptionRequest>),
@@ -55,7 +56,7 @@ impl SmcStream {
         }
     }
 
-    /// As [`SmcStream::connect`] to one address, with a time limit for everything.
+    /// Like [`SmcStream::connect`] to one address, with a time limit for everything.
     ///
     /// # Errors
     /// As [`SmcStream::connect`], and `TimedOut`.
@@ -72,12 +73,12 @@ impl SmcStream {
     /// Connects to an ordinary TCP server.
     ///
     /// # Errors
-    /// Those of [`TcpStream::connect`].
+    /// An error of [`TcpStream::connect`].
     pub fn connect_tcp(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
         Self::from_tcp(stack, TcpStream::connect(addr)?)
     }
 
-    /// A TCP connection that was made elsewhere and stays TCP.
+    /// Makes a stream of an existing TCP connection, to stay TCP.
     ///
     /// # Errors
     /// None today.
@@ -85,7 +86,7 @@ impl SmcStream {
         Self::of_tcp(stack, tcp, Fallback::Asked)
     }
 
-    /// Proposes SMC on a TCP connection that was just made and carried nothing yet.
+    /// Proposes SMC on a new TCP connection without any data yet.
     ///
     /// # Errors
     /// A handshake that broke the connection.

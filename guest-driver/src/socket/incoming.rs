@@ -17,35 +17,35 @@ use crate::smcd::Fabrics;
 use smc_core::carrier::Role;
 use smc_rendezvous::{Mode, PROPOSAL_TIMEOUT, ServerAction};
 
-/// How long [`Incoming::decline`] waits for the rest of a Proposal.
+/// The longest wait of [`Incoming::decline`] for the rest of a Proposal.
 const DECLINE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A handshake with a client whose TCP stream was just accepted.
+/// A handshake with a client on a newly accepted TCP stream.
 ///
 /// [`SmcListener`](super::SmcListener) has one for each client that is not ready. A program that
-/// accepts TCP streams by itself uses it directly, and decides which thread waits.
+/// accepts TCP streams by itself uses this type directly, and decides which thread waits.
 pub struct Incoming {
     stack: Arc<Stack>,
     /// `None`: the handshake has ended.
     tcp: Option<TcpStream>,
     handshake: ServerHandshake,
-    /// Counts it while it holds memory for a client that has not confirmed.
+    /// Counts the handshake while it holds memory for a client without a Confirm.
     offer: Option<Offer>,
     /// Bytes of the own DMB.
     buffer: u32,
 }
 
 impl Incoming {
-    /// Begins with what is known of the client's first bytes. If they are incomplete, the handshake
-    /// waits for them for [`Config::detect_timeout`](super::Config::detect_timeout). This reads and
-    /// writes nothing yet.
+    /// Begins with the known first bytes of the client. If they are incomplete, the handshake waits for
+    /// the rest for [`Config::detect_timeout`](super::Config::detect_timeout). Reads and writes nothing
+    /// yet.
     pub fn new(stack: &Arc<Stack>, tcp: TcpStream, first_bytes: FirstBytes) -> Incoming {
         stack.sweep();
         Self::begin(stack, tcp, ServerHandshake::new(first_bytes, stack.config().detect_timeout))
     }
 
-    /// Declines the Proposal of a client whose first bytes are there, on a stream that the caller
-    /// keeps. The connection goes on as TCP.
+    /// Declines the Proposal of a client with its first bytes received, because descriptors or threads
+    /// are short, on a stream kept by the caller. The connection continues as TCP.
     ///
     /// # Errors
     /// The handshake broke the connection, or the rest of the Proposal did not come within a second.
@@ -66,14 +66,14 @@ impl Incoming {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             if ism_sys::wait([(tcp.as_fd(), ism_sys::PollInterest::Read)], Some(left)).is_err() {
-                // A process that may have no descriptors may not poll any.
+                // A process that may have no descriptors (RLIMIT_NOFILE) cannot poll any.
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
         Ok(())
     }
 
-    /// Begins as the peer discovery of the stack says.
+    /// Begins by the verdict of the stack's peer discovery.
     pub(super) fn accepted(stack: &Arc<Stack>, tcp: TcpStream) -> Incoming {
         let config = stack.config();
         let handshake = match stack.peer_discovery().accepted(&tcp) {
@@ -96,13 +96,13 @@ impl Incoming {
         Incoming { stack: stack.clone(), tcp: Some(tcp), handshake, offer: None, buffer }
     }
 
-    /// As [`Outgoing::limit_buffer`](super::Outgoing::limit_buffer).
+    /// Like [`Outgoing::limit_buffer`](super::Outgoing::limit_buffer).
     pub fn limit_buffer(&mut self, bytes: usize) {
         self.buffer = self.buffer.min(buffer_of(bytes));
     }
 
-    /// Ends the handshake before its deadline, because others need its place. A client that has sent
-    /// nothing, and did not announce that it will, goes on as a TCP client.
+    /// Ends the handshake before its deadline, because others need its place. A client that has neither
+    /// sent nor announced anything continues as a TCP client.
     ///
     /// # Errors
     /// The handshake has begun. The connection is reset.
@@ -111,25 +111,23 @@ impl Incoming {
         self.finish(result)
     }
 
-    /// The descriptors that become readable when [`Incoming::advance`] can go on: the TCP stream,
-    /// and one for LLC messages if the handshake waits for some.
+    /// The descriptors, readable when [`Incoming::advance`] can continue: the TCP stream, and one for
+    /// LLC messages if the handshake waits for some.
     pub fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         [self.tcp.as_ref().map(AsFd::as_fd), self.handshake.fd()]
     }
 
-    /// When [`Incoming::advance`] gives up waiting; `None`: the handshake has ended.
+    /// The end of the waits of [`Incoming::advance`]; `None`: the handshake has ended.
     pub fn deadline(&self) -> Option<Instant> {
         self.tcp.as_ref().map(|_| self.handshake.deadline())
     }
 
-    /// Whether the handshake waits for the client's answer to Accept, and so for TCP's descriptor
-    /// only.
+    /// Whether the handshake waits for the client's answer to Accept, and so for TCP's descriptor only.
     pub(super) fn awaits_confirm(&self) -> bool {
         self.handshake.awaits_confirm()
     }
 
-    /// As [`Incoming::advance`], and spins for the client's next bytes for as long as that is
-    /// worthwhile.
+    /// Like [`Incoming::advance`], with spinning for the client's next bytes as long as worthwhile.
     ///
     /// # Errors
     /// As [`Incoming::advance`].
@@ -146,8 +144,8 @@ impl Incoming {
         result
     }
 
-    /// As [`Incoming::advance`], but does not look for the client's answer right after Accept is sent:
-    /// no client answers so soon. For callers that ask the kernel afterwards what is there.
+    /// Like [`Incoming::advance`], without a check for the client's answer right after Accept: no
+    /// client answers so soon. For callers that poll the kernel afterwards.
     ///
     /// # Errors
     /// As [`Incoming::advance`].
@@ -159,7 +157,7 @@ impl Incoming {
         }
     }
 
-    /// Goes on as far as the client's bytes allow, without waiting. `None`: more bytes have to come.
+    /// Continues as far as the client's bytes allow, without waiting. `None`: more bytes have to come.
     ///
     /// # Errors
     /// The handshake broke the connection, which is reset.
@@ -171,7 +169,7 @@ impl Incoming {
         }
     }
 
-    /// Goes on as far as the client's bytes allow, or ends the handshake if its deadline has passed.
+    /// Continues as far as the client's bytes allow, or ends the handshake if its deadline has passed.
     /// `None`: more bytes have to come; else the caller calls [`Incoming::finish`]. For `drain` see
     /// [`ServerHandshake::advance`].
     pub(super) fn step(

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A child of a fork takes over the devices and connections of its parent, which is about to end.
+//! Inheritance: the child of a fork takes over the devices and connections of its ending parent.
 //!
-//! The child has the parent's memory and descriptors, and one thread. The parent forks while it
-//! holds the locks of the devices' queues ([`Stack::hold_devices`]), so no thread of it uses a
-//! device after that, nor takes bytes out of a send queue. The child checks that no other lock was
-//! held ([`ForkLocks`]), forgets the parent's threads ([`Stack::take_over`]), and does what these
-//! did ([`StackUpkeep::turn`]).
+//! The child has the parent's memory and descriptors, and one thread. The parent forks while it holds
+//! the locks of the devices' queues ([`Stack::hold_devices`]), so no thread of the parent uses a device
+//! afterwards, nor takes bytes out of a send queue. The child checks that no other lock was held
+//! ([`ForkLocks`]), forgets the parent's threads ([`Stack::take_over`]), and does the work of these
+//! threads ([`StackUpkeep::turn`]).
 
 use std::io;
 use std::net::TcpStream;
@@ -21,17 +21,17 @@ use crate::reactor::Upkeep;
 use ism_sys::{ForkLocks, LockGuardList, is_free, lock};
 use virtio_ism::IsmDevice;
 
-/// Pause between two looks at what TCP brings, in a process without a thread for that.
+/// Pause between two checks of TCP, in a process without a thread for TCP.
 const TCP_PAUSE: Duration = Duration::from_millis(5);
 /// Pause between two attempts to hold the devices.
 const PAUSE: Duration = Duration::from_micros(500);
 
-/// What becomes of the locks that [`Stack::hold_devices`] holds.
+/// The fate of the locks held by [`Stack::hold_devices`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterFork<T> {
-    /// They are released.
+    /// The locks are released.
     Release(T),
-    /// They stay held: this process uses the devices no more.
+    /// The locks stay held: this process uses the devices no more.
     Keep(T),
 }
 
@@ -49,14 +49,13 @@ impl Stack {
         devices.iter().all(|device| device.can_be_inherited())
     }
 
-    /// Looks what has become of connections that the program has closed
-    /// ([`SmcStream::any_has_unsent_bytes`]).
+    /// Checks the connections closed by the program ([`SmcStream::any_has_unsent_bytes`]).
     pub fn check_closed(&self) {
         self.sweep();
     }
 
-    /// Runs `body`, which forks, while no thread of this process uses a device. Tries for at most
-    /// `limit`; `None`: that was not enough.
+    /// Runs `body`, with a fork in it, while no thread of this process uses a device. Tries for at most
+    /// `limit`; `None`: the time did not suffice.
     pub fn hold_devices<T>(
         &self,
         limit: Duration,
@@ -68,7 +67,7 @@ impl Stack {
                 let devices = self.open_devices();
                 let mut held = LockGuardList::new();
                 if devices.iter().all(|device| device.try_hold(&mut held)) {
-                    // The child has the send queues as they are now.
+                    // The child has the present send queues.
                     conn::hold_queues(true);
                     return Some(match body() {
                         AfterFork::Release(result) => {
@@ -93,8 +92,8 @@ impl Stack {
         }
     }
 
-    /// Takes the devices over, in the child. Connections other than `kept` are closed, as the
-    /// kernel closes those of a process that ends.
+    /// Takes the devices over, in the child. Connections other than `kept` are closed, as the kernel
+    /// does for an ending process.
     pub fn take_over(self: &Arc<Self>, kept: &[&SmcStream]) -> StackUpkeep {
         let live = self.live_devices();
         for OpenDevice { reactor, fabric, .. } in &live {
@@ -168,7 +167,7 @@ impl ForkLocks for Stack {
 
 #[doc(hidden)]
 impl SmcStream {
-    /// Whether the child of a fork can take the connection over: it needs nothing but memory and
+    /// Whether the child of a fork can take the connection over, by needing only memory and
     /// descriptors.
     pub fn can_be_inherited(&self) -> bool {
         self.conn().is_some_and(|conn| conn.can_be_inherited())
@@ -176,7 +175,7 @@ impl SmcStream {
 }
 
 impl StackUpkeep {
-    /// Does what is due, and returns the time until the next call.
+    /// Does the due work, and returns the time until the next call.
     pub fn turn(&mut self) -> Duration {
         let stack = &self.stack;
         let turn = |(live, upkeep): &mut (OpenDevice, Upkeep)| {
@@ -198,17 +197,17 @@ impl StackUpkeep {
     }
 }
 
-/// Ends the handshake of a client that another process has begun: it waits for the server's answer
-/// and declines it. A process that takes connections over has none of the threads that were about
-/// to read it.
+/// Ends the handshake of a client, begun by another process: waits for the server's answer and declines
+/// it. A process that takes connections over has none of the threads that were about to read the
+/// answer.
 pub struct PendingDecline {
     handshake: DeclineAnswer,
     tcp: TcpStream,
 }
 
 impl PendingDecline {
-    /// Begins on a stream on which that process has sent the Proposal, and has read nothing. `None`:
-    /// the stack has nothing that could have been proposed.
+    /// Begins on a stream with a Proposal sent by that process, and nothing read. `None`: the stack has
+    /// nothing to propose.
     pub fn new(stack: &Arc<Stack>, tcp: TcpStream) -> Option<PendingDecline> {
         let handshake = DeclineAnswer::new(&stack.current().config)?;
         Some(PendingDecline { handshake, tcp })
@@ -219,12 +218,12 @@ impl PendingDecline {
         &self.tcp
     }
 
-    /// The TCP stream, for what comes after.
+    /// The TCP stream, for later use.
     pub fn into_tcp(self) -> TcpStream {
         self.tcp
     }
 
-    /// Goes on as far as the server's bytes allow. `true`: TCP carries the connection from here on.
+    /// Continues as far as the server's bytes allow. `true`: TCP carries the connection from here on.
     ///
     /// # Errors
     /// The handshake has broken the connection.

@@ -21,9 +21,9 @@ use super::{Stack, stack::Current};
 use crate::handshake::{self, Broken};
 use ism_sys::{lock, timespec};
 
-/// Handshakes under way at most. Beyond, a new client evicts another one.
+/// The most handshakes under way. Beyond, a new client evicts another one.
 const MAX_PENDING: usize = 1024;
-/// Handshakes that a sleeping thread checks out at most. The others are registered with epoll.
+/// The most handshakes checked out by a sleeping thread. The others are registered with epoll.
 const MAX_CHECKED_OUT: usize = 8;
 
 /// The epoll key of the TCP listener; handshakes have smaller ones.
@@ -34,18 +34,18 @@ const TIMER: u64 = u64::MAX - 1;
 /// A listening socket with the behaviour of [`std::net::TcpListener`].
 ///
 /// The listener recognises a client that proposes SMC by its first bytes. Any other client is an
-/// ordinary TCP client, and so is one that sends nothing for
-/// [`Config::detect_timeout`](super::Config::detect_timeout). Handshakes go on side by side while
-/// any thread is in [`SmcListener::accept`]. A slow or hostile client delays no other client.
+/// ordinary TCP client, and so is a client that sends nothing for
+/// [`Config::detect_timeout`](super::Config::detect_timeout). Handshakes run side by side while any
+/// thread is in [`SmcListener::accept`]. A slow or hostile client delays no other client.
 ///
-/// If 1,024 handshakes are under way, a further client that needs one evicts the oldest of the
-/// address that has the most: a client that has sent nothing is an ordinary TCP client then, and any
-/// other is reset. So clients of an address that only stalls pay for each other. An address with 512
-/// clients that were accepted and have not confirmed gets Declines until some of them do.
+/// If 1,024 handshakes are under way, a further client in need of one evicts the oldest of the address
+/// with the most: a client that has sent nothing is an ordinary TCP client then, and any other is
+/// reset. So stalling clients of one address pay for each other. An address with 512 accepted clients
+/// without a Confirm gets Declines until some of them confirm.
 ///
 /// A thread in `accept` first spins for handshakes that began a moment ago: most are complete before
-/// it is worth registering them with epoll. Before it sleeps, it registers them, or checks a few of
-/// them out of the table and polls their TCP streams itself, which costs no call of epoll.
+/// registering them with epoll pays. Before a sleep, the thread registers them, or checks a few of them
+/// out of the table and polls their TCP streams itself, which costs no call of epoll.
 #[derive(Debug)]
 pub struct SmcListener {
     stack: Arc<Stack>,
@@ -59,15 +59,15 @@ pub struct SmcListener {
 #[derive(Default)]
 struct Pending {
     handshakes: FxHashMap<u64, Entry>,
-    /// Keys of the handshakes that epoll does not watch.
+    /// Keys of the handshakes not watched by epoll.
     unregistered: Vec<u64>,
-    /// Number of handshakes that sleeping threads have checked out of the table.
+    /// Number of handshakes checked out of the table by sleeping threads.
     checked_out: usize,
-    /// Number of threads that sleep.
+    /// Number of sleeping threads.
     sleepers: usize,
     /// The key of the next handshake.
     next: u64,
-    /// Connections that `accept` returns next.
+    /// Connections to be returned next by `accept`.
     ready: VecDeque<(SmcStream, SocketAddr)>,
     /// The time for which the timer is set.
     alarm: Option<Instant>,
@@ -76,13 +76,13 @@ struct Pending {
 struct Entry {
     incoming: Incoming,
     addr: SocketAddr,
-    /// Whose share of the handshakes it counts against.
+    /// The source charged with the handshake.
     source: Source,
     /// Epoll watches the TCP stream.
     registered: bool,
     /// Epoll watches the descriptor for LLC messages, too.
     llc_registered: bool,
-    /// The thread that had checked it out found nothing to read.
+    /// The thread that had checked the handshake out found nothing to read.
     no_news: bool,
 }
 
@@ -98,7 +98,7 @@ impl SmcListener {
     /// Listens on an address.
     ///
     /// # Errors
-    /// Those of [`TcpListener::bind`].
+    /// An error of [`TcpListener::bind`].
     pub fn bind(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcListener> {
         let mut result = Err(io::Error::new(io::ErrorKind::InvalidInput, "no address"));
         for addr in addr.to_socket_addrs()? {
@@ -121,7 +121,7 @@ impl SmcListener {
 
     fn of_tcp(stack: &Arc<Stack>, tcp: TcpListener) -> io::Result<SmcListener> {
         tcp.set_nonblocking(true)?;
-        // Accepted sockets inherit it.
+        // Accepted sockets inherit this option.
         handshake::acknowledge_lazily(&tcp, true);
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
@@ -141,10 +141,10 @@ impl SmcListener {
         })
     }
 
-    /// The address that is listened on.
+    /// The listening address.
     ///
     /// # Errors
-    /// Those of [`TcpListener::local_addr`].
+    /// An error of [`TcpListener::local_addr`].
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
@@ -159,13 +159,13 @@ impl SmcListener {
     }
 
     /// Ends listening by [`Shutdown::Read`] or [`Shutdown::Both`], as shutdown(2) of a listening socket
-    /// does on Linux: calls of [`SmcListener::accept`] fail, also those that wait in other threads,
-    /// and clients are refused or reset. `Shutdown::Write` does nothing.
+    /// does on Linux: calls of [`SmcListener::accept`] fail, also waiting calls of other threads, and
+    /// clients are refused or reset. `Shutdown::Write` does nothing.
     ///
     /// # Errors
-    /// `NotConnected`: it has ended already.
+    /// `NotConnected`: listening has ended already.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        // It wakes those that wait: epoll reports EPOLLHUP, and accept(2) fails with EINVAL.
+        // This wakes waiting threads: epoll reports EPOLLHUP, and accept(2) fails with EINVAL.
         let how = match how {
             Shutdown::Read => rustix::net::Shutdown::Read,
             Shutdown::Write => rustix::net::Shutdown::Write,
@@ -174,8 +174,8 @@ impl SmcListener {
         Ok(rustix::net::shutdown(&self.tcp, how)?)
     }
 
-    /// A descriptor for poll, select and epoll: readable when [`SmcListener::accept`] has something
-    /// to do (which may be a step of a handshake, after which it returns `WouldBlock`).
+    /// A descriptor for poll, select and epoll: readable when [`SmcListener::accept`] has something to
+    /// do (possibly a step of a handshake, followed by `WouldBlock`).
     pub fn pollable(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -183,10 +183,10 @@ impl SmcListener {
     /// Takes the next connection: SMC or TCP, see [`SmcStream::info`]. Its handshake is over
     /// (OPT-8, SOCK-19).
     ///
-    /// The listener counts handshakes that fail, and goes on with the next client.
+    /// The listener counts handshakes that fail, and continues with the next client.
     ///
     /// # Errors
-    /// Those of [`TcpListener::accept`]; `WouldBlock` if non-blocking; `InvalidInput` after
+    /// An error of [`TcpListener::accept`]; `WouldBlock` if non-blocking; `InvalidInput` after
     /// [`SmcListener::shutdown`].
     pub fn accept(&self) -> io::Result<(SmcStream, SocketAddr)> {
         // Whether TCP's queue may hold a client, and whether epoll has events.
@@ -200,7 +200,7 @@ impl SmcListener {
                 // A client in the middle of a handshake answers soon.
                 self.spin(&mut pending, &current)?;
             }
-            // A client in the queue explains why epoll woke the thread; so does a connection.
+            // A client in the queue explains the thread's wake-up by epoll; so does a connection.
             has_events &= !taken && pending.ready.is_empty();
             self.take_events(&mut pending, &current, has_events)?;
             if !pending.ready.is_empty() {
@@ -231,17 +231,17 @@ impl SmcListener {
         }
     }
 
-    /// Connections one after the other, for ever.
+    /// An endless iterator over accepted connections.
     pub fn incoming(&self) -> impl Iterator<Item = io::Result<SmcStream>> + '_ {
         std::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
     }
 
-    /// The stack its connections belong to.
+    /// The stack of the listener's connections.
     pub fn stack(&self) -> &Arc<Stack> {
         &self.stack
     }
 
-    /// Sleeps until epoll or one of the handshakes may have news, and marks those that have none.
+    /// Sleeps until epoll or one of the handshakes may have news, and marks handshakes without any.
     /// `true`: epoll has events.
     fn sleep(
         &self,
@@ -269,8 +269,8 @@ impl SmcListener {
         Ok(has_events)
     }
 
-    /// Before this thread returns with a connection: registers all handshakes, and wakes another
-    /// thread if there are more connections.
+    /// Before this thread returns with a connection: registers the handshakes, and wakes another thread
+    /// if there are more connections.
     fn hand_over(&self, pending: &mut Pending) -> io::Result<()> {
         if pending.sleepers == 0 {
             return Ok(());
@@ -287,8 +287,8 @@ impl SmcListener {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Advances the handshakes that epoll does not watch, if they may have news, and with
-    /// `check_queue` takes a new client from TCP's queue. `true`: there was one.
+    /// Advances the handshakes not watched by epoll, if they may have news, and with `check_queue`
+    /// takes a new client from TCP's queue. `true`: there was a client.
     fn try_once(
         &self,
         pending: &mut Pending,
@@ -319,7 +319,7 @@ impl SmcListener {
         tried.map(|_| ())
     }
 
-    /// Registers all handshakes with epoll.
+    /// Registers the handshakes with epoll.
     fn register(&self, pending: &mut Pending) -> io::Result<()> {
         for key in std::mem::take(&mut pending.unregistered) {
             let Some(entry) = pending.handshakes.get_mut(&key) else { continue };
@@ -347,8 +347,8 @@ impl SmcListener {
         Ok(())
     }
 
-    /// Advances the handshakes that epoll reports, and those whose deadline has passed. Asks epoll
-    /// if it `has_events` or may have some.
+    /// Advances the handshakes reported by epoll, and handshakes past their deadline. Asks epoll if it
+    /// `has_events` or may have some.
     fn take_events(
         &self,
         pending: &mut Pending,
@@ -418,7 +418,7 @@ impl SmcListener {
         Ok(true)
     }
 
-    /// Ends one handshake, so that others have room; `false` if there is none.
+    /// Ends one handshake to make room for others; `false` if there is none.
     fn evict(&self, pending: &mut Pending) -> bool {
         let Some(key) = pending.oldest_of_the_busiest() else { return false };
         let Some(mut entry) = self.remove(pending, key) else { return false };
@@ -429,7 +429,7 @@ impl SmcListener {
         true
     }
 
-    /// Advances one handshake. When it ends, the connection is ready.
+    /// Advances one handshake. At its end, the connection is ready.
     fn step(&self, pending: &mut Pending, current: &Current, key: u64) {
         let Some(entry) = pending.handshakes.get_mut(&key) else { return };
         // Epoll reports edges, so a registered stream has to be read until it is empty.
@@ -461,8 +461,7 @@ impl SmcListener {
         Some(removed)
     }
 
-    /// Sets the timer, so that the pollable descriptor becomes readable at the next deadline of a
-    /// handshake.
+    /// Sets the timer: the pollable descriptor becomes readable at the next deadline of a handshake.
     fn set_alarm(&self, pending: &mut Pending) -> io::Result<()> {
         let next = pending.next_deadline();
         if next == pending.alarm {
@@ -497,7 +496,7 @@ impl Pending {
         self.handshakes.len() + self.checked_out > MAX_PENDING
     }
 
-    /// The oldest handshake of the source that has the most.
+    /// The oldest handshake of the source with the most handshakes.
     fn oldest_of_the_busiest(&self) -> Option<u64> {
         let mut sources: FxHashMap<Source, (usize, u64)> = FxHashMap::default();
         for (key, entry) in &self.handshakes {
@@ -508,8 +507,8 @@ impl Pending {
         sources.into_values().max_by_key(|(count, _)| *count).map(|(_, oldest)| oldest)
     }
 
-    /// Takes handshakes out of the table that a thread can poll by itself while it sleeps. No other
-    /// thread advances them meanwhile.
+    /// Takes handshakes out of the table, to be polled by a sleeping thread itself. No other thread
+    /// advances them meanwhile.
     fn check_out(&mut self) -> Vec<(u64, Entry)> {
         let mut checked_out = Vec::new();
         for key in std::mem::take(&mut self.unregistered) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sockets: `SmcListener` and `SmcStream`, their configuration, and how programs wait for them.
+//! Sockets: `SmcListener` and `SmcStream`, their configuration, and ways to wait for them.
 
 mod config;
 mod connect;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Errors of devices that cannot be opened.
+//! Errors of devices failing to open.
 
 use std::error::Error as _;
 use std::io;
@@ -7,7 +7,7 @@ use std::io;
 use virtio_ism::IsmError;
 use virtio_ism::transport::DeviceAddress;
 
-/// The kind of the error of a stack whose devices cannot be opened for these reasons.
+/// The error kind of a stack without any device, by the kinds of the devices' errors.
 pub(super) fn kind_of_all(kinds: &[io::ErrorKind]) -> io::ErrorKind {
     use io::ErrorKind::{NotFound, Other, PermissionDenied, ResourceBusy};
     let told = [NotFound, PermissionDenied, ResourceBusy];
@@ -15,7 +15,7 @@ pub(super) fn kind_of_all(kinds: &[io::ErrorKind]) -> io::ErrorKind {
     first.filter(|first| kinds.iter().all(|kind| kind == *first)).copied().unwrap_or(Other)
 }
 
-/// The error of a device that cannot be opened, without its address, which those who show it name.
+/// The error of a device failing to open, without the address, to be added by callers.
 pub(super) fn open_error(address: &DeviceAddress, error: &IsmError) -> io::Error {
     let mut causes = std::iter::successors(error.source(), |cause| (*cause).source());
     let of_system = causes.find_map(|cause| cause.downcast_ref::<io::Error>());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How many handshakes of each source hold a DMB or an RMB for a client that has not confirmed.
+//! The number of handshakes of each source with a DMB or an RMB for a client without a Confirm.
 //!
-//! A client makes its server register memory by a Proposal, which costs commands of the device. Those
-//! that never confirm are to pay for it themselves: a source that has many of them gets Declines.
+//! A client makes its server register memory by a Proposal, at the cost of device commands. Clients
+//! that never confirm are to pay for it themselves: a source with many of them gets Declines.
 
 use std::net::{IpAddr, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,10 +12,10 @@ use rustc_hash::FxHashMap;
 
 use ism_sys::{ForkLocks, is_free, lock};
 
-/// Clients of a source that are accepted and have not confirmed, at most.
+/// The most accepted clients of a source without a Confirm.
 const MAX_OFFERS: usize = 512;
 
-/// Where a client is: a host, or with IPv6 a network, in which a host has any address it likes.
+/// The location of a client: a host, or with IPv6 a network, where a host has any address it likes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Source(u64);
 
@@ -27,20 +27,20 @@ impl Source {
         }
     }
 
-    /// The source of a connection whose peer is still there.
+    /// The source of a connection with its peer still there.
     fn of_stream(tcp: &TcpStream) -> Option<Source> {
         tcp.peer_addr().ok().map(|addr| Source::of(addr.ip()))
     }
 }
 
-/// The accepted clients of a stack that have not confirmed.
+/// The accepted clients of a stack without a Confirm.
 #[derive(Debug, Default)]
 pub(super) struct Offers {
     all: AtomicUsize,
     by_source: Mutex<FxHashMap<Source, usize>>,
 }
 
-/// One of them.
+/// One accepted client without a Confirm.
 #[derive(Debug)]
 pub(super) struct Offer {
     offers: Arc<Offers>,
@@ -54,9 +54,9 @@ impl ForkLocks for Offers {
 }
 
 impl Offers {
-    /// Whether the source of this connection may have one more.
+    /// Whether there is room for one more client of this connection's source.
     pub(super) fn has_room(&self, tcp: &TcpStream) -> bool {
-        // Mostly so few that nobody has to ask who the client is.
+        // Mostly there are so few clients that their sources do not matter.
         self.all.load(Ordering::Relaxed) < MAX_OFFERS
             || Source::of_stream(tcp).is_some_and(|source| self.of(source) < MAX_OFFERS)
     }
@@ -65,7 +65,7 @@ impl Offers {
         lock(&self.by_source).get(&source).copied().unwrap_or(0)
     }
 
-    /// Counts one until the result is dropped; `None`: the client has gone.
+    /// Counts one client until the result is dropped; `None`: the client has gone.
     pub(super) fn add(self: &Arc<Offers>, tcp: &TcpStream) -> Option<Offer> {
         Source::of_stream(tcp).map(|source| self.add_from(source))
     }

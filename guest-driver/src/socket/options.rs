@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Options of a connection that concern TCP, with or without SMC.
+//! Options of a connection for TCP, with or without SMC.
 
 use std::io;
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use rustix::net::sockopt;
 
 use super::SmcStream;
 
-/// When and how often the kernel probes a peer that sends nothing (SO_KEEPALIVE, TCP_KEEPIDLE,
+/// The time and number of the kernel's probes of a silent peer (SO_KEEPALIVE, TCP_KEEPIDLE,
 /// TCP_KEEPINTVL, TCP_KEEPCNT).
 ///
 /// TCP has seconds; fractions are rounded up.
@@ -45,17 +45,17 @@ impl KeepAlive {
     }
 }
 
-/// Whole seconds, at least one, at most what TCP takes.
+/// Whole seconds, at least one, at most TCP's limit.
 fn seconds(time: Duration) -> Duration {
     Duration::from_secs(time.as_nanos().div_ceil(1_000_000_000).clamp(1, 32767) as u64)
 }
 
 impl SmcStream {
     /// Remembered; SMC sends everything at once anyway (SOCK-5, CDC-25). The TCP connection underneath
-    /// carries nothing that could wait, so its option is not set, which saves a system call.
+    /// carries nothing to be delayed, so its option is not set, which saves a system call.
     ///
     /// # Errors
-    /// Those of the socket option, on a connection that is TCP.
+    /// An error of the socket option, on a connection that is TCP.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         match self.conn() {
             Some(conn) => conn.set_nodelay(nodelay),
@@ -64,16 +64,16 @@ impl SmcStream {
         Ok(())
     }
 
-    /// Whether [`SmcStream::nodelay`] is what was set once, and not what the TCP connection has: the
-    /// program has set it on an SMC connection, or that has left its device.
+    /// Whether [`SmcStream::nodelay`] returns a remembered value instead of the TCP connection's: the
+    /// program has set it on an SMC connection, or the connection has left its device.
     pub fn remembers_nodelay(&self) -> bool {
         self.conn().is_some_and(|conn| conn.remembers_nodelay())
     }
 
-    /// What [`SmcStream::set_nodelay`] set.
+    /// The value of [`SmcStream::set_nodelay`].
     ///
     /// # Errors
-    /// Those of the socket option, on a connection that is TCP.
+    /// An error of the socket option, on a connection that is TCP.
     pub fn nodelay(&self) -> io::Result<bool> {
         match self.conn() {
             Some(conn) => conn.nodelay(),
@@ -84,29 +84,28 @@ impl SmcStream {
     /// Time to live of the TCP connection's packets.
     ///
     /// # Errors
-    /// Those of the socket option.
+    /// An error of the socket option.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
         self.with_tcp(|tcp| tcp.set_ttl(ttl))
     }
 
-    /// What [`SmcStream::set_ttl`] set.
+    /// The value of [`SmcStream::set_ttl`].
     ///
     /// # Errors
-    /// Those of the socket option.
+    /// An error of the socket option.
     pub fn ttl(&self) -> io::Result<u32> {
         self.with_tcp(TcpStream::ttl)
     }
 
-    /// Sets whether and when the kernel probes a peer that sends nothing (SOCK-10 to SOCK-15).
+    /// Sets whether and when the kernel probes a silent peer (SOCK-10 to SOCK-15).
     ///
-    /// TCP probes on its connection, which is idle while SMC carries the data. So firewalls between the
-    /// two ends keep it alive. On it,
-    /// a second is the least time. SMC-R
-    /// also tests the link (TEST LINK) when the connection and the link have been silent for
-    /// [`KeepAlive::idle`]; a link that does not answer is one that has failed.
+    /// TCP probes on its connection, idle while SMC carries the data. So firewalls between the two ends
+    /// keep the connection alive. There, a second is the least time. SMC-R also tests the link (TEST
+    /// LINK) when the connection and the link have been silent for [`KeepAlive::idle`]; a link without
+    /// an answer has failed.
     ///
     /// # Errors
-    /// Those of the socket options.
+    /// An error of the socket options.
     pub fn set_keepalive(&self, keepalive: Option<KeepAlive>) -> io::Result<()> {
         let smc = self.conn();
         let shortest = match smc {
@@ -124,7 +123,7 @@ impl SmcStream {
         Ok(())
     }
 
-    /// What [`SmcStream::set_keepalive`] set.
+    /// The value of [`SmcStream::set_keepalive`].
     ///
     /// # Errors
     /// None today; as in `std`.

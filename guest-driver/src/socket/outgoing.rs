@@ -15,10 +15,10 @@ use crate::handshake::{Broken, Outcome};
 use crate::smcd::Fabrics;
 use smc_core::carrier::Role;
 
-/// A handshake with a server on a TCP stream that was just connected.
+/// A handshake with a server on a newly connected TCP stream.
 ///
-/// [`SmcStream::upgrade`] has one, and waits for it. A program that has other things to wait for
-/// uses it directly, and decides which thread waits.
+/// [`SmcStream::upgrade`] has one, and waits for it. A program with other things to wait for uses this
+/// type directly, and decides which thread waits.
 pub struct Outgoing {
     stack: Arc<Stack>,
     /// `None`: the handshake has ended.
@@ -26,15 +26,15 @@ pub struct Outgoing {
     handshake: ClientHandshake,
     /// The server has answered TCP option 254.
     awaited: bool,
-    /// The stream of a handshake that has failed before the server sent a CLC message.
+    /// The stream of a handshake that failed before the server sent a CLC message.
     unanswered: Option<TcpStream>,
     /// Bytes of the own DMB.
     buffer: u32,
 }
 
 impl Outgoing {
-    /// Begins on a stream that carried nothing yet. `awaited`: the server has answered TCP option
-    /// 254, and waits for a message. This reads and writes nothing yet.
+    /// Begins on a stream without any data yet. `awaited`: the server has answered TCP option 254, and
+    /// waits for a message. Reads and writes nothing yet.
     pub fn new(stack: &Arc<Stack>, tcp: TcpStream, awaited: bool) -> Outgoing {
         stack.sweep();
         let handshake = ClientHandshake::new(awaited);
@@ -43,16 +43,16 @@ impl Outgoing {
         Outgoing { stack, tcp, handshake, awaited, unanswered: None, buffer }
     }
 
-    /// Bounds the receive buffer of the connection, as SO_RCVBUF does. It has 16 KiB at least.
+    /// Bounds the receive buffer of the connection, as SO_RCVBUF does. The buffer has 16 KiB at least.
     pub fn limit_buffer(&mut self, bytes: usize) {
         self.buffer = self.buffer.min(buffer_of(bytes));
     }
 
-    /// Sends the Decline that a server awaits, on a stream that the caller keeps. The connection goes
-    /// on as TCP.
+    /// Sends the Decline awaited by a server, on a stream kept by the caller. The connection continues
+    /// as TCP.
     ///
     /// # Errors
-    /// Those of send(2).
+    /// An error of send(2).
     pub fn decline(stack: &Arc<Stack>, tcp: &TcpStream) -> io::Result<()> {
         let config = Arc::new(smc_core::handshake::Config::new(stack.peer_id()));
         let params = ClientParams {
@@ -65,25 +65,25 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The descriptors that become readable when [`Outgoing::advance`] can go on: the TCP stream,
-    /// and one for LLC messages if the handshake waits for some.
+    /// The descriptors, readable when [`Outgoing::advance`] can continue: the TCP stream, and one for
+    /// LLC messages if the handshake waits for some.
     pub fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         [self.tcp.as_ref().map(AsFd::as_fd), self.handshake.fd()]
     }
 
-    /// Whether the Proposal is sent, and no byte of the answer is taken from the stream. Another
-    /// process may then go on with the handshake ([`PendingDecline`](super::PendingDecline)).
+    /// Whether the Proposal is sent, with no byte of the answer taken from the stream. Another process
+    /// may then continue the handshake ([`PendingDecline`](super::PendingDecline)).
     pub fn only_waits(&self) -> bool {
         self.handshake.only_waits()
     }
 
-    /// When [`Outgoing::advance`] gives up waiting; `None`: the handshake has ended. Nothing is
-    /// waited for before the first call of [`Outgoing::advance`].
+    /// The end of the waits of [`Outgoing::advance`]; `None`: the handshake has ended. There is no wait
+    /// before the first call of [`Outgoing::advance`].
     pub fn deadline(&self) -> Option<Instant> {
         self.tcp.as_ref().map(|_| self.handshake.deadline())
     }
 
-    /// Goes on as far as the server's bytes allow, without waiting; the first call sends the
+    /// Continues as far as the server's bytes allow, without waiting; the first call sends the
     /// Proposal. `None`: more bytes have to come.
     ///
     /// # Errors
@@ -95,8 +95,7 @@ impl Outgoing {
         }
     }
 
-    /// As [`Outgoing::advance`], and spins for the server's next bytes for as long as that is
-    /// worthwhile.
+    /// Like [`Outgoing::advance`], with spinning for the server's next bytes as long as worthwhile.
     ///
     /// # Errors
     /// As [`Outgoing::advance`].
@@ -113,7 +112,7 @@ impl Outgoing {
         result
     }
 
-    /// Waits for the end of the handshake. `deadline`: when the call of the application times out.
+    /// Waits for the end of the handshake. `deadline`: the time limit of the application's call.
     ///
     /// # Errors
     /// The handshake broke the connection, which is reset; `TimedOut`.
@@ -151,8 +150,8 @@ impl Outgoing {
             return Err(Broken::Io(io::ErrorKind::NotConnected.into()));
         };
         let current = self.stack.current();
-        // A Proposal that is out has an answer, which would be data otherwise. Without a device an
-        // Accept is declined.
+        // A sent Proposal has an answer, which would be data otherwise. Without a device an Accept is
+        // declined.
         if let Some(why) = current.no_device()
             && !self.awaited
             && !self.handshake.has_proposed()
@@ -172,9 +171,9 @@ impl Outgoing {
         Ok(outcome)
     }
 
-    /// The stream of a handshake that has failed without a CLC message of the server: most likely
-    /// the server does not speak SMC, whatever answered for it. The caller may connect the same
-    /// socket again; without this call it is reset. Only the first call returns it.
+    /// The stream of a handshake that failed without a CLC message of the server: most likely the
+    /// server does not speak SMC, despite an answer to TCP option 254. The caller may connect the same
+    /// socket again; without this call it is reset. Only the first call returns the stream.
     pub fn take_unanswered(&mut self) -> Option<TcpStream> {
         self.unanswered.take()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The thread for connections that may outlive their device.
+//! The thread for connections able to outlive their device.
 
 use std::io;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::smcd::{Fabric, Fabrics};
 use ism_sys::lock;
 use virtio_ism::IsmDevice;
 
-/// How often a thread looks whether connections have left a device that is gone.
+/// Interval of checks whether connections have left a lost device.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How long connections may read memory of a device that is gone. Their peers answer meanwhile.
+/// The longest time for connections to read memory of a lost device. Their peers answer meanwhile.
 const LONGEST_STAY: Duration = Duration::from_secs(5);
 
 /// Waits until no connection reads memory of a device that is gone, and lets the device take it.
@@ -45,27 +45,26 @@ pub(super) fn part_from(device: &IsmDevice, reactor: &Reactor<Conn>) {
     device.let_go();
 }
 
-/// How often a stack looks whether a device is there again that connections have left.
+/// Interval of a stack's checks for the return of a device that connections have left.
 const RETURN_PAUSE: Duration = Duration::from_millis(250);
-/// Pause between two steps of connections whose links are brought up.
+/// Pause between two steps of connections during the bring-up of their links.
 const LINK_PAUSE: Duration = Duration::from_millis(2);
 
-/// How far connections on TCP are on their way back to a device.
+/// The progress of connections on TCP on their return to a device.
 #[derive(Debug, Default)]
 pub(super) struct ReturnState {
     /// Some connection may come back.
     any: AtomicBool,
-    /// A thread looks at them.
+    /// A thread checks the connections.
     runs: AtomicBool,
-    /// It is to look once more.
+    /// The thread is to check once more.
     again: AtomicBool,
-    /// A device has been opened since the last look.
+    /// A device has been opened since the last check.
     pub(super) opened: AtomicBool,
 }
 
 impl Stack {
-    /// The watch for the TCP connections of connections that may outlive their device, if such are
-    /// wanted.
+    /// The watch for the TCP connections of connections able to outlive their device, if enabled.
     pub(super) fn tcp_watch(self: &Arc<Self>) -> Option<Arc<TcpWatch<Conn>>> {
         if !self.config().outlive_device {
             return None;
@@ -78,8 +77,8 @@ impl Stack {
             .ok()
     }
 
-    /// Tells a device that its driver needs it no more, if the device asks for that and no connection
-    /// is about to leave it. Returns when to look again at the latest.
+    /// Informs a device that its driver needs it no more, if the device asks for this and no connection
+    /// is about to leave it. Returns the longest time until the next check.
     pub(super) fn answer_leave(&self, fabric: &Fabric) -> Option<Duration> {
         fabric.answer_leave(self.config().testing.leave_time, || {
             let live = self.live_devices();
@@ -90,7 +89,7 @@ impl Stack {
         })
     }
 
-    /// The connections that go on although their device is gone.
+    /// The connections continuing without their device.
     pub(super) fn without_device(&self) -> Vec<Arc<Conn>> {
         let watch = self.tcp_watch.get();
         let mut all = watch.map(|watch| watch.connections()).unwrap_or_default();
@@ -104,14 +103,14 @@ impl Stack {
         all
     }
 
-    /// Whether connections of this reactor, whose device is gone, may go on with another one.
+    /// Whether connections of this reactor, with its device gone, may continue with another one.
     pub(super) fn waits_on_tcp(&self, reactor: &Arc<Reactor<Conn>>) -> bool {
         let watch = self.tcp_watch.get();
         let all = watch.map(|watch| watch.connections()).unwrap_or_default();
         all.iter().any(|conn| Arc::ptr_eq(conn.reactor(), reactor))
     }
 
-    /// What both ends of a connection that outlives its device can do.
+    /// The features of both ends for a connection that outlives its device.
     pub(super) fn carrier_features(&self) -> CarrierFeatures {
         match self.config().return_to_device {
             true => CarrierFeatures::RETURN,
@@ -119,8 +118,8 @@ impl Stack {
         }
     }
 
-    /// Has connections on TCP come back to their devices, on a thread of its own, which ends when it
-    /// has looked at all of them. Returns when to call again at the latest.
+    /// Has connections on TCP come back to their devices, on a thread of its own for one pass over
+    /// them. Returns the longest time until the next call.
     fn bring_back(
         self: &Arc<Self>,
         watch: &TcpWatch<Conn>,
@@ -128,7 +127,7 @@ impl Stack {
     ) -> Option<Duration> {
         let is_wanted = watch.take_wish();
         if is_wanted {
-            // Until a thread has looked.
+            // Valid until a thread has checked.
             self.returns.any.store(true, Ordering::SeqCst);
         }
         if !is_wanted && !self.returns.any.load(Ordering::SeqCst) {
@@ -139,7 +138,7 @@ impl Stack {
             return Some(next.saturating_duration_since(now));
         }
         if self.returns.runs.swap(true, Ordering::SeqCst) {
-            // Seen by the one that runs, or by the next.
+            // Seen by the running thread, or by the next.
             self.returns.again.store(true, Ordering::SeqCst);
             return Some(RETURN_PAUSE);
         }
@@ -178,12 +177,12 @@ impl Stack {
             return;
         }
         returns::retry(&all);
-        // Those that stay where they are may end meanwhile.
+        // Connections staying on TCP may end meanwhile.
         drop(all);
-        // Opens the devices that can be opened.
+        // Opens the devices again where possible.
         let current = self.current();
         if self.returns.opened.swap(false, Ordering::SeqCst) {
-            // A refusal was of the device before.
+            // A refusal concerned the former device.
             coming.iter().for_each(|conn| conn.retry_return());
         }
         let mut links = false;
@@ -196,8 +195,8 @@ impl Stack {
         }
     }
 
-    /// Does what the thread for TCP would do, in a process without it: calls the connections that are
-    /// not on their device. `true`: there are some.
+    /// Does the work of the thread for TCP, in a process without it: calls the connections not on their
+    /// device. `true`: there are some.
     pub(super) fn serve_tcp(&self) -> bool {
         let watch = self.tcp_watch.get();
         let all = watch.map(|watch| watch.connections()).unwrap_or_default();
@@ -210,7 +209,7 @@ impl Stack {
         };
         for conn in all.iter().filter(|conn| conn.needs_turns()) {
             conn.on_tcp();
-            // Without a device of this process, it declines.
+            // Without a device of this process, the connection declines.
             conn.come_back(&stays);
             any = true;
         }
@@ -224,7 +223,7 @@ impl Stack {
             let mut next = Instant::now();
             set.run(|| {
                 let stack = stack.upgrade()?;
-                // A connection may have lost the reactor that would do this.
+                // A connection may have lost the reactor responsible for this.
                 stack.sweep();
                 let sweeps = (!lock(&stack.closing).is_empty()).then_some(SWEEP_PAUSE);
                 let returns = stack.bring_back(&set, &mut next);

@@ -19,7 +19,7 @@ use crate::reactor::poll_queue::{PollEntry, PollQueue};
 use crate::reactor::spin::Spin;
 use crate::reactor::wait::{RECHECK_INTERVAL, Waiter};
 
-/// Which readiness is asked for.
+/// The requested readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest {
     /// Report when a read would not block.
@@ -33,14 +33,14 @@ impl Interest {
     pub const READ: Interest = Interest { readable: true, writable: false };
     /// Writes only.
     pub const WRITE: Interest = Interest { readable: false, writable: true };
-    /// Both.
+    /// Reads and writes.
     pub const BOTH: Interest = Interest { readable: true, writable: true };
 }
 
-/// One thing that is ready.
+/// One ready connection or descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollEvent {
-    /// The key it was added with.
+    /// The key given to [`Poller::add`].
     pub key: u64,
     /// A read would not block (there are bytes, an end of data, or an error).
     pub readable: bool,
@@ -52,41 +52,40 @@ pub struct PollEvent {
 
 /// Level-triggered readiness of many connections.
 ///
-/// SMC connections are looked up in shared memory, without a system call while there is something
-/// to do; listeners and connections that are TCP go through epoll. This is the fast way to serve
-/// many connections from one thread. Programs that have an event loop of their own use
-/// [`SmcStream::pollable`] instead.
+/// SMC connections are looked up in shared memory, without a system call while there is something to
+/// do; listeners and TCP connections go through epoll. This is the fast way to serve many connections
+/// from one thread. Programs with an event loop of their own use [`SmcStream::pollable`] instead.
 ///
-/// A connection that is idle costs nothing in a wait, apart from one look a second. Those by moves of
-/// the device, and with peers that do not raise lines of slabs, cost a look at each wait.
+/// An idle connection costs nothing in a wait, apart from one check a second. Connections by moves of
+/// the device, or with peers that do not raise lines of slabs, cost a check at each wait.
 #[derive(Debug)]
 pub struct Poller {
     inner: Mutex<Inner>,
     epoll: OwnedFd,
     queue: Arc<PollQueue>,
     spin: Spin,
-    /// Number of threads that want to change the list of connections. A waiting thread releases the
-    /// lock for them.
+    /// Number of threads about to change the list of connections. A waiting thread releases the lock
+    /// for them.
     changing: AtomicUsize,
 }
 
 struct Inner {
-    /// The connections, each at the number that its entry in the queue has.
+    /// The connections, each at the number of its entry in the queue.
     conns: Vec<Option<Watched>>,
-    /// Numbers that no connection has.
+    /// Unused numbers.
     free: Vec<u32>,
     at: FxHashMap<u64, u32>,
-    /// Numbers of connections that may be ready, each once.
+    /// Numbers of connections with possible readiness, each once.
     candidates: VecDeque<u32>,
-    /// Numbers of connections of which the queue does not tell everything.
+    /// Numbers of connections whose changes the queue does not report completely.
     scanned: Vec<u32>,
-    /// The reactors of the connections, and how many each has. The poller handles the events of the
-    /// first while it sleeps. Background threads handle those of the others.
+    /// The reactors of the connections, each with its number of connections. The poller handles the
+    /// events of the first while it sleeps. Background threads handle the events of the others.
     reactors: Vec<(Arc<Reactor<Conn>>, usize)>,
     kernel: HashMap<u64, OwnedFd>,
-    /// When the poller asks epoll although SMC connections keep the thread busy.
+    /// The time for asking epoll although SMC connections keep the thread busy.
     ask_kernel: Instant,
-    /// When the poller next looks at all connections.
+    /// The time of the next check of every connection.
     look_at_all: Instant,
 }
 
@@ -95,11 +94,11 @@ struct Watched {
     conn: Arc<Conn>,
     interest: Interest,
     entry: Arc<PollEntry>,
-    /// It is among the candidates.
+    /// The connection is among the candidates.
     is_candidate: bool,
-    /// What it said at the last check, if nothing was ready then.
+    /// The state at the last check, if nothing was ready then.
     quiet: Option<([u64; 2], LocalEnd)>,
-    /// It belongs to another reactor than the poller's first.
+    /// The connection belongs to another reactor than the poller's first.
     foreign: bool,
 }
 
@@ -120,7 +119,7 @@ impl std::fmt::Debug for Inner {
 
 /// The epoll key of the waiter's notifier.
 const NOTIFIER: u64 = u64::MAX;
-/// How long a busy poller does not ask the kernel.
+/// The longest time of a busy poller without asking the kernel.
 const KERNEL_PAUSE: Duration = Duration::from_micros(200);
 
 impl Poller {
@@ -154,9 +153,9 @@ impl Poller {
         })
     }
 
-    /// The lock, from a thread that waits in [`Poller::wait`] with it if need be.
+    /// The lock, taken from a thread in [`Poller::wait`] if need be.
     fn change(&self) -> MutexGuard<'_, Inner> {
-        // SeqCst, as the count of wake-ups: a thread that goes to sleep sees one or the other.
+        // SeqCst, as for the count of wake-ups: a thread about to sleep sees one or the other.
         self.changing.fetch_add(1, Ordering::SeqCst);
         self.queue.waiter().wake();
         let inner = self.lock();
@@ -171,7 +170,7 @@ impl Poller {
     /// Watches a connection, which should be non-blocking.
     ///
     /// # Errors
-    /// `AlreadyExists` if the key is in use, `InvalidInput` for the key `u64::MAX`; those of epoll.
+    /// `AlreadyExists` if the key is in use, `InvalidInput` for the key `u64::MAX`; an error of epoll.
     pub fn add(&self, stream: &SmcStream, key: u64, interest: Interest) -> io::Result<()> {
         let mut inner = self.change();
         check_key(&inner, key)?;
@@ -205,10 +204,10 @@ impl Poller {
         Ok(())
     }
 
-    /// Changes what is asked for.
+    /// Changes the requested readiness.
     ///
     /// # Errors
-    /// `NotFound` if the key is not in use; those of epoll.
+    /// `NotFound` if the key is not in use; an error of epoll.
     pub fn modify(&self, key: u64, interest: Interest) -> io::Result<()> {
         let mut inner = self.change();
         if let Some(fd) = inner.kernel.get(&key) {
@@ -226,7 +225,7 @@ impl Poller {
     /// Stops watching.
     ///
     /// # Errors
-    /// `NotFound` if the key is not in use; those of epoll.
+    /// `NotFound` if the key is not in use; an error of epoll.
     pub fn remove(&self, key: u64) -> io::Result<()> {
         let mut inner = self.change();
         if let Some(fd) = inner.kernel.remove(&key) {
@@ -238,10 +237,10 @@ impl Poller {
     }
 
     /// Waits until something is ready, or for `timeout` (`None`: for ever), and puts up to `max`
-    /// entries into `ready`, which is emptied first.
+    /// entries into `ready`, emptied first.
     ///
     /// # Errors
-    /// Those of epoll.
+    /// An error of epoll.
     pub fn wait(
         &self,
         ready: &mut Vec<PollEvent>,
@@ -280,7 +279,7 @@ impl Poller {
         }
     }
 
-    /// Sleeps until a connection, a descriptor or the clock has something.
+    /// Sleeps until there is news of a connection, a descriptor or the clock.
     fn sleep(&self, inner: &Inner, timeout: Duration) {
         let waiter = self.queue.waiter();
         let count = waiter.wake_count();
@@ -292,7 +291,7 @@ impl Poller {
                 armed &= inner.all().all(arm) && !inner.all().any(Watched::has_changed);
             }
             false => {
-                // All of them, so that all can be disarmed.
+                // Every reactor is armed, because every one is disarmed later.
                 inner.reactors.iter().for_each(|(reactor, _)| armed &= reactor.arm_lines());
                 armed &= inner.scanned().all(|watched| watched.conn.arm_for_poller());
                 armed &= !inner.has_scanned_news();
@@ -359,7 +358,7 @@ impl Inner {
         self.conns.iter().flatten()
     }
 
-    /// The connections of which the queue does not tell everything.
+    /// The connections whose changes the queue does not report completely.
     fn scanned(&self) -> impl Iterator<Item = &Watched> {
         self.scanned.iter().filter_map(|number| self.conns.get(*number as usize)?.as_ref())
     }
@@ -408,7 +407,8 @@ impl Inner {
         let at = self.reactors.iter().position(|(known, _)| Arc::ptr_eq(known, reactor));
         if let Some((at, (_, count))) = at.and_then(|at| Some((at, self.reactors.get_mut(at)?))) {
             *count -= 1;
-            // It may be gone by now. If it was the first, background threads go on with the others.
+            // The reactor may be gone by now. If it was the first, background threads continue with the
+            // others.
             if *count == 0 {
                 let (reactor, _) = self.reactors.remove(at);
                 reactor.remove_poller();
@@ -423,7 +423,7 @@ impl Inner {
         }
     }
 
-    /// Takes note of what the reactors' events and lines say.
+    /// Takes in the reports of the reactors' events and lines.
     fn poll(&mut self, queue: &PollQueue) {
         self.poll_reactors();
         for number in queue.take() {
@@ -440,8 +440,7 @@ impl Inner {
         }
     }
 
-    /// A wake-up that a peer can suppress is not the only one: now and then all connections are
-    /// candidates.
+    /// Never rely only on a wake-up a peer can suppress: now and then every connection is a candidate.
     fn look_at_all(&mut self, now: Instant) {
         if now < self.look_at_all {
             return;
@@ -451,7 +450,7 @@ impl Inner {
         (0..self.conns.len() as u32).for_each(|number| self.add_candidate(number));
     }
 
-    /// Looks at every candidate once, beginning behind the one that came last.
+    /// Checks every candidate once, beginning behind the last one of the former check.
     fn check(&mut self, ready: &mut Vec<PollEvent>, max: usize) {
         for _ in 0..self.candidates.len() {
             if ready.len() >= max {
@@ -497,7 +496,7 @@ impl Drop for Inner {
 }
 
 impl Watched {
-    /// Whether it may be ready since the last check found that it was not.
+    /// Whether the connection may be ready since the last check without readiness.
     fn has_changed(&self) -> bool {
         let conn = &self.conn;
         self.quiet.is_none_or(|seen| seen != (conn.control_words(), conn.local_end()))

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! With what connections come back, and which try again although their peer has refused a ring.
+//! The resources for connections' returns, and the choice of connections to try again after a refusal.
 //!
-//! Nobody says that the peer's device has come to this machine, or is there again. So one of all
+//! No event reports that the peer's device has come to this machine, or is there again. So one of the
 //! connections with a peer asks again after a short pause, and when it gets a ring, the others follow.
-//! Each of them for itself waits longer and longer ([`smc_core::carrier::BackOff`]).
+//! Each of them by itself waits longer and longer ([`smc_core::carrier::BackOff`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::handshake::link::RingRdma;
 use crate::handshake::ring::RingParams;
 use crate::smcd::{Fabric, Fabrics};
 
-/// Pause between two tries of all connections with one peer.
+/// Pause between two tries of the connections with one peer.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 impl Current {
-    /// What a connection uses to come back to a ring: its device, if that is open, or its RNICs.
+    /// The resources for a connection's return to a ring: its device, if open, or its RNICs.
     pub(super) fn ring_params(&self, conn: &Conn, buffer: u32) -> RingParams {
         let reactor = conn.reactor();
         let is_its = |open: &&OpenDevice| Arc::ptr_eq(&open.reactor, reactor);
@@ -50,7 +50,7 @@ impl Current {
     }
 }
 
-/// Has those of these connections try again for which it is time.
+/// Has the due ones of these connections try again.
 pub(super) fn retry(all: &[Arc<Conn>]) {
     let signs: Vec<_> = all.iter().map(|conn| conn.sign_of_device()).collect();
     let due = due(&signs, Instant::now());
@@ -62,11 +62,11 @@ pub(super) fn retry(all: &[Arc<Conn>]) {
 struct PeerSigns {
     ring: Option<Instant>,
     refused: Option<Instant>,
-    /// The connection that was refused first.
+    /// The connection refused first.
     first: Option<(Instant, usize)>,
 }
 
-/// Indices of the connections that try again.
+/// Indices of the connections due to try again.
 fn due(signs: &[Option<(IpAddr, PeerDevice)>], now: Instant) -> Vec<usize> {
     let known = || signs.iter().enumerate().filter_map(|(at, sign)| Some((at, (*sign)?)));
     let mut peers: FxHashMap<IpAddr, PeerSigns> = FxHashMap::default();

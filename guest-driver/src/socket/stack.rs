@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The stack of a process: its devices and RNICs, and what outlives a single socket.
+//! The stack of a process: its devices and RNICs, and state beyond a single socket.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,13 +32,14 @@ use smc_rendezvous::PeerDiscovery;
 use virtio_ism::transport::DeviceAddress;
 use virtio_ism::{IsmDevice, OpenOptions, Prefer};
 
-/// Pause before a stack tries again to open a device.
+/// Pause before a stack tries again to open a device. The pause after a failed attempt is at least
+/// ten times as long as the attempt: a daemon that hangs answers none for a second and more.
 const REOPEN_PAUSE: Duration = Duration::from_millis(100);
 
 /// The SMC stack of a process: its devices, RNICs, peers and configuration. Each socket belongs to a
-/// stack and keeps it alive. A closed connection does not: what it has not sent by the time the stack
-/// is dropped is lost, and the peer is told of a reset, unless it has left its device and goes on over
-/// TCP ([`Config::outlive_device`]). [`Totals::closing`] says how many there are.
+/// stack and keeps it alive. A closed connection does not: bytes not sent before the drop of the stack
+/// are lost, and the peer sees a reset, unless the connection has left its device and continues over
+/// TCP ([`Config::outlive_device`]). [`Totals::closing`] has the number of such connections.
 pub struct Stack {
     config: Config,
     peer_id: PeerId,
@@ -56,7 +57,7 @@ pub struct Stack {
     pub(super) deferred_drops: Mutex<Vec<DeferredDrop>>,
     counters: Counters,
     pub(super) tcp_connections: TcpConnections,
-    /// Clients that were accepted and have not confirmed.
+    /// Accepted clients without a Confirm.
     pub(super) offers: Arc<Offers>,
     statistics: OnceLock<Server>,
     /// The TCP connections of connections that may outlive their carrier.
@@ -77,9 +78,9 @@ struct Counters {
 pub struct Totals {
     /// Connections over SMC.
     pub smc: u64,
-    /// Of those, connections over SMC-R.
+    /// Connections over SMC-R among them.
     pub smc_r: u64,
-    /// Connections that went on as TCP.
+    /// Connections that continued as TCP.
     pub tcp: u64,
     /// Handshakes that broke the connection.
     pub broken: u64,
@@ -102,23 +103,22 @@ pub(super) struct Slots {
 struct Slot {
     address: DeviceAddress,
     live: Option<OpenDevice>,
-    /// The reactor of the device that was open last.
+    /// The reactor of the last open device.
     reactor: Option<Arc<Reactor<Conn>>>,
-    /// The fabrics of devices that are gone, as long as a handshake may make a connection of one.
+    /// The fabrics of lost devices, as long as a handshake may make a connection of one.
     gone: Vec<Weak<Fabric>>,
     tried: Option<Instant>,
     error: String,
-    /// The kind of the error.
     kind: io::ErrorKind,
 }
 
 impl Slot {
-    /// The device, if it is open and is not about to go.
+    /// The device, if open and not about to go.
     fn offered(&self) -> Option<&OpenDevice> {
         self.live.as_ref().filter(|live| !live.fabric.device().is_leaving())
     }
 
-    /// The fabrics of devices that are gone, and the reactor that is there now.
+    /// The fabrics of lost devices, with the present reactor.
     fn gone(&self) -> impl Iterator<Item = (Weak<Fabric>, Arc<Reactor<Conn>>)> {
         let with_reactor = |reactor: &Arc<Reactor<Conn>>| {
             self.gone.iter().cloned().zip(std::iter::repeat(reactor.clone()))
@@ -126,7 +126,7 @@ impl Slot {
         self.reactor.iter().flat_map(with_reactor)
     }
 
-    /// Why there is no device for new connections.
+    /// The reason for no device for new connections.
     fn problem(&self) -> &str {
         if self.live.is_some() { "the device is about to go" } else { &self.error }
     }
@@ -150,9 +150,9 @@ pub(crate) struct Current {
     pub(crate) fabrics: Fabrics,
     pub(crate) config: Arc<handshake::Config>,
     pub(super) rdma: Option<(Arc<RdmaHost>, Arc<Reactor<Conn>>)>,
-    /// The devices of the fabrics, and those that are about to go.
+    /// The devices of the fabrics, and devices about to go.
     pub(super) open: Vec<OpenDevice>,
-    /// The fabrics of devices that are gone, with the reactors of their successors.
+    /// The fabrics of lost devices, with the reactors of their successors.
     gone: Vec<(Weak<Fabric>, Arc<Reactor<Conn>>)>,
     missing: String,
 }
@@ -171,12 +171,12 @@ impl Current {
         }
     }
 
-    /// What handshakes need for SMC-R, if there is any RNIC.
+    /// The resources of handshakes for SMC-R, if there is any RNIC.
     pub(crate) fn rdma(&self) -> Option<ByRdma<'_>> {
         self.rdma.as_ref().map(|(host, reactor)| ByRdma { host, observer: &**reactor })
     }
 
-    /// Why there is no device, if there is none.
+    /// The reason for no device, if there is none.
     pub(crate) fn no_device(&self) -> Option<Fallback> {
         (self.fabrics.0.is_empty() && self.rdma.is_none())
             .then(|| Fallback::NoDevice(self.missing.clone()))
@@ -189,11 +189,11 @@ impl Stack {
     /// A device disappears when its daemon ends. Later connections and accepts try to open it again.
     ///
     /// # Errors
-    /// None of the devices can be opened and there is no RNIC, or an RNIC that the configuration names
+    /// None of the devices can be opened and there is no RNIC, or an RNIC named by the configuration
     /// cannot be used. With a configuration without either, every connection is TCP. The error is
-    /// [`io::ErrorKind::ResourceBusy`] if other processes use all of the devices. If all of them fail
-    /// alike in another way, it is of that kind: [`io::ErrorKind::NotFound`] without a socket, or
-    /// [`io::ErrorKind::PermissionDenied`] for one that this user may not connect to.
+    /// [`io::ErrorKind::ResourceBusy`] if other processes use all of the devices. If they fail alike in
+    /// another way, the error is of the same kind: [`io::ErrorKind::NotFound`] without a socket, or
+    /// [`io::ErrorKind::PermissionDenied`] for a socket this user may not connect to.
     pub fn open(config: Config) -> io::Result<Arc<Stack>> {
         let mut random = [0u8; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
@@ -254,7 +254,7 @@ impl Stack {
                 Ok(server) => {
                     let _ = stack.statistics.set(server);
                 }
-                // No connection depends on it.
+                // No connection depends on statistics.
                 Err(error) => tracing::info!(path = %path.display(), %error, "no statistics"),
             }
         }
@@ -266,12 +266,12 @@ impl Stack {
         &self.config
     }
 
-    /// The id of this host in handshakes, another one in each stack (CLC-8).
+    /// The id of this host in handshakes, different in each stack (CLC-8).
     pub(super) fn peer_id(&self) -> PeerId {
         self.peer_id
     }
 
-    /// How the stack finds out which peers speak SMC.
+    /// The discovery of peers that speak SMC.
     pub fn peer_discovery(&self) -> &PeerDiscovery {
         &self.peer_discovery
     }
@@ -282,7 +282,7 @@ impl Stack {
         current.fabrics.0.iter().map(|f| (f.chid(), f.device().gid())).collect()
     }
 
-    /// The counters that one of the devices keeps for this process, indexed by
+    /// The counters kept by one of the devices for this process, indexed by
     /// [`virtio_ism_abi::command::stat`]: requested moves and kicks, posted wakes, and more.
     ///
     /// # Errors
@@ -316,7 +316,7 @@ impl Stack {
         }
     }
 
-    /// What connections of this stack cost and gain.
+    /// The costs and gains of this stack's connections.
     pub(super) fn cost_model(&self) -> &'static CostModel {
         let is_socket = |device: &DeviceAddress| matches!(device, DeviceAddress::Socket(_));
         match self.config.devices.iter().all(is_socket) {
@@ -325,7 +325,7 @@ impl Stack {
         }
     }
 
-    /// What its connections have in common.
+    /// The settings shared by the stack's connections.
     pub(crate) fn common(&self) -> &Common {
         &self.common
     }
@@ -342,17 +342,17 @@ impl Stack {
         self.tcp_connections.count(why);
     }
 
-    /// Clients that were accepted and have not confirmed.
+    /// Accepted clients without a Confirm.
     pub(super) fn offers(&self) -> &Arc<Offers> {
         &self.offers
     }
 
-    /// The connections of this stack that are TCP.
+    /// The TCP connections of this stack.
     pub(super) fn tcp_connections(&self) -> &TcpConnections {
         &self.tcp_connections
     }
 
-    /// What there is now: devices, RNICs, link groups, connections, and totals since the start.
+    /// The present devices, RNICs, link groups and connections, and totals since the start.
     pub fn report(&self) -> Process {
         let totals = self.totals();
         let (connections, [sent, received]) = self.common.moved.with_open(|| self.connections());
@@ -415,7 +415,7 @@ impl Stack {
         buffer_of(self.config.recv_buffer)
     }
 
-    /// The devices that are open now. Tries again to open those that are not.
+    /// The open devices. Tries again to open the others.
     pub(crate) fn current(self: &Arc<Self>) -> Arc<Current> {
         let mut slots = lock(&self.slots);
         let mut changed = false;
@@ -498,7 +498,7 @@ impl Stack {
         }
         if let Some(Err(why)) = self.rdma.get()
             && *why != NoRdma::Off
-            // Who names devices, and no RNIC, has not asked for RDMA.
+            // A user naming devices, and no RNIC, has not asked for RDMA.
             && (slots.is_empty() || !matches!(why, NoRdma::NoDevice | NoRdma::NoLibrary))
         {
             missing.push(why.to_string());
@@ -571,20 +571,21 @@ impl Stack {
         self.rdma.get()?.as_ref().ok()
     }
 
-    /// The SMC connections of this stack. Those that the application has closed are among them until
+    /// The SMC connections of this stack. Connections closed by the application are among them until
     /// the peer has closed them, too.
     pub fn connections(&self) -> Vec<ConnectionSnapshot> {
+        // The reactors are read once: a device going between two reads would be in both.
         let reactors = self.reactors();
         let of_devices = reactors.iter().flat_map(|reactor| reactor.connections());
         of_devices.chain(self.without_device()).map(|conn| conn.snapshot()).collect()
     }
 
-    /// Why there is no SMC-R, if there is none.
+    /// The reason for no SMC-R, if there is none.
     pub fn no_rdma(&self) -> Option<&NoRdma> {
         self.rdma.get()?.as_ref().err()
     }
 
-    /// The RNIC ports that SMC-R may use.
+    /// The RNIC ports usable by SMC-R.
     pub fn rnics(&self) -> Vec<RnicInfo> {
         self.rdma().map_or_else(Vec::new, |rdma| rdma.host.rnics())
     }
@@ -594,7 +595,7 @@ impl Stack {
         self.rdma().map_or_else(Vec::new, |rdma| rdma.host.groups())
     }
 
-    /// The open devices, without those that are gone.
+    /// The open devices, without lost ones.
     pub(super) fn live_devices(&self) -> Vec<OpenDevice> {
         let slots = lock(&self.slots);
         let open = slots.list.iter().filter_map(|slot| slot.live.as_ref());
@@ -606,7 +607,7 @@ impl Stack {
         &self.slots
     }
 
-    /// Connections that the application has closed and the peer has not.
+    /// Connections closed by the application, but not by the peer.
     pub(super) fn closing(&self) -> &Mutex<Vec<Arc<Conn>>> {
         &self.closing
     }
@@ -623,7 +624,7 @@ impl Stack {
     }
 }
 
-/// The smallest DMB that has so many bytes, else the largest (RMB-34).
+/// The smallest DMB with room for this many bytes, else the largest (RMB-34).
 pub(super) fn buffer_of(bytes: usize) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX).clamp(16 << 10, 1 << 20).next_power_of_two()
 }
@@ -665,14 +666,14 @@ fn run_in_background(
         if running.is_lost() {
             lost(&running);
         }
-        // From here on it may get another source.
+        // From here on the reactor may get another source.
         running.stopped();
     };
     let thread = ism_sys::start_thread(name, ism_sys::USUAL_STACK, body);
     thread.map(|_| ()).inspect_err(|_| reactor.stopped())
 }
 
-/// This host's name as far as CLC can carry it.
+/// This host's name, as far as possible in CLC.
 fn hostname() -> Hostname {
     let name = ism_sys::machine().and_then(|(name, _)| Hostname::new(&name).ok());
     name.unwrap_or(Hostname::BLANK)

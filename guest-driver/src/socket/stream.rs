@@ -24,12 +24,12 @@ use crate::traffic::ConnectionObserver;
 /// A connection between two programs, with the behaviour of [`std::net::TcpStream`] (SOCK-1,
 /// SOCK-3).
 ///
-/// It starts as a TCP connection. If both ends speak SMC and share a virtio-ism fabric or a RoCE
-/// network, bytes travel through shared memory or RDMA from then on. [`SmcStream::info`] says what
-/// carries it.
+/// The connection starts as TCP. If both ends speak SMC and share a virtio-ism fabric or a RoCE
+/// network, bytes travel through shared memory or RDMA from then on. [`SmcStream::info`] returns the
+/// carrier.
 ///
-/// Clones made by [`SmcStream::try_clone`] are the same connection, which closes when the last one is
-/// dropped. If unread data is left then, it is reset, as TCP is.
+/// Clones made by [`SmcStream::try_clone`] are the same connection, closed when the last one is
+/// dropped. If unread data is left then, the connection is reset, as TCP is.
 pub struct SmcStream {
     shared: Arc<Shared>,
 }
@@ -51,7 +51,7 @@ enum Kind {
 }
 
 impl SmcStream {
-    /// The connection that a handshake results in, at the end with this role.
+    /// The connection made by a handshake, at the end with this role.
     pub(super) fn of_handshake(
         stack: &Arc<Stack>,
         tcp: TcpStream,
@@ -70,9 +70,9 @@ impl SmcStream {
                     Broken::Handshake(HandshakeError::TimedOut { awaited: Awaited::Confirm }) => {
                         ism_sys::reset_tcp(tcp);
                     }
-                    // The peer sent nothing: an orderly close. All else resets the connection.
+                    // The peer sent nothing: an orderly close. Anything else resets the connection.
                     Broken::Handshake(error) if error.is_timeout() => drop(tcp),
-                    // The program may go on with the socket, and reads the end of data.
+                    // The program may continue with the socket, and reads the end of data.
                     broken if broken.is_end() => drop(tcp),
                     // A reset could overtake the peer's read of the Decline.
                     Broken::Declined(_) => drop(tcp),
@@ -105,7 +105,7 @@ impl SmcStream {
         Ok(Self::new(stack, Kind::Smc(conn)))
     }
 
-    /// A connection that goes on as TCP.
+    /// A connection continuing as TCP.
     pub(super) fn of_tcp(
         stack: &Arc<Stack>,
         tcp: TcpStream,
@@ -137,7 +137,7 @@ impl SmcStream {
         SmcStream { shared }
     }
 
-    /// What was negotiated.
+    /// The negotiated values.
     pub fn info(&self) -> ConnectionInfo {
         match &self.shared.kind {
             Kind::Smc(conn) => conn.info(),
@@ -160,7 +160,7 @@ impl SmcStream {
     /// The local address of the TCP connection (SOCK-2).
     ///
     /// # Errors
-    /// Those of the system call.
+    /// An error of the system call.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.shared.kind {
             Kind::Smc(conn) => Ok(conn.addresses()?.0),
@@ -171,7 +171,7 @@ impl SmcStream {
     /// The peer's address of the TCP connection (SOCK-2).
     ///
     /// # Errors
-    /// Those of the system call.
+    /// An error of the system call.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.shared.kind {
             Kind::Smc(conn) => Ok(conn.addresses()?.1),
@@ -217,7 +217,7 @@ impl SmcStream {
         }
     }
 
-    /// Reads, and leaves the bytes in the stream (MSG_PEEK).
+    /// Reads, but leaves the bytes in the stream (MSG_PEEK).
     ///
     /// # Errors
     /// As [`SmcStream::recv`].
@@ -232,7 +232,7 @@ impl SmcStream {
         }
     }
 
-    /// As [`SmcStream::peek`], into several buffers. On TCP only the first buffer is filled.
+    /// Like [`SmcStream::peek`], into several buffers. On TCP only the first buffer is filled.
     ///
     /// # Errors
     /// As [`SmcStream::peek`].
@@ -246,8 +246,8 @@ impl SmcStream {
         }
     }
 
-    /// Sends one byte of urgent data (MSG_OOB; SOCK-8). What is sent later goes out when the peer's
-    /// reader has reached it.
+    /// Sends one byte of urgent data (MSG_OOB; SOCK-8). Later bytes go out when the peer's reader has
+    /// reached the urgent byte.
     ///
     /// # Errors
     /// As [`SmcStream::send`].
@@ -264,8 +264,8 @@ impl SmcStream {
     /// Takes the peer's urgent byte (MSG_OOB).
     ///
     /// # Errors
-    /// `WouldBlock`: the byte is announced but has not arrived. `InvalidInput`: there is none, or it
-    /// stays in the stream ([`SmcStream::set_oob_inline`]).
+    /// `WouldBlock`: the byte is announced but has not arrived. `InvalidInput`: there is none, or the
+    /// byte stays in the stream ([`SmcStream::set_oob_inline`]).
     pub fn recv_urgent(&self) -> io::Result<u8> {
         match &self.shared.kind {
             Kind::Smc(conn) => conn.recv_urgent(false),
@@ -277,7 +277,7 @@ impl SmcStream {
         }
     }
 
-    /// As [`SmcStream::recv_urgent`], and leaves the byte.
+    /// Like [`SmcStream::recv_urgent`], but leaves the byte.
     ///
     /// # Errors
     /// As [`SmcStream::recv_urgent`].
@@ -321,7 +321,7 @@ impl SmcStream {
     /// Leaves urgent bytes in the stream (SO_OOBINLINE).
     ///
     /// # Errors
-    /// Those of the socket option, for TCP.
+    /// An error of the socket option, for TCP.
     pub fn set_oob_inline(&self, inline: bool) -> io::Result<()> {
         match &self.shared.kind {
             Kind::Smc(conn) => {
@@ -332,7 +332,7 @@ impl SmcStream {
         }
     }
 
-    /// Bytes that can be read without waiting (FIONREAD).
+    /// Bytes readable without waiting (FIONREAD).
     ///
     /// # Errors
     /// The connection ended abnormally.
@@ -346,7 +346,7 @@ impl SmcStream {
         }
     }
 
-    /// Bytes written that the peer has not read (SMC only; `None` for TCP).
+    /// Bytes written but not read by the peer (SMC only; `None` for TCP).
     pub fn unread_by_peer(&self) -> Option<usize> {
         match &self.shared.kind {
             Kind::Smc(conn) => Some(conn.unread_by_peer()),
@@ -376,7 +376,7 @@ impl SmcStream {
     /// Whether calls return `WouldBlock` instead of waiting.
     ///
     /// # Errors
-    /// Those of the system call, for TCP.
+    /// An error of the system call, for TCP.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         match &self.shared.kind {
             Kind::Smc(conn) => {
@@ -387,7 +387,7 @@ impl SmcStream {
         }
     }
 
-    /// How long a read waits; `None`: for ever.
+    /// The longest wait of a read; `None`: for ever.
     ///
     /// # Errors
     /// `InvalidInput` for zero.
@@ -399,7 +399,7 @@ impl SmcStream {
         }
     }
 
-    /// How long a write waits; `None`: for ever.
+    /// The longest wait of a write; `None`: for ever.
     ///
     /// # Errors
     /// `InvalidInput` for zero.
@@ -427,11 +427,11 @@ impl SmcStream {
         Ok(duration(&self.shared.write_timeout))
     }
 
-    /// What happens at close (SO_LINGER): zero resets the connection; more waits that long for the
-    /// peer to read everything; `None` closes in the background.
+    /// The behaviour of close (SO_LINGER): zero resets the connection; more waits this long for the
+    /// peer to read everything, or until a signal; `None` closes in the background.
     ///
     /// # Errors
-    /// Those of the socket option, for TCP.
+    /// An error of the socket option, for TCP.
     pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
         *self.shared.linger.lock().unwrap_or_else(PoisonError::into_inner) = linger;
         match &self.shared.kind {
@@ -443,7 +443,7 @@ impl SmcStream {
     /// The pending error, once (SO_ERROR).
     ///
     /// # Errors
-    /// Those of the socket option, for TCP.
+    /// An error of the socket option, for TCP.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         match &self.shared.kind {
             Kind::Smc(conn) => Ok(conn.take_error()),
@@ -451,8 +451,8 @@ impl SmcStream {
         }
     }
 
-    /// A descriptor for poll, select and epoll, level or edge triggered. For SMC it is not the
-    /// connection itself, only its readiness: do not read or write it.
+    /// A descriptor for poll, select and epoll, level or edge triggered. For SMC the descriptor is only
+    /// the readiness of the connection: do not read or write it.
     ///
     /// # Errors
     /// No descriptors are left.
@@ -463,7 +463,7 @@ impl SmcStream {
         }
     }
 
-    /// The keepalive times that were set last.
+    /// The keepalive times set last.
     pub(super) fn keepalive_slot(&self) -> MutexGuard<'_, Option<KeepAlive>> {
         self.shared.keepalive.lock().unwrap_or_else(PoisonError::into_inner)
     }

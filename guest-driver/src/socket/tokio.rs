@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `SmcStream` and `SmcListener` as tokio objects (feature `tokio`).
 //!
-//! A task of the runtime looks into shared memory for all connections of the runtime, and wakes the
-//! tasks that wait for them (`watcher`). Listeners and connections that are TCP have a descriptor
-//! in tokio's reactor. The handshake of a client runs on tokio's blocking pool.
+//! A task of the runtime checks shared memory for the runtime's connections, and wakes their waiting
+//! tasks (`watcher`). Listeners and TCP connections have a descriptor in tokio's reactor. The handshake
+//! of a client runs on tokio's blocking pool.
 
 mod watcher;
 
@@ -21,16 +21,16 @@ use ::tokio::task::coop;
 use self::watcher::{Direction, Registration};
 use super::{ConnectionInfo, SmcListener, SmcStream, Stack};
 
-/// An [`SmcStream`] for tokio. Tasks of any runtime may use it, as long as the one that it was made in
-/// exists.
+/// An [`SmcStream`] for tokio. Tasks of any runtime may use the stream, as long as the runtime of its
+/// creation exists.
 #[derive(Debug)]
 pub struct AsyncSmcStream {
-    // Before the stream: it leaves the reactor first.
+    // Before the stream: the registration leaves the reactor first.
     ready: ReadinessSource,
     stream: SmcStream,
 }
 
-/// What tells that a connection is ready.
+/// The source of a connection's readiness.
 #[derive(Debug)]
 enum ReadinessSource {
     /// The runtime's task, from shared memory.
@@ -54,7 +54,7 @@ impl AsyncSmcStream {
             None => {
                 let fd = stream.pollable()?.try_clone_to_owned()?;
                 // Deprecated in favour of an unsafe constructor for descriptors of unknown origin; an
-                // `OwnedFd` keeps the promise that it asks for.
+                // `OwnedFd` keeps the required promise.
                 #[allow(deprecated, reason = "see above")]
                 ReadinessSource::Kernel(AsyncFd::new(fd)?)
             }
@@ -73,7 +73,7 @@ impl AsyncSmcStream {
         Self::new(connecting.map_err(io::Error::other)??)
     }
 
-    /// What was negotiated.
+    /// The negotiated values.
     pub fn info(&self) -> ConnectionInfo {
         self.stream.info()
     }
@@ -83,7 +83,7 @@ impl AsyncSmcStream {
         &self.stream
     }
 
-    /// Calls `act` until it does not have to wait, or has the task woken when it may not have to.
+    /// Calls `act` until it does not have to wait, or registers the task for a wake-up.
     fn poll_io<T>(
         &self,
         cx: &mut Context<'_>,
@@ -196,7 +196,7 @@ impl AsyncSmcListener {
         Self::new(SmcListener::bind(stack, addr)?)
     }
 
-    /// The address that is listened on.
+    /// The listening address.
     ///
     /// # Errors
     /// As [`SmcListener::local_addr`].

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Reports of a process to others: devices, connections, link groups, RNICs and totals.
 //!
-//! A process whose [`Config::statistics`](super::Config::statistics) names a socket listens there.
-//! The socket sends each client one JSON document, a [`Process`], and closes the connection. One
-//! thread does this, and sleeps until a client connects. It serves a handful of clients at a time,
-//! and none of them for longer than a moment. Only the user that the process runs as may connect.
+//! A process listens on the socket named by [`Config::statistics`](super::Config::statistics). The
+//! socket sends each client one JSON document, a [`Process`], and closes the connection. One thread
+//! does this, and sleeps until a client connects. It serves a handful of clients at a time, none of
+//! them for longer than a moment. Only the user of the process may connect.
 //!
-//! A process that was killed leaves its socket behind. [`find`] removes such sockets, and so does the
-//! next process that listens in the directory.
+//! A killed process leaves its socket behind. [`find`] removes such sockets, and so does the next
+//! process that listens in the directory.
 
 mod paths;
 mod reason;

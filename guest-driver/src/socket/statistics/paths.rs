@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The sockets of processes: their paths, and how to get a report from one.
+//! The sockets of processes: their paths, and connections to them.
 
 use std::fs;
 use std::io::{self, Read};
@@ -20,9 +20,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_LEN: usize = 64 << 20;
 /// Age of a file whose socket, if it was to have one, has it.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Number of files of a directory that [`find`] reads at most.
+/// The most files of a directory read by [`find`].
 const MAX_FILES: usize = 65_536;
-/// How the name of a client begins that wants copies of what passes.
+/// The beginning of the name of a client that wants copies of passing bytes.
 pub(super) const CAPTURE: &[u8] = b"smc-capture-";
 const PREFIX: &str = "process-";
 const SUFFIX: &str = ".sock";
@@ -77,8 +77,7 @@ fn is_gone(pid: i32) -> bool {
     Pid::from_raw(pid).is_none_or(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
 }
 
-/// Whether the process that made a file is long past the moment in which it did. A file of the future
-/// is one from before the clock was set.
+/// Whether the creation of a file is long past. A file of the future is from before the clock was set.
 fn is_settled(entry: &fs::DirEntry) -> bool {
     let made = entry.metadata().and_then(|metadata| metadata.modified());
     made.is_ok_and(|made| {
@@ -88,9 +87,9 @@ fn is_settled(entry: &fs::DirEntry) -> bool {
     })
 }
 
-/// Whether no process has the socket of this file, in whatever namespace: ids say nothing about the
-/// processes of another container. The kernel finds a socket before it sees that its kind is another
-/// one, so the process that listens there does not notice.
+/// Whether no process has the socket of this file, in any namespace: ids say nothing about the
+/// processes of another container. The kernel finds a socket before it notices the wrong kind, so the
+/// listening process does not see the probe.
 pub(super) fn is_of_nobody(path: &Path) -> bool {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -101,7 +100,7 @@ pub(super) fn is_of_nobody(path: &Path) -> bool {
     probe() == Err(rustix::io::Errno::CONNREFUSED)
 }
 
-/// Whether a socket is open only because a child of the process that listened has inherited it.
+/// Whether a socket is open only because a child of the listening process has inherited it.
 fn is_of_ended_listener(path: &Path) -> bool {
     let listener = connect_now(path, None).and_then(peer_process);
     listener.is_ok_and(|listener| listener.pid.is_some_and(is_gone))

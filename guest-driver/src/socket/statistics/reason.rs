@@ -6,16 +6,17 @@ use smc_core::handshake::{DeclineCode, FallbackReason};
 
 use crate::info::Fallback;
 
-/// Why connections are TCP.
+/// Why connections are TCP, with their count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reason {
-    /// Linux's number. 0: several, because a report counts only so many different ones.
+    /// Linux's number, or one of this project if Linux has none. 0: several reasons, because a report
+    /// counts only a limited number of different ones.
     pub code: u32,
-    /// Linux's short name for it.
+    /// The short name of the reason.
     pub name: String,
-    /// What it means, and what to do about it.
+    /// The meaning, and advice.
     pub advice: String,
-    /// "here" or "peer": the end that did not want SMC, or could not.
+    /// "here" or "peer": the end that refused SMC, or was unable to.
     pub side: String,
     /// The reason in this end's words.
     pub says: String,
@@ -23,7 +24,7 @@ pub struct Reason {
     pub count: u64,
 }
 
-/// Which end made a connection TCP.
+/// The end that made a connection TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Side {
     Here,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The document. Fields may be added; those that are here keep their names and meaning.
+//! The document. Fields may be added; present fields keep their names and meaning.
 
 use std::net::SocketAddr;
 
@@ -32,13 +32,13 @@ pub struct Process {
     pub devices: Vec<DeviceInfo>,
     /// RNIC ports that SMC-R may use.
     pub rnics: Vec<RnicInfo>,
-    /// Why there is no SMC-R, if there is none.
+    /// The reason for no SMC-R, if there is none.
     pub no_rdma: Option<String>,
     /// Link groups of SMC-R.
     pub groups: Vec<LinkGroupInfo>,
     /// Connections: SMC ones, and TCP ones that the library still holds.
     pub connections: Vec<Connection>,
-    /// Connections that are not listed because there are too many.
+    /// Number of connections left out of the list.
     pub omitted: usize,
     /// What was learned of the servers and listeners of the program. Its processes share that.
     #[serde(default)]
@@ -56,22 +56,23 @@ pub struct DeviceInfo {
     pub chid: Option<String>,
     /// Extended GID; none if the device is not open.
     pub gid: Option<String>,
-    /// Why it is not open.
+    /// Why the device is not open.
     pub problem: Option<String>,
 }
 
-/// Results of handshakes, and what the connections have moved.
+/// Results of handshakes, and bytes moved by the connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handshakes {
     /// Connections over SMC-D.
     pub smc_d: u64,
     /// Connections over SMC-R.
     pub smc_r: u64,
-    /// Connections that went on as TCP.
+    /// Connections that are TCP or were. Of a program under `smc run`, `smc stat` also counts
+    /// connections here that never came to a handshake.
     pub tcp: u64,
     /// Handshakes that broke the connection.
     pub broken: u64,
-    /// Closed connections whose peer has not closed yet.
+    /// Closed connections not yet closed by the peer.
     pub closing: usize,
     /// Peers known on fabrics.
     pub peers: usize,
@@ -79,11 +80,11 @@ pub struct Handshakes {
     pub pooled: usize,
     /// Why connections went on as TCP.
     pub reasons: Vec<Reason>,
-    /// Bytes that connections on SMC have sent, those included that are over. What a connection has
-    /// sent over TCP after it lost its device is among them.
+    /// Bytes sent by connections on SMC, ended ones included. Bytes sent over TCP after the loss of the
+    /// device are among them.
     #[serde(default)]
     pub sent: u64,
-    /// Bytes that they have received.
+    /// Bytes received by these connections.
     #[serde(default)]
     pub received: u64,
 }
@@ -99,27 +100,27 @@ pub struct Connection {
     pub peer: Option<SocketAddr>,
     /// State of RFC 7609 section 4.8, or of TCP.
     pub state: String,
-    /// Bytes sent; of TCP those that the peer's kernel has acknowledged.
+    /// Bytes sent; for TCP, bytes acknowledged by the peer's kernel.
     pub sent: u64,
     /// Bytes received.
     pub received: u64,
-    /// Bytes that wait to be read here.
+    /// Bytes waiting to be read here.
     pub unread: u64,
-    /// Bytes that the peer has not read; not known of TCP.
+    /// Bytes not read by the peer; unknown for TCP.
     pub unread_by_peer: Option<u64>,
-    /// Bytes in the send queue; not known of TCP.
+    /// Bytes in the send queue; unknown for TCP.
     pub queued: Option<u64>,
     /// Cursors as [wrap, offset]: written, read by the peer; written by the peer, read.
     pub cursors: Option<[(u16, u32); 4]>,
-    /// What carries it now, if it can outlive its device.
+    /// The present carrier, if the connection can outlive its device.
     pub changes: Option<CarrierChanges>,
-    /// What the ends agreed on, if the connection is SMC-D.
+    /// The values agreed by the ends, if the connection is SMC-D.
     pub smc_d: Option<SmcdInfo>,
-    /// What the ends agreed on, if the connection is SMC-R.
+    /// The values agreed by the ends, if the connection is SMC-R.
     pub smc_r: Option<Box<SmcrInfo>>,
-    /// Why it is TCP, if it is.
+    /// The reason for TCP, if the connection is TCP.
     pub reason: Option<Reason>,
-    /// Whether its bytes are not known: the program has its socket, and the kernel counts.
+    /// Whether the connection's bytes are unknown: the program has its socket, and the kernel counts.
     #[serde(default)]
     pub uncounted: bool,
 }
@@ -135,7 +136,7 @@ impl Process {
         }
     }
 
-    /// Adds the connections, sorted by address. Lists so many at most, and counts the others.
+    /// Adds the connections, sorted by address. Lists this many at most, and counts the others.
     pub(in crate::socket) fn set_connections(
         &mut self,
         smc: Vec<ConnectionSnapshot>,
@@ -150,7 +151,7 @@ impl Process {
     }
 }
 
-/// What `ps` shows.
+/// The name of the program as `ps` shows it.
 fn program() -> String {
     std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned()
 }
@@ -225,7 +226,7 @@ fn of_tcp(socket: &dyn TcpSocket) -> Option<Connection> {
     })
 }
 
-/// The word for a state of TCP, as the kernel numbers them.
+/// The word for a state of TCP, by the kernel's numbering.
 pub fn tcp_state(state: u8) -> &'static str {
     match state {
         1 => "Established",

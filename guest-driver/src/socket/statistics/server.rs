@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The thread that sends reports.
+//! The thread sending reports.
 
 use std::fs;
 use std::io;
@@ -22,11 +22,11 @@ use ism_sys::{EventFd, out_of_the_way, timespec};
 
 /// Number of clients at a time; others wait in the queue of the socket.
 const MAX_CLIENTS: usize = 8;
-/// How long a client may take to read its report.
+/// The longest time of a client to read its report.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause after the process had no descriptor or memory for a client.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(50);
-/// How long a report is used again for further clients.
+/// Time during which a report is used again for further clients.
 const REUSE_TIME: Duration = Duration::from_millis(20);
 /// Length of the queue of the socket.
 const BACKLOG: i32 = 64;
@@ -36,12 +36,12 @@ const MAX_STACKS: u32 = 16;
 /// The socket of a stack. Dropping it ends its thread.
 pub(in crate::socket) struct Server {
     path: PathBuf,
-    /// The process that made it: a child that inherits it must not remove the file.
+    /// The process that made the socket: a child that inherits it must not remove the file.
     pid: u32,
     stop: Arc<EventFd>,
 }
 
-/// A client that has not read its whole report.
+/// A client with part of its report unread.
 struct ReportClient {
     stream: OwnedFd,
     document: Arc<Vec<u8>>,
@@ -50,7 +50,7 @@ struct ReportClient {
 }
 
 impl Server {
-    /// Listens, and sends what `report` returns. The thread ends when that returns `None`.
+    /// Listens, and sends the reports of `report`. The thread ends when `report` returns `None`.
     ///
     /// # Errors
     /// The socket or the thread cannot be made.
@@ -63,7 +63,8 @@ impl Server {
         let stop = Arc::new(EventFd::new()?);
         let server = Server { path, pid: std::process::id(), stop: stop.clone() };
         let body = move || {
-            // What others have left behind. The first connection need not wait for that.
+            // Files left behind by other processes. The first connection need not wait for their
+            // removal.
             if let Some(directory) = directory {
                 find(&directory);
             }
@@ -89,7 +90,8 @@ impl std::fmt::Debug for Server {
     }
 }
 
-/// Listens at this path, or beside it if another stack of this process does.
+/// Listens at this path, or beside it if another stack of this process does, or if another user has put
+/// a file there.
 fn bind(path: &Path) -> io::Result<(UnixListener, PathBuf)> {
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for number in 1..=MAX_STACKS {
@@ -116,8 +118,8 @@ fn bind_one(path: &Path) -> io::Result<UnixListener> {
     Ok(bound)
 }
 
-/// As [`UnixListener::bind`], but by system calls: the preloaded library replaces libc's functions
-/// and comes here in the middle of one of them.
+/// Like [`UnixListener::bind`], but by system calls: the preloaded library replaces libc's functions
+/// and calls this in the middle of one of them.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -213,7 +215,7 @@ impl<F: Fn() -> Option<Process>> ReportThread<F> {
         }
     }
 
-    /// A report that is new or a moment old. `None`: the stack is dropped.
+    /// A report, new or a moment old. `None`: the stack is dropped.
     fn document(&mut self) -> Option<Arc<Vec<u8>>> {
         if let Some((made, document)) = &self.last
             && made.elapsed() < REUSE_TIME

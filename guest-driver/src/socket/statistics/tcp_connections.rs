@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The connections of a stack that are TCP, and why.
+//! The TCP connections of a stack, and the reasons for TCP.
 
 use std::collections::BTreeMap;
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use ism_sys::{ForkLocks, is_free, lock};
 
 /// A socket of the stack.
 pub(in crate::socket) trait TcpSocket: Send + Sync {
-    /// Its TCP connection, and why it is TCP. `None`: SMC carries it.
+    /// The socket's TCP connection, and the reason for TCP. `None`: SMC carries the connection.
     fn tcp(&self) -> Option<(&TcpStream, &Fallback)>;
 }
 
@@ -23,7 +23,7 @@ pub(in crate::socket) struct TcpConnections {
     open: Mutex<Vec<Weak<dyn TcpSocket>>>,
 }
 
-/// Number of different reasons at most: a peer chooses the codes of its Declines.
+/// The most different reasons: a peer chooses the codes of its Declines.
 const MAX_REASONS: usize = 64;
 
 impl ForkLocks for TcpConnections {
@@ -48,7 +48,7 @@ impl TcpConnections {
         }
     }
 
-    /// Adds a socket to the list. It stays there for as long as it lives.
+    /// Adds a socket to the list, for its lifetime.
     pub(in crate::socket) fn enter(&self, socket: Weak<dyn TcpSocket>) {
         let mut open = lock(&self.open);
         // Before the list grows, dropped sockets are removed. This costs little per socket.
@@ -60,7 +60,7 @@ impl TcpConnections {
         open.push(socket);
     }
 
-    /// Counted reasons, those of most connections first.
+    /// Counted reasons, the most frequent first.
     pub(in crate::socket) fn reasons(&self) -> Vec<Reason> {
         let reasons = lock(&self.reasons);
         let mut list: Vec<_> = reasons
@@ -71,7 +71,7 @@ impl TcpConnections {
         list
     }
 
-    /// The sockets that are not dropped.
+    /// The sockets not dropped yet.
     pub(super) fn open(&self) -> Vec<std::sync::Arc<dyn TcpSocket>> {
         lock(&self.open).iter().filter_map(Weak::upgrade).collect()
     }

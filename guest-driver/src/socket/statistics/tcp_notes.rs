@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Why connections are TCP that the program has back, noted in a file that the process has mapped.
+//! The reasons for TCP connections handed back to the program, noted in a file mapped by the process.
 //!
-//! A program that never uses SMC opens no stack, and has no thread that could answer. So the reasons
-//! are in a file beside the sockets of statistics: one word per descriptor. To note a reason costs a
-//! store, and no system call. A reader looks for the words of the sockets that the kernel says the
-//! process has, so words of closed ones mean nothing.
+//! A program that never uses SMC opens no stack, and has no thread to answer. So the reasons are in a
+//! file beside the sockets of statistics: one word per descriptor, and a count per reason, only
+//! growing. Noting a reason costs a store and an addition, and no system call. A reader looks up the
+//! words of the process's sockets known to the kernel, so words of closed ones mean nothing.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -22,10 +22,10 @@ use crate::info::Fallback;
 const MAGIC: u64 = u64::from_le_bytes(*b"SMCtcpn1");
 /// Where the file says that [`HELD`] holds of it.
 const HOLDING: usize = 8;
-/// The file has a lock for as long as a process has it mapped. The lock belongs to the open file, which
-/// the mapping keeps after the descriptor is closed, so the kernel removes it when the process ends.
+/// The file has a lock for as long as a process has it mapped. The lock belongs to the open file, kept
+/// by the mapping after the descriptor is closed, so the kernel removes the lock when the process ends.
 const HELD: u64 = 1;
-/// Different reasons at most; further ones are not noted.
+/// The most different reasons. Further ones share the last place.
 const REASONS: usize = 32;
 /// Bytes of the sentence of a reason at most.
 const TEXT: usize = 240;
@@ -33,18 +33,18 @@ const TEXT: usize = 240;
 const REASON: usize = 16 + TEXT;
 /// First byte of the reasons.
 const FIRST_REASON: usize = 64;
-/// Descriptors that have places of their own. Higher ones share them; the later note holds.
+/// Descriptors with places of their own. Higher ones share them; the later note holds.
 const PLACES: usize = 1 << 12;
 /// First byte of the places.
 const FIRST_PLACE: usize = FIRST_REASON + REASONS * REASON;
 /// Bytes of the file.
 const SIZE: usize = FIRST_PLACE + 8 * PLACES;
-/// A bit of a key that is set: 0 says that there is none.
+/// A bit set in every key: 0 means no key.
 const SET: u64 = 1 << 63;
 const PREFIX: &str = "process-";
 const SUFFIX: &str = ".tcp";
 
-/// The reasons of one process, which it writes.
+/// The reasons of one process, written by it.
 #[derive(Debug)]
 pub struct TcpReasons {
     memory: SharedSlice,
@@ -60,8 +60,8 @@ pub(super) fn pid_of(name: &str) -> Option<i32> {
     name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok().filter(|pid| *pid > 0)
 }
 
-/// Whether no process writes to such a file any more, in whatever namespace. `otherwise`: what is to be
-/// assumed of a file that does not tell.
+/// Whether no process writes to such a file any more, in any namespace. `otherwise`: the assumption for
+/// a file that does not tell.
 pub(super) fn is_left(path: &Path, otherwise: impl FnOnce() -> bool) -> bool {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = File::options().read(true).custom_flags(flags.bits() as i32).open(path);
@@ -77,7 +77,7 @@ pub(super) fn is_left(path: &Path, otherwise: impl FnOnce() -> bool) -> bool {
     }
 }
 
-/// Where the word of a descriptor is.
+/// The place of a descriptor's word.
 fn place(fd: i32) -> Option<usize> {
     Some(FIRST_PLACE + 8 * (usize::try_from(fd).ok()? % PLACES))
 }
@@ -86,13 +86,12 @@ impl TcpReasons {
     /// Makes the file of this process in a directory for such files.
     ///
     /// # Errors
-    /// It cannot be made, filled or mapped.
+    /// The file cannot be made, filled or mapped.
     pub fn create(directory: &Path) -> io::Result<TcpReasons> {
         let path = path_in(directory);
         let mut options = File::options();
         options.read(true).write(true).create_new(true).mode(0o600);
         let file = match options.open(&path) {
-            // An earlier process had this id. Another user's file cannot be removed.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 std::fs::remove_file(&path)?;
                 options.open(&path)?
@@ -133,7 +132,8 @@ impl TcpReasons {
         self.memory.atomic_u64(at).ok()
     }
 
-    /// Notes why the connection of a descriptor is TCP.
+    /// Notes the reason for TCP on a descriptor's connection, and counts the connection unless already
+    /// noted.
     pub fn note(&self, fd: i32, why: &Fallback) {
         let (Some(index), Some(at)) = (self.index(why), place(fd)) else { return };
         if let Some(word) = self.word(at) {
@@ -147,7 +147,7 @@ impl TcpReasons {
         word.is_some_and(|word| is_of(word.load(Ordering::Relaxed), fd))
     }
 
-    /// Removes the note on a descriptor, which is another connection's from now on.
+    /// Removes the note on a descriptor, now another connection's.
     pub fn forget(&self, fd: i32) {
         if self.has(fd)
             && let Some(word) = place(fd).and_then(|at| self.word(at))
@@ -156,7 +156,7 @@ impl TcpReasons {
         }
     }
 
-    /// The place of a reason; the first connection that has it enters it.
+    /// The place of a reason, entered by its first connection.
     fn index(&self, why: &Fallback) -> Option<usize> {
         let key = key(why);
         for index in 0..REASONS {
@@ -187,7 +187,7 @@ fn is_of(word: u64, fd: i32) -> bool {
     word & 0xff != 0 && u64::try_from(fd).is_ok_and(|fd| word >> 8 == fd)
 }
 
-/// What tells reasons apart: the number of Linux, the end, and the kind.
+/// The key of a reason: the number, and the end.
 fn key(why: &Fallback) -> u64 {
     let kind: u64 = match why {
         Fallback::Handshake(_) => 0,
@@ -208,7 +208,7 @@ fn key(why: &Fallback) -> u64 {
     SET | kind << 40 | side << 32 | u64::from(why.code().value())
 }
 
-/// The notes of a process as another one reads them. The process may write anything there.
+/// The notes of a process, as read by another one. The process may write anything there.
 #[derive(Debug)]
 pub struct TcpReasonReader {
     reasons: Vec<Option<Reason>>,
@@ -221,7 +221,7 @@ impl TcpReasonReader {
         path.file_name().and_then(|name| name.to_str()).and_then(pid_of).is_some()
     }
 
-    /// Reads the reasons in the file of a process, which is opened for reading.
+    /// Reads the file of a process, opened for reading.
     ///
     /// # Errors
     /// It cannot be read, or is no such file.

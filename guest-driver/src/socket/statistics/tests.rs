@@ -26,8 +26,8 @@ impl Dir {
         Stack::open(Config { rnics: Rnics::None, statistics, ..Config::default() }).unwrap()
     }
 
-    /// Waits until so many sockets are left: a thread of a stack may have it for a moment longer than
-    /// its last user.
+    /// Waits until this many sockets are left: a thread of a stack may outlive the last user of the
+    /// stack for a moment.
     #[track_caller]
     fn keeps(&self, count: usize) {
         let end = Instant::now() + Duration::from_secs(5);
@@ -88,7 +88,7 @@ fn only_the_user_may_ask() {
     assert_eq!(mode & 0o777, 0o600);
 }
 
-/// Has a file look as if it had been there for a while.
+/// Makes a file look a while old.
 fn age(path: &Path) {
     use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
     let long_ago = Timespec { tv_sec: 1_000_000_000, tv_nsec: 0 };
@@ -141,7 +141,7 @@ fn notes_of_dead_processes_are_removed_whatever_namespace_their_ids_are_of() {
     let [own, elsewhere, silent] = [std::process::id(), i32::MAX as u32, i32::MAX as u32 - 1]
         .map(|pid| dir.0.join(format!("process-{pid}.tcp")));
     std::fs::hard_link(&own, &elsewhere).unwrap();
-    // One that has died before it could say whether it holds the file.
+    // A process that died before it could mark the file as held.
     std::fs::copy(&own, &silent).unwrap();
     std::fs::File::options().write(true).open(&silent).unwrap().write_all_at(&[0; 8], 8).unwrap();
     find(&dir.0);
@@ -170,7 +170,7 @@ fn readers_that_do_not_read_keep_nobody_waiting() {
     let stack = dir.stack();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    // Enough that a document does not fit into the buffer of a socket.
+    // Enough connections for a document beyond the buffer of a socket.
     let connect =
         |_| (SmcStream::connect_tcp(&stack, address).unwrap(), listener.accept().unwrap());
     let streams: Vec<_> = (0..400).map(connect).collect();
