@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the background threads of a stack do beside events: closed connections, idle peers, requests
-//! of devices to leave them, and objects whose drop may block.
+//! The background threads' work beside events: closed connections, idle peers, requests of devices to
+//! leave them, and objects with a blocking drop.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,13 +11,13 @@ use crate::conn::Conn;
 use crate::smcd::{DeferredDrop, DeviceUser, Fabric};
 use ism_sys::lock;
 
-/// Shortest pause between two rounds of maintenance, whatever is configured.
+/// Shortest pause between two rounds of maintenance, for any configuration.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 /// Pause between two rounds of maintenance while connections are closing.
 pub(super) const SWEEP_PAUSE: Duration = Duration::from_millis(500);
 
 impl Stack {
-    /// Takes over a connection that the application has closed and the peer has not.
+    /// Takes over a connection closed by the application, but not by the peer.
     pub(crate) fn adopt(&self, conn: Arc<Conn>) {
         if conn.is_over() {
             return;
@@ -50,8 +50,8 @@ impl Stack {
         drop(over);
     }
 
-    /// One round of maintenance, on a background thread: drops what is to be dropped, and checks
-    /// closing connections and idle peers. Returns the pause before the next round.
+    /// One round of maintenance, on a background thread: drops deferred objects, and checks closing
+    /// connections and idle peers. Returns the pause before the next round.
     pub(super) fn maintain(&self, fabric: Option<&Fabric>) -> Option<Duration> {
         drop(std::mem::take(&mut *lock(&self.deferred_drops)));
         self.sweep();
@@ -60,7 +60,7 @@ impl Stack {
         for conn in &closing {
             conn.check_tcp();
         }
-        // No event says that a peer has become idle, so each round checks all peers.
+        // No event reports an idle peer, so each round checks every peer.
         let timeout = self.config().testing.idle_peer_timeout.max(SHORTEST_PAUSE);
         let idle = fabric.and_then(|fabric| fabric.remove_idle_peers(timeout));
         let idle = idle.map_or(timeout, |idle| idle.max(SHORTEST_PAUSE));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `Watch`: waiting for any of several connections and one more descriptor, for callers that have
-//! an event loop of their own and do not want a system call per event.
+//! `Watch`: waiting for any of several connections and one more descriptor, for callers with an event
+//! loop of their own, to avoid a system call per event.
 //!
 //! Every such wait has the same order. The thread reads the state of the connections and keeps their
 //! tokens, arms each connection, compares the tokens again, and sleeps.
@@ -24,7 +24,7 @@ pub use ism_sys::SignalMask;
 use ism_sys::interrupt::listening;
 use ism_sys::lock;
 
-/// What a connection can do right now.
+/// The possible operations on a connection right now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
     /// A read would not block: bytes, end of data, or an error.
@@ -41,7 +41,7 @@ pub struct Readiness {
     pub urgent: bool,
 }
 
-/// How a sleep ended.
+/// The cause of a sleep's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Woken {
     /// A connection or the extra descriptor may have changed.
@@ -50,12 +50,12 @@ pub enum Woken {
     Interrupted,
 }
 
-/// A connection at some moment: its control words, and what was not said by them; see
+/// A connection at some moment: its control words, and state not shown by them; see
 /// [`SmcStream::change_token`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChangeToken {
     words: [u64; 2],
-    /// A peer that is killed says nothing, so its end is no change of a word.
+    /// A killed peer sends nothing, so its end is no change of a word.
     end: LocalEnd,
 }
 
@@ -67,7 +67,7 @@ impl ChangeToken {
     }
 }
 
-/// A sleeper that connections can wake. Belongs to one waiting thread at a time.
+/// A sleeper to be woken by connections. Belongs to one waiting thread at a time.
 #[derive(Debug)]
 pub struct Watch {
     waiter: Arc<Waiter>,
@@ -75,10 +75,10 @@ pub struct Watch {
     spin: Spin,
 }
 
-/// What a watch and its streams share.
+/// The state shared by a watch and its streams.
 struct WatchedStreams {
     queue: Arc<PollQueue>,
-    /// The reactors of the streams, and how many each has.
+    /// The reactors of the streams, each with its number of streams.
     reactors: Mutex<Vec<(Arc<Reactor<Conn>>, usize)>>,
 }
 
@@ -88,7 +88,7 @@ impl std::fmt::Debug for WatchedStreams {
     }
 }
 
-/// A connection that a [`Watch`] watches under a number.
+/// A connection watched by a [`Watch`] under a number.
 pub struct WatchedStream {
     conn: Arc<Conn>,
     entry: Arc<PollEntry>,
@@ -96,14 +96,14 @@ pub struct WatchedStream {
     watched: Arc<WatchedStreams>,
 }
 
-/// What [`Watch::arm_lines`] has armed.
+/// The lines armed by [`Watch::arm_lines`].
 pub struct ArmedLines {
     reactors: Vec<Arc<Reactor<Conn>>>,
     is_quiet: bool,
 }
 
 impl ArmedLines {
-    /// Whether nothing came before. If something did, the caller must not sleep.
+    /// Whether nothing came before. Otherwise the caller must not sleep.
     pub fn is_quiet(&self) -> bool {
         self.is_quiet
     }
@@ -128,13 +128,13 @@ impl std::fmt::Debug for WatchedStream {
 }
 
 impl WatchedStream {
-    /// Whether [`Watch::take_news`] tells of every change. Otherwise the caller arms the connection
-    /// before it sleeps, and compares [`SmcStream::change_token`].
+    /// Whether [`Watch::take_news`] reports every change. Otherwise the caller arms the connection
+    /// before a sleep, and compares [`SmcStream::change_token`].
     pub fn is_announced(&self) -> bool {
         self.is_announced
     }
 
-    /// The caller looks at the connection after this.
+    /// The caller checks the connection after this.
     pub fn begin(&self) {
         self.entry.begin();
     }
@@ -177,7 +177,7 @@ impl Watch {
     }
 
     /// Watches a connection until the result is dropped, under a number of the caller's. The caller
-    /// looks at it once after this. `None`: the connection is TCP.
+    /// checks the connection once after this. `None`: the connection is TCP.
     pub fn add(&self, stream: &SmcStream, number: u32) -> Option<WatchedStream> {
         let conn = stream.conn()?.clone();
         let entry = PollEntry::new(&self.watched.queue, number);
@@ -194,7 +194,7 @@ impl Watch {
         Some(WatchedStream { conn, entry, is_announced, watched: self.watched.clone() })
     }
 
-    /// Whether [`Watch::take_news`] has numbers, after a look at shared memory.
+    /// Whether [`Watch::take_news`] has numbers, after a check of shared memory.
     pub fn has_news(&self) -> bool {
         self.for_reactors(|reactor| {
             reactor.poll();
@@ -209,8 +209,8 @@ impl Watch {
         self.watched.queue.has_news()
     }
 
-    /// From now on a wake-up makes the notifier readable, for a caller that waits for it by other means
-    /// than [`Watch::sleep`]. `false`: there was one after `count`, so the caller must not wait.
+    /// From now on a wake-up makes the notifier readable, for a caller waiting by other means than
+    /// [`Watch::sleep`]. `false`: there was a wake-up after `count`, so the caller must not wait.
     /// [`Watch::end_sleep`] follows in any case.
     #[cfg(feature = "tokio")]
     pub(super) fn begin_sleep(&self, count: u32) -> bool {
@@ -225,12 +225,12 @@ impl Watch {
     }
 
     /// The numbers of connections that may have changed. The caller calls [`WatchedStream::begin`] for
-    /// each before it looks.
+    /// each before a check.
     pub fn take_news(&self) -> Vec<u32> {
         self.watched.queue.take()
     }
 
-    /// Whether a caller with `n` connections arms each of them before it sleeps, and compares their
+    /// Whether a caller with `n` connections arms each of them before a sleep, and compares their
     /// states, instead of [`Watch::arm_lines`]: there are other watches, and `n` is small.
     pub fn arms_each(&self, n: usize) -> bool {
         let mut each = false;
@@ -238,31 +238,31 @@ impl Watch {
         each
     }
 
-    /// As [`SmcStream::arm`], for all connections whose changes [`Watch::take_news`] tells, until the
-    /// result is dropped.
+    /// Like [`SmcStream::arm`], for every connection whose changes [`Watch::take_news`] reports, until
+    /// the result is dropped.
     pub fn arm_lines(&self) -> ArmedLines {
-        // All that there are now: a stream that is removed meanwhile moves the others in the list.
+        // The present reactors: a stream removed meanwhile moves the others in the list.
         let reactors: Vec<_> =
             lock(&self.watched.reactors).iter().map(|(one, _)| one.clone()).collect();
         let mut is_quiet = true;
-        // All of them, because the drop disarms all.
+        // Every reactor is armed, because the drop disarms every one.
         reactors.iter().for_each(|reactor| is_quiet &= reactor.arm_lines());
         ArmedLines { reactors, is_quiet }
     }
 
-    /// Handles the events of devices, unless another thread does, and news of peers that were idle. A
-    /// caller that does not sleep calls this every 200 us or so. Costs a system call.
+    /// Handles the events of devices, unless another thread does, and news of idle peers. A caller that
+    /// does not sleep calls this every 200 us or so. Costs a system call.
     pub fn poll_idle_peers(&self) {
         self.for_reactors(|reactor| reactor.poll_idle_groups());
     }
 
-    /// Looks at peers again that should have woken this end. Once a second is often enough.
+    /// Checks peers again, in case a wake-up was missed. Once a second is often enough.
     pub fn recheck_lines(&self) {
         self.for_reactors(|reactor| reactor.recheck_lines());
     }
 
     fn for_reactors(&self, mut f: impl FnMut(&Arc<Reactor<Conn>>)) {
-        // Not under the lock: an event may be the end of a connection that is watched.
+        // Not under the lock: an event may be the end of a watched connection.
         let mut at = 0;
         loop {
             let reactor = lock(&self.watched.reactors).get(at).map(|(one, _)| one.clone());
@@ -272,22 +272,22 @@ impl Watch {
         }
     }
 
-    /// Spins until `changed` returns `true`, for as long as that is worthwhile. `false`: it did not.
+    /// Spins until `changed` returns `true`, for as long as worthwhile. `false`: nothing changed.
     pub fn spin_until(&self, changed: impl FnMut() -> bool) -> bool {
         self.spin.until(changed)
     }
 
-    /// Records how long a wait with a sleep took. Later waits spin for a time that depends on it.
+    /// Records the duration of a wait with a sleep. The spinning of later waits depends on it.
     pub fn slept(&self, wait: Duration) {
         self.spin.note_sleep(wait);
     }
 
-    /// An eventfd that becomes readable when a connection wakes the sleeper. The descriptor given to
-    /// [`Watch::sleep`] must be an epoll set that contains this one.
+    /// An eventfd, readable when a connection wakes the sleeper. The descriptor given to
+    /// [`Watch::sleep`] must be an epoll set with this eventfd.
     pub fn notifier(&self) -> BorrowedFd<'_> {
         match self.waiter.notifier() {
             Some(notifier) => notifier.as_fd(),
-            // `new` gives the waiter a notifier.
+            // The caller has made a notifier.
             None => std::process::abort(),
         }
     }
@@ -299,7 +299,7 @@ impl Watch {
         }
     }
 
-    /// Number of wake-ups so far. The caller reads it before the state of the connections.
+    /// Number of wake-ups so far. The caller reads the number before the state of the connections.
     pub fn count(&self) -> u32 {
         self.waiter.wake_count()
     }
@@ -309,9 +309,9 @@ impl Watch {
         self.waiter.wake();
     }
 
-    /// Sleeps until one of these connections, which it watches, changes, or for `timeout` (a second at
-    /// most), where their peers can wake it without the device. `None`: one of them cannot, and it has
-    /// not slept; the caller arms them and calls [`Watch::sleep`]. `changed` looks at them once more.
+    /// Sleeps until one of these watched connections changes, or for `timeout` (a second at most),
+    /// where their peers can wake the thread without the device. `None`: one of them cannot, and there
+    /// was no sleep; the caller arms them and calls [`Watch::sleep`]. `changed` checks them once more.
     pub fn sleep_on_lines(
         &self,
         streams: &[&SmcStream],
@@ -327,7 +327,7 @@ impl Watch {
         slept.then_some(woken)
     }
 
-    /// [`Watch::sleep`] with another signal mask for as long as it sleeps, as `ppoll` does it.
+    /// [`Watch::sleep`] with another signal mask during the sleep, as in `ppoll`.
     pub fn sleep_with_mask(
         &self,
         mask: Option<SignalMask>,
@@ -342,8 +342,8 @@ impl Watch {
         woken
     }
 
-    /// Sleeps until a connection wakes it after `count`, until `extra` is readable, or for `timeout`
-    /// (a second at most). `any` is one of the watched connections, if there are any.
+    /// Sleeps until a connection wakes this watch after `count`, until `extra` is readable, or for
+    /// `timeout` (a second at most). `any` is one of the watched connections, if there are any.
     pub fn sleep(
         &self,
         any: Option<&SmcStream>,
@@ -365,8 +365,8 @@ impl Watch {
 }
 
 impl SmcStream {
-    /// What the connection can do right now. With `urgent` this includes urgent data. For TCP: the
-    /// default.
+    /// The possible operations on the connection right now. With `urgent` this includes urgent data.
+    /// For TCP: the default.
     pub fn readiness(&self, urgent: bool) -> Readiness {
         let Some(conn) = self.conn() else { return Readiness::default() };
         conn.reactor().poll();
@@ -387,7 +387,7 @@ impl SmcStream {
         ChangeToken { words: conn.control_words(), end: conn.local_end() }
     }
 
-    /// Whether [`SmcStream::readiness`] may differ from that at `earlier`.
+    /// Whether [`SmcStream::readiness`] may differ from the state at `earlier`.
     pub fn changed_since(&self, earlier: ChangeToken) -> bool {
         self.conn().is_some_and(|conn| {
             conn.reactor().poll();
@@ -395,8 +395,8 @@ impl SmcStream {
         })
     }
 
-    /// Waits until a read (with `write`: or a write) may do something that it could not at `earlier`.
-    /// Spins first.
+    /// Waits until a read (with `write`: or a write) may do something impossible at `earlier`. Spins
+    /// first.
     ///
     /// # Errors
     /// `WouldBlock` at the deadline; `Interrupted`: a signal was handled.
@@ -412,8 +412,8 @@ impl SmcStream {
         }
     }
 
-    /// As [`SmcStream::pollable`]. For SMC the descriptor shows at once that a read has taken the last
-    /// bytes, and a hang-up only when both ends have closed. Each such read costs a system call.
+    /// Like [`SmcStream::pollable`]. For SMC the descriptor shows at once that a read has taken the
+    /// last bytes, and a hang-up only when both ends have closed. Each such read costs a system call.
     ///
     /// # Errors
     /// No descriptors are left.
@@ -430,27 +430,27 @@ impl SmcStream {
         self.conn().map(|conn| conn.peer_has_ended())
     }
 
-    /// Bytes that the program has written and that are not on their way to the peer, as SIOCOUTQNSD
-    /// says. For TCP: 0.
+    /// Bytes written by the program and not on their way to the peer, as SIOCOUTQNSD returns. For TCP:
+    /// 0.
     pub fn queued(&self) -> usize {
         self.conn().map_or(0, |conn| conn.queued())
     }
 
-    /// What the connection has moved, and when (SMC only; `None` for TCP, of which TCP_INFO tells). The
-    /// first call in a process has all its connections store the times of their messages, which costs
-    /// 7 ns for each.
+    /// Counts and times of the connection's bytes (SMC only; `None` for TCP, as TCP_INFO has them). The
+    /// first call in a process has every connection store the times of its messages, at a cost of 7 ns
+    /// for each.
     pub fn moved_counts(&self) -> Option<MovedCounts> {
         self.conn().map(|conn| conn.moved_counts())
     }
 
-    /// Bytes that the program has written and the peer does not have, as SIOCOUTQ says, and as many of
-    /// them as are not sent (SIOCOUTQNSD). For TCP: 0.
+    /// Bytes written by the program and not received by the peer, as SIOCOUTQ returns, and the unsent
+    /// bytes among them (SIOCOUTQNSD). For TCP: 0.
     pub fn outstanding(&self) -> [usize; 2] {
         self.conn().map_or([0; 2], |conn| conn.outstanding())
     }
 
-    /// Whether so many bytes can be read now, as SO_RCVLOWAT asks, or so many that the peer may wait
-    /// for a read. For TCP: `false`.
+    /// Whether this many bytes can be read now, as SO_RCVLOWAT asks, or enough for the peer to wait for
+    /// a read. For TCP: `false`.
     ///
     /// # Errors
     /// The connection ended abnormally.
@@ -466,8 +466,8 @@ impl SmcStream {
         }
     }
 
-    /// Bounds what the program may write before the peer reads, as SO_SNDBUF does. `bytes` is what the
-    /// option says of the socket: twice what the program has set. Does nothing for TCP.
+    /// Bounds bytes written by the program before the peer reads, as SO_SNDBUF does. `bytes` is the
+    /// option's value on the socket: twice the value set by the program. Does nothing for TCP.
     pub fn set_send_buffer(&self, bytes: usize) {
         if let Some(conn) = self.conn() {
             conn.set_send_buffer(bytes);
@@ -484,20 +484,20 @@ impl SmcStream {
         }
     }
 
-    /// Takes [`SmcStream::watch`] back.
+    /// Undoes [`SmcStream::watch`].
     pub fn unwatch(&self, watch: &Watch) {
         if let Some(conn) = self.conn() {
             conn.remove_sleeper(&watch.waiter);
         }
     }
 
-    /// Tells the peer that its next change has to wake this end's watches. `false`: the connection has
-    /// changed already, so the caller must not sleep.
+    /// Asks the peer to wake this end's watches at its next change. `false`: the connection has changed
+    /// already, so the caller must not sleep.
     pub fn arm(&self) -> bool {
         self.conn().is_none_or(|conn| conn.arm_for_poller())
     }
 
-    /// Takes [`SmcStream::arm`] back, which spares the peer a wake-up.
+    /// Undoes [`SmcStream::arm`], and spares the peer a wake-up.
     pub fn disarm(&self) {
         if let Some(conn) = self.conn() {
             conn.disarm_for_poller();
@@ -505,48 +505,48 @@ impl SmcStream {
     }
 
     /// Handles the events of the device, unless another thread does. A caller that never sleeps calls
-    /// this now and then, so that events do not pile up. Costs a reading of the clock.
+    /// this now and then to keep events from piling up. Costs a reading of the clock.
     pub fn poll_events(&self) {
         if let Some(conn) = self.conn() {
             conn.reactor().try_poll();
         }
     }
 
-    /// Whether send queues of connections of this process have bytes, which are lost if the process
-    /// ends, or what they have sent by TCP may be lost by a record that comes for them: those of
-    /// connections that the child of a fork can take over, and those of others.
-    /// [`Stack::check_closed`](super::Stack::check_closed) looks at the latter anew.
+    /// Whether send queues of connections of this process have bytes, lost if the process ends, or
+    /// bytes sent by TCP may be lost by a later record for this end: of connections inheritable by the
+    /// child of a fork, and of others. [`Stack::check_closed`](super::Stack::check_closed) checks the
+    /// connections again.
     pub fn any_has_unsent_bytes() -> [bool; 2] {
         conn::has_unsent_bytes()
     }
 
-    /// Puts bytes that the program has written before into the peer's buffer, and the rest into the
-    /// send queue. Does nothing for TCP.
+    /// Puts bytes written earlier by the program into the peer's buffer, and the rest into the send
+    /// queue. Does nothing for TCP.
     pub fn send_queue(&self, bytes: ByteQueue) {
         if let Some(conn) = self.conn() {
             conn.send_queue(bytes);
         }
     }
 
-    /// Bytes that a write takes now without waiting, as far as this end knows. `usize::MAX` if TCP
-    /// carries the connection.
+    /// Bytes a write takes now without waiting, as far as this end knows. `usize::MAX` if TCP carries
+    /// the connection.
     pub fn room(&self) -> usize {
         self.conn().map_or(usize::MAX, |conn| conn.room())
     }
 
-    /// After a write that must not wait and found no room: looks for a moment, at most 50 us,
-    /// whether the peer reads. `true`: another try may find room.
+    /// After a non-waiting write without room: checks for a moment, at most 50 us, for reads of the
+    /// peer. `true`: another try may find room.
     pub fn look_for_room(&self) -> bool {
         self.conn().is_some_and(|conn| conn.look_for_room())
     }
 
-    /// The child of a fork calls this: the bytes in send queues are its parent's.
+    /// Called by the child of a fork: the bytes in send queues are its parent's.
     pub fn forget_unsent_bytes() {
         conn::forget_unsent_bytes();
     }
 
-    /// As [`SmcStream::shutdown`] of both halves, but as on TCP: what has arrived and was not read does
-    /// not reset the connection, and can still be read.
+    /// Like [`SmcStream::shutdown`] of both halves, but as on TCP: unread bytes do not reset the
+    /// connection, and can still be read.
     ///
     /// # Errors
     /// As [`SmcStream::shutdown`].
@@ -557,8 +557,8 @@ impl SmcStream {
         }
     }
 
-    /// Resets the connection and lets go of its TCP socket, of which the program has a descriptor of
-    /// its own. TCP itself is left as it is. Nothing for a connection that TCP carries.
+    /// Resets the connection and lets go of its TCP socket, where the program has a descriptor of its
+    /// own. TCP itself is left unchanged. Does nothing for a connection carried by TCP.
     pub fn abandon(&self) {
         if let Some(conn) = self.conn() {
             conn.abandon();

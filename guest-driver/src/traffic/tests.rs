@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The table, as several processes map it.
+//! The table, as mapped by several processes.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn address(n: u32) -> SocketAddr {
     SocketAddr::new(IpAddr::V4((0x0a00_0000 + n).into()), 80)
 }
 
-/// A table as so many processes have it.
+/// A table as mapped by this many processes.
 fn mapped<const N: usize>() -> [Arc<TrafficTable>; N] {
     let memory = create().unwrap();
     [(); N].map(|()| TrafficTable::adopt(&memory, Path::new("/bin/client")).unwrap())
@@ -194,7 +194,7 @@ fn a_server_without_smc_is_left_alone_for_longer_each_time() {
     assert!(is_plain(105) && !is_plain(106));
     (0..20).for_each(|_| one.note_plain(&server, 200 * second));
     assert!(is_plain(200 + 2047) && !is_plain(200 + 2048));
-    // Another server is another matter, and one that speaks SMC after all begins anew.
+    // Another server is another matter, and a server speaking SMC after all begins anew.
     assert!(!one.is_plain(one.key(&Endpoint::Server(address(2))), || 200 * second));
     one.observe(&server, false).ended(LONG, &CostModel::HOST);
     assert!(!is_plain(200));

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Wakes the tasks of a tokio runtime whose connections are ready.
+//! Wakes the tasks of a tokio runtime with ready connections.
 //!
-//! Each runtime has one task of this module, the *watcher*. Whenever the runtime comes to it, it
-//! looks into shared memory, without a system call, and wakes the tasks whose connections have
-//! changed. When nothing has changed for a while, it arms the connections, as other event loops do,
-//! and waits for one eventfd in tokio's reactor. Events of devices are left to the background
-//! threads: the runtime may be busy with something else when they come.
+//! Each runtime has one task of this module, the *watcher*. Whenever the runtime runs the watcher, it
+//! checks shared memory, without a system call, and wakes the tasks whose connections have changed.
+//! When nothing has changed for a while, the watcher arms the connections, as other event loops do, and
+//! waits for one eventfd in tokio's reactor. Events of devices are left to the background threads: the
+//! runtime may be busy with something else at the time.
 
 use std::fmt;
 use std::io;
@@ -29,34 +29,34 @@ use crate::reactor::wait::RECHECK_INTERVAL;
 use crate::socket::watch::{ArmedLines, Watch, WatchedStream};
 use ism_sys::lock;
 
-/// How often a watcher that does not sleep asks for news of peers that were idle.
+/// Interval of an awake watcher's checks for news of idle peers.
 const IDLE_PEERS: Duration = Duration::from_micros(200);
 
-/// The runtimes that have watchers.
+/// The runtimes with watchers.
 struct Runtimes(Mutex<Vec<Arc<RuntimeWatch>>>);
 
 static RUNTIMES: Runtimes = Runtimes(Mutex::new(Vec::new()));
 
-/// What a task waits for.
+/// The direction awaited by a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Read,
     Write,
 }
 
-/// A connection among those of its runtime, until this is dropped.
+/// A connection among its runtime's, until dropped.
 pub(super) struct Registration {
     runtime: Arc<RuntimeWatch>,
     member: Arc<Member>,
     number: u32,
 }
 
-/// The connections that tasks of one runtime use.
+/// The connections used by tasks of one runtime.
 struct RuntimeWatch {
     id: Id,
     watch: Watch,
     members: Mutex<Members>,
-    /// The runtime has shut down, so nobody wakes tasks any more.
+    /// The runtime has shut down, so tasks are not woken any more.
     is_over: AtomicBool,
 }
 
@@ -64,7 +64,7 @@ struct RuntimeWatch {
 struct Members {
     by_number: Vec<Option<Arc<Member>>>,
     free: Vec<u32>,
-    /// Numbers of connections of which the watch does not tell everything.
+    /// Numbers of connections whose changes the watch does not report completely.
     scanned: Vec<u32>,
 }
 
@@ -73,7 +73,7 @@ struct Member {
     tasks: Mutex<Tasks>,
 }
 
-/// The tasks that wait for a connection.
+/// The tasks waiting for a connection.
 #[derive(Default)]
 struct Tasks {
     reader: Option<Waker>,
@@ -92,8 +92,8 @@ impl Registration {
         RuntimeWatch::of(&Handle::try_current().map_err(io::Error::other)?, stream)?.add(stream)
     }
 
-    /// Has the task woken when the connection may be ready. The task looks at the connection once
-    /// more after this.
+    /// Has the task woken when the connection may be ready. The task checks the connection once more
+    /// after this.
     ///
     /// # Errors
     /// The runtime has shut down.
@@ -146,13 +146,13 @@ impl Member {
         std::mem::take(&mut *lock(&self.tasks))
     }
 
-    /// Which tasks wait, and could go on.
+    /// The waiting tasks able to continue.
     fn due(&self) -> [bool; 2] {
         let waiting = {
             let tasks = lock(&self.tasks);
             [tasks.reader.is_some(), tasks.writer.is_some()]
         };
-        // A task that comes to wait from here on looks at the connection itself.
+        // A task beginning to wait from here on checks the connection itself.
         if waiting == [false, false] {
             return waiting;
         }
@@ -165,7 +165,7 @@ impl Member {
         self.due() != [false, false]
     }
 
-    /// Takes the tasks that can go on.
+    /// Takes the tasks able to continue.
     fn look(&self, woken: &mut Vec<Waker>) {
         let [read, write] = self.due();
         if read || write {
@@ -194,16 +194,16 @@ impl Members {
     }
 }
 
-/// What wakes a watcher that sleeps.
+/// The state armed for the wake-up of a sleeping watcher.
 enum Armed {
-    /// The lines of slabs, and each connection whose line is in none.
+    /// The lines of slabs, and each connection without such a line.
     Lines(ArmedLines),
     /// Each connection.
     Each,
 }
 
 impl RuntimeWatch {
-    /// That of a runtime. The first connection of the runtime makes it.
+    /// The watch of a runtime, made by the runtime's first connection.
     fn of(handle: &Handle, stream: &SmcStream) -> io::Result<Arc<RuntimeWatch>> {
         let mut runtimes = lock(&RUNTIMES.0);
         if let Some(known) = runtimes.iter().find(|known| known.id == handle.id()) {
@@ -217,7 +217,7 @@ impl RuntimeWatch {
         });
         let mut watcher = Watcher::new(&runtime, Spin::of(&stream.stack().common().spin))?;
         runtimes.push(runtime.clone());
-        // A runtime that shuts down drops the task at once.
+        // A runtime shutting down drops the task at once.
         drop(runtimes);
         handle.spawn(async move { std::future::poll_fn(|cx| watcher.poll(cx)).await });
         Ok(runtime)
@@ -246,12 +246,12 @@ impl RuntimeWatch {
             *place = Some(member.clone());
         }
         drop(members);
-        // A watcher that sleeps has not armed this one.
+        // A sleeping watcher has not armed this connection.
         self.watch.wake();
         Ok(Some(Registration { runtime: self, member, number }))
     }
 
-    /// Finds the tasks whose connections have changed.
+    /// Finds the tasks of changed connections.
     fn look(&self, woken: &mut Vec<Waker>) {
         let has_news = self.watch.has_news();
         let members = lock(&self.members);
@@ -265,14 +265,14 @@ impl RuntimeWatch {
         members.scanned().for_each(|member| member.look(woken));
     }
 
-    /// A wake-up that a peer can suppress is not the only one: now and then the watcher looks at all
-    /// connections.
+    /// Never rely only on a wake-up a peer can suppress: now and then the watcher checks every
+    /// connection.
     fn look_at_all(&self, woken: &mut Vec<Waker>) {
         self.watch.recheck_lines();
         lock(&self.members).all().for_each(|member| member.look(woken));
     }
 
-    /// Arms all connections. `None`: something has changed, so the watcher must not sleep.
+    /// Arms every connection. `None`: something has changed, so the watcher must not sleep.
     fn arm(&self) -> Option<Armed> {
         let members = lock(&self.members);
         let arm = |member: &Arc<Member>| member.watched.conn().arm_for_poller();
@@ -310,7 +310,7 @@ impl RuntimeWatch {
     }
 }
 
-/// The task that watches the connections of a runtime.
+/// The task watching the connections of a runtime.
 struct Watcher {
     runtime: Arc<RuntimeWatch>,
     notifier: AsyncFd<OwnedFd>,
@@ -319,11 +319,11 @@ struct Watcher {
     is_ticking: bool,
     spin: Spin,
     round: Option<SpinWait>,
-    /// It sleeps, since that time.
+    /// The watcher sleeps, since this time.
     asleep: Option<(Armed, Instant)>,
-    /// When it next looks at all connections.
+    /// The time of the next check of every connection.
     look_at_all: Instant,
-    /// When it next asks for news of peers that were idle.
+    /// The time of the next check for news of idle peers.
     ask_idle: Instant,
     woken: Vec<Waker>,
 }
@@ -348,8 +348,8 @@ impl Watcher {
         })
     }
 
-    /// Wakes tasks, and comes back at once until nothing has happened for a while. Ready: the
-    /// runtime's reactor is gone.
+    /// Wakes tasks, and returns at once until nothing has happened for a while. Ready: the runtime's
+    /// reactor is gone.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let now = Instant::now();
         self.wake_up(now);
@@ -408,7 +408,7 @@ impl Watcher {
         again(cx)
     }
 
-    /// Waits for the notifier and the timer. Ready: one of them was readable and is so no more.
+    /// Waits for the notifier and the timer. Ready: one of them was readable, and has been cleared.
     ///
     /// # Errors
     /// The runtime's reactor is gone.
@@ -435,7 +435,7 @@ impl Watcher {
             let every = Timespec { tv_sec: RECHECK_INTERVAL.as_secs() as i64, tv_nsec: 0 };
             let it_interval = if on { every } else { zero };
             let times = Itimerspec { it_interval, it_value: it_interval };
-            // It fails for no such times.
+            // These times are always valid.
             let _ = timerfd_settime(self.timer.get_ref(), TimerfdTimerFlags::empty(), &times);
         }
     }
@@ -454,16 +454,16 @@ impl Drop for Watcher {
     }
 }
 
-/// Has the runtime come back to the task when it has polled others.
+/// Has the runtime return to the task after polling others.
 fn again(cx: &Context<'_>) -> Poll<()> {
     cx.waker().wake_by_ref();
     Poll::Pending
 }
 
-/// A descriptor in the reactor of the runtime that the caller is in.
+/// A descriptor in the reactor of the caller's runtime.
 fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // Deprecated in favour of an unsafe constructor for descriptors of unknown origin; an `OwnedFd`
-    // keeps the promise that it asks for.
+    // keeps the required promise.
     #[allow(deprecated, reason = "see above")]
     AsyncFd::with_interest(fd, Interest::READABLE)
 }
