@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A process that watches how another program begins, and is a child of nobody here.
+//! A watcher: a process to watch the start of another program, and no child of any process here.
 //!
-//! It is made as posix_spawn(3) makes one: it has the memory of this process and no copy, which would
-//! take longer than all else that "smc run" does. So it makes system calls only, and uses nothing that
-//! this process may change: no memory of libc, not even `errno`, and a stack of its own. When this
-//! process has become another program by exec, the memory is the watcher's alone.
+//! The watcher is made in the way of posix_spawn(3), with the memory of this process and no copy: a copy
+//! would take longer than all other work of "smc run". So the watcher makes system calls only, and uses no
+//! memory changed by this process: no memory of libc, not even `errno`, and a stack of its own. After the
+//! exec of this process, the memory is the watcher's alone.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -17,20 +17,20 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use super::interrupt::call;
 use super::timespec;
 
-/// What a watcher waits for, and what it does without it.
+/// Expected start-up message, time limit, and action on time-out.
 #[derive(Debug)]
 pub struct ProgramWatch {
-    /// How many bytes the program writes when it has begun well.
+    /// Number of bytes written by the program after a good start.
     pub bytes: usize,
-    /// How long it may take until it has written them.
+    /// Time limit for these bytes.
     pub within: Duration,
-    /// What else goes to standard error.
+    /// Text for standard error after the time limit.
     pub says: Box<[u8]>,
-    /// The process that gets SIGTERM then.
+    /// The process to get SIGTERM after the time limit.
     pub ends: Option<rustix::process::Pid>,
 }
 
-/// A watcher, as it finds it in the memory of its maker.
+/// Data of a watcher, in the memory of its maker.
 struct Watcher {
     watch: ProgramWatch,
     /// The reading end.
@@ -41,12 +41,12 @@ struct Watcher {
 /// Size of a stack: the watcher, and the process between it and its maker.
 const STACK: usize = 32 << 10;
 
-/// Starts a process that reads from `pipe` what a program writes when it begins. This process makes it
-/// through a child that ends at once, and waits for that child only. So whatever this process becomes
-/// by exec has no child that it does not know.
+/// Starts a process to read from `pipe` the start-up message of a program. This process makes the watcher
+/// through a child with an immediate end, and waits for the child only. So after exec this process has no
+/// unknown child.
 ///
-/// The watcher has a process group of its own, for signals of the terminal. Of this process's
-/// descriptors it has `pipe` and standard error, and `/dev/null` for standard input and output.
+/// The watcher has a process group of its own, for signals of the terminal. Of this process's descriptors
+/// the watcher has `pipe` and standard error, and `/dev/null` for standard input and output.
 ///
 /// # Errors
 /// `InvalidInput`: `pipe` is a standard descriptor. Others: there can be no more processes.
@@ -56,16 +56,16 @@ pub fn watch_program(pipe: impl AsFd, watch: ProgramWatch) -> io::Result<()> {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: new memory, which is never unmapped.
+    // SAFETY: new memory, never to be unmapped.
     let stacks = unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * STACK, protection, flags)? };
     // SAFETY: the end of the first stack, which is within the mapping.
     let stack = unsafe { stacks.byte_add(STACK) };
-    // The watcher uses it for as long as it lives.
+    // The watcher uses the value for as long as the watcher lives.
     let watcher: *mut Watcher = Box::leak(Box::new(Watcher { watch, pipe, stack }));
     // SAFETY: the end of the second stack.
     let stack = unsafe { stacks.byte_add(2 * STACK) };
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: the new process has a stack of its own, and this one waits until it has ended.
+    // SAFETY: the new process has a stack of its own, and this process waits for its end.
     match unsafe { libc::clone(make_watcher, stack, flags, watcher.cast()) } {
         -1 => Err(io::Error::last_os_error()),
         child => match wait_for(child)? {
@@ -77,7 +77,7 @@ pub fn watch_program(pipe: impl AsFd, watch: ProgramWatch) -> io::Result<()> {
 
 /// Makes the watcher, and ends.
 extern "C" fn make_watcher(watcher: *mut c_void) -> c_int {
-    // SAFETY: `watch_program` has passed it.
+    // SAFETY: the argument of `watch_program`.
     let stack = unsafe { (*watcher.cast::<Watcher>()).stack };
     let flags = libc::CLONE_VM | libc::SIGCHLD;
     // SAFETY: the stack is for the watcher alone. The maker sleeps, so errno is free.
@@ -85,14 +85,14 @@ extern "C" fn make_watcher(watcher: *mut c_void) -> c_int {
     c_int::from(made == -1)
 }
 
-/// What the watcher process does.
+/// The main function of the watcher.
 extern "C" fn run_watcher(watcher: *mut c_void) -> c_int {
-    // SAFETY: `make_watcher` has passed it, and nobody writes to it.
+    // SAFETY: the argument of `make_watcher`, never written to.
     let Watcher { watch, pipe, .. } = unsafe { &*watcher.cast::<Watcher>() };
     leave_all_but(*pipe);
     if !has_begun(*pipe, watch) {
         let (at, len) = (watch.says.as_ptr() as usize, watch.says.len());
-        // SAFETY: the text lives for as long as this process. What cannot be written is for nobody.
+        // SAFETY: the text lives for as long as this process. A failed write is ignored.
         unsafe { call(libc::SYS_write, &[libc::STDERR_FILENO as usize, at, len, 0, 0, 0]) };
         if let Some(program) = watch.ends {
             let program = program.as_raw_nonzero().get() as usize;
@@ -105,7 +105,7 @@ extern "C" fn run_watcher(watcher: *mut c_void) -> c_int {
 
 /// Whether the program writes all bytes in time.
 fn has_begun(pipe: c_int, watch: &ProgramWatch) -> bool {
-    // The kernel leaves here what is left of it.
+    // The kernel stores the remaining time here.
     let mut left = timespec(watch.within);
     let mut got = 0;
     while got < watch.bytes {
@@ -119,7 +119,7 @@ fn has_begun(pipe: c_int, watch: &ProgramWatch) -> bool {
         }
         let mut room = [0u8; 64];
         let most = room.len().min(watch.bytes - got);
-        // SAFETY: the kernel writes no more than there is room for.
+        // SAFETY: the kernel writes at most `most` bytes.
         let n = unsafe {
             call(libc::SYS_read, &[pipe as usize, room.as_mut_ptr() as usize, most, 0, 0, 0])
         };
@@ -149,7 +149,7 @@ fn wait_for(child: libc::pid_t) -> io::Result<c_int> {
     }
 }
 
-/// Closes the descriptors of the watcher but standard error and `kept`. Its table is a copy.
+/// Closes the descriptors of the watcher except standard error and `kept`. The watcher's table is a copy.
 fn leave_all_but(kept: c_int) {
     let kept = kept as usize;
     let null = (libc::AT_FDCWD as usize, c"/dev/null".as_ptr() as usize, libc::O_RDWR as usize);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Delays at random, for tests: they hit whoever looks twice and relies on nothing having happened in
-//! between. A build has them with `RUSTFLAGS="--cfg delays"`.
+//! Random delays for tests, to provoke check-then-act races. A build has them with `RUSTFLAGS="--cfg
+//! delays"`.
 
-/// A point at which another thread or process may have done anything before this thread goes on. With
-/// `--cfg delays` one call of 40 sleeps for up to 3 ms; without, there is nothing here.
+/// Marks a point of possible interference by other threads and processes. With `--cfg delays` one call of
+/// 40 sleeps for up to 3 ms; without, the function is empty.
 #[inline]
 pub fn may_delay() {
     #[cfg(delays)]

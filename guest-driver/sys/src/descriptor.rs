@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 /// Lowest number of descriptors that the driver keeps; 0: whatever the kernel gives.
 static LOWEST: AtomicI32 = AtomicI32::new(0);
 
-/// Has the driver keep its descriptors at numbers from `lowest` on, as far as the limit of the
-/// process allows (RLIMIT_NOFILE). A program that does not know of the driver may count on low
-/// numbers: it may have a table of few entries, or expect the next descriptor to be a certain one.
+/// Keeps the driver's descriptors at numbers from `lowest` on. A program unaware of the driver may count
+/// on low numbers: a small table, or a certain number for the next descriptor.
 pub fn set_lowest_descriptor(lowest: i32) {
     LOWEST.store(lowest, Ordering::Relaxed);
 }

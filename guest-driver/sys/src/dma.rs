@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory with known bus addresses, which a PCI device can reach without an IOMMU.
+//! Memory with known bus addresses, for a PCI device without an IOMMU.
 //!
-//! Bus addresses are physical addresses of the (virtual) machine. Huge pages are contiguous there
-//! and keep their addresses. If none are reserved, this module locks ordinary pages and uses those
-//! that are contiguous, because the kernel made huge pages of them. The kernel may move these if it
-//! compacts memory.
+//! Bus addresses are physical addresses of the (virtual) machine. Huge pages are contiguous there and keep
+//! their addresses. If none are reserved, this module locks ordinary pages and uses the contiguous ones,
+//! merged into huge pages by the kernel. The kernel may move such pages to compact memory.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +15,7 @@ use thiserror::Error;
 
 use super::{SharedMem, SharedSlice};
 
-/// Why there is no memory for the device.
+/// Reason for the lack of memory for the device.
 #[derive(Debug, Error)]
 pub enum DmaError {
     /// A call of the kernel failed.
@@ -42,9 +41,9 @@ pub enum DmaError {
          \"smc devices --bind\" reserves some)"
     )]
     TooLittle {
-        /// Bytes that the kernel gave.
+        /// Bytes from the kernel.
         got: usize,
-        /// Bytes that are needed.
+        /// Bytes needed.
         least: usize,
     },
 }
@@ -65,8 +64,8 @@ const PRESENT: u64 = 1 << 63;
 const PFN: u64 = (1 << 55) - 1;
 
 impl DmaMemory {
-    /// Up to `wanted` bytes, but `least` at least: from huge pages that are free, else from locked
-    /// pages. Both are rounded up to 2 MiB.
+    /// Up to `wanted` bytes, but `least` at least: from free huge pages, else from locked pages. Both are
+    /// rounded up to 2 MiB.
     ///
     /// # Errors
     /// See [`DmaError`].
@@ -97,7 +96,7 @@ impl DmaMemory {
     fn from_locked(wanted: usize, least: usize) -> Result<DmaMemory, DmaError> {
         let mem = SharedMem::anonymous((wanted + 1) * PIECE).map_err(system("mmap"))?;
         let skip = address(&mem).next_multiple_of(PIECE) - address(&mem);
-        // A page that a child shares would be copied, and moved, by the next store.
+        // A page shared by a child would be copied, and moved, by the next store.
         advise(&mem, 0, mem.len(), Advice::LinuxDontFork, "madvise")?;
         // Not every kernel has transparent huge pages. Without them, no piece is contiguous below.
         let _ = advise(&mem, 0, mem.len(), Advice::LinuxHugepage, "madvise");
@@ -125,17 +124,17 @@ impl DmaMemory {
         self.slice.is_empty()
     }
 
-    /// Whether it consists of huge pages, which the kernel does not move.
+    /// Whether the memory consists of huge pages, never moved by the kernel.
     pub fn is_huge(&self) -> bool {
         self.huge
     }
 
-    /// The memory, and the bus address of each 2 MiB of it.
+    /// The memory, and the bus address of each piece of 2 MiB.
     pub fn into_parts(self) -> (SharedSlice, Vec<u64>) {
         (self.slice, self.pieces)
     }
 
-    /// Memory that is said to have these bus addresses, for tests.
+    /// Memory with these pretended bus addresses, for tests.
     ///
     /// # Panics
     /// There is no memory.
@@ -174,15 +173,15 @@ fn advise(
     what: &'static str,
 ) -> Result<(), DmaError> {
     let len = len.min(mem.len().saturating_sub(offset));
-    // SAFETY: the range lies in a mapping that we own and of which there is no view yet. None of
-    // these advices changes its content.
+    // SAFETY: the range lies in a mapping of this module, still without views. None of these advices
+    // changes the mapping's content.
     unsafe { madvise(mem.start().as_ptr().add(offset.min(mem.len())).cast(), len, advice) }
         .map_err(|error| system(what)(error.into()))
 }
 
 fn lock_in_memory(mem: &SharedMem, offset: usize, len: usize) -> Result<(), DmaError> {
     let len = len.min(mem.len().saturating_sub(offset));
-    // SAFETY: the range lies in a mapping that we own; locking changes nothing about its content.
+    // SAFETY: the range lies in a mapping of this module; locking does not change the content.
     unsafe { mlock(mem.start().as_ptr().add(offset.min(mem.len())).cast(), len) }
         .map_err(|error| system("mlock")(error.into()))
 }
@@ -238,7 +237,7 @@ fn longest_run(pieces: &[Option<u64>]) -> (usize, Vec<u64>) {
     best
 }
 
-/// Number of huge pages of 2 MiB that are neither used nor reserved.
+/// Number of huge pages of 2 MiB neither used nor reserved.
 fn free_huge_pages() -> Option<usize> {
     let read = |name: &str| -> Option<usize> {
         let path = format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{name}_hugepages");

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Doorbells: eventfds of other processes, signalled without ever blocking.
 //!
-//! Whoever holds an eventfd can fill its counter and clear O_NONBLOCK, which is a flag of the shared
-//! file description. A `write` of this process would then block. A doorbell rings by asynchronous
-//! IO instead ([`eventfd_aio`]).
+//! Another holder of an eventfd can fill the counter and clear O_NONBLOCK, a flag of the shared file
+//! description. A `write` of this process would then block. A doorbell rings by asynchronous IO instead
+//! ([`eventfd_aio`]).
 //!
-//! A process that has a context of asynchronous IO takes about 30 ms longer to end, because the
-//! kernel waits for RCU grace periods. So a process makes its context only after some wake-ups.
+//! A process with a context of asynchronous IO takes about 30 ms longer to end, because the kernel waits
+//! for RCU grace periods. So a process makes its context only after some wake-ups.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
@@ -20,14 +20,14 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use super::out_of_the_way;
 use super::ring_cost::RingCost;
 
-/// A process makes its context at the ring after so many.
+/// Number of rings before the process makes its context.
 const UNTIL_CONTEXT: u32 = 256;
-/// Requests of a context, of which a host has 65,536 (`fs.aio-max-nr`).
+/// Requests of a context. A host has 65,536 (`fs.aio-max-nr`).
 const ROOM: u32 = 16;
-/// After so many requests a thread takes the completed ones out.
+/// Number of requests before a thread takes the completed ones out.
 const COLLECT_AFTER: u32 = 8;
 
-/// An eventfd that makes a thread of another process look.
+/// An eventfd to wake a thread of another process.
 #[derive(Debug)]
 pub struct Doorbell {
     eventfd: OwnedFd,
@@ -40,13 +40,13 @@ impl Doorbell {
         Doorbell { eventfd: out_of_the_way(eventfd), cost: RingCost::default() }
     }
 
-    /// Makes what this process rings with now, and not after some rings in vain. `false`: it cannot.
+    /// Makes the context of this process now, instead of after some rings in vain. `false`: impossible.
     pub fn prepare() -> bool {
         let before = RINGS.fetch_max(UNTIL_CONTEXT + 1, Ordering::Relaxed);
         if before <= UNTIL_CONTEXT { Ringer::make().is_ok() } else { Ringer::existing().is_some() }
     }
 
-    /// Signals the eventfd. `false`: this process cannot, or not yet, or the peer has made rings last.
+    /// Signals the eventfd. `false`: this process cannot, or not yet, or the peer has made rings slow.
     #[must_use = "false means: nobody was woken"]
     pub fn ring(&self) -> bool {
         let Some(ringer) = Ringer::of_process() else { return false };
@@ -75,23 +75,23 @@ impl AsFd for Doorbell {
 
 /// Rings so far, while there is no context.
 static RINGS: AtomicU32 = AtomicU32::new(0);
-/// The context of this process, in a page that reads as zero in the child of a fork: a context
-/// belongs to one address space, and its number may mean another one elsewhere.
+/// The context of this process, in a page of zeros in the child of a fork: a context belongs to one address
+/// space, and its number may mean another context elsewhere.
 static CONTEXT: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 /// The file from which requests read.
 static FILE: OnceLock<OwnedFd> = OnceLock::new();
 /// Requests that were not taken out.
 static COMPLETED: AtomicU32 = AtomicU32::new(0);
 
-/// The context of asynchronous IO that this process rings with, as long as it lives.
+/// The context of asynchronous IO for this process's rings, for the life of the process.
 #[derive(Clone, Copy)]
 struct Ringer(Context);
 
 impl Ringer {
     fn of_process() -> Option<Ringer> {
         if CONTEXT.load(Ordering::Relaxed).is_null() {
-            // One thread makes it. If that is never done, for want of resources or because of a fork,
-            // the process goes on without.
+            // One thread makes the context. If this never succeeds, for want of resources or because of a
+            // fork, the process goes on without.
             return match RINGS.fetch_add(1, Ordering::Relaxed) {
                 UNTIL_CONTEXT => Ringer::make().ok(),
                 _ => None,
@@ -115,16 +115,16 @@ impl Ringer {
         let file = out_of_the_way(memfd_create("doorbell", MemfdFlags::CLOEXEC)?);
         let len = rustix::param::page_size();
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses. It stays as long as the
+        // SAFETY: a new mapping at an address of the kernel's choice. The mapping stays as long as the
         // process.
         let page = unsafe { mmap_anonymous(ptr::null_mut(), len, access, MapFlags::PRIVATE)? };
-        // SAFETY: the whole of the mapping above, which nobody uses yet.
+        // SAFETY: the whole of the mapping above, still unused.
         unsafe { madvise(page, len, Advice::LinuxWipeOnFork)? };
         let context = Context::new(ROOM)?;
         let _ = FILE.set(file);
         let page = page.cast::<AtomicU64>();
-        // SAFETY: a page is zeroed memory, aligned for and longer than the word, and nobody else
-        // knows it yet.
+        // SAFETY: a page is zeroed memory, aligned for and longer than the word, and still unknown to other
+        // code.
         unsafe { &*page }.store(context.number(), Ordering::Relaxed);
         CONTEXT.store(page, Ordering::Release);
         Ok(Ringer(context))
@@ -154,9 +154,9 @@ mod tests {
         (Doorbell::new(fd.try_clone().unwrap()), fd)
     }
 
-    /// Has this process make its context.
+    /// Makes the context of this process.
     fn until_it_rings(doorbell: &Doorbell) {
-        // Another test of this process may be about to do it.
+        // Another test of this process may be about to make the context.
         Doorbell::prepare();
         while !doorbell.ring() {
             std::thread::yield_now();
@@ -199,7 +199,7 @@ mod tests {
         let (watched, fd) = doorbell();
         let (other, _fd) = doorbell();
         until_it_rings(&other);
-        // An epoll set takes a file description once for each descriptor of it.
+        // An epoll set takes a file description once for each of its descriptors.
         let numbers: Vec<_> = (0..150).map(|_| fd.try_clone().unwrap()).collect();
         let sets: Vec<_> = (0..150)
             .map(|_| {
@@ -214,7 +214,7 @@ mod tests {
         let rung = (0..1000).filter(|_| watched.ring()).count();
         assert!((1..900).contains(&rung), "{rung} of 1000");
         drop(sets);
-        // The other one is as before, and this one is again, after the pause.
+        // The other doorbell is as before, and the watched one is again, after the pause.
         assert!(other.ring());
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while !watched.ring() {

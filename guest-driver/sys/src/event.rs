@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::interrupt::sleep_in_kernel;
 use super::{out_of_the_way, timespec};
 
-/// An eventfd(2) counter, which wakes threads that wait for it. Reads and writes never block.
+/// An eventfd(2) counter, to wake waiting threads. Reads and writes never block.
 #[derive(Debug)]
 pub struct EventFd(vmm_sys_util::eventfd::EventFd);
 
@@ -18,7 +18,7 @@ impl EventFd {
     /// A new counter at zero.
     ///
     /// # Errors
-    /// Those of eventfd(2) (out of descriptors).
+    /// The errors of eventfd(2) (out of descriptors).
     pub fn new() -> io::Result<EventFd> {
         use rustix::event::{EventfdFlags, eventfd};
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -27,21 +27,21 @@ impl EventFd {
         Ok(EventFd(unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(fd) }))
     }
 
-    /// Makes it readable.
+    /// Makes the counter readable.
     pub fn signal(&self) {
-        // The write fails only if the counter is at its maximum, and then it is readable anyway.
+        // The write fails only with the counter at its maximum, already readable.
         let _ = self.0.write(1);
     }
 
-    /// Makes it unreadable; `true` if it was readable.
+    /// Makes the counter unreadable; `true` if the counter was readable.
     pub fn clear(&self) -> bool {
         self.0.read().is_ok()
     }
 
-    /// Waits until it is readable, `false` after `timeout`. Does not clear it.
+    /// Waits until the counter is readable, `false` after `timeout`. Does not clear the counter.
     ///
     /// # Errors
-    /// Those of poll(2).
+    /// The errors of poll(2).
     pub fn wait(&self, timeout: Duration) -> io::Result<bool> {
         let [state] = wait([(self.as_fd(), PollInterest::Read)], Some(timeout))?;
         Ok(state.readable || state.hang_up)
@@ -60,7 +60,7 @@ impl AsFd for EventFd {
     }
 }
 
-/// The condition for which [`wait`] waits.
+/// The condition for an end of [`wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollInterest {
     /// There are bytes to read, or the other end is gone.
@@ -69,7 +69,7 @@ pub enum PollInterest {
     HangUp,
 }
 
-/// What [`wait`] found out about one descriptor.
+/// Result of [`wait`] for one descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PollResult {
     /// A read would not block.
@@ -82,7 +82,7 @@ pub struct PollResult {
 /// without end). A signal ends the wait early, with no descriptor ready.
 ///
 /// # Errors
-/// Those of poll(2).
+/// The errors of poll(2).
 pub fn wait<const N: usize>(
     fds: [(BorrowedFd<'_>, PollInterest); N],
     timeout: Option<Duration>,
@@ -108,15 +108,15 @@ pub fn wait<const N: usize>(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalMask(pub u64);
 
-/// Descriptors that [`poll_readable`] polls, at most.
+/// Maximum number of descriptors of [`poll_readable`].
 pub const POLLED: usize = 3;
 
-/// Waits until one of at most [`POLLED`] descriptors is readable or has an error, for at most
-/// `timeout` (`None`: without end). Returns which descriptors are. While the thread sleeps, `mask`
-/// replaces its signal mask.
+/// Waits until one of at most [`POLLED`] descriptors is readable or has an error, for at most `timeout`
+/// (`None`: without end). Returns a flag for each descriptor. While the thread sleeps, `mask` replaces the
+/// thread's signal mask.
 ///
 /// # Errors
-/// Those of ppoll(2), including `Interrupted`.
+/// The errors of ppoll(2), including `Interrupted`.
 pub fn poll_readable(
     fds: &[BorrowedFd<'_>],
     timeout: Option<Duration>,
@@ -135,21 +135,21 @@ pub fn poll_readable(
     let mask = mask.as_ref().map_or(0, |mask| std::ptr::from_ref(&mask.0) as usize);
     let len = fds.len().min(POLLED);
     let arguments = [list.as_mut_ptr() as usize, len, time, mask, size_of::<u64>(), 0];
-    // SAFETY: list, time and mask live until the call returns, and have the layout that the kernel
-    // expects (of a signal mask: 64 bits); it writes list and time only.
+    // SAFETY: list, time and mask live until the call returns, and have the layout of the kernel (of a
+    // signal mask: 64 bits); the kernel writes list and time only.
     unsafe { sleep_in_kernel(libc::SYS_ppoll, &arguments) }?;
     Ok(list.map(|entry| entry.revents != 0))
 }
 
-/// Events that [`wait_in_set`] returns, at most.
+/// Maximum number of events from [`wait_in_set`].
 const REPORTED: usize = 16;
 
-/// Waits for events of `epoll`, for at most `timeout` (`None`: without end; else rounded up to
-/// whole milliseconds). Returns the data of at most 16 events, of none after the timeout.
-/// While the thread sleeps, `mask` replaces its signal mask.
+/// Waits for events of `epoll`, for at most `timeout` (`None`: without end; else rounded up to whole
+/// milliseconds). Returns the data of at most 16 events, of none after the timeout. While the thread
+/// sleeps, `mask` replaces the thread's signal mask.
 ///
 /// # Errors
-/// Those of epoll_pwait(2), including `Interrupted`.
+/// The errors of epoll_pwait(2), including `Interrupted`.
 pub fn wait_in_set(
     epoll: BorrowedFd<'_>,
     timeout: Option<Duration>,
@@ -162,31 +162,30 @@ pub fn wait_in_set(
     let mask = mask.as_ref().map_or(0, |mask| std::ptr::from_ref(&mask.0) as usize);
     let (set, list) = (epoll.as_raw_fd() as usize, events.as_mut_ptr() as usize);
     let arguments = [set, list, REPORTED, timeout as usize, mask, size_of::<u64>()];
-    // SAFETY: events and mask live until the call returns, and have the layout that the kernel
-    // expects (of a signal mask: 64 bits); it writes at most as many events as there are.
+    // SAFETY: events and mask live until the call returns, and have the layout of the kernel (of a signal
+    // mask: 64 bits); the kernel writes at most `REPORTED` events.
     let n = unsafe { sleep_in_kernel(libc::SYS_epoll_pwait, &arguments) }?;
     Ok(events.into_iter().take(n).map(|event| event.u64))
 }
 
-/// Duplicates the descriptor of an open file that a library shows by its number only.
+/// Duplicates the descriptor of an open file that a library shows as a number only.
 ///
 /// # Errors
-/// The number is not that of an open descriptor, or none is left.
+/// The number is not of an open descriptor, or none is left.
 pub fn duplicate<T: AsRawFd + ?Sized>(shown: &T) -> io::Result<OwnedFd> {
     let raw = shown.as_raw_fd();
     if raw < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: used for the duration of one dup only. `shown` is borrowed for as long, so a
-    // descriptor that it owns stays open. A number without an open file causes EBADF and has no
-    // other effect.
+    // SAFETY: used for the duration of one dup only. `shown` is borrowed for as long, so its descriptor
+    // stays open. A number without an open file causes EBADF and has no other effect.
     let borrowed = unsafe { BorrowedFd::borrow_raw(raw) };
     borrowed.try_clone_to_owned()
 }
 
-/// Shuts a socket down in both directions. Threads that block on it return.
+/// Shuts a socket down in both directions. Threads blocked on the socket return.
 pub fn shut_down(socket: BorrowedFd<'_>) {
-    // An error means that it is not connected any more.
+    // An error means an unconnected socket.
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
 }
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Files that a user names.
+//! Files named by a user.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Opens a regular file to read, without waiting. A FIFO would wait for a writer, and a device may
-/// have no end, or do something when it is opened.
+/// Opens a regular file to read, without waiting. A FIFO would wait for a writer, and a device may have no
+/// end, or react to an open.
 ///
 /// # Errors
-/// Those of open(2); EINVAL: it is something else than a regular file.
+/// The errors of open(2); EINVAL: not a regular file.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = File::options().read(true).custom_flags(flags).open(path)?;
@@ -20,10 +20,10 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"))
 }
 
-/// The text of a regular file of at most `limit` bytes. It may grow meanwhile: what is read counts.
+/// The text of a regular file of at most `limit` bytes. If the file grows meanwhile, the read bytes count.
 ///
 /// # Errors
-/// Those of [`open_regular`] and read(2); it is longer, or not UTF-8.
+/// The errors of [`open_regular`] and read(2); the file is longer, or not UTF-8.
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
     let mut bytes = Vec::new();
     open_regular(path)?.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What filters of system calls (seccomp(2)) forbid of the calls of this project.
+//! Calls of this project forbidden by filters of system calls (seccomp(2)).
 //!
-//! A filter may end the process for a call that its program does not make: `SystemCallFilter=` of
-//! systemd does, unless the unit says otherwise. Others refuse the call. Nobody can read a filter, and
-//! a call that ends the process cannot be tried. So a child tries all of them, with arguments that no
-//! call takes, and its end says which. That happens once, and only in a process with filters.
+//! A filter may end the process for a call never made by its program: `SystemCallFilter=` of systemd does,
+//! unless the unit says otherwise. Other filters refuse the call. A filter is unreadable, and a fatal call
+//! cannot be tried. So a child tries all calls, with the flags of the calls here and with invalid
+//! addresses, and the child's end tells the forbidden call. This happens once, and only in a process with
+//! filters.
 
 use std::ffi::c_long;
 use std::fs::File;
@@ -29,7 +30,9 @@ const OPTIONAL: [Call; 4] = calls! {
     SYS_futex_waitv "futex_waitv",
 };
 
-/// Calls without which no device is used.
+/// Calls needed to use a device. Each has the flags, commands and kinds of its calls here, since a filter
+/// may forbid others: `MemoryDenyWriteExecute=` of systemd forbids mmap with PROT_EXEC. Addresses and
+/// descriptors are invalid, so the call changes only the child.
 const REQUIRED: &[Call] = &calls! {
     SYS_clone "clone", SYS_accept4 "accept4", SYS_bind "bind", SYS_connect "connect",
     SYS_clock_nanosleep "clock_nanosleep", SYS_dup3 "dup3", SYS_epoll_pwait2 "epoll_pwait2",
@@ -54,7 +57,7 @@ const REQUIRED: &[Call] = &calls! {
     #[cfg(target_arch = "x86_64")] SYS_unlink "unlink",
 };
 
-/// Those of them that must not be refused, either: the library would break what the program does.
+/// Required calls that must not be refused, either: the library would break the program's work.
 const NEVER_REFUSED: &[c_long] = &[
     libc::SYS_connect,
     libc::SYS_epoll_ctl,
@@ -78,10 +81,10 @@ const NEVER_REFUSED: &[c_long] = &[
     libc::SYS_shutdown,
 ];
 
-/// Which of [`all`] end the process, or are refused and must not be, a bit each; [`UNKNOWN`] before that
-/// was tried.
+/// Bits of the calls in [`all`] that end the process, or that are refused but must not be; [`UNKNOWN`]
+/// before the first attempt.
 static FATAL: AtomicU64 = AtomicU64::new(UNKNOWN);
-/// How many filters there were when that was tried.
+/// Number of filters at the attempt.
 static TRIED_WITH: AtomicI64 = AtomicI64::new(0);
 /// See [`know_filters`].
 static HARMLESS: AtomicU32 = AtomicU32::new(0);
@@ -92,12 +95,13 @@ fn all() -> impl Iterator<Item = Call> {
     OPTIONAL.into_iter().chain(REQUIRED.iter().copied())
 }
 
-/// The first filters of this process, so many, are known to end it for none of these calls.
+/// Declares the first `number` filters of this process harmless: they end the process for none of these
+/// calls.
 pub fn know_filters(number: u32) {
     HARMLESS.store(number, Ordering::Relaxed);
 }
 
-/// How many filters this process has; -1: some, and nobody knows how many.
+/// Number of filters of this process; -1: some, but the number is unknown.
 fn filters() -> i64 {
     let asks = [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0];
     // SAFETY: the call has no further arguments.
@@ -106,7 +110,7 @@ fn filters() -> i64 {
     if mode == 0 || mode == -(libc::EINVAL as isize) {
         return 0;
     }
-    // The kernel makes the text anew for each read, and it is shorter. The stack may be small.
+    // The kernel makes the text anew for each read, and the text is shorter. The stack may be small.
     let mut text = vec![0; 8192];
     let read = File::open("/proc/self/status").and_then(|mut status| status.read(&mut text));
     let status = text.get(..read.unwrap_or(0)).unwrap_or_default();
@@ -115,8 +119,7 @@ fn filters() -> i64 {
     line.and_then(|number| number.trim().parse().ok()).unwrap_or(-1)
 }
 
-/// Whether a filter forbids a call, if it is one of those that are tried. Filters that have come since the
-/// last time are not seen.
+/// Whether a filter forbids a call, for the tried calls. Filters newer than the last attempt are not seen.
 pub fn is_fatal(number: c_long) -> bool {
     let fatal = match FATAL.load(Ordering::Acquire) {
         UNKNOWN => find(),
@@ -125,8 +128,7 @@ pub fn is_fatal(number: c_long) -> bool {
     fatal != 0 && all().zip(0..).any(|((one, _), at)| one == number && fatal >> at & 1 != 0)
 }
 
-/// A call without which no device is used, if a filter forbids it. Filters that have come since the last
-/// time are seen.
+/// A call needed to use a device, but forbidden by a filter. Filters newer than the last attempt are seen.
 pub fn forbidden_call() -> Option<&'static str> {
     let known = FATAL.load(Ordering::Acquire);
     let fatal = match known == UNKNOWN || TRIED_WITH.load(Ordering::Relaxed) != filters() {
@@ -136,7 +138,7 @@ pub fn forbidden_call() -> Option<&'static str> {
     first_behind(OPTIONAL.len(), fatal)
 }
 
-/// How many filters this process has, if they end it for no call.
+/// Number of filters of this process, if they end the process for no call.
 pub fn harmless_filters() -> u32 {
     match FATAL.load(Ordering::Acquire) {
         UNKNOWN if find() != 0 => 0,
@@ -153,21 +155,21 @@ fn find() -> u64 {
     note(fatal)
 }
 
-/// Adds what is fatal in one thread to what is in others: filters are the threads', and stay.
+/// Adds the fatal calls of one thread to the others': filters are the threads', and stay.
 fn note(fatal: u64) -> u64 {
     let all = |known: u64| (known & !UNKNOWN) | fatal;
     let known = FATAL.fetch_update(Ordering::AcqRel, Ordering::Acquire, |known| Some(all(known)));
     all(known.unwrap_or_default())
 }
 
-/// A call by which the calling thread gets a filter: its number and arguments.
+/// A call to give the calling thread a filter: number and arguments.
 pub type FilterCall = (c_long, [usize; 6]);
 
-/// A call without which no device is used, if the filter forbids it that the calling thread is about
-/// to get. [`is_fatal`] knows of the filter from then on.
+/// A call needed to use a device, but forbidden by the calling thread's next filter. [`is_fatal`] knows of
+/// the filter from then on.
 ///
 /// # Safety
-/// The arguments are those of prctl(2) or seccomp(2), valid until this function returns.
+/// The arguments are for prctl(2) or seccomp(2), valid until this function returns.
 pub unsafe fn forbidden_call_in(filter: FilterCall) -> Option<&'static str> {
     let fatal = note(find_by_child(Some(filter)));
     TRIED_WITH.store(filters().saturating_add(1), Ordering::Relaxed);
@@ -180,11 +182,11 @@ fn first_behind(begin: usize, fatal: u64) -> Option<&'static str> {
     names.filter(|(_, at)| fatal >> at & 1 != 0).map(|((_, name), _)| name).next()
 }
 
-/// What children find out. Memory that they share with their parent.
+/// Findings of children, in memory shared with the parent.
 #[derive(Default)]
 #[repr(C)]
 struct Findings {
-    /// The call that is tried, from 1.
+    /// The tried call, from 1.
     tried: AtomicU32,
     /// Calls that fail and must not.
     refused: AtomicU64,
@@ -220,8 +222,8 @@ impl Drop for FindingsPage {
     }
 }
 
-/// Has children try all calls, in a further filter if there is one. A child that is ended leaves the
-/// rest to another.
+/// Lets children try all calls, in a further filter if there is one. A killed child leaves the rest to
+/// another.
 fn find_by_child(filter: Option<FilterCall>) -> u64 {
     let Some(findings) = FindingsPage::new() else { return ALL_FATAL };
     let (mut fatal, mut next) = (0, 0);
@@ -232,7 +234,7 @@ fn find_by_child(filter: Option<FilterCall>) -> u64 {
             return ALL_FATAL;
         }
         match findings.tried.load(Ordering::Relaxed) {
-            // It was ended before it tried anything.
+            // The child was killed before the first call.
             tried if tried <= next => return ALL_FATAL,
             tried if tried > number => break,
             tried => (fatal, next) = (fatal | 1 << (tried - 1), tried),
@@ -241,8 +243,8 @@ fn find_by_child(filter: Option<FilterCall>) -> u64 {
     fatal | findings.refused.load(Ordering::Relaxed)
 }
 
-/// Runs a child to its end. It is one that nobody else waits for, and it leaves no core. `false`: there
-/// can be none.
+/// Runs a child to its end. No other wait gets the child, and the child leaves no core. `false`: there can
+/// be no child.
 fn run_child(findings: &Findings, first: u32, filter: Option<FilterCall>) -> bool {
     const NONE: [usize; 6] = [0; 6];
     /// No address, descriptor, process, size or flags.
@@ -256,12 +258,12 @@ fn run_child(findings: &Findings, first: u32, filter: Option<FilterCall>) -> boo
     };
     // A handler of the program runs in the program only.
     set_mask(&all_signals, &raw mut before);
-    // SAFETY: a child with a copy of the memory, and without a signal at its end. It makes system
-    // calls only, of which none touches this process.
+    // SAFETY: a child with a copy of the memory, and without a signal at its end. The child makes system
+    // calls only, and none of them touches this process.
     let child = unsafe { call(libc::SYS_clone, &NONE) };
     if child == 0 {
         let no_core = [libc::PR_SET_DUMPABLE as usize, 0, 0, 0, 0, 0];
-        // SAFETY: as above. Calls fail for arguments that lead nowhere.
+        // SAFETY: as above. Calls fail for invalid arguments.
         unsafe { call(libc::SYS_prctl, &no_core) };
         if let Some((number, arguments)) = filter {
             // SAFETY: the caller's promise.
@@ -330,13 +332,13 @@ mod tests {
     fn a_child_finds_what_a_filter_forbids() {
         assert!(all().count() < 63);
         assert_eq!(names(find_by_child(None)), [] as [&str; 0]);
-        // A filter is the thread's, and ends with it.
+        // A filter is the thread's, and ends with the thread.
         let thread = std::thread::spawn(|| {
             filter(&[libc::SYS_bpf, libc::SYS_ppoll, libc::SYS_futex_waitv], END);
             names(find_by_child(None))
         });
         assert_eq!(thread.join().unwrap(), ["bpf", "futex_waitv", "ppoll"]);
-        // A call that the project can do without may be refused.
+        // A dispensable call may be refused.
         let thread = std::thread::spawn(|| {
             let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
             filter(&[libc::SYS_bpf, libc::SYS_ppoll, libc::SYS_futex_waitv], refuse);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sleeping on a word that other processes may change, and waking those who do.
+//! Sleeping on words shared with other processes, and waking their sleepers.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
@@ -13,12 +13,12 @@ use super::filters::is_fatal;
 use super::interrupt::{sleep_call, sleep_in_kernel};
 use super::{read_clock, timespec};
 
-/// Why a thread sleeps on a word no longer.
+/// Reason for the end of a sleep on words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WordWait {
-    /// Somebody has woken the sleepers of this shared word, of those that were passed.
+    /// A wake-up on this shared word, by its index in the list.
     Woken(usize),
-    /// One of the words was not as expected: the thread has not slept.
+    /// One of the words had another value: the thread has not slept.
     NotAsleep,
     /// The sleepers of the private word were woken, or the time is over.
     Ended,
@@ -28,9 +28,9 @@ pub enum WordWait {
     Refused,
 }
 
-/// Wakes threads, of any process, that sleep on the word, and `most` of them at most. Never blocks.
+/// Wakes at most `most` threads, of any process, asleep on the word. Never blocks.
 pub fn wake_sleepers(word: &AtomicU32, most: u32) {
-    // An error means that nobody can sleep there.
+    // An error means a word without sleepers.
     let _ = wake(word, Flags::empty(), most);
 }
 
@@ -48,14 +48,14 @@ pub fn can_sleep_on_words() -> bool {
     })
 }
 
-/// Most shared words on which a thread sleeps at once.
+/// Maximum number of shared words of one sleep.
 pub const MAX_WORDS: usize = 16;
 
-/// Sleeps while a private word and shared ones have these values, for at most `timeout`. With more
-/// than [`MAX_WORDS`] it does not sleep.
+/// Sleeps while a private word and shared words have these values, for at most `timeout`. Does not sleep
+/// with more than [`MAX_WORDS`] words.
 ///
-/// Whoever can write a shared word can keep the thread from being woken by it, but not by another
-/// word. A signal whose handler restarts system calls does not end the sleep.
+/// A process with write access to a shared word can suppress wake-ups by this word, but not by another. A
+/// signal with a restarting handler (SA_RESTART) does not end the sleep.
 pub fn sleep_on_words(
     private: (&AtomicU32, u32),
     shared: &[(&AtomicU32, u32)],
@@ -76,7 +76,7 @@ pub fn sleep_on_words(
             None => entry(private, WaitFlags::PRIVATE),
         };
     }
-    // The kernel wants the end of the sleep, and not its duration.
+    // The kernel wants the end of the sleep, not the duration.
     let end = timeout.and_then(|timeout| {
         let now = read_clock(ClockId::Monotonic);
         now.checked_add(timespec(timeout))
@@ -96,10 +96,10 @@ pub fn sleep_on_words(
     }
 }
 
-/// Sleeps while a word that only this process changes has this value, for at most `timeout`.
+/// Sleeps while a word of this process alone has this value, for at most `timeout`.
 ///
 /// # Errors
-/// Those of futex(2): `Interrupted`, after the time `TimedOut`, `WouldBlock` at another value.
+/// The errors of futex(2): `Interrupted`, after the time `TimedOut`, `WouldBlock` at another value.
 pub fn sleep_on_private(
     (word, value): (&AtomicU32, u32),
     timeout: Option<Duration>,

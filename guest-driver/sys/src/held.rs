@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Locks around a fork.
 //!
-//! The child of a fork has a copy of each lock as it was, and none of the threads that might release
-//! it. So a process that hands its devices to a child holds the locks of their queues while it
-//! forks, and the child checks that nobody has held any other lock.
+//! The child of a fork has a copy of each lock's state, and none of the threads to release the lock. So a
+//! process about to hand its devices to a child holds the locks of their queues during the fork, and the
+//! child checks every other lock for a holder.
 
 use std::os::fd::RawFd;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-/// A lock that is held, whatever it protects.
+/// A held lock with any value.
 pub trait LockGuard {}
 
 impl<T: ?Sized> LockGuard for MutexGuard<'_, T> {}
 
-/// Locks that are held until the list is dropped.
+/// Locks held until the list is dropped.
 pub type LockGuardList<'a> = Vec<Box<dyn LockGuard + 'a>>;
 
-/// An owner of locks, in a process that may hand it to the child of a fork. Each lock of the owner is
-/// in one of the first two methods.
+/// An owner of locks, in a process that may hand the owner to the child of a fork. Each lock of the owner
+/// is in one of the first two methods.
 pub trait ForkLocks {
-    /// Holds the locks without which no thread can use the owner. `false`: a thread has one of them,
-    /// or no child can take the owner over.
+    /// Holds the locks needed by any thread to use the owner. `false`: a thread has one of the locks, or no
+    /// child can take the owner over.
     #[must_use = "false means: the owner is in use"]
     fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
         let _ = held;
         true
     }
 
-    /// Whether no thread holds a lock of the owner that [`ForkLocks::try_hold`] does not hold. In the
-    /// child this says whether the parent's threads have left all of them in order.
+    /// Whether the owner's other locks, outside of [`ForkLocks::try_hold`], are free. In the child the
+    /// answer tells whether the parent's threads have left all of them in order.
     fn is_unlocked(&self) -> bool;
 
     /// Forgets the threads of the parent, in the child.
     fn forget_threads(&self) {}
 
-    /// The descriptors that the child needs.
+    /// The descriptors for the child.
     fn descriptors(&self) -> Vec<RawFd> {
         Vec::new()
     }

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Signals of a program that has a library of this project in its calls.
+//! Signals of a program with calls into a library of this project.
 //!
-//! A handler must not run while its own thread is in the library: it may call the library again, or
-//! leave it by a jump. So the library counts how deep a thread is in it ([`enter`], [`leave`]), and
-//! a handler that comes in between is *deferred* until the thread is out again. It ends the sleep
-//! of the thread at once, and all later sleeps that listen for signals: the thread goes back to
-//! the program with nothing in its hands.
+//! A handler must not run while its own thread is in the library: the handler may call the library again,
+//! or leave by a jump. So the library counts the depth of a thread's calls ([`enter`], [`leave`]), and a
+//! handler in between is *deferred* until the thread is out again. The deferred handler ends the present
+//! sleep of the thread at once, and all later sleeps with [`listening`]: the thread goes back to the
+//! program without holding anything.
 //!
-//! The state is a few words of the thread, which cost an instruction or two to reach.
+//! The state is a few words of the thread, an instruction or two away.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
-/// The words of a thread. Only the thread itself and the handlers that interrupt it use them.
+/// The words of a thread, used only by the thread itself and its signal handlers.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct SignalState {
-    /// Calls of the library that the thread is in.
+    /// Depth of the thread's calls into the library.
     depth: AtomicU32,
-    /// Not zero: the thread was told that it is cancelled.
+    /// Not zero: the thread was told of its cancellation.
     cancelled: AtomicU32,
-    /// What is deferred: [`DEFERRED_SIGNAL`], [`DEFERRED_CANCEL`]. Assembly reads it.
+    /// Deferred events: [`DEFERRED_SIGNAL`], [`DEFERRED_CANCEL`]. Read by the assembly.
     deferred: AtomicU32,
     /// Zero, [`LISTENS`] or [`DEAF`].
     listens: AtomicU32,
-    /// The signal that was deferred first.
+    /// The first deferred signal.
     signal: AtomicU32,
     /// Not zero: a handler of the library runs on this thread.
     in_handler: AtomicU32,
@@ -32,12 +32,12 @@ struct SignalState {
     mask: AtomicU64,
 }
 
-/// A signal waits in the kernel, blocked.
+/// A blocked signal is pending in the kernel.
 pub const DEFERRED_SIGNAL: u32 = 1;
 /// The thread was cancelled.
 pub const DEFERRED_CANCEL: u32 = 2;
 
-/// Signals that are never blocked: those of libc, by which it reaches all threads.
+/// Signals never blocked: libc's, for messages to all threads.
 const OF_LIBC: u64 = 0b11 << 31;
 
 #[cfg(target_arch = "x86_64")]
@@ -134,8 +134,8 @@ std::arch::global_asm!(
 );
 
 unsafe extern "C" {
-    /// Makes a system call unless something is deferred. A handler that defers something between
-    /// the check and the end of the call has it return -EINTR.
+    /// Makes a system call unless something is deferred. The call returns -EINTR if a handler defers
+    /// something between the check and the end of the call.
     fn smc_sleep_call(number: i64, arguments: *const usize) -> isize;
     static smc_sleep_begin: u8;
     static smc_sleep_end: u8;
@@ -173,7 +173,7 @@ fn state<'a>() -> &'a SignalState {
 fn raise(word: &AtomicU32, by: i32) {
     let value = word.load(Ordering::Relaxed).wrapping_add_signed(by);
     word.store(value, Ordering::Relaxed);
-    // Handlers of this thread see what was before it, and what comes later sees this.
+    // Orders the store before later and after earlier accesses, for handlers of this thread.
     compiler_fence(Ordering::SeqCst);
 }
 
@@ -183,8 +183,7 @@ pub fn enter() {
     raise(&state().depth, 1);
 }
 
-/// Leaves the library. `true`: something was deferred, and the thread is out now, so the caller
-/// takes care of it.
+/// Leaves the library. `true`: something was deferred, and the thread is out now, so the caller delivers.
 #[inline(always)]
 pub fn leave() -> bool {
     compiler_fence(Ordering::SeqCst);
@@ -198,7 +197,7 @@ pub fn is_inside() -> bool {
     state().depth.load(Ordering::Relaxed) != 0
 }
 
-/// Runs a handler as if the thread was not in the library: that of a fault, which cannot wait.
+/// Runs a handler in the state of a thread outside of the library: a fault's handler cannot wait.
 pub fn outside<T>(handler: impl FnOnce() -> T) -> T {
     let depth = state().depth.load(Ordering::Relaxed);
     state().depth.store(0, Ordering::Relaxed);
@@ -215,28 +214,27 @@ pub fn is_deferred() -> bool {
     state().deferred.load(Ordering::Relaxed) != 0
 }
 
-/// Whether the thread was told that it is cancelled ([`note_cancelled`]).
+/// Whether the thread was told of its cancellation ([`note_cancelled`]).
 #[inline(always)]
 pub fn is_cancelled() -> bool {
     state().cancelled.load(Ordering::Relaxed) != 0
 }
 
-/// Remembers that the thread was cancelled.
+/// Notes the thread's cancellation.
 pub fn note_cancelled() {
     state().cancelled.store(1, Ordering::Relaxed);
 }
 
-/// What was deferred.
+/// Deferred events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deferred {
-    /// The signal that came first, and the signal mask of the thread at that time (bit `n - 1` is
-    /// signal `n`).
+    /// The first signal, and the signal mask of the thread at the time (bit `n - 1` is signal `n`).
     pub signal: Option<(c_int, u64)>,
     /// The thread was cancelled.
     pub cancelled: bool,
 }
 
-/// Takes what was deferred. The signals are still blocked.
+/// Takes the deferred events. The signals are still blocked.
 pub fn take_deferred() -> Deferred {
     let state = state();
     let what = state.deferred.swap(0, Ordering::Relaxed);
@@ -248,12 +246,12 @@ pub fn take_deferred() -> Deferred {
     }
 }
 
-/// Defers, in a handler, the signal that it was called for, or with `None` the end of the thread.
-/// The handler has sent the signal to its thread again, and returns. The thread then has all signals
-/// blocked, and a sleep that listens has ended.
+/// Defers, in a handler, the handler's signal, or with `None` the end of the thread. The handler has sent
+/// the signal to its thread again, and returns. The thread then has all signals blocked, and a sleep with
+/// [`listening`] has ended.
 ///
 /// # Safety
-/// `context` is that of the handler.
+/// `context` is the handler's.
 pub unsafe fn defer(signal: Option<c_int>, context: *mut libc::ucontext_t) {
     let state = state();
     let nested = state.in_handler.swap(1, Ordering::Relaxed) != 0;
@@ -267,7 +265,7 @@ pub unsafe fn defer(signal: Option<c_int>, context: *mut libc::ucontext_t) {
             let mask = std::ptr::from_mut(&mut context.uc_sigmask).cast::<u64>();
             // SAFETY: the kernel's mask is the first word of libc's.
             let before = unsafe { mask.read() };
-            // What a handler of the library was interrupted with is not the mask of the thread.
+            // The mask under an interrupted handler of the library is not the thread's.
             if !nested {
                 state.mask.store(before, Ordering::Relaxed);
             }
@@ -284,7 +282,7 @@ pub unsafe fn defer(signal: Option<c_int>, context: *mut libc::ucontext_t) {
     }
 }
 
-/// Has a sleep return that has not begun or that the kernel would begin again.
+/// Makes a sleep return, if not begun yet or about to be restarted by the kernel.
 fn end_sleep(context: &mut libc::ucontext_t) {
     let [begin, end, ended] =
         [&raw const smc_sleep_begin, &raw const smc_sleep_end, &raw const smc_sleep_ended]
@@ -300,17 +298,17 @@ fn end_sleep(context: &mut libc::ucontext_t) {
 
 /// The sleeps of a thread end when something is deferred.
 const LISTENS: u32 = 1;
-/// They do not, whoever sleeps.
+/// The sleeps do not end, including nested ones.
 const DEAF: u32 = 2;
 
-/// Has the sleeps of `f` on this thread listen for signals: they return as interrupted as soon as
+/// Lets the sleeps of `f` on this thread listen for signals: they return as interrupted as soon as
 /// something is deferred.
 #[inline]
 pub fn listening<T>(f: impl FnOnce() -> T) -> T {
     if state().listens.load(Ordering::Relaxed) == DEAF { f() } else { with_sleeps(LISTENS, f) }
 }
 
-/// Has the sleeps of `f` not listen for signals, because `f` must go on to its end.
+/// Keeps the sleeps of `f` from listening for signals, because `f` must go on to its end.
 pub fn deaf<T>(f: impl FnOnce() -> T) -> T {
     with_sleeps(DEAF, f)
 }
@@ -324,11 +322,11 @@ fn with_sleeps<T>(how: u32, f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Makes a system call that sleeps, as the kernel returns it. If the thread listens, and something
-/// is deferred before the call or while it sleeps, the result is `-EINTR`.
+/// Makes a system call with a sleep, with the kernel's result. If the thread listens, and something is
+/// deferred before or during the call, the result is `-EINTR`.
 ///
 /// # Safety
-/// Arguments that are addresses must be valid for what the system call does.
+/// Arguments with addresses must be valid for the system call.
 pub unsafe fn sleep_call(number: i64, arguments: &[usize; 6]) -> isize {
     if state().listens.load(Ordering::Relaxed) == LISTENS {
         // SAFETY: the caller's promise.
@@ -338,11 +336,11 @@ pub unsafe fn sleep_call(number: i64, arguments: &[usize; 6]) -> isize {
     unsafe { call(number, arguments) }
 }
 
-/// Makes a system call without libc, whose function for it may be one of this project's. The result is
-/// the kernel's: an error is a negative number.
+/// Makes a system call without libc: libc's function may be replaced by this project's. The result is the
+/// kernel's: an error is a negative number.
 ///
 /// # Safety
-/// Arguments that are addresses must be valid for what the system call does.
+/// Arguments with addresses must be valid for the system call.
 pub(crate) unsafe fn call(number: i64, arguments: &[usize; 6]) -> isize {
     let [a, b, c, d, e, f] = *arguments;
     let result: isize;
@@ -362,13 +360,13 @@ pub(crate) unsafe fn call(number: i64, arguments: &[usize; 6]) -> isize {
     result
 }
 
-/// As [`sleep_call`], with the error of the kernel.
+/// Variant of [`sleep_call`] with the error of the kernel.
 ///
 /// # Errors
-/// Those of the system call, including `Interrupted`.
+/// The errors of the system call, including `Interrupted`.
 ///
 /// # Safety
-/// As [`sleep_call`].
+/// The promise for [`sleep_call`].
 pub unsafe fn sleep_in_kernel(number: i64, arguments: &[usize; 6]) -> std::io::Result<usize> {
     // SAFETY: the caller's promise.
     let result = unsafe { sleep_call(number, arguments) };
@@ -402,7 +400,7 @@ mod tests {
     }
 
     fn install(flags: c_int) {
-        // SAFETY: the handler has the type that the flag says.
+        // SAFETY: the handler has the type of the flag.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_signal as *const () as usize;
@@ -436,7 +434,7 @@ mod tests {
         enter();
         raise_signal();
         assert!(is_deferred());
-        // No descriptors and no end: only the signal ends it.
+        // No descriptors and no end: only the signal ends the call.
         let forever = [0usize; 6];
         // SAFETY: the call has no addresses.
         let slept = listening(|| unsafe { sleep_call(libc::SYS_ppoll, &forever) });

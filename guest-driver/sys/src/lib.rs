@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Safe types over the operating system's interfaces.
 //!
-//! [`SharedSlice`] is memory shared with an untrusted peer, and [`Reservation`] a window into which
-//! a device maps slabs. [`EventFd`] and [`wait`] wait for descriptors, and
-//! [`sleep_on_words`] waits for a word that another process changes. A [`Doorbell`] wakes a thread of
-//! another process that waits for a descriptor. [`VfioDevice`],
-//! [`Registers`] and [`DmaMemory`] drive a PCI function. [`tcp_counts`] and [`peer_process`] query
-//! a socket, and [`connect_unix`] connects one. [`watch_program`] makes a process. [`open_regular`] and
-//! [`read_text`] open files that a user names.
+//! [`SharedSlice`] is memory shared with an untrusted peer, and [`Reservation`] a window for a device's
+//! mappings of slabs. [`EventFd`] and [`wait`] wait for descriptors, and [`sleep_on_words`] waits for a
+//! change of a word by another process. A [`Doorbell`] wakes a thread of another process from its wait for
+//! a descriptor. [`VfioDevice`], [`Registers`] and [`DmaMemory`] drive a PCI function. [`tcp_counts`] and
+//! [`peer_process`] query a socket, and [`connect_unix`] connects one. [`watch_program`] makes a process.
+//! [`open_regular`] and [`read_text`] open files named by a user.
 
 mod apart;
 mod delays;
@@ -75,9 +74,9 @@ pub use vfio::{CONFIG_REGION, VfioDevice, VfioError, VfioIrq, VfioRegion};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex, also after a thread has panicked while it held the lock.
+/// Locks a mutex, also after a panic of a thread with the lock.
 ///
-/// The driver does not panic while it holds a lock. A test may, and its own message must show.
+/// The driver does not panic with a lock. A test may, and its own message must show.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     may_delay();
     let guard = mutex.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Mappings: memory of a descriptor, and the window into which a device maps slabs.
+//! Mappings: memory of a descriptor, and the window for a device's mappings of slabs.
 
 use std::fmt;
 use std::io;
@@ -13,8 +13,7 @@ use thiserror::Error;
 use super::own_memory::{self, MappingKind};
 use super::{ForkLocks, OutOfBounds, SharedSlice, check_sealed, is_free, lock};
 
-/// A range of address space that this process owns. It is unmapped when the last view of it is
-/// gone.
+/// A range of address space owned by this process. Unmapped when the last view of the range is gone.
 pub struct SharedMem {
     start: NonNull<u8>,
     len: usize,
@@ -29,7 +28,7 @@ impl SharedMem {
     /// Maps the first `len` bytes of `fd`, shared, readable and writable.
     ///
     /// # Errors
-    /// Those of mmap(2).
+    /// The errors of mmap(2).
     pub fn from_fd(fd: impl AsFd, len: usize) -> io::Result<Arc<SharedMem>> {
         Self::from_fd_at(fd, 0, len)
     }
@@ -38,18 +37,18 @@ impl SharedMem {
     /// range as long as it is open, as the file of a device does.
     ///
     /// # Errors
-    /// Those of mmap(2) (the offset is no multiple of the page size).
+    /// The errors of mmap(2) (the offset is no multiple of the page size).
     pub fn from_fd_at(fd: impl AsFd, offset: u64, len: usize) -> io::Result<Arc<SharedMem>> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let start = own_memory::map(len, prot, MappingKind::File(fd.as_fd(), offset))?;
         Self::own(start.cast(), len)
     }
 
-    /// Zeroed memory in pages of 2 MiB, which keep their physical addresses, also when this process
-    /// forks. `len` is a multiple of 2 MiB.
+    /// Zeroed memory in pages of 2 MiB, with constant physical addresses, also when this process forks.
+    /// `len` is a multiple of 2 MiB.
     ///
     /// # Errors
-    /// Those of mmap(2) (too few huge pages are free).
+    /// The errors of mmap(2) (too few huge pages are free).
     pub(super) fn huge(len: usize) -> io::Result<Arc<SharedMem>> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
@@ -58,22 +57,22 @@ impl SharedMem {
         Self::own(start.cast(), len)
     }
 
-    /// Replaces the mapping by private zero pages, so that the file behind it can be closed while
-    /// views of it still exist. Loads and stores of these views then do no harm.
+    /// Replaces the mapping by private zero pages, to allow a close of the file while views still exist.
+    /// Loads and stores of these views then do no harm.
     ///
     /// # Errors
-    /// Those of mmap(2); the mapping is unchanged then.
+    /// The errors of mmap(2); the mapping is unchanged then.
     pub fn revoke(&self) -> io::Result<()> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let at = self.start.as_ptr().cast();
-        // SAFETY: the range is ours, and it stays readable and writable for views of it.
+        // SAFETY: the range is ours, and stays readable and writable for its views.
         unsafe { own_memory::map_at(at, self.len, prot, MappingKind::Zeros) }
     }
 
-    /// Private zeroed memory that behaves like shared memory.
+    /// Private zeroed memory with the behaviour of shared memory.
     ///
     /// # Errors
-    /// Those of mmap(2).
+    /// The errors of mmap(2).
     pub fn anonymous(len: usize) -> io::Result<Arc<SharedMem>> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let start = own_memory::map(len, prot, MappingKind::Memory)?;
@@ -112,8 +111,8 @@ impl SharedMem {
 impl Drop for SharedMem {
     fn drop(&mut self) {
         own_memory::forget_own_memory(self.start.as_ptr() as usize, self.len);
-        // SAFETY: this module mapped the range, no other code unmaps it, and every view of it holds
-        // an `Arc` of `self`.
+        // SAFETY: this module mapped the range, no other code unmaps the range, and every view holds an
+        // `Arc` of `self`.
         if let Err(error) = unsafe { munmap(self.start.as_ptr().cast(), self.len) } {
             tracing::error!(%error, len = self.len, "unmap failed");
         }
@@ -126,7 +125,7 @@ impl fmt::Debug for SharedMem {
     }
 }
 
-/// Why a mapping into the window was refused.
+/// Reason for a refused mapping into the window.
 #[derive(Debug, Error)]
 pub enum MapError {
     /// The range is empty, not a multiple of the granularity, or ends beyond the window.
@@ -162,10 +161,10 @@ pub enum MapError {
     /// The mapping would not be writable.
     #[error("a mapping that is not writable is of no use")]
     ReadOnly,
-    /// The file may shrink under the mapping, or is too short for it.
+    /// The file may shrink under the mapping, or is too short.
     #[error("the file offered is not sealed memory of at least {needed} bytes: {source}")]
     Unsealed {
-        /// Bytes the file would need.
+        /// Bytes needed in the file.
         needed: u64,
         /// The reason.
         source: io::Error,
@@ -178,10 +177,10 @@ pub enum MapError {
 /// Smallest unit of a mapping into a window, bytes (no page size is larger).
 const STEP: u64 = 64 << 10;
 
-/// Address space for a window. It is inaccessible until a device maps memory into it.
+/// Address space for a window. Inaccessible until a device maps memory into the window.
 ///
-/// Views ([`Reservation::slice`]) exist of mapped ranges only. Unmapping replaces a range by zero
-/// pages and leaves no hole, so that a late load or store of a view does no harm.
+/// Views ([`Reservation::slice`]) exist of mapped ranges only. Unmapping replaces a range by zero pages and
+/// leaves no hole, so a late load or store of a view does no harm.
 pub struct Reservation {
     mem: Arc<SharedMem>,
     // Live mappings, sorted by offset: (offset, length).
@@ -198,7 +197,7 @@ impl Reservation {
     /// Reserves `size` bytes of address space; no memory is used.
     ///
     /// # Errors
-    /// Those of mmap(2), or the size is larger than the address space of this machine.
+    /// The errors of mmap(2), or the size is larger than the address space of this machine.
     pub fn new(size: u64) -> io::Result<Reservation> {
         let len = usize::try_from(size).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let start = own_memory::map(len, ProtFlags::empty(), MappingKind::Zeros)?;
@@ -250,8 +249,8 @@ impl Reservation {
         {
             return Err(MapError::Overlap { offset, len });
         }
-        // SAFETY: the range was checked to lie in this reservation, which we own, and overlaps no
-        // live mapping. It replaces inaccessible address space or zero pages of the reservation.
+        // SAFETY: the range was checked to lie in this reservation, which we own, and overlaps no live
+        // mapping. The new mapping replaces inaccessible address space or zero pages of the reservation.
         unsafe {
             let at = self.mem.start().as_ptr().add(offset as usize).cast();
             let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -271,7 +270,7 @@ impl Reservation {
         let at = mapped
             .binary_search(&(offset, len))
             .map_err(|_| MapError::NotMapped { offset, len })?;
-        // SAFETY: the range is a live mapping inside this reservation, which we own. Views of it
+        // SAFETY: the range is a live mapping inside this reservation, which we own. Views of the range
         // stay valid: they see readable and writable zero pages from now on.
         unsafe {
             let at = self.mem.start().as_ptr().add(offset as usize).cast();
@@ -283,7 +282,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// Like [`map`](Self::map), for a device's own file, which needs no seals.
+    /// Variant of [`map`](Self::map) for a device's own file, without seals.
     ///
     /// # Errors
     /// See [`MapError`]; the window is unchanged then.
@@ -297,7 +296,7 @@ impl Reservation {
         self.map_checked(offset, len, fd, fd_offset, |_| Ok(()))
     }
 
-    /// A view of a range that live mappings cover without a gap; `None` otherwise.
+    /// A view of a range covered by live mappings without a gap; `None` otherwise.
     pub fn slice_across(&self, offset: u64, len: u64) -> Option<SharedSlice> {
         let end = offset.checked_add(len)?;
         let mapped = lock(&self.mapped);
@@ -318,7 +317,7 @@ impl Reservation {
     /// Replaces all mappings at once, and for good, by zero pages.
     ///
     /// # Errors
-    /// Those of mmap(2); the mappings are unchanged then.
+    /// The errors of mmap(2); the mappings are unchanged then.
     pub fn revoke(&self) -> io::Result<()> {
         let mut mapped = lock(&self.mapped);
         self.mem.revoke()?;
@@ -326,7 +325,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// A view of a range that lies in one live mapping; `None` otherwise.
+    /// A view of a range in one live mapping; `None` otherwise.
     pub fn slice(&self, offset: u64, len: u64) -> Option<SharedSlice> {
         let end = offset.checked_add(len)?;
         let mapped = lock(&self.mapped);

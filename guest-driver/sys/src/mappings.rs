@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The memory of this process, as the kernel lists it.
+//! The memory of this process, from the kernel's list.
 
 use std::io;
 use std::ops::Range;
@@ -9,21 +9,21 @@ use std::ops::Range;
 pub struct Mapping {
     /// The addresses.
     pub range: Range<usize>,
-    /// Somebody may read, write or execute it.
+    /// The access bits allow to read, to write or to execute.
     pub is_accessible: bool,
-    /// Somebody may write.
+    /// The access bits allow to write.
     pub is_writable: bool,
 }
 
 impl Mapping {
-    /// Reads a line of `/proc/self/maps`. `None`: it is no mapping of the process.
+    /// Reads a line of `/proc/self/maps`. `None`: the mapping is the kernel's.
     fn parse(line: &str) -> Option<Mapping> {
         let mut words = line.split(' ');
         let (start, end) = words.next()?.split_once('-')?;
         let address = |text: &str| usize::from_str_radix(text, 16).ok();
         let range = address(start)?..address(end)?;
         let access = words.next()?;
-        // The page of the system calls of long ago is the kernel's.
+        // The vsyscall page is the kernel's.
         let is_users = range.end <= isize::MAX as usize;
         let is_accessible = access.get(..3) != Some("---");
         let is_writable = access.as_bytes().get(1) == Some(&b'w');
@@ -31,10 +31,10 @@ impl Mapping {
     }
 }
 
-/// All mappings of this process, in the order of their addresses.
+/// The mappings of this process, in the order of their addresses.
 ///
 /// # Errors
-/// `/proc` is not there.
+/// `/proc` is missing.
 pub fn of_this_process() -> io::Result<Vec<Mapping>> {
     let text = std::fs::read_to_string("/proc/self/maps")?;
     Ok(text.lines().filter_map(Mapping::parse).collect())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sealed memory files: memory to share with a process that is not trusted.
+//! Sealed memory files: memory to share with an untrusted process.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,13 +11,13 @@ use rustix::fs::{
 use super::out_of_the_way;
 use super::process::resource_limit;
 
-/// A new memory file of `len` bytes whose size no process can change.
+/// A new memory file of `len` bytes with a fixed size.
 ///
-/// A device accepts only such files: if a file shrinks, the kernel kills processes that access the
-/// lost part.
+/// A device accepts only such files: if a file shrinks, the kernel kills processes on access to the lost
+/// part.
 ///
 /// # Errors
-/// Those of the system calls.
+/// The errors of the system calls.
 pub fn sealed_memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let fd = out_of_the_way(fd);
@@ -27,11 +27,11 @@ pub fn sealed_memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Checks that the process may make a file of `len` bytes (RLIMIT_FSIZE). If it tried without, the
-/// kernel would send it SIGXFSZ, which ends programs.
+/// Checks whether the process may make a file of `len` bytes (RLIMIT_FSIZE). An attempt above the limit
+/// would end most programs by SIGXFSZ.
 ///
 /// # Errors
-/// EFBIG: it may not.
+/// EFBIG: the limit is smaller.
 pub fn check_file_size(len: u64) -> io::Result<()> {
     match resource_limit(libc::RLIMIT_FSIZE) {
         Some(most) if len > most => Err(rustix::io::Errno::FBIG.into()),
@@ -39,10 +39,10 @@ pub fn check_file_size(len: u64) -> io::Result<()> {
     }
 }
 
-/// Checks that `fd` is a memory file that has, and keeps, at least `needed` bytes.
+/// Checks whether `fd` is a memory file with a lasting size of at least `needed` bytes.
 ///
 /// # Errors
-/// It is not a memory file, may shrink, or is too short.
+/// The file is not a memory file, may shrink, or is too short.
 pub fn check_sealed(fd: BorrowedFd<'_>, needed: u64) -> io::Result<()> {
     let refuse = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     if !fcntl_get_seals(fd)?.contains(SealFlags::SHRINK) {

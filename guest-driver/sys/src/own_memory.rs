@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory of this project in the process of a program that locks its memory (mlockall(2)).
 //!
-//! The program's lock is for the program's memory. So this module remembers what this project has
-//! mapped ([`OwnMemory`], [`own_ranges`]): whoever locks the program's memory leaves that out. After
-//! MCL_FUTURE the kernel locks each new mapping and counts it against RLIMIT_MEMLOCK. A mapping that
-//! grows by mremap(2) stays as it was, however. So this module maps one page, unlocks it, and has it
-//! grow ([`set_future_locked`]).
+//! The program's lock is for the program's memory. So this module records the mappings of this project
+//! ([`OwnMemory`], [`own_ranges`]), to be left out of the program's lock. After MCL_FUTURE the kernel locks
+//! each new mapping and counts the mapping against RLIMIT_MEMLOCK. A mapping grown by mremap(2) keeps its
+//! state, however. So this module maps one page, unlocks the page, and makes the page grow
+//! ([`set_future_locked`]).
 
 use std::io;
 use std::ops::Range;
@@ -21,14 +21,14 @@ use rustix::mm::{
 
 use crate::mappings::Mapping;
 
-/// Ranges of addresses, in memory that is there from the beginning.
+/// Ranges of addresses, in static memory.
 ///
-/// Several threads may add and remove ranges at the same time, if no two of them do so with the same
-/// range. A range that finds no room is not remembered.
+/// Several threads may add and remove ranges at the same time, but no two threads the same range. A range
+/// without a free place is not recorded.
 #[derive(Debug)]
 pub struct OwnMemory<const N: usize>([Place; N]);
 
-/// A range; its length is 0 while nobody uses the place or while it changes.
+/// A range; the length is 0 while the place is unused or changes.
 #[derive(Debug)]
 struct Place {
     start: AtomicUsize,
@@ -57,7 +57,7 @@ impl Place {
         self.start.store(0, Ordering::Release);
     }
 
-    /// Takes the place if nobody uses it.
+    /// Takes the place if unused.
     fn take(&self, range: &Range<usize>) -> bool {
         let (order, start) = (Ordering::AcqRel, range.start);
         if self.start.compare_exchange(0, start, order, Ordering::Relaxed).is_err() {
@@ -79,7 +79,7 @@ impl<const N: usize> OwnMemory<N> {
         let _ = self.0.iter().any(|place| place.take(&range));
     }
 
-    /// As [`OwnMemory::add`]. A range beside it becomes longer instead. No other thread changes the
+    /// Variant of [`OwnMemory::add`]: an adjacent range becomes longer instead. No other thread changes the
     /// ranges meanwhile.
     pub fn add_beside(&self, range: Range<usize>) {
         for place in &self.0 {
@@ -96,7 +96,7 @@ impl<const N: usize> OwnMemory<N> {
         self.add(range);
     }
 
-    /// Removes what the ranges have in common with `range`.
+    /// Removes the intersection with `range` from the ranges.
     pub fn remove(&self, range: Range<usize>) {
         for place in &self.0 {
             let Some(known) = place.range() else { continue };
@@ -128,14 +128,14 @@ impl<const N: usize> Default for OwnMemory<N> {
     }
 }
 
-/// What [`note_own_memory`] was told.
+/// The ranges of [`note_own_memory`].
 static MAPPED: OwnMemory<1024> = OwnMemory::new();
 
-/// An address in the stack of each thread of this project, and the size of the stack. libc keeps the
-/// stacks of threads that have ended, for later ones.
+/// An address in the stack of each thread of this project, and the size of the stack. libc keeps the stacks
+/// of ended threads, for later ones.
 static STACKS: OwnMemory<128> = OwnMemory::new();
 
-/// The calling thread is one of this project, with a stack of so many bytes.
+/// Notes that the calling thread is this project's, with a stack of `size` bytes.
 pub fn note_own_stack(size: usize) {
     let local = 0u8;
     let here = (&raw const local) as usize;
@@ -148,8 +148,8 @@ pub fn note_own_stack(size: usize) {
     }
 }
 
-/// What [`note_own_memory`] was told, and the stacks of this project's threads, in any order. `mappings`: all
-/// of the process.
+/// The ranges of [`note_own_memory`], and the stacks of this project's threads, in any order. `mappings`:
+/// every mapping of the process.
 pub fn own_ranges(mappings: &[Mapping]) -> Vec<Range<usize>> {
     let page = rustix::param::page_size();
     let mut ranges: Vec<_> = MAPPED.iter().collect();
@@ -163,7 +163,7 @@ pub fn own_ranges(mappings: &[Mapping]) -> Vec<Range<usize>> {
             continue;
         };
         let start = above.range.start;
-        // The page below a stack is one that nobody may touch.
+        // The page below a stack is inaccessible.
         let is_stack = above.is_writable
             && start <= stack.start
             && below.range.end == start
@@ -175,23 +175,21 @@ pub fn own_ranges(mappings: &[Mapping]) -> Vec<Range<usize>> {
     ranges
 }
 
-/// Has the kernel not keep these ranges in memory.
+/// Makes the kernel unlock these ranges.
 pub fn unlock_own_memory(ranges: &[Range<usize>]) {
     for range in ranges {
-        // SAFETY: this changes no byte; the kernel checks the addresses.
+        // SAFETY: munlock changes no byte; the kernel checks the addresses.
         let _ = unsafe { munlock(range.start as *mut c_void, range.len()) };
     }
 }
 
-/// The program has the kernel lock all memory that the process maps from now on.
+/// Whether the kernel locks all memory mapped by the process from now on (MCL_FUTURE).
 static FUTURE_LOCKED: AtomicBool = AtomicBool::new(false);
 
-/// A page that is not locked, from which other memory grows. 0: a thread is using it, or there is
-/// none.
+/// An unlocked page, the origin of other memory. 0: a thread is using the page, or there is none.
 static SEED: AtomicUsize = AtomicUsize::new(0);
 
-/// The program is about to have the kernel lock what the process maps from now on (MCL_FUTURE), or has
-/// taken that back.
+/// Prepares for the program's MCL_FUTURE, before the kernel locks all later mappings, or notes its end.
 pub fn set_future_locked(locked: bool) {
     if locked && SEED.load(Ordering::Acquire) == 0 {
         let (flags, page) = (MapFlags::PRIVATE | MapFlags::NORESERVE, rustix::param::page_size());
@@ -214,17 +212,17 @@ pub fn set_future_locked(locked: bool) {
     FUTURE_LOCKED.store(locked, Ordering::SeqCst);
 }
 
-/// What [`set_future_locked`] was told last.
+/// The last argument of [`set_future_locked`].
 pub fn is_future_locked() -> bool {
     FUTURE_LOCKED.load(Ordering::Relaxed)
 }
 
-/// What a mapping has.
+/// Content of a mapping.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MappingKind<'a> {
     /// Private zero pages.
     Memory,
-    /// The same, and the kernel need not have memory for all of them.
+    /// The same, without reserved memory for all pages.
     Zeros,
     /// A file, shared, from an offset on.
     File(BorrowedFd<'a>, u64),
@@ -245,10 +243,10 @@ pub(crate) fn map(
     Ok(start)
 }
 
-/// As [`map`], at this address, in the place of what is there.
+/// Variant of [`map`] at this address, in place of the old mapping.
 ///
 /// # Safety
-/// The caller owns the range, and nobody relies on what is there.
+/// The caller owns the range, and no code relies on the old content.
 pub(crate) unsafe fn map_at(
     at: *mut c_void,
     len: usize,
@@ -260,7 +258,7 @@ pub(crate) unsafe fn map_at(
         return unsafe { map_plainly(at, len, prot, content, MapFlags::FIXED) }.map(drop);
     }
     let start = map_unlocked(len, prot, content)?;
-    // SAFETY: the caller's promise, and the mapping that moves is this function's.
+    // SAFETY: the caller's promise, and the moved mapping is this function's.
     unsafe { mremap_fixed(start, len, len, MremapFlags::MAYMOVE, at) }
         .map(drop)
         .inspect_err(|_| unmap(start, len))
@@ -268,7 +266,7 @@ pub(crate) unsafe fn map_at(
 }
 
 /// # Safety
-/// With FIXED as [`map_at`].
+/// With FIXED the promise of [`map_at`].
 unsafe fn map_plainly(
     at: *mut c_void,
     len: usize,
@@ -290,14 +288,14 @@ unsafe fn map_plainly(
     Ok(mapped?)
 }
 
-/// As [`map`], after MCL_FUTURE.
+/// Variant of [`map`] after MCL_FUTURE.
 fn map_unlocked(len: usize, prot: ProtFlags, content: MappingKind<'_>) -> io::Result<*mut c_void> {
     let page = rustix::param::page_size();
     let len = len.next_multiple_of(page);
     if !matches!(content, MappingKind::File(..)) {
         return grow_seed(len, prot);
     }
-    // SAFETY: a new mapping, which is unlocked, and of which nobody knows.
+    // SAFETY: a new, unlocked mapping, unknown to other code.
     unsafe {
         let first = map_plainly(null_mut(), page, prot, content, MapFlags::empty())?;
         let _ = munlock(first, page);
@@ -306,7 +304,7 @@ fn map_unlocked(len: usize, prot: ProtFlags, content: MappingKind<'_>) -> io::Re
     }
 }
 
-/// Takes zero pages that are not locked from a page that is kept.
+/// Takes unlocked zero pages from the kept page.
 fn grow_seed(len: usize, prot: ProtFlags) -> io::Result<*mut c_void> {
     /// Another thread needs the page for a moment only.
     const LOOKS: usize = 10_000;
@@ -319,15 +317,16 @@ fn grow_seed(len: usize, prot: ProtFlags) -> io::Result<*mut c_void> {
         (seed != 0).then_some(seed)
     };
     let Some(seed) = std::iter::repeat_with(looks).take(LOOKS).flatten().next() else {
-        // SAFETY: a new mapping. It is a locked one.
+        // SAFETY: a new mapping, a locked one.
         return unsafe {
             map_plainly(null_mut(), len, prot, MappingKind::Zeros, MapFlags::empty())
         };
     };
-    // SAFETY: nobody else has the page, and it has no bytes. The last page of what it becomes takes
-    // its place.
+    // SAFETY: the page is this function's alone, and has no bytes. mremap puts the grown mapping's last
+    // page in place of the kept page.
     unsafe {
-        // The program may have locked it with its own memory, while another thread was using it.
+        // The program may have locked the page with its own memory, while another thread was using the
+        // page.
         let _ = munlock(seed as *mut c_void, page);
         let grown = mremap(seed as *mut c_void, page, len + page, MremapFlags::MAYMOVE);
         let left = grown.map_or(seed, |grown| grown as usize + len);
@@ -340,23 +339,23 @@ fn grow_seed(len: usize, prot: ProtFlags) -> io::Result<*mut c_void> {
 }
 
 fn unmap(start: *mut c_void, len: usize) {
-    // SAFETY: all callers own the mapping, and nobody uses it.
+    // SAFETY: all callers own the mapping, without further use.
     let _ = unsafe { munmap(start, len) };
 }
 
-/// Zero pages for a stack, most of which will never be used, so the kernel need not have memory for them.
-/// It has not locked them for the program.
+/// Zero pages for a stack, not locked for the program. Most of them will never be used, so the kernel need
+/// not reserve memory.
 ///
 /// # Errors
-/// Those of mmap(2).
+/// The errors of mmap(2).
 pub fn map_stack(len: usize) -> io::Result<*mut c_void> {
     map(len, ProtFlags::READ | ProtFlags::WRITE, MappingKind::Zeros)
 }
 
-/// Zero pages for a heap, which the kernel has not locked for the program.
+/// Zero pages for a heap, not locked for the program.
 ///
 /// # Errors
-/// Those of mmap(2).
+/// The errors of mmap(2).
 pub fn map_memory(len: usize) -> io::Result<*mut c_void> {
     map(len, ProtFlags::READ | ProtFlags::WRITE, MappingKind::Memory)
 }
@@ -366,12 +365,12 @@ fn pages_of(start: usize, len: usize) -> Range<usize> {
     start..start + len.next_multiple_of(rustix::param::page_size())
 }
 
-/// Remembers memory that was mapped for this project.
+/// Records memory mapped for this project.
 pub fn note_own_memory(start: usize, len: usize) {
     MAPPED.add(pages_of(start, len));
 }
 
-/// Forgets memory of [`note_own_memory`] that is about to be unmapped.
+/// Removes memory of [`note_own_memory`] before an unmap.
 pub fn forget_own_memory(start: usize, len: usize) {
     let range = pages_of(start, len);
     if let Some(place) = MAPPED.0.iter().find(|place| place.range().as_ref() == Some(&range)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the kernel says of this process. A filter of seccomp may refuse to let it ask. rustix panics
-//! then, in a program that goes on otherwise, so libc asks.
+//! The kernel's answers about this process. A seccomp filter may refuse the question. rustix panics then,
+//! in a program able to go on, so libc asks.
 
 /// The limit of a resource (`RLIMIT_FSIZE` and the like); `None`: there is none, or it is not known.
 pub fn resource_limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
@@ -16,19 +16,19 @@ pub fn thread_number() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// The user whose rights the process has. The largest number if it is not known.
+/// The effective user of the process. The largest number if unknown.
 pub fn effective_user() -> u32 {
     // SAFETY: the call has no arguments.
     unsafe { libc::geteuid() }
 }
 
-/// The group whose rights the process has. The largest number if it is not known.
+/// The effective group of the process. The largest number if unknown.
 pub fn effective_group() -> u32 {
     // SAFETY: the call has no arguments.
     unsafe { libc::getegid() }
 }
 
-/// The name of this machine, and the release of its kernel; `None`: they are not known.
+/// The name of this machine, and the release of its kernel; `None`: unknown.
 pub fn machine() -> Option<(String, String)> {
     let text = |text: &[libc::c_char]| {
         let end = text.iter().take_while(|byte| **byte != 0);

@@ -20,7 +20,7 @@ macro_rules! access {
         #[doc = concat!("Loads a little-endian `", stringify!($word), "`.")]
         ///
         /// # Errors
-        /// It does not lie in the range, or is not aligned.
+        /// The word does not lie in the range, or is not aligned.
         #[inline]
         pub fn $read(&self, at: usize) -> Result<$word, OutOfBounds> {
             let word = self.word(at, size_of::<$word>())?.cast::<$word>();
@@ -33,7 +33,7 @@ macro_rules! access {
         #[doc = concat!("Stores a little-endian `", stringify!($word), "`.")]
         ///
         /// # Errors
-        /// It does not lie in the range, or is not aligned.
+        /// The word does not lie in the range, or is not aligned.
         #[inline]
         pub fn $write(&self, at: usize, value: $word) -> Result<(), OutOfBounds> {
             let word = self.word(at, size_of::<$word>())?.cast::<$word>();
@@ -48,7 +48,7 @@ impl Registers {
     /// `len` bytes at `offset` of a mapping.
     ///
     /// # Errors
-    /// They do not lie in it.
+    /// The bytes do not lie in the mapping.
     pub fn new(mem: &Arc<SharedMem>, offset: usize, len: usize) -> Result<Registers, OutOfBounds> {
         mem.slice(offset, len)?;
         Ok(Registers { offset, len, mem: Arc::clone(mem) })
@@ -75,7 +75,7 @@ impl Registers {
         if at > self.len || size > self.len - at {
             return Err(refused);
         }
-        // SAFETY: `new` checked that the range lies in the mapping, and `at` lies in the range.
+        // SAFETY: `new` checked the range against the mapping, and `at` lies in the range.
         let word = unsafe { self.mem.start().as_ptr().add(self.offset + at) };
         if word.addr().is_multiple_of(size) { Ok(word) } else { Err(refused) }
     }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the rings of one doorbell cost the thread that rings.
+//! Cost of the rings of one doorbell for the ringing thread.
 //!
-//! The peer that waits for a doorbell can make its rings last: with thousands of watchers on the
-//! eventfd, which the kernel runs in the thread that rings. So some rings are timed. After two that took
-//! long, one after the other, that peer is woken by the device, for a time in proportion: the rings
-//! take a sixty-fourth of the thread's time at most.
+//! The peer behind a doorbell can make its rings slow: with thousands of watchers on the eventfd, run by
+//! the kernel in the ringing thread. So some rings are timed. After two slow rings in a row the peer is
+//! woken by the device, for a time in proportion: the rings take at most a sixty-fourth of the thread's
+//! time.
 //!
-//! A thread that loses its processor in the middle of a ring has not spent that time on it. So a clock
-//! of the wall only makes a doorbell suspect, and the rings of a suspect are timed by the processor
-//! time of the thread. That clock takes a system call; the other one takes none.
+//! A thread preempted in the middle of a ring has not spent the time on the ring. So wall-clock time only
+//! makes a doorbell suspect, and the rings of a suspect are timed by the processor time of the thread. The
+//! processor time takes a system call; the wall clock takes none.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,33 +18,33 @@ use rustix::time::ClockId;
 
 use super::read_clock;
 
-/// A ring takes a few microseconds.
+/// Limit of a normal ring of a few microseconds.
 const LONG: Duration = Duration::from_micros(100);
-/// One ring in so many of a doorbell that is not suspect is timed.
+/// One of this many rings of an unsuspected doorbell is timed.
 const SAMPLE: u32 = 8;
-/// A suspect is one until so many rings did not take long.
+/// Number of fast rings before a suspect is cleared.
 const SUSPECT: u32 = 8;
-/// How many times as long as a ring the pause is.
+/// Ratio of the pause to the duration of a ring.
 const FACTOR: u32 = 64;
-/// But no longer than this.
+/// Upper limit of the pause.
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 
-/// Times of the rings of one doorbell, and until when it is not rung.
+/// Times of the rings of one doorbell, and the end of the present pause.
 #[derive(Debug, Default)]
 pub(super) struct RingCost {
     rings: AtomicU32,
-    /// How many more rings are timed by the thread's processor time.
+    /// Number of further rings timed by the thread's processor time.
     suspect: AtomicU32,
-    /// Whether the last one of these took long.
+    /// Whether the last one of these was slow.
     was_long: AtomicU32,
-    /// When it may be rung again, in nanoseconds of [`since_start`]; 0: at any time.
+    /// End of the pause, in nanoseconds of [`since_start`]; 0: no pause.
     paused_until: AtomicU64,
 }
 
 /// When a ring has begun.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RingClock {
-    /// This one is not timed.
+    /// An untimed ring.
     Untimed,
     /// By the clock of the wall.
     Wall(Instant),
@@ -81,7 +81,7 @@ impl RingCost {
         }
     }
 
-    /// A ring took so long: processor time if it ended at `end`.
+    /// Notes the duration of a ring: processor time if there is an `end`.
     fn took(&self, took: Duration, end: Option<Instant>) {
         match end {
             None if took > LONG => self.suspect.store(SUSPECT, Ordering::Relaxed),
@@ -108,7 +108,7 @@ fn processor_time() -> Duration {
     Duration::from_secs(seconds) + Duration::from_nanos(nanoseconds)
 }
 
-/// Nanoseconds since the first call, and one more: never 0.
+/// Nanoseconds since the first call, plus one: never 0.
 fn since_start(at: Instant) -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     let since = at.saturating_duration_since(*START.get_or_init(Instant::now));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a machine has of the window that was saved and restored, for tests.
+//! Private copies of the window, like a saved and restored machine's, for tests.
 
 use std::fs;
 use std::io;
@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed};
 
-/// Replaces what this process shares with others by private copies, in all mappings of files whose name
-/// has `name` in it. How many mappings there were.
+/// Replaces memory shared with other processes by private copies, in all mappings of files with `name` in
+/// their names. Returns the number of mappings.
 ///
-/// It is copied in ascending order, as a monitor does it: bytes lie behind the word that announces them. What
-/// threads of this process store meanwhile may be lost.
+/// The copy is in ascending order, like a monitor's: bytes lie behind their announcing word. Concurrent
+/// stores by threads of this process may be lost.
 ///
 /// # Errors
-/// Those of mmap(2), mremap(2), and of reading `/proc/self/maps`.
+/// The errors of mmap(2), mremap(2), and of reading `/proc/self/maps`.
 pub fn keep_private_copies(name: &str) -> io::Result<usize> {
     let mut copied = 0;
     for line in fs::read_to_string("/proc/self/maps")?.lines() {
@@ -33,9 +33,9 @@ pub fn keep_private_copies(name: &str) -> io::Result<usize> {
 fn copy(start: usize, len: usize) -> io::Result<()> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let at = with_exposed_provenance_mut::<u8>(start);
-    // SAFETY: `/proc/self/maps` has shown a mapping there that can be read and written. The copy is a new
-    // one, which replaces it as a whole; who has views of it may read and write as before. Loads and stores
-    // of other threads meanwhile are those of a file that other processes change, too.
+    // SAFETY: `/proc/self/maps` has shown a readable and writable mapping there. The copy is a new mapping,
+    // and replaces the old one as a whole; holders of views may read and write as before. Concurrent loads
+    // and stores of other threads are the same as on a file changed by other processes, too.
     unsafe {
         let copy = mmap_anonymous(null_mut(), len, access, MapFlags::PRIVATE)?;
         for word in 0..len / size_of::<u64>() {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A view of memory that an untrusted peer may read and write at any time.
+//! A view of memory open to reads and writes of an untrusted peer at any time.
 //!
-//! Nothing here ever yields a `&[u8]` or `&mut [u8]` of that memory: bytes are copied in and out,
-//! words are accessed through atomics. Callers check values in their own copies.
+//! Nothing here ever yields a `&[u8]` or `&mut [u8]` of the memory: bytes are copied in and out, words are
+//! accessed through atomics. Callers check values in their own copies.
 //!
-//! The bulk copies race with the peer on purpose. The peer is another process (or a device), so a
-//! race can only deliver bytes that are a mixture of old and new. The layer above reads a range
-//! only after the peer has published it with a Release store. A peer that overwrites a published
-//! range damages only its own data. Bytes have no invalid values.
+//! The bulk copies race with the peer on purpose. The peer is another process (or a device), so a race can
+//! only deliver a mixture of old and new bytes. The layer above reads a range only after the peer has
+//! published the range with a Release store. A peer overwriting a published range damages only its own
+//! data. Bytes have no invalid values.
 
 use std::fmt;
 use std::io;
@@ -20,7 +20,7 @@ use thiserror::Error;
 
 use super::SharedMem;
 
-/// A range that does not lie in its memory.
+/// A range outside of its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "{len} bytes at offset {offset} do not lie in (or are not aligned for) {size} bytes of shared memory"
@@ -44,14 +44,14 @@ pub struct SharedSlice {
     owner: Arc<SharedMem>,
 }
 
-// SAFETY: the range stays mapped while `owner` lives, for all threads, and all access
-// goes through atomics or through copies that are meant to race (see the module text).
+// SAFETY: the range stays mapped while `owner` lives, for all threads, and all access goes through atomics
+// or through deliberately racing copies (see the module text).
 unsafe impl Send for SharedSlice {}
 // SAFETY: as for `Send`; no method gives out a plain reference to the bytes.
 unsafe impl Sync for SharedSlice {}
 
 impl SharedSlice {
-    /// `len` bytes at `offset` of a mapping that is readable and writable there.
+    /// `len` bytes at `offset` of a mapping, readable and writable there.
     pub(super) fn new(
         owner: &Arc<SharedMem>,
         offset: usize,
@@ -73,23 +73,23 @@ impl SharedSlice {
         self.len == 0
     }
 
-    /// Address of the first byte in this process, for tables that a device reads.
+    /// Address of the first byte in this process, for tables read by a device.
     pub fn address(&self) -> usize {
         self.start.as_ptr() as usize
     }
 
-    /// Replaces the whole mapping of which this is a view by private zero pages.
+    /// Replaces the whole mapping of this view by private zero pages.
     ///
     /// # Errors
-    /// Those of mmap(2); the mapping is unchanged then.
+    /// The errors of mmap(2); the mapping is unchanged then.
     pub fn revoke(&self) -> io::Result<()> {
         self.owner.revoke()
     }
 
-    /// A copy of the slice in private memory, which nobody else reads or writes.
+    /// A copy of the slice in private memory.
     ///
     /// # Errors
-    /// Those of mmap(2).
+    /// The errors of mmap(2).
     pub fn private_copy(&self) -> io::Result<SharedSlice> {
         let mut bytes = vec![0; self.len];
         self.copy_out(0, &mut bytes).map_err(io::Error::other)?;
@@ -114,34 +114,34 @@ impl SharedSlice {
         Ok(SharedSlice { start, len, owner: Arc::clone(&self.owner) })
     }
 
-    /// Copies `src` to `offset` of the shared memory, at memcpy speed and without any ordering:
-    /// publish it with a Release store afterwards.
+    /// Copies `src` to `offset` of the shared memory, at memcpy speed and without any ordering: publish the
+    /// bytes with a Release store afterwards.
     ///
     /// # Errors
     /// The target does not lie in the slice; nothing was copied.
     #[inline]
     pub fn copy_in(&self, offset: usize, src: &[u8]) -> Result<(), OutOfBounds> {
         check(offset, src.len(), self.len)?;
-        // SAFETY: the target was checked to lie in the slice, which `owner` keeps mapped and
-        // writable. `src` is private memory: no reference to shared memory exists, so they cannot
-        // overlap. A peer may race with the copy (module text).
+        // SAFETY: the target was checked to lie in the slice, mapped and writable as long as `owner` lives.
+        // `src` is private memory: no reference to shared memory exists, so they cannot overlap. A peer may
+        // race with the copy (module text).
         unsafe {
             std::ptr::copy_nonoverlapping(src.as_ptr(), self.start.as_ptr().add(offset), src.len());
         }
         Ok(())
     }
 
-    /// Copies the shared memory at `offset` to `dst`, at memcpy speed. Before, make sure by an
-    /// Acquire load that the peer has published the range.
+    /// Copies the shared memory at `offset` to `dst`, at memcpy speed. The caller has seen by an Acquire
+    /// load the peer's publication of the range.
     ///
     /// # Errors
     /// The source does not lie in the slice; nothing was copied.
     #[inline]
     pub fn copy_out(&self, offset: usize, dst: &mut [u8]) -> Result<(), OutOfBounds> {
         check(offset, dst.len(), self.len)?;
-        // SAFETY: the source was checked to lie in the slice, which `owner` keeps mapped and
-        // readable. `dst` is private memory and cannot overlap. A peer may race with the copy: the
-        // bytes are then any bytes, which `u8` allows (module text).
+        // SAFETY: the source was checked to lie in the slice, mapped and readable as long as `owner` lives.
+        // `dst` is private memory and cannot overlap. A peer may race with the copy: the bytes are then any
+        // bytes, valid for `u8` (module text).
         unsafe {
             std::ptr::copy_nonoverlapping(
                 self.start.as_ptr().add(offset),
@@ -152,7 +152,7 @@ impl SharedSlice {
         Ok(())
     }
 
-    /// Has the kernel allocate and map the pages of a range for writing; their bytes stay as they are.
+    /// Makes the kernel allocate and map the pages of a range for writing; their bytes stay as they are.
     ///
     /// # Errors
     /// The range does not lie in the slice. `InvalidInput` before Linux 5.14; `OutOfMemory`.
@@ -248,7 +248,7 @@ fn check(offset: usize, len: usize, size: usize) -> Result<(), OutOfBounds> {
 #[cfg(any(test, feature = "testing"))]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 impl SharedSlice {
-    /// Which pages of the slice are mapped, by number.
+    /// Numbers of the mapped pages of the slice.
     ///
     /// # Panics
     /// /proc cannot be read.
@@ -293,7 +293,7 @@ mod tests {
         let shared = mem.slice(0, 16 * page).unwrap();
         shared.copy_in(2 * page, &[7; 100]).unwrap();
         assert_eq!(shared.pages_there(), [2]);
-        // From the middle of a page, of a part that begins in the middle of a page.
+        // From the middle of a page, in a part with its start in the middle of a page.
         let part = shared.slice(page / 2, 8 * page).unwrap();
         part.populate(2 * page, 3 * page).unwrap();
         assert_eq!(shared.pages_there(), [2, 3, 4, 5]);

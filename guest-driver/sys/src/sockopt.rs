@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Properties of sockets that the kernel reports.
+//! Properties of sockets, reported by the kernel.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -17,7 +17,7 @@ const RECEIVED: usize = 16;
 pub struct TcpCounts {
     /// State, as in `include/net/tcp_states.h`: 1 is ESTABLISHED.
     pub state: u8,
-    /// Bytes that the peer's kernel has acknowledged.
+    /// Bytes acknowledged by the peer's kernel.
     pub acknowledged: u64,
     /// Bytes received.
     pub received: u64,
@@ -26,12 +26,12 @@ pub struct TcpCounts {
 /// Asks the kernel for a connection's counters (TCP_INFO).
 ///
 /// # Errors
-/// It is no TCP socket, or the kernel is older than 4.1.
+/// The socket is not a TCP socket, or the kernel is older than 4.1.
 pub fn tcp_counts(socket: impl AsFd) -> io::Result<TcpCounts> {
     let mut words = [0u64; WORDS];
     let mut length = size_of_val(&words) as libc::socklen_t;
-    // SAFETY: both addresses are those of live variables, and the second holds the length of the
-    // first; any bytes make an integer.
+    // SAFETY: both addresses are of live variables, and the second holds the length of the first; any bytes
+    // make an integer.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -51,24 +51,24 @@ pub fn tcp_counts(socket: impl AsFd) -> io::Result<TcpCounts> {
     Ok(TcpCounts { state, acknowledged: words[ACKED], received: words[RECEIVED] })
 }
 
-/// The process at the other end of a Unix socket, as it was when it connected, or began to listen.
+/// The process at the other end of a Unix socket, at the time of its connect or listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerProcess {
-    /// Its number in this PID namespace. `None`: it is not in it.
+    /// The number in this PID namespace. `None`: the process is in another namespace.
     pub pid: Option<i32>,
-    /// Its effective user in this user namespace.
+    /// The effective user in this user namespace.
     pub uid: u32,
 }
 
 /// Asks the kernel for the process at the other end of a Unix socket (SO_PEERCRED).
 ///
 /// # Errors
-/// It is no Unix socket.
+/// The socket is not a Unix socket.
 pub fn peer_process(socket: impl AsFd) -> io::Result<PeerProcess> {
     let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of_val(&who) as libc::socklen_t;
-    // SAFETY: both addresses are those of live variables, and the second holds the length of the
-    // first; any bytes make three integers.
+    // SAFETY: both addresses are of live variables, and the second holds the length of the first; any bytes
+    // make three integers.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What every room does to a TCP socket.
+//! Common operations on a TCP socket.
 
 use std::io;
 use std::net::TcpStream;
@@ -18,15 +18,15 @@ pub fn reset_tcp(tcp: TcpStream) {
         return;
     }
     let Err(error) = connect_unspec(&tcp) else { return };
-    // A filter of the process's system calls may forbid that. A close with a linger time of zero
-    // sends RST as well.
+    // A filter of the process's system calls may forbid the call. A close with a linger time of zero sends
+    // RST as well.
     tracing::debug!(%error, "connect to no address");
     if let Err(error) = sockopt::set_socket_linger(&tcp, Some(Duration::ZERO)) {
         tracing::debug!(%error, "SO_LINGER");
     }
 }
 
-/// Bytes that were written and that the peer's kernel has not acknowledged (SIOCOUTQ).
+/// Written bytes not acknowledged by the peer's kernel (SIOCOUTQ).
 ///
 /// # Errors
 /// The socket is none of TCP, or listens.
@@ -35,7 +35,7 @@ pub fn unacknowledged(tcp: &TcpStream) -> io::Result<usize> {
     ask_for_bytes(tcp, libc::TIOCOUTQ)
 }
 
-/// Bytes that were written and that the kernel has not sent (SIOCOUTQNSD).
+/// Written bytes not sent by the kernel (SIOCOUTQNSD).
 ///
 /// # Errors
 /// The socket is none of TCP, or listens.

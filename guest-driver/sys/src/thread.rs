@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use crate::own_memory::{is_future_locked, note_own_stack};
 use crate::process::resource_limit;
 
-/// Stack of a thread that asks for no size, bytes.
+/// Default size of a thread's stack, bytes.
 pub const USUAL_STACK: usize = 2 << 20;
 
-/// Starts a thread of this project, of which a program in the same process is not to notice. `stack`:
-/// the size of its stack, bytes.
+/// Starts a thread of this project, unnoticed by a program in the same process. `stack`: the size of the
+/// thread's stack, bytes.
 ///
 /// # Errors
-/// There can be no thread, or no memory for it.
+/// There can be no thread, or there is no memory for the thread.
 pub fn start_thread<T: Send + 'static>(
     name: &str,
     stack: usize,
@@ -48,11 +48,11 @@ struct Starter {
 
 static STARTER: OnceLock<Starter> = OnceLock::new();
 
-/// Has another thread start all threads from now on. The kernel refuses them to one whose children will
-/// be in another PID namespace.
+/// Starts all threads in another thread from now on. The kernel refuses new threads to a thread whose
+/// children will be in another PID namespace.
 ///
 /// # Errors
-/// As [`start_thread`].
+/// The errors of [`start_thread`].
 pub fn start_threads_elsewhere() -> io::Result<()> {
     if STARTER.get().is_some() {
         return Ok(());
@@ -64,9 +64,9 @@ pub fn start_threads_elsewhere() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether libc has memory for the description of a thread: without it the standard library would end
-/// the process. A program that has locked all that it may lock can have no more, and neither can one
-/// that has used up its address space or its data.
+/// Whether libc has memory for the description of a thread: without such memory the standard library would
+/// end the process. A program at its limit of locked memory can have no more, and neither can a program at
+/// its limit of address space or data.
 fn can_start_thread() -> io::Result<()> {
     const ENOUGH: usize = 16 << 10;
     let is_limited = |resource| resource_limit(resource).is_some();
@@ -82,18 +82,18 @@ fn can_start_thread() -> io::Result<()> {
     is_there.then_some(()).ok_or(io::ErrorKind::OutOfMemory.into())
 }
 
-/// What has become of a thread.
+/// The fate of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JoinOutcome {
-    /// It has ended.
+    /// The thread has ended.
     Ended,
-    /// It has panicked.
+    /// The thread has panicked.
     Panicked,
-    /// It did not end in time, and runs on by itself.
+    /// The thread did not end in time, and runs on by itself.
     Runs,
 }
 
-/// Waits for the end of a thread that was told to end, no longer than `limit`. A thread that waits for
+/// Waits for the end of a thread already told to end, for at most `limit`. A thread in a wait for
 /// descriptors cannot be told if the program has closed them.
 pub fn join_within(thread: JoinHandle<()>, limit: Duration) -> JoinOutcome {
     let deadline = Instant::now() + limit;

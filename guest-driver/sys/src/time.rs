@@ -16,20 +16,20 @@ pub fn timespec(timeout: Duration) -> Timespec {
     }
 }
 
-/// What a clock of the kernel shows.
+/// The time of a kernel clock.
 ///
-/// libc reads it, because `rustix` panics on a kernel whose vDSO lacks another function
-/// (`__vdso_getcpu`), as that of user-mode Linux does.
+/// libc reads the clock, because `rustix` panics on a kernel whose vDSO lacks another function
+/// (`__vdso_getcpu`), such as user-mode Linux.
 pub fn read_clock(clock: ClockId) -> Timespec {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a timespec that libc may write. It knows each of these clocks.
+    // SAFETY: libc may write to `time`, and knows each of these clocks.
     let read = unsafe { libc::clock_gettime(clock as libc::clockid_t, &mut time) };
     debug_assert_eq!(read, 0, "{clock:?}");
     Timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec }
 }
 
-/// The processor time that a process has used until now: in its own code and in the kernel, by all
-/// threads that it has or had.
+/// The processor time used by a process until now: in its own code and in the kernel, by all present and
+/// past threads.
 ///
 /// # Errors
 /// There is no such process.
@@ -40,7 +40,7 @@ pub fn processor_time(pid: u32) -> io::Result<Duration> {
     let pid = i32::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
     let clock = (!pid << 3) | SCHED;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a timespec that the kernel may write, and the kernel checks the clock.
+    // SAFETY: the kernel may write to `time`, and checks the clock.
     if unsafe { libc::clock_gettime(clock, &mut time) } != 0 {
         return Err(io::Error::last_os_error());
     }

@@ -17,22 +17,22 @@ use super::process::effective_user;
 /// Connects to a Unix socket. If the queue of the socket is full, the call waits for `timeout`.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`]: the queue is full. [`io::ErrorKind::PermissionDenied`]: this user
-/// may not connect, or the socket is in a directory of this user's and another one than root has
-/// made it. Others: no program listens there.
+/// [`io::ErrorKind::WouldBlock`]: the queue is full. [`io::ErrorKind::PermissionDenied`]: this user may not
+/// connect, or the socket is in a directory of this user and its maker is neither this user nor root.
+/// Others: no program listens there.
 pub fn connect_unix(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
     connect_kind(path, timeout, SocketType::STREAM)
 }
 
-/// As [`connect_unix`], to a socket of packets.
+/// Variant of [`connect_unix`] for a socket of packets.
 ///
 /// # Errors
-/// As [`connect_unix`].
+/// The errors of [`connect_unix`].
 pub fn connect_unix_packets(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
     connect_kind(path, timeout, SocketType::SEQPACKET)
 }
 
-/// Whether an error of [`connect_unix`] says that the socket is one of packets.
+/// Whether an error of [`connect_unix`] means a socket of packets.
 pub fn is_other_kind(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EPROTOTYPE)
 }
@@ -69,8 +69,8 @@ fn owner_of_directory(path: &Path) -> io::Result<u32> {
     Ok(std::fs::metadata(directory.unwrap_or(Path::new(".")))?.uid())
 }
 
-/// Whether a process of the user `listener` may have made a socket in a directory of `owner`, for
-/// `user` to connect to. In another user's directory that user decides.
+/// Whether a process of the user `listener` may have made a socket in a directory of `owner`, for `user` to
+/// connect to. In another user's directory the owner decides.
 fn may_listen(listener: u32, owner: u32, user: u32) -> bool {
     owner != user || listener == user || listener == 0
 }

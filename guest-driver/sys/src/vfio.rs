@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! VFIO without an IOMMU, by which this process drives a PCI function.
+//! VFIO without an IOMMU, to drive a PCI function from this process.
 //!
 //! Numbers and structures are those of `linux/vfio.h`. A group can be open only once in a system,
 //! so only one process can have a device. When its last descriptor and mapping are closed, also by
@@ -111,7 +111,7 @@ pub enum VfioError {
     /// The kernel has no mode without IOMMU.
     #[error("the kernel has no VFIO without IOMMU (CONFIG_VFIO_NOIOMMU)")]
     NoNoIommu,
-    /// Not all devices of the group are bound to VFIO.
+    /// A device of the group is not bound to VFIO.
     #[error("its group is not viable: another device of it has a driver of the kernel")]
     NotViable,
 }
@@ -123,7 +123,7 @@ pub struct VfioRegion {
     pub size: u64,
     /// Offset in the device's file.
     pub offset: u64,
-    /// Whether it can be mapped.
+    /// Whether the region can be mapped.
     pub mappable: bool,
 }
 
@@ -169,7 +169,7 @@ impl VfioDevice {
     /// The place of a region.
     ///
     /// # Errors
-    /// Those of ioctl(2) (there is no such region).
+    /// The errors of ioctl(2) (there is no such region).
     pub fn region(&self, index: u32) -> io::Result<VfioRegion> {
         let argsz = size_of::<RegionInfo>() as u32;
         let mut info = RegionInfo { argsz, index, ..RegionInfo::default() };
@@ -181,18 +181,18 @@ impl VfioDevice {
         })
     }
 
-    /// Reads from a region that is not mapped.
+    /// Reads from an unmapped region.
     ///
     /// # Errors
-    /// Those of pread(2).
+    /// The errors of pread(2).
     pub fn read(&self, region: VfioRegion, at: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.device.read_exact_at(bytes, region.offset.saturating_add(at))
     }
 
-    /// Writes to a region that is not mapped.
+    /// Writes to an unmapped region.
     ///
     /// # Errors
-    /// Those of pwrite(2).
+    /// The errors of pwrite(2).
     pub fn write(&self, region: VfioRegion, at: u64, bytes: &[u8]) -> io::Result<()> {
         self.device.write_all_at(bytes, region.offset.saturating_add(at))
     }
@@ -200,7 +200,7 @@ impl VfioDevice {
     /// Maps a part of a region, without accessing it.
     ///
     /// # Errors
-    /// Those of mmap(2).
+    /// The errors of mmap(2).
     pub fn map(&self, region: VfioRegion, at: u64, len: usize) -> io::Result<Arc<SharedMem>> {
         SharedMem::from_fd_at(&self.device, region.offset.saturating_add(at), len)
     }
@@ -208,7 +208,7 @@ impl VfioDevice {
     /// The number of interrupts of a kind.
     ///
     /// # Errors
-    /// Those of ioctl(2) (there is no such kind).
+    /// The errors of ioctl(2) (there is no such kind).
     pub fn irqs(&self, kind: VfioIrq) -> io::Result<u32> {
         let argsz = size_of::<IrqInfo>() as u32;
         let mut info = IrqInfo { argsz, index: kind as u32, ..IrqInfo::default() };
@@ -219,7 +219,7 @@ impl VfioDevice {
     /// Makes the interrupts of a kind, from 0, signal these eventfds.
     ///
     /// # Errors
-    /// Those of ioctl(2), or there are too many eventfds.
+    /// The errors of ioctl(2), or there are too many eventfds.
     pub fn set_irqs(&self, kind: VfioIrq, events: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut set = irq_set(kind, IRQ_DATA_EVENTFD, events.len());
         if events.len() > MAX_VECTORS {
@@ -233,7 +233,7 @@ impl VfioDevice {
 
     /// Turns the interrupts of a kind off.
     pub fn clear_irqs(&self, kind: VfioIrq) {
-        // An error does not matter, because closing the device turns them off, too.
+        // An error does not matter, because closing the device also turns them off.
         let mut set = irq_set(kind, IRQ_DATA_NONE, 0);
         let _ = exchange(&self.device, DEVICE_SET_IRQS, &mut set);
     }
@@ -271,18 +271,17 @@ fn failed(what: &str) -> impl FnOnce(io::Error) -> VfioError {
     move |source| VfioError::System { what, source }
 }
 
-/// Makes a request whose argument is a number.
+/// Makes a request with a number as its argument.
 fn call(file: &File, request: u32, argument: i32) -> io::Result<i32> {
-    // SAFETY: the requests that take a number (`GET_API_VERSION`, `CHECK_EXTENSION`, `SET_IOMMU`)
-    // touch no memory of this process.
+    // SAFETY: the requests with a number (`GET_API_VERSION`, `CHECK_EXTENSION`, `SET_IOMMU`) touch no
+    // memory of this process.
     check(unsafe { libc::ioctl(file.as_raw_fd(), request.into(), libc::c_long::from(argument)) })
 }
 
-/// Makes a request whose argument is a structure that the kernel reads, and may fill.
+/// Makes a request with a structure as its argument, read and maybe filled by the kernel.
 fn exchange<T>(file: &File, request: u32, argument: &mut T) -> io::Result<i32> {
-    // SAFETY: every caller passes the structure that belongs to the request, whose size it states
-    // in `argsz` where the request has one; it is borrowed for the call and all bit patterns are
-    // values of its fields.
+    // SAFETY: every caller passes the structure of the request, with its size in `argsz` where the request
+    // has one; the structure is borrowed for the call and all bit patterns are values of its fields.
     check(unsafe {
         libc::ioctl(file.as_raw_fd(), request.into(), std::ptr::from_mut(argument).cast::<u8>())
     })
@@ -290,7 +289,7 @@ fn exchange<T>(file: &File, request: u32, argument: &mut T) -> io::Result<i32> {
 
 fn get_device(group: &File, name: &str) -> io::Result<File> {
     let name = CString::new(name)?;
-    // SAFETY: `name` is a terminated string that lives for the call and is only read.
+    // SAFETY: `name` is a terminated string, alive for the call and only read.
     let raw = check(unsafe {
         libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD.into(), name.as_ptr())
     })?;
