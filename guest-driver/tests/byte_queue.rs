@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The memory that all queues of a process share. The test takes all of it, so it has a process of
-//! its own.
+//! The memory shared by all queues of a process. The test uses up the memory, and so has a process of its
+//! own.
 
 use guest_driver::interpose::ByteQueue;
 
-/// Bytes that all queues of a process have at most.
+/// Most bytes in all queues of a process.
 const LIMIT: usize = 128 << 20;
 
 #[test]

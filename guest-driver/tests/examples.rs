@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The examples do what their first lines say: each server echoes to each client, by SMC-D where
-//! both have a device, else by TCP.
+//! The examples work as their first lines say: each server echoes to each client, by SMC-D where both have a
+//! device, else by TCP.
 //!
-//! The programs are those that cargo has built in `examples/`, and the daemon runs in this process.
+//! Cargo has built the programs in `examples/`, and the daemon runs in this process.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::io::{BufRead, BufReader, Read};
@@ -15,7 +15,7 @@ use std::time::Duration;
 use vhost_device_ism::Daemon;
 use vhost_device_ism::config::GuestSpec;
 
-/// The examples that echo. Those under tokio are only built with the feature.
+/// The echo examples. The tokio example is only built with the feature.
 const ECHO: &[&str] = if cfg!(feature = "tokio") {
     &["blocking", "poller", "tokio"]
 } else {
@@ -80,7 +80,7 @@ fn without_device(name: &str, role: &str, address: &str) -> Command {
     command
 }
 
-/// A server that ends with the test.
+/// A server, killed at the end of the test.
 struct Server {
     child: Child,
     out: BufReader<ChildStdout>,
@@ -97,7 +97,7 @@ impl Server {
         Server { child, out, address }
     }
 
-    /// Ends it, and returns what it has said of its connections.
+    /// Ends the server, and returns its output about connections.
     fn end(mut self) -> Vec<String> {
         self.child.kill().unwrap();
         let mut said = String::new();
@@ -113,7 +113,7 @@ impl Drop for Server {
     }
 }
 
-/// Runs a client to its end, and returns the lines that it prints.
+/// Runs a client to its end, and returns its printed lines.
 fn run(mut client: Command) -> Vec<String> {
     let mut child = client.spawn().unwrap();
     let mut out = child.stdout.take().unwrap();
@@ -131,7 +131,7 @@ fn run(mut client: Command) -> Vec<String> {
     text.unwrap().lines().map(str::to_owned).collect()
 }
 
-/// The lines about connections say that all of them are carried by `what`.
+/// Checks the carrier `what` in the lines about connections.
 fn assert_carried_by(what: &str, lines: &[String]) {
     assert!(!lines.is_empty());
     for line in lines {
@@ -139,7 +139,7 @@ fn assert_carried_by(what: &str, lines: &[String]) {
     }
 }
 
-/// Runs the clients against a server, and checks what both ends say.
+/// Runs the clients against a server, and checks the output of both ends.
 fn check(fabric: &Fabric, server: &str, clients: &[&str]) {
     let running = Server::start(fabric.command(server, "server", "127.0.0.1:0"));
     for client in clients {

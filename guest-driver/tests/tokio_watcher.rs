@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How tasks of tokio learn that their SMC connections are ready.
+//! Wake-ups of tokio's tasks waiting for SMC connections.
 #![cfg(feature = "tokio")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
@@ -17,7 +17,7 @@ use tokio::runtime::{Builder, Runtime};
 use vhost_device_ism::Daemon;
 use vhost_device_ism::config::GuestSpec;
 
-/// A test that counts descriptors runs alone in its process.
+/// A test counting descriptors runs alone in its process.
 static ALONE: RwLock<()> = RwLock::new(());
 
 /// A fabric with one device for servers and one for clients.
@@ -146,7 +146,7 @@ fn a_task_is_woken_however_long_nothing_has_come() {
                     assert_eq!(byte, [n as u8]);
                     times.push(begun.elapsed());
                 }
-                // Without wake-ups it would be found once a second.
+                // Without wake-ups the byte would be found once a second.
                 times.sort_unstable();
                 assert!(times[times.len() / 2] < Duration::from_millis(300), "{times:?}");
             });
@@ -177,7 +177,7 @@ fn a_runtime_that_was_busy_loses_no_wake_up() {
                     got
                 }));
             }
-            // All of them wait, and perhaps the runtime sleeps.
+            // Every task waits, and perhaps the runtime sleeps.
             tokio::time::sleep(Duration::from_millis(20)).await;
             // No thread of the runtime is left while the bytes come.
             let blocked = (0..3)
@@ -332,7 +332,7 @@ fn each_runtime_wakes_its_own_tasks_and_takes_nobody_with_it() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     });
     drop(one);
-    // Nobody wakes it any more, and it is told so.
+    // No thread wakes the task any more, and the read reports the shutdown.
     let (byte, error) = other.block_on(waits).unwrap();
     assert_eq!(byte, *b"x");
     assert!(error.unwrap_err().to_string().contains("shut down"));

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A blocked sender hears soon what its peer has read, although the peer's application is in no
-//! call.
+//! A blocked sender soon learns of its peer's reads, although the peer's application is in no call.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::io::{Read, Write};

@@ -12,8 +12,8 @@ use smc_rendezvous::{Options, Rendezvous};
 /// One test at a time: the cgroup is the process's.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Runs a test in a new network namespace, in a cgroup of its own. Where that is not allowed the
-/// test is skipped aloud; in CI (`CI=true`) it fails.
+/// Runs a test in a new network namespace, in a cgroup of its own. Without the rights for both, the test is
+/// skipped with a message; in CI (`CI=true`) the test fails.
 pub(crate) fn run(test: impl FnOnce() + Send) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let bed = match Bed::make() {
@@ -22,7 +22,7 @@ pub(crate) fn run(test: impl FnOnce() + Send) {
             panic!("TCP options cannot be tested here: {why}")
         }
         Err(why) => {
-            // Past what the test harness keeps to itself.
+            // Written past the output capture of the test harness.
             let _ = writeln!(io::stderr(), "SKIPPED, nothing was tested: {why}");
             return;
         }
@@ -51,7 +51,7 @@ impl Bed {
         let probe = Rendezvous::attach(Options::default()).map_err(|why| why.to_string())?;
         let parent = probe.cgroup().expect("it attached").to_owned();
         drop(probe);
-        // A thread that leaves is lost for anything else.
+        // After leaving its network, a thread is of no further use.
         let able = std::thread::spawn(leave_network).join();
         able.map_err(|_| "no thread")?.map_err(|error| {
             format!("a network namespace: {error}; it takes CAP_SYS_ADMIN (`sudo -E cargo test`)")
@@ -73,7 +73,7 @@ impl Drop for Bed {
     }
 }
 
-/// Removes a cgroup. The kernel calls it busy until what was in it a moment ago is all gone.
+/// Removes a cgroup. The kernel reports a busy cgroup until its last processes are gone.
 fn remove(cgroup: &Path) -> io::Result<()> {
     let mut left = 100;
     loop {
@@ -89,7 +89,7 @@ fn move_to(cgroup: &Path) -> io::Result<()> {
     fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string())
 }
 
-/// The calling thread, and those it starts, go on in a network of their own.
+/// Moves the calling thread, and the threads started by this thread, to a network of their own.
 fn leave_network() -> io::Result<()> {
     // SAFETY: descriptor tables stay shared, only the network changes.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET)? };

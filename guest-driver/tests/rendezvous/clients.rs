@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a server knows of its clients without a system call.
+//! A server's knowledge of its clients without a system call.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn a_client_without_the_option_is_known_without_a_call() {
         let (_wire, parent) = (Wire::honest(), attach());
         let passed = parent.pass_on().unwrap();
         let child = Rendezvous::adopt(&passed.to_string(), Policy::default()).unwrap();
-        // The last one has IPv4 clients whose addresses it sees in the form of IPv6.
+        // The last listener sees IPv4 clients by addresses in the form of IPv6.
         let dual = TcpListener::from(socket(&"[::]:0".parse().unwrap()));
         rustix::net::bind(&dual, &"[::]:0".parse::<SocketAddr>().unwrap()).unwrap();
         assert!(parent.listen(&dual).unwrap());
@@ -63,7 +63,7 @@ fn a_client_without_the_option_is_known_without_a_call() {
     });
 }
 
-/// It is known as one without the option: nobody waits for its Proposal, and nobody resets it.
+/// The client counts as a client without the option: no server waits for its Proposal or resets it.
 #[test]
 fn a_client_that_is_not_answered_is_none_that_may_speak_smc() {
     bed::run(|| {
@@ -80,8 +80,7 @@ fn a_client_that_is_not_answered_is_none_that_may_speak_smc() {
     });
 }
 
-/// A connection that waits to be accepted is counted, however long, and a SYN that is sent again is
-/// one.
+/// A connection waiting for accept(2) is counted, however long, and a retransmitted SYN is counted once.
 #[test]
 fn a_client_with_the_option_is_never_taken_for_one_without() {
     bed::run(|| {
@@ -112,13 +111,13 @@ fn no_process_writes_what_is_known_of_clients() {
     bed::run(|| {
         let rendezvous = attach();
         let fd = *rendezvous.descriptors().last().unwrap();
-        // SAFETY: the number is that of a descriptor that is open.
+        // SAFETY: the number is the number of an open descriptor.
         let map = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
         for (protection, allowed) in [
             (rustix::mm::ProtFlags::READ, true),
             (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, false),
         ] {
-            // SAFETY: a new mapping, which nobody uses.
+            // SAFETY: a new mapping, not in use elsewhere.
             let mapped = unsafe {
                 rustix::mm::mmap(
                     std::ptr::null_mut(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What processes without capabilities do with a grant of their cgroup.
+//! Use of a cgroup's grant by processes without capabilities.
 
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
@@ -123,7 +123,7 @@ fn only_a_cgroup_below_the_root_is_granted() {
     });
 }
 
-/// A process may call the options with what it likes.
+/// A process may call the options with any value.
 #[test]
 fn other_values_are_left_to_the_kernel_which_knows_no_such_option() {
     bed::run(|| {
@@ -147,7 +147,7 @@ fn other_values_are_left_to_the_kernel_which_knows_no_such_option() {
     });
 }
 
-/// A socket asks for one connection. After a failure it may go to a server that SMC is not for.
+/// A socket asks for one connection. After a failure the socket may go to a server without SMC.
 fn asks_once(rendezvous: &Rendezvous) {
     let (closed, listener) =
         (TcpListener::bind(any(0)).unwrap(), rendezvous.bind(&any(0)).unwrap());
@@ -160,7 +160,7 @@ fn asks_once(rendezvous: &Rendezvous) {
     rendezvous.unmark(&client).unwrap();
     rustix::net::connect(&client, &to).unwrap();
     assert_eq!(rendezvous.peer_speaks_smc(listener.accept().unwrap().0), Some(false));
-    // It may ask again.
+    // The client may ask again.
     rustix::net::connect_unspec(&client).unwrap();
     assert!(rendezvous.want(&client, &to).unwrap());
     rustix::net::connect(&client, &to).unwrap();

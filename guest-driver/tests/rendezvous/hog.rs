@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Somebody else's eBPF program, which takes all the room for options.
+//! An eBPF program of another owner, using up the room for options.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-/// On which segment the room is taken: the value of its TCP flags.
+/// The segment without room: the value of its TCP flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum On {
     Syn = 2,
     SynAck = 18,
 }
 
-/// Takes the 20 bytes that Linux leaves free, as long as the descriptor is open.
+/// Takes the 20 bytes left free by Linux, as long as the descriptor is open.
 pub(crate) fn attach(cgroup: &Path, on: On) -> io::Result<OwnedFd> {
     // code, destination and source register, offset, constant
     let program: [(u8, u8, u8, i16, i32); 35] = [
@@ -79,13 +79,13 @@ pub(crate) fn attach(cgroup: &Path, on: On) -> io::Result<OwnedFd> {
 }
 
 fn bpf(command: i32, attributes: &mut [u64]) -> io::Result<OwnedFd> {
-    // SAFETY: all that the attributes point to lives until the call is over.
+    // SAFETY: the memory behind the attributes lives until the call is over.
     let fd = unsafe {
         libc::syscall(libc::SYS_bpf, command, attributes.as_mut_ptr(), size_of_val(attributes))
     };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made it.
+    // SAFETY: the kernel has just made the descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

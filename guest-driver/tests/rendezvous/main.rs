@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! TCP option 254 on a wire: who sends it, who answers, who knows.
+//! TCP option 254 on a wire: its senders, its answers, and the knowledge of both ends.
 //!
-//! Needs what a rendezvous needs, and a network namespace: root. Elsewhere these tests are skipped.
+//! Needs the preconditions of a rendezvous, and a network namespace: root. Elsewhere these tests are skipped.
 
 #![allow(clippy::unwrap_used, reason = "a step that fails fails the test")]
 
@@ -25,7 +25,7 @@ use smc_rendezvous::{
 };
 use wire::{Fate, HERE, THERE, Wire, there};
 
-/// As both ends send it; the kernel fills up to a multiple of four with NOPs.
+/// The option in the form of both ends; the kernel fills up to a multiple of four with NOPs.
 const OPTION: [u8; 8] = [254, 6, 0xe2, 0xd4, 0xc3, 0xd9, 1, 1];
 
 fn attach() -> Arc<Rendezvous> {
@@ -62,13 +62,13 @@ fn ask_at(rendezvous: &[&Arc<Rendezvous>], to: SocketAddr) -> TcpStream {
     socket.into()
 }
 
-/// A client that does not.
+/// A client without a request for SMC.
 fn plain(server: &TcpListener) -> TcpStream {
     TcpStream::connect(there(server.local_addr().unwrap())).unwrap()
 }
 
-/// The options 254 of the SYNs (`false`) and SYN-ACKs (`true`), with what fills them up. What is
-/// sent again is there once.
+/// The options 254 of the SYNs (`false`) and SYN-ACKs (`true`), with their padding. Retransmissions are
+/// listed once.
 fn options(wire: &Wire) -> Vec<(bool, Vec<u8>)> {
     let mut different = Vec::new();
     for found in all_options(wire) {
@@ -83,7 +83,7 @@ fn all_options(wire: &Wire) -> Vec<(bool, Vec<u8>)> {
     let seen = wire.seen().into_iter();
     seen.map(|segment| {
         let mut rest = &segment.options[..];
-        // Ours is the last one: it, and all that follows.
+        // Our option is the last: the result is the option with all following bytes.
         while let [kind, tail @ ..] = rest {
             match kind {
                 254 => return (segment.synack, rest.to_vec()),
@@ -108,17 +108,17 @@ fn talk(mut client: &TcpStream, mut server: &TcpStream) {
     assert_eq!(&bytes, b"pong");
 }
 
-/// Nobody sent the option.
+/// No end sent the option.
 fn silence() -> [(bool, Vec<u8>); 2] {
     [(false, Vec::new()), (true, Vec::new())]
 }
 
-/// Only the client sent it.
+/// Only the client sent the option.
 fn unanswered() -> [(bool, Vec<u8>); 2] {
     [(false, OPTION.to_vec()), (true, Vec::new())]
 }
 
-/// Both sent it.
+/// Both ends sent the option.
 fn answered() -> [(bool, Vec<u8>); 2] {
     [(false, OPTION.to_vec()), (true, OPTION.to_vec())]
 }
@@ -218,7 +218,7 @@ fn a_listener_that_is_withdrawn_answers_no_more_and_its_neighbour_does() {
             rendezvous.pause(&one).unwrap();
             let paused = ask(&[&rendezvous], &one);
             assert_eq!(rendezvous.peer_speaks_smc(&paused), Some(false));
-            // It is known of each client whether it was answered.
+            // Each client is known as answered or not.
             let answered = [(); 2].map(|()| rendezvous.peer_speaks_smc(one.accept().unwrap().0));
             assert_eq!(answered, [Some(true), Some(false)]);
             // Another listener of the port, on another address.
@@ -235,7 +235,7 @@ fn a_listener_that_is_withdrawn_answers_no_more_and_its_neighbour_does() {
             let accepted = one.accept().unwrap().0;
             assert_eq!(rendezvous.peer_speaks_smc(&accepted), Some(false));
             assert_eq!(rendezvous.peer_speaks_smc(ask_at(&[&rendezvous], other)), Some(true));
-            // It stays so, whoever asks for it.
+            // The port stays silent after any further call.
             let _ = rendezvous.listen(&one);
             let later = ask(&[&rendezvous], &one);
             assert_eq!(rendezvous.peer_speaks_smc(&later), Some(false));
@@ -252,7 +252,7 @@ fn a_listener_that_listens_already_can_be_named() {
         assert_eq!(options(&wire), unanswered());
         match rendezvous.listen(&listener) {
             Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {
-                // Past what the test harness keeps to itself.
+                // Written past the output capture of the test harness.
                 let _ = writeln!(std::io::stderr(), "SKIPPED, not tested: {error}");
                 return;
             }
@@ -296,23 +296,23 @@ fn a_middlebox_that_strips_the_option_costs_nothing() {
     }
 }
 
-/// What some peer sends instead, whether that is SMC, on either side.
+/// Options of other peers, with the expected result (SMC or not), on either side.
 // Shows: OPT-2, OPT-3.
 #[test]
 fn takes_what_linux_takes() {
     for (bytes, smc) in [
-        // As Linux lays it out.
+        // The layout of Linux.
         ([1, 1, 254, 6, 0xe2, 0xd4, 0xc3, 0xd9], true),
-        // Longer, as versions to come may have it; odd, and somebody else's experiment.
+        // Longer, as in possible later versions; odd, and another owner's experiment.
         ([254, 8, 0xe2, 0xd4, 0xc3, 0xd9, 7, 7], true),
         ([254, 7, 0xe2, 0xd4, 0xc3, 0xd9, 7, 1], false),
         ([254, 6, 0xe2, 0xd4, 0xc3, 0xc4, 1, 1], false),
         ([254, 6, 0xf9, 0x89, 0xc3, 0xd9, 1, 1], false),
         ([254, 4, 0xe2, 0xd4, 1, 1, 1, 1], false),
         ([253, 6, 0xe2, 0xd4, 0xc3, 0xd9, 1, 1], false),
-        // A length that leaves the header.
+        // A length beyond the header.
         ([254, 60, 0xe2, 0xd4, 0xc3, 0xd9, 1, 1], false),
-        // Fast Open, too: nobody knows what its data would be.
+        // Fast Open, too: the protocol of its data would be unknown.
         ([34, 2, 254, 6, 0xe2, 0xd4, 0xc3, 0xd9], false),
     ] {
         for syn in [true, false] {
@@ -363,7 +363,7 @@ fn what_is_lost_is_sent_again_with_the_option() {
     }
 }
 
-/// A cookie cannot remember that the client asked (as in Linux).
+/// A cookie cannot remember the client's option (as in Linux).
 #[test]
 fn syn_cookies_do_not_answer() {
     bed::run(|| {
@@ -403,13 +403,13 @@ fn an_option_without_room_is_left_out() {
     }
 }
 
-/// A listener may have been prepared by another program, which says nothing of ours.
+/// Another program may have prepared a listener, regardless of our programs.
 #[test]
 fn a_listener_of_another_program_is_left_alone() {
     bed::run(|| {
         let wire = Wire::honest();
         let rendezvous = attach();
-        // It has itself called back for every listener, and takes room on SYNs only.
+        // The other program gets callbacks for every listener, and takes room on SYNs only.
         let _other = hog::attach(rendezvous.cgroup().unwrap(), On::Syn).unwrap();
         let answering = rendezvous.bind(&any(0)).unwrap();
         let listener = TcpListener::bind(any(0)).unwrap();
@@ -592,7 +592,7 @@ fn a_policy_keeps_a_listener_silent() {
     });
 }
 
-/// What sockets make of it, in every combination of ends.
+/// The resulting actions of sockets, in every combination of ends.
 // Shows: OPT-8, OPT-9, OPT-13, SOCK-7.
 #[test]
 fn proposals_are_sent_and_awaited_only_where_both_ends_agree() {
@@ -629,7 +629,7 @@ fn a_rendezvous_can_be_passed_on() {
     bed::run(|| {
         let (wire, parent) = (Wire::honest(), attach());
         let passed = parent.pass_on().unwrap();
-        // What a child inherits.
+        // The rendezvous inherited by a child.
         let child = Rendezvous::adopt(&passed.to_string(), Policy::default()).unwrap();
         drop((passed, parent));
         let late = TcpListener::bind(any(0)).unwrap();
@@ -663,8 +663,7 @@ fn adopts_only_what_was_passed_on() {
     });
 }
 
-/// A server has to ask the kernel only for the connections of clients that may have sent the option.
-/// A process may give up its rights after it has attached.
+/// A process may give up its capabilities after attaching.
 #[test]
 fn works_without_capabilities_afterwards() {
     bed::run(|| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What `SmcStream` and `SmcListener` make of the option.
+//! Handling of the option by `SmcStream` and `SmcListener`.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,7 +18,7 @@ use super::{any, ask_at, attach, bed};
 /// A test waits this long for a server to end a connection.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A fabric of two.
+/// A fabric of two devices.
 struct Fabric {
     _daemon: Daemon,
     dir: PathBuf,
@@ -46,7 +46,7 @@ impl Fabric {
         let mut config = Config::new(self.dir.join(name));
         config.rendezvous = mode;
         config.rendezvous_options.policy = Policy::parse(policy).unwrap();
-        // Whoever waits for this is noticed.
+        // A wait for this time-out is noticed.
         config.detect_timeout = Duration::from_secs(20);
         config
     }
@@ -62,7 +62,7 @@ fn here(listener: &SmcListener) -> SocketAddr {
     there(listener.local_addr().unwrap())
 }
 
-/// The server speaks first, which a server that looks for a Proposal finds hardest.
+/// The server speaks first: the hardest case for a server waiting for a Proposal.
 fn greet(mut server: impl Write, mut client: impl Read) {
     server.write_all(b"220 ready").unwrap();
     let mut banner = [0; 9];
@@ -175,7 +175,7 @@ fn stripped_options_leave_tcp() {
     }
 }
 
-/// The server speaks first, to a client that does not know that its Proposal is awaited.
+/// The server speaks first, to a client unaware of its awaited Proposal.
 // Shows: OPT-16.
 #[test]
 fn a_server_that_speaks_first_does_so_if_no_proposal_has_come() {
@@ -194,7 +194,7 @@ fn a_server_that_speaks_first_does_so_if_no_proposal_has_come() {
     });
 }
 
-/// The server has answered a client that it knows to speak SMC.
+/// The server has answered a client known to speak SMC.
 // Shows: ERR-9.
 #[test]
 fn where_the_option_is_required_one_that_is_stripped_from_the_synack_only_is_the_end() {
@@ -250,7 +250,7 @@ fn where_both_ends_sent_the_option_only_clc_goes_on() {
             client.write_all(&bytes).unwrap();
             assert_ended(client, what);
         }
-        // A Decline that takes its time is one.
+        // A late Decline is still a Decline.
         let mut client = ask();
         std::thread::sleep(Duration::from_millis(300));
         client.write_all(&with(&[4, 0, 28, 0x10])).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A wire that can be looked at and tampered with: a TUN device whose packets come back, with their
-//! addresses exchanged, as if a second host had the same sockets.
+//! A wire for observing and changing packets: a TUN device returning its packets with exchanged addresses,
+//! like a second host with the same sockets.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -12,40 +12,38 @@ use std::thread::JoinHandle;
 
 use crate::bed::ip;
 
-/// Where servers listen.
+/// Addresses of listening servers.
 pub(crate) const HERE: [&str; 2] = ["10.77.0.1", "fd77::1"];
-/// Where clients find them.
+/// Addresses of the servers for clients.
 pub(crate) const THERE: [&str; 2] = ["10.77.0.2", "fd77::2"];
 
-/// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Pass,
     Lose,
 }
 
-/// The wire, until it is dropped.
+/// The wire, ended on drop.
 pub(crate) struct Wire {
     seen: Arc<Mutex<Vec<Segment>>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A SYN or a SYN-ACK as it came onto the wire.
+/// A SYN or a SYN-ACK in its form on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) synack: bool,
-    /// The TCP options.
     pub(crate) options: Vec<u8>,
 }
 
 impl Wire {
-    /// A wire that carries everything.
+    /// A wire without changes to packets.
     pub(crate) fn honest() -> Wire {
         Wire::new(|_| Fate::Pass)
     }
 
-    /// A wire with somebody in the middle.
+    /// A wire with a middlebox.
     pub(crate) fn new(mut middle: impl FnMut(&mut Packet) -> Fate + Send + 'static) -> Wire {
         let mut tun = open().expect("a TUN device");
         ip("addr add 10.77.0.1/24 dev wire");
@@ -78,7 +76,7 @@ impl Wire {
         Wire { seen, stop, thread: Some(thread) }
     }
 
-    /// The SYNs and SYN-ACKs so far; they are seen once.
+    /// The new SYNs and SYN-ACKs; each is returned once.
     pub(crate) fn seen(&self) -> Vec<Segment> {
         std::mem::take(&mut self.seen.lock().unwrap())
     }
@@ -93,7 +91,7 @@ impl Drop for Wire {
     }
 }
 
-/// The address of a server as its clients see it.
+/// The address of a server from the view of its clients.
 pub(crate) fn there(server: SocketAddr) -> SocketAddr {
     let address = THERE[usize::from(server.is_ipv6())];
     SocketAddr::new(address.parse::<IpAddr>().unwrap(), server.port())
@@ -114,7 +112,7 @@ fn open() -> io::Result<File> {
 /// A TCP segment in its IP packet.
 pub(crate) struct Packet {
     bytes: Vec<u8>,
-    /// Where TCP begins.
+    /// Offset of the TCP header.
     tcp: usize,
 }
 
@@ -153,7 +151,7 @@ impl Packet {
         }
     }
 
-    /// Exchanges the addresses, which no checksum notices.
+    /// Exchanges the addresses, without an effect on checksums.
     fn turn_round(&mut self) {
         let (from, length) = if self.bytes[0] >> 4 == 4 { (12, 4) } else { (8, 16) };
         let (left, right) = self.bytes[from..from + 2 * length].split_at_mut(length);

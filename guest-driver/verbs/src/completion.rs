@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Completion queues, and the channel that wakes threads which wait for completions.
+//! Completion queues, and the channel to wake threads waiting for completions.
 
 use std::fmt;
 use std::io::IoSliceMut;
@@ -28,10 +28,10 @@ unsafe impl Send for Channel {}
 unsafe impl Sync for Channel {}
 
 impl Channel {
-    /// A new channel, whose reads never block.
+    /// A new channel with non-blocking reads.
     ///
     /// # Errors
-    /// Those of `ibv_create_comp_channel`.
+    /// Errors of `ibv_create_comp_channel`.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Channel>, VerbsError> {
         // SAFETY: the context is open.
         let raw = unsafe { (context.functions().ibv_create_comp_channel)(context.raw()) };
@@ -43,10 +43,10 @@ impl Channel {
     }
 
     /// Takes and acknowledges up to `limit` completion events, and calls `seen` with the queue of
-    /// each. Returns how many there were. The events that are left keep the descriptor readable.
+    /// each. Returns the number of events. Remaining events keep the descriptor readable.
     ///
-    /// Each `Cq::arm` causes one event at most. This takes one system call per event and one more,
-    /// or one for many events where the kernel arms the queues (soft-RoCE).
+    /// Each `Cq::arm` causes one event at most. A call takes one system call per event and one
+    /// more, or one for many events if the kernel arms the queues (soft-RoCE).
     pub fn drain(&self, limit: usize, mut seen: impl FnMut(CqId)) -> usize {
         let mut unacknowledged = Unacknowledged {
             functions: self.context.functions(),
@@ -102,7 +102,7 @@ impl Channel {
         let buffers = buffers.get_mut(..wanted.min(AT_ONCE)).unwrap_or_default();
         let got = rustix::io::readv(self, buffers).unwrap_or(0) / size_of::<u64>();
         for event in events.iter().take(got) {
-            // An event names a queue by the address that the library gave the kernel.
+            // An event names a queue by the address passed to the kernel by the library.
             let name = u64::from_ne_bytes(*event);
             let cq: *mut ffi::Cq = std::ptr::with_exposed_provenance_mut(name as usize);
             unacknowledged.add(cq);
@@ -113,8 +113,8 @@ impl Channel {
     }
 }
 
-/// Events that were taken and are not acknowledged yet, all of the same queue. Most events of one
-/// queue follow each other, so one call acknowledges several.
+/// Taken, unacknowledged events of one queue. Most events of one queue follow each other, so one
+/// call acknowledges several.
 struct Unacknowledged {
     functions: &'static Functions,
     cq: *mut ffi::Cq,
@@ -148,15 +148,15 @@ impl Drop for Unacknowledged {
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel owns the descriptor, which stays open as long as the channel lives.
+        // SAFETY: the channel owns the descriptor, open as long as the channel lives.
         unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().fd) }
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: the library made the channel, this destroys it once, and its queues, which held
-        // an `Arc` of it, are gone.
+        // SAFETY: the library made the channel, `drop` destroys the channel once, and all queues
+        // with an `Arc` of the channel are gone.
         let code =
             unsafe { (self.context.functions().ibv_destroy_comp_channel)(self.raw.as_ptr()) };
         if code != 0 {
@@ -173,8 +173,8 @@ impl fmt::Debug for Channel {
 
 /// A completion queue.
 ///
-/// It must have room for a completion of every signaled request and every receive of its queue
-/// pairs. A queue that has overrun can no longer be used.
+/// The queue must have room for a completion of every signaled request and every receive of its
+/// queue pairs. A queue after an overrun can no longer be used.
 pub struct Cq {
     raw: NonNull<ffi::Cq>,
     poll: ffi::PollCq,
@@ -193,11 +193,11 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    /// A queue with room for `entries` completions at least. A thread can wait for its completions
-    /// if it has a channel, which must be of the same device.
+    /// A queue with room for `entries` completions at least. A channel lets threads wait for
+    /// completions; queue and channel must belong to the same device.
     ///
     /// # Errors
-    /// Those of `ibv_create_cq` (more entries than the device can have).
+    /// Errors of `ibv_create_cq` (more entries than the device can have).
     pub fn new(
         context: &Arc<Context>,
         entries: u32,
@@ -210,12 +210,12 @@ impl Cq {
         let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         let notices = channel.map_or(std::ptr::null_mut(), |channel| channel.raw.as_ptr());
         let mark = std::ptr::without_provenance_mut(id);
-        // SAFETY: the context is open, and the channel is one of it or null. The library returns
-        // the mark, which is a number, and does not dereference it.
+        // SAFETY: the context is open, and the channel belongs to the context or is null. The
+        // library returns the mark, a number, and does not dereference the mark.
         let raw =
             unsafe { (context.functions().ibv_create_cq)(context.raw(), wanted, mark, notices, 0) };
         let raw = NonNull::new(raw).ok_or_else(|| VerbsError::last("ibv_create_cq"))?;
-        // SAFETY: the library made both, and filled the table when it opened the device.
+        // SAFETY: the library made both, and filled the table when opening the device.
         let (ops, cqe, handle) =
             unsafe { (&(*raw.as_ref().context).ops, raw.as_ref().cqe, raw.as_ref().handle) };
         let (Some(poll), Some(arm)) = (ops.poll_cq, ops.req_notify_cq) else {
@@ -235,28 +235,29 @@ impl Cq {
         }))
     }
 
-    /// The number by which completion events and asynchronous events name it.
+    /// The queue's number in completion events and asynchronous events.
     pub fn id(&self) -> CqId {
         self.id
     }
 
-    /// Completions for which it has room.
+    /// The capacity of the queue, completions.
     pub fn entries(&self) -> u32 {
         self.entries
     }
 
-    /// Its channel, if it has one.
+    /// The channel, if the queue has one.
     pub fn channel(&self) -> Option<&Arc<Channel>> {
         self.channel.as_ref()
     }
 
-    /// The device to which it belongs.
+    /// The device of the queue.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Takes completions, oldest first, into the start of `into`, and returns how many. It makes no
-    /// system call. If it returns fewer than `into` has room for, the queue is empty.
+    /// Takes completions, oldest first, into the start of `into`, and returns their number. Makes
+    /// no system call. If the call returns fewer completions than `into` has room for, the queue is
+    /// empty.
     ///
     /// # Errors
     /// The queue has overrun and can no longer be used.
@@ -264,21 +265,21 @@ impl Cq {
     pub fn poll(&self, into: &mut [Completion]) -> Result<usize, VerbsError> {
         let room = i32::try_from(into.len()).unwrap_or(i32::MAX);
         // SAFETY: the queue lives, and `into` has room for `room` completions. `Completion` has the
-        // layout of the structure that the library fills in.
+        // layout of the library's structure.
         let count = unsafe { (self.poll)(self.raw.as_ptr(), room, into.as_mut_ptr().cast()) };
         usize::try_from(count).map_err(|_| VerbsError::call("ibv_poll_cq", libc::EIO))
     }
 
     /// Arms the queue: the next completion causes one event on the channel. With `solicited_only`
-    /// only a receive does whose sender asked for it. Poll once more afterwards, because a
-    /// completion that came before the arming causes no event.
+    /// only a solicited receive causes an event. Poll once more afterwards, because a completion
+    /// before the arming causes no event.
     ///
     /// By the specification, a failed request causes an event with `solicited_only`, too. The
-    /// software RNIC (rxe) causes none for flushed requests. Do not use `solicited_only` where that
-    /// matters.
+    /// software RNIC (rxe) causes none for flushed requests. Do not use `solicited_only` if flushed
+    /// requests matter.
     ///
     /// # Errors
-    /// Those of `ibv_req_notify_cq`.
+    /// Errors of `ibv_req_notify_cq`.
     #[inline]
     pub fn arm(&self, solicited_only: bool) -> Result<(), VerbsError> {
         if self.kernel.is_some_and(|handle| self.arm_in_kernel(handle, solicited_only)) {
@@ -291,10 +292,10 @@ impl Cq {
         }
     }
 
-    /// Does what `ibv_cmd_req_notify_cq` does, by a write to the command descriptor, as soft-RoCE's
-    /// device library does for requests. The library's function uses a general ioctl, which takes
-    /// longer, and a thread that sleeps for each message arms for each message. `false`: the kernel
-    /// does not accept this write.
+    /// Arms the queue like `ibv_cmd_req_notify_cq`, but by a write to the command descriptor, as
+    /// soft-RoCE's device library posts requests. The library's function uses a general ioctl,
+    /// which takes longer, and a thread sleeping for each message arms for each message. `false`:
+    /// the kernel does not accept this write.
     #[inline]
     fn arm_in_kernel(&self, handle: u32, solicited_only: bool) -> bool {
         let command = ffi::req_notify(handle, solicited_only);
@@ -309,9 +310,9 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        // SAFETY: the library made the queue, this destroys it once, and its queue pairs, which
-        // held an `Arc` of it, are gone. The call waits for events that a `drain` of another thread
-        // has taken and not acknowledged yet.
+        // SAFETY: the library made the queue, `drop` destroys the queue once, and all queue pairs
+        // with an `Arc` of the queue are gone. The call waits for events taken and not yet
+        // acknowledged by a `drain` of another thread.
         let code = unsafe { (self.context.functions().ibv_destroy_cq)(self.raw.as_ptr()) };
         if code != 0 {
             tracing::debug!(code, "a completion queue was not destroyed");
@@ -337,7 +338,7 @@ pub enum Completed {
         /// Length of the message, bytes.
         len: usize,
     },
-    /// A request that this program never posts; its number in `enum ibv_wc_opcode`.
+    /// A request never posted by this program; its number in `enum ibv_wc_opcode`.
     Other(u32),
 }
 

@@ -14,7 +14,7 @@ use smc_core::wire::ids::{Mtu, Qpn};
 use super::library::Functions;
 use super::{CqId, DeviceInfo, GidEntry, VerbsError, device, ffi, gid};
 
-/// Entries of GID tables that the driver reads, at most. Devices have up to a few thousand.
+/// Maximum number of entries read from GID tables. Devices have up to a few thousand.
 const GID_TABLE_LIMIT: usize = 4096;
 
 /// An open RNIC. Its descriptor (`AsFd`) is readable when [`next_async_event`] has an event.
@@ -62,13 +62,13 @@ pub enum PortState {
 /// The present properties of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortInfo {
-    /// Whether it can be used.
+    /// Whether the port can be used.
     pub state: PortState,
     /// Largest payload of a packet, as negotiated with the network.
     pub active_mtu: Mtu,
     /// Largest message (one WRITE or SEND), bytes.
     pub max_message: u32,
-    /// Whether it is an Ethernet port, as RoCE needs.
+    /// Whether the port is an Ethernet port, as RoCE needs.
     pub ethernet: bool,
     /// Number of entries of the GID table.
     pub gid_table_len: u32,
@@ -98,9 +98,9 @@ pub enum AsyncEvent {
     QpFatal(Qpn),
     /// The queue pair is in the error state because it received a malformed request.
     QpRequest(Qpn),
-    /// The queue pair is in the error state because it received a request that is not allowed.
+    /// The queue pair is in the error state because it received a forbidden request.
     QpAccess(Qpn),
-    /// An event of the queue pair that needs no reaction; its number in `enum ibv_event_type`.
+    /// An event of the queue pair without need of a reaction; its number in `enum ibv_event_type`.
     QpNotice(Qpn, u32),
     /// The completion queue has overrun, or cannot be written. Its queue pairs can no longer be
     /// used.
@@ -131,7 +131,7 @@ impl Context {
     /// The limits of the device.
     ///
     /// # Errors
-    /// Those of `ibv_query_device`.
+    /// Errors of `ibv_query_device`.
     pub fn limits(&self) -> Result<DeviceLimits, VerbsError> {
         let mut attr = ffi::DeviceAttr::EMPTY;
         // SAFETY: the context is open, the library writes the answer to `attr`.
@@ -154,7 +154,7 @@ impl Context {
     /// The present properties of a port; ports count from 1.
     ///
     /// # Errors
-    /// Those of `ibv_query_port` (there is no such port).
+    /// Errors of `ibv_query_port` (no such port).
     pub fn port(&self, port: u8) -> Result<PortInfo, VerbsError> {
         let mut attr = ffi::PortAttr::default();
         // SAFETY: the context is open, the library writes the answer to `attr`.
@@ -177,10 +177,10 @@ impl Context {
         })
     }
 
-    /// The RoCE GIDs of a port that a queue pair can use (index up to 255), by index.
+    /// The RoCE GIDs of a port for use by queue pairs (index up to 255), by index.
     ///
     /// # Errors
-    /// Those of `ibv_query_gid_table`. A library that is too old has none: the entries then come
+    /// Errors of `ibv_query_gid_table`. An old library lacks the function: the entries then come
     /// from sysfs.
     pub fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbsError> {
         let Some(query) = self.functions._ibv_query_gid_table else {
@@ -199,7 +199,7 @@ impl Context {
         Ok(entries.filter_map(gid::entry_of).collect())
     }
 
-    /// The number of entries of the tables of all ports, which the library returns in one call.
+    /// The number of entries of the tables of all ports, for one call of the library.
     fn gid_table_len(&self) -> Result<usize, VerbsError> {
         let mut len = 0;
         for port in 1..=self.limits()?.ports {
@@ -217,12 +217,13 @@ impl Context {
         if code != 0 {
             return None;
         }
-        // SAFETY: the library has filled it in, since it returned success.
+        // SAFETY: the library has filled in the event and returned success.
         let mut event = unsafe { event.assume_init() };
-        // SAFETY: the element is the arm that belongs to the type. The object to which it points
-        // exists until the event is acknowledged, since its destruction waits for that.
+        // SAFETY: the element is the arm for the type. The event's object exists until the event is
+        // acknowledged, since destruction waits for the acknowledgement.
         let seen = unsafe { interpret(&event) };
-        // SAFETY: the library has just returned the event, and this acknowledges it once.
+        // SAFETY: the library has just returned the event, and the call acknowledges the event
+        // once.
         unsafe { (self.functions.ibv_ack_async_event)(&raw mut event) };
         Some(seen)
     }
@@ -231,17 +232,18 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// The descriptor by which the kernel takes commands.
+    /// The descriptor for commands to the kernel.
     #[inline]
     pub(super) fn command_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context owns the descriptor, which stays open as long as the context lives.
+        // SAFETY: the context owns the descriptor, open as long as the context lives.
         unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).cmd_fd) }
     }
 
-    /// Whether the device library leaves the arming of completion queues to the kernel, as that of
-    /// soft-RoCE does. Others write a doorbell of the device, and count completion events for that.
+    /// Whether the device library leaves the arming of completion queues to the kernel, as
+    /// soft-RoCE does. Other libraries write a doorbell of the device, and count completion events
+    /// for the doorbell.
     pub(super) fn kernel_arms(&self) -> bool {
-        // SAFETY: the context is open, and the library filled the table when it opened the device.
+        // SAFETY: the context is open, and the library filled the table when opening the device.
         let arm = unsafe { (*self.raw.as_ptr()).ops.req_notify_cq };
         match (arm, self.functions.ibv_cmd_req_notify_cq) {
             (Some(arm), Some(by_kernel)) => std::ptr::fn_addr_eq(arm, by_kernel),
@@ -257,7 +259,7 @@ impl Context {
 /// # Safety
 /// `event` came from the library and is not acknowledged yet.
 unsafe fn interpret(event: &ffi::AsyncEvent) -> AsyncEvent {
-    // SAFETY: this arm is read only for the types to which it belongs (see the caller).
+    // SAFETY: this arm is read only for its own types (see the caller).
     let port = || u8::try_from(unsafe { event.element.port_num }).unwrap_or(0);
     // SAFETY: as above, and the object exists.
     let qp = || Qpn::new(unsafe { event.element.qp.as_ref().map_or(0, |qp| qp.qp_num) });
@@ -285,15 +287,15 @@ pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
 
 impl AsFd for Context {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context owns the descriptor, which stays open as long as the context lives.
+        // SAFETY: the context owns the descriptor, open as long as the context lives.
         unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).async_fd) }
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the library opened it, and this closes it once. All objects that were made with
-        // it held an `Arc` of it, and are gone.
+        // SAFETY: the library opened the device, and `drop` closes the device once. All objects
+        // made with an `Arc` of the context are gone.
         let code = unsafe { (self.functions.ibv_close_device)(self.raw()) };
         if code != 0 {
             tracing::debug!(device = self.info.name(), code, "closing an RDMA device failed");

@@ -10,7 +10,7 @@ use rustix::fs::{Access, access};
 use super::library::{Functions, functions};
 use super::{NetDevice, VerbsError, VerbsUnavailable, ffi, gid};
 
-/// An RNIC that this process may open.
+/// An RNIC accessible to this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     name: String,
@@ -56,17 +56,16 @@ impl List {
         Ok(List { functions, start, len: usize::try_from(count).unwrap_or(0) })
     }
 
-    /// The devices, with pointers that are valid while the list lives.
+    /// The devices, with pointers valid as long as the list.
     pub(super) fn entries(&self) -> impl Iterator<Item = (*mut ffi::Device, DeviceInfo)> + '_ {
         (0..self.len).filter_map(|i| {
-            // SAFETY: the list has `len` entries, which are pointers to devices that live as
-            // long as the list.
+            // SAFETY: the list has `len` entries, pointers to devices as long-lived as the list.
             let (device, entry) = unsafe {
                 let device = *self.start.add(i);
                 (device, device.as_ref()?)
             };
-            // SMC-R needs channel adapters with the InfiniBand transport, which RoCE uses. Others
-            // (iWARP) cannot carry it.
+            // SMC-R needs channel adapters with the InfiniBand transport, the transport of RoCE.
+            // Other transports (iWARP) cannot carry SMC-R.
             if entry.node_type != ffi::NODE_CA || entry.transport_type != ffi::TRANSPORT_IB {
                 return None;
             }
@@ -81,7 +80,7 @@ impl List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: `start` came from ibv_get_device_list, and this frees it once.
+        // SAFETY: `start` came from ibv_get_device_list, and `drop` frees the list once.
         unsafe { (self.functions.ibv_free_device_list)(self.start) };
     }
 }
@@ -93,10 +92,10 @@ fn text(chars: &[c_char]) -> Option<String> {
     (!text.is_empty() && !text.contains('/')).then(|| text.to_owned())
 }
 
-/// The RNICs of this machine that this process may open, one at least.
+/// The RNICs of this machine accessible to this process, one at least.
 ///
 /// # Errors
-/// Why there is none.
+/// [`VerbsUnavailable`] says why there is none.
 pub fn devices() -> Result<Vec<DeviceInfo>, VerbsUnavailable> {
     let list = List::new()?;
     usable(list.entries().map(|(_, info)| info), |node| {
@@ -120,7 +119,7 @@ fn usable(
     }
 }
 
-/// Opens the device that now has this name.
+/// Opens the device now having the name in `info`.
 pub(super) fn open(
     info: &DeviceInfo,
 ) -> Result<(&'static Functions, *mut ffi::Context), VerbsError> {
@@ -129,7 +128,7 @@ pub(super) fn open(
     let Some((device, _)) = list.entries().find(|(_, entry)| entry.name == info.name) else {
         return Err(VerbsError::Gone(info.name.clone()));
     };
-    // SAFETY: the device is one of the list, which still lives; an open device outlives it.
+    // SAFETY: the device is in the live list; an open device outlives it.
     let context = unsafe { (functions.ibv_open_device)(device) };
     if context.is_null() {
         let source = io::Error::last_os_error();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The declarations of `<infiniband/verbs.h>` that this room uses, for 64-bit Linux.
+//! The declarations of `<infiniband/verbs.h>` used by this crate, for 64-bit Linux.
 //!
 //! These are the structures and numbers of the stable interface of `libibverbs.so.1` (symbol
 //! version IBVERBS_1.1 and later), written by hand: a generator would bring a C compiler's parser
-//! into the build, and ten times the lines. The tests below compare every size and offset with
-//! what a C compiler prints for the header of rdma-core 44. To check them again, or to add a
-//! structure, install libibverbs-dev and print `sizeof` and `offsetof` of it:
+//! into the build, and ten times the lines. The tests below compare every size and offset with a C
+//! compiler's output for the header of rdma-core 44. To repeat the check, or to add a structure,
+//! install libibverbs-dev and print `sizeof` and `offsetof`:
 //!
 //! ```c
 //! #include <infiniband/verbs.h>
@@ -14,9 +14,8 @@
 //! int main(void) { printf("%zu %zu\n", sizeof(struct ibv_wc), offsetof(struct ibv_wc, qp_num)); }
 //! ```
 //!
-//! (`bindgen --allowlist-type 'ibv_(wc|send_wr|…)'` over the same header gives the same fields.)
-//! Values that the library chooses are integers here and never Rust enums: a number that is not
-//! known must be representable.
+//! Values chosen by the library are integers here and never Rust enums: an unknown number must be
+//! representable.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -24,7 +23,7 @@ use std::marker::PhantomData;
 /// `int`-sized C enum.
 pub(super) type Enum = u32;
 
-/// A part of a structure that only the library reads.
+/// A part of a structure for the library's own use.
 type Opaque = PhantomData<*mut u8>;
 
 #[repr(C)]
@@ -43,8 +42,8 @@ pub(super) type ReqNotifyCq = unsafe extern "C" fn(*mut Cq, c_int) -> c_int;
 pub(super) type PostSend = unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int;
 pub(super) type PostRecv = unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int;
 
-/// The table through which the header's inline functions call the device's own library. Entries
-/// are `None` where a device has no such operation.
+/// The operations of the device's own library, called by the header's inline functions. Entries are
+/// `None` for operations unknown to the device.
 #[repr(C)]
 pub(super) struct ContextOps {
     before_poll: [*mut c_void; 11],
@@ -138,7 +137,7 @@ pub(super) struct Sge {
     pub(super) lkey: u32,
 }
 
-/// `struct ibv_send_wr` with the one arm of its unions that RC writes and sends use.
+/// `struct ibv_send_wr` with the one arm of its unions used by RC writes and sends.
 #[repr(C)]
 pub(super) struct SendWr {
     pub(super) wr_id: u64,
@@ -220,7 +219,7 @@ pub(super) struct QpInitAttr {
     pub(super) sq_sig_all: c_int,
 }
 
-/// `union ibv_gid`, which contains two 8-byte numbers.
+/// `union ibv_gid`, with two 8-byte numbers.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default)]
 pub(super) struct GidBytes(pub(super) [u8; 16]);
@@ -313,7 +312,7 @@ pub(super) struct PortAttr {
     pub(super) link_layer: u8,
     pub(super) flags: u8,
     port_cap_flags2: u16,
-    /// Not a part of the structure: room for a library in which the structure is longer.
+    /// Not a part of the structure: room for a library with a longer structure.
     spare: [u8; 12],
 }
 
@@ -337,7 +336,7 @@ pub(super) struct DeviceAttr {
     pub(super) max_pkeys: u16,
     pub(super) local_ca_ack_delay: u8,
     pub(super) phys_port_cnt: u8,
-    /// Not a part of the structure: room for a library in which the structure is longer.
+    /// Not a part of the structure: room for a library with a longer structure.
     pub(super) spare: [u64; 8],
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Entries of a port's GID table, as the library returns them and as sysfs has them.
+//! Entries of a port's GID table, from the library or from sysfs.
 //!
-//! The library's `ibv_query_gid_table` returns all entries in one call. It came with rdma-core 34.
-//! Where it is missing, `Context::gids` reads sysfs, which has a file for each attribute.
+//! The library's `ibv_query_gid_table` returns all entries in one call, since rdma-core 34. With an
+//! older library `Context::gids` reads sysfs, with one file for each attribute.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -12,9 +12,9 @@ use smc_core::wire::ids::{Gid, Mac};
 
 use super::ffi;
 
-/// Last index that an address handle can name.
+/// Last index in the range of an address handle.
 const LAST_INDEX: u32 = 255;
-/// Missing entries after which a table in sysfs is taken to have no more.
+/// Missing entries in sysfs after which the table is taken to end.
 const GAP: u32 = 16;
 
 /// The format of packets from a GID.
@@ -29,14 +29,14 @@ pub enum GidKind {
 /// A network device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NetDevice {
-    /// Number of the interface; 0 if the kernel does not name it.
+    /// Number of the interface; 0 if the kernel reports none.
     pub index: u32,
     /// Name of the interface in this network namespace.
     pub name: String,
 }
 
 impl NetDevice {
-    /// Its present Ethernet address; `None` if it has none or is gone.
+    /// The interface's present Ethernet address; `None` if the interface has none or is gone.
     pub fn mac(&self) -> Option<Mac> {
         #[cfg(feature = "double")]
         if let Some(mac) = super::double::mac() {
@@ -50,13 +50,13 @@ impl NetDevice {
 /// An entry of a port's GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Index in the table, by which a queue pair names it.
+    /// Index in the table, as used by queue pairs.
     pub index: u8,
     /// The GID.
     pub gid: Gid,
     /// The format of packets.
     pub kind: GidKind,
-    /// The network device that has the address; `None` if it is in another network namespace.
+    /// The network device with the address; `None` if the device is in another network namespace.
     pub net_device: Option<NetDevice>,
 }
 
@@ -75,7 +75,7 @@ pub(super) fn entry_of(entry: &ffi::GidEntry) -> Option<GidEntry> {
 
 fn interface_name(index: u32) -> Option<String> {
     let mut name = [0u8; libc::IF_NAMESIZE];
-    // SAFETY: the buffer has the length that the function wants.
+    // SAFETY: the buffer has the length required by the function.
     let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) };
     if found.is_null() {
         return None;
@@ -89,7 +89,7 @@ fn interface_index(name: &str) -> u32 {
     unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
-/// The directory of sysfs that describes a port.
+/// The directory of a port in sysfs.
 pub(super) fn port_dir(device: &str, port: u8) -> PathBuf {
     Path::new("/sys/class/infiniband").join(device).join("ports").join(port.to_string())
 }

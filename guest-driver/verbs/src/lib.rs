@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! RDMA verbs: safe types over `libibverbs.so.1`.
 //!
-//! The first call opens the library, so that a program also runs on a machine without it. That a
-//! machine has no RDMA is an ordinary result of [`devices`]: [`VerbsUnavailable`].
+//! The first call opens the library, so a program also runs on a machine without the library. A
+//! machine without RDMA is an ordinary result of [`devices`]: [`VerbsUnavailable`].
 //!
 //! [`Context`] is an open RNIC with its ports, GIDs and asynchronous events. [`Pd`] is a protection
 //! domain. [`Memory`] and [`Mr`] are memory and its registration. [`Channel`] and [`Cq`] deliver
-//! completions. [`Qp`] is a reliable connected queue pair whose state is part of its type. Each
-//! object holds the objects that it needs, so a program can drop them in any order.
+//! completions. [`Qp`] is a reliable connected queue pair with its state in its type. Each object
+//! holds its dependencies, so a program can drop them in any order.
 //!
-//! The room leaves out keys for all memory (a key is always that of one [`Memory`]), RDMA reads and
-//! atomics. It also leaves out writes with immediate data, because they make a Linux peer parse a
-//! receive buffer again that it has already parsed.
+//! The crate leaves out keys for all memory (a key always belongs to one [`Memory`]), RDMA reads
+//! and atomics. Writes with immediate data are left out too, because they make a Linux peer parse a
+//! receive buffer twice.
 //!
-//! Several threads may use any object at once; the library takes the locks that this needs.
+//! Several threads may use any object at once; the library takes the necessary locks.
 //!
 //! ```no_run
 //! use smc_verbs::{Context, Cq, Payload, Pd, Qp, QpCaps, QpNumber, RemoteEnd, Work, devices};
@@ -31,10 +31,10 @@
 //! # }
 //! ```
 //!
-//! After a fork, the child must not use any of these objects. It must not access registered memory,
-//! which it shares with the parent or, on kernels before 5.12, does not have. It may execute
-//! another program, because the descriptors are close-on-exec. A fork does not disturb the parent:
-//! registered memory is shared memory, whose pages stay where the device accesses them. On old
+//! After a fork, the child must not use any of these objects. The child must not access registered
+//! memory: the memory is shared with the parent or, on kernels before 5.12, missing. The child may
+//! execute another program, because the descriptors are close-on-exec. A fork does not disturb the
+//! parent: registered memory is shared memory, and its pages stay in place for the device. On old
 //! kernels `ibv_fork_init` makes the library keep its own queues in place, too.
 
 mod completion;
@@ -71,7 +71,7 @@ use thiserror::Error;
 /// Why this process cannot use RDMA. None of these is a fault.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum VerbsUnavailable {
-    /// The library is not installed, or too old. The text is that of the loader.
+    /// The library is not installed, or too old. The text comes from the loader.
     #[error("no RDMA library: {0}")]
     Library(String),
     /// The library is installed, but the machine has no RNIC.
@@ -97,7 +97,7 @@ pub enum VerbsError {
     Call {
         /// The function of the library.
         call: &'static str,
-        /// Its error.
+        /// The error of the call.
         source: io::Error,
     },
     /// Memory could not be pinned: RLIMIT_MEMLOCK counts it, or the machine is out of memory.

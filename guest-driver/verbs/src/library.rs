@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `libibverbs.so.1`, opened by the first call that needs it.
+//! `libibverbs.so.1`, opened on first use.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
@@ -27,7 +27,7 @@ macro_rules! functions {
                         VerbsUnavailable::Library(format!("it has no {}", stringify!($name)))
                     })?;
                     // SAFETY: the library's function of this name has this signature, because the
-                    // library exports it with the symbol version that the header describes.
+                    // library exports the function with the header's symbol version.
                     let $name = unsafe {
                         std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>($name)
                     };
@@ -78,8 +78,8 @@ functions! {
     }
 }
 
-/// A shared library. It is never closed, because the device libraries that it loads do not expect
-/// that.
+/// A shared library, never closed: the device libraries loaded by `libibverbs` do not expect an
+/// unload.
 struct Library(*mut c_void);
 
 impl Library {
@@ -98,7 +98,7 @@ impl Library {
 
     fn symbol(&self, name: &str) -> Option<*mut c_void> {
         let name = CStr::from_bytes_with_nul(name.as_bytes()).ok()?;
-        // SAFETY: the handle is that of a library that stays loaded, the name a C string.
+        // SAFETY: the handle belongs to a library never unloaded, the name a C string.
         let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         (!found.is_null()).then_some(found)
     }
@@ -114,15 +114,15 @@ fn string(text: *const c_char) -> String {
 }
 
 /// Whether the kernel keeps pinned pages with the parent when a process forks (Linux 5.12 does).
-/// Otherwise the library has to keep them out of the child, with a system call per registration,
-/// and the kernel kills a child that accesses them.
+/// Otherwise the library has to keep pinned pages out of the child, with a system call per
+/// registration, and the kernel kills a child accessing such pages.
 fn forks_are_safe(functions: &Functions) -> bool {
     const UNNEEDED: u32 = 2;
-    // SAFETY: no argument; it asks the kernel.
+    // SAFETY: the function takes no argument and asks the kernel.
     functions.ibv_is_fork_initialized.is_some_and(|state| unsafe { state() } == UNNEEDED)
 }
 
-/// Opens a library by name and finds all functions in it.
+/// Opens a library by name and finds all functions.
 fn load(name: &CStr) -> Result<Functions, VerbsUnavailable> {
     if cfg!(not(target_pointer_width = "64")) {
         return Err(VerbsUnavailable::Library(
@@ -132,13 +132,13 @@ fn load(name: &CStr) -> Result<Functions, VerbsUnavailable> {
     let functions = Functions::find(&Library::open(name)?)?;
     if !forks_are_safe(&functions) {
         // SAFETY: no argument, and no other function of the library has been called before. A
-        // failure does not matter for a program that does not fork.
+        // failure does not matter for a program without forks.
         let _ = unsafe { (functions.ibv_fork_init)() };
     }
     Ok(functions)
 }
 
-/// The functions of the library, which the first call loads.
+/// The functions of the library, loaded by the first call.
 pub(super) fn functions() -> Result<&'static Functions, VerbsUnavailable> {
     #[cfg(feature = "double")]
     if let Some(double) = super::double::calls::functions() {
@@ -148,7 +148,7 @@ pub(super) fn functions() -> Result<&'static Functions, VerbsUnavailable> {
     LOADED.get_or_init(|| load(c"libibverbs.so.1")).as_ref().map_err(Clone::clone)
 }
 
-/// The error of a function that returns an error number (or -1 with `errno` set).
+/// The error of a function returning an error number (or -1 with `errno` set).
 pub(super) fn error_of(code: c_int) -> io::Error {
     match code {
         -1 => io::Error::last_os_error(),

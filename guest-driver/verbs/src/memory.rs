@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory that devices read and peers write, and its registration.
+//! Memory for reads by devices and writes by peers, and its registration.
 
 use std::fmt;
 use std::io;
@@ -14,8 +14,7 @@ use smc_core::wire::ids::Rkey;
 use super::{Context, VerbsError, ffi};
 use ism_sys::{OutOfBounds, SharedMem, SharedSlice, sealed_memfd};
 
-/// A protection domain. A queue pair can only use memory that is registered in its own domain
-/// (LG-51).
+/// A protection domain. A queue pair can only use memory registered in its own domain (LG-51).
 pub struct Pd {
     raw: NonNull<ffi::Pd>,
     context: Arc<Context>,
@@ -30,7 +29,7 @@ impl Pd {
     /// A new domain.
     ///
     /// # Errors
-    /// Those of `ibv_alloc_pd`.
+    /// Errors of `ibv_alloc_pd`.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Pd>, VerbsError> {
         // SAFETY: the context is open.
         let raw = unsafe { (context.functions().ibv_alloc_pd)(context.raw()) };
@@ -38,7 +37,7 @@ impl Pd {
         Ok(Arc::new(Pd { raw, context: Arc::clone(context) }))
     }
 
-    /// The device to which it belongs.
+    /// The device of the domain.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -50,8 +49,8 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: the library made the domain, this frees it once, and all objects in it, which
-        // held an `Arc` of it, are gone.
+        // SAFETY: the library made the domain, `drop` frees the domain once, and all objects with
+        // an `Arc` of the domain are gone.
         let code = unsafe { (self.context.functions().ibv_dealloc_pd)(self.raw()) };
         if code != 0 {
             tracing::debug!(code, "a protection domain was not freed");
@@ -65,22 +64,22 @@ impl fmt::Debug for Pd {
     }
 }
 
-/// Address of the next memory, as devices and peers see it. It does not start at zero, which some
-/// implementations take for "none".
+/// Address of the next memory in the view of devices and peers. The first address is not zero,
+/// because some implementations take zero for "none".
 static NEXT_ADDRESS: AtomicU64 = AtomicU64::new(1 << 32);
 /// Addresses are multiples of this, bytes: the largest size of pages other than huge pages.
 const ADDRESS_STEP: u64 = 64 << 10;
 
-/// Zeroed memory in whole pages that can be registered with devices. Peers may then write it at any
-/// time, so this process accesses it by copies and atomics only ([`SharedSlice`]).
+/// Zeroed memory in whole pages for registration with devices. Peers may then write the memory at
+/// any time, so this process accesses it by copies and atomics only ([`SharedSlice`]).
 ///
-/// It is shared memory, so that a fork of this process does not separate it from the device. It
-/// lives until its last registration and its last view are gone.
+/// The memory is shared, so a fork of this process does not separate the memory from the device.
+/// The mapping lives until the last registration and the last view are gone.
 #[derive(Debug)]
 pub struct Memory {
     all: SharedSlice,
-    // The address of the first byte in work requests and for peers, if the library can register it
-    // under another address than its own. Peers then do not learn addresses of this process.
+    // The address of the first byte in work requests and for peers, if the library can register
+    // memory under a chosen address. Peers then do not learn addresses of this process.
     address: u64,
 }
 
@@ -98,13 +97,13 @@ impl Memory {
         let mem = SharedMem::from_fd(file.as_fd(), size).map_err(fail)?;
         let beyond = |_| fail(io::ErrorKind::InvalidInput.into());
         let all = mem.slice(0, size).map_err(beyond)?;
-        // A gap follows each memory, so that an address just beyond its end belongs to no memory.
+        // A gap follows each memory, so an address just beyond its end belongs to no memory.
         let room = (size as u64).next_multiple_of(ADDRESS_STEP) + ADDRESS_STEP;
         let address = NEXT_ADDRESS.fetch_add(room, Ordering::Relaxed);
         Ok(Arc::new(Memory { all, address }))
     }
 
-    /// A view of all of it. The view keeps the memory alive, but no registration.
+    /// A view of the whole memory. The view keeps the memory alive, but no registration.
     pub fn slice(&self) -> &SharedSlice {
         &self.all
     }
@@ -149,14 +148,15 @@ impl Memory {
 /// Access rights to registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The local device may read and write it for local requests: send buffers, receive buffers.
+    /// The local device may read and write the memory for local requests: send buffers, receive
+    /// buffers.
     Local,
-    /// Peers that know the key may also write it, but not read it: RMBs.
+    /// Peers knowing the key may also write the memory, but not read it: RMBs.
     RemoteWrite,
 }
 
-/// A registration of one [`Memory`] in one protection domain. The keys are valid as long as it
-/// lives.
+/// A registration of one [`Memory`] in one protection domain. The keys are valid for the life of
+/// the registration.
 pub struct Mr {
     raw: NonNull<ffi::Mr>,
     lkey: u32,
@@ -167,15 +167,15 @@ pub struct Mr {
     memory: ManuallyDrop<Arc<Memory>>,
 }
 
-// SAFETY: a registration is a handle; the library allows any thread to end it.
+// SAFETY: a registration is a handle; any thread may deregister.
 unsafe impl Send for Mr {}
 // SAFETY: as for `Send`; nothing changes through a shared reference.
 unsafe impl Sync for Mr {}
 
 /// A piece of registered memory, for a work request.
 ///
-/// It does not keep the registration alive. If the registration is gone when the device executes
-/// the work request, the request fails.
+/// An `Sge` does not keep the registration alive. If the registration is gone when the device
+/// executes the work request, the request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge(pub(super) ffi::Sge);
 
@@ -185,7 +185,7 @@ impl Sge {
         self.0.length as usize
     }
 
-    /// Whether it has no bytes.
+    /// Whether the piece is empty.
     pub fn is_empty(&self) -> bool {
         self.0.length == 0
     }
@@ -205,8 +205,8 @@ impl Mr {
         let start = std::ptr::with_exposed_provenance_mut(memory.all.address());
         let len = memory.len();
         // For both calls: the domain lives, and `start .. start + len` is mapped, readable and
-        // writable until the registration ends (`Mr::drop` keeps the order). All access of this
-        // program to it expects peers to write at any time.
+        // writable until the registration ends (`Mr::drop` keeps the order). All accesses of this
+        // program expect writes by peers at any time.
         let mut raw = std::ptr::null_mut();
         let mut address = memory.address;
         let mut refused = true;
@@ -229,24 +229,24 @@ impl Mr {
                 _ => VerbsError::Call { call: "ibv_reg_mr", source },
             });
         };
-        // SAFETY: the library made the registration, and does not change it.
+        // SAFETY: the library made the registration, and never changes the keys.
         let (lkey, rkey) = unsafe { (raw.as_ref().lkey, Rkey(raw.as_ref().rkey)) };
         let memory = ManuallyDrop::new(Arc::clone(memory));
         Ok(Mr { raw, lkey, rkey, address, pd: Arc::clone(pd), memory })
     }
 
-    /// The key with which a peer names the memory.
+    /// The peer's key for the memory.
     pub fn rkey(&self) -> Rkey {
         self.rkey
     }
 
-    /// The key with which local work requests name the memory ([`sge`](Self::sge) contains it).
+    /// The key of the memory in local work requests (part of [`sge`](Self::sge)).
     pub fn lkey(&self) -> u32 {
         self.lkey
     }
 
-    /// The address of the first byte in work requests, those of peers and local ones. It is not the
-    /// address in this process, unless library or device are too old for another one.
+    /// The address of the first byte in work requests of peers and of this process. The address
+    /// differs from the address in this process, unless library or device are too old to choose.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -256,12 +256,12 @@ impl Mr {
         &self.memory
     }
 
-    /// The domain in which it is registered.
+    /// The domain of the registration.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
 
-    /// A piece of it for a work request.
+    /// A piece of the memory for a work request.
     ///
     /// # Errors
     /// The piece does not lie in the memory.
@@ -278,13 +278,13 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: the library made the registration, and this ends it once.
+        // SAFETY: the library made the registration, and `drop` ends the registration once.
         let code = unsafe { (self.pd.context.functions().ibv_dereg_mr)(self.raw.as_ptr()) };
         if code == 0 {
-            // SAFETY: no code uses it after this.
+            // SAFETY: no code uses the field afterwards.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         } else {
-            // The device may still access the memory, so it stays mapped for good.
+            // The device may still access the memory, so the memory stays mapped for good.
             tracing::warn!(code, len = self.memory.len(), "memory was not deregistered");
         }
     }

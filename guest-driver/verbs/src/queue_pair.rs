@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Reliable connected queue pairs, whose state is part of their type.
+//! Reliable connected queue pairs with their state in their type.
 //!
-//! A queue pair that has no peer cannot send:
+//! A queue pair without a peer cannot send:
 //!
 //! ```compile_fail,E0599
 //! # use smc_verbs::{Init, Qp};
@@ -42,14 +42,14 @@ use super::{Cq, Pd, PostError, Recv, VerbsError, Work, ffi};
 /// use.
 const MESSAGE: u32 = 44;
 
-// The values that Linux uses for its queue pairs. A peer may rely on them.
+// Linux uses these values for its queue pairs. A peer may rely on them.
 /// Time after which the device repeats an unacknowledged packet: code of 134 ms.
 const TIMEOUT: u8 = 15;
-/// How often the device repeats it.
+/// Number of repetitions of an unacknowledged packet.
 const RETRIES: u8 = 7;
-/// How often the device repeats a packet for which the peer has no receive: without end.
+/// Number of repetitions of a packet without a receive at the peer: unlimited.
 const RNR_RETRIES: u8 = 7;
-/// How long a peer waits if there is no receive here: code of 80 us.
+/// Waiting time of a peer without a receive here: code of 80 us.
 const MIN_RNR_TIMER: u8 = 5;
 /// RDMA reads in flight. There are none, but devices require one at least.
 const READS: u8 = 1;
@@ -96,12 +96,12 @@ pub type QpNumber = Qpn;
 /// The capacity of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpCaps {
-    /// Send requests, those without completion included.
+    /// Send requests, unsignaled requests included.
     pub send_requests: u32,
     /// Receive requests.
     pub receive_requests: u32,
-    /// Bytes that can be sent inline. A device may grant more. If it refuses as much, `Qp::new`
-    /// tries 44 bytes, then none.
+    /// Bytes available for inline sends. A device may grant more. If the device refuses the number,
+    /// `Qp::new` tries 44 bytes, then none.
     pub inline: u32,
 }
 
@@ -124,12 +124,12 @@ impl Hops {
     }
 }
 
-/// The parameters of the peer that a queue pair needs to receive.
+/// The peer's parameters for receiving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteEnd {
     /// GID of the peer, an IP address in version 2 (LG-55). The kernel resolves it to an Ethernet
-    /// address, which takes up to about a second. It takes none from a process, so the MAC of the
-    /// peer's messages is compared and not used (CLCV2-55, LLCV2-23).
+    /// address, within about a second. The kernel accepts no Ethernet address from a process, so
+    /// the MAC of the peer's messages is compared and not used (CLCV2-55, LLCV2-23).
     pub gid: Gid,
     /// Queue pair of the peer.
     pub qp_num: Qpn,
@@ -143,11 +143,11 @@ pub struct RemoteEnd {
     pub hops: Hops,
 }
 
-/// A reliable connected queue pair in the state `S`, or in the error state, which it can enter by
-/// itself (see [`state`](Qp::state)).
+/// A reliable connected queue pair in the state `S`, or in the error state. The device may enter
+/// the error state by itself (see [`state`](Qp::state)).
 ///
-/// Posting allocates nothing, and makes at most one system call per batch: none on devices whose
-/// doorbell is mapped.
+/// Posting allocates nothing, and makes at most one system call per batch: none on devices with a
+/// mapped doorbell.
 pub struct Qp<S> {
     inner: Inner,
     port: u8,
@@ -174,7 +174,7 @@ impl Qp<Reset> {
     /// A new queue pair. Its requests complete in `send_cq`, its receives in `recv_cq`.
     ///
     /// # Errors
-    /// Those of `ibv_create_qp` (more capacity than the device has).
+    /// Errors of `ibv_create_qp` (more capacity than the device has).
     pub fn new(
         pd: &Arc<Pd>,
         send_cq: &Arc<Cq>,
@@ -203,7 +203,7 @@ impl Qp<Reset> {
     /// Assigns a port, and gives the peer write access.
     ///
     /// # Errors
-    /// Those of `ibv_modify_qp`; the queue pair is then destroyed.
+    /// Errors of `ibv_modify_qp`; the queue pair is then destroyed.
     pub fn init(mut self, port: u8) -> Result<Qp<Init>, VerbsError> {
         let mut attr = ffi::QpAttr {
             qp_state: ffi::QPS_INIT,
@@ -222,10 +222,11 @@ impl Qp<Reset> {
 impl Qp<Init> {
     /// Connects the queue pair to its peer. Post receives before.
     ///
-    /// This can take up to about a second, until the kernel knows the Ethernet address of the peer.
+    /// The call can take up to about a second, until the kernel knows the Ethernet address of the
+    /// peer.
     ///
     /// # Errors
-    /// [`VerbsError::Mtu`], or those of `ibv_modify_qp` (no route to the peer); the queue pair is
+    /// [`VerbsError::Mtu`], or errors of `ibv_modify_qp` (no route to the peer); the queue pair is
     /// then destroyed.
     pub fn ready_to_receive(self, remote: &RemoteEnd) -> Result<Qp<ReadyToReceive>, VerbsError> {
         if remote.mtu.bytes().is_err() {
@@ -274,7 +275,7 @@ impl Qp<ReadyToReceive> {
     /// Lets the queue pair send, starting with packet `psn`, as the peer expects.
     ///
     /// # Errors
-    /// Those of `ibv_modify_qp`; the queue pair is then destroyed.
+    /// Errors of `ibv_modify_qp`; the queue pair is then destroyed.
     pub fn ready_to_send(self, psn: Psn) -> Result<Qp<ReadyToSend>, VerbsError> {
         let mut attr = ffi::QpAttr {
             qp_state: ffi::QPS_RTS,
@@ -301,15 +302,15 @@ impl Qp<ReadyToSend> {
     /// In the error state, the queue pair takes requests and completes them as flushed.
     ///
     /// # Errors
-    /// See [`PostError`], which has the number of posted requests.
+    /// See [`PostError`] for the number of posted requests.
     #[inline]
     pub fn post_send(&self, batch: &[Work<'_>]) -> Result<(), PostError> {
         check_inline(batch, self.max_inline())?;
         let inner = &self.inner;
         post_sends(batch, |first, bad| {
             // SAFETY: the queue pair lives. The requests, lists and inline bytes of the chain
-            // `first` outlive the call, which copies them. Keys name the memory that the call does
-            // not copy, so it is registered or the device refuses it.
+            // `first` outlive the call and are copied by the call. Uncopied memory is named by
+            // keys, so the memory is registered or the device refuses it.
             unsafe { (inner.post_send)(inner.raw.as_ptr(), first, bad) }
         })
     }
@@ -319,12 +320,13 @@ impl<S: Receives> Qp<S> {
     /// Posts buffers for messages of the peer, in order.
     ///
     /// # Errors
-    /// See [`PostError`], which has the number of posted requests.
+    /// See [`PostError`] for the number of posted requests.
     pub fn post_recv(&self, batch: &[Recv]) -> Result<(), PostError> {
         let inner = &self.inner;
         post_receives(batch, |first, bad| {
-            // SAFETY: the queue pair lives. The chain `first` outlives the call, which copies it.
-            // Keys name the buffers, so they are registered or the device refuses them.
+            // SAFETY: the queue pair lives. The chain `first` outlives the call and is copied by
+            // the call. Keys name the buffers, so the buffers are registered or the device refuses
+            // them.
             unsafe { (inner.post_recv)(inner.raw.as_ptr(), first, bad) }
         })
     }
@@ -335,50 +337,51 @@ impl<S: sealed::State> Qp<S> {
         Qp { inner: self.inner, port: self.port, state: PhantomData }
     }
 
-    /// Its number, for the peer.
+    /// The number of the queue pair, for the peer.
     pub fn qp_num(&self) -> Qpn {
         self.inner.qp_num
     }
 
-    /// The capacity that the device has granted.
+    /// The capacity granted by the device.
     pub fn caps(&self) -> QpCaps {
         self.inner.caps
     }
 
-    /// Bytes that can be sent inline.
+    /// Bytes available for inline sends.
     #[inline]
     pub fn max_inline(&self) -> usize {
         self.inner.caps.inline as usize
     }
 
-    /// The queue in which its sends complete.
+    /// The completion queue of sends.
     pub fn send_cq(&self) -> &Arc<Cq> {
         &self.inner.send_cq
     }
 
-    /// The queue in which its receives complete.
+    /// The completion queue of receives.
     pub fn recv_cq(&self) -> &Arc<Cq> {
         &self.inner.recv_cq
     }
 
-    /// The protection domain of the memory that it can use.
+    /// The protection domain of the pair's memory.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.inner.pd
     }
 
-    /// Moves it to the error state: all requests, posted before or later, complete as flushed.
+    /// Moves the queue pair to the error state: all requests, posted before or later, complete as
+    /// flushed.
     ///
     /// # Errors
-    /// Those of `ibv_modify_qp`.
+    /// Errors of `ibv_modify_qp`.
     pub fn fail(&self) -> Result<(), VerbsError> {
         let mut attr = ffi::QpAttr { qp_state: ffi::QPS_ERR, ..ffi::QpAttr::default() };
         self.inner.modify(&mut attr, 0)
     }
 
-    /// Whether it is in the error state. Makes a system call.
+    /// Whether the queue pair is in the error state. Makes a system call.
     ///
     /// # Errors
-    /// Those of `ibv_query_qp`.
+    /// Errors of `ibv_query_qp`.
     pub fn state(&self) -> Result<QpState, VerbsError> {
         let mut attr = ffi::QpAttr::default();
         let mut init = Inner::no_attributes();
@@ -435,7 +438,7 @@ impl Inner {
         // SAFETY: domain and queues live, and are of one device.
         let raw = unsafe { (functions.ibv_create_qp)(pd.raw(), &raw mut init) };
         let raw = NonNull::new(raw).ok_or_else(|| VerbsError::last("ibv_create_qp"))?;
-        // SAFETY: the library made both, and filled the table when it opened the device.
+        // SAFETY: the library made both, and filled the table when opening the device.
         let (ops, qp_num) = unsafe { (&(*raw.as_ref().context).ops, raw.as_ref().qp_num) };
         let (Some(post_send), Some(post_recv)) = (ops.post_send, ops.post_recv) else {
             // SAFETY: made above, and destroyed once.
@@ -460,7 +463,7 @@ impl Inner {
 
     fn modify(&self, attr: &mut ffi::QpAttr, mask: i32) -> Result<(), VerbsError> {
         let functions = self.pd.context().functions();
-        // SAFETY: the queue pair lives; `attr` has the attributes that the mask names.
+        // SAFETY: the queue pair lives; `attr` has the attributes named by the mask.
         let code =
             unsafe { (functions.ibv_modify_qp)(self.raw.as_ptr(), attr, mask | ffi::QP_STATE) };
         if code == 0 { Ok(()) } else { Err(VerbsError::call("ibv_modify_qp", code)) }
@@ -469,8 +472,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: the library made the queue pair, and this destroys it once. The objects that it
-        // uses are dropped after it.
+        // SAFETY: the library made the queue pair, and `drop` destroys the pair once. The pair's
+        // dependencies are dropped afterwards.
         let code = unsafe { (self.pd.context().functions().ibv_destroy_qp)(self.raw.as_ptr()) };
         if code != 0 {
             tracing::debug!(code, "a queue pair was not destroyed");

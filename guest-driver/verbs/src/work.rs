@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Work requests, and the chain that the library needs for a batch of them.
+//! Work requests, and the library's chain for a batch of requests.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -49,20 +49,20 @@ pub struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// RDMA WRITE to `address` of the peer's memory with the key `rkey`. The peer has no notice of
-    /// it (RMB-28).
+    /// RDMA WRITE to `address` of the peer's memory with the key `rkey`. The peer gets no notice of
+    /// the write (RMB-28).
     #[inline]
     pub fn write(id: u64, payload: Payload<'a>, address: u64, rkey: Rkey) -> Work<'a> {
         Work { id, kind: Kind::Write { address, rkey }, payload, signaled: false }
     }
 
-    /// Solicited SEND: it wakes a peer that has armed its queue for solicited messages.
+    /// Solicited SEND: wakes a peer with a queue armed for solicited messages.
     #[inline]
     pub fn send(id: u64, payload: Payload<'a>) -> Work<'a> {
         Work { id, kind: Kind::Send, payload, signaled: false }
     }
 
-    /// Asks for a completion. A request without one causes a completion only if it fails. Its place
+    /// Asks for a completion. An unsignaled request causes a completion only on failure. Its place
     /// in the queue becomes free when a later signaled request has completed.
     #[inline]
     pub fn signaled(self) -> Work<'a> {
@@ -115,7 +115,7 @@ impl PostError {
     }
 }
 
-/// Refuses a batch with an inline payload that is too long, before any request is posted.
+/// Refuses a batch with an over-long inline payload, before any request is posted.
 #[inline]
 pub(super) fn check_inline(batch: &[Work<'_>], room: usize) -> Result<(), PostError> {
     for work in batch {
@@ -128,8 +128,8 @@ pub(super) fn check_inline(batch: &[Work<'_>], room: usize) -> Result<(), PostEr
     Ok(())
 }
 
-/// Posts sends through `post`. It gets the first request of a chain and, as the library does,
-/// returns an error number and the first request that was not posted.
+/// Posts sends through `post`. `post` gets the first request of a chain. Like the library's
+/// function, `post` returns an error number and the first unposted request.
 #[inline]
 pub(super) fn post_sends(
     batch: &[Work<'_>],
@@ -160,7 +160,7 @@ pub(super) fn post_sends(
                     wr.send_flags |= ffi::SEND_INLINE;
                     sge.write(ffi::Sge {
                         addr: bytes.as_ptr().expose_provenance() as u64,
-                        // `check_inline` has compared it with a limit that is much smaller.
+                        // `check_inline` has compared the length with a much smaller limit.
                         length: bytes.len() as u32,
                         lkey: 0,
                     });
@@ -224,7 +224,7 @@ pub(super) fn post_receives(
     Ok(())
 }
 
-/// The index of `bad` among `len` elements; 0 if it is none of them.
+/// The index of `bad` among `len` elements; 0 if `bad` is none of them.
 fn index_of<T>(first: *const T, bad: *const T, len: usize) -> usize {
     let distance = bad.addr().saturating_sub(first.addr()) / size_of::<T>();
     if distance < len { distance } else { 0 }
@@ -238,7 +238,7 @@ mod tests {
         Sge(ffi::Sge { addr, length, lkey: 9 })
     }
 
-    /// What a device sees of a chain.
+    /// The fields of each request of a chain, read by a device.
     fn seen(first: *const ffi::SendWr) -> Vec<(u64, u32, u32, u64, u32, Option<ffi::Sge>)> {
         let mut list = Vec::new();
         let mut next = first;

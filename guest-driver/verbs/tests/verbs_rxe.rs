@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Verbs over a software RNIC: what no host without RDMA can show.
+//! Verbs over a software RNIC: behaviour invisible on a host without RDMA.
 //!
-//! Run as root in a guest that has one (`rdma link add rxe0 type rxe netdev eth0`) and nothing else
-//! to do with it: `verbs_rxe --ignored --test-threads=1`. Two queue pairs of the one RNIC are
-//! connected with each other.
+//! Run as root in a guest with an otherwise idle software RNIC (`rdma link add rxe0 type rxe netdev
+//! eth0`): `verbs_rxe --ignored --test-threads=1`. Two queue pairs of the one RNIC are connected
+//! with each other.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::os::fd::AsFd;
@@ -44,7 +44,7 @@ impl Rnic {
     }
 }
 
-/// One end: a queue pair, a ring that the other end writes, and buffers for messages.
+/// One end: a queue pair, a ring written by the other end, and buffers for messages.
 struct End {
     qp: Qp<ReadyToSend>,
     send_cq: Arc<Cq>,
@@ -122,7 +122,7 @@ fn readable(fd: impl AsFd, timeout: Duration) -> bool {
     state.readable
 }
 
-/// Waits until the RNIC tells this, whatever else it tells.
+/// Waits for this event of the RNIC and ignores other events.
 fn expect(context: &Context, wanted: AsyncEvent) {
     let end = Instant::now() + TIMEOUT;
     let mut seen = Vec::new();
@@ -230,7 +230,7 @@ fn a_wrong_key_ends_both_queue_pairs_with_a_typed_error() {
         let late = poll_one(&a.send_cq);
         assert_eq!((late.id(), late.result()), (6, Err(WcStatus::Flushed)), "{wrong}");
         assert_eq!(a.qp.state().unwrap(), QpState::Error);
-        // What is posted from now on is flushed, receives too.
+        // Requests and receives posted from now on are flushed.
         a.qp.post_send(&[Work::send(7, Payload::Inline(b"later")).signaled()]).unwrap();
         assert_eq!(poll_one(&a.send_cq).result(), Err(WcStatus::Flushed));
         assert_eq!(poll_one(&a.recv_cq).result(), Err(WcStatus::Flushed));
@@ -268,7 +268,7 @@ fn a_full_queue_and_a_long_inline_payload_are_refused_and_harm_nothing() {
         Work::send(2, Payload::Inline(&long)),
     ]);
     assert!(matches!(refused, Err(PostError::InlineTooLong { .. })), "{refused:?}");
-    // More than the queue has, with nobody there to take them but 48.
+    // More requests than places in the queue, for a peer with 48 receives.
     let many = vec![Work::send(3, Payload::Inline(b"many")).signaled(); 4096];
     let Err(PostError::Full { posted }) = a.qp.post_send(&many) else { panic!("no end") };
     assert!(posted >= 128, "{posted}");
@@ -333,7 +333,7 @@ fn a_completion_queue_can_go_while_another_thread_takes_its_notices() {
             let qp = Qp::new(&pd, &cq, &cq, caps).unwrap().init(1).unwrap();
             let mr = Mr::register(&pd, &Memory::new(64).unwrap(), Access::Local).unwrap();
             qp.post_recv(&[Recv { id: 1, buffer: mr.sge(0, 64).unwrap() }]).unwrap();
-            // A flushed receive is a notice, which is taken or goes with its queue.
+            // A flushed receive is an event. The event is taken or vanishes with its queue.
             qp.fail().unwrap();
         }
         stop.store(true, Ordering::Relaxed);
@@ -436,7 +436,7 @@ fn a_completion_queue_that_overruns_is_told_by_its_id() {
     expect(&rnic.context, AsyncEvent::CqError(cq.id()));
 }
 
-/// What things cost; a number per line, nothing is asserted about it.
+/// Costs of operations, one number per line. Asserts nothing about the numbers.
 #[test]
 #[ignore = "needs a software RNIC"]
 fn cost() {

@@ -22,7 +22,7 @@ unsafe fn object<T>(fill: impl FnOnce(&mut T)) -> *mut T {
 }
 
 /// # Safety
-/// The object was made by [`object`], and nobody uses it any more.
+/// The object was made by [`object`], and has no user any more.
 unsafe fn release<T>(object: *mut T) -> c_int {
     // SAFETY: the caller says so.
     drop(unsafe { Box::from_raw(object) });
@@ -65,7 +65,7 @@ unsafe extern "C" fn open_device(device: *mut ffi::Device) -> *mut ffi::Context 
 
 unsafe extern "C" fn close_device(context: *mut ffi::Context) -> c_int {
     world().contexts.remove(&number_of(context));
-    // SAFETY: the caller closes it once.
+    // SAFETY: the caller closes the context once.
     unsafe { release(context) }
 }
 
@@ -143,7 +143,7 @@ unsafe extern "C" fn alloc_pd(context: *mut ffi::Context) -> *mut ffi::Pd {
 
 unsafe extern "C" fn dealloc_pd(pd: *mut ffi::Pd) -> c_int {
     world().pds.remove(&number_of(pd));
-    // SAFETY: the caller frees it once.
+    // SAFETY: the caller frees the domain once.
     unsafe { release(pd) }
 }
 
@@ -161,7 +161,7 @@ unsafe extern "C" fn reg_mr(
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut ffi::Mr) -> c_int {
-    // SAFETY: the caller passes a registration that lives, and uses it no more.
+    // SAFETY: the caller passes a live registration, and does not use the registration any more.
     unsafe {
         world().regions.remove(&(*mr).handle);
         release(mr)
@@ -178,7 +178,7 @@ unsafe extern "C" fn create_comp_channel(_: *mut ffi::Context) -> *mut ffi::Comp
 
 unsafe extern "C" fn destroy_comp_channel(channel: *mut ffi::CompChannel) -> c_int {
     world().channels.remove(&number_of(channel));
-    // SAFETY: the caller destroys it once.
+    // SAFETY: the caller destroys the channel once.
     unsafe { release(channel) }
 }
 
@@ -200,7 +200,7 @@ unsafe extern "C" fn create_cq(
 
 unsafe extern "C" fn destroy_cq(cq: *mut ffi::Cq) -> c_int {
     world().queues.remove(&number_of(cq));
-    // SAFETY: the caller destroys it once.
+    // SAFETY: the caller destroys the queue once.
     unsafe { release(cq) }
 }
 
@@ -216,8 +216,8 @@ unsafe extern "C" fn get_cq_event(
         return -1;
     };
     let queue: *mut ffi::Cq = std::ptr::with_exposed_provenance_mut(queue);
-    // SAFETY: the caller passes places for both, and the queue lives: the driver keeps it as long as
-    // the channel.
+    // SAFETY: the caller passes places for both, and the queue lives: the driver keeps the queue as
+    // long as the channel.
     unsafe { (*cq, *mark) = (queue, (*queue).cq_context) };
     0
 }
@@ -245,7 +245,7 @@ unsafe extern "C" fn create_qp(pd: *mut ffi::Pd, attr: *mut ffi::QpInitAttr) -> 
     let mut world = world();
     let Some(context) = world.pds.get(&number_of(pd)).copied() else { return std::ptr::null_mut() };
     let qp_num = world.next();
-    // SAFETY: the caller passes attributes that live.
+    // SAFETY: the caller passes live attributes.
     let (send_cq, recv_cq) = unsafe { (number_of((*attr).send_cq), number_of((*attr).recv_cq)) };
     let (wire, receives) = (VecDeque::new(), VecDeque::new());
     let pair = QueuePair { context, send_cq, recv_cq, state: 0, peer: 0, wire, receives };
@@ -260,7 +260,7 @@ unsafe extern "C" fn create_qp(pd: *mut ffi::Pd, attr: *mut ffi::QpInitAttr) -> 
 }
 
 unsafe extern "C" fn modify_qp(qp: *mut ffi::Qp, attr: *mut ffi::QpAttr, mask: c_int) -> c_int {
-    // SAFETY: the caller passes a queue pair that lives, and attributes.
+    // SAFETY: the caller passes a live queue pair, and attributes.
     let (number, attr) = unsafe { ((*qp).qp_num, &*attr) };
     let mut world = world();
     let Some(pair) = world.pairs.get_mut(&number) else { return libc::EINVAL };
@@ -280,14 +280,14 @@ unsafe extern "C" fn query_qp(
     _: c_int,
     _: *mut ffi::QpInitAttr,
 ) -> c_int {
-    // SAFETY: the caller passes a queue pair that lives, and a place for the answer.
+    // SAFETY: the caller passes a live queue pair, and a place for the answer.
     unsafe { (*attr).qp_state = world().pairs.get(&(*qp).qp_num).map_or(0, |pair| pair.state) };
     0
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut ffi::Qp) -> c_int {
     let mut world = world();
-    // SAFETY: the caller passes a queue pair that lives, and uses it no more.
+    // SAFETY: the caller passes a live queue pair, and does not use the pair any more.
     unsafe { world.pairs.remove(&(*qp).qp_num) };
     world.run_all();
     drop(world);
@@ -301,9 +301,9 @@ unsafe extern "C" fn post_send(
     _: *mut *mut ffi::SendWr,
 ) -> c_int {
     let mut world = world();
-    // SAFETY: the caller passes a queue pair that lives.
+    // SAFETY: the caller passes a live queue pair.
     let number = unsafe { (*qp).qp_num };
-    // SAFETY: the caller passes a chain of requests, which ends with null.
+    // SAFETY: the caller passes a null-terminated chain of requests.
     while let Some(wr) = unsafe { next.as_ref() } {
         // SAFETY: a request without pieces has no list.
         let piece = unsafe { wr.sg_list.as_ref() }.copied().unwrap_or_default();
@@ -340,10 +340,10 @@ unsafe extern "C" fn post_recv(
     _: *mut *mut ffi::RecvWr,
 ) -> c_int {
     let mut world = world();
-    // SAFETY: the caller passes a queue pair that lives.
+    // SAFETY: the caller passes a live queue pair.
     let number = unsafe { (*qp).qp_num };
     let Some(pair) = world.pairs.get_mut(&number) else { return libc::EINVAL };
-    // SAFETY: the caller passes a chain of requests with one piece each, which ends with null.
+    // SAFETY: the caller passes a null-terminated chain of requests with one piece each.
     while let Some(wr) = unsafe { next.as_ref() } {
         // SAFETY: as above.
         let piece = unsafe { *wr.sg_list };
@@ -360,7 +360,7 @@ unsafe extern "C" fn fork_init() -> c_int {
     0
 }
 
-/// The double's functions, if it has an RNIC.
+/// The double's functions, if the double has an RNIC.
 pub(crate) fn functions() -> Option<&'static Functions> {
     static FUNCTIONS: Functions = Functions {
         ibv_get_device_list: get_device_list,

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A double of `libibverbs.so.1` for tests: RNICs in the memory of this process.
 //!
-//! Both ends of a queue pair are in this process, so a request is a copy, which the post itself
-//! carries out. What is under way on an RNIC can be [held up](Rnic::hold), and the RNIC can be
-//! [cut off](Rnic::cut) in the middle of that: then a part of it arrives, and no sender knows which.
+//! Both ends of a queue pair are in this process, so a request is a copy, carried out by the post
+//! itself. Requests under way on an RNIC can be [held up](Rnic::hold), and the RNIC can be [cut
+//! off](Rnic::cut) between requests: then a part of the requests arrives, and the senders do not
+//! know how many.
 //!
-//! Not doubled: packets, memory windows, protection domains, and the time that a device needs to
-//! find out that its peer does not answer.
+//! Not doubled: packets, memory windows, protection domains, and a device's delay in detecting a
+//! silent peer.
 
 pub(super) mod calls;
 
@@ -35,10 +36,10 @@ pub struct Rnic {
     name: String,
 }
 
-/// A descriptor that is readable while something waits.
+/// A descriptor, readable while something waits.
 struct Notice(c_int);
 
-/// A request that is under way.
+/// A request under way.
 struct Request {
     id: u64,
     opcode: u32,
@@ -93,7 +94,7 @@ struct World {
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 static WORLD: Mutex<Option<World>> = Mutex::new(None);
 
-/// The double, which begins empty.
+/// The double, empty at first.
 struct Guard(MutexGuard<'static, Option<World>>);
 
 fn world() -> Guard {
@@ -117,10 +118,10 @@ impl std::ops::DerefMut for Guard {
 
 impl Rnic {
     /// Adds an RNIC with this IPv4 address, on the loopback interface. From now on this process has
-    /// no other RNICs than those of the double.
+    /// only the RNICs of the double.
     pub fn add(name: &str, address: [u8; 4]) -> Rnic {
         INSTALLED.store(true, Ordering::SeqCst);
-        // SAFETY: zero is a value of each field, and C reads no other than those set below.
+        // SAFETY: zero is a value of each field, and C reads only the fields set below.
         let mut entry: Box<ffi::Device> = Box::new(unsafe { std::mem::zeroed() });
         (entry.node_type, entry.transport_type) = (ffi::NODE_CA, ffi::TRANSPORT_IB);
         for text in [&mut entry.name, &mut entry.dev_name] {
@@ -128,7 +129,7 @@ impl Rnic {
                 *to = c_char::from_ne_bytes([from]);
             }
         }
-        // A list of devices may name it at any time.
+        // A list of devices may name the entry at any time.
         let entry = std::ptr::from_mut(Box::leak(entry)).expose_provenance();
         let (name, gid) = (name.to_owned(), Gid::from_ipv4(address));
         let adapter = Adapter { name: name.clone(), entry, gid, down: false, held: false };
@@ -136,7 +137,7 @@ impl Rnic {
         Rnic { name }
     }
 
-    /// Holds up what is sent over it, from both ends, or lets that go on.
+    /// Holds up requests over the RNIC, from both ends, or lets held requests go on.
     pub fn hold(&self, held: bool) {
         let mut world = world();
         let Some(at) = world.find(&self.name) else { return };
@@ -144,8 +145,9 @@ impl Rnic {
         world.run_all();
     }
 
-    /// Cuts it off: its port is down. Of the requests under way on each queue pair of it or to it, as
-    /// many are carried out as `arrives` says of their number; their senders are told of none.
+    /// Cuts the RNIC off: its port is down. On each queue pair of the RNIC or to it, `arrives` maps
+    /// the number of requests under way to the number carried out; the senders get no completion of
+    /// success.
     pub fn cut(&self, mut arrives: impl FnMut(usize) -> usize) {
         let mut world = world();
         let Some(at) = world.find(&self.name) else { return };
@@ -162,7 +164,7 @@ impl Rnic {
         world.run_all();
     }
 
-    /// Its port is up again.
+    /// Ends a cut: the port of the RNIC is up again.
     pub fn join(&self) {
         let mut world = world();
         let Some(at) = world.find(&self.name) else { return };
@@ -219,7 +221,7 @@ impl World {
         Some(self.contexts.get(&self.pairs.get(&pair)?.context)?.0)
     }
 
-    /// The queue pairs that end at an adapter on either side.
+    /// The queue pairs ending at an adapter on either side.
     fn pairs_over(&self, adapter: usize) -> Vec<u32> {
         let ends_there = |pair: u32| self.adapter_of(pair) == Some(adapter);
         let over = |(number, pair): (&u32, &QueuePair)| {
@@ -256,8 +258,8 @@ impl World {
         }
     }
 
-    /// Carries out the first request of a queue pair. `false`: there is none, or the peer is not ready
-    /// for it.
+    /// Carries out the first request of a queue pair. `false`: no request waits, or the peer is not
+    /// ready.
     fn carry_out(&mut self, number: u32, acknowledged: bool) -> bool {
         let Some(pair) = self.pairs.get(&number) else { return false };
         let Some(request) = pair.wire.front() else { return false };
@@ -281,8 +283,8 @@ impl World {
             return false;
         }
         let [from, to] = [from, to].map(|address| address as usize);
-        // SAFETY: both are registered memory, or inline bytes, of the length that was checked. The
-        // owners know that a device accesses it at any time.
+        // SAFETY: both are registered memory, or inline bytes, of the checked length. The owners
+        // expect accesses of a device at any time.
         unsafe {
             std::ptr::copy(
                 std::ptr::with_exposed_provenance::<u8>(from),
@@ -307,7 +309,7 @@ impl World {
             match acknowledged {
                 true if signaled => self.complete(send_cq, wc),
                 true => {}
-                // Its sender learns nothing but that the queue pair has failed.
+                // The sender only learns of the failure of the queue pair.
                 false => {
                     self.complete(send_cq, ffi::Wc { status: RETRIES_EXCEEDED, ..wc });
                     if let Some(pair) = self.pairs.get_mut(&number) {
@@ -357,17 +359,17 @@ fn is_installed() -> bool {
     INSTALLED.load(Ordering::SeqCst)
 }
 
-/// In place of a device file, which the double's RNICs do not have.
+/// Replaces the device file, absent for the double's RNICs.
 pub(super) fn node() -> Option<PathBuf> {
     is_installed().then(|| PathBuf::from("/"))
 }
 
-/// Whether this is no device file but [`node`].
+/// Whether a path is the double's [`node`] instead of a device file.
 pub(super) fn is_node(node: &Path) -> bool {
     node == Path::new("/")
 }
 
-/// The Ethernet address of the loopback interface, which has none.
+/// An Ethernet address for the loopback interface, which has none.
 pub(super) fn mac() -> Option<Mac> {
     is_installed().then_some(Mac([2, 0, 0, 0, 0, 1]))
 }
