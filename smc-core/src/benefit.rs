@@ -1,43 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether SMC pays for the connections of one endpoint: a server, as its clients see it, or a
-//! listener. Connections that have ended go in, and a choice for the next one comes out.
+//! Decides whether SMC pays for the connections of one endpoint: a server seen from its clients, or
+//! a listener. Input: ended connections. Output: a choice for the next one.
 //!
 //! SMC costs more than TCP when a connection begins, and less for each byte and each round trip. A
-//! [`CostModel`] has the three numbers. What a connection has gained is a sum, so the mean of many
-//! connections says whether all of them together gain more than their set-up costs. An
-//! [`Estimate`] keeps that mean as a moving average, in units of the set-up cost: above 1 SMC pays.
+//! [`CostModel`] has the three numbers. The gain of a connection is a sum, so the mean gain shows
+//! whether all connections together gain more than their set-up costs. An [`Estimate`] keeps the
+//! mean as a moving average, in units of the set-up cost: above 1 SMC pays.
 //!
 //! - The first connections are on SMC, and after [`LEARNED`] of them the estimate may say TCP.
-//! - Of [`SAMPLE_INTERVAL`] connections that it leaves to TCP, one is a sample: somebody observes
-//!   what it is like, on TCP, too. It counts as much as all before it: the estimate is what it would
-//!   have gained.
-//! - A single one that gains less than [`RETURN`] does not change the choice, so the choice does not
-//!   swing where both are about equal.
+//! - Of [`SAMPLE_INTERVAL`] connections left to TCP, one is a sample: its traffic is observed, on
+//!   TCP, too. The sample's gain, as computed for SMC, replaces the estimate.
+//! - A single sample below [`RETURN`] does not change the choice, so the choice does not swing when
+//!   SMC and TCP are about equal.
 //!
-//! An estimate is one word, so processes can share it without a lock. All words are valid, because
-//! any of the processes may have stored anything there.
+//! An estimate is one word, so processes can share an estimate without a lock. Every word is valid,
+//! because any of the processes may have stored any number.
 
 use core::time::Duration;
 
 /// Number of ended connections after which an estimate may say TCP.
 pub const LEARNED: u32 = 8;
-/// Of so many connections that stay on TCP one is observed.
+/// One of so many connections on TCP is observed.
 pub const SAMPLE_INTERVAL: u32 = 64;
-/// A connection that lives for so long pays, whatever it carries: what its set-up costs more is
-/// less than a ten thousandth of its life.
+/// A connection of this lifetime always pays: the extra cost of its set-up is less than a ten
+/// thousandth of its life.
 pub const LONG_LIVED: Duration = Duration::from_secs(10);
 /// How many times the set-up cost a single connection must gain for a return to SMC.
 pub const RETURN: u32 = 2;
 
 /// Binary digits of a gain behind the point.
 const FRACTION: u32 = 16;
-/// The gain that a set-up costs.
+/// The gain equal to the cost of a set-up.
 const ONE: u32 = 1 << FRACTION;
-/// A connection counts for this gain at most, so that a single large one is forgotten after about
-/// twenty small ones.
+/// Maximum gain of a connection, so a single large one is forgotten after about twenty small ones.
 const MAX_GAIN: u32 = 16 * ONE;
 
-/// What one connection was like.
+/// Traffic and lifetime of one connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
     /// Bytes of both directions.
@@ -48,7 +46,7 @@ pub struct Observation {
     pub lifetime: Duration,
 }
 
-/// What SMC costs and gains compared with TCP, nanoseconds.
+/// Costs and gains of SMC compared with TCP, nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CostModel {
     /// Cost of the set-up and the end of a connection.
@@ -59,27 +57,27 @@ pub struct CostModel {
     pub kibibyte: u64,
 }
 
-/// What a connection has gained, in units of what its set-up costs: a fixed-point number.
+/// The gain of a connection, in units of its set-up cost: a fixed-point number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Gain(u32);
 
-/// What carries the next connection.
+/// The carrier of the next connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// SMC, if the peer agrees.
     Smc,
     /// TCP.
     Tcp,
-    /// TCP; and what the connection is like is to be observed.
+    /// TCP, with the connection's traffic to be observed.
     Sample,
 }
 
-/// What is known of the connections of one endpoint.
+/// The knowledge about the connections of one endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Estimate {
-    /// Moving average of what connections have gained.
+    /// Moving average of gains.
     mean: Gain,
-    /// Connections that have ended, [`LEARNED`] at most.
+    /// Ended connections, [`LEARNED`] at most.
     ended: u32,
     /// Whether connections stay on TCP.
     on_tcp: bool,
@@ -94,7 +92,7 @@ impl CostModel {
     /// Two virtual machines, whose round trips take longer.
     pub const GUEST: CostModel = CostModel { setup: 600_000, round_trip: 285_000, kibibyte: 6_000 };
 
-    /// What a connection has gained.
+    /// The gain of a connection.
     pub fn gain(&self, seen: &Observation) -> Gain {
         let of_bytes = u128::from(seen.bytes) * u128::from(self.kibibyte) / 1024;
         let of_trips = u128::from(seen.round_trips) * u128::from(self.round_trip);
@@ -115,12 +113,12 @@ impl Gain {
         Gain(n * ONE)
     }
 
-    /// As thousandths of the set-up cost.
+    /// Converts to thousandths of the set-up cost.
     pub fn thousandths(self) -> u32 {
         (u64::from(self.0) * 1000 / u64::from(ONE)) as u32
     }
 
-    /// The average after another value, which weighs one of `weight`.
+    /// The average after another value with a weight of one in `weight`.
     fn averaged(self, next: Gain, weight: u32) -> Gain {
         let weight = weight.max(1);
         Gain(match next.0 >= self.0 {
@@ -160,7 +158,7 @@ impl Estimate {
             | u64::from(self.skipped) << (at + 1)
     }
 
-    /// What carries the next connection, and the estimate after it.
+    /// The carrier of the next connection, and the new estimate.
     #[must_use = "the estimate counts the connection"]
     pub fn choose(self) -> (Choice, Estimate) {
         if !self.on_tcp {
@@ -172,7 +170,7 @@ impl Estimate {
         }
     }
 
-    /// The estimate after the end of a connection that was on SMC, or was a sample.
+    /// The estimate after the end of a connection on SMC, or of a sample.
     #[must_use = "the old estimate does not know of the connection"]
     pub fn ended(self, gain: Gain) -> Estimate {
         if self.on_tcp {
@@ -195,7 +193,7 @@ impl Estimate {
         self.ended >= LEARNED
     }
 
-    /// Moving average of what connections have gained.
+    /// Moving average of the gains of connections.
     pub fn mean(&self) -> Gain {
         self.mean
     }
@@ -222,8 +220,8 @@ mod tests {
         after(Estimate::default(), [SHORT; LEARNED as usize])
     }
 
-    /// What connections are like, what that gains in thousandths of the set-up cost between
-    /// processes and between machines.
+    /// Traffic patterns, with their gains in thousandths of the set-up cost between processes and
+    /// between machines.
     #[test]
     fn programs_and_whether_smc_pays_for_them() {
         let table = [
@@ -248,7 +246,7 @@ mod tests {
         }
     }
 
-    /// An estimate, what happens to it, and whether connections stay on TCP then.
+    /// An estimate, a sequence of gains, and whether connections then stay on TCP.
     #[test]
     fn choices_after_ended_connections() {
         let [none, some, much, back] = [0, ONE / 2, 3 * ONE, 2 * ONE].map(Gain);
@@ -312,7 +310,7 @@ mod tests {
         assert_eq!(n, 21);
     }
 
-    /// Numbers as large as they can be, and a model that costs nothing.
+    /// The largest numbers, and a model without costs.
     #[test]
     fn hostile_numbers_overflow_nothing() {
         let all = [0, 1, u64::MAX / 2, u64::MAX];

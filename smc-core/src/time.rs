@@ -3,13 +3,13 @@
 
 use core::time::Duration;
 
-/// A moment, in microseconds since a start that the caller chose. Only the difference between two
+/// A moment, in microseconds since a start chosen by the caller. Only the difference between two
 /// ticks has a meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tick(pub u64);
 
 impl Tick {
-    /// Returns this moment plus `wait`. A sum that a `u64` cannot hold becomes `Tick(u64::MAX)`.
+    /// Returns this moment plus `wait`. A sum beyond `u64` becomes `Tick(u64::MAX)`.
     pub fn after(self, wait: Duration) -> Tick {
         let micros = u64::try_from(wait.as_micros()).unwrap_or(u64::MAX);
         Tick(self.0.saturating_add(micros))

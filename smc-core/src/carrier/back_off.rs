@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How long a connection stays on TCP before it comes back.
+//! The time for a connection to stay on TCP before the return to a ring.
 
 use core::time::Duration;
 
 use crate::time::Tick;
 
-/// When a client may propose a new ring: a second after it has left one or was refused, then two,
-/// then four, up to 64. A ring that has lasted as long as the last wait starts this anew. So a
-/// device that flaps costs its connections less and less. A wait that began with a refusal ends when
-/// there is a reason to try again ([`BackOff::retry`]).
+/// The earliest time for a client's proposal of a new ring: a second after leaving a ring, then two,
+/// then four, up to 64. A ring lasting as long as the last wait resets the wait to a second. So a
+/// flapping device costs its connections less and less. Refusals have pauses of their own, growing in
+/// the same way. Such a pause ends when there is a reason to try again ([`BackOff::retry`]); the wait
+/// after leaving does not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackOff {
-    /// The last wait.
+    /// The last wait after leaving a ring.
     wait: Duration,
-    /// When the last wait ends.
+    /// End of this wait.
     until: Tick,
     /// When the ring came into use.
     ring_since: Option<Tick>,
@@ -27,7 +28,7 @@ impl BackOff {
     /// Longest wait.
     pub const LONGEST: Duration = Duration::from_secs(64);
 
-    /// A connection that is on a ring since `now`, as its handshake made it.
+    /// A connection put on a ring by its handshake at `now`.
     pub const fn new(now: Tick) -> BackOff {
         BackOff { wait: Duration::ZERO, until: now, ring_since: Some(now), refused: false }
     }
@@ -44,8 +45,8 @@ impl BackOff {
         self.until
     }
 
-    /// Ends a wait that began with a refusal: the own device has been opened anew, so that its machine
-    /// may be another's neighbour now, or the peer may have a device again.
+    /// Ends a pause after a refusal: the own device has been opened anew, perhaps on another
+    /// machine, or the peer may have a device again.
     pub fn retry(&mut self, now: Tick) {
         if self.refused {
             (self.wait, self.until) = (Duration::ZERO, now);
@@ -62,7 +63,7 @@ impl BackOff {
         self.ring_since
     }
 
-    /// When the wait began, if it began with a refusal, or [`BackOff::retry`] ended it.
+    /// The beginning of a pause after a refusal, or the time of [`BackOff::retry`].
     pub fn refused_at(&self) -> Option<Tick> {
         let micros = u64::try_from(self.wait.as_micros()).unwrap_or(u64::MAX);
         let begin = Tick(self.until.0.saturating_sub(micros));

@@ -9,19 +9,19 @@ use crate::wire::cdc::StateFlags;
 use crate::wire::clc;
 use crate::wire::record::{Kind, Reason, Record};
 
-/// Who proposes a new ring: the end that proposed the connection.
+/// The role of an end in proposing a new ring: the proposer of the connection is the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// It proposes.
+    /// Proposes.
     Client,
-    /// It accepts.
+    /// Accepts.
     Server,
 }
 
 /// How far the handshake for a new ring is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Renewal {
-    /// There is none.
+    /// No negotiation.
     None,
     /// Client: the Proposal was sent.
     Proposed,
@@ -29,7 +29,7 @@ pub enum Renewal {
     Confirming,
     /// Client: Confirm was sent, and the server's CHANGE will begin the ring.
     Confirmed {
-        /// It will be left at once, for this reason.
+        /// The ring will be left at once, for this reason.
         leave: Option<Reason>,
     },
     /// Server: a Proposal has come, and the owner prepares Accept.
@@ -42,26 +42,26 @@ pub enum Renewal {
     Changed,
 }
 
-/// What the TCP connection has done.
+/// The state of the TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Tcp {
     Open,
     /// The peer's FIN came.
     Ended,
-    /// It came, and what it means was said.
+    /// The FIN came, and its meaning was reported.
     Told,
     /// The connection was reset.
     Over,
 }
 
-/// What has happened.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Input {
-    /// The own device works and is about to go, or the ring is not wanted any more.
+    /// The own device works and is about to go, or the ring is no longer wanted.
     Leave(Reason),
-    /// The own ring is gone: the device or the last link is, a peer's buffer, or the time for a
-    /// leave is over. What the ring has was copied before, up to [`Positions::arrived`], into memory
-    /// that stays; no byte will be taken from it beyond that.
+    /// The own ring is gone: the device, the last link or a peer's buffer is gone, or the time for
+    /// a leave is over. The ring's bytes were copied before, up to [`Positions::arrived`], into
+    /// permanent memory; no byte beyond will be taken from the ring.
     RingGone(Reason),
     /// Bytes have arrived in the own ring.
     Arrived,
@@ -71,18 +71,18 @@ pub enum Input {
     Message(clc::Kind),
     /// [`Action::Prepare`] is done. `false`: there will be no new ring.
     Prepared(bool),
-    /// A device or link is there, and it is time to come back to it.
+    /// A device or link is available, and the time for a return has come.
     Return,
     /// [`Positions::said`] has changed.
     Said,
     /// TCP has delivered the peer's FIN.
     TcpEnded {
-        /// It came between two records.
+        /// The FIN came between two records.
         whole: bool,
     },
     /// TCP was reset.
     TcpReset,
-    /// The peer breaks a rule that others judge.
+    /// The peer breaks a rule checked elsewhere.
     Violated,
 }
 
@@ -99,15 +99,15 @@ pub struct End {
 }
 
 impl End {
-    /// A connection that its handshake has put on a ring. `returns`: both ends have agreed to come
-    /// back after a leave.
+    /// A connection put on a ring by its handshake. `returns`: both ends have agreed to return
+    /// after a leave.
     pub const fn on_ring(role: Role, returns: bool) -> End {
         let incoming = Incoming::new(Reading::Ring);
         let (renewal, tcp) = (Renewal::None, Tcp::Open);
         End { role, returns, outgoing: Outgoing::Ring, incoming, renewal, tcp }
     }
 
-    /// A connection that has begun on TCP, with records.
+    /// A connection begun on TCP, with records.
     pub const fn on_tcp(role: Role) -> End {
         let incoming = Incoming::new(Reading::Tcp(0));
         let (renewal, tcp) = (Renewal::None, Tcp::Open);
@@ -139,7 +139,7 @@ impl End {
         matches!(self.outgoing, Outgoing::Tcp) && matches!(self.incoming.reading(), Reading::Tcp(_))
     }
 
-    /// Whether both directions use a ring, so that the end of TCP means what it means without
+    /// Whether both directions use a ring, so the end of TCP has the same meaning as without
     /// records.
     pub const fn is_on_ring(&self) -> bool {
         matches!(self.outgoing, Outgoing::Ring) && matches!(self.incoming.reading(), Reading::Ring)
@@ -165,7 +165,7 @@ impl End {
             next.judge_end(&mut actions)
         });
         if let Err(violation) = result {
-            // What came before it in this step is done by nobody.
+            // Earlier actions of this step are dropped.
             return (End { tcp: Tcp::Over, ..self }, vec![Action::Reset(violation)]);
         }
         (next, actions)
@@ -219,7 +219,7 @@ impl End {
         Ok(())
     }
 
-    /// Leaves the ring, or the one that is about to begin.
+    /// Leaves the ring, or the ring about to begin.
     fn leave(&mut self, reason: Reason, positions: &Positions, actions: &mut Vec<Action>) {
         match &mut self.renewal {
             Renewal::Confirmed { leave } => *leave = Some(reason),
@@ -248,7 +248,7 @@ impl End {
             Record::Data { at, len, more } => self.incoming.data(at, len, more)?,
             Record::End { at, flags } => {
                 self.incoming.ended(at, flags, actions)?;
-                // A client that has sent Confirm before is answered.
+                // A client with Confirm already sent gets an answer.
                 if !matches!(self.renewal, Renewal::Attaching | Renewal::Changed) {
                     self.drop_renewal(actions);
                 }
@@ -291,13 +291,14 @@ impl End {
         actions.extend([Action::Write(change), Action::SendRing]);
     }
 
-    /// Whether the own direction has ended by a record. This end sends no CLC message after that: its
-    /// process may end, and the peer's, too, as soon as both directions have.
+    /// Whether a record has ended the own direction. This end sends no CLC message afterwards: both
+    /// processes may end as soon as both directions have ended.
     fn has_said(&self, positions: &Positions) -> bool {
         self.outgoing == Outgoing::Tcp && !positions.said.is_empty()
     }
 
-    /// Ends the handshake for a new ring without an answer, which the peer does not await either.
+    /// Ends the handshake for a new ring without an answer; the peer does not await an answer
+    /// either.
     fn drop_renewal(&mut self, actions: &mut Vec<Action>) {
         if std::mem::replace(&mut self.renewal, Renewal::None) != Renewal::None {
             actions.push(Action::DropRing);
@@ -316,7 +317,7 @@ impl End {
                 Role::Client => matches!(kind, Accept | Decline),
                 Role::Server => matches!(kind, Proposal | Confirm | Decline),
             };
-            // The peer has sent it before it knew of the end.
+            // The peer sent the message before learning of the end.
             return may_cross.then_some(()).ok_or(Violation::Message(kind));
         }
         self.renewal = match (self.role, self.renewal, kind) {
@@ -362,7 +363,7 @@ impl End {
         }
     }
 
-    /// What the peer's FIN means, as soon as that is known.
+    /// Judges the meaning of the peer's FIN, as soon as known.
     fn judge_end(&mut self, actions: &mut Vec<Action>) -> Result<(), Violation> {
         if self.tcp != Tcp::Ended || self.is_on_ring() {
             return Ok(());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The direction that an end receives.
+//! The receiving direction of an end.
 
 use super::action::{Action, Violation};
 use crate::wire::cdc::StateFlags;
@@ -10,9 +10,9 @@ use crate::wire::record::{Kind, MAX_DATA, Record};
 pub enum Reading {
     /// From the own ring.
     Ring,
-    /// From the own ring, up to this position: the peer has left it.
+    /// From the own ring, up to this position: the peer has left the ring.
     Until(u64),
-    /// As DATA on TCP; the next at this position.
+    /// From DATA on TCP; the next at this position.
     Tcp(u64),
 }
 
@@ -20,13 +20,13 @@ pub enum Reading {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Incoming {
     reading: Reading,
-    /// The ring, or the one that is being negotiated, is gone: bytes up to here were saved from it.
+    /// The ring, or the ring under negotiation, is gone: bytes up to here were saved.
     gone: Option<u64>,
-    /// Bytes that the peer has counted as sent.
+    /// Bytes counted as sent by the peer.
     owed: u64,
-    /// The peer's program has been told that more bytes are sent than were counted.
+    /// Writes of the peer's program have succeeded for more bytes than counted.
     more: bool,
-    /// What the peer has said by END, and where its direction ended.
+    /// The flags of the peer's END, and the end of its direction.
     end: Option<(u64, StateFlags)>,
     /// The last urgent mark on TCP; 0: none.
     mark: u64,
@@ -42,7 +42,7 @@ impl Incoming {
         self.reading
     }
 
-    /// What the peer has said by END records.
+    /// The flags of the peer's END records.
     pub const fn said(&self) -> StateFlags {
         match self.end {
             Some((_, flags)) => flags,
@@ -71,12 +71,12 @@ impl Incoming {
         self.gone = None;
     }
 
-    /// The own ring is gone; bytes up to `saved` are in memory that stays.
+    /// The own ring is gone; bytes up to `saved` are in permanent memory.
     pub(super) fn ring_gone(&mut self, saved: u64) {
         self.gone.get_or_insert(saved);
     }
 
-    /// Says RECEIVED once the ring has all it will have.
+    /// Sends RECEIVED once the ring has its last byte.
     pub(super) fn settle(
         &mut self,
         arrived: u64,
@@ -112,7 +112,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// CHANGE: what follows is in the new ring.
+    /// CHANGE: later bytes are in the new ring.
     pub(super) fn changed(&mut self, at: u64, actions: &mut Vec<Action>) -> Result<(), Violation> {
         self.on_tcp(Kind::Change, at)?;
         self.settled(Kind::Change, at)?;
@@ -171,7 +171,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// The record is at the position that DATA has reached.
+    /// Checks that the record is at the position reached by DATA.
     fn on_tcp(&self, kind: Kind, got: u64) -> Result<(), Violation> {
         match self.reading {
             Reading::Tcp(expected) if got == expected => Ok(()),

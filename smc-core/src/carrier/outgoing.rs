@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The direction that an end sends.
+//! The sending direction of an end.
 
 use super::action::{Action, Violation};
 use super::positions::Positions;
@@ -10,28 +10,28 @@ use crate::wire::record::{Reason, Record};
 pub enum Outgoing {
     /// Into the peer's ring.
     Ring,
-    /// Nowhere: the ring was left, and the peer has not said what it has received.
+    /// Nowhere: the ring was left, and the peer has not reported its received bytes.
     Leaving {
-        /// Bytes that went before LEAVE.
+        /// Bytes before LEAVE.
         at: u64,
-        /// Position from which on copies are here; `at` if there are none.
+        /// Start of the copies here; `at` if there are none.
         kept: u64,
-        /// LEAVE said that more bytes are held.
+        /// LEAVE announced further bytes.
         more: bool,
     },
-    /// As DATA on TCP.
+    /// On TCP, as DATA.
     Tcp,
 }
 
 impl Outgoing {
-    /// Whether bytes may be taken from the program and held: only if the peer has been told that
-    /// more follow than it knows of. Otherwise the end of this process would look like the end of
-    /// the stream although it was cut.
+    /// Whether bytes may be taken from the program and held: only after an announcement of more
+    /// bytes to the peer. Otherwise the end of this process would look like the end of the stream,
+    /// although the stream was cut.
     pub const fn may_hold(self) -> bool {
         matches!(self, Outgoing::Leaving { more: true, .. })
     }
 
-    /// Leaves the ring; nothing if that is done.
+    /// Leaves the ring; no effect if already left.
     pub(super) fn leave(
         self,
         reason: Reason,
@@ -47,7 +47,7 @@ impl Outgoing {
         Outgoing::Leaving { at, kept: kept.min(at), more }
     }
 
-    /// The peer says what it has received.
+    /// The peer reports its received bytes.
     pub(super) fn received(
         self,
         got: u64,
@@ -71,7 +71,7 @@ impl Outgoing {
         Ok(Outgoing::Tcp)
     }
 
-    /// Says that the direction has ended, if it has and goes by TCP.
+    /// Sends END if the direction has ended and goes by TCP.
     pub(super) fn say(self, positions: &Positions, actions: &mut Vec<Action>) {
         let Positions { sent: at, said: flags, .. } = *positions;
         if self == Outgoing::Tcp && !flags.is_empty() {

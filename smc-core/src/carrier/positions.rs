@@ -7,20 +7,21 @@ use crate::wire::cdc::StateFlags;
 /// established.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Positions {
-    /// Bytes of the own direction that were given to its carrier: written to the ring, or to TCP as
-    /// DATA whose header has been written.
+    /// Bytes of the own direction given to its carrier: written to the ring, or to TCP as DATA with
+    /// a written header.
     pub sent: u64,
-    /// From here on, copies of what was written to the ring are in memory that does not go with the
-    /// device: a send buffer of SMC-R, moves that have not been completed. `sent` if there are none.
-    /// They are kept until [`Action::SendTcp`](super::Action::SendTcp).
+    /// Bytes written to the ring from this position on have copies in memory independent of the
+    /// device: a send buffer of SMC-R, or moves not completed. `sent` if there are no copies. Kept
+    /// until [`Action::SendTcp`](super::Action::SendTcp).
     pub kept: u64,
-    /// The program has been told that more bytes are sent: the send queue has some.
+    /// Writes of the program have succeeded for more bytes, still in the send queue.
     pub unsent: bool,
-    /// An urgent mark of the own direction that the peer may not have read.
+    /// An urgent mark of the own direction, perhaps unread by the peer.
     pub urgent: Option<u64>,
-    /// What the own direction has said: done, closed.
+    /// The state flags of the own direction: done, closed.
     pub said: StateFlags,
-    /// Bytes of the peer's direction that the own ring has received. With [`Input::RingGone`](super::Input::RingGone):
-    /// those of them that are in memory that stays, or have been read.
+    /// Bytes of the peer's direction received by the own ring. With
+    /// [`Input::RingGone`](super::Input::RingGone): only bytes in permanent memory, or already
+    /// read.
     pub arrived: u64,
 }
