@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How a connection ends: ten states, the events that move it, what has to be done.
+//! The end of a connection: ten states, their events, and the resulting actions.
 //!
 //! RFC 7609 section 4.8.1 (Figure 22, normal) and section 4.8.2 (Figure 23, abnormal):
 //!
@@ -13,25 +13,25 @@
 //!        any without own C ── peer A ──► ProcessAbort ── own A delivered ──► Closed
 //! ```
 //!
-//! The figures leave out what the two sides have said so far, on which the next step depends;
-//! [`Close`] holds it beside the state. `close_table.md` lists what [`Close::step`] does for every
-//! value that can occur.
+//! The figures leave out the flags sent so far by both sides, but the next step depends on the
+//! flags; [`Close`] stores them beside the state. `close_table.md` lists the result of
+//! [`Close::step`] for every possible value.
 //!
-//! Readings where the text is silent or contradicts itself:
+//! Interpretations where the text is silent or contradicts itself:
 //! - The peer's C in PeerCloseWait leads to Closed after an own C, to AppFinCloseWait after an own D
 //!   (wire erratum B-15).
-//! - Nothing is sent after an own C or A. An A that arrives after the own C is not answered. A
-//!   side that has the peer's C or A waits for no A, as none can come (B-27). The same holds if that C
+//! - Nothing is sent after an own C or A. An A arriving after the own C is not answered. A side
+//!   with the peer's C or A waits for no A, as none can come (B-27). The same holds if the C
 //!   crosses the own A, although the text wants everything but an A ignored.
-//! - The timer runs once the application has closed, as for FIN_WAIT_2 of TCP. A half close that
-//!   the application holds open may last as long as the peer likes to send.
-//! - A FIN on the TCP connection is no event at all: Linux sends it ahead of its D or C (D-16). A
-//!   Linux peer leaves an A without answer in PeerCloseWait, and has no timers of its own: the
-//!   timers here end both, and an own final C or A is always sent.
+//! - The timer runs once the application has closed, as for FIN_WAIT_2 of TCP. A half close held
+//!   open by the application may last as long as the peer sends.
+//! - A FIN on the TCP connection is no event at all: Linux sends its FIN ahead of its D or C
+//!   (D-16). A Linux peer leaves an A without answer in PeerCloseWait, and has no timers of its
+//!   own: the timers here end both, and an own final C or A is always sent.
 
 use crate::wire::cdc::StateFlags;
 
-/// Default time in microseconds that a closed application's connection waits for the peer: to
+/// Default time in microseconds for which a closed application's connection waits for the peer: to
 /// take the last bytes, or to close as well (CLOSE-20, CLOSE-39).
 pub const CLOSE_TIMEOUT_US: u64 = 60_000_000;
 /// Default time in microseconds to wait for the answer to an abort (CLOSE-25).
@@ -47,13 +47,13 @@ pub enum State {
     Active,
     /// The own side closed first, at least for writing.
     PeerCloseWait1,
-    /// As PeerCloseWait1, and the peer is done writing.
+    /// PeerCloseWait1, and the peer is done writing.
     PeerCloseWait2,
     /// The peer has closed and the own application, done writing, has not.
     AppFinCloseWait,
     /// The peer closed first, at least for writing.
     AppCloseWait1,
-    /// As AppCloseWait1, and the own side is done writing.
+    /// AppCloseWait1, and the own side is done writing.
     AppCloseWait2,
     /// The own side has closed and the peer, done writing, has not.
     PeerFinCloseWait,
@@ -79,8 +79,7 @@ impl State {
     ];
 }
 
-/// What can happen to a connection. `shutdown(read)` is not among them: it stays with the socket
-/// (CLOSE-16).
+/// An event of a connection. `shutdown(read)` is no event: the socket handles it alone (CLOSE-16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// Rendezvous is complete (CLOSE-3).
@@ -92,12 +91,12 @@ pub enum Event {
     },
     /// The application called `close()` or `shutdown(both)` (CLOSE-17).
     Close {
-        /// Bytes wait that the application did not read ([`super::Receiver::available`]).
+        /// Bytes wait unread by the application ([`super::Receiver::available`]).
         unread: bool,
         /// Bytes accepted from the application are not in the peer's ring yet.
         unsent: bool,
     },
-    /// All bytes are in the peer's ring, and a close may be pending.
+    /// The last byte is in the peer's ring, and a close may be pending.
     Flushed,
     /// State flags arrived, new or repeated.
     Peer {
@@ -108,8 +107,8 @@ pub enum Event {
     },
     /// The control word with the A of [`Actions::SEND_ABORT`] has left.
     AbortDelivered,
-    /// The connection has to end at once: the application wants it (SO_LINGER 0), or the peer
-    /// broke a rule, or the device or link is gone.
+    /// The connection has to end at once: by the application's wish (SO_LINGER 0), after a peer's
+    /// violation, or because the device or link is gone.
     Abort,
     /// The TCP connection was reset.
     TcpReset,
@@ -118,48 +117,48 @@ pub enum Event {
 }
 
 bitflags::bitflags! {
-    /// What has to be done, in the order of the bits: [`Actions::iter`] yields them so.
+    /// The actions to carry out, in the order of the bits, as yielded by [`Actions::iter`].
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Actions: u16 {
         /// Throw away unread and unsent bytes.
         const PURGE = 1 << 0;
         /// Socket calls fail from now on: the peer reset the connection (ECONNRESET).
         const REPORT_RESET = 1 << 1;
-        /// Socket calls fail from now on: it was ended here (ECONNABORTED).
+        /// Socket calls fail from now on: the connection was ended here (ECONNABORTED).
         const REPORT_ABORTED = 1 << 2;
-        /// Publish a control word with [`Close::flags`], which now has D.
+        /// Publish a control word with [`Close::flags`], now including D.
         const SEND_DONE = 1 << 3;
         /// Publish the last control word of this side, with C.
         const SEND_CLOSED = 1 << 4;
-        /// Publish the last control word of this side, with A; report
-        /// [`Event::AbortDelivered`] when it has left.
+        /// Publish the last control word of this side, with A; report [`Event::AbortDelivered`]
+        /// when the word has left.
         const SEND_ABORT = 1 << 5;
-        /// Wake the threads that wait to read: there is an end of data, or an error.
+        /// Wake the threads waiting to read: there is an end of data, or an error.
         const WAKE_READERS = 1 << 6;
-        /// Wake the threads that wait to write: there is an error.
+        /// Wake the threads waiting to write: there is an error.
         const WAKE_WRITERS = 1 << 7;
         /// Break the TCP connection by RST.
         const RESET_TCP = 1 << 8;
-        /// Close the TCP connection by FIN, now that SMC is done with it (CLOSE-1).
+        /// Close the TCP connection by FIN, no longer needed by SMC (CLOSE-1).
         const CLOSE_TCP = 1 << 9;
         /// No timer is needed any more.
         const STOP_TIMER = 1 << 10;
-        /// Start the timer, or start it again, with [`CLOSE_TIMEOUT_US`] or what is configured.
+        /// Start or restart the timer, with [`CLOSE_TIMEOUT_US`] or the configured time.
         const START_CLOSE_TIMER = 1 << 11;
-        /// As before, with [`ABORT_TIMEOUT_US`].
+        /// Start or restart the timer, with [`ABORT_TIMEOUT_US`].
         const START_ABORT_TIMER = 1 << 12;
         /// Both sides are done: the own element may serve another connection (RMB-21).
         const REUSE_BUFFER = 1 << 13;
-        /// The peer never said that it is done and might still write: withdraw its right to the
-        /// own element (token, RKey) before the memory serves anything else (RMB-22). Its answer to
-        /// the reset may be a late A.
+        /// The peer never declared its end and might still write: withdraw its right to the own
+        /// element (token, RKey) before reusing the memory (RMB-22). The peer's answer to the reset
+        /// may be a late A.
         const WITHDRAW_BUFFER = 1 << 14;
     }
 }
 
 impl Actions {
-    /// One by one, in the order in which they are to be done. As [`Actions::iter`], without asking
-    /// for each action there is.
+    /// Yields single actions, in the order of execution. Like [`Actions::iter`], but without a test
+    /// of each known action.
     pub fn each(self) -> impl Iterator<Item = Actions> {
         let mut left = self.bits();
         std::iter::from_fn(move || {
@@ -174,22 +173,23 @@ impl Actions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Close {
     state: State,
-    /// What this side has said.
+    /// The flags sent by this side.
     sent: StateFlags,
-    /// What the peer has said.
+    /// The flags received from the peer.
     seen: StateFlags,
-    /// What the application wants said once all bytes are written: nothing, D or C (CLOSE-5).
+    /// The flag requested by the application for the time after the last byte: none, D or C
+    /// (CLOSE-5).
     pending: StateFlags,
 }
 
-// D: this side writes no more. C: it has closed (CDC-36).
+// D: this side writes no more. C: this side has closed (CDC-36).
 const DONE: StateFlags = StateFlags::SENDING_DONE;
 const CLOSED: StateFlags = StateFlags::CLOSED;
 const ABORT: StateFlags = StateFlags::ABORT;
 const FAILED: Actions = Actions::PURGE.union(Actions::WAKE_READERS).union(Actions::WAKE_WRITERS);
 
 impl Close {
-    /// A connection that is not established yet.
+    /// A connection before its establishment.
     pub const fn new() -> Close {
         let none = StateFlags::empty();
         Close { state: State::Closed, sent: none, seen: none, pending: none }
@@ -200,20 +200,20 @@ impl Close {
         self.state
     }
 
-    /// The state flags of every control word sent now: what was said once is repeated (CDC-47).
+    /// The state flags of every control word sent now: a flag once sent is repeated (CDC-47).
     #[inline]
     pub const fn flags(&self) -> StateFlags {
         self.sent
     }
 
-    /// What the peer has said so far.
+    /// The flags received from the peer so far.
     #[inline]
     pub const fn peer_flags(&self) -> StateFlags {
         self.seen
     }
 
-    /// D or C if the application has asked for it and bytes are still to be written; otherwise
-    /// empty. Report [`Event::Flushed`] when they are.
+    /// D or C if requested by the application while bytes are still to be written; otherwise empty.
+    /// Report [`Event::Flushed`] when the bytes are written.
     pub const fn pending(&self) -> StateFlags {
         self.pending
     }
@@ -228,7 +228,7 @@ impl Close {
     }
 
     /// Whether the peer's ring and control block may still be written: not after an own C or A,
-    /// except by the very word that says so (CLOSE-32, CDC-37), nor in Closed.
+    /// except by the word with the C or A itself (CLOSE-32, CDC-37), nor in Closed.
     #[inline]
     pub const fn may_publish(&self) -> bool {
         !matches!(self.state, State::Closed) && !self.sent.intersects(CLOSED.union(ABORT))
@@ -266,10 +266,10 @@ impl Close {
                 self.end(Actions::CLOSE_TCP | Actions::REUSE_BUFFER)
             }
             Event::AbortDelivered => self.unmoved(),
-            // CLOSE-21; a close that stalls comes to the same by `timeout`.
+            // CLOSE-21; a stalled close ends the same way by `timeout`.
             Event::Abort => self.abort(Actions::REPORT_ABORTED),
             Event::TcpReset if self.sent.contains(CLOSED) => self.unmoved(),
-            // Without an A before it (CLOSE-28); `fail` does nothing after one (CLOSE-29).
+            // Without an earlier A (CLOSE-28); `fail` has no effect after an A (CLOSE-29).
             Event::TcpReset => self.fail(Actions::REPORT_RESET),
             Event::Timeout => self.timeout(),
         }
@@ -284,7 +284,7 @@ impl Close {
         matches!(self.state, State::Closed | State::PeerAbortWait | State::ProcessAbort)
     }
 
-    /// The only way to Closed: the caller says what becomes of the buffer (CLOSE-38).
+    /// The only way to Closed: the caller decides on the buffer (CLOSE-38).
     fn end(self, actions: Actions) -> (Close, Actions) {
         let none = StateFlags::empty();
         (Close { state: State::Closed, pending: none, ..self }, Actions::STOP_TIMER | actions)
@@ -322,7 +322,7 @@ impl Close {
         (Close { pending: CLOSED, ..self }, wake | Actions::START_CLOSE_TIMER)
     }
 
-    /// All bytes are out: sends D (CLOSE-6).
+    /// Every byte is out: sends D (CLOSE-6).
     fn say_done(self) -> (Close, Actions) {
         let state = match self.state {
             State::Active => State::PeerCloseWait1,
@@ -333,7 +333,7 @@ impl Close {
         (next, Actions::SEND_DONE | Actions::WAKE_WRITERS)
     }
 
-    /// All bytes are out: sends C (CLOSE-6).
+    /// Every byte is out: sends C (CLOSE-6).
     fn send_closed(self) -> (Close, Actions) {
         let said = Close { sent: self.sent | CLOSED, pending: StateFlags::empty(), ..self };
         let actions = Actions::SEND_CLOSED | Actions::WAKE_READERS | Actions::WAKE_WRITERS;
@@ -357,7 +357,8 @@ impl Close {
         }
         let next = Close { seen: self.seen | flags, ..self };
         let closed = next.seen.contains(CLOSED);
-        // Only the last word of the peer counts, which may abort as well (CLOSE-23, CLOSE-24, CLOSE-30).
+        // Only the last word of the peer counts, perhaps an abort as well (CLOSE-23, CLOSE-24,
+        // CLOSE-30).
         if self.state == State::PeerAbortWait {
             return match next.seen.intersects(ABORT | CLOSED) {
                 true => next.end(Actions::REUSE_BUFFER),
@@ -405,7 +406,8 @@ impl Close {
     /// Ends the connection from here.
     fn abort(self, report: Actions) -> (Close, Actions) {
         if !self.is_over() && self.sent.contains(CLOSED) {
-            // Nothing may be said any more (CLOSE-27); the peer's C or A, or the timer, ends it.
+            // Nothing may be sent any more (CLOSE-27); the peer's C or A, or the timer, ends the
+            // connection.
             return (self, Actions::RESET_TCP);
         }
         // TCP is reset while the A is on its way (CLOSE-31).
@@ -430,7 +432,7 @@ impl Close {
         match self.state {
             State::Closed => self.unmoved(),
             State::PeerAbortWait => self.end(Actions::WITHDRAW_BUFFER),
-            // The peer has said A and writes no more; it is only the answer that is stuck.
+            // The peer has sent A and writes no more; only the answer is stuck.
             State::ProcessAbort => self.end(Actions::CLOSE_TCP | Actions::REUSE_BUFFER),
             _ if self.sent.contains(CLOSED) => {
                 self.end(Actions::RESET_TCP | Actions::WITHDRAW_BUFFER)

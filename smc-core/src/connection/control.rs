@@ -7,24 +7,23 @@ use super::ring::{CursorError, Ring};
 use super::sender::Sender;
 use crate::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 
-/// Rounds after which [`read_words`] takes what it has: an honest peer changes its flags twice in
-/// a row at most, another one harms only its own connection.
+/// Maximum number of rounds of [`read_words`]: an honest peer changes its flags twice in a row at
+/// most, another peer harms only its own connection.
 const MAX_ROUNDS: u32 = 4;
 
-/// Reads the two words of a control block so that the flags belong to the producer cursor.
+/// Reads the two words of a control block, with flags belonging to the producer cursor.
 ///
-/// The peer stores the producer word first and the word with consumer cursor and flags second,
-/// each by one Release store; the closures load them, each by one Acquire load. The order is:
+/// The peer stores the producer word first and the word with consumer cursor and flags second, each
+/// by one Release store; the closures load the words, each by one Acquire load. The order is:
 ///
 /// 1. flags, 2. producer cursor, 3. flags again; from 2 on once more if the flags changed.
 ///
-/// Flags before cursor: a reader that sees D or C then sees a producer cursor that is at least as new,
-/// and misses none of the last bytes. The other way round, the peer could write its last bytes and
-/// D between the two loads, and the reader would report the end too early (CLOSE-18).
+/// Flags before cursor: a reader seeing D or C then sees a producer cursor at least as new, and
+/// misses none of the last bytes. The other way round, the peer could write its last bytes and D
+/// between the two loads, and the reader would report the end too early (CLOSE-18).
 ///
-/// Flags again: without it U of an urgent byte that was read long ago could be paired with the
-/// cursor of later bytes, and P or U of this cursor be missed. See [`super::sender`] for the
-/// peer's part.
+/// Flags again: otherwise U of an urgent byte read long ago could be paired with the cursor of
+/// later bytes, and P or U of this cursor be missed. See [`super::sender`] for the peer's part.
 #[inline]
 pub fn read_words(
     mut producer: impl FnMut() -> u64,
@@ -45,15 +44,15 @@ pub fn read_words(
     (ProducerWord::from_u64(producer()), before)
 }
 
-/// The changes that [`Connection::on_control`] brought.
+/// The changes after [`Connection::on_control`].
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
     /// The receiving direction.
     pub received: ProducerUpdate,
-    /// Bytes of the peer's ring that became free.
+    /// Freed bytes of the peer's ring.
     pub freed: u32,
-    /// What the peer's state flags ask for.
+    /// The actions required by the peer's state flags.
     pub actions: Actions,
 }
 
@@ -70,19 +69,19 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// An established connection that writes into the ring `peer` and reads from the ring `own`.
+    /// An established connection writing into the ring `peer` and reading from the ring `own`.
     pub fn new(peer: Ring, own: Ring) -> Connection {
         let mut close = Close::new();
         close.on(Event::Established);
         Connection { sender: Sender::new(peer), receiver: Receiver::new(own), close }
     }
 
-    /// Takes both words of the own control block, or of an SMC-R message that is not overtaken
-    /// ([`super::Sequence::judge`]) and no failover validation. `unsent` as in [`Event::Peer`].
+    /// Takes both words of the own control block, or of an SMC-R message neither overtaken
+    /// ([`super::Sequence::judge`]) nor a failover validation. `unsent` as for [`Close::step`].
     ///
     /// # Errors
-    /// A cursor cannot be true; the caller reports [`Event::Abort`]. What came before it in the
-    /// order producer, consumer, state is kept.
+    /// An impossible cursor; the caller reports [`Event::Abort`]. Changes before the error, in the
+    /// order producer, consumer, state, are kept.
     pub fn on_control(
         &mut self,
         producer: ProducerWord,
@@ -100,14 +99,14 @@ impl Connection {
         Ok(Delivery { received, freed, actions })
     }
 
-    /// The words to publish now, after the bytes. They say all there is to say, so words that got
-    /// lost before do no harm (CDC-8).
+    /// The words to publish now, after the bytes. The words state everything anew, so words lost
+    /// before do no harm (CDC-8).
     pub fn words(&self) -> (ProducerWord, ConsumerWord) {
         (self.sender.producer_word(), self.consumer_word(self.sender.flags(), self.close.flags()))
     }
 
-    /// The consumer word to store ahead of them, if any ([`Sender::flags_ahead`]); `state` is
-    /// what was published before.
+    /// The consumer word to store ahead, if any ([`Sender::flags_ahead`]); `state` is the last
+    /// published value.
     pub fn word_ahead(&self, state: StateFlags) -> Option<ConsumerWord> {
         self.sender.flags_ahead().map(|flags| self.consumer_word(flags, state))
     }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Failover as both ends judge it: which message the sender names, and what the receiver concludes
+//! The two decisions of a failover: the message named by the sender, and the receiver's conclusion
 //! (RFC 7609 section 4.6). [`Outbound`](super::Outbound) has the rest of the sender's part.
 
 use super::Sequence;
 
-/// What a failover validation leads to.
+/// The conclusion from a failover validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Validation {
-    /// All that the sender believes to have arrived has. Nothing to do.
+    /// Every message acknowledged to the sender has arrived: no action is needed.
     Intact,
     /// Data is lost: reset the connection.
     Lost {
@@ -18,8 +18,8 @@ pub enum Validation {
     },
 }
 
-/// Judges a control message with F by the numbers seen on the connection (LG-37). Its other fields
-/// mean nothing, and it is not to be given to [`Sequence::judge`] (CDC-35).
+/// Judges a control message with F by the numbers seen on the connection (LG-37). The message's
+/// other fields have no meaning, and [`Sequence::judge`] is not for such messages (CDC-35).
 pub const fn judge(seen: &Sequence, validation: u16) -> Validation {
     if seen.has_seen(validation) {
         Validation::Intact
@@ -28,9 +28,9 @@ pub const fn judge(seen: &Sequence, validation: u16) -> Validation {
     }
 }
 
-/// The oldest of the messages that were not acknowledged, of a connection whose last message has
-/// the number `last`. The one before it is the last that the peer is known to have (LG-33, LG-39): a
-/// reliable queue pair delivers in order.
+/// The oldest unacknowledged message of a connection with `last` as the number of its last message.
+/// The message before is the last one certainly received by the peer (LG-33, LG-39): a reliable
+/// queue pair delivers in order.
 pub fn oldest_unacknowledged(numbers: impl IntoIterator<Item = u16>, last: u16) -> Option<u16> {
     numbers.into_iter().max_by_key(|number| last.wrapping_sub(*number))
 }

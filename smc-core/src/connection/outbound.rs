@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What an end of SMC-R posts for one connection: RDMA writes, and the control message behind them.
+//! The posts of an SMC-R end for one connection: RDMA writes, followed by the control message.
 //!
-//! [`Outbound`] keeps the newest control words and no queue. A message that cannot be posted now
-//! (the send queue is full, or the connection is between two links) is made later, from the words
-//! that are true then. The bytes that the words announce wait in the send element, which keeps each
-//! byte until the peer has consumed it.
+//! [`Outbound`] keeps the newest control words and no queue. A message without a place now (the
+//! send queue is full, or the connection is between two links) is made later, from the words valid
+//! then. The announced bytes wait in the send element, kept until the peer has consumed them.
 //!
 //! # Failover
 //!
-//! A reliable queue pair that fails leaves writes behind, and it is unknown whether they arrived.
-//! The connection goes on over another link of its group (RFC 7609 section 4.6), in this order:
+//! A failed reliable queue pair leaves writes of unknown fate behind. The connection goes on over
+//! another link of its group (RFC 7609 section 4.6), in this order:
 //!
-//! 1. A failover validation: a control message with F and the number of the last message that the
-//!    peer's adapter acknowledged ([`Outbound::fail_over`]). A peer that has not received that
-//!    message has lost data that its adapter confirmed, and resets the connection
+//! 1. A failover validation: a control message with F and the number of the last message
+//!    acknowledged by the peer's adapter ([`Outbound::fail_over`]). A peer without this message has
+//!    lost data confirmed by its adapter, and resets the connection
 //!    ([`judge`](super::failover::judge); LG-37, SEC-15). No answer is awaited (LG-34).
-//! 2. Every byte that the peer has not consumed, once more, to the same place (LG-35).
-//! 3. One control message with a number of its own, which stands for all that were lost (LG-36).
+//! 2. Every byte not consumed by the peer, once more, to the same place (LG-35).
+//! 3. One control message with a number of its own, in place of all lost ones (LG-36).
 
 use super::failover::oldest_unacknowledged;
 use super::{Ring, Sequence, Span};
@@ -30,7 +29,7 @@ pub struct Post {
     pub spans: [Span; 2],
     /// The control message.
     pub cdc: [u8; CDC_LEN],
-    /// Its sequence number.
+    /// Sequence number of the message.
     pub sequence: u16,
     content: Content,
 }
@@ -41,7 +40,7 @@ enum Content {
     Words([u64; 2]),
 }
 
-/// What an end has to send for a connection, and what it has sent.
+/// The state of sending of one connection: pending words and posted ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outbound {
     /// The peer's ring.
@@ -51,20 +50,20 @@ pub struct Outbound {
     sequence: Sequence,
     /// The newest control words.
     words: [u64; 2],
-    /// Producer cursor of the last message: all bytes before it were written.
+    /// Producer cursor of the last message: all earlier bytes were written.
     written: Cursor,
-    /// Whether `words` has something that no message said.
+    /// Whether `words` has a change not yet posted.
     pending: bool,
-    /// The number that a failover validation has to name before anything else is sent.
+    /// The message number for a failover validation, due before any other post.
     validation: Option<u16>,
 }
 
 impl Outbound {
-    /// A connection that has sent nothing yet into the ring of the peer. `token` is the alert token
-    /// that the peer gave it.
+    /// A connection before its first write into the peer's ring. `token` is the peer's alert token
+    /// for the connection.
     pub const fn new(ring: Ring, token: u32) -> Outbound {
         let written = ring.start();
-        // Both ends' elements have the same form, and nothing was read of the own one either.
+        // Both ends' elements have the same form, and nothing was read from the own one either.
         let consumer = ConsumerWord {
             cursor: written,
             producer_flags: ProducerFlags::empty(),
@@ -75,8 +74,7 @@ impl Outbound {
         Outbound { ring, token, sequence, words, written, pending: false, validation: None }
     }
 
-    /// Sets the words that the next message carries. The bytes that they announce are in the send
-    /// element.
+    /// Sets the words of the next message. The announced bytes are in the send element.
     #[inline]
     pub const fn set_words(&mut self, words: [u64; 2]) {
         self.words = words;
@@ -91,8 +89,8 @@ impl Outbound {
         self.set_words([self.words[0], consumer.to_u64()]);
     }
 
-    /// What to post now, or `None` if the peer was sent all there is. The caller reports a post that
-    /// it made by [`Outbound::on_posted`].
+    /// The next post, or `None` if the peer is up to date. The caller reports a completed post by
+    /// [`Outbound::on_posted`].
     #[inline]
     pub fn next_post(&self) -> Option<Post> {
         if let Some(sequence) = self.validation {
@@ -112,9 +110,9 @@ impl Outbound {
         })
     }
 
-    /// The first message on another link (CDC-35, RFC 7609 section 4.6.1). It carries the number of
-    /// the last message that the peer is known to have, and takes no number of its own (CDC-6).
-    /// Only the number and the token count; the rest is as it was last sent.
+    /// The first message on another link (CDC-35, RFC 7609 section 4.6.1). The message has the
+    /// number of the last message certainly known to the peer, and takes no number of its own
+    /// (CDC-6). Only the number and the token count; the other fields repeat the last ones sent.
     #[cold]
     fn validation_post(&self, sequence: u16) -> Post {
         let words = [ProducerWord { cursor: self.written }.to_u64(), self.words[1]];
@@ -124,7 +122,7 @@ impl Outbound {
         Post { spans, cdc: cdc.emit(), sequence, content: Content::Validation }
     }
 
-    /// The caller has posted what [`Outbound::next_post`] returned.
+    /// The caller has made the post returned by [`Outbound::next_post`].
     #[inline]
     pub fn on_posted(&mut self, post: &Post) {
         match post.content {
@@ -142,7 +140,7 @@ impl Outbound {
         self.pending || self.validation.is_some()
     }
 
-    /// Number of the message that was posted last.
+    /// Number of the last posted message.
     pub const fn last_sequence(&self) -> u16 {
         self.sequence.last()
     }
@@ -150,17 +148,17 @@ impl Outbound {
     /// Makes the connection ready for another link, after the caller has stopped posting to the
     /// present one.
     ///
-    /// - `unacknowledged`: the numbers of the messages on the present link that the peer's adapter
-    ///   has not acknowledged, in any order.
-    /// - `peer`: the newest consumer word of the peer. [`Outbound::next_post`] writes again what
-    ///   lies behind its cursor. A peer that has closed consumes nothing any more, nor does one
-    ///   that this end tells of an abort: then nothing is written again, and the message alone is
+    /// - `unacknowledged`: the numbers of messages on the present link without an acknowledgement
+    ///   of the peer's adapter, in any order.
+    /// - `peer`: the newest consumer word of the peer. [`Outbound::next_post`] writes the bytes
+    ///   behind its cursor again. A peer after a close consumes nothing any more, nor does a peer
+    ///   told of an abort by this end: then nothing is written again, and the message alone is
     ///   repeated.
-    /// - `said_all`: whether this end has said its last word, so that the peer may have given the
+    /// - `said_all`: whether this end has posted its last word, so the peer may have given the
     ///   element to another connection.
     ///
-    /// Returns false if the connection has no use for another link, and must not post to one: its
-    /// last word was acknowledged, or the peer has aborted it.
+    /// Returns false if the connection has no use for another link, and must not post to any: the
+    /// last word was acknowledged, or the peer has aborted the connection.
     ///
     /// May be called again before the new link has acknowledged anything (LG-38).
     #[must_use]
@@ -214,7 +212,7 @@ mod tests {
         ConsumerWord { cursor: Cursor::new(wrap, count), producer_flags, state_flags }
     }
 
-    /// A peer that is still there and has read up to this cursor.
+    /// A live peer with its reading up to this cursor.
     fn read(wrap: u16, count: u32) -> ConsumerWord {
         peer(wrap, count, StateFlags::empty())
     }
@@ -371,9 +369,9 @@ mod tests {
         assert_eq!(out.next_post(), None);
     }
 
-    /// Between two links the peer may read what has arrived, and the application may put new bytes
-    /// in its place: more than a ring lies between the cursor that was known when the link was left
-    /// and the newest words.
+    /// Between two links the peer may read arrived bytes, and the application may put new bytes in
+    /// their place: more than a ring lies between the cursor known when the link was left and the
+    /// newest words.
     // Shows: LG-35.
     #[test]
     fn bytes_that_follow_between_two_links_are_written_too() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The receiving direction of a connection: the bytes that have arrived in the own ring, and when to
-//! announce to the peer that they were read.
+//! The receiving direction of a connection: the arrived bytes in the own ring, and the time to
+//! announce their reading to the peer.
 //!
 //! One read is, under the lock of the receive side:
 //!
@@ -11,10 +11,9 @@
 //! on_published(cursor)              a control word with this consumer cursor went out
 //! ```
 //!
-//! A control word may also leave for another reason and from another thread. What it carried
-//! comes back by [`Receiver::on_published`] whenever it is convenient: late or in the wrong order
-//! is harmless here. The control words themselves must go out in order, or the peer sees a cursor
-//! that moves back.
+//! A control word may also leave for another reason and from another thread. Report the word's
+//! cursor by [`Receiver::on_published`] at any time: late or in the wrong order is harmless here.
+//! The control words themselves must go out in order, or the peer sees a cursor moving back.
 
 use super::ring::{CursorError, Position, Ring, Span};
 use super::urgent::{OobError, UrgentEvent, UrgentMark};
@@ -26,15 +25,15 @@ use crate::wire::cdc::ProducerFlags;
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpdateDecision {
-    /// The next control word that leaves for another reason carries it (CDC-22).
+    /// The next control word leaving for another reason carries the cursor (CDC-22).
     NotDue,
     /// The peer sees less than half of the ring free and would gain at least a tenth (CDC-21).
     Window,
-    /// The peer said that it is blocked (B): every consumption counts (CDC-20).
+    /// The peer reported a blocked writer (B): every consumption counts (CDC-20).
     WriterBlocked,
     /// The peer asked (R) and its view is out of date (CDC-23).
     Requested,
-    /// Urgent data was processed; the peer writes nothing until it knows (CDC-32).
+    /// Urgent data was processed; the peer writes nothing until told so (CDC-32).
     Urgent,
 }
 
@@ -46,7 +45,7 @@ impl UpdateDecision {
     }
 }
 
-/// The changes that the peer's producer cursor and flags brought.
+/// The changes from the peer's producer cursor and flags.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProducerUpdate {
@@ -68,8 +67,8 @@ pub struct Receiver {
     consumed: Position,
     /// Bytes from `consumed` to `produced`.
     available: u32,
-    /// Bytes before `consumed` that no published control word is known to announce. With `available`
-    /// they are at most the ring.
+    /// Bytes before `consumed` not known to be announced by a published control word. At most the
+    /// ring, together with `available`.
     unpublished: u32,
     /// Half of the ring, bytes.
     half: u32,
@@ -96,8 +95,8 @@ impl Receiver {
         }
     }
 
-    /// A receiver at the start of another ring, to which the peer goes over when all bytes of this one
-    /// were read. What the program has chosen about urgent bytes, and one that it has not taken, stay.
+    /// A receiver at the start of another ring, used by the peer once all bytes of this one were
+    /// read. The program's choice about urgent bytes, and an urgent byte not taken yet, stay.
     #[must_use]
     pub const fn renew(&self, ring: Ring) -> Receiver {
         let mut new = Receiver::new(ring);
@@ -110,16 +109,16 @@ impl Receiver {
         &self.ring
     }
 
-    /// Takes over the peer's producer cursor and flags, which belong together
-    /// (see [`super::control::read_words`]).
+    /// Takes over the peer's producer cursor and flags, from one read (see
+    /// [`super::control::read_words`]).
     ///
-    /// The peer may know a newer consumer cursor than the one of the last
-    /// [`Receiver::on_published`]. So the producer cursor is checked against what was read, and not
-    /// against what was published.
+    /// The peer may know a newer consumer cursor than the last one given to
+    /// [`Receiver::on_published`]. So the producer cursor is checked against the bytes read, and
+    /// not against the published cursor.
     ///
     /// # Errors
-    /// The cursor cannot be true (see [`CursorError`]); nothing has changed, and the caller
-    /// resets the connection.
+    /// An impossible cursor (see [`CursorError`]); nothing has changed, and the caller resets the
+    /// connection.
     #[inline]
     pub fn on_peer_producer(
         &mut self,
@@ -143,40 +142,41 @@ impl Receiver {
         Ok(self.on_flags(bytes, flags))
     }
 
-    /// The peer has said that nothing follows (D or C): nothing is held back any more.
+    /// The peer has declared its end (D or C): nothing is held back any more.
     pub fn on_peer_done(&mut self) {
         self.urgent.on_end();
     }
 
-    /// Bytes that one read may return: up to the urgent mark if one lies ahead, as for TCP.
+    /// Bytes available to one read: up to the urgent mark if one lies ahead, as for TCP.
     ///
-    /// A read that has taken bytes and finds itself at the mark ([`Receiver::at_mark`]) ends
-    /// there, whatever more is readable behind it.
+    /// A read ends at the mark ([`Receiver::at_mark`]) after taking bytes, even if more is readable
+    /// behind the mark.
     #[inline]
     pub const fn readable(&self) -> u32 {
         self.urgent.limit(self.available)
     }
 
-    /// All bytes that wait, urgent ones included. Not 0 at close means an abort (CLOSE-4).
+    /// Bytes waiting to be read, urgent ones included. A number above 0 at close means an abort
+    /// (CLOSE-4).
     #[inline]
     pub const fn available(&self) -> u32 {
         self.available
     }
 
-    /// The window as the peer sees it, bytes, as far as this receiver knows.
+    /// The window in the peer's view, bytes, as far as this receiver knows.
     #[inline]
     pub const fn peer_window(&self) -> u32 {
         self.ring.len() - self.available - self.unpublished
     }
 
-    /// Where the next `n` bytes lie, in order; the second piece is empty unless the ring wraps.
-    /// More than [`Receiver::readable`] is cut down to it.
+    /// The places of the next `n` bytes, in order; the second piece is empty unless the ring wraps.
+    /// `n` is cut down to [`Receiver::readable`].
     #[inline]
     pub fn spans(&self, n: u32) -> [Span; 2] {
         self.ring.spans(self.consumed, n.min(self.readable()))
     }
 
-    /// As [`Receiver::spans`] behind the next `skip` bytes: for a peek that goes on.
+    /// Like [`Receiver::spans`] behind the next `skip` bytes: for the continuation of a peek.
     #[inline]
     pub fn peek(&self, skip: u32, n: u32) -> [Span; 2] {
         let readable = self.readable();
@@ -195,17 +195,17 @@ impl Receiver {
         self.update_due()
     }
 
-    /// The consumer cursor, which every control word carries (CDC-10, CDC-14, CDC-22).
+    /// The consumer cursor, present in every control word (CDC-10, CDC-14, CDC-22).
     #[inline]
     pub const fn cursor(&self) -> Cursor {
         self.ring.cursor(self.consumed)
     }
 
-    /// A control word with this consumer cursor went out. A cursor that is older than the newest
-    /// one known to be out is ignored.
+    /// A control word with this consumer cursor went out. A cursor older than the newest published
+    /// one is ignored.
     #[inline]
     pub fn on_published(&mut self, cursor: Cursor) {
-        // Counted back from the newest one, so that a cursor that was missed leaves no trace.
+        // Counted back from the newest one, so a missed cursor leaves no trace.
         if let Some(position) = self.ring.position(cursor)
             && let Ok((behind, _)) = self.ring.moved(position, self.cursor())
             && behind < self.unpublished
@@ -237,7 +237,7 @@ impl Receiver {
         UpdateDecision::NotDue
     }
 
-    /// Throws away what was not read: the connection is aborted (CLOSE-26).
+    /// Discards unread bytes: the connection is aborted (CLOSE-26).
     pub fn purge(&mut self) {
         self.take(self.available);
         self.urgent = UrgentMark::NONE;
@@ -255,17 +255,17 @@ impl Receiver {
         self.urgent.exception()
     }
 
-    /// Hands over the urgent byte that [`UrgentEvent::Present`] pointed at. It has to be copied
-    /// out of the ring before the consumer cursor is published, because the peer may then
-    /// overwrite it.
+    /// Hands over the urgent byte at the offset of [`UrgentEvent::Present`]. Copy the byte out of
+    /// the ring before publishing the consumer cursor, because the peer may then overwrite the
+    /// byte.
     pub fn remember_urgent(&mut self, byte: u8) {
         self.urgent.remember(byte);
     }
 
-    /// The urgent byte out of line (MSG_OOB); `peek` leaves it.
+    /// The urgent byte out of line (MSG_OOB); `peek` leaves the byte.
     ///
     /// # Errors
-    /// There is none, not yet, or it is in line.
+    /// No urgent byte, not yet arrived, or in line.
     pub fn take_urgent(&mut self, peek: bool) -> Result<u8, OobError> {
         self.urgent.take(peek)
     }
@@ -294,8 +294,8 @@ impl Receiver {
         }
     }
 
-    /// The peer uses space whose announcement was not reported by [`Receiver::on_published`]: a
-    /// control word with it must have gone out.
+    /// The peer uses space without a reported announcement ([`Receiver::on_published`]): a control
+    /// word with the announcement must have gone out.
     #[cold]
     fn on_early_use(&mut self) {
         self.set_unpublished(self.ring.len() - self.available);
@@ -321,7 +321,8 @@ impl Receiver {
         if skip {
             self.take(1);
         }
-        // The window alone is no reason to write when data arrives: the next read checks it.
+        // The window alone is no reason to write when data arrives: the next read checks the
+        // window.
         let update = match self.update_due() {
             UpdateDecision::Window => UpdateDecision::NotDue,
             due => due,
@@ -338,7 +339,7 @@ mod tests {
     const B: ProducerFlags = ProducerFlags::BLOCKED;
     const R: ProducerFlags = ProducerFlags::UPDATE_REQUESTED;
 
-    /// A ring of `len` bytes of which `arrived` have arrived.
+    /// A ring of `len` bytes with `arrived` bytes in the ring.
     fn receiver(len: u32, arrived: u32, flags: ProducerFlags) -> Receiver {
         let mut r = Receiver::new(Ring::smcd(len + 32).unwrap());
         let cursor = Cursor::new((arrived / len) as u16, arrived % len);
@@ -351,7 +352,7 @@ mod tests {
     fn the_window_rule_follows_the_examples_of_the_rfc() {
         // 64K buffer, 50K free for the sender: no need.
         assert_eq!(receiver(65536, 14336, NONE).consume(14336), UpdateDecision::NotDue);
-        // 30K free, and 31K after the update: not worth it.
+        // 30K free, and 31K after the update: too little gain.
         assert_eq!(receiver(65536, 34816, NONE).consume(1024), UpdateDecision::NotDue);
         // 30K free, and 64K after the update.
         assert_eq!(receiver(65536, 34816, NONE).consume(34816), UpdateDecision::Window);
@@ -371,7 +372,7 @@ mod tests {
         }
         let _ = r.on_peer_producer(Cursor::new(1, 0), NONE).unwrap();
         assert_eq!(r.consume(1), UpdateDecision::NotDue);
-        // B again, while the peer does not know of that byte.
+        // B again, with the byte unknown to the peer.
         let arrival = r.on_peer_producer(Cursor::new(1, 3), B).unwrap();
         assert_eq!(arrival.update, UpdateDecision::WriterBlocked);
         // The same words again, and nothing read: nothing to announce.

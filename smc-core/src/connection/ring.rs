@@ -7,10 +7,10 @@
 //! cursor             base          ..  base + len - 1       then base again, wrap + 1
 //! ```
 //!
-//! SMC-R (RFC 7609 section 4.7.4) counts cursors from the start of the element, so that head and
-//! base are the 4 bytes of the eye catcher; SMC-D counts from the ring, behind the 32 bytes of
-//! the control block; a peer without eye catcher has neither head nor base. Everything above this
-//! file works on [`Position`]s, which start at 0 in all three.
+//! SMC-R (RFC 7609 section 4.7.4) counts cursors from the start of the element, so head and base
+//! are the 4 bytes of the eye catcher; SMC-D counts from the ring, behind the 32 bytes of the
+//! control block; a peer without eye catcher has neither head nor base. Everything above this file
+//! works on [`Position`]s, starting at 0 in all three.
 
 use thiserror::Error;
 
@@ -23,14 +23,14 @@ pub const EYE_CATCHER_LEN: u32 = 4;
 /// The eye catcher at the start of an SMC-R element: "SMCR" in EBCDIC. Any four bytes would do; only
 /// the owner of the element reads them (RMB-6).
 pub const EYE_CATCHER: [u8; EYE_CATCHER_LEN as usize] = [0xe2, 0xd4, 0xc3, 0xd9];
-/// Largest ring, bytes: sums of two ring lengths stay within 32 bits. The largest element that a
-/// size code can name is 512 MiB.
+/// Largest ring, bytes: sums of two ring lengths stay within 32 bits. The largest size code means
+/// 512 MiB.
 pub const MAX_RING_LEN: u32 = 1 << 30;
 
-/// A buffer element from which no ring can be made.
+/// The error for a buffer element too small for a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RingError {
-    /// The element does not hold more than its head.
+    /// The element has no space beyond its head.
     #[error("an element of {len} bytes has no room behind its first {head}")]
     TooSmall {
         /// Length of the element, bytes.
@@ -46,55 +46,55 @@ pub enum RingError {
     },
 }
 
-/// A cursor from the peer that an honest peer cannot have sent (SEC-11).
+/// A cursor impossible for an honest peer (SEC-11).
 ///
-/// The connection that received it is reset and nothing else is touched.
+/// The receiving connection is reset and nothing else is touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CursorError {
     /// The cursor points outside the ring.
     #[error("cursor {cursor:?} is outside the ring, which runs from {first} to {last}")]
     BeyondRing {
-        /// What the peer sent.
+        /// The peer's cursor.
         cursor: Cursor,
         /// Smallest legal count.
         first: u32,
         /// Largest legal count.
         last: u32,
     },
-    /// The cursor lies before one that was accepted earlier.
+    /// The cursor lies before an earlier accepted one.
     #[error("cursor went back from {from:?} to {to:?}")]
     Backwards {
         /// The cursor accepted last.
         from: Cursor,
-        /// What the peer sent.
+        /// The peer's cursor.
         to: Cursor,
     },
-    /// The wrap sequence number went up by more than one, which is more than any ring holds.
+    /// The wrap sequence number went up by more than one, beyond the capacity of any ring.
     #[error("cursor skipped a wrap from {from:?} to {to:?}")]
     WrapSkipped {
         /// The cursor accepted last.
         from: Cursor,
-        /// What the peer sent.
+        /// The peer's cursor.
         to: Cursor,
     },
-    /// A consumer cursor that acknowledges bytes which were never written.
+    /// A consumer cursor acknowledging bytes never written.
     #[error("cursor {cursor:?} acknowledges {claimed} bytes of {in_flight} in flight")]
     BeyondProduced {
-        /// What the peer sent.
+        /// The peer's cursor.
         cursor: Cursor,
-        /// Bytes it would acknowledge.
+        /// Bytes acknowledged by the cursor.
         claimed: u32,
         /// Bytes written and not acknowledged.
         in_flight: u32,
     },
-    /// A producer cursor that announces more bytes than the ring had room for.
+    /// A producer cursor announcing more bytes than free space.
     #[error("cursor {cursor:?} announces {claimed} bytes where {space} fit")]
     BeyondWindow {
-        /// What the peer sent.
+        /// The peer's cursor.
         cursor: Cursor,
-        /// Bytes it would announce.
+        /// Bytes announced by the cursor.
         claimed: u32,
-        /// Bytes that were free.
+        /// Free bytes before.
         space: u32,
     },
 }
@@ -139,20 +139,20 @@ impl Ring {
         Self::behind(SMCD_CONTROL_LEN, 0, element)
     }
 
-    /// The ring of an SMC-R element as RFC 7609 has it: behind the eye catcher, cursors from 4
-    /// (RMB-5, CDC-11, CDC-12).
+    /// The ring of an SMC-R element by RFC 7609: behind the eye catcher, cursors from 4 (RMB-5,
+    /// CDC-11, CDC-12).
     ///
     /// # Errors
-    /// As for [`Ring::smcd`].
+    /// See [`Ring::smcd`].
     pub const fn smcr(element: u32) -> Result<Ring, RingError> {
         Self::behind(EYE_CATCHER_LEN, EYE_CATCHER_LEN, element)
     }
 
-    /// The ring of an SMC-R element without eye catcher, as Linux has it: all of the element,
-    /// cursors from 0 (wire erratum D-3).
+    /// The ring of an SMC-R element without eye catcher, as in Linux: the whole element, cursors
+    /// from 0 (wire erratum D-3).
     ///
     /// # Errors
-    /// As for [`Ring::smcd`].
+    /// See [`Ring::smcd`].
     pub const fn smcr_without_eye_catcher(element: u32) -> Result<Ring, RingError> {
         Self::behind(0, 0, element)
     }
@@ -180,16 +180,16 @@ impl Ring {
         self.cursor(Position::START)
     }
 
-    /// The cursor as it is announced to the peer.
+    /// The cursor in the form for the peer.
     #[inline]
     pub const fn cursor(&self, position: Position) -> Cursor {
         Cursor { wrap: position.wrap, count: position.at + self.base }
     }
 
-    /// The place that a cursor names, if it names one.
+    /// The place of a cursor, if inside the ring.
     #[inline]
     pub(super) const fn position(&self, cursor: Cursor) -> Option<Position> {
-        // A count below the base wraps round to a huge offset, so that one compare judges both
+        // A count below the base wraps round to a huge offset, so one compare checks both bounds
         // (RMB-27).
         let at = cursor.count.wrapping_sub(self.base);
         if at < self.len { Some(Position { at, wrap: cursor.wrap }) } else { None }
@@ -206,9 +206,9 @@ impl Ring {
         }
     }
 
-    /// How far the peer moved a cursor that stood at `from`, and where it stands now.
+    /// The distance from `from` to the peer's cursor, and the new position.
     ///
-    /// The result may exceed what the caller can accept; it is below twice the ring's length.
+    /// The distance may exceed the caller's limit, but is below twice the ring's length.
     #[inline]
     pub(super) const fn moved(
         &self,
@@ -228,8 +228,8 @@ impl Ring {
         }
     }
 
-    /// The pieces of the element that hold the `n` bytes from `position` on, in stream order
-    /// (CDC-17, CDC-18). `n` is at most the ring's length.
+    /// The pieces of the element with the `n` bytes from `position` on, in stream order (CDC-17,
+    /// CDC-18). `n` is at most the ring's length.
     #[inline]
     pub(super) const fn spans(&self, position: Position, n: u32) -> [Span; 2] {
         let to_end = self.len - position.at;
@@ -240,7 +240,7 @@ impl Ring {
         ]
     }
 
-    /// Length of the element that the ring is in, bytes.
+    /// Length of the ring's element, bytes.
     pub const fn element_len(&self) -> u32 {
         self.offset + self.len
     }
@@ -250,11 +250,11 @@ impl Ring {
         self.base == EYE_CATCHER_LEN
     }
 
-    /// The pieces of the element from cursor `from` up to cursor `to`, in stream order. Between
-    /// cursors that are a whole ring or more apart lies the whole ring.
+    /// The pieces of the element from cursor `from` up to cursor `to`, in stream order. Cursors a
+    /// whole ring or more apart give the whole ring.
     ///
-    /// Any two cursors give pieces that lie in the ring. The pieces have a meaning for cursors of
-    /// this end, and for cursors that were judged.
+    /// Any two cursors give pieces inside the ring. The pieces have a meaning for cursors of this
+    /// end, and for checked cursors.
     #[inline]
     pub const fn between(&self, from: Cursor, to: Cursor) -> [Span; 2] {
         let (start, end) = (self.clamp(from.count), self.clamp(to.count));
@@ -268,7 +268,7 @@ impl Ring {
         self.spans(Position { at, wrap: from.wrap }, bytes)
     }
 
-    /// The place of a count, moved into the ring if it is outside.
+    /// The place of a count, moved into the ring if outside.
     #[inline]
     const fn clamp(&self, count: u32) -> u32 {
         let at = count.saturating_sub(self.base);
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(ring.cursor(ring.advance(at_1004, 8996)), Cursor { wrap: 1, count: 4 });
     }
 
-    /// All three kinds of rings of 1 to 6 bytes.
+    /// The three kinds of rings of 1 to 6 bytes.
     fn small_rings() -> impl Iterator<Item = Ring> {
         let kinds = [(SMCD_CONTROL_LEN, 0), (EYE_CATCHER_LEN, EYE_CATCHER_LEN), (0, 0)];
         let lengths = (1..=6).flat_map(move |len| kinds.map(|(offset, base)| (offset, base, len)));
@@ -342,7 +342,7 @@ mod tests {
                 for to in cursors(wrap) {
                     let inside = to.count >= ring.base && to.count - ring.base < ring.len;
                     let rounds = i64::from(to.wrap.wrapping_sub(wrap).cast_signed());
-                    // Bytes that the peer claims, counted without end.
+                    // Bytes claimed by the peer, counted without end.
                     let there = i64::from(to.count) - i64::from(ring.base);
                     let moved = rounds * i64::from(ring.len) + there - i64::from(at);
                     match ring.moved(from, to) {
@@ -484,7 +484,7 @@ mod tests {
                     read = sender.cursor();
                     sender.on_peer_consumer(read).unwrap();
                 }
-                // All that lies between the two is what the peer has not confirmed.
+                // The bytes between the two cursors are the unconfirmed ones.
                 let unread = total(ring.between(read, sender.cursor()));
                 proptest::prop_assert_eq!(unread, sender.in_flight());
             }

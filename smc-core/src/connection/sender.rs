@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The sending direction of a connection: what may be written into the peer's ring, and where.
+//! The sending direction of a connection: the permitted writes into the peer's ring, and their
+//! places.
 //!
 //! One write is four calls, under the lock of the send side:
 //!
@@ -13,24 +14,24 @@
 //!
 //! # Urgent data (RFC 7609 sections 4.7.5 and 4.7.6)
 //!
-//! [`Sender::advance_urgent`] ends a write whose last byte is urgent: P and U go out with it, and
-//! [`Sender::space`] is 0 until the peer's consumer cursor has passed that byte. If the write does
-//! not fit, [`Sender::announce_urgent`] comes first, so that P goes out with the window closed.
+//! [`Sender::advance_urgent`] ends a write with an urgent last byte: P and U go out with the byte,
+//! and [`Sender::space`] is 0 until the peer's consumer cursor has passed that byte. If the write
+//! does not fit, [`Sender::announce_urgent`] comes first, to send P with the window closed.
 //!
 //! On SMC-D cursor and flags are two words, and a reader may load between the two stores. Two
-//! changes of flags would mislead it: U still on next to a cursor that has moved on (a mark in the
-//! wrong place), and U not on yet next to a cursor that already covers the urgent byte (the byte
-//! taken for ordinary data). [`Sender::flags_ahead`] names the flags to store ahead of the
-//! producer word in these two cases, so that neither can be seen.
+//! changes of flags would mislead the reader: U still on next to a later cursor (a mark in the
+//! wrong place), and U not on yet next to a cursor already covering the urgent byte (the byte taken
+//! for ordinary data). [`Sender::flags_ahead`] names the flags to store ahead of the producer word
+//! in these two cases, so neither combination is visible.
 //!
-//! # A peer that goes over to another link (RFC 7609 section 4.6)
+//! # A peer moving to another link (RFC 7609 section 4.6)
 //!
-//! What it said of its reading on the link that failed may be lost, and it believes to have said it.
-//! A ring that looks full to this end may be empty then, for ever: AF_SMC neither says it again by
-//! itself nor when it is asked (R) while there is nothing to read. It does answer when it reads a
-//! byte that came with R. So a sender may [hold back](Sender::holding_back) some bytes of the ring,
-//! of which [`Sender::peer_moved`] lends one, and sets R until a byte is known to be read that was
-//! written afterwards: who says that says it on the new link.
+//! The peer's reports of reading on the failed link may be lost, and the peer does not know of the
+//! loss. A ring may look full to this end and be empty, for ever: AF_SMC neither repeats the report
+//! by itself nor when asked (R) while there is nothing to read. AF_SMC does answer when reading a
+//! byte sent along with R. So a sender may [hold back](Sender::holding_back) some bytes of the
+//! ring. [`Sender::peer_moved`] lends one of the bytes, and sets R until the peer reports the
+//! reading of a byte written afterwards: such a report comes on the new link.
 
 use super::ring::{CursorError, Position, Ring, Span};
 use crate::wire::Cursor;
@@ -47,15 +48,15 @@ pub struct Sender {
     /// Bytes between the two.
     in_flight: u32,
     flags: ProducerFlags,
-    /// The flags that went out last.
+    /// The last published flags.
     published: ProducerFlags,
     /// Urgent data was announced and its last byte is not written yet.
     urgent_announced: bool,
-    /// Bytes of the ring that are held back.
+    /// Number of bytes held back.
     held: u32,
-    /// As many of them as there were at first.
+    /// Initial number of bytes held back.
     reserve: u32,
-    /// Bytes that the peer has to read until what it says of its reading is certainly new; 0: it is.
+    /// Bytes to be read by the peer until its reports are certainly new; 0: the reports are new.
     outdated: u32,
 }
 
@@ -78,7 +79,7 @@ impl Sender {
         }
     }
 
-    /// Goes over to another ring, whose sender is `new`. What bounds its use stays.
+    /// Moves to another ring, with the sender `new`. The limits of use stay.
     #[must_use]
     pub fn renew(&self, mut new: Sender) -> Sender {
         if self.reserve > 0 && self.reserve != new.reserve {
@@ -87,8 +88,9 @@ impl Sender {
         new
     }
 
-    /// Holds back so many bytes of the ring for [`Sender::peer_moved`], each of which lends one
-    /// until the peer has answered. Rings that are not much longer hold back nothing.
+    /// Holds back so many bytes of the ring for [`Sender::peer_moved`]. Each call of `peer_moved`
+    /// lends one byte until the peer has answered. Rings shorter than four times `bytes` hold back
+    /// nothing.
     #[must_use]
     pub const fn holding_back(mut self, bytes: u8) -> Sender {
         if bytes as u32 <= self.ring.len() / 4 {
@@ -97,8 +99,9 @@ impl Sender {
         self
     }
 
-    /// Uses at most so many bytes of the ring from now on, whatever is in it: what an application
-    /// may have on its way is bounded (SO_SNDBUF). At least a quarter of the ring stays in use.
+    /// Uses at most so many bytes of the ring from now on, to bound an application's data in flight
+    /// (SO_SNDBUF). Independent of the present content. At least a quarter of the ring stays in
+    /// use.
     pub fn limit_to(&mut self, bytes: u32) {
         let bytes = bytes.max(self.ring.len() / 4);
         let reserve = self.ring.len().saturating_sub(bytes).max(self.reserve);
@@ -106,7 +109,7 @@ impl Sender {
         self.reserve = reserve;
     }
 
-    /// Bytes of the ring that are used at most.
+    /// Maximum number of bytes in use.
     #[inline]
     pub const fn usable(&self) -> u32 {
         self.ring.len() - self.reserve
@@ -123,33 +126,35 @@ impl Sender {
         if self.urgent_unread() { 0 } else { self.room() }
     }
 
-    /// Bytes free in the peer's ring (CDC-16), whether or not they may be written now.
+    /// Bytes free in the peer's ring (CDC-16), including bytes that may not be written now.
     #[inline]
     pub const fn window(&self) -> u32 {
         self.ring.len() - self.in_flight
     }
 
-    /// The window without what is held back.
+    /// The window without the bytes held back.
     #[inline]
     const fn room(&self) -> u32 {
         self.window().saturating_sub(self.held)
     }
 
-    /// Bytes written that the peer is not known to have read.
+    /// Written bytes without a report of their reading by the peer.
     #[inline]
     pub const fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// Whether an urgent byte was written that the peer has not read, which stops all writes.
+    /// Whether a written urgent byte is still unread, stopping all writes.
     ///
-    /// As nothing is written behind an urgent byte, it is read exactly when all is read.
+    /// Nothing is written behind an urgent byte, so the byte is read exactly when everything is
+    /// read.
     #[inline]
     pub const fn urgent_unread(&self) -> bool {
         self.flags.contains(ProducerFlags::URGENT_PRESENT) && self.in_flight != 0
     }
 
-    /// Takes over the consumer cursor of the peer's control word; returns the bytes that it frees.
+    /// Takes over the consumer cursor of the peer's control word; returns the number of freed
+    /// bytes.
     ///
     /// # Errors
     /// The cursor cannot be true (see [`CursorError`]); nothing has changed, and the caller
@@ -169,8 +174,8 @@ impl Sender {
         Ok(claimed)
     }
 
-    /// The peer goes on over another link: what it said last may be lost. R goes on, and one byte may
-    /// be written that was held back, if there is no room.
+    /// The peer goes on over another link, so its last report may be lost. R goes on, and one of
+    /// the bytes held back may be written, if there is no other room.
     pub const fn peer_moved(&mut self) {
         if self.room() == 0 {
             self.held = self.held.saturating_sub(1);
@@ -179,27 +184,27 @@ impl Sender {
         self.flags = self.flags.union(ProducerFlags::UPDATE_REQUESTED);
     }
 
-    /// Whether what the peer says of its reading may be too little, because it has
-    /// [moved](Sender::peer_moved): every byte that may be written is worth writing.
+    /// Whether the peer's report of reading may be too small after a [move](Sender::peer_moved):
+    /// every byte allowed is worth writing.
     #[inline]
     pub const fn is_outdated(&self) -> bool {
         self.outdated != 0
     }
 
-    /// Where the next `n` bytes go, in order; the second piece is empty unless the ring wraps.
+    /// The places of the next `n` bytes, in order; the second piece is empty unless the ring wraps.
     ///
-    /// More than [`Sender::space`] is cut down to it: no piece ever covers a byte that the peer
-    /// has not read, or one outside the ring (RMB-26, RMB-27).
+    /// `n` is cut down to [`Sender::space`]: no piece ever covers a byte unread by the peer, or one
+    /// outside the ring (RMB-26, RMB-27).
     #[inline]
     pub fn spans(&self, n: u32) -> [Span; 2] {
         self.ring.spans(self.produced, n.min(self.space()))
     }
 
-    /// The next `n` bytes are in place; returns how many were counted, at most
+    /// The next `n` bytes are in place; returns the number of counted bytes, at most
     /// [`Sender::space`].
     ///
-    /// `more`: the application has further bytes for which there was no room. That is what B tells
-    /// the peer (CDC-19); without it a full ring is nothing special.
+    /// `more`: the application has further bytes without room, and B tells the peer so (CDC-19). A
+    /// full ring without `more` sets no flag.
     #[inline]
     pub fn advance(&mut self, n: u32, more: bool) -> u32 {
         let n = n.min(self.space());
@@ -212,11 +217,11 @@ impl Sender {
         n
     }
 
-    /// As [`Sender::advance`] for the end of an urgent send: the last of the `n` bytes is the
-    /// urgent one, and P and U go out with it (CDC-29).
+    /// Like [`Sender::advance`] for the end of an urgent send: the last of the `n` bytes is the
+    /// urgent one, published with P and U (CDC-29).
     ///
     /// Nothing is counted, and 0 returned, unless all `n` bytes fit: announce the urgent data and
-    /// write what fits by [`Sender::advance`] first.
+    /// write the fitting part by [`Sender::advance`] first.
     pub fn advance_urgent(&mut self, n: u32) -> u32 {
         if n == 0 || n > self.space() {
             return 0;
@@ -227,8 +232,8 @@ impl Sender {
         n
     }
 
-    /// Urgent data exists that cannot be written now: P goes on, and B if the ring is full
-    /// (CDC-30). Publish if [`Sender::publish_due`].
+    /// Urgent data exists but cannot be written now: P goes on, and B if the ring is full (CDC-30).
+    /// Publish if [`Sender::publish_due`].
     pub fn announce_urgent(&mut self) {
         self.urgent_announced = true;
         self.flags.insert(ProducerFlags::URGENT_PENDING);
@@ -243,9 +248,9 @@ impl Sender {
         }
     }
 
-    /// A write found no room. Sets B if the ring is full (but for what is held back, and not merely
-    /// stopped by urgent data);
-    /// publish if [`Sender::publish_due`], or the peer has no reason to hurry.
+    /// A write found no room. Sets B if the ring is full (except for bytes held back, and not
+    /// merely stopped by urgent data). Publish if [`Sender::publish_due`]; otherwise the peer has
+    /// no reason to hurry.
     pub fn block(&mut self) {
         self.flags.set(ProducerFlags::BLOCKED, self.room() == 0);
     }
@@ -255,7 +260,8 @@ impl Sender {
         self.flags.remove(ProducerFlags::BLOCKED);
     }
 
-    /// Asks the peer for its consumer cursor (R) until it moves. For diagnosis only (CDC-24).
+    /// Asks the peer for its consumer cursor (R) until the cursor moves. For diagnosis only
+    /// (CDC-24).
     pub fn request_update(&mut self) {
         self.flags.insert(ProducerFlags::UPDATE_REQUESTED);
     }
@@ -266,8 +272,7 @@ impl Sender {
         self.flags
     }
 
-    /// Whether flags have changed that the peer has to know of, though no byte was written: B, P
-    /// or R went on.
+    /// Whether flags have changed that the peer has to learn without new bytes: B, P or R went on.
     #[inline]
     pub const fn publish_due(&self) -> bool {
         !self.published.contains(self.flags)
@@ -313,7 +318,7 @@ impl Sender {
         (mark_ends || mark_unannounced).then(|| self.flags - present)
     }
 
-    /// The peer has read on after it was asked.
+    /// The peer has read on after the request.
     #[cold]
     fn on_answer(&mut self, claimed: u32) {
         self.outdated = self.outdated.saturating_sub(claimed);
@@ -328,7 +333,7 @@ impl Sender {
     fn update_flags(&mut self, n: u32, blocked: bool) {
         self.flags.set(ProducerFlags::BLOCKED, blocked);
         if n != 0 {
-            // The next normal data ends the urgent mode that its predecessor began (CDC-34).
+            // The next normal data ends the urgent mode begun before (CDC-34).
             self.flags.remove(ProducerFlags::URGENT_PRESENT);
             self.flags.set(ProducerFlags::URGENT_PENDING, self.urgent_announced);
         }
@@ -466,12 +471,12 @@ mod tests {
         assert!(s.publish_due() && s.is_outdated());
         assert_eq!(s.advance(5, true), 1);
         assert_eq!(s.space(), 0);
-        // It moves again, before it could answer.
+        // The peer moves again, before an answer.
         s.peer_moved();
         assert_eq!((s.advance(5, true), s.flags()), (1, B | R));
         s.peer_moved();
         assert_eq!(s.space(), 0, "no more than a ring");
-        // Said before it moved, and seen late.
+        // Sent before the move, and seen late.
         s.on_peer_consumer(Cursor::new(0, 98)).unwrap();
         assert!(s.is_outdated() && s.flags().contains(R));
         assert_eq!(s.advance(1, false), 1);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sequence numbers of SMC-R control messages (RFC 7609 A.4). SMC-D has none: there is one control
-//! block, and it cannot be overtaken.
+//! Sequence numbers of SMC-R control messages (RFC 7609 A.4). SMC-D has none: its single control
+//! block cannot be overtaken.
 
 /// Whether a control message is to be processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Sent after all that were seen.
+    /// Sent after all messages seen.
     New,
-    /// The one seen last, again: processing it changes nothing (wire erratum B-9).
+    /// The last seen message again: processing the message changes nothing (wire erratum B-9).
     Repeated,
-    /// Overtaken by one that was seen: to be discarded, as it carries an old state.
+    /// Overtaken by a seen message: to be discarded, because its state is old.
     Old,
 }
 
@@ -26,7 +26,7 @@ impl Sequence {
     }
 
     /// The number of the next message to send: 1 first, 0 after 65535 (CDC-5). Not for failover
-    /// validation, which repeats [`Sequence::last`] (CDC-6).
+    /// validation: a validation repeats [`Sequence::last`] (CDC-6).
     #[inline]
     pub const fn next(&mut self) -> u16 {
         self.last = self.last.wrapping_add(1);
@@ -38,9 +38,9 @@ impl Sequence {
         self.last
     }
 
-    /// Whether the message with this number was seen, or one sent after it. A failover validation
-    /// (F) that asks for a message not seen means lost data: the connection is reset (RFC 7609
-    /// section 4.6.1). Nothing but the number counts in such a message (CDC-35).
+    /// Whether the message with this number, or a later one, was seen. A failover validation (F)
+    /// for an unseen message means lost data: the connection is reset (RFC 7609 section 4.6.1).
+    /// Only the number counts in such a message (CDC-35).
     #[inline]
     pub const fn has_seen(&self, received: u16) -> bool {
         self.last.wrapping_sub(received) < 0x8000

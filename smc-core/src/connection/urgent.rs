@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The urgent mark of the receiving direction (RFC 7609 sections 4.7.5 and 4.7.6; SOCK-8).
 //!
-//! The urgent byte is the one before the producer cursor that came with U. Out of line it is
-//! copied away when it arrives and skipped when the reader gets there, so that a peer which waits
-//! for it to be processed goes on even if the application never asks for it ("processed or
-//! remembered", section 4.7.5). In line it is an ordinary byte at which reads stop once.
+//! The urgent byte is the one before the producer cursor published with U. Out of line the byte is
+//! copied away on arrival and skipped when the reader gets there, so a peer waiting for the byte to
+//! be processed goes on even if the application never asks for the byte ("processed or remembered",
+//! section 4.7.5). In line the byte is an ordinary one, and reads stop there once.
 
 use thiserror::Error;
 
 use crate::wire::Cursor;
 use crate::wire::cdc::ProducerFlags;
 
-/// Change of the urgent mark that a control word brought.
+/// Change of the urgent mark caused by a control word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UrgentEvent {
     /// No change.
@@ -29,7 +29,7 @@ pub enum UrgentEvent {
 /// Why MSG_OOB yields no byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum OobError {
-    /// No urgent data (EINVAL), or it was taken before.
+    /// No urgent data (EINVAL), or the byte was taken before.
     #[error("no urgent data")]
     NoUrgent,
     /// Announced, not here yet (EAGAIN).
@@ -51,24 +51,24 @@ enum Byte {
     Stored(u8),
 }
 
-/// The position of the mark, and which notifications are pending.
+/// The position of the mark, and the pending notifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UrgentMark {
     inline: bool,
     /// P without U.
     pending: bool,
-    /// The cursor that came with U: the same one again is the same mark (CDC-47).
+    /// The cursor published with U: the same cursor again is the same mark (CDC-47).
     last: Option<Cursor>,
     /// Bytes before the urgent one; `NO_LIMIT`: no mark ahead.
     ahead: u32,
-    /// Bytes at the end that are not shown to the reader, 0 or 1.
+    /// Bytes at the end hidden from the reader, 0 or 1.
     hold: u32,
     /// The reader stands at the mark.
     pub(super) at_mark: bool,
     /// In line, the urgent byte is the next one.
     inline_next: bool,
     byte: Byte,
-    /// It has to be announced that the urgent byte was processed (CDC-32).
+    /// The processing of the urgent byte has to be announced (CDC-32).
     pub(super) acknowledge: bool,
 }
 
@@ -118,7 +118,7 @@ impl UrgentMark {
             }
             self.last = Some(cursor);
             let Some(ahead) = available.checked_sub(1) else {
-                // A peer that does not announce let the reader take the byte for ordinary data.
+                // A peer without announcement let the reader take the byte for ordinary data.
                 (self.byte, self.acknowledge) = (Byte::None, true);
                 return (UrgentEvent::None, false);
             };
@@ -130,8 +130,8 @@ impl UrgentMark {
             (self.pending, self.hold) = (false, 0);
             return (UrgentEvent::None, false);
         }
-        // P without U. The peer may have stored the cursor that covers the urgent byte and be
-        // about to store U: keep back the byte that might be it. More follows for certain.
+        // P without U. The peer may have stored the cursor covering the urgent byte and be about to
+        // store U: keep back the last byte, perhaps the urgent one. More follows for certain.
         if arrived != 0 {
             self.hold = 1;
         }
@@ -155,7 +155,7 @@ impl UrgentMark {
         self.arrive()
     }
 
-    /// If the reader has reached the mark: stop here once, and skip the byte if it is out of line.
+    /// If the reader has reached the mark: stop here once, and skip an out-of-line byte.
     fn arrive(&mut self) -> bool {
         if self.ahead != 0 {
             return false;
@@ -310,7 +310,7 @@ mod tests {
         let _ = r.consume(9);
         assert_eq!(arrive(&mut r, 10, PU), UrgentEvent::Present { offset: 32 + 9 });
         assert_eq!((r.readable(), r.at_mark()), (0, true));
-        // The other way: it was an ordinary one.
+        // The other way: the byte was an ordinary one.
         let mut r = receiver();
         arrive(&mut r, 10, P);
         arrive(&mut r, 12, PU);
