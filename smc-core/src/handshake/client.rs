@@ -22,17 +22,18 @@ use crate::time::Tick;
 use crate::wire::clc::{Message, SmcdV2, Version};
 use crate::wire::ids::{Chid, Eid, Gid, LinkId};
 
-/// Begins a handshake on which nothing is known of the TCP connection's route, so that only
-/// SMC-Dv2 can be offered; see [`start_on`].
+/// Begins a handshake without knowledge of the TCP connection's route, so only SMC-Dv2 can be
+/// offered; see [`start_on`].
 ///
 /// # Errors
 ///
-/// As [`start_on`].
+/// See [`start_on`].
 pub fn start(config: Arc<Config>, now: Tick) -> Result<(AwaitAccept, Vec<u8>), SendDecline> {
     start_on(config, Route::default(), now)
 }
 
-/// Begins a handshake: the Proposal to send, and what waits for its answer (CLC-1, CLC-9).
+/// Begins a handshake: returns the Proposal to send, and the state waiting for its answer (CLC-1,
+/// CLC-9).
 ///
 /// # Errors
 ///
@@ -63,7 +64,7 @@ pub struct AwaitAccept {
     deadline: Tick,
 }
 
-/// What the server's answer asks of the caller.
+/// The caller's next step after the server's answer.
 #[expect(
     clippy::large_enum_variant,
     reason = "one lives at a time, for as long as a handshake step"
@@ -72,8 +73,8 @@ pub struct AwaitAccept {
 pub enum ClientStep {
     /// The server accepts with SMC-D: bring a DMB and confirm, or decline.
     Offered(Accepted),
-    /// The server accepts with SMC-R, which was offered: bring a link and an element, and confirm,
-    /// or decline.
+    /// The server accepts with the offered SMC-R: bring a link and an element, and confirm, or
+    /// decline.
     OfferedR(AcceptedR),
     /// Send this Decline, then go on as TCP.
     Decline(SendDecline),
@@ -101,11 +102,11 @@ impl AwaitAccept {
         self.deadline.has_passed(now).then_some(HandshakeError::TimedOut { awaited })
     }
 
-    /// Takes the server's answer, a whole message, at a client that keeps no link groups of SMC-R:
-    /// every contact over SMC-R has to be the first.
+    /// Takes the server's answer, a whole message, at a client without link groups of SMC-R: every
+    /// contact over SMC-R has to be the first.
     ///
-    /// `known` returns the terms agreed earlier with a peer of this CHID and GID; it is asked if the
-    /// server says that this is not the first contact.
+    /// `known` returns the terms agreed earlier with a peer of this CHID and GID, and is called
+    /// only if the server denies a first contact.
     pub fn handle(
         self,
         message: &[u8],
@@ -116,9 +117,9 @@ impl AwaitAccept {
 
     /// Takes the server's answer, a whole message.
     ///
-    /// If the server says that this is not the first contact, `known` is asked for the terms agreed
-    /// earlier with an SMC-D peer of this CHID and GID, or `known_link` for what there is of the
-    /// link that an SMC-R peer names.
+    /// If the server denies a first contact, `known` is asked for the terms agreed earlier with an
+    /// SMC-D peer of this CHID and GID, or `known_link` for the state of the link named by an SMC-R
+    /// peer.
     pub fn handle_with(
         self,
         message: &[u8],
@@ -174,7 +175,7 @@ impl AwaitAccept {
     }
 }
 
-/// The version of a message that cannot be used: the answer is of the same (CLCV2-1).
+/// The version of an unusable message: the answer has the same version (CLCV2-1).
 fn stated_version(message: &[u8]) -> Version {
     match message.get(7) {
         Some(byte) if byte >> 4 == 1 => Version::V1,
@@ -184,7 +185,7 @@ fn stated_version(message: &[u8]) -> Version {
 
 /// The server's offer, checked and not yet answered.
 ///
-/// The client may still decline, and only now: once Confirm is sent it may not (CLC-52, CLC-53).
+/// The client may still decline, but only until Confirm is sent (CLC-52, CLC-53).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accepted {
     config: Arc<Config>,
@@ -194,7 +195,7 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Version of SMC-D that the server chose.
+    /// Version of SMC-D chosen by the server.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -214,13 +215,12 @@ impl Accepted {
         self.agreed.eid
     }
 
-    /// Whether a new logical link begins. Then what was known of this peer no longer holds
-    /// (CLC-34).
+    /// Whether a new logical link begins. Earlier knowledge of this peer is then void (CLC-34).
     pub fn first_contact(&self) -> bool {
         self.accept.first_contact.is_some()
     }
 
-    /// Release and features that will hold with this peer.
+    /// Release and features in force with this peer.
     pub fn terms(&self) -> Terms {
         self.agreed.terms
     }
@@ -236,8 +236,8 @@ impl Accepted {
         extension.filter(|_| self.version == Version::V2).map(PeerHost::from)
     }
 
-    /// Agrees: the bytes of Confirm to send. The own receive element is ready for the peer before
-    /// this, because the server may write as soon as it has read Confirm (CLC-42, CLC-44).
+    /// Agrees: returns the bytes of Confirm to send. The own receive element is ready for the peer
+    /// before this, because the server may write as soon as it has read Confirm (CLC-42, CLC-44).
     ///
     /// Confirm repeats CHID, EID, first-contact flag, release and vendor options of Accept and
     /// carries the common features (CLCV2-17, CLCV2-44, CLCV2-61, CLCV2-64, CLCV2-86).
@@ -269,8 +269,8 @@ impl Accepted {
         (established, bytes)
     }
 
-    /// Declines instead, for a reason that came up here: no DMB, no memory, a peer that has
-    /// meanwhile been forgotten ([`DeclineReason::OutOfSync`]).
+    /// Declines instead, for a local reason: no DMB, no memory, a peer forgotten meanwhile
+    /// ([`DeclineReason::OutOfSync`]).
     pub fn decline(self, reason: DeclineReason) -> SendDecline {
         SendDecline::plain(&self.config, self.version, reason, AfterDecline::FallBack)
     }

@@ -16,13 +16,14 @@ use crate::wire::ids::{Eid, Gid, Mac};
 
 /// The server's offer of SMC-R, checked and not yet answered.
 ///
-/// At a subsequent contact the client may still decline, and only now (CLC-52, CLC-53). At first
-/// contact it may also decline while the link comes up: [`EstablishedR::decline`].
+/// At a subsequent contact the client may still decline, but only until Confirm is sent (CLC-52,
+/// CLC-53). At first contact the client may also decline while the link comes up:
+/// [`EstablishedR::decline`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcceptedR {
     config: Arc<Config>,
     route: Route,
-    /// The address that was proposed for this version, and the MAC.
+    /// The proposed address for this version, and the MAC.
     proposed: (Gid, Mac),
     accept: MessageR,
     terms: TermsR,
@@ -44,14 +45,14 @@ impl AcceptedR {
         AcceptedR { config, route, proposed, accept, terms }
     }
 
-    /// Version of SMC-R that the server chose.
+    /// Version of SMC-R chosen by the server.
     pub fn version(&self) -> Version {
         self.accept.version
     }
 
-    /// What the server says of itself. At first contact this is what to connect to and write to;
-    /// the element at a subsequent contact must not be one that another connection of the group
-    /// uses (CLC-37).
+    /// The server's own parameters. At first contact, the target of connection and writes; at a
+    /// subsequent contact the element must not be in use by another connection of the group
+    /// (CLC-37).
     pub fn peer(&self) -> &SmcrLink {
         &self.accept.link
     }
@@ -66,7 +67,7 @@ impl AcceptedR {
         self.accept.first_contact
     }
 
-    /// What holds for the link group: new at first contact, else what was known of it.
+    /// The terms of the link group: new at first contact, else the known ones.
     pub fn terms(&self) -> TermsR {
         self.terms
     }
@@ -89,20 +90,19 @@ impl AcceptedR {
         self.accept.extension.as_ref().map(|extension| PeerHost::from(&extension.common))
     }
 
-    /// What this end had for the connection.
+    /// This end's resources for the connection.
     pub fn route(&self) -> &Route {
         &self.route
     }
 
-    /// Agrees: the bytes of Confirm to send. Before they are sent, the own element is known to the
-    /// peer on all links (CLC-48), and at first contact the queue pair can receive (CLC-38).
+    /// Agrees: returns the bytes of Confirm to send. Before sending, the own element is known to
+    /// the peer on all links (CLC-48), and at first contact the queue pair can receive (CLC-38).
     ///
     /// At first contact Confirm repeats first-contact flag, release, limits and vendor options of
-    /// Accept, says the common features and the smaller MTU, and lists the own addresses: the one
+    /// Accept, states the common features and the smaller MTU, and lists the own addresses: the one
     /// in use, then up to seven of `alternates` in order of preference (CLCV2-44, CLCV2-57,
     /// CLCV2-58, CLCV2-61, EISM-23, CLCV2-70 to CLCV2-73, CLCV2-86, CLCV2-90). At a subsequent
-    /// contact `own` is the end of the link that carries the connection, any active one of the group
-    /// (CLC-46).
+    /// contact `own` is the end of the connection's link, any active one of the group (CLC-46).
     pub fn confirm(self, own: LinkEnd, alternates: &[Gid]) -> (EstablishedR, Vec<u8>) {
         let AcceptedR { config, proposed, accept, terms, .. } = self;
         let first_contact = accept.first_contact;
@@ -142,8 +142,8 @@ impl AcceptedR {
         (established, bytes)
     }
 
-    /// Declines instead, for a reason that came up here: no memory, no queue pair, no route, a link
-    /// that has meanwhile gone.
+    /// Declines instead, for a local reason: no memory, no queue pair, no route, a link gone
+    /// meanwhile.
     pub fn decline(self, reason: DeclineReason) -> SendDecline {
         SendDecline::plain(&self.config, self.accept.version, reason, AfterDecline::FallBack)
     }

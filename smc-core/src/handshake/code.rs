@@ -5,7 +5,8 @@ use core::fmt;
 
 macro_rules! decline_codes {
     ($($variant:ident = $value:literal, $name:literal, $advice:literal;)*) => {
-        /// The diagnosis of a Decline message: Linux's values (CLC-49, CLCV2-77).
+        /// The diagnosis of a Decline message: Linux's values (CLC-49, CLCV2-77), and from
+        /// 0x0a010000 on this project's own, for reasons unknown to Linux.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum DeclineCode {
             $(
@@ -17,7 +18,7 @@ macro_rules! decline_codes {
         }
 
         impl DeclineCode {
-            /// Every code that has a name.
+            /// The named codes.
             pub const ALL: &[DeclineCode] = &[$(DeclineCode::$variant,)*];
 
             /// The number on the wire.
@@ -28,7 +29,7 @@ macro_rules! decline_codes {
                 }
             }
 
-            /// Linux's short name, as its tools print it.
+            /// Linux's short name, in the spelling of its tools.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(DeclineCode::$variant => $name,)*
@@ -36,7 +37,7 @@ macro_rules! decline_codes {
                 }
             }
 
-            /// What it means and, where there is one, what to do about it.
+            /// The meaning and, if possible, advice for the user.
             pub const fn advice(self) -> &'static str {
                 match self {
                     $(DeclineCode::$variant => $advice,)*

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What this host brings to a handshake: names, devices, release, and how strict it is.
+//! This host's part of a handshake: names, devices, release, and strictness.
 
 use core::time::Duration;
 
@@ -16,9 +16,9 @@ pub const DEFAULT_WAIT: Duration = Duration::from_secs(6);
 pub const MAX_OFFERED: usize = 8;
 
 bitflags::bitflags! {
-    /// The types of SMC that a host offers as a client and takes as a server (CLCV2-88).
+    /// The types of SMC offered by a host as a client and accepted as a server (CLCV2-88).
     ///
-    /// A host without any version 2 type is a version 1 host: it sends the Proposal of RFC 7609.
+    /// A host without any version 2 type is a version 1 host and sends the Proposal of RFC 7609.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Kinds: u8 {
         /// SMC-D version 2.
@@ -56,7 +56,7 @@ impl Default for Kinds {
     }
 }
 
-/// What to do with a CHID of the emulated range whose second entry is missing (EISM-13, D-6).
+/// The treatment of a CHID of the emulated range without its second entry (EISM-13, D-6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unpaired {
     /// Decline the offer of SMC-Dv2, as the specification asks (EISM-14).
@@ -66,7 +66,7 @@ pub enum Unpaired {
     Skip,
 }
 
-/// Where the specification and Linux differ in what a receiver takes.
+/// A receiver's choices on points of difference between the specifications and Linux.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tolerance {
     /// A lone CHID of the emulated range.
@@ -79,19 +79,20 @@ pub struct Tolerance {
 impl Tolerance {
     /// The specifications to the letter: buffers up to 512 KiB, unpaired CHIDs declined.
     pub const STRICT: Tolerance = Tolerance { unpaired: Unpaired::Decline, sizes: Limits::RFC };
-    /// What Linux takes and sends: SMC-D buffers up to 1 MiB, unpaired CHIDs skipped.
+    /// Linux's behaviour: SMC-D buffers up to 1 MiB, unpaired CHIDs skipped.
     pub const LINUX: Tolerance = Tolerance { unpaired: Unpaired::Skip, sizes: Limits::LINUX };
 }
 
-/// What both roles of a host bring to every handshake.
+/// The configuration of a host for every handshake, in both roles.
 ///
 /// Shared by all handshakes of a process; a change of configuration makes a new one. Offering
 /// commits nothing (CLC-11), and every Proposal of a configuration is the same for TCP connections
 /// of one [`Route`](super::Route) (CLC-9).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Stack instance: random per process and the MAC of an adapter, never zero, so that a restart
-    /// is seen (CLC-7, CLC-8); see [`PeerId::new`]. SMC-Rv1 is neither offered nor taken without.
+    /// Stack instance: random per process and the MAC of an adapter, never zero, to make a restart
+    /// visible (CLC-7, CLC-8); see [`PeerId::new`]. Without a peer id SMC-Rv1 is neither offered
+    /// nor accepted.
     pub peer_id: PeerId,
     /// Host name for the first contact extension (CLCV2-51).
     pub hostname: Hostname,
@@ -111,14 +112,14 @@ pub struct Config {
     pub devices: Vec<IsmDevice>,
     /// The types of SMC in use; SMC-Dv2 alone unless configured otherwise.
     pub kinds: Kinds,
-    /// Connections (16 to 255) and links (1 or 2) that a link group of SMC-R may have at this host
-    /// (CLCV2-22, CLCV2-23); values out of range are moved into it.
+    /// Connections (16 to 255) and links (1 or 2) allowed in a link group of SMC-R at this host
+    /// (CLCV2-22, CLCV2-23); values out of range are moved into the range.
     pub limits: LinkLimits,
     /// Records on TCP: offered as a client (CLCV2-13), and answered as a server if the client
-    /// offers them (CLCV2-16). What both ends agree on is in [`Terms`](super::Terms) and
+    /// offers records (CLCV2-16). The agreement of both ends is in [`Terms`](super::Terms) and
     /// [`TermsR`](super::TermsR). `None`: neither.
     pub carriers: Option<CarrierOptions>,
-    /// How long each message is awaited (ERR-7).
+    /// Waiting time for each message (ERR-7).
     pub wait: Duration,
     /// How strict this host is with its peers.
     pub tolerance: Tolerance,
@@ -144,7 +145,7 @@ impl Config {
         }
     }
 
-    /// The release stated on the wire: what is configured, but nothing this code does not know.
+    /// The release stated on the wire: the configured one, at most v2.1, the newest known here.
     pub(super) fn stated_release(&self) -> Release {
         self.release.min(Release::V2_1)
     }
@@ -155,13 +156,13 @@ impl Config {
         if self.stated_release().has_v2_1_fields() { self.features } else { Features::empty() }
     }
 
-    /// The options for records that this host and the peer have, at a release: none before v2.1.
+    /// The options for records at a release: none before v2.1.
     pub(super) fn carriers_at(&self, release: Release) -> Option<CarrierOptions> {
         self.carriers.filter(|_| release.has_v2_1_fields())
     }
 
-    /// The devices that may be used at all: one per CHID, emulated ones only with the feature
-    /// (EISM-2, EISM-22), none without an address.
+    /// The usable devices: one per CHID, emulated ones only with the feature (EISM-2, EISM-22),
+    /// none without an address.
     pub(super) fn usable_devices(&self) -> Vec<IsmDevice> {
         let emulated = self.stated_features().contains(Features::EMULATED_ISM);
         let mut usable: Vec<IsmDevice> = Vec::new();
@@ -175,8 +176,8 @@ impl Config {
         usable
     }
 
-    /// The devices a client offers: in order, as many as the array has room for. One that does not
-    /// fit is left out whole, never by half (EISM-12, EISM-30, EISM-32).
+    /// The devices offered by a client: in order, as many as fit into the array. A device is left
+    /// out whole, never by half (EISM-12, EISM-30, EISM-32).
     ///
     /// The `associated` device has a field of its own and so needs no room (CLCV2-11).
     pub(super) fn offered_devices(&self, associated: Option<IsmDevice>) -> Vec<IsmDevice> {
@@ -195,8 +196,8 @@ impl Config {
         offered
     }
 
-    /// The limits of a link group on a route: those configured and the adapter's, moved into the
-    /// range (CLCV2-22, CLCV2-23, D-12).
+    /// The limits of a link group on a route: configured, bounded by the adapter, and moved into
+    /// the range (CLCV2-22, CLCV2-23, D-12).
     pub(super) fn limits_on(&self, route: &Route) -> LinkLimits {
         let possible = route.rnic.map_or(u8::MAX, |rnic| rnic.max_links);
         LinkLimits {
@@ -205,7 +206,7 @@ impl Config {
         }
     }
 
-    /// The system EID; all zero means "none" on the wire, so it means that here too (CLCV2-30).
+    /// The system EID; all zero means "none" on the wire, and so here (CLCV2-30).
     pub(super) fn system_eid(&self) -> Option<Eid> {
         self.seid.filter(|eid| *eid != Eid::ZERO)
     }

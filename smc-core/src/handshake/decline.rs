@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Why SMC was not used: the reason, the code on the wire, and the text for the application.
+//! The reasons for not using SMC: the reason, the code on the wire, and the text for the
+//! application.
 //!
 //! Three types, from the wire inwards:
 //!
 //! - [`DeclineCode`] is the 32-bit "peer diagnosis" of a Decline (RFC 7609 A.2.5). The RFC leaves
-//!   its values to implementations (CLC-49); these are Linux's, so that both ends name things
-//!   alike.
-//! - [`DeclineReason`] is what happened at this end, with the value that was in the way. There is
-//!   exactly one mapping from reasons to codes, [`DeclineReason::code`].
-//! - [`FallbackReason`] is what an application can ask for: this connection is TCP, because.
+//!   its values to implementations (CLC-49); the values are Linux's, so both ends use the same
+//!   names.
+//! - [`DeclineReason`] is the event at this end, with the offending value. There is exactly one
+//!   mapping from reasons to codes, [`DeclineReason::code`].
+//! - [`FallbackReason`] is for applications: the reason for TCP on this connection.
 
 use core::fmt;
 
@@ -30,7 +31,7 @@ pub enum SmcKind {
 }
 
 impl SmcKind {
-    /// All kinds in the order in which a server prefers them (CLCV2-32).
+    /// The kinds in a server's order of preference (CLCV2-32).
     pub const PREFERENCE: [SmcKind; 4] =
         [SmcKind::SmcdV2, SmcKind::SmcdV1, SmcKind::SmcrV2, SmcKind::SmcrV1];
 }
@@ -46,13 +47,13 @@ impl fmt::Display for SmcKind {
     }
 }
 
-/// Why this end declines: an orderly end of the handshake, after which TCP carries the data
-/// (ERR-1).
+/// A reason of this end to decline: an orderly end of the handshake, after which TCP carries the
+/// data (ERR-1).
 ///
 /// A protocol error is not in this list; see [`HandshakeError`](super::HandshakeError).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum DeclineReason {
-    /// This end has no SMC device that could be offered or used.
+    /// This end has no SMC device to offer or use.
     #[error("no SMC device here")]
     NoDevice,
     /// The server has no device for SMC-D version 2.
@@ -73,16 +74,17 @@ pub enum DeclineReason {
     /// No EID is known at both ends (EID-8).
     #[error("no common EID: configure the same --eid on both ends")]
     NoCommonEid,
-    /// No user EID is known at both ends, which SMC-R needs (EID-8, CLCV2-26).
+    /// No user EID is known at both ends, as needed by SMC-R (EID-8, CLCV2-26).
     #[error("no common user EID, which SMC-R needs: configure the same --eid on both ends")]
     NoCommonUeid,
-    /// No RDMA adapter here goes with the connection, or it lacks a GID for this version.
+    /// No RDMA adapter here is associated with the connection, or the adapter lacks a GID for this
+    /// version.
     #[error("no RDMA adapter with a suitable GID for this connection here")]
     NoRnic,
-    /// No platform ISM device goes with the connection, which SMC-Dv1 needs.
+    /// No platform ISM device is associated with the connection, as needed by SMC-Dv1.
     #[error("no ISM device for SMC-D version 1 on this connection")]
     NoAssociatedIsm,
-    /// The ends are not in one IP subnet, which version 1 needs (CLC-17, CLC-18).
+    /// The ends are not in one IP subnet, as needed by version 1 (CLC-17, CLC-18).
     #[error("the ends are not in one IP subnet")]
     DifferentSubnet,
     /// The peer's RoCEv2 address is not of the IP family of the TCP connection (CLCV2-20,
@@ -92,13 +94,13 @@ pub enum DeclineReason {
     /// The peer's RDMA address has no IP route from here (CLCV2-35).
     #[error("no route to the peer's RoCE address {0}")]
     NoRoute(Gid),
-    /// The peer says that a router is between, but there is none (CLCV2-54).
+    /// The peer reports a router in between, but there is none (CLCV2-54).
     #[error("the peer says that a router is on the RDMA path, but there is none")]
     NotIndirect,
-    /// Subsequent contact with a known peer, but on a link that is not known here.
+    /// Subsequent contact with a known peer, but on a link unknown here.
     #[error("the server named the link of queue pair {}, which is not known here", .0.get())]
     UnknownLink(Qpn),
-    /// The link group has no link that works.
+    /// The link group has no working link.
     #[error("the link group has no active link")]
     NoActiveLink,
     /// A queue pair could not be brought into service.
@@ -107,7 +109,7 @@ pub enum DeclineReason {
     /// No CONFIRM LINK came over the first link (ERR-2, ERR-14).
     #[error("no CONFIRM LINK came over the new link")]
     ConfirmLinkTimeout,
-    /// No ADD LINK came, or no answer to it, at first contact.
+    /// No ADD LINK came, or no answer to ADD LINK, at first contact.
     #[error("no ADD LINK came over the new link")]
     AddLinkTimeout,
     /// The peer uses eye catchers in its buffer elements, and this end does not.
@@ -116,7 +118,7 @@ pub enum DeclineReason {
     /// There is no room for another remote key.
     #[error("no room for another remote key of the peer")]
     TooManyRkeys,
-    /// No offered CHID is that of a local device (EISM-29).
+    /// No offered CHID belongs to a local device (EISM-29).
     #[error("no common CHID: both ends must be on one fabric of one host")]
     NoCommonChid,
     /// The CHIDs fit, but the device does not reach the peer's GID.
@@ -130,19 +132,19 @@ pub enum DeclineReason {
     /// An emulated device, but not both ends support the feature (EISM-3, EISM-22).
     #[error("CHID {0} is an emulated device, but not both ends announced that feature")]
     EmulatedNotShared(Chid),
-    /// The loopback CHID with a GID that is not this operating system's (EISM-25).
+    /// The loopback CHID with a GID of another operating system (EISM-25).
     #[error("the loopback device of another operating system was named")]
     ForeignLoopback,
-    /// Accept chose a type or version that was not offered (CLCV2-89).
+    /// Accept chose a type or version never offered (CLCV2-89).
     #[error("{0} was chosen but not offered")]
     NotOffered(SmcKind),
-    /// Subsequent contact with a peer that is not known here (CLC-35, ERR-6).
+    /// Subsequent contact with a peer unknown here (CLC-35, ERR-6).
     #[error("the server reuses a link that is not known here")]
     OutOfSync,
     /// Accept or Confirm carries another release than agreed (CLCV2-36, CLCV2-60).
     #[error("release {got} where at most {agreed} was agreed")]
     Release {
-        /// The release that was proposed or accepted.
+        /// The proposed or accepted release.
         agreed: Release,
         /// The release in the message.
         got: Release,
@@ -155,11 +157,11 @@ pub enum DeclineReason {
         /// The mask in the message.
         got: Features,
     },
-    /// Vendor options of Accept that were not offered, or of Confirm that are not those of Accept
+    /// Vendor options of Accept never offered, or vendor options of Confirm different from Accept's
     /// (CLCV2-17).
     #[error("vendor options {got:02x?} where {agreed:02x?} were agreed")]
     Vendor {
-        /// The options that were offered or accepted.
+        /// The offered or accepted options.
         agreed: [u8; 4],
         /// The options in the message.
         got: [u8; 4],
@@ -169,7 +171,7 @@ pub enum DeclineReason {
     ReservedValue {
         /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u8,
     },
     /// Link group limit out of range: connections (SMC-R, D-12).
@@ -260,18 +262,17 @@ impl DeclineReason {
     }
 }
 
-/// What a peer said in its Decline.
+/// The contents of a peer's Decline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerDecline {
-    /// The peer's diagnosis: the last reason it evaluated (CLCV2-80).
+    /// The peer's diagnosis: the reason evaluated last (CLCV2-80).
     pub code: DeclineCode,
-    /// The peer no longer knows the logical link: drop what is known of that peer, so that the next
-    /// connection is a first contact (CLC-50, CLCV2-83).
+    /// The peer no longer knows the logical link: drop the state of that peer, to make the next
+    /// connection a first contact (CLC-50, CLCV2-83).
     pub out_of_sync: bool,
     /// The peer's operating system; zero if unknown.
     pub os: OsType,
-    /// A reason for each type that was offered; all zero if the peer gives none (CLCV2-79,
-    /// CLCV2-82).
+    /// A reason for each offered type; all zero if the peer gives none (CLCV2-79, CLCV2-82).
     pub reasons: TypeReasons,
 }
 
@@ -296,7 +297,7 @@ impl fmt::Display for PeerDecline {
 /// Why a connection is TCP although SMC was wanted; the value an application can ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FallbackReason {
-    /// The peer is an ordinary TCP program: it neither announced SMC nor sent a CLC message.
+    /// The peer is an ordinary TCP program, and neither announced SMC nor sent a CLC message.
     #[error("the peer speaks plain TCP")]
     PeerNotSmc,
     /// This end declined.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What breaks a handshake: protocol errors, silence, and a stream that ends.
+//! The fatal errors of a handshake: protocol errors, silence, and an ended stream.
 
 use core::fmt;
 
@@ -42,49 +42,49 @@ impl fmt::Display for Awaited {
     }
 }
 
-/// A handshake that is over without an agreement to go on as TCP.
+/// The error of a handshake that ended without an agreement to go on as TCP.
 ///
 /// The TCP connection is broken and fallback is forbidden (CLC-54, CLC-55, ERR-8, ERR-9): the two
-/// ends may no longer agree on which bytes of the stream are messages and which are data.
+/// ends may no longer agree which bytes of the stream are messages and which are data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
     /// Not a CLC message, most likely application data, or a malformed one (CLC-54, ERR-9).
     #[error("no valid CLC message while waiting for {awaited}: {error}")]
     Malformed {
-        /// What was awaited.
+        /// The awaited message.
         awaited: Awaited,
-        /// What is wrong with it.
+        /// The error of the parser.
         #[source]
         error: WireError,
     },
-    /// A CLC message, but not the one whose turn it is.
+    /// A CLC message, out of turn.
     #[error("{} while waiting for {awaited}", got.name())]
     OutOfTurn {
-        /// What was awaited.
+        /// The awaited message.
         awaited: Awaited,
-        /// What came.
+        /// The received message.
         got: Kind,
     },
-    /// The stream ended before the message did.
+    /// The stream ended within the message.
     #[error("the connection ended after {received} bytes of the awaited {awaited}")]
     Closed {
-        /// What was awaited.
+        /// The awaited message.
         awaited: Awaited,
-        /// Bytes of the message that came, at most its length.
+        /// Received bytes of the message, at most its length.
         received: usize,
     },
     /// The message did not come in time (ERR-7, ERR-8). A client reports `ETIMEDOUT`, a server
     /// closes.
     #[error("no {awaited} within the time allowed")]
     TimedOut {
-        /// What was awaited.
+        /// The awaited message.
         awaited: Awaited,
     },
-    /// Accept names a fabric that was not offered (CLCV2-64).
+    /// Accept names a fabric never offered (CLCV2-64).
     #[error("Accept names CHID {0}, which was not offered")]
     ChidNotOffered(Chid),
-    /// Accept names an EID that was not offered (CLCV2-64, EID-15).
+    /// Accept names an EID never offered (CLCV2-64, EID-15).
     #[error("Accept names EID {0}, which was not offered")]
     EidNotOffered(Eid),
     /// Confirm does not repeat the fabric of Accept (CLCV2-64).
@@ -111,7 +111,7 @@ pub enum HandshakeError {
         /// The GID of Confirm.
         got: Gid,
     },
-    /// The first-contact flag of Confirm is not that of Accept (CLCV2-44).
+    /// The first-contact flags of Accept and Confirm differ (CLCV2-44).
     #[error("first contact is {accepted} in Accept and {got} in Confirm")]
     ConfirmContact {
         /// The flag of Accept.
@@ -145,7 +145,7 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// Whether silence was the cause: what an application sees as `ETIMEDOUT`, not as `EPROTO`.
+    /// Whether silence was the cause: `ETIMEDOUT` for the application instead of `EPROTO`.
     pub const fn is_timeout(&self) -> bool {
         matches!(self, HandshakeError::TimedOut { .. })
     }

@@ -6,8 +6,8 @@ use crate::wire::ids::{Chid, Gid};
 /// An ISM device of this host: its fabric and its address there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IsmDevice {
-    /// The fabric. Devices with the same CHID as an earlier one are not used: a CHID is all by
-    /// which Accept names the device.
+    /// The fabric. A device with the CHID of an earlier one is not used: Accept identifies the
+    /// device by the CHID alone.
     pub chid: Chid,
     /// The address: 128 bits for an emulated device; for a platform device the second half is zero
     /// (EISM-9).

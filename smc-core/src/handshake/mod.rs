@@ -11,34 +11,34 @@
 //!        Established                                 Established
 //! ```
 //!
-//! One Proposal offers up to four types of SMC, and the server takes the best that works:
+//! One Proposal offers up to four types of SMC, and the server takes the best working one:
 //!
 //! | [`SmcKind`] | common to both ends | from |
 //! |---|---|---|
 //! | SMC-Dv2 | a fabric (CHID) and an EID | [`Config::devices`] |
-//! | SMC-Dv1 | an IP subnet, and the fabric of the platform ISM devices that go with it | [`Route::ism`] |
+//! | SMC-Dv1 | an IP subnet, and the fabric of its platform ISM devices | [`Route::ism`] |
 //! | SMC-Rv2 | a user EID, and an IP route between the RDMA adapters | [`Route::rnic`] |
-//! | SMC-Rv1 | an IP subnet, in which the RDMA adapters are | [`Route::rnic`] |
+//! | SMC-Rv1 | an IP subnet, common to the RDMA adapters | [`Route::rnic`] |
 //!
-//! What is the same for all connections is in [`Config`]; what depends on the TCP connection is a
-//! [`Route`], given to [`start_on`] and [`AwaitProposal::handle_on`]. Without one, and unless
-//! [`Config::kinds`] says otherwise, SMC-Dv2 is all there is. [`Selection::choices`] has the types
-//! in order of preference. The steps of SMC-R are structs of their own, because other things are
-//! agreed on: [`Selection::accept_r`] and [`AwaitConfirmR`] at the server, [`ClientStep::OfferedR`]
-//! and [`AcceptedR`] at the client, [`EstablishedR`] at both. Whether contact is the first one, the
-//! caller says from the link groups it has.
+//! Parameters common to all connections are in [`Config`]; parameters of the TCP connection are a
+//! [`Route`], given to [`start_on`] and [`AwaitProposal::handle_on`]. Without a route, and unless
+//! [`Config::kinds`] says otherwise, only SMC-Dv2 is possible. [`Selection::choices`] has the types
+//! in order of preference. The steps of SMC-R are structs of their own, because the terms differ:
+//! [`Selection::accept_r`] and [`AwaitConfirmR`] at the server, [`ClientStep::OfferedR`] and
+//! [`AcceptedR`] at the client, [`EstablishedR`] at both. The caller decides from its link groups
+//! whether contact is the first one.
 //!
-//! There is a struct per awaited message, so that a step out of turn does not compile; a message
-//! out of turn is [`HandshakeError::OutOfTurn`]. Nothing here reads a socket, asks a device or
-//! reads a clock: the caller moves the bytes (with [`ClcReader`]), answers what it is asked, and
-//! watches the deadline. Every handshake ends in one of these ways:
+//! Each awaited message has a struct, so a step out of turn does not compile; a message out of turn
+//! is [`HandshakeError::OutOfTurn`]. Nothing here reads a socket, asks a device or reads a clock:
+//! the caller moves the bytes (with [`ClcReader`]), answers questions, and watches the deadline.
+//! Every handshake ends in one of these ways:
 //!
-//! | end | what the caller does |
+//! | end | the caller's duty |
 //! |---|---|
-//! | [`Established`] | data goes through the DMBs; TCP is kept open and carries nothing (CLC-63) |
+//! | [`Established`] | data goes through the DMBs; TCP stays open without data (CLC-63) |
 //! | [`EstablishedR`] | data goes through the RMBs, at first contact once LLC has confirmed the link (ERR-46) |
 //! | [`SendDecline`] | send the Decline; then [`AfterDecline`] says whether TCP takes over |
-//! | [`PeerDecline`] | TCP takes over at once; what follows is data (CLC-51, CLC-56) |
+//! | [`PeerDecline`] | TCP takes over at once; the rest of the stream is data (CLC-51, CLC-56) |
 //! | [`HandshakeError`] | break the TCP connection; no fallback (CLC-54, CLC-55, ERR-8) |
 //!
 //! ```

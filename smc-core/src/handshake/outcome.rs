@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a handshake ends in, and the parts both roles share.
+//! The result of a handshake, and the parts shared by both roles.
 
 use super::config::Config;
 use super::decline::{DeclineReason, PeerDecline, SmcKind};
@@ -10,13 +10,14 @@ use crate::wire::WireError;
 use crate::wire::clc::{CarrierOptions, Fce, Limits, Message, SmcdV1, SmcdV2, Version};
 use crate::wire::ids::{Chid, DmbToken, Eid, Gid, GidV1, LinkId, SizeCode};
 
-/// An element of a DMB, as the owner announces it to the peer that writes it.
+/// An element of a DMB, announced by the owner to the writing peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Dmbe {
     /// Right to write the DMB, bound to the peer's GID (EISM-27).
     pub token: DmbToken,
-    /// Element of the DMB, from 0 (CLCV2-66, RMB-32). The writer adds `index * size`: it is 0 unless
-    /// the DMB is really divided, and a peer's value has to be checked against the size of its DMB.
+    /// Element of the DMB, from 0 (CLCV2-66, RMB-32). The writer adds `index * size`: the index is
+    /// 0 unless the DMB is really divided. A peer's value has to be checked against the size of its
+    /// DMB.
     pub index: u8,
     /// Size of an element, control block included.
     pub size: SizeCode,
@@ -24,23 +25,24 @@ pub struct Dmbe {
 
 /// The handshake is complete and this connection is SMC-D.
 ///
-/// The client may write at once; the server may write as soon as it has this (CLC-41, CLC-44).
+/// The client may write at once; the server may write once its handshake returns this value
+/// (CLC-41, CLC-44).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Established {
     /// Version of SMC-D.
     pub version: Version,
     /// The fabric and the two GIDs; `local` is this side's.
     pub devices: Candidate,
-    /// The EID both belong to; [`Eid::ZERO`] in version 1, which has none.
+    /// The EID of both ends; [`Eid::ZERO`] in version 1, which has none.
     pub eid: Eid,
-    /// A new logical link: remember `terms` for this peer. Otherwise they are those remembered
-    /// (CLCV2-48, CLCV2-50).
+    /// A new logical link: remember `terms` for this peer. Otherwise `terms` are the remembered
+    /// ones (CLCV2-48, CLCV2-50).
     pub first_contact: bool,
-    /// Release and features that hold with this peer.
+    /// Release and features in force with this peer.
     pub terms: Terms,
-    /// This side's receive element, which the peer writes.
+    /// This side's receive element, written by the peer.
     pub own: Dmbe,
-    /// The peer's receive element, which this side writes.
+    /// The peer's receive element, written by this side.
     pub peer: Dmbe,
     /// This side's number of the logical link.
     pub own_link: LinkId,
@@ -50,13 +52,14 @@ pub struct Established {
     pub peer_host: Option<PeerHost>,
 }
 
-/// Whether bytes that arrive on TCP after the client's Confirm are a late Decline.
+/// Returns the late Decline in bytes on TCP after the client's Confirm, if there is one.
 ///
-/// A server may send one when Confirm does not satisfy it (CLCV2-60, D-16). A client of SMC-D, or
-/// of SMC-R at a subsequent contact, may have written by then, so the connection is not TCP now but
-/// broken (CLC-63); the value says why. At first contact of SMC-R either end may send one until the
-/// first link is confirmed, and then TCP carries the data (ERR-2, ERR-46); it is read with a
-/// [`ClcReader`](super::ClcReader) for [`Awaited::Decline`], so that no data is taken.
+/// A server may decline if Confirm does not satisfy the server (CLCV2-60, D-16). A client of SMC-D,
+/// or of SMC-R at a subsequent contact, may have written by then, so the connection does not become
+/// TCP but is broken (CLC-63); the value has the reason. At first contact of SMC-R either end may
+/// decline until the first link is confirmed, and then TCP carries the data (ERR-2, ERR-46). Such a
+/// Decline is read with a [`ClcReader`](super::ClcReader) for [`Awaited::Decline`], so no data is
+/// consumed.
 pub fn late_decline(bytes: &[u8]) -> Option<PeerDecline> {
     match Message::parse(bytes) {
         Ok(Message::Decline(decline)) => Some(PeerDecline::from(&decline)),
@@ -69,17 +72,17 @@ pub(super) fn vendor_of(carriers: Option<CarrierOptions>) -> [u8; 4] {
     carriers.map_or([0; 4], CarrierOptions::answer)
 }
 
-/// A message that is not the awaited one.
+/// A message other than the awaited one.
 pub(super) enum Received {
     /// The peer declined.
     Decline(PeerDecline),
-    /// A value that is reserved: to be declined, not a protocol error (CLC-29, ERR-10).
+    /// A reserved value: to be declined, not a protocol error (CLC-29, ERR-10).
     Reserved(DeclineReason),
     /// A protocol error (CLC-54).
     Fail(HandshakeError),
 }
 
-/// Parses the message whose turn it is; everything else comes out as [`Received`].
+/// Parses the message in turn; returns other messages as [`Received`].
 pub(super) fn parse(bytes: &[u8], awaited: Awaited, limits: &Limits) -> Result<Message, Received> {
     match Message::parse_with(bytes, limits) {
         Ok(Message::Decline(decline)) => Err(Received::Decline(PeerDecline::from(&decline))),
@@ -105,13 +108,13 @@ pub(super) fn kind_of(message: &Message) -> Option<SmcKind> {
     }
 }
 
-/// The buffer that a message announces.
+/// The buffer announced in a message.
 pub(super) fn dmbe_of(message: &SmcdV2) -> Dmbe {
     Dmbe { token: message.token, index: message.index, size: message.size }
 }
 
-/// A version 1 message in the form of version 2, with the fields it lacks from `fabric` and the
-/// device; the extension is there if the flag is.
+/// A version 1 message in the form of version 2. Missing fields come from `fabric` and the device;
+/// the extension is present along with the flag.
 pub(super) fn widen(message: &SmcdV1, fabric: Chid) -> SmcdV2 {
     let SmcdV1 { first_contact, gid, token, index, size, link_id } = *message;
     SmcdV2 {
@@ -126,7 +129,7 @@ pub(super) fn widen(message: &SmcdV1, fabric: Chid) -> SmcdV2 {
     }
 }
 
-/// A message of version 2 cut down to what version 1 says.
+/// A message of version 2 cut down to the fields of version 1.
 fn narrow(message: &SmcdV2) -> SmcdV1 {
     let SmcdV2 { gid, token, index, size, link_id, .. } = *message;
     let first_contact = message.first_contact.is_some();
@@ -143,8 +146,8 @@ pub(super) struct Answer<'a> {
     pub(super) link: LinkId,
     /// Release and features to state, at first contact only (CLCV2-44).
     pub(super) first_contact: Option<Terms>,
-    /// Vendor options to state: what was agreed in Accept, zero without (CLCV2-15, CLCV2-16), and
-    /// what Accept said in Confirm (CLCV2-17).
+    /// Vendor options of the answer. In Accept: the agreed ones, or zero (CLCV2-15, CLCV2-16). In
+    /// Confirm: the options of Accept (CLCV2-17).
     pub(super) vendor: [u8; 4],
 }
 
@@ -170,7 +173,7 @@ impl Answer<'_> {
         }
     }
 
-    /// As the server's message.
+    /// Encodes the server's message.
     pub(super) fn accept(&self) -> Message {
         match self.version {
             Version::V1 => Message::AcceptD1(narrow(&self.message())),
@@ -178,7 +181,7 @@ impl Answer<'_> {
         }
     }
 
-    /// As the client's message.
+    /// Encodes the client's message.
     pub(super) fn confirm(&self) -> Message {
         match self.version {
             Version::V1 => Message::ConfirmD1(narrow(&self.message())),

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a peer says of its host.
+//! The peer's description of its host.
 
 use crate::wire::clc::Fce;
 use crate::wire::ids::{Hostname, OsType};
 
 /// The peer's description of its host at first contact (CLCV2-51 to -53). The operating system
-/// decides how LLC talks to it; the rest is for people.
+/// decides on the LLC dialect; the rest is for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerHost {
     /// Operating system.
     pub os: OsType,
-    /// Host name; [`Hostname::text`] is `None` for one that is not a name (CLCV2-52).
+    /// Host name; [`Hostname::text`] is `None` for an invalid name (CLCV2-52).
     pub hostname: Hostname,
-    /// Answer to the vendor options that were offered; zero without one (CLCV2-15, CLCV2-16).
+    /// Answer to the offered vendor options; zero without one (CLCV2-15, CLCV2-16).
     pub vendor: [u8; 4],
 }
 

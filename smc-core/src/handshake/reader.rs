@@ -3,19 +3,19 @@
 //!
 //! CLC messages share the TCP stream with application data: behind a Decline the data starts at
 //! once (CLC-57). So the reader asks for the 8 bytes of the header, learns the length, asks for
-//! exactly the rest, and never offers room for more. What cannot become the awaited message is
-//! refused as early as it shows, because then no more bytes of it need to come (CLC-54, ERR-9).
+//! exactly the rest, and never offers room for more. Bytes that cannot become the awaited message
+//! are refused at once, without waiting for more (CLC-54, ERR-9).
 //!
-//! A listener that does not know whether its client speaks SMC peeks first; see
+//! A listener in doubt about its client's protocol peeks first; see
 //! [`looks_like_clc`](crate::wire::clc::looks_like_clc).
 
 use super::error::{Awaited, HandshakeError};
 use crate::wire::clc::{HEADER_LEN, Kind, Peek, peek_header};
 
-/// Bytes that there is room for from the start: most messages are no longer.
+/// Initial capacity, bytes: enough for most messages.
 const USUAL_LEN: usize = 256;
 
-/// Judges the first bytes of a message, as many as are there; returns its length once it is known.
+/// Judges the first bytes of a message, in any number; returns the message's length once known.
 fn judge(prefix: &[u8], awaited: Awaited) -> Result<Option<usize>, HandshakeError> {
     match peek_header(prefix) {
         Peek::NeedMore(_) => Ok(None),
@@ -64,12 +64,12 @@ impl ClcReader {
         ClcReader { awaited, buffer, filled: 0, length: None }
     }
 
-    /// Takes note of the stream's first bytes, which were peeked and are still to be read: they show
-    /// the length, so that header and rest can be read at once. Of use before anything was read.
+    /// Takes note of the stream's first bytes, peeked and still to be read. The length in these
+    /// bytes allows reading header and rest at once. Of use only before the first read.
     ///
     /// # Errors
     ///
-    /// Those of [`filled`](ClcReader::filled) for these bytes.
+    /// Errors of [`filled`](ClcReader::filled) for these bytes.
     pub fn peeked(&mut self, prefix: &[u8]) -> Result<(), HandshakeError> {
         if self.filled == 0 && self.length.is_none() {
             self.learn(judge(prefix, self.awaited)?);
@@ -88,13 +88,13 @@ impl ClcReader {
         self.buffer.get_mut(self.filled..).unwrap_or_default()
     }
 
-    /// Takes note that `n` bytes were read into [`space`](ClcReader::space). Zero means that the
-    /// stream has ended.
+    /// Takes note that `n` bytes were read into [`space`](ClcReader::space). Zero means the end of
+    /// the stream.
     ///
     /// # Errors
     ///
-    /// Bytes that cannot become the awaited message, a length out of bounds, or an ended stream: a
-    /// protocol error, after which the TCP connection is broken (CLC-54, CLC-55, SEC-9).
+    /// Bytes unfit for the awaited message, a length out of bounds, or an ended stream. Each is a
+    /// protocol error: the TCP connection is to be broken (CLC-54, CLC-55, SEC-9).
     pub fn filled(&mut self, n: usize) -> Result<(), HandshakeError> {
         if n == 0 && self.message().is_none() {
             return Err(HandshakeError::Closed { awaited: self.awaited, received: self.filled });
@@ -114,7 +114,7 @@ impl ClcReader {
         }
     }
 
-    /// The whole message once all of it is here.
+    /// The whole message once complete.
     pub fn message(&self) -> Option<&[u8]> {
         (self.length == Some(self.filled)).then_some(self.buffer.as_slice())
     }
@@ -133,7 +133,7 @@ mod tests {
         bytes
     }
 
-    /// Feeds `stream` in pieces of at most `step` bytes; returns the message and what was left.
+    /// Feeds `stream` in pieces of at most `step` bytes; returns the message and the unread rest.
     fn read_all(
         awaited: Awaited,
         stream: &[u8],

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Why a server does not use types that a Proposal offers.
+//! A server's reasons against the types offered in a Proposal.
 
 use super::decline::{DeclineReason, SmcKind};
 use crate::wire::clc::{Diagnosis, TypeReasons};
 
-/// Why offered types are not used; `None` for a type that was not offered or that is possible.
+/// Reasons against offered types; `None` for a possible type or one not offered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RejectedTypes {
     /// SMC-Dv2.
@@ -38,13 +38,13 @@ impl RejectedTypes {
         } = Some(reason);
     }
 
-    /// What was found, or a note why not.
+    /// Returns the match; notes a failure under the type.
     pub(super) fn keep<T>(&mut self, kind: SmcKind, found: Result<T, DeclineReason>) -> Option<T> {
         found.map_err(|reason| self.set(kind, reason)).ok()
     }
 
     /// The diagnosis of the whole Proposal: types are dismissed from the least to the most
-    /// preferred one, so the last reason is that of the best type offered (CLCV2-80).
+    /// preferred one, so the last reason belongs to the best type offered (CLCV2-80).
     pub fn last(&self) -> DeclineReason {
         SmcKind::PREFERENCE
             .into_iter()
@@ -52,7 +52,7 @@ impl RejectedTypes {
             .unwrap_or(DeclineReason::NothingOffered)
     }
 
-    /// The reason per type as Decline carries it: zero where nothing was offered (CLCV2-79).
+    /// The reason per type in the format of Decline: zero for types not offered (CLCV2-79).
     pub fn type_reasons(&self) -> TypeReasons {
         let diagnosis = |reason: Option<DeclineReason>| {
             reason.map_or(Diagnosis::NONE, |reason| Diagnosis(reason.code().value()))

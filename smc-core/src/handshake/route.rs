@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What depends on the TCP connection: the interface it uses, and the devices that go with it.
+//! Parameters of the TCP connection: its interface, and the devices associated with the interface.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,7 +8,7 @@ use crate::wire::List;
 use crate::wire::clc::{IpPrefix, MAX_ENTRIES, Subnet};
 use crate::wire::ids::{Gid, Mac, Mtu};
 
-/// A subnet of a local interface: the part of an address that all its hosts share.
+/// A subnet of a local interface: the common part of its hosts' addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpSubnet {
     network: IpAddr,
@@ -17,7 +17,7 @@ pub struct IpSubnet {
 
 impl IpSubnet {
     /// The subnet of an interface's `address` with `bits` significant bits; the host part is cut
-    /// off (wire errata A-1). `None` if the address has fewer bits than that.
+    /// off (wire errata A-1). `None` if the address has fewer bits.
     pub fn new(address: IpAddr, bits: u8) -> Option<IpSubnet> {
         let bits32 = u32::from(bits);
         let network = match address {
@@ -35,7 +35,7 @@ impl IpSubnet {
         Some(IpSubnet { network, bits })
     }
 
-    /// Its lowest address.
+    /// The lowest address of the subnet.
     pub const fn network(&self) -> IpAddr {
         self.network
     }
@@ -45,50 +45,51 @@ impl IpSubnet {
         self.bits
     }
 
-    /// Link-local prefixes are those of every link, so they prove nothing and are not proposed.
+    /// Link-local prefixes are the same on every link. So link-local prefixes prove nothing and are
+    /// not proposed.
     fn is_link_local(&self) -> bool {
         matches!(self.network, IpAddr::V6(network) if network.segments()[0] & 0xffc0 == 0xfe80)
     }
 }
 
-/// An RDMA network adapter that can carry a connection.
+/// An RDMA network adapter for connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rnic {
-    /// Its Ethernet address (CLCV2-12).
+    /// Ethernet address of the adapter (CLCV2-12).
     pub mac: Mac,
     /// The largest MTU its port can use now.
     pub mtu: Mtu,
-    /// Its GID for SMC-Rv1: of type RoCEv1, on the VLAN of the TCP connection (SEC-1); or whatever
-    /// two hosts that only talk to each other agree to use in its place. `None`: no version 1.
+    /// GID of the adapter for SMC-Rv1: of type RoCEv1, on the VLAN of the TCP connection (SEC-1);
+    /// or any GID agreed between two hosts talking to each other only. `None`: no version 1.
     pub gid_v1: Option<Gid>,
-    /// Its RoCEv2 address, of the IP family of the TCP connection (CLCV2-20); an IPv4 address is
-    /// best in its mapped form, which is the one Linux compares with (wire errata A-18). `None`: no
-    /// version 2.
+    /// RoCEv2 address of the adapter, of the IP family of the TCP connection (CLCV2-20). An IPv4
+    /// address is best in its mapped form, because Linux compares that form (wire errata A-18).
+    /// `None`: no version 2.
     pub gid_v2: Option<Gid>,
-    /// Links that a group can have: 1 if no second adapter or port could take over, else 2.
+    /// Maximum number of links of a group: 1 if no second adapter or port could take over, else 2.
     pub max_links: u8,
 }
 
-/// What this host has for one TCP connection. The default has nothing: then only SMC-Dv2 is
-/// possible, because it does not depend on the IP network (CLCV2-34).
+/// This host's resources for one TCP connection. The default has none: then only SMC-Dv2 is
+/// possible, because SMC-Dv2 does not depend on the IP network (CLCV2-34).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Route {
-    /// The TCP connection is one of IPv6; an IPv4-mapped address counts as IPv4.
+    /// The TCP connection uses IPv6; an IPv4-mapped address counts as IPv4.
     pub ipv6: bool,
-    /// Subnets of the interface that the connection uses, both families mixed: what version 1 is
-    /// proposed with and judged by (CLC-10, CLC-17, CLC-18). The first of IPv4 is the one proposed,
-    /// so it has to hold this end's address.
+    /// Subnets of the connection's interface, both families mixed: the basis of proposals and
+    /// checks of version 1 (CLC-10, CLC-17, CLC-18). The first IPv4 subnet is the proposed one, so
+    /// it has to contain this end's address.
     pub subnets: Vec<IpSubnet>,
-    /// The platform ISM device that goes with the interface, for SMC-Dv1; it also serves SMC-Dv2
-    /// if it is among [`Config::devices`](super::Config::devices) (CLCV2-91). An emulated device is
-    /// not used for it (EISM-5).
+    /// The platform ISM device associated with the interface, for SMC-Dv1. The device also serves
+    /// SMC-Dv2 if listed in [`Config::devices`](super::Config::devices) (CLCV2-91). An emulated
+    /// device does not serve SMC-Dv1 (EISM-5).
     pub ism: Option<IsmDevice>,
-    /// The RDMA adapter that goes with the interface, for SMC-R.
+    /// The RDMA adapter associated with the interface, for SMC-R.
     pub rnic: Option<Rnic>,
 }
 
 impl Route {
-    /// The adapter and its address for SMC-Rv2, if that has the IP family of the connection
+    /// The adapter and its address for SMC-Rv2, if the address has the IP family of the connection
     /// (CLCV2-20, CLCV2-68).
     pub(super) fn rnic_v2(&self) -> Option<(Rnic, Gid)> {
         let rnic = self.rnic?;
@@ -103,7 +104,7 @@ impl Route {
         Some((rnic, gid))
     }
 
-    /// The ISM device for SMC-Dv1, which no emulated one is (EISM-4).
+    /// The ISM device for SMC-Dv1, never an emulated one (EISM-4).
     pub(super) fn ism_v1(&self) -> Option<IsmDevice> {
         self.ism.filter(|ism| !ism.chid.is_emulated() && !ism.gid.part1().is_none())
     }
@@ -113,7 +114,7 @@ impl Route {
         !gid.is_none() && gid.to_ipv4().is_none() == self.ipv6
     }
 
-    /// The subnet that a Proposal of version 1 carries (CLC-15, CLC-16).
+    /// The subnet in a Proposal of version 1 (CLC-15, CLC-16).
     pub(super) fn proposed_subnet(&self) -> Option<Subnet> {
         if !self.ipv6 {
             return self.subnets.iter().find_map(|subnet| match subnet.network {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A Decline that this side sends.
+//! A Decline of this side.
 
 use super::config::Config;
 use super::decline::{DeclineReason, FallbackReason};
 use super::rejected_types::RejectedTypes;
 use crate::wire::clc::{Decline, Diagnosis, TypeReasons, Version};
 
-/// What comes after a Decline that this side sends.
+/// The state of the connection after a Decline of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AfterDecline {
-    /// TCP carries the data; whatever follows in the stream is data (CLC-23, CLC-51).
+    /// TCP carries the data; the rest of the stream is data (CLC-23, CLC-51).
     FallBack,
     /// Close the TCP connection: the peer may already have written to the DMB, and data never flows
     /// on both paths (CLC-63). This is the late Decline of a server.
@@ -19,11 +19,11 @@ pub enum AfterDecline {
 /// A Decline this side sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendDecline {
-    /// The Decline, to be sent as it is.
+    /// The Decline, ready to send.
     pub message: Vec<u8>,
-    /// Why.
+    /// The reason.
     pub reason: DeclineReason,
-    /// What to do once it is sent.
+    /// The next step after sending.
     pub then: AfterDecline,
 }
 
@@ -33,14 +33,14 @@ impl SendDecline {
         FallbackReason::DeclinedHere(self.reason)
     }
 
-    /// What a client sends in place of its Proposal when it does not want SMC on a connection on
-    /// which both ends announced it: local policy, IPsec, an option SMC lacks (CLC-51, ERR-1).
+    /// A client's message in place of its Proposal, to refuse SMC on a connection although both
+    /// ends announced SMC: local policy, IPsec, an option unsupported by SMC (CLC-51, ERR-1).
     pub fn opening(config: &Config, reason: DeclineReason) -> SendDecline {
         let version = if config.kinds.has_v2() { Version::V2 } else { Version::V1 };
         Self::plain(config, version, reason, AfterDecline::FallBack)
     }
 
-    /// Answer to a Proposal: a reason for each type that was offered (CLCV2-79, CLCV2-80).
+    /// Answer to a Proposal: a reason for each offered type (CLCV2-79, CLCV2-80).
     pub(super) fn of_proposal(config: &Config, version: Version, rejected: &RejectedTypes) -> Self {
         let (reason, reasons) = (rejected.last(), rejected.type_reasons());
         Self::build(config, version, reason, reasons, AfterDecline::FallBack)

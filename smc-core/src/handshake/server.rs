@@ -28,18 +28,19 @@ pub struct AwaitProposal {
     deadline: Tick,
 }
 
-/// What the client's first message asks of the caller.
+/// The caller's next step after the client's first message.
 #[expect(
     clippy::large_enum_variant,
     reason = "one lives at a time, for as long as a handshake step"
 )]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerStep {
-    /// SMC is possible: find the device or adapter that reaches the client and accept, or decline.
+    /// SMC is possible: find the device or adapter with a path to the client and accept, or
+    /// decline.
     Eligible(Selection),
     /// Send this Decline, then go on as TCP.
     Decline(SendDecline),
-    /// The client declined before it proposed anything: go on as TCP.
+    /// The client declined instead of proposing: go on as TCP.
     PeerDeclined(PeerDecline),
     /// Break the TCP connection.
     Fail(HandshakeError),
@@ -69,14 +70,14 @@ impl AwaitProposal {
         self.deadline.has_passed(now).then_some(HandshakeError::TimedOut { awaited })
     }
 
-    /// Takes the client's first message, whole, if nothing is known of the TCP connection's route,
-    /// so that only SMC-Dv2 is possible.
+    /// Takes the client's first message, whole, without knowledge of the TCP connection's route, so
+    /// only SMC-Dv2 is possible.
     pub fn handle(self, message: &[u8]) -> ServerStep {
         self.handle_on(message, Route::default)
     }
 
-    /// Takes the client's first message, whole. The `route` is asked for if a type that depends on
-    /// it is offered and in use here.
+    /// Takes the client's first message, whole. The `route` is asked for only if a type depending
+    /// on the route is offered and in use here.
     pub fn handle_on(self, message: &[u8], route: impl FnOnce() -> Route) -> ServerStep {
         let config = self.config;
         let parsed = match parse(message, Awaited::Proposal, &config.tolerance.sizes) {
@@ -116,7 +117,7 @@ fn needs_route(config: &Config, proposal: &Proposal) -> bool {
 pub enum Choice {
     /// SMC-D of this version, with this pair of devices: [`Selection::accept`].
     D(Version, Candidate),
-    /// SMC-R of the version that [`PeerRnic::version`] says, with this adapter of the client:
+    /// SMC-R of the version in [`PeerRnic::version`], with this adapter of the client:
     /// [`Selection::accept_r`].
     R(PeerRnic),
 }
@@ -132,7 +133,7 @@ impl Choice {
     }
 }
 
-/// A Proposal that can be served; nothing is promised yet.
+/// A Proposal with at least one possible type; nothing is promised yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
     config: Arc<Config>,
@@ -145,7 +146,7 @@ pub struct Selection {
 impl Selection {
     fn step(config: Arc<Config>, route: Route, proposal: &Proposal) -> ServerStep {
         let found = evaluate(&config, &route, proposal);
-        // The answer is of the client's version, so that a version 1 client can read it (CLC-6).
+        // The answer is of the client's version, so a version 1 client can read the answer (CLC-6).
         let version = proposal.version;
         if !SmcKind::PREFERENCE.into_iter().any(|kind| found.has(kind)) {
             let decline = SendDecline::of_proposal(&config, version, &found.rejected);
@@ -155,13 +156,13 @@ impl Selection {
         if let Some(found) = &found.smcd_v2 {
             candidates.clone_from(&found.candidates);
         }
-        // The same pair in both versions is one candidate: what fails in one fails in the other.
+        // The same pair in both versions is one candidate: both versions fail alike.
         candidates.extend(found.smcd_v1.filter(|pair| !candidates.contains(pair)));
         ServerStep::Eligible(Selection { config, route, version, candidates, found })
     }
 
-    /// Everything that is possible, best first; at least one. Take the first that turns out to
-    /// work: whose device or adapter reaches the client and has memory (CLCV2-32, CLCV2-35).
+    /// The possible choices, best first; at least one. Take the first working one: its device or
+    /// adapter reaches the client and has memory (CLCV2-32, CLCV2-35).
     pub fn choices(&self) -> impl Iterator<Item = Choice> + '_ {
         let d = self.candidates.iter().map(|pair| Choice::D(self.version_of(pair), *pair));
         let r = [self.found.smcr_v2, self.found.smcr_v1];
@@ -174,7 +175,7 @@ impl Selection {
         &self.candidates
     }
 
-    /// Pairs that are possible in version 2 are used in version 2.
+    /// Version 2 for pairs possible in version 2, else version 1.
     fn version_of(&self, pair: &Candidate) -> Version {
         let v2 = self.found.smcd_v2.as_ref();
         match v2.is_some_and(|found| found.candidates.contains(pair)) {
@@ -183,19 +184,18 @@ impl Selection {
         }
     }
 
-    /// The EID that will be used for SMC-Dv2, or else for SMC-Rv2; [`Eid::ZERO`] if only version 1
-    /// is possible.
+    /// The EID for SMC-Dv2, or else for SMC-Rv2; [`Eid::ZERO`] if only version 1 is possible.
     pub fn eid(&self) -> Eid {
         let r = self.found.smcr_v2.and_then(|found| found.eid);
         self.found.smcd_v2.as_ref().map(|found| found.eid).or(r).unwrap_or_default()
     }
 
-    /// Release and features that a first contact over SMC-D will agree on.
+    /// Release and features agreed by a first contact over SMC-D.
     pub fn terms(&self) -> Terms {
         self.found.smcd_v2.as_ref().map_or(Terms::V1, |found| found.terms)
     }
 
-    /// What a first contact over SMC-R of a version will agree on; `None` if that is not possible.
+    /// The terms of a first contact over SMC-R of a version; `None` if SMC-R is not possible.
     pub fn terms_r(&self, version: Version) -> Option<TermsR> {
         self.smcr(version).map(|found| found.terms)
     }
@@ -207,23 +207,22 @@ impl Selection {
         }
     }
 
-    /// What this end has for the connection.
+    /// This end's resources for the connection.
     pub fn route(&self) -> &Route {
         &self.route
     }
 
-    /// Why the other types that were offered are not used.
+    /// The reasons against the other offered types.
     pub fn rejected(&self) -> &RejectedTypes {
         &self.found.rejected
     }
 
-    /// Accepts with one of the [`candidates`](Selection::candidates): the bytes to send, and what
-    /// waits for Confirm.
+    /// Accepts with one of the [`candidates`](Selection::candidates): returns the bytes to send,
+    /// and the state waiting for Confirm.
     ///
-    /// `known` are the terms agreed earlier with this peer (CHID and GID); without them this is a
+    /// `known` are the terms agreed earlier with this peer (CHID and GID); without terms this is a
     /// first contact, with flag and, in version 2, extension (CLCV2-44, CLCV2-49). The own element
-    /// is completely ready before this: the client may write as soon as it has confirmed (CLC-32,
-    /// CLC-41).
+    /// is completely ready before this: the client may write right after Confirm (CLC-32, CLC-41).
     ///
     /// Accept states the server's own features, not only the common ones (CLCV2-61, EISM-1).
     pub fn accept(
@@ -258,14 +257,14 @@ impl Selection {
         (AwaitConfirm { config, version, accept, devices, terms, deadline }, bytes)
     }
 
-    /// Accepts with SMC-R of a `version` that is among the [`choices`](Selection::choices): the
-    /// bytes to send, and what waits for Confirm. `None` if it is not among them.
+    /// Accepts with SMC-R of a `version` among the [`choices`](Selection::choices): returns the
+    /// bytes to send, and the state waiting for Confirm. `None` if the version is not among the
+    /// choices.
     ///
-    /// `known` are the terms of the link group that will carry the connection; without one this is
-    /// a first contact (CLC-20, CLC-26). `own` is the end of the link that the server would use,
-    /// which at a subsequent contact is one of that group; its element is known to the client and
-    /// ready before this, because the client may write as soon as it has confirmed (CLC-21, CLC-32,
-    /// CLC-48).
+    /// `known` are the terms of the link group for the connection; without terms this is a first
+    /// contact (CLC-20, CLC-26). `own` is the server's end of the link. At a subsequent contact the
+    /// link belongs to the group, and the client knows the element. The element must be ready
+    /// before this call, because the client may write right after Confirm (CLC-21, CLC-32, CLC-48).
     pub fn accept_r(
         self,
         version: Version,
@@ -278,15 +277,15 @@ impl Selection {
         Some(server_r::accept(self.config, found, known, own, deadline))
     }
 
-    /// Notes why a choice came to nothing, for the [Decline](Selection::decline) that follows if
-    /// the others do so as well.
+    /// Notes the reason for a failed choice, for the [Decline](Selection::decline) after a failure
+    /// of all others.
     pub fn refuse(&mut self, kind: SmcKind, reason: DeclineReason) {
         self.found.rejected.set(kind, reason);
     }
 
-    /// Declines instead, for a reason that came up here: no device reaches the client
-    /// ([`DeclineReason::Unreachable`]), no DMB, no route, local policy. It is the reason for every
-    /// type that was possible and of which nothing was [noted](Selection::refuse) (CLCV2-79).
+    /// Declines instead, for a local reason: no device reaches the client
+    /// ([`DeclineReason::Unreachable`]), no DMB, no route, local policy. The reason counts for
+    /// every possible type without a [noted](Selection::refuse) reason (CLCV2-79).
     pub fn decline(self, reason: DeclineReason) -> SendDecline {
         let mut rejected = self.found.rejected;
         for kind in SmcKind::PREFERENCE {
@@ -309,14 +308,14 @@ pub struct AwaitConfirm {
     deadline: Tick,
 }
 
-/// What the client's last message asks of the caller.
+/// The caller's next step after the client's last message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfirmStep {
     /// The connection is SMC.
     Established(Established),
     /// Send this late Decline, then break the TCP connection.
     Decline(SendDecline),
-    /// The client declined: go on as TCP. If it is out of sync, forget this peer (CLC-50).
+    /// The client declined: go on as TCP. If the peer is out of sync, forget this peer (CLC-50).
     PeerDeclined(PeerDecline),
     /// Break the TCP connection.
     Fail(HandshakeError),
@@ -342,8 +341,9 @@ impl AwaitConfirm {
 
     /// Takes the client's answer, a whole message.
     ///
-    /// A client that sent Confirm may have written to the DMB already, so a Decline from here is
-    /// late: it gives the reason and the connection is broken, it does not become TCP (CLC-53, CLC-63).
+    /// A client may have written to the DMB right after Confirm, so a Decline from here is late:
+    /// the Decline gives the reason, the connection is broken and does not become TCP (CLC-53,
+    /// CLC-63).
     pub fn handle(self, message: &[u8]) -> ConfirmStep {
         let late = |reason| {
             let decline =
@@ -358,7 +358,7 @@ impl AwaitConfirm {
         };
         let confirm = match (self.version, &parsed) {
             (Version::V2, Message::ConfirmD2(confirm)) => *confirm,
-            // What version 1 does not say is as in Accept; its flag is ignored.
+            // Fields missing in version 1 are as in Accept; its flag is ignored.
             (Version::V1, Message::ConfirmD1(confirm)) => SmcdV2 {
                 first_contact: self.accept.first_contact,
                 ..widen(confirm, self.accept.chid)

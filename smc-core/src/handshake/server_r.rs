@@ -27,7 +27,7 @@ pub struct AwaitConfirmR {
     deadline: Tick,
 }
 
-/// What the client's last message asks of the caller.
+/// The caller's next step after the client's last message.
 #[expect(
     clippy::large_enum_variant,
     reason = "one lives at a time, for as long as a handshake step"
@@ -36,16 +36,16 @@ pub struct AwaitConfirmR {
 pub enum ConfirmStepR {
     /// The connection is SMC-R; at first contact once LLC has confirmed the link.
     Established(EstablishedR),
-    /// Send this Decline, then go on as TCP: first contact only, over which no data can have come
-    /// yet (ERR-2).
+    /// Send this Decline, then go on as TCP: first contact only, because no data can have come over
+    /// the new link yet (ERR-2).
     Decline(SendDecline),
-    /// The client declined: go on as TCP. If it is out of sync, drop the link group (CLC-50).
+    /// The client declined: go on as TCP. If the peer is out of sync, drop the link group (CLC-50).
     PeerDeclined(PeerDecline),
     /// Break the TCP connection.
     Fail(HandshakeError),
 }
 
-/// Accepts: the bytes to send, and what waits for Confirm.
+/// Accepts: returns the bytes to send, and the state waiting for Confirm.
 ///
 /// The extension of a first contact states the server's own features, not only the common ones
 /// (CLCV2-61, EISM-23), and the final limits (CLCV2-42, CLCV2-57 to CLCV2-59).
@@ -98,8 +98,8 @@ impl AwaitConfirmR {
 
     /// Takes the client's answer, a whole message.
     ///
-    /// At a subsequent contact `is_link` says whether a link of the group that works ends there
-    /// (CLC-46). The client may have written already, so whatever is wrong then breaks the
+    /// At a subsequent contact `is_link` returns whether an active link of the group ends at the
+    /// peer's link end (CLC-46). The client may have written already, so any error then breaks the
     /// connection (CLC-53, CLC-64).
     pub fn handle(self, message: &[u8], is_link: impl FnOnce(&PeerLink) -> bool) -> ConfirmStepR {
         let awaited = Awaited::Confirm;
@@ -121,7 +121,8 @@ impl AwaitConfirmR {
             Some(confirm) if confirm.version == version => confirm,
             _ => return ConfirmStepR::Fail(HandshakeError::ConfirmType),
         };
-        // A version 1 Confirm has no flag by which the parser could judge the MTU (CLC-28, CLC-29).
+        // A version 1 Confirm has no first-contact flag, so the parser cannot check the MTU
+        // (CLC-28, CLC-29).
         if let (true, Err(WireError::ReservedValue { field, value })) =
             (self.first_contact, confirm.link.mtu.bytes())
         {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What SMC-R handshakes are about: the ends of a link, the terms of a link group, and the keys by
-//! which a caller finds in its tables what it already has.
+//! The values of SMC-R handshakes: the ends of a link, the terms of a link group, and a caller's
+//! keys to its tables of groups and links.
 //!
-//! Whether contact is the first is the caller's knowledge, because it keeps the link groups: a
-//! server looks for the client's [`PeerRnic`] before it accepts, a client for the server's
-//! [`PeerLink`] when the server says that the contact is a subsequent one (CLC-20, CLC-33).
+//! The caller keeps the link groups, so the caller decides whether contact is the first: a server
+//! looks for the client's [`PeerRnic`] before Accept, a client for the server's [`PeerLink`] when
+//! the server reports a subsequent contact (CLC-20, CLC-33).
 
 use super::config::Config;
 use super::decline::DeclineReason;
@@ -16,23 +16,22 @@ use crate::wire::ids::{
     Eid, Features, Gid, LinkLimits, Mac, Mtu, PeerId, Psn, Qpn, Release, Rkey, SizeCode,
 };
 
-/// Which side of a link group this host is on; a group has one role for its life.
+/// The side of a link group at this host; a group has one role for its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// It proposed.
+    /// This host proposed.
     Client,
-    /// It accepted.
+    /// This host accepted.
     Server,
 }
 
-/// An adapter of a peer, as the peer's Proposal or Accept names it: a server's key to its link
-/// groups, with the role and, in version 1, the VLAN (CLC-19; Linux looks for the same).
+/// An adapter of a peer, as named in the peer's Proposal or Accept: a server's key to its link
+/// groups, with the role and, in version 1, the VLAN (CLC-19; Linux uses the same key).
 ///
 /// The values compare by what identifies the adapter: the MAC counts in version 1 only, and an IPv4
 /// address is the same in both of its forms (CLCV2-21). No address of TCP counts (LG-60). A
-/// restarted peer has another peer id, so it is another one (LG-62). A peer id of zero, as in the
-/// Proposals of a Linux that does not offer SMC-Rv1, only equals itself, so that the GID decides
-/// (CLCV2-96).
+/// restarted peer has another peer id, so a restart makes another peer (LG-62). A peer id of zero,
+/// as in Proposals of Linux without SMC-Rv1, only equals itself, so the GID decides (CLCV2-96).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerRnic {
     version: Version,
@@ -90,40 +89,40 @@ impl PeerLink {
     }
 }
 
-/// What a client has of the link that a subsequent contact names.
+/// A client's knowledge of the link named in a subsequent contact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KnownLink {
     /// No link group with this peer: the ends are out of sync (CLC-35, ERR-6).
     NoGroup,
-    /// A link group with this peer, but no such link in it.
+    /// A link group with this peer, but without the link.
     NoLink,
-    /// The link, and what holds for its group.
+    /// The link, with the terms of its group.
     Link(TermsR),
 }
 
-/// What holds for a link group of SMC-R for its life (CLCV2-50).
+/// The terms of a link group of SMC-R for its life (CLCV2-50).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TermsR {
     /// Version of SMC-R.
     pub version: Version,
-    /// The lower of the two releases; v2.0 in version 1, where it says nothing (CLCV2-36).
+    /// The lower of the two releases; v2.0, without a meaning, in version 1 (CLCV2-36).
     pub release: Release,
-    /// The features that both ends announced; none in version 1 (CLCV2-61).
+    /// The features announced by both ends; none in version 1 (CLCV2-61).
     pub features: Features,
-    /// Connections and links of the group. From v2.1 on these are the final values of Accept
-    /// (CLCV2-57, CLCV2-58); before, they are this end's own, and LLC agrees on the links.
+    /// Connections and links of the group. From v2.1 on the values are final values of Accept
+    /// (CLCV2-57, CLCV2-58); before, the values are this end's own, and LLC agrees on the links.
     pub limits: LinkLimits,
     /// Records on TCP; `None` unless both ends have announced them (CLCV2-15).
     pub carriers: Option<CarrierOptions>,
 }
 
-/// This host's end of a link, and the element in which it receives: what Accept or Confirm say.
+/// This host's end of a link, and the element for receiving, for Accept or Confirm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkEnd {
-    /// Address of the adapter. At first contact a client's is the proposed one, whatever stands
-    /// here, because that is what a server connects to.
+    /// Address of the adapter. At first contact a client uses the proposed address instead, because
+    /// the server connects to that one.
     pub gid: Gid,
-    /// Ethernet address of the adapter; of a client at first contact as for `gid`.
+    /// Ethernet address of the adapter; ignored at a client's first contact, like `gid`.
     pub mac: Mac,
     /// Queue pair.
     pub qpn: Qpn,
@@ -137,9 +136,9 @@ pub struct LinkEnd {
     pub address: u64,
     /// Element of the RMB, from 1 (RMB-2).
     pub index: u8,
-    /// Alert token: what the peer puts into CDC messages for this connection.
+    /// Alert token for the peer's CDC messages of this connection.
     pub token: u32,
-    /// Size of an element; that of the peer may be another (RMB-12).
+    /// Size of an element; the peer's size may differ (RMB-12).
     pub size: SizeCode,
     /// No router is on the way to the peer; of meaning in version 2 at first contact (CLCV2-54).
     pub direct: bool,
@@ -155,7 +154,7 @@ impl LinkEnd {
     }
 }
 
-/// The smaller of two MTUs; one that is out of range counts as the other (CLC-27, CLCV2-90).
+/// The smaller of two MTUs; an MTU out of range counts as the other (CLC-27, CLCV2-90).
 pub(super) fn common_mtu(a: Mtu, b: Mtu) -> Mtu {
     match (a.bytes(), b.bytes()) {
         (Ok(one), Ok(other)) if one <= other => a,
@@ -176,24 +175,24 @@ pub struct EstablishedR {
     pub role: Role,
     /// Version, release, features and limits of the link group.
     pub terms: TermsR,
-    /// A new link group, of which this is the first link.
+    /// A new link group begins with this link.
     pub first_contact: bool,
-    /// The EID both belong to; `None` in version 1.
+    /// The EID of both ends; `None` in version 1.
     pub eid: Option<Eid>,
-    /// What this side said of itself. [`SmcrLink::mtu`] of a Confirm is the common one already.
+    /// This side's parameters. [`SmcrLink::mtu`] of a Confirm is the common one already.
     pub own: SmcrLink,
-    /// What the peer said of itself: where to write, and at first contact what to connect to.
+    /// The peer's parameters: the target of writes, and at first contact of the connection.
     pub peer: SmcrLink,
-    /// The peer as its first message named it: under this a server keeps the link group. Of a
-    /// client, the server as Accept named it.
+    /// The peer's adapter: a server's key to the link group. From the first message of a client, or
+    /// from the server's Accept.
     pub peer_rnic: PeerRnic,
-    /// The MTU that both ends use; at first contact only.
+    /// The common MTU; at first contact only.
     pub mtu: Mtu,
-    /// What this side said of routers on the way.
+    /// This side's report of a direct path, without routers.
     pub direct: bool,
-    /// What the peer said; as `direct` in version 1 and at a subsequent contact.
+    /// The peer's report; a copy of `direct` in version 1 and at a subsequent contact.
     pub peer_direct: bool,
-    /// The client's addresses, the active one first, as a server got them at first contact of
+    /// The client's addresses, the active one first, received by a server at first contact of
     /// version 2: candidates for further links (CLCV2-70 to CLCV2-75).
     pub peer_gids: Option<GidList>,
     /// The peer's host; at first contact of version 2 only.
@@ -201,14 +200,14 @@ pub struct EstablishedR {
 }
 
 impl EstablishedR {
-    /// The peer's end of the link, as [`KnownLink`] is looked up by.
+    /// The peer's end of the link, the key for the lookup of a [`KnownLink`].
     pub fn peer_link(&self) -> PeerLink {
         PeerLink { rnic: self.peer_rnic, qpn: self.peer.qpn }
     }
 
-    /// The Decline that a failure while LLC confirms the first link is answered by (ERR-2, ERR-15,
-    /// ERR-16, ERR-35): TCP carries the data then, because nothing else has. At a subsequent
-    /// contact there is no such Decline; the connection has to be broken (CLC-53, ERR-5).
+    /// The Decline after a failure during LLC's confirmation of the first link (ERR-2, ERR-15,
+    /// ERR-16, ERR-35): TCP then carries the data, because no data went elsewhere. A subsequent
+    /// contact has no such Decline; the connection has to be broken (CLC-53, ERR-5).
     pub fn decline(&self, config: &Config, reason: DeclineReason) -> Option<SendDecline> {
         let version = self.terms.version;
         self.first_contact
@@ -220,7 +219,7 @@ impl EstablishedR {
 pub(super) struct AnswerR<'a> {
     pub(super) config: &'a Config,
     pub(super) link: SmcrLink,
-    /// Version, and at first contact what the extension states.
+    /// Version, and at first contact the values of the extension.
     pub(super) terms: TermsR,
     pub(super) first_contact: bool,
     pub(super) eid: Option<Eid>,
@@ -256,7 +255,7 @@ impl AnswerR<'_> {
         SmcrV2 { reason_saved: false, link: self.link, eid, first_contact }
     }
 
-    /// As the server's message.
+    /// Encodes the server's message.
     pub(super) fn accept(&self) -> Message {
         match self.terms.version {
             Version::V1 => Message::AcceptR1(self.v1()),
@@ -264,7 +263,7 @@ impl AnswerR<'_> {
         }
     }
 
-    /// As the client's message.
+    /// Encodes the client's message.
     pub(super) fn confirm(&self) -> Message {
         match self.terms.version {
             Version::V1 => Message::ConfirmR1(self.v1()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What each side checks of the other's answer: the client Accept, the server Confirm.
+//! Checks of the other side's answer: the client's of Accept, the server's of Confirm.
 
 use super::matches::Candidate;
 use super::refusal::Refusal;
@@ -12,26 +12,26 @@ use crate::handshake::ism_device::IsmDevice;
 use crate::wire::clc::{SmcdV1, SmcdV2};
 use crate::wire::ids::{Chid, Eid, Gid, GidV1};
 
-/// What both ends agree on with an Accept.
+/// The agreement of both ends after an Accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
-    /// The two devices, seen from the client: `local` is its own.
+    /// The two devices, seen from the client: `local` is the client's.
     pub devices: Candidate,
     /// The EID; zero in version 1.
     pub eid: Eid,
-    /// Release and features: new ones at first contact, else those that were known.
+    /// Release and features: new ones at first contact, else the known ones.
     pub terms: Terms,
 }
 
-/// What a client thinks of an SMC-Dv2 Accept, given the devices it `offered`.
+/// A client's check of an SMC-Dv2 Accept, given the `offered` devices.
 ///
-/// - The CHID and the EID are ones that were offered; others are protocol errors (CLCV2-64,
-///   EID-15). Linux breaks the connection for a CHID too; it does not look at the EID.
+/// - CHID and EID must be offered ones; others are protocol errors (CLCV2-64, EID-15). Linux breaks
+///   the connection for a CHID too, but does not check the EID.
 /// - The release is not above the proposed one (CLCV2-36). Features are the common ones (CLCV2-61).
 /// - An emulated device needs the feature at both ends (EISM-3, EISM-22), the loopback device only
 ///   reaches itself (EISM-25).
 /// - Without the first-contact flag the peer has to be `known`, else the ends are out of sync
-///   (CLC-35, ERR-6). With it, nothing that was known counts (CLC-34, CLCV2-48, CLCV2-87).
+///   (CLC-35, ERR-6). With the flag, earlier knowledge is void (CLC-34, CLCV2-48, CLCV2-87).
 ///
 /// # Errors
 ///
@@ -68,8 +68,8 @@ pub fn check_accept(
     Ok(Agreed { devices, eid, terms })
 }
 
-/// What a client thinks of an SMC-Dv1 Accept, given the device it `offered` for that. There is
-/// neither EID nor extension; the rest is as in [`check_accept`].
+/// A client's check of an SMC-Dv1 Accept, given the device it `offered`. Version 1 has neither EID
+/// nor extension; the other rules are as in [`check_accept`].
 ///
 /// # Errors
 ///
@@ -92,13 +92,14 @@ pub fn check_accept_v1(
     Ok(Agreed { devices, eid: Eid::ZERO, terms })
 }
 
-/// Whether a client's SMC-Dv2 Confirm repeats what the server's `accept` said and `peer` proposed.
+/// A server's check that a client's SMC-Dv2 Confirm repeats the server's `accept` and the proposed
+/// `peer`.
 ///
-/// CHID and EID are those of Accept and the GID is the proposed one (CLCV2-64, EISM-19), and the
+/// CHID and EID are Accept's, and the GID is the proposed one (CLCV2-64, EISM-19), and the
 /// first-contact flag is the same (CLCV2-44): the DMB was registered for that GID, so anything else
-/// breaks the connection. Linux looks at none of these; its own Confirm satisfies them. Another
-/// release or feature mask is answered by a late Decline (CLCV2-60), and so are other vendor options
-/// if any were accepted (CLCV2-17, B-12).
+/// breaks the connection. Linux checks none of these rules; its own Confirm satisfies all of them.
+/// Another release or feature mask is answered by a late Decline (CLCV2-60), and so are other
+/// vendor options if any were accepted (CLCV2-17, B-12).
 ///
 /// # Errors
 ///

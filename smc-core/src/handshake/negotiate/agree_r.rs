@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What each side of SMC-R checks of the other's answer.
+//! Checks of the other side's answer in SMC-R.
 
 use super::limits::final_limits;
 use super::matches::SmcrMatch;
@@ -30,15 +30,15 @@ pub struct MessageR {
     pub extension: Option<SmcrFce>,
 }
 
-/// What a client thinks of an SMC-R Accept; the result are the terms of the link group.
+/// A client's check of an SMC-R Accept; returns the terms of the link group.
 ///
 /// - The version was offered (CLCV2-89), and so was the EID, a user EID (CLCV2-64, EID-15).
-/// - The address is one, and of the connection's IP family (CLCV2-68).
+/// - The address is not zero, and belongs to the connection's IP family (CLCV2-68).
 /// - At first contact, the release is not above the proposed one and the limits are in the range
-///   (CLCV2-36, CLCV2-57, CLCV2-58, CLCV2-85); they are final, so a server may raise what was
-///   proposed (CLCV2-41, CLCV2-59). Features are the common ones (CLCV2-61).
+///   (CLCV2-36, CLCV2-57, CLCV2-58, CLCV2-85); the limits are final, so a server may raise the
+///   proposed ones (CLCV2-41, CLCV2-59). Features are the common ones (CLCV2-61).
 /// - Otherwise the link has to be `known` (CLC-33, CLC-35, ERR-6); the RMB may be new (CLC-36). A
-///   server that has lost its group names a link that is not (LG-61).
+///   server that lost its group names an unknown link (LG-61).
 ///
 /// # Errors
 ///
@@ -87,15 +87,16 @@ pub fn check_accept_r(
     Ok(TermsR { version, release: got, features, limits, carriers })
 }
 
-/// Whether a client's SMC-R Confirm repeats what was accepted and proposed.
+/// A server's check of a client's SMC-R Confirm against Accept and Proposal.
 ///
 /// - Version 2 repeats the EID and the first-contact flag (CLCV2-44, EID-15).
-/// - At first contact it comes from the proposed address, because that is what the server connects
-///   to, and on a direct link from the proposed MAC, unless none was proposed (CLCV2-55, D-14).
-/// - At first contact of version 2 it repeats the final values; others are declined (CLCV2-57,
+/// - At first contact Confirm comes from the proposed address, the target of the server's
+///   connection. On a direct link the MAC is the proposed one too, unless none was proposed
+///   (CLCV2-55, D-14).
+/// - At first contact of version 2 Confirm repeats the final values; others are declined (CLCV2-57,
 ///   CLCV2-58, CLCV2-60), and so are other vendor options if any were accepted (CLCV2-17, B-12).
-/// - At a subsequent contact it names an active link, which may be another than Accept named
-///   (CLC-46); `is_link` knows them.
+/// - At a subsequent contact Confirm names an active link, perhaps another than Accept's (CLC-46);
+///   `is_link` knows the active links.
 ///
 /// # Errors
 ///

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Who may talk to whom, and on what terms: values in, values out, nothing remembered.
+//! The rules of agreement between two ends: pure functions without state.
 //!
-//! - [`offer`]: what a client puts into its Proposal;
-//! - [`evaluate`]: what a server makes of a Proposal, type by type;
-//! - [`check_accept`]: what a client thinks of the server's choice;
-//! - [`check_confirm`]: whether a client repeats what the server chose.
+//! - [`offer`]: the contents of a client's Proposal;
+//! - [`evaluate`]: a server's evaluation of a Proposal, type by type;
+//! - [`check_accept`]: a client's check of the server's choice;
+//! - [`check_confirm`]: a server's check that the client repeats the choice.
 //!
-//! The structs that await a message, such as [`AwaitAccept`](super::AwaitAccept), put these in
+//! The structs for awaited messages, such as [`AwaitAccept`](super::AwaitAccept), call these in
 //! order.
 
 mod agree;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The client's side: what goes into the Proposal.
+//! The client's side: the contents of the Proposal.
 
 use crate::handshake::config::{Config, Kinds};
 use crate::handshake::decline::{DeclineReason, SmcKind};
@@ -12,18 +12,18 @@ use crate::wire::clc::{
 };
 use crate::wire::ids::{Chid, Gid, GidV1, LinkLimits, Mac, PeerId};
 
-/// A Proposal, and what of this host stands behind it.
+/// A Proposal with the offered devices and addresses of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// The message.
     pub proposal: Proposal,
-    /// Devices of SMC-Dv2, the associated one first; empty if that is not offered.
+    /// Devices of SMC-Dv2, the associated one first; empty without an offer of SMC-Dv2.
     pub devices: Vec<IsmDevice>,
-    /// Device of SMC-Dv1, if that is offered.
+    /// Device of SMC-Dv1, if offered.
     pub ism_v1: Option<IsmDevice>,
-    /// Address of SMC-Rv2, if that is offered.
+    /// Address of SMC-Rv2, if offered.
     pub smcr_v2: Option<Gid>,
-    /// GID of SMC-Rv1, if that is offered.
+    /// GID of SMC-Rv1, if offered.
     pub smcr_v1: Option<Gid>,
 }
 
@@ -48,14 +48,14 @@ impl Offer {
     }
 }
 
-/// What this host offers as a client on a connection of this `route`: every type that is in use and
-/// has what it needs (CLCV2-88).
+/// This host's offer as a client on a connection of this `route`: every type in use with its
+/// resources present (CLCV2-88).
 ///
 /// The result is the same for every connection of a route (CLC-9) and binds no resource (CLC-11).
 /// The field for an associated ISM GID stays zero unless SMC-Dv1 is offered: emulated devices must
 /// not stand there (EISM-4, EISM-5), and Linux misreads other values there (D-7). MAC and peer id
-/// are always there with SMC-R (CLCV2-12). The fields of v2.1 are those of the types that are
-/// offered (CLCV2-25, CLCV2-95).
+/// are always there with SMC-R (CLCV2-12). The fields of v2.1 depend on the offered types
+/// (CLCV2-25, CLCV2-95).
 ///
 /// # Errors
 ///
@@ -107,7 +107,7 @@ pub fn offer(config: &Config, route: &Route) -> Result<Offer, DeclineReason> {
     Ok(offer)
 }
 
-/// A Proposal that offers nothing yet.
+/// A Proposal without any offer.
 fn empty(config: &Config) -> Proposal {
     let version = if config.kinds.has_v2() { Version::V2 } else { Version::V1 };
     Proposal {
@@ -134,7 +134,7 @@ fn devices(config: &Config, associated: Option<IsmDevice>) -> Vec<IsmDevice> {
     devices
 }
 
-/// The GID of SMC-Rv1: that needs a subnet to prove and a peer id to be known by (CLC-7, CLC-10).
+/// The GID of SMC-Rv1. The type needs a subnet as proof and a peer id as identity (CLC-7, CLC-10).
 fn smcr_v1(config: &Config, route: &Route, subnet: Option<&Subnet>) -> Option<Gid> {
     let may =
         config.kinds.contains(Kinds::SMCR_V1) && config.peer_id != PeerId::NONE && subnet.is_some();
@@ -151,7 +151,7 @@ fn offer_v2<'a>(
     let mut entries = List::new();
     for device in devices.filter(|_| types.has_d()) {
         let (first, second) = IsmOffer { gid: device.gid, chid: device.chid }.entries();
-        // `offered_devices` leaves out what does not fit, so no entry is lost here.
+        // `offered_devices` returns no more devices than fit, so no entry is lost here.
         for entry in [Some(first), second].into_iter().flatten() {
             if entries.push(entry).is_err() {
                 return Err(DeclineReason::Internal);

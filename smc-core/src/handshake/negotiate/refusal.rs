@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The two ways in which a well-formed message is not agreed to.
+//! The two reactions to a well-formed message without agreement.
 
 use crate::handshake::decline::DeclineReason;
 use crate::handshake::error::HandshakeError;
 
-/// A message that is well formed but cannot be agreed to.
+/// The refusal of a well-formed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Send Decline.

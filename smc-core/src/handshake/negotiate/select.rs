@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The server's side: which of the offered types can be used, and how.
+//! The server's side: the usable ones of the offered types, with their parameters.
 
 use super::matches::{Candidate, SmcdMatch, SmcrMatch};
 use super::select_route::{common_ueid, match_smcd_v1, match_smcr_v1, match_smcr_v2};
@@ -13,10 +13,10 @@ use crate::wire::WireError;
 use crate::wire::clc::{IsmOffer, OfferV2, Proposal};
 use crate::wire::ids::{Chid, Eid, Features, Gid};
 
-/// What a server makes of a Proposal: the types that are possible, in order of preference.
+/// A server's evaluation of a Proposal: the possible types, in order of preference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evaluation {
-    /// SMC-D version 2, the first choice (CLCV2-32), if it is possible.
+    /// SMC-D version 2, the first choice (CLCV2-32), if possible.
     pub smcd_v2: Option<SmcdMatch>,
     /// SMC-D version 1.
     pub smcd_v1: Option<Candidate>,
@@ -40,14 +40,13 @@ impl Evaluation {
     }
 }
 
-/// Judges every type a Proposal offers (CLC-20, CLCV2-32, CLCV2-88), on a TCP connection of this
+/// Judges every type of a Proposal (CLC-20, CLCV2-32, CLCV2-88), on a TCP connection of this
 /// `route`.
 ///
-/// One that is not possible stands in the way of no other (CLCV2-33). A GID or subnet of a type
-/// that is not offered is not looked at (CLCV2-5, CLCV2-9), nor are subnets for version 2
-/// (CLCV2-34), vendor options (CLCV2-15) and, without SMC-Rv2, link limits (CLCV2-25). Nothing is
-/// refused for carrying a v2.1 feature (CLCV2-39), nor the part of version 1 for another of version
-/// 2 (CLCV2-4).
+/// An impossible type does not hinder another (CLCV2-33). A GID or subnet of a type not offered is
+/// ignored (CLCV2-5, CLCV2-9), so are subnets for version 2 (CLCV2-34), vendor options (CLCV2-15)
+/// and, without SMC-Rv2, link limits (CLCV2-25). Nothing is refused for carrying a v2.1 feature
+/// (CLCV2-39), nor the part of version 1 for another of version 2 (CLCV2-4).
 pub fn evaluate(config: &Config, route: &Route, proposal: &Proposal) -> Evaluation {
     let mut rejected = RejectedTypes::default();
     let (v1, v2) = (proposal.v1.as_ref(), proposal.v2.as_ref());
@@ -79,7 +78,7 @@ pub fn evaluate(config: &Config, route: &Route, proposal: &Proposal) -> Evaluati
     Evaluation { smcd_v2, smcd_v1, smcr_v2, smcr_v1, rejected }
 }
 
-/// Judges an offer of SMC-D version 2, in the order in which Linux does.
+/// Judges an offer of SMC-D version 2, in Linux's order.
 fn match_smcd_v2(
     config: &Config,
     proposal: &Proposal,
@@ -102,12 +101,11 @@ fn match_smcd_v2(
     Ok(SmcdMatch { candidates, eid, terms })
 }
 
-/// Picks the EID: the system EID first, which is for SMC-D only (EID-10), then the first user EID in
-/// the client's order (D-11). Without a common one there is no version 2 (SEC-13).
+/// Picks the EID: the system EID first (SMC-D only, EID-10), then the first user EID in the
+/// client's order (D-11). Without a common one there is no version 2 (SEC-13).
 ///
-/// An SEID counts only if its bit was set, which the parser has seen to (EID-13); it never matches
-/// a user EID. One common EID is enough (EID-7, EID-8). Emulated devices change nothing
-/// (EID-18).
+/// An SEID counts only with its bit set, as the parser has checked (EID-13). An SEID never matches
+/// a user EID. One common EID is enough (EID-7, EID-8). Emulated devices change nothing (EID-18).
 fn common_eid(config: &Config, v2: &OfferV2) -> Result<Eid, DeclineReason> {
     let own = config.system_eid();
     if config.ueids.is_empty() && own.is_none() {
@@ -121,9 +119,9 @@ fn common_eid(config: &Config, v2: &OfferV2) -> Result<Eid, DeclineReason> {
 
 /// Pairs the client's devices with local ones of the same CHID.
 ///
-/// The associated device comes first, if it is offered for version 2 (CLCV2-11, CLCV2-28); a CHID
-/// of the emulated range has no place there and is passed over (EISM-5). A lone entry of that range
-/// is a violation only to a server with the feature in a v2.1 exchange; to others such CHIDs mean
+/// The associated device comes first, if offered for version 2 (CLCV2-11, CLCV2-28); a CHID of the
+/// emulated range has no place there and is passed over (EISM-5). A lone entry of that range is a
+/// violation only to a server with the feature in a v2.1 exchange; to others such CHIDs mean
 /// nothing (EISM-14, EISM-15, EISM-16, EISM-22).
 fn match_devices(
     config: &Config,
@@ -168,8 +166,8 @@ fn pair(offered: IsmOffer, local: IsmDevice, terms: Terms) -> Result<Candidate, 
     Ok(Candidate { chid: offered.chid, local: local.gid, peer: offered.gid })
 }
 
-/// The rules for one fabric that hold at both ends: emulated devices need the feature at both, the
-/// loopback device only reaches itself, nobody has the GID zero.
+/// The rules for one fabric at both ends: emulated devices need the feature at both, the loopback
+/// device only reaches itself, a GID of zero is no device.
 pub(super) fn may_use(
     chid: Chid,
     local: Gid,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The server's side of the types that depend on the TCP connection's route: SMC-Dv1, SMC-Rv2 and
+//! The server's side of the types depending on the TCP connection's route: SMC-Dv1, SMC-Rv2 and
 //! SMC-Rv1.
 
 use super::limits::negotiate_limits;
@@ -98,7 +98,7 @@ pub(super) fn match_smcr_v1(
     })
 }
 
-/// What holds for a link group of version 1, in which CLC agrees on nothing.
+/// The terms of a link group of version 1, without any agreement in CLC.
 pub(super) fn terms_v1(config: &Config, route: &Route) -> TermsR {
     TermsR {
         version: Version::V1,
@@ -113,7 +113,7 @@ fn configured(config: &Config, kind: SmcKind) -> Result<(), DeclineReason> {
     config.kinds.has(kind).then_some(()).ok_or(DeclineReason::NotConfigured(kind))
 }
 
-/// The first user EID in the client's order that this host has too (EID-7, EID-8).
+/// The first user EID in the client's order known to this host too (EID-7, EID-8).
 pub(super) fn common_ueid(config: &Config, v2: &OfferV2) -> Option<Eid> {
     v2.eids.iter().find(|eid| **eid != Eid::ZERO && config.ueids.contains(eid)).copied()
 }

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What two ends of SMC-D agree on at first contact.
+//! The agreement of two ends of SMC-D at first contact.
 
 use crate::handshake::config::Config;
 use crate::handshake::decline::DeclineReason;
 use crate::wire::clc::{CarrierOptions, OfferV2};
 use crate::wire::ids::{Features, Release};
 
-/// What holds between two ends for as long as they know each other (CLCV2-50).
+/// Terms in force between two ends for the life of the logical link (CLCV2-50).
 ///
-/// Agreed at first contact and kept by the caller per (CHID, GID); later handshakes do not carry
-/// it.
+/// Agreed at first contact and kept by the caller per (CHID, GID); later handshakes do not repeat
+/// the terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terms {
     /// The lower of the two releases (CLCV2-36, CLCV2-86).
     pub release: Release,
-    /// The features that both ends announced (CLCV2-61).
+    /// The features announced by both ends (CLCV2-61).
     pub features: Features,
     /// Records on TCP; `None` unless both ends have announced them (CLCV2-15).
     pub carriers: Option<CarrierOptions>,
 }
 
 impl Terms {
-    /// What SMC-D version 1 agrees on: nothing.
+    /// The terms of SMC-D version 1, which agrees on nothing.
     pub const V1: Terms =
         Terms { release: Release::V2_0, features: Features::empty(), carriers: None };
 }
@@ -38,17 +38,17 @@ pub(super) fn common_terms(config: &Config, v2: &OfferV2) -> Terms {
     Terms { release, features, carriers: common_carriers(config, release, v2) }
 }
 
-/// What a server takes of a client's options for records (CLCV2-16). Those of another vendor, and
-/// those that cannot be, are as none (CLCV2-15).
+/// The server's part of a client's options for records (CLCV2-16). Another vendor's options, and
+/// invalid ones, count as none (CLCV2-15).
 fn common_carriers(config: &Config, release: Release, v2: &OfferV2) -> Option<CarrierOptions> {
     let offered = v2.vendor.and_then(|offer| CarrierOptions::from_offer(&offer).ok().flatten())?;
     config.carriers_at(release).map(|own| own.common(offered))
 }
 
-/// What a client reads in the `answer` of Accept, at the release that it states.
+/// The options for records in the `answer` of Accept, at the release of Accept.
 ///
 /// # Errors
-/// The answer is none to what was offered: the server would send what this end does not take.
+/// The answer does not match the offer: the server would send records unknown to this end.
 pub(super) fn answered_carriers(
     config: &Config,
     release: Release,
@@ -62,8 +62,8 @@ pub(super) fn answered_carriers(
     }
 }
 
-/// Whether Confirm repeats the vendor options of Accept (CLCV2-17). A server that has accepted none
-/// does not look at them (B-12).
+/// Whether Confirm repeats the vendor options of Accept (CLCV2-17). A server without accepted
+/// options ignores Confirm's options (B-12).
 ///
 /// # Errors
 /// [`DeclineReason::Vendor`].

@@ -366,7 +366,7 @@ fn ignores_vendor_options_and_limits_of_smc_r() {
     assert_eq!(matched(&server(), &proposal).candidates.len(), 1);
 }
 
-/// All sixteen combinations of offered types (CLCV2-2, CLCV2-79, CLCV2-88).
+/// The sixteen combinations of offered types (CLCV2-2, CLCV2-79, CLCV2-88).
 // Shows: CLCV2-2, CLCV2-32, CLCV2-79, CLCV2-80, CLCV2-88.
 #[test]
 fn every_combination_of_types_gets_a_reason_per_type() {
