@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Add Link at the client: it accepts or rejects, and announces new RNICs to the server.
+//! Add Link at the client: accepting, rejecting, and announcing new RNICs to the server.
 
 use super::{Anomaly, LinkExchange, LinkGroup, LinkKey, Phase, RemoteEnd};
 use crate::time::Tick;
@@ -31,8 +31,8 @@ impl LinkGroup {
             self.reject(key, &message, RejectReason::NO_PATH);
             return Err(Anomaly::WrongAddLink("link number"));
         }
-        // A server that begins anew has given up what it began before. Add Link is also the answer
-        // to a Request Add Link (LLCV2-27).
+        // A server beginning anew has given up its former attempt. Add Link is also the answer to a
+        // Request Add Link (LLCV2-27).
         match self.link_exchange.take() {
             Some(LinkExchange::Add(add)) => {
                 if let Some(new) = add.new {
@@ -58,7 +58,7 @@ impl LinkGroup {
         };
         let AddLink { gid, mac, qpn, psn, mtu, .. } = message;
         let remote = Some(RemoteEnd { gid, mac, qpn, psn, mtu });
-        // With the number that the server gave it (LLC-20).
+        // With the link's number from the server (LLC-20).
         let new = self.new_link(rnic, message.link_number, remote, now);
         self.prepare(key, new, message.link_number, now);
         match message.v2 {
@@ -83,7 +83,7 @@ impl LinkGroup {
         self.committed = true;
     }
 
-    /// Refuses an Add Link for which no queue pair could be made.
+    /// Refuses an Add Link after a failure to make the queue pair.
     pub(super) fn refuse_add(&mut self, over: LinkKey, new: LinkKey) {
         let Some(link) = self.link(new) else { return };
         let Some(RemoteEnd { gid, mac, qpn, psn, mtu }) = link.remote else { return };
@@ -103,7 +103,7 @@ impl LinkGroup {
         }
     }
 
-    /// Tells the server of an RNIC that no link uses yet (LLC-77, LLCV2-30).
+    /// Tells the server of an RNIC without a link (LLC-77, LLCV2-30).
     pub(super) fn notify_rnic(&mut self, now: Tick) {
         self.notice_wanted = false;
         let (Some(over), Some(rnic)) = (self.carrier(None), self.unused_rnic()) else { return };

@@ -8,7 +8,7 @@ use crate::wire::List;
 use crate::wire::llc::{AddLinkCont, Message, RkeyPair};
 
 impl LinkGroup {
-    /// Pairs of all own RMBs that the peer knows on the carrying link (LLC-31).
+    /// Pairs of the own RMBs known to the peer on the carrying link (LLC-31).
     pub(super) fn own_pairs(&mut self, over: LinkKey, new: LinkKey) -> Vec<RkeyPair> {
         let mut pairs = Vec::new();
         let mut announced = Vec::new();

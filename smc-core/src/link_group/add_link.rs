@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Add Link as the server drives it, and what both ends have in common (RFC 7609 sections 3.5.1.6,
-//! 3.5.5.1).
+//! Add Link at the server, and the common part of both ends (RFC 7609 sections 3.5.1.6, 3.5.5.1).
 
 use super::exchange::Keys;
 use super::link::DeleteRequest;
@@ -16,7 +15,7 @@ use crate::wire::llc::{
 };
 
 impl LinkGroup {
-    /// Server: begins to add a link by LLC (LG-1, LG-6), if there is an RNIC for it.
+    /// Server: begins to add a link by LLC (LG-1, LG-6), if there is an RNIC for the link.
     pub(super) fn start_add(&mut self, now: Tick) {
         self.add_wanted = false;
         let (Some(over), Some(rnic)) = (self.carrier(None), self.server_rnic()) else { return };
@@ -30,8 +29,8 @@ impl LinkGroup {
         self.prepare(over, new, number, now);
     }
 
-    /// Server: an Add Link with an MTU that does not exist, and no queue pair behind it. Its answer
-    /// is the client's leave to go on with one link.
+    /// Server: sends an Add Link with an invalid MTU, without a queue pair. The client's answer is
+    /// the permission to go on with one link.
     pub(super) fn add_in_vain(&mut self, over: LinkKey, rnic: &Rnic, number: u8, now: Tick) {
         let until = self.add_deadline(now);
         let (stage, announced) = (Stage::Reply, Vec::new());
@@ -84,7 +83,7 @@ impl LinkGroup {
         key
     }
 
-    /// The next number that no link has; all 255 come before one comes again (LLC-15).
+    /// The next unused link number; numbers repeat only after all 255 (LLC-15).
     fn new_number(&mut self) -> u8 {
         for _ in 0..=u8::MAX {
             self.last_number = self.last_number.checked_add(1).unwrap_or(1);
@@ -124,7 +123,7 @@ impl LinkGroup {
         }
     }
 
-    /// The first address of the client's list that no link has (CLCV2-74, LLCV2-20).
+    /// The first address of the client's list without a link (CLCV2-74, LLCV2-20).
     fn target_gid(&self) -> Gid {
         let used = |gid: &&Gid| {
             let ends =
@@ -226,7 +225,7 @@ impl LinkGroup {
             return Ok(());
         }
         let Some(new) = new else {
-            // It takes an MTU that does not exist.
+            // The client accepts an invalid MTU.
             self.link_exchange = None;
             self.fail_link(key, Cause::Violation(AnomalyKind::WrongAddLink), now);
             return Err(Anomaly::WrongAddLink("MTU"));
@@ -249,7 +248,7 @@ impl LinkGroup {
             link.remote = Some(RemoteEnd { gid, mac, qpn, psn, mtu });
         }
         if let Some(wrong) = wrong {
-            // The client has a link now, which has to be taken from it again.
+            // The client has a link now, to be deleted again.
             self.set_stage(Stage::Confirm, now);
             self.abort_add(Cause::Violation(AnomalyKind::WrongAddLink), now);
             return Err(Anomaly::WrongAddLink(wrong));
@@ -280,7 +279,7 @@ impl LinkGroup {
 
     /// Server, version 1: the client has one more RNIC (LLC-23 to LLC-26).
     pub(super) fn on_client_add(&mut self) -> Result<(), Anomaly> {
-        // An Add Link that crosses the notice is its answer (LLC-64). A new one waits (LLC-68, LLC-71).
+        // An Add Link crossing the notice is its answer (LLC-64). A new one waits (LLC-68, LLC-71).
         if !self.add_is_answer() {
             self.add_wanted = true;
             self.quick_retries = Timers::QUICK_RETRIES;
@@ -288,8 +287,8 @@ impl LinkGroup {
         Ok(())
     }
 
-    /// Whether an Add Link is under way that the client had not answered when it last wrote. Its
-    /// Confirm Link goes over another queue pair, and is overtaken by what it says afterwards.
+    /// Whether an Add Link is under way without an answer at the time of the client's last message.
+    /// The client's Confirm Link goes over another queue pair, and is overtaken by later messages.
     fn add_is_answer(&self) -> bool {
         self.adding().is_some_and(|add| matches!(add.stage, Stage::Prepare | Stage::Reply))
     }
@@ -307,7 +306,7 @@ impl LinkGroup {
             self.post(key, Message::RequestAddLink(reply));
             return Err(Anomaly::WrongTime("Request Add Link"));
         }
-        // An Add Link that is under way is the answer (LLCV2-29).
+        // An Add Link under way is the answer (LLCV2-29).
         if !self.add_is_answer() {
             self.request_to_answer = Some(key);
             self.add_wanted = true;

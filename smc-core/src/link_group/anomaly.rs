@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Odd messages: each kind has a name and a counter, and none of them is more than that to others.
+//! Odd messages. Other code sees only the name and the counter of each kind.
 
 use thiserror::Error;
 
@@ -8,7 +8,7 @@ use crate::wire::clc::Version;
 
 use super::LinkKey;
 
-/// What was odd about a message. The group has dealt with it already; this is for logs.
+/// An odd message. The group has handled the message already; the value is for logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Anomaly {
@@ -24,45 +24,45 @@ pub enum Anomaly {
     /// Of the other LLC version; the link is down (LLCV2-2).
     #[error("LLC message of version {0:?} in a group of the other")]
     WrongVersion(Version),
-    /// A request that this role does not get; the link is down (LLCV2-9).
+    /// A request sent to the wrong role; the link is down (LLCV2-9).
     #[error("{0} is not for this end")]
     WrongRole(&'static str),
-    /// On a link that does not exist, or was given up (ERR-37).
+    /// On an unknown link, or a link given up (ERR-37).
     #[error("message on link {0:?}, which is gone")]
     DeadLink(LinkKey),
     /// The group is over.
     #[error("message after the end of the group")]
     GroupOver,
-    /// A reply to nothing that is under way: late, or sent twice.
+    /// A reply without a request under way: late, or sent twice.
     #[error("unexpected reply: {0}")]
     UnexpectedReply(&'static str),
-    /// A request that was seen before.
+    /// A repeated request.
     #[error("{0} again")]
     Repeated(&'static str),
-    /// A request that makes no sense now, and was dropped.
+    /// A request at the wrong time, dropped.
     #[error("{0} at the wrong time")]
     WrongTime(&'static str),
-    /// Confirm Link that does not describe its link (ERR-35).
+    /// Confirm Link with a wrong description of its link (ERR-35).
     #[error("Confirm Link with a wrong {0}")]
     WrongConfirmLink(&'static str),
-    /// Add Link or its reply that cannot be accepted, by a field (ERR-36).
+    /// Add Link or its reply with an unacceptable field (ERR-36).
     #[error("Add Link with a wrong {0}")]
     WrongAddLink(&'static str),
     /// Counts of continuations contradict each other (ERR-38).
     #[error("{left} entries left where {expected} are")]
     WrongCount {
-        /// What was said.
+        /// The stated number.
         left: u8,
-        /// What follows from the message before.
+        /// The number resulting from the message before.
         expected: u8,
     },
-    /// A reference to an RKey that is not known (LLC-31, LLC-55).
+    /// A reference to an unknown RKey (LLC-31, LLC-55).
     #[error("RKey is not known")]
     UnknownRkey,
-    /// A link number that the group does not have (ERR-39, ERR-40).
+    /// An unknown link number (ERR-39, ERR-40).
     #[error("link number {0} is not known")]
     UnknownLink(u8),
-    /// Confirm RKey without a key for a link; that link is down (ERR-41).
+    /// Confirm RKey without a key for a link; the link is down (ERR-41).
     #[error("no key for link number {0}")]
     KeyMissing(u8),
     /// More RMBs than a peer may have (LG-52).
@@ -130,7 +130,7 @@ impl AnomalyKind {
 }
 
 impl Anomaly {
-    /// Which kind it is.
+    /// The kind of the anomaly.
     pub const fn kind(&self) -> AnomalyKind {
         match self {
             Anomaly::NotLlc(_) => AnomalyKind::NotLlc,
@@ -155,8 +155,8 @@ impl Anomaly {
         }
     }
 
-    /// Whether the peer is out of sync, so that the link counts as down (RFC 7609 C.7.1, SEC-16). The
-    /// others are bounded by [`super::MOST_ANOMALIES`].
+    /// Whether the peer is out of sync, so the link counts as down (RFC 7609 C.7.1, SEC-16). Other
+    /// anomalies are bounded by [`super::MOST_ANOMALIES`].
     pub(super) const fn is_violation(&self) -> bool {
         matches!(
             self,
@@ -170,16 +170,16 @@ impl Anomaly {
     }
 }
 
-/// What has happened in a group so far.
+/// Counters of a group's events so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// LLC messages received that were no anomalies.
+    /// LLC messages received without an anomaly.
     pub received: u64,
     /// LLC messages sent.
     pub sent: u64,
     /// Links that became usable, the first one included.
     pub links_added: u64,
-    /// Links deleted, for whatever reason.
+    /// Links deleted, for any reason.
     pub links_deleted: u64,
     /// Links that failed.
     pub links_failed: u64,
@@ -189,7 +189,7 @@ pub struct Counters {
     pub add_links_refused: u64,
     /// Confirm RKey refused by the peer.
     pub rkeys_refused: u64,
-    /// Waits that ended without what was waited for.
+    /// Waits ended by their time limit.
     pub timeouts: u64,
     /// Messages sent again.
     pub resent: u64,

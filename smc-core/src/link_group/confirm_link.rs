@@ -11,7 +11,8 @@ use crate::wire::ids::Mac;
 use crate::wire::llc::{ConfirmLink, Message};
 
 impl LinkGroup {
-    /// The own Confirm Link of a link: this end of it (LLC-12), with the limits of CLC (CLCV2-84).
+    /// The own Confirm Link of a link: this end of the link (LLC-12), with the limits of CLC
+    /// (CLCV2-84).
     pub(super) fn confirm_message(&self, key: LinkKey, reply: bool) -> Option<Message> {
         let link = self.link(key)?;
         let max_conns = match self.params.generation {
@@ -37,7 +38,7 @@ impl LinkGroup {
 
     pub(super) fn post_confirm(&mut self, key: LinkKey, reply: bool) {
         if let Some(message) = self.confirm_message(key, reply) {
-            // Over the link that it concerns (LLC-6).
+            // Over the link to be confirmed (LLC-6).
             self.post(key, message);
         }
     }
@@ -125,8 +126,8 @@ impl LinkGroup {
         self.adding().is_some_and(|add| add.new == Some(key) && add.stage == Stage::Confirm)
     }
 
-    /// Compares the message with what is known of the link (ERR-35). On the first link a mistake
-    /// ends the group, on an added one that link.
+    /// Compares the message with the known data of the link (ERR-35). A mistake ends the group on
+    /// the first link, and an added link otherwise.
     fn check_confirm(
         &mut self,
         key: LinkKey,

@@ -27,12 +27,12 @@ impl LinkGroup {
         }
     }
 
-    /// All links: obeyed at once, whatever is under way (LLC-44, LLC-45, LLC-66, CLOSE-34). A server says so
-    /// by its own Delete Link, to which there is no answer (LLC-43).
+    /// Delete Link for all links: obeyed at once, during any exchange (LLC-44, LLC-45, LLC-66,
+    /// CLOSE-34). A server confirms by its own Delete Link, without an answer (LLC-43).
     fn on_delete_all(&mut self, message: DeleteLink, now: Tick) {
         let reason = Reason::PeerDeletedAll(message.reason);
         match self.phase {
-            // Its wish crossed with the own order.
+            // The client's request crossed with the own Delete Link.
             Phase::Ending(_) if self.is_server() => {}
             Phase::Ending(final_delete) => self.end(final_delete.reason, now),
             _ if self.is_server() => self.send_final_delete(reason, message.reason, true, now),
@@ -79,8 +79,8 @@ impl LinkGroup {
         self.send_final_delete(final_delete.reason, code, orderly, now);
     }
 
-    /// Server: the client wants a link deleted. It happens by the own Delete Link, in its turn
-    /// (LLC-40, LLC-65, LLC-69, LLC-73).
+    /// Server: the client wants a link deleted. The own Delete Link does so in its turn (LLC-40,
+    /// LLC-65, LLC-69, LLC-73).
     fn on_delete_request(
         &mut self,
         over: LinkKey,
@@ -103,7 +103,7 @@ impl LinkGroup {
                 self.fail_link(key, cause, now);
             }
             LinkState::Active | LinkState::Leaving if self.carrier(Some(key)).is_none() => {
-                // The last one: that is the end of the group.
+                // The last link: its end is the end of the group.
                 let reason = Reason::LastLinkLost(cause);
                 self.send_final_delete(reason, message.reason, message.orderly, now);
             }
@@ -120,7 +120,7 @@ impl LinkGroup {
         Ok(())
     }
 
-    /// Client: the server deletes a link, which cannot be refused (LLC-37).
+    /// Client: the server deletes a link; refusing is impossible (LLC-37).
     fn on_server_delete(
         &mut self,
         over: LinkKey,
@@ -132,7 +132,7 @@ impl LinkGroup {
             return Err(Anomaly::UnknownLink(message.link_number));
         };
         let reply = Message::DeleteLink(DeleteLink { reply: true, ..message });
-        // On the link that it came on (LLC-5), unless that is the dead one.
+        // On the link of the request (LLC-5), unless that link is dead.
         let over = match self.state_of(over).carries() {
             true => over,
             false => self.carrier(Some(key)).unwrap_or(over),
@@ -159,7 +159,7 @@ impl LinkGroup {
         self.set_state(key, LinkEvent::DeletionAgreed);
         let until = now.after(self.params.timers.last_message);
         if let Some(link) = self.link_mut(key) {
-            // Its resources stay until the reply has arrived (LLC-39).
+            // The link's resources stay until the reply has arrived (LLC-39).
             link.last_message = Some((receipt, until));
             (link.delete_request, link.sent_delete, link.probe) = (None, None, None);
         }
@@ -172,7 +172,7 @@ impl LinkGroup {
         }
     }
 
-    /// The answer to a Delete Link for a link that is not there (ERR-39, ERR-40).
+    /// The answer to a Delete Link for an unknown link (ERR-39, ERR-40).
     fn post_unknown_link(&mut self, over: LinkKey, message: DeleteLink) {
         let reply = DeleteLink { reply: true, reason: DeleteReason::UNKNOWN_LINK, ..message };
         if self.state_of(over).carries() {
@@ -205,8 +205,8 @@ impl LinkGroup {
         Ok(())
     }
 
-    /// Server: a new attempt at redundancy follows the loss of a link. One that was never confirmed
-    /// was such an attempt, and the next one has its time already.
+    /// Server: a new attempt at redundancy follows the loss of a link. A link never confirmed was
+    /// itself such an attempt, and the next attempt is already scheduled.
     pub(super) fn on_redundancy_lost(&mut self) {
         let pending = self.retry_at.is_some();
         if self.is_server() && self.was_usable && !pending && self.full_links() == 1 {
@@ -214,7 +214,7 @@ impl LinkGroup {
         }
     }
 
-    /// Server: Delete Link for a link that has to go (LLC-34 to LLC-38).
+    /// Server: sends Delete Link for a link on request (LLC-34 to LLC-38).
     pub(super) fn start_delete(&mut self, key: LinkKey, now: Tick) {
         let Some((number, delete_request)) =
             self.link(key).and_then(|l| l.delete_request.map(|w| (l.number, w)))
@@ -226,7 +226,8 @@ impl LinkGroup {
             return;
         };
         if self.link(key).is_some_and(|link| link.connections > 0) {
-            // They came while it was leaving, as both ends delete a link (LG-44).
+            // These connections came while the link was leaving, as both ends delete a link
+            // (LG-44).
             self.move_connections(key, !delete_request.orderly);
         }
         self.post_delete(over, number, delete_request);
@@ -254,8 +255,8 @@ impl LinkGroup {
         }
     }
 
-    /// The link that was to go is the last one now. It takes the group with it, unless it was merely
-    /// not needed any more.
+    /// The link to be deleted is the last one now. Deleting the link ends the group, unless the
+    /// link was merely superfluous.
     fn delete_last(&mut self, key: LinkKey, delete_request: DeleteRequest, now: Tick) {
         if let Some(link) = self.link_mut(key) {
             link.delete_request = None;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is under way in a group: phases and exchanges.
+//! The state of a group: phases and exchanges.
 
 use crate::time::Tick;
 use crate::wire::llc::{LinkRkey, RkeyPair};
@@ -15,7 +15,7 @@ pub(super) enum Phase {
     FirstReply { receipt: Receipt, until: Tick },
     /// Client: Add Link has to come.
     FirstAddLink { until: Tick },
-    /// The attempt at a second link, and whatever has to be cleaned up after it.
+    /// The attempt at a second link, and the clean-up after it.
     SecondLink,
     /// Connections may send.
     Usable,
@@ -36,13 +36,13 @@ pub(super) struct FinalDelete {
     pub(super) answered_by_peer: bool,
 }
 
-/// The one exchange that changes the set of links (LLC-60, LLCV2-8).
+/// The one exchange changing the set of links (LLC-60, LLCV2-8).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LinkExchange {
     /// Add Link to Confirm Link.
     Add(Add),
-    /// The server's Delete Link for one link. `last` is when it is not waited for any more, alive
-    /// as the carrying link may be.
+    /// The server's Delete Link for one link. The wait ends at `last`, even if the carrying link is
+    /// alive.
     Delete { link: LinkKey, over: LinkKey, until: Tick, last: Tick },
     /// The client's Request Add Link.
     Request { over: LinkKey, until: Tick },
@@ -51,7 +51,7 @@ pub(super) enum LinkExchange {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Add {
     pub(super) over: LinkKey,
-    /// None for an attempt that cannot succeed (`SingleRnic::InvalidMtu`).
+    /// None for an attempt without a chance (`SingleRnic::InvalidMtu`).
     pub(super) new: Option<LinkKey>,
     pub(super) number: u8,
     pub(super) stage: Stage,
@@ -76,11 +76,12 @@ pub(super) enum Stage {
 /// Exchange of keys by continuations (LLC-27 to LLC-30).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keys {
-    /// Own pairs that were not sent yet.
+    /// Own unsent pairs.
     pub(super) own: Vec<RkeyPair>,
-    /// What the peer's next message must say is left; `None` before its first.
+    /// The remaining number that the peer's next message must state; `None` before the first
+    /// message.
     pub(super) expected: Option<u8>,
-    /// What its last message said is left.
+    /// The remaining number stated by the peer's last message.
     pub(super) last: Option<u8>,
 }
 
@@ -92,11 +93,12 @@ pub(super) enum RkeyExchange {
         until: Tick,
         rmb: RmbId,
         region: Region,
-        /// Links for which this end announces a key, the carrying one included.
+        /// Links with a key announced by this end, the carrying one included.
         links: Vec<LinkKey>,
         /// Entries for continuations.
         rest: Vec<LinkRkey>,
-        /// What the reply to the last continuation must say is left; 0 before any was sent.
+        /// The remaining number that the reply to the last continuation must state; 0 before any
+        /// was sent.
         left: u8,
     },
     Delete {
@@ -120,7 +122,7 @@ impl RkeyExchange {
     }
 }
 
-/// A version 1 Confirm RKey of the peer that continuations follow.
+/// A version 1 Confirm RKey of the peer with continuations still to come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PeerConfirm {
     pub(super) link: LinkKey,

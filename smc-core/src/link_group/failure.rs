@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Links that fail, links that go, and the end of a group (RFC 7609 appendix C.7.1).
+//! Failing links, deleted links, and the end of a group (RFC 7609 appendix C.7.1).
 
 use super::link::DeleteRequest;
 use super::{
@@ -9,8 +9,8 @@ use super::{
 use crate::time::Tick;
 
 impl LinkGroup {
-    /// A link is dead: silent, or a send has failed (ERR-13). Exchanges on it are aborted and
-    /// repeated on another link (LLC-75).
+    /// Fails a dead link: silent, or with a failed send (ERR-13). Exchanges on the link are aborted
+    /// and repeated on another link (LLC-75).
     pub(super) fn fail_link(&mut self, key: LinkKey, cause: Cause, now: Tick) {
         if matches!(self.phase, Phase::Over) {
             return;
@@ -29,7 +29,7 @@ impl LinkGroup {
         match self.state_of(key) {
             LinkState::Gone | LinkState::Failed => return,
             LinkState::Deleting => {
-                // Its last message does not get through; the peer notices by itself.
+                // The link's last message does not get through; the peer notices by itself.
                 if self.link(key).is_some_and(|link| link.last_message.is_some()) {
                     self.destroy(key, now);
                 }
@@ -47,7 +47,8 @@ impl LinkGroup {
         // Neither end waits for the other's Delete Link (LG-16).
         self.move_connections(key, true);
         if let Some(link) = self.link_mut(key) {
-            // Its end is announced over another link (LLC-36), behind the moves (LG-31).
+            // The end of the link is announced over another link (LLC-36), behind the moves
+            // (LG-31).
             link.probe = None;
             link.delete_request =
                 Some(DeleteRequest { reason: cause.delete_reason(), orderly: false });
@@ -86,7 +87,7 @@ impl LinkGroup {
         }
     }
 
-    /// Ends the attempt at a new link, to be repeated (ERR-19). A peer that knows of the link gets a
+    /// Ends the attempt at a new link, to be repeated (ERR-19). A peer knowing of the link gets a
     /// Delete Link.
     pub(super) fn abort_add(&mut self, cause: Cause, now: Tick) {
         let Some(LinkExchange::Add(add)) = self.link_exchange.take() else { return };
@@ -129,11 +130,11 @@ impl LinkGroup {
         self.outputs.push_back(Output::MoveConnections { from, to, dead });
     }
 
-    /// Begins to delete a link that works: nothing new on it, its connections move.
+    /// Begins to delete a working link: no new connection gets the link, and its connections move.
     pub(super) fn begin_removal(&mut self, key: LinkKey, delete_request: DeleteRequest) {
         if self.state_of(key) == LinkState::Active {
             self.set_state(key, LinkEvent::DeleteWanted);
-            // In an orderly deletion it works until then (LG-42).
+            // In an orderly deletion the link works until then (LG-42).
             self.move_connections(key, !delete_request.orderly);
         }
         if let Some(link) = self.link_mut(key)
@@ -146,7 +147,7 @@ impl LinkGroup {
     /// Frees a link and forgets its keys.
     pub(super) fn destroy(&mut self, key: LinkKey, now: Tick) {
         if self.link(key).is_some_and(|link| link.connections > 0) {
-            // They came while it was leaving, as there was no better link.
+            // These connections came while the link was leaving, as there was no better link.
             self.move_connections(key, true);
         }
         if !self.set_state(key, LinkEvent::Destroyed) {
@@ -177,13 +178,13 @@ impl LinkGroup {
         let Some(next) = link.state.next(event) else { return false };
         let before = std::mem::replace(&mut link.state, next);
         if before == LinkState::Active {
-            // Both ends judge before the next link comes, or they judge differently.
+            // Both ends judge before the next link comes; otherwise the results would differ.
             self.judge_symmetry();
         }
         true
     }
 
-    /// The group is over.
+    /// Ends the group.
     pub(super) fn end(&mut self, reason: Reason, now: Tick) {
         if matches!(self.phase, Phase::Over) {
             return;
@@ -210,7 +211,7 @@ impl LinkGroup {
             };
         }
         match reason {
-            // A peer that is merely silent may not have seen any Decline either.
+            // A merely silent peer may not have seen any Decline either.
             Reason::NoConfirmLink | Reason::NoAddLink | Reason::NoAddLinkReply => Ending::Reset,
             _ if self.committed => Ending::Reset,
             // Nothing binds this end yet, as when its Confirm Link cannot be sent (ERR-15, ERR-16).

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The numbers by which a link group and its caller name things.
+//! The numbers of links, RNICs and buffers, shared by a link group and its caller.
 
-/// The group's own name of a link; never given twice in a group, other than the link's number.
+/// The group's own name of a link; unlike the link's number, a name is never reused in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkKey(pub(super) u32);
 
@@ -27,6 +27,6 @@ pub struct PeerRmbId(pub(super) u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RnicId(pub u32);
 
-/// Names one message of which the group wants to know that it arrived.
+/// Names one message with a wanted report of arrival.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Receipt(pub(super) u32);

@@ -12,20 +12,21 @@ use crate::time::Tick;
 use crate::wire::llc::DeleteReason;
 
 impl LinkGroup {
-    /// What has to be done next. To be called until it returns `None`, after every other call.
+    /// Returns the next order to the caller. To be called until the result is `None`, after every
+    /// other call.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// Something other than LLC was received on a link: it lives.
+    /// Reports received data other than LLC on a link: the link lives.
     pub fn handle_received(&mut self, link: LinkKey, now: Tick) {
         if let Some(link) = self.link_mut(link) {
             link.last_received = now;
         }
     }
 
-    /// A connection on this link has been silent for longer than its application wants to wait for
-    /// keepalive: the link is tested unless it was heard meanwhile (RFC 7609 section 4.5.3).
+    /// A connection on this link has been silent for longer than its application's keepalive time:
+    /// the link is tested unless heard meanwhile (RFC 7609 section 4.5.3).
     pub fn handle_keepalive(&mut self, link: LinkKey, silence: Duration, now: Tick) {
         let is_due = |link: &LinkRecord| {
             link.state.carries()
@@ -65,20 +66,20 @@ impl LinkGroup {
     }
 
     /// Answer to [`Output::PrepareLink`]; if there can be no queue pair, the answer is
-    /// [`LinkGroup::handle_link_failed`] with [`Cause::Setup`]. An answer for a link that was
-    /// destroyed meanwhile does nothing.
+    /// [`LinkGroup::handle_link_failed`] with [`Cause::Setup`]. An answer for a link destroyed
+    /// meanwhile has no effect.
     pub fn handle_link_prepared(&mut self, link: LinkKey, prepared: Prepared, now: Tick) {
         self.prepared(link, &prepared, now);
         self.pump(now);
     }
 
-    /// A link does not work any more, or an order for it could not be carried out.
+    /// A link does not work any more, or an order for the link could not be carried out.
     pub fn handle_link_failed(&mut self, link: LinkKey, cause: Cause, now: Tick) {
         self.fail_link(link, cause, now);
         self.pump(now);
     }
 
-    /// An RNIC that can reach the peer has come, or come back (LLC-77, LLCV2-30, LG-26).
+    /// An RNIC with a path to the peer has come, or come back (LLC-77, LLCV2-30, LG-26).
     pub fn handle_rnic_up(&mut self, rnic: Rnic, now: Tick) {
         self.params.rnics.retain(|have| have.id != rnic.id);
         self.params.rnics.push(rnic);
@@ -94,7 +95,7 @@ impl LinkGroup {
     pub fn handle_rnic_down(&mut self, rnic: RnicId, now: Tick) {
         self.params.rnics.retain(|have| have.id != rnic);
         let on_it = self.links.iter().filter(|link| link.rnic.id == rnic);
-        // Links that are only being made go first, lest connections move to one of them.
+        // Links still being made go first, lest connections move to such a link.
         let mut keys: Vec<(bool, LinkKey)> =
             on_it.map(|link| (link.state.carries(), link.key)).collect();
         keys.sort_unstable();
@@ -104,16 +105,17 @@ impl LinkGroup {
         self.pump(now);
     }
 
-    /// The peer's SMC Decline came over TCP during first contact (ERR-46). Too late for it if
-    /// [`LinkGroup::may_fall_back`] is false; the group then takes it as a failure (ERR-5).
+    /// The peer's SMC Decline came over TCP during first contact (ERR-46). The Decline is too late
+    /// if [`LinkGroup::may_fall_back`] is false; the group then counts the Decline as a failure
+    /// (ERR-5).
     pub fn handle_decline(&mut self, now: Tick) {
         if !self.was_usable {
             self.end(Reason::PeerDeclined, now);
         }
     }
 
-    /// The link for the writes of a new connection: of the active ones that with the fewest (LG-29,
-    /// LG-41).
+    /// The link for the writes of a new connection: the active one with the fewest connections
+    /// (LG-29, LG-41).
     pub fn pick_link(&self) -> Option<LinkKey> {
         match self.phase {
             Phase::Usable => self.least_loaded(None),
@@ -148,8 +150,8 @@ impl LinkGroup {
         Ok(())
     }
 
-    /// A connection is gone. `link` is the one it used last, by the outputs taken so far; if its
-    /// count has been moved from there meanwhile, it is taken off where it went.
+    /// A connection is gone. `link` is the connection's last link, by the outputs taken so far. If
+    /// the count has moved meanwhile, the link with the most connections loses one instead.
     pub fn connection_removed(&mut self, link: LinkKey, now: Tick) {
         let counted = |have: &&mut LinkRecord| have.connections > 0;
         let there = self
@@ -163,8 +165,8 @@ impl LinkGroup {
         self.pump(now);
     }
 
-    /// Deletes a link in an orderly way, as before an RNIC is taken out of service (LG-42, CLOSE-36). The
-    /// last link takes the group with it.
+    /// Deletes a link in an orderly way, e.g. before an RNIC is taken out of service (LG-42,
+    /// CLOSE-36). Deleting the last link ends the group.
     pub fn delete_link(&mut self, link: LinkKey, reason: DeleteReason, now: Tick) {
         if self.state_of(link) == LinkState::Active {
             self.begin_removal(link, DeleteRequest { reason, orderly: true });

@@ -22,7 +22,7 @@ pub enum LinkState {
     Leaving,
     /// Does not work; the peer may not know yet.
     Failed,
-    /// Both ends agree that it goes; the last message about it is on its way.
+    /// Both ends agree to delete the link; the last message about the link is on its way.
     Deleting,
     /// No longer there.
     Gone,
@@ -63,30 +63,30 @@ impl LinkState {
         }
     }
 
-    /// Whether messages of others than the link itself may be sent on it.
+    /// Whether messages about other links may be sent on the link.
     pub const fn carries(self) -> bool {
         matches!(self, LinkState::Active | LinkState::Leaving)
     }
 }
 
-/// What can happen to a link.
+/// An event of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LinkEvent {
-    /// Its queue pair exists.
+    /// The link's queue pair exists.
     Prepared,
-    /// Its queue pair knows that of the peer.
+    /// The queue pair knows the peer's.
     Connected,
     /// Confirm Link and its reply have passed.
     Confirmed,
-    /// It is to be deleted while it still works.
+    /// The link is to be deleted while still working.
     DeleteWanted,
-    /// It is the last one and stays after all.
+    /// The link is the last one and stays after all.
     Kept,
-    /// It does not work.
+    /// The link does not work.
     Failed,
     /// Delete Link has passed.
     DeletionAgreed,
-    /// Its queue pair is freed.
+    /// The link's queue pair is freed.
     Destroyed,
 }
 
@@ -126,34 +126,34 @@ pub(super) struct Probe {
     pub(super) until: Tick,
 }
 
-/// A wish that a link be deleted, which waits for its turn.
+/// A pending request to delete a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeleteRequest {
     pub(super) reason: DeleteReason,
     pub(super) orderly: bool,
 }
 
-/// A client's Delete Link that the server has not answered by its own.
+/// A client's Delete Link before the server's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SentDelete {
     pub(super) over: LinkKey,
     pub(super) until: Tick,
-    /// As that of `LinkExchange::Delete`.
+    /// See `last` of `LinkExchange::Delete`.
     pub(super) last: Tick,
 }
 
 /// A link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkRecord {
-    /// The group's name of it.
+    /// The group's name of the link.
     pub key: LinkKey,
-    /// Where it stands.
+    /// State of the link.
     pub state: LinkState,
-    /// Number that both ends know it by; 0 until the server has assigned it.
+    /// Number of the link at both ends; 0 until the server has assigned one.
     pub number: u8,
-    /// Own number of it, for display (LLC-16).
+    /// Own user id of the link, for display (LLC-16).
     pub user_id: u32,
-    /// The peer's number of it, for display.
+    /// The peer's user id of the link, for display.
     pub peer_user_id: u32,
     /// Own RNIC.
     pub rnic: Rnic,
@@ -163,16 +163,17 @@ pub struct LinkRecord {
     pub psn: Psn,
     /// Peer's end, once known.
     pub remote: Option<RemoteEnd>,
-    /// Whether it shares an RNIC with a link that was there before (LG-9).
+    /// Whether the link shares an RNIC with an older link (LG-9).
     pub asymmetric: bool,
-    /// Connections that send over it.
+    /// Connections sending over the link.
     pub connections: u32,
-    /// When something was last received on it.
+    /// Time of the last received message.
     pub last_received: Tick,
     pub(super) probe: Option<Probe>,
     pub(super) delete_request: Option<DeleteRequest>,
     pub(super) sent_delete: Option<SentDelete>,
-    /// Of the last message about a link that is being deleted, and when it is destroyed anyway.
+    /// Receipt of the last message about a link under deletion, and the time of destruction without
+    /// a receipt.
     pub(super) last_message: Option<(Receipt, Tick)>,
     /// Anomalies in a row.
     pub(super) anomalies_in_a_row: u32,

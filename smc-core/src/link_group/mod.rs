@@ -2,19 +2,20 @@
 //! A link group of SMC-R: the links between two peers, and LLC over them (RFC 7609 sections 2.2, 2.3,
 //! 3.5, appendix C; SMCv2 "LLC V2 messages").
 //!
-//! One [`LinkGroup`] per peer, role and LLC version, and one more for each parallel group. It has no
-//! clock, socket or queue pair: the caller reports each event by a `handle_` function with the time
-//! `now`, what is to be done is taken out by [`LinkGroup::poll_output`], strictly in order and after
-//! each call, and [`LinkGroup::poll_timeout`] says when [`LinkGroup::handle_timeout`] is due.
+//! One [`LinkGroup`] per peer, role and LLC version, and one more for each parallel group. A group
+//! has no clock, socket or queue pair. The caller reports each event by a `handle_` function with
+//! the time `now`. [`LinkGroup::poll_output`] returns the orders to carry out, strictly in order
+//! and after each call. [`LinkGroup::poll_timeout`] returns the time for
+//! [`LinkGroup::handle_timeout`].
 //!
-//! What a group decides: which links there are, which of them a new connection uses, when the peer
-//! knows an RMB, when connections move to another link, when all is over. What it leaves to its
-//! caller: queue pairs, memory, connections ([`crate::connection::failover`]), TCP.
+//! Decisions of a group: the set of links, the link of a new connection, the confirmation of an
+//! RMB, the moves of connections to another link, the end of the group. Left to the caller: queue
+//! pairs, memory, connections ([`crate::connection::failover`]), TCP.
 //!
 //! # First contact
 //!
 //! The server makes its group when SMC Confirm has come and its queue pair is connected, the client
-//! before it sends SMC Confirm. Each end drains [`LinkGroup::poll_output`]; bytes of
+//! before sending SMC Confirm. Each end drains [`LinkGroup::poll_output`]; bytes of
 //! [`Output::PostLlc`] go to the peer's [`LinkGroup::handle_message`].
 //!
 //! ```
@@ -80,29 +81,30 @@
 //!
 //! # Obligations of the caller
 //!
-//! - Outputs are carried out in order. One that fails is a failed link
+//! - Outputs are carried out in order. A failed one is a failed link
 //!   ([`LinkGroup::handle_link_failed`]), and the rest goes on.
-//! - A [`Receipt`] is handed back as soon as the send completion of its message is there. Without it
-//!   the group goes on after a second, which a first contact with one link can feel.
+//! - A [`Receipt`] is handed back as soon as the send completion of its message is there. Without
+//!   the receipt the group goes on after a second, a noticeable delay for a first contact with one
+//!   link.
 //! - [`LinkGroup::handle_received`] is called when connection data arrive on a link, or Test Link
 //!   goes out in the middle of traffic; once per batch of completions is enough.
-//! - [`Output::PrepareLink`] is answered soon: the peer waits two seconds. Every RMB of the group gets
-//!   a key on the new link, those included whose [`LinkGroup::add_rmb`] is still under way.
+//! - [`Output::PrepareLink`] is answered soon: the peer waits two seconds. Every RMB of the group
+//!   gets a key on the new link, including RMBs with [`LinkGroup::add_rmb`] still under way.
 //! - The group counts connections per link and moves the counts itself with
 //!   [`Output::MoveConnections`].
-//! - An RMB that is kept for the next connection stays confirmed; nothing need be said about it. A
-//!   peer may confirm its own RMBs anew for each connection, as Linux does.
+//! - An RMB kept for the next connection stays confirmed, without any call. A peer may confirm its
+//!   own RMBs anew for each connection, as Linux does.
 //! - A late SMC Decline with the out-of-sync bit (RFC 7609 C.4) is answered by
 //!   [`LinkGroup::terminate`].
 //!
 //! # Failure
 //!
 //! A dead link is reported by [`LinkGroup::handle_link_failed`], a dead RNIC by
-//! [`LinkGroup::handle_rnic_down`]; silence the group notices itself. The answer is
+//! [`LinkGroup::handle_rnic_down`]; the group notices silence itself. The answer is
 //! [`Output::MoveConnections`] if another link is there, else [`Output::Terminated`].
 //!
-//! What a hostile peer can do is bounded: each odd message is an [`Anomaly`] with a counter, lists
-//! have limits, and the worst that follows is the end of this group.
+//! The effect of a hostile peer is bounded: each odd message is an [`Anomaly`] with a counter,
+//! lists have limits, and the worst consequence is the end of this group.
 
 mod add_client;
 mod add_keys;
@@ -154,7 +156,7 @@ pub const MOST_ANOMALIES: u32 = 32;
 pub struct Prepared {
     /// Own queue pair.
     pub qpn: Qpn,
-    /// Its first packet sequence number.
+    /// First packet sequence number of the queue pair.
     pub psn: Psn,
     /// Every own RMB of the group on the new link.
     pub regions: Vec<(RmbId, Region)>,
@@ -169,7 +171,7 @@ pub struct LinkGroup {
     was_usable: bool,
     /// Whether there were two links once.
     was_redundant: bool,
-    /// Whether the first connection can no longer go on as TCP (ERR-3), and which event decides it.
+    /// Whether the first connection can no longer go on as TCP (ERR-3), and the deciding event.
     committed: bool,
     commit_receipt: Option<Receipt>,
     max_links: u8,
@@ -201,7 +203,7 @@ pub struct LinkGroup {
 
 impl LinkGroup {
     /// Starts a group with its first link, at first contact. The server sends Confirm Link, the
-    /// client awaits it (RFC 7609 section 3.5.1.5).
+    /// client awaits the message (RFC 7609 section 3.5.1.5).
     pub fn new(mut params: Params, first: FirstLink, now: Tick) -> LinkGroup {
         if !params.rnics.iter().any(|rnic| rnic.id == first.rnic.id) {
             params.rnics.insert(0, first.rnic);

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the caller has to do.
+//! Orders to the caller.
 
 use crate::wire::ids::Mtu;
 use crate::wire::llc::DeleteReason;
 
 use super::{AnomalyKind, LinkKey, PeerRmbId, Receipt, RemoteEnd, RmbId, RnicId};
 
-/// What has to be done, in the order of [`super::LinkGroup::poll_output`].
+/// An order to the caller, in the sequence of [`super::LinkGroup::poll_output`].
 ///
-/// An order that cannot be carried out is reported by
-/// [`handle_link_failed`](super::LinkGroup::handle_link_failed) for its link.
+/// Report a failed order by [`handle_link_failed`](super::LinkGroup::handle_link_failed) for its
+/// link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Send one message on the queue pair of the link (LLC-2).
     PostLlc {
-        /// On which link.
+        /// The link.
         link: LinkKey,
         /// 44 bytes, more in version 2.
         bytes: Vec<u8>,
@@ -22,82 +22,82 @@ pub enum Output {
         receipt: Option<Receipt>,
     },
     /// Create a queue pair for a new link (state INIT, receives posted) and register all RMBs for
-    /// it, then call `handle_link_prepared`.
+    /// the link, then call `handle_link_prepared`.
     PrepareLink {
         /// The new link.
         link: LinkKey,
-        /// Where.
+        /// The RNIC of the link.
         rnic: RnicId,
         /// Peer's end, known to the client only.
         remote: Option<RemoteEnd>,
     },
-    /// Bring the queue pair of the link to RTR. Not given for the first link, which the handshake
-    /// connects.
+    /// Bring the queue pair of the link to RTR. Not given for the first link, connected by the
+    /// handshake.
     ConnectLink {
-        /// Which link.
+        /// The link.
         link: LinkKey,
         /// Peer's end.
         remote: RemoteEnd,
         /// The smaller MTU of both ends.
         mtu: Mtu,
     },
-    /// Bring the queue pair of the link to RTS, if it is not there yet; also for the first link.
+    /// Bring the queue pair of the link to RTS, if not there yet; also for the first link.
     ActivateLink {
-        /// Which link.
+        /// The link.
         link: LinkKey,
     },
     /// Connections may use the link.
     LinkUsable {
-        /// Which link.
+        /// The link.
         link: LinkKey,
     },
     /// First contact is over: connections may send (LG-17).
     GroupUsable,
-    /// Every link's key of the RMB is known to the peer: connections may use it (LLC-51).
+    /// Every link's key of the RMB is known to the peer: connections may use the RMB (LLC-51).
     RmbConfirmed {
-        /// Which RMB.
+        /// The RMB.
         rmb: RmbId,
     },
-    /// The peer does not take the RMB, which is no longer part of the group.
+    /// The peer refuses the RMB, and the RMB is no longer part of the group.
     RmbRefused {
-        /// Which RMB.
+        /// The RMB.
         rmb: RmbId,
     },
-    /// The peer has forgotten the RMB: it may be freed (LLC-57).
+    /// The peer has forgotten the RMB: the memory may be freed (LLC-57).
     RmbDeleted {
-        /// Which RMB.
+        /// The RMB.
         rmb: RmbId,
     },
-    /// The peer has deleted one of its RMBs: no connection may write to it any more.
+    /// The peer has deleted one of its RMBs: no connection may write to the RMB any more.
     PeerRmbDeleted {
-        /// Which RMB.
+        /// The RMB.
         rmb: PeerRmbId,
     },
     /// Move all connections from one link to another (LG-30, LG-33): failover validation first on
     /// each. The counts of connections have been moved already.
     MoveConnections {
-        /// The link that goes.
+        /// The link to leave.
         from: LinkKey,
-        /// The link that takes them.
+        /// The link to take over.
         to: LinkKey,
-        /// Whether `from` is dead already; if not, let its outstanding writes end first (LG-32).
+        /// Whether `from` is dead already; if not, wait for its outstanding writes first (LG-32).
         dead: bool,
     },
-    /// Free the queue pair of the link and the keys it had.
+    /// Free the queue pair of the link and the link's keys.
     DestroyLink {
-        /// Which link.
+        /// The link.
         link: LinkKey,
     },
     /// The group is over. Last output; each link has been destroyed before.
     Terminated {
-        /// Why.
+        /// The reason.
         reason: Reason,
-        /// What becomes of its connections.
+        /// The fate of the group's connections.
         ending: Ending,
     },
 }
 
-/// What becomes of the connections of a group that is over.
+/// The fate of a terminated group's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ending {
     /// First contact failed early enough: the first connection goes on as TCP, with an SMC Decline
@@ -105,14 +105,14 @@ pub enum Ending {
     Fallback,
     /// Reset all there are, with RST on TCP (ERR-5, LG-56).
     Reset,
-    /// There are none.
+    /// The group has no connections.
     Quiet,
 }
 
 /// Why a group is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// No Confirm Link, or no reply to it, on the first link (ERR-14, ERR-17).
+    /// No Confirm Link, or no reply to Confirm Link, on the first link (ERR-14, ERR-17).
     NoConfirmLink,
     /// Confirm Link of the first link has wrong data (ERR-35, LLCV2-12).
     WrongConfirmLink,
@@ -153,9 +153,9 @@ pub enum Cause {
     NoDeleteReply,
     /// No answer to Confirm Link on a new link (ERR-19, ERR-25).
     NoConfirmLink,
-    /// The peer deletes it.
+    /// The peer deletes the link.
     PeerDeleted(DeleteReason),
-    /// The peer did not name a key for it (ERR-41).
+    /// The peer did not announce a key for the link (ERR-41).
     KeyMissing,
     /// The peer broke the rules (ERR-43, ERR-44).
     Violation(AnomalyKind),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a link group is started with.
+//! The parameters of a link group.
 
 use core::time::Duration;
 
@@ -9,21 +9,21 @@ use crate::wire::llc::Dialect;
 
 use super::{RmbId, RnicId};
 
-/// Which end of the group this is: that of the listening or of the connecting socket (LG-3).
+/// The end of the group at this host: of the listening or of the connecting socket (LG-3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Adds and deletes links, numbers them (LG-15).
+    /// Adds, deletes and numbers links (LG-15).
     Server,
     /// Asks the server.
     Client,
 }
 
-/// What CLC agreed on.
+/// The agreement of CLC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Generation {
     /// SMC-Rv1: Confirm Link agrees on the number of links.
     V1 {
-        /// Own value, 2 to 8 (LLC-18, LG-12); moved into that range.
+        /// Own value, 2 to 8 (LLC-18, LG-12); moved into the range.
         max_links: u8,
     },
     /// SMC-Rv2.0: two links.
@@ -45,39 +45,40 @@ impl Generation {
 /// The first four bytes of every element.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EyeCatcher {
-    /// None, cursors start at 0, as in Linux; a peer that has some is refused (wire erratum D-3).
+    /// None; cursors start at 0, as in Linux. A peer with eye catchers is refused (wire erratum
+    /// D-3).
     #[default]
     Off,
-    /// As RFC 7609 has them; a peer without is refused.
+    /// Eye catchers of RFC 7609; a peer without is refused.
     On,
 }
 
-/// What a link group does differently for different kinds of peers.
+/// A link group's behaviour towards different kinds of peers.
 ///
-/// A peer that keeps to the specifications and a Linux peer need different answers in four places.
+/// A peer conforming to the specifications and a Linux peer need different answers in four places.
 /// [`PeerProfile::SPEC`] is for the former and [`PeerProfile::LINUX`] for the latter;
-/// [`PeerProfile::of`] tells which it is.
+/// [`PeerProfile::of`] chooses one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerProfile {
-    /// How LLC messages are written, and which forms are accepted from the peer.
+    /// Encoding of LLC messages, and the forms accepted from the peer.
     pub dialect: Dialect,
     /// Whether the group answers a Confirm RKey or Delete RKey at once although a link is being
-    /// added or deleted. Linux needs this: it fails the connection when the peer refuses, and it
-    /// delays an Add Link until its own RKey exchange has ended. When false, the group refuses the
-    /// Confirm RKey (LLC-67, LLC-70) and keeps the Delete RKey for later (LLC-78).
+    /// added or deleted. Linux needs an answer at once: Linux fails the connection on a refusal,
+    /// and delays an Add Link until its own RKey exchange has ended. When false, the group refuses
+    /// the Confirm RKey (LLC-67, LLC-70) and keeps the Delete RKey for later (LLC-78).
     pub rkeys_at_once: bool,
-    /// Whether a first contact goes on with one link when Add Link, or the reply to it, does not
-    /// arrive. The specification resets the connection (ERR-20, ERR-21; wire errata B-28, D-8).
-    /// When true, such silence after the first contact does not fail the link that carried the
-    /// request either (ERR-22, ERR-48); Test Link alone judges that link. AF_SMC may be busy with
-    /// a queue pair that soft-RoCE does not free.
+    /// Whether a first contact goes on with one link when Add Link, or the reply to Add Link, does
+    /// not arrive. The specification resets the connection (ERR-20, ERR-21; wire errata B-28, D-8).
+    /// When true, such silence after the first contact does not fail the link carrying the request
+    /// either (ERR-22, ERR-48); Test Link alone judges the link. AF_SMC may be busy with a queue
+    /// pair not yet freed by soft-RoCE.
     pub one_link_will_do: bool,
     /// Whether a rejection of a version 2 Add Link carries its reason. Linux sends none (LLCV2-22).
     pub reject_reason: bool,
 }
 
 impl PeerProfile {
-    /// For a peer of which nothing is known: the specifications to the letter.
+    /// For an unknown peer: the specifications to the letter.
     pub const SPEC: PeerProfile = PeerProfile {
         dialect: Dialect::SPEC,
         rkeys_at_once: false,
@@ -99,14 +100,14 @@ impl PeerProfile {
     }
 }
 
-/// How a server with no second RNIC makes the attempt at a second link that v1 and v2.0 ask for
-/// (LG-1, LG-18).
+/// A server's attempt at a second link without a second RNIC, as required by v1 and v2.0 (LG-1,
+/// LG-18).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SingleRnic {
-    /// Over the same RNIC: a client that has two makes an asymmetric link of it.
+    /// Over the same RNIC: a client with two RNICs makes an asymmetric link.
     #[default]
     Asymmetric,
-    /// With an MTU of 0 and no queue pair behind it: each client refuses at once.
+    /// With an MTU of 0 and without a queue pair: each client refuses at once.
     InvalidMtu,
 }
 
@@ -116,8 +117,8 @@ pub struct Timers {
     /// First link: for Confirm Link at the client and its reply at the server (ERR-12, ERR-14,
     /// ERR-17).
     pub first_contact: Duration,
-    /// First link: silence after which the server sends Confirm Link once more, as Linux drops
-    /// one that arrives before it is ready.
+    /// First link: silence after which the server repeats Confirm Link, as Linux drops a message
+    /// arriving before Linux is ready.
     pub resend: Duration,
     /// For every other reply (ERR-11).
     pub reply: Duration,
@@ -127,31 +128,31 @@ pub struct Timers {
     pub confirm_added: Duration,
     /// Silence on a link after which Test Link is sent; `None` for never.
     pub test_link: Option<Duration>,
-    /// How long a group without connections lives (LG-45).
+    /// Lifetime of a group without connections (LG-45).
     pub idle: Duration,
-    /// Until the server tries again to make the group redundant (LG-26); `None` for never. When
-    /// an RNIC of either end has come back, attempts that fail are made again sooner: after
+    /// Until the server tries again to make the group redundant (LG-26); `None` for never. When an
+    /// RNIC of either end has come back, failed attempts are repeated sooner: after
     /// [`Timers::FIRST_RETRY`], and twice as long each time, [`Timers::QUICK_RETRIES`] times.
     pub retry_add_link: Option<Duration>,
-    /// Until a Confirm RKey that was refused "for now" is sent again (LLC-50).
+    /// Until a Confirm RKey refused "for now" is sent again (LLC-50).
     pub retry_rkey: Duration,
-    /// For the adapter to say that a last message has arrived (LLC-39, LLC-43).
+    /// For the adapter to report the arrival of a last message (LLC-39, LLC-43).
     pub last_message: Duration,
-    /// How long the answer to Delete Link for one link is awaited at most while the link over which
-    /// that went answers Test Link. AF_SMC answers when it has freed the queue pair, which it can
-    /// only do when the network has let go of the last packet. Zero: `reply`, and who does not
-    /// answer has lost the carrying link, too (ERR-29, ERR-32).
+    /// Maximum wait for the answer to Delete Link for one link while the carrying link answers Test
+    /// Link. AF_SMC answers after freeing the queue pair, and can free it only when the network has
+    /// released the last packet. Zero: `reply` applies, and a peer without an answer has lost the
+    /// carrying link, too (ERR-29, ERR-32).
     pub deletion: Duration,
 }
 
 impl Timers {
-    /// Until the next attempt at a link after the first one that failed. The network may need a
-    /// moment more than the port of an adapter that has come back.
+    /// Until the next attempt at a link after the first failure. The network may need a moment more
+    /// than the port of a returning adapter.
     pub const FIRST_RETRY: Duration = Duration::from_secs(2);
-    /// How many attempts follow sooner than others.
+    /// Number of attempts repeated sooner than others.
     pub const QUICK_RETRIES: u8 = 4;
 
-    /// The times of Linux where it has such a time.
+    /// The times of Linux where Linux has such a time.
     pub const fn of(role: Role) -> Timers {
         Timers {
             first_contact: Duration::from_secs(5),
@@ -172,37 +173,38 @@ impl Timers {
     }
 }
 
-/// A local RNIC port that can reach the peer: on the group's LAN in v1 (LG-28), routed in v2.
+/// A local RNIC port with a path to the peer: on the group's LAN in v1 (LG-28), routed in v2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rnic {
-    /// The caller's number of it.
+    /// The caller's number of the port.
     pub id: RnicId,
-    /// Its GID; an IP address in v2.
+    /// GID of the port; an IP address in v2.
     pub gid: Gid,
-    /// Its MAC.
+    /// MAC of the port.
     pub mac: Mac,
-    /// Largest MTU of its port.
+    /// Largest MTU of the port.
     pub mtu: Mtu,
-    /// Whether the peer is in its subnet; v2 (LLCV2-19). Links of a group may differ (LLCV2-24).
+    /// Whether the peer is in the port's subnet; v2 (LLCV2-19). Links of a group may differ
+    /// (LLCV2-24).
     pub direct: bool,
 }
 
-/// What the peer says of its end of a link.
+/// The peer's description of its end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteEnd {
-    /// GID of its RNIC.
+    /// GID of the peer's RNIC.
     pub gid: Gid,
-    /// MAC of its RNIC. May be zero for the first link of v2: a Linux client proposes so.
+    /// MAC of the peer's RNIC. May be zero for the first link of v2: a Linux client proposes so.
     pub mac: Mac,
-    /// Its queue pair.
+    /// The peer's queue pair.
     pub qpn: Qpn,
-    /// Its first packet sequence number.
+    /// First packet sequence number of the peer.
     pub psn: Psn,
-    /// MTU of its port.
+    /// MTU of the peer's port.
     pub mtu: Mtu,
 }
 
-/// A memory region on one link: what a write to it needs.
+/// A memory region on one link, with the parameters of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Region {
     /// Key.
@@ -211,7 +213,7 @@ pub struct Region {
     pub address: u64,
 }
 
-/// The link that CLC set up.
+/// The link set up by CLC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FirstLink {
     /// Own RNIC.
@@ -220,34 +222,34 @@ pub struct FirstLink {
     pub qpn: Qpn,
     /// Peer's end, from Accept or Confirm.
     pub remote: RemoteEnd,
-    /// The RMB that Accept or Confirm announced to the peer; it needs no Confirm RKey.
+    /// The RMB announced to the peer by Accept or Confirm; no Confirm RKey is needed.
     pub rmb: RmbId,
-    /// That RMB on this link.
+    /// The region of `rmb` on this link.
     pub region: Region,
     /// Peer's RMB, from Accept or Confirm.
     pub peer_region: Region,
 }
 
-/// All that a group is started with.
+/// The parameters of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Params {
-    /// Which end this is.
+    /// The role of this end.
     pub role: Role,
-    /// What CLC agreed on.
+    /// The agreement of CLC.
     pub generation: Generation,
     /// Eye catchers or none.
     pub eye_catcher: EyeCatcher,
-    /// What the group does differently for this kind of peer.
+    /// The group's behaviour towards this kind of peer.
     pub profile: PeerProfile,
     /// Times.
     pub timers: Timers,
-    /// Own number of the group, 24 bits, for link user ids, which are to be unique (LLC-16).
+    /// Own number of the group, 24 bits, for unique link user ids (LLC-16).
     pub number: u32,
-    /// RNICs for further links, in order of preference; that of the first link may be among them.
+    /// RNICs for further links, in order of preference; the first link's may be among them.
     pub rnics: Vec<Rnic>,
-    /// What a server without a second RNIC does.
+    /// The behaviour of a server without a second RNIC.
     pub single_rnic: SingleRnic,
-    /// Addresses that a v2 client listed in its Confirm (CLCV2-75, LLCV2-20).
+    /// Addresses listed in a v2 client's Confirm (CLCV2-75, LLCV2-20).
     pub peer_gids: Vec<Gid>,
 }
 

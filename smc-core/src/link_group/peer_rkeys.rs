@@ -12,11 +12,12 @@ use crate::wire::llc::{
     ConfirmRkey, ConfirmRkeyCont, DeleteRkey, DeleteRkeyReply, LinkRkey, Message,
 };
 
-/// Most Delete RKeys that wait for the end of an exchange; a peer has one under way at a time.
+/// Maximum number of Delete RKeys waiting for the end of an exchange; a peer has one under way at a
+/// time.
 const MOST_KEPT: usize = 4;
 
 impl LinkGroup {
-    /// Whether links are being changed, so that keys may not change (LLC-62).
+    /// Whether the set of links is being changed, so keys may not change (LLC-62).
     fn links_change(&self) -> bool {
         matches!(self.link_exchange, Some(LinkExchange::Add(_) | LinkExchange::Delete { .. }))
             && !self.params.profile.rkeys_at_once
@@ -31,8 +32,8 @@ impl LinkGroup {
     ) -> Result<(), Anomaly> {
         self.peer_confirm = None;
         if self.links_change() {
-            // It starts over when the new set of links is known (LLC-67, LLC-70, LLC-72, LLC-74).
-            // LLCV2-33.
+            // The peer starts over when the new set of links is known (LLC-67, LLC-70, LLC-72,
+            // LLC-74). LLCV2-33.
             let reply = ConfirmRkey { reply: true, negative: true, retry: true, ..*message };
             self.post(key, Message::ConfirmRkey(reply));
             return Ok(());
@@ -105,7 +106,7 @@ impl LinkGroup {
         result
     }
 
-    /// A link that the peer has no key for does not work at its end (ERR-41).
+    /// Fails a link without a key at the peer: the link does not work at the peer's end (ERR-41).
     fn fail_keyless(
         &mut self,
         key: LinkKey,
@@ -125,7 +126,7 @@ impl LinkGroup {
         }
     }
 
-    /// The peer has freed RMBs (LLC-54). While links change that is put off (LLC-78).
+    /// The peer has freed RMBs (LLC-54). The answer is postponed while links change (LLC-78).
     pub(super) fn on_delete_rkey(
         &mut self,
         key: LinkKey,
@@ -138,7 +139,7 @@ impl LinkGroup {
         self.delete_peer_rmbs(key, message)
     }
 
-    /// Answers what was put off.
+    /// Answers postponed requests.
     pub(super) fn answer_kept(&mut self) {
         while let Some((key, message)) = self.kept.pop_front() {
             if let Err(anomaly) = self.delete_peer_rmbs(key, message) {
@@ -166,7 +167,7 @@ impl LinkGroup {
             Message::DeleteRkey(message)
         } else {
             let mut rkeys = List::new();
-            // At most eight, and only those that are left (LLCV2-35, LLCV2-36).
+            // At most eight, and only the unknown ones (LLCV2-35, LLCV2-36).
             for rkey in &unknown {
                 if rkeys.push(*rkey).is_err() {
                     break;
@@ -180,8 +181,8 @@ impl LinkGroup {
         if negative { Err(Anomaly::UnknownRkey) } else { Ok(()) }
     }
 
-    /// The peer's RMB that SMC Accept or Confirm names by a region on a link. One that is not known
-    /// is taken over, as Linux does.
+    /// The peer's RMB, named in SMC Accept or Confirm by a region on a link. An unknown RMB is
+    /// adopted, as in Linux.
     ///
     /// # Errors
     /// [`UseError::Over`], [`UseError::NoLink`], [`UseError::TooManyRmbs`].
@@ -201,7 +202,7 @@ impl LinkGroup {
         self.peer_rmbs.on(rmb, link)
     }
 
-    /// The RMB of the peer that has this key on a link.
+    /// The RMB of the peer with this key on a link.
     pub fn find_peer_rmb(&self, link: LinkKey, rkey: Rkey) -> Option<PeerRmbId> {
         self.peer_rmbs.find(link, rkey)
     }

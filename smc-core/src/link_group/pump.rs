@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is begun when: the exchanges that may not overlap take turns (RFC 7609 section 3.5.5.3).
+//! Begins exchanges: exchanges that may not overlap take turns (RFC 7609 section 3.5.5.3).
 //!
-//! Nothing is queued. What is wanted lies in the state itself (a link has a wish, an RMB is not
-//! confirmed, a flag says that a link is wanted), and when nothing is under way the most urgent of
-//! it begins. So a peer cannot make the group remember more than its own state.
+//! Nothing is queued. Wishes lie in the state itself: a link has a delete request, an RMB is not
+//! confirmed, a flag asks for a link. Whenever the group is idle, the most urgent wish begins. So a
+//! peer cannot make the group remember more than its own state.
 
 use super::{LinkGroup, LinkKey, LinkState, Output, Phase, Reason, Timers};
 use crate::time::Tick;
 use crate::wire::llc::{DeleteReason, Message, RequestAddLink};
 
 impl LinkGroup {
-    /// Begins what is due. After every input.
+    /// Begins every due exchange. Called after every input.
     pub(super) fn pump(&mut self, now: Tick) {
         if !matches!(self.phase, Phase::SecondLink | Phase::Usable) {
             return;
@@ -76,8 +76,8 @@ impl LinkGroup {
         }
     }
 
-    /// First contact is over when the attempt at a second link is, and all that it left behind
-    /// (LG-17, LG-25, ERR-18, ERR-24).
+    /// First contact is over after the attempt at a second link and its clean-up (LG-17, LG-25,
+    /// ERR-18, ERR-24).
     fn become_usable(&mut self, now: Tick) {
         let transient = |link: &super::LinkRecord| {
             !matches!(link.state, LinkState::Active | LinkState::Deleting)
@@ -95,17 +95,17 @@ impl LinkGroup {
         }
     }
 
-    /// When to try for redundancy again (LG-26). A client, which can only ask, leaves that to the
-    /// server until an attempt or a second link was lost: then nobody else may know that its RNIC is
-    /// unused (ERR-24, ERR-25).
+    /// Schedules the next attempt at redundancy (LG-26). A client, only able to ask, leaves the
+    /// attempt to the server until an attempt or a second link was lost: then only the client may
+    /// know of its unused RNIC (ERR-24, ERR-25).
     pub(super) fn schedule_retry(&mut self, now: Tick) {
         if self.max_links > 1 {
             self.retry_at = self.params.timers.retry_add_link.map(|wait| now.after(wait));
         }
     }
 
-    /// An attempt has failed. If an RNIC has just come back, that was too soon perhaps: the next
-    /// attempt follows in a moment, and later each time (LG-26).
+    /// An attempt has failed. If an RNIC has just come back, the attempt was perhaps too soon: the
+    /// next one follows in a moment, and each later one after a longer wait (LG-26).
     pub(super) fn schedule_retry_of_failed(&mut self, now: Tick) {
         self.schedule_retry(now);
         if let Some(left) = self.quick_retries.checked_sub(1) {

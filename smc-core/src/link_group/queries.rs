@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the caller can ask the group, and how messages leave it.
+//! The caller's queries of the group, and the sending of messages.
 
 use super::exchange::{LinkExchange, RkeyExchange, Stage};
 use super::{
@@ -12,12 +12,12 @@ use crate::wire::llc::{Llc, Message};
 /// Connections of a group where nothing else was agreed on.
 const MOST_CONNECTIONS: u32 = 255;
 
-/// What a group is waiting for, for display.
+/// The event awaited by a group, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activity {
     /// Confirm Link, or its reply, on the first link.
     FirstConfirmLink,
-    /// The send completion of the reply to it.
+    /// The send completion of the reply to the first Confirm Link.
     FirstReply,
     /// Add Link of the server.
     FirstAddLink,
@@ -29,7 +29,7 @@ pub enum Activity {
     AddLinkKeys,
     /// Confirm Link, or its reply, on a new link.
     ConfirmLink,
-    /// The reply to Delete Link, or the server's Delete Link that was asked for.
+    /// The reply to Delete Link, or the server's Delete Link after the client's request.
     DeleteLink,
     /// The reply to Request Add Link.
     RequestAddLink,
@@ -37,7 +37,7 @@ pub enum Activity {
     ConfirmRkey,
     /// The reply to Delete RKey.
     DeleteRkey,
-    /// Nothing.
+    /// No event.
     Idle,
     /// The end of Delete Link for all links.
     Ending,
@@ -46,7 +46,7 @@ pub enum Activity {
 }
 
 impl LinkGroup {
-    /// What the group is waiting for; if for several things, what counts most.
+    /// The event awaited by the group; the most important one if there are several.
     pub fn activity(&self) -> Activity {
         match self.phase {
             Phase::FirstConfirm { .. } => return Activity::FirstConfirmLink,
@@ -87,7 +87,7 @@ impl LinkGroup {
         self.phase == Phase::Over
     }
 
-    /// All links, those that are going included, oldest first.
+    /// The links, oldest first, ending ones included.
     pub fn links(&self) -> &[LinkRecord] {
         &self.links
     }
@@ -97,9 +97,9 @@ impl LinkGroup {
         self.links.iter().find(|link| link.key == key)
     }
 
-    /// The active link with this end at the peer, to which an SMC Accept at subsequent contact
-    /// refers by the server's queue pair and GID (LG-5). If there is none, the client is out of sync
-    /// (ERR-6).
+    /// The active link with this end at the peer. An SMC Accept at subsequent contact refers to the
+    /// link by the server's queue pair and GID (LG-5). Without such a link the client is out of
+    /// sync (ERR-6).
     pub fn link_to(&self, peer_qpn: Qpn, peer_gid: Gid) -> Option<LinkKey> {
         let is = |link: &&LinkRecord| {
             link.remote
@@ -113,7 +113,7 @@ impl LinkGroup {
         self.links.iter().fold(0, |sum, link| sum.saturating_add(link.connections))
     }
 
-    /// Most links of the group that are not asymmetric; known once the first link is confirmed.
+    /// Maximum number of links that are not asymmetric; known once the first link is confirmed.
     pub fn max_links(&self) -> u8 {
         self.max_links
     }
@@ -126,12 +126,12 @@ impl LinkGroup {
         }
     }
 
-    /// What has happened so far.
+    /// The counters of events so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// What the group was started with; `rnics` and `peer_gids` are as they are now.
+    /// The group's parameters, with `rnics` and `peer_gids` up to date.
     pub fn params(&self) -> &Params {
         &self.params
     }

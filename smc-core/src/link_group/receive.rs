@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Received messages: which messages each role may send, and when.
+//! Received messages: the permitted messages of each role, and their time.
 
 use super::{Anomaly, Cause, LinkGroup, LinkKey, LinkState, MOST_ANOMALIES, Phase};
 use crate::time::Tick;
@@ -7,11 +7,11 @@ use crate::wire::WireError;
 use crate::wire::llc::{Llc, Message, RequestAddLink, TestLink};
 
 impl LinkGroup {
-    /// Takes a message that one receive completion brought.
+    /// Takes the message of one receive completion.
     ///
     /// # Errors
-    /// [`Anomaly`] if there was something odd about it. It has been dealt with and counted; only
-    /// [`Anomaly::NotLlc`] leaves the message to the caller.
+    /// [`Anomaly`] for an odd message, already handled and counted; only [`Anomaly::NotLlc`] leaves
+    /// the message to the caller.
     pub fn handle_message(
         &mut self,
         link: LinkKey,
@@ -60,7 +60,7 @@ impl LinkGroup {
         if llc.version != self.version() {
             return Err(Anomaly::WrongVersion(llc.version));
         }
-        // What still counts on a link that was given up (ERR-37).
+        // The messages still valid on a link given up (ERR-37).
         if dead && !matches!(llc.message, Message::DeleteLink(_) | Message::DeleteRkeyReply(_)) {
             return Err(Anomaly::DeadLink(key));
         }
@@ -80,7 +80,7 @@ impl LinkGroup {
         Ok(())
     }
 
-    /// Hands each message to what answers it (LLC-4).
+    /// Passes each message to its handler (LLC-4).
     fn dispatch(&mut self, key: LinkKey, message: Message, now: Tick) -> Result<(), Anomaly> {
         let server = self.is_server();
         match message {

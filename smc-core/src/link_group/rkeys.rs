@@ -10,7 +10,7 @@ use crate::time::Tick;
 use crate::wire::List;
 use crate::wire::llc::{ConfirmRkey, ConfirmRkeyCont, DeleteRkey, LinkRkey, Message};
 
-/// How often a Confirm RKey that was refused "for now" is tried.
+/// Maximum number of attempts for a Confirm RKey refused "for now".
 const MOST_REFUSALS: u32 = 8;
 
 impl LinkGroup {
@@ -56,7 +56,7 @@ impl LinkGroup {
         Ok(())
     }
 
-    /// Tells the peer that an own RMB, which no connection uses, is gone (RMB-15). The answer is
+    /// Reports the end of an own RMB without connections to the peer (RMB-15). The answer is
     /// [`Output::RmbDeleted`] (LLC-57).
     pub fn remove_rmb(&mut self, rmb: RmbId, now: Tick) {
         if let Some(rmb) = self.rmbs.iter_mut().find(|have| have.id == rmb) {
@@ -70,7 +70,7 @@ impl LinkGroup {
         self.rmbs.iter().find(|have| have.id == rmb).map(|have| have.state)
     }
 
-    /// Begins the next exchange of keys that is due, if any.
+    /// Begins the next due exchange of keys, if any.
     pub(super) fn start_rkeys(&mut self, now: Tick) {
         let Some(carrier) = self.carrier(None) else { return };
         if self.start_delete_rkeys(carrier, now) {
@@ -220,7 +220,7 @@ impl LinkGroup {
         }
     }
 
-    /// The peer does not take an RMB. One that it knew before stays as it is.
+    /// The peer refuses an RMB. An RMB confirmed before stays confirmed.
     fn refuse_rmb(&mut self, id: RmbId) {
         let Some(at) = self.rmbs.iter().position(|rmb| rmb.id == id) else { return };
         let reported = self.rmbs.get(at).is_some_and(|rmb| rmb.reported);
@@ -235,9 +235,9 @@ impl LinkGroup {
         }
     }
 
-    /// Deletes all unwanted RMBs that one message has room for (LLC-54, LLCV2-34).
+    /// Deletes unwanted RMBs, as many as fit into one message (LLC-54, LLCV2-34).
     fn start_delete_rkeys(&mut self, over: LinkKey, now: Tick) -> bool {
-        // Of Linux it is known that it takes no two long messages at a time.
+        // Linux is known not to accept two long messages at a time.
         let short = self.is_v1() || self.params.profile.rkeys_at_once;
         let most = if short { 8 } else { 255 };
         let known = |rmb: &Rmb| rmb.keys.iter().any(|(_, _, known)| *known);
@@ -261,7 +261,7 @@ impl LinkGroup {
         true
     }
 
-    /// The peer has forgotten the RMBs, or never knew them, which is as good (LLC-56).
+    /// The peer has forgotten the RMBs, or never knew them, with the same effect (LLC-56).
     pub(super) fn on_delete_rkey_reply(&mut self, key: LinkKey) -> Result<(), Anomaly> {
         match &self.rkey {
             Some(RkeyExchange::Delete { over, .. }) if *over == key => {}
@@ -275,8 +275,8 @@ impl LinkGroup {
         Ok(())
     }
 
-    /// Links for which [`LinkGroup::add_rmb`] needs a region: all that have a queue pair and are to
-    /// stay.
+    /// Links for which [`LinkGroup::add_rmb`] needs a region: links with a queue pair and without a
+    /// pending end.
     pub fn key_links(&self) -> impl Iterator<Item = LinkKey> + '_ {
         let has_keys = |link: &&super::LinkRecord| {
             !matches!(link.state, LinkState::Preparing | LinkState::Failed | LinkState::Deleting)

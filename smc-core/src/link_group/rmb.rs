@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Own RMBs and those of the peer: which key they have on which link (LG-59).
+//! Own RMBs and the peer's: their key on each link (LG-59).
 
 use thiserror::Error;
 
@@ -11,7 +11,7 @@ use super::{LinkKey, PeerRmbId, Region, RmbId};
 /// Most RMBs of one peer in one group (LG-52).
 pub const MAX_RMBS: usize = 255;
 
-/// What is wrong with a call about an RMB or a connection.
+/// The error of a call about an RMB or a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum UseError {
     /// The group may not announce more RMBs to the peer (LG-52).
@@ -20,13 +20,13 @@ pub enum UseError {
     /// The RMB is part of the group already.
     #[error("RMB {0:?} is known")]
     KnownRmb(RmbId),
-    /// A link that needs a key of the RMB has none in the call.
+    /// The call lacks the RMB's key for a link.
     #[error("no key for link {0:?}")]
     KeyMissing(LinkKey),
     /// No such link, or not active.
     #[error("link {0:?} is not usable")]
     NoLink(LinkKey),
-    /// As many connections as were agreed on (LG-53).
+    /// The agreed number of connections is reached (LG-53).
     #[error("group has {0} connections")]
     Full(u32),
     /// The group is over.
@@ -37,9 +37,9 @@ pub enum UseError {
 /// Where an own RMB stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RmbState {
-    /// The peer does not know it, or not each of its keys.
+    /// The peer does not know the RMB, or lacks one of its keys.
     Unconfirmed,
-    /// The peer knows its key on each link.
+    /// The peer knows the RMB's key on each link.
     Confirmed,
     /// To be deleted.
     Unwanted,
@@ -49,15 +49,15 @@ pub enum RmbState {
 pub(super) struct Rmb {
     pub(super) id: RmbId,
     pub(super) state: RmbState,
-    /// Whether the group has reported to the caller that it is confirmed.
+    /// Whether the group has reported the confirmation to the caller.
     pub(super) reported: bool,
-    /// Key on each link that has a queue pair, and whether the peer knows it.
+    /// Key on each link with a queue pair, and whether the peer knows the key.
     pub(super) keys: Vec<(LinkKey, Region, bool)>,
-    /// Link that the connection wants to use (LLC-52).
+    /// Link of the connection in need of the RMB (LLC-52).
     pub(super) on: Option<LinkKey>,
     /// Refusals so far.
     pub(super) refused: u32,
-    /// Not before this.
+    /// Earliest time of the next attempt.
     pub(super) not_before: Option<Tick>,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct PeerRmbs {
 }
 
 impl PeerRmbs {
-    /// The RMB that has `rkey` on `link`.
+    /// The RMB with the key `rkey` on `link`.
     pub(super) fn find(&self, link: LinkKey, rkey: Rkey) -> Option<PeerRmbId> {
         let has = |keys: &[(LinkKey, Region)]| {
             keys.iter().any(|(key, region)| *key == link && region.rkey == rkey)
@@ -89,7 +89,7 @@ impl PeerRmbs {
         keys.iter().find(|(key, _)| *key == link).map(|(_, region)| *region)
     }
 
-    /// Takes a key of a link: of the RMB that has it already, or of a new one.
+    /// Takes a key of a link: of the RMB already having the key, or of a new one.
     pub(super) fn learn(&mut self, link: LinkKey, region: Region) -> Option<PeerRmbId> {
         if let Some(id) = self.find(link, region.rkey) {
             self.set(id, link, region);
@@ -104,7 +104,7 @@ impl PeerRmbs {
         Some(id)
     }
 
-    /// Sets the key of an RMB on a link; a key that another RMB had there is taken from it.
+    /// Sets the key of an RMB on a link; any other RMB with this key there loses the key.
     pub(super) fn set(&mut self, id: PeerRmbId, link: LinkKey, region: Region) {
         for (have, keys) in &mut self.rmbs {
             keys.retain(|(key, old)| *key != link || (*have != id && old.rkey != region.rkey));

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Time passes: one deadline per thing that is awaited (RFC 7609 appendix C.7).
+//! Time-outs: one deadline per awaited event (RFC 7609 appendix C.7).
 
 use super::link::{Probe, SentDelete};
 use super::{Cause, LinkEvent, LinkExchange, LinkGroup, LinkKey, Phase, Reason, RmbState, Stage};
 use crate::time::Tick;
 use crate::wire::llc::{Message, TestLink};
 
-/// What becomes of a Delete Link that was not answered in time.
+/// The fate of a Delete Link without an answer in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Overdue {
     /// The carrying link is tested, and the answer awaited until then.
@@ -62,8 +62,8 @@ impl LinkGroup {
         }
     }
 
-    /// When a link's silence (SOCK-10, SOCK-11), or that after a Test Link, has lasted too long: a dead
-    /// peer is noticed (LG-58).
+    /// The time when a link's silence (SOCK-10, SOCK-11), or the silence after a Test Link, is too
+    /// long: a dead peer is noticed (LG-58).
     fn probe_at(&self, link: &super::LinkRecord) -> Option<Tick> {
         if !link.state.carries() {
             return None;
@@ -74,7 +74,7 @@ impl LinkGroup {
         }
     }
 
-    /// Does what is due at `now`; early and needless calls do no harm.
+    /// Handles every timer due at `now`; early and needless calls do no harm.
     pub fn handle_timeout(&mut self, now: Tick) {
         self.phase_timeout(now);
         if matches!(self.phase, Phase::Over | Phase::Ending(_)) {
@@ -217,7 +217,7 @@ impl LinkGroup {
         }
     }
 
-    /// Client: the server has not answered its wish that a link be deleted.
+    /// Client: the server has not answered a request to delete a link.
     fn asked_in_vain(&mut self, key: LinkKey, sent_delete: SentDelete, now: Tick) {
         let overdue = self.overdue_deletion(sent_delete.over, sent_delete.last, now);
         if overdue == Overdue::Enough {
@@ -236,8 +236,8 @@ impl LinkGroup {
         }
     }
 
-    /// Delete Link was not answered in time. The link that carried it does not work either (ERR-29,
-    /// ERR-32), or its peer is slow: Test Link says which.
+    /// Delete Link was not answered in time. The carrying link does not work either (ERR-29,
+    /// ERR-32), or its peer is slow: Test Link decides.
     fn overdue_deletion(&mut self, over: LinkKey, last: Tick, now: Tick) -> Overdue {
         let timers = &self.params.timers;
         let patient = self.was_usable && !timers.deletion.is_zero();
@@ -266,7 +266,7 @@ impl LinkGroup {
         if let Some(link) = self.link_mut(key) {
             link.probe = Some(Probe { data, until });
         }
-        // Over the link that it concerns (LLC-6).
+        // Over the link under test (LLC-6).
         self.post(key, Message::TestLink(TestLink { reply: false, data }));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which links a group has, and which it could have (RFC 7609 section 2.2).
+//! The links of a group, and the possible further links (RFC 7609 section 2.2).
 
 use super::{Add, LinkExchange, LinkGroup, LinkKey, LinkRecord, LinkState, Rnic, RnicId, Topology};
 use crate::wire::ids::Gid;
@@ -17,14 +17,14 @@ impl LinkGroup {
         self.links.iter().filter(|link| link.state == LinkState::Active)
     }
 
-    /// The link that takes over from others: active, with the fewest connections.
+    /// The link to take over from others: active, with the fewest connections.
     pub(super) fn least_loaded(&self, but: Option<LinkKey>) -> Option<LinkKey> {
         let others = self.active().filter(|link| Some(link.key) != but);
         others.min_by_key(|link| (link.connections, link.key)).map(|link| link.key)
     }
 
-    /// The link for messages of the group, other than `but`: the oldest active one, else one that
-    /// is leaving.
+    /// The link for messages of the group, other than `but`: the oldest active one, else a leaving
+    /// one.
     pub(super) fn carrier(&self, but: Option<LinkKey>) -> Option<LinkKey> {
         let carries = |link: &&LinkRecord| Some(link.key) != but && link.state.carries();
         let leaving = |link: &&LinkRecord| link.state == LinkState::Leaving;
@@ -46,7 +46,7 @@ impl LinkGroup {
         }
     }
 
-    /// Links that count against the maximum (LG-10, LG-11).
+    /// Number of links counting against the maximum (LG-10, LG-11).
     pub(super) fn full_links(&self) -> usize {
         self.active().filter(|link| !link.asymmetric).count()
     }
@@ -64,20 +64,20 @@ impl LinkGroup {
         self.active().any(|link| link.rnic.id == rnic)
     }
 
-    /// The RNIC at which the asymmetric link ends and no other.
+    /// The RNIC used by the asymmetric link only.
     fn of_asymmetric_only(&self) -> Option<Rnic> {
         let asymmetric = self.active().find(|link| link.asymmetric)?;
         let shared = |link: &LinkRecord| !link.asymmetric && link.rnic.id == asymmetric.rnic.id;
         (!self.active().any(shared)).then_some(asymmetric.rnic)
     }
 
-    /// Own RNIC for which there is a use beyond the present links.
+    /// Own RNIC without a link so far.
     pub(super) fn unused_rnic(&self) -> Option<Rnic> {
         self.params.rnics.iter().find(|rnic| !self.is_used(rnic.id)).copied()
     }
 
-    /// The server's RNIC for one more link (LG-18): one without a link, else that of the asymmetric
-    /// link, which the new one is to replace, else the only one there is.
+    /// The server's RNIC for one more link (LG-18): one without a link, else the RNIC of the
+    /// asymmetric link, to be replaced by the new link, else the only RNIC.
     pub(super) fn server_rnic(&self) -> Option<Rnic> {
         if !self.below_maximum() {
             return None;
@@ -119,11 +119,12 @@ impl LinkGroup {
         self.active().any(|link| !link.asymmetric && shares(link))
     }
 
-    /// Judges anew which links are asymmetric: those that meet an older one that is not.
+    /// Recomputes the asymmetric links: a link is asymmetric if one of its ends is also an end of
+    /// an older symmetric link.
     pub(super) fn judge_symmetry(&mut self) {
         let keys: Vec<LinkKey> = self.active().map(|link| link.key).collect();
         let mut full: Vec<(RnicId, Gid)> = Vec::new();
-        // Links that were full stay so before others are considered.
+        // Links symmetric before stay so; other links are considered afterwards.
         let mut order: Vec<&LinkRecord> = self.active().collect();
         order.sort_by_key(|link| (link.asymmetric, link.key));
         let mut asymmetric = Vec::new();
