@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The whole close machine as a table: every value that can occur, every event.
+//! The whole close machine as a table: every possible value, every event.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -36,7 +36,7 @@ pub fn table_events() -> Vec<(&'static str, Event)> {
     ]
 }
 
-/// Every value that the machine can reach, except that all ways of being Closed are one.
+/// Every reachable value of the machine. Values in state Closed count as one.
 pub fn reachable() -> Vec<Close> {
     let key = |c: &Close| (c.state(), c.flags().bits(), c.peer_flags().bits(), c.pending().bits());
     let mut found = vec![Close::new()];

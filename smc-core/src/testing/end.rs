@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One end of a connection: the state machines, an application, and a model of both streams that
-//! knows better.
+//! One end of a connection: the state machines, an application, and a model of both streams as the
+//! reference.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,14 +17,14 @@ const CLOSE_TICKS: u64 = 4000;
 /// Ticks after which an abort stops waiting.
 const ABORT_TICKS: u64 = 1000;
 
-/// Bytes that the application has handed over and that are not in the peer's ring.
+/// Bytes handed over by the application but not yet in the peer's ring.
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     len: u32,
     urgent: bool,
 }
 
-/// What became of the own element.
+/// The fate of the own element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Released {
     No,
@@ -41,16 +41,16 @@ pub(super) struct End {
     pub(super) element: Element,
     timer: Option<u64>,
     pub(super) released: Released,
-    /// What was published as state so far.
+    /// The last published state flags.
     state_out: StateFlags,
     sequence_out: Sequence,
     sequence_in: Sequence,
     /// Nothing may be stored any more.
     silent: bool,
-    /// This end has stopped for ever, as a process that was killed.
+    /// This end has stopped for ever, like a killed process.
     pub(super) dead: bool,
     inline: bool,
-    /// TCP was reset here and the peer will hear of it.
+    /// TCP was reset here, and the peer will learn of the reset.
     pub(super) tcp_reset: bool,
 
     outbox: VecDeque<Chunk>,
@@ -73,7 +73,7 @@ pub(super) struct End {
     hasty: bool,
 }
 
-/// What one end may know of the other: the truth, for checks only.
+/// One end's view of the other: the truth, for checks only.
 pub(super) struct Truth<'a> {
     pub(super) id: usize,
     pub(super) placed: u64,
@@ -126,7 +126,7 @@ impl End {
         !self.outbox.is_empty()
     }
 
-    // ---- what the application does
+    // ---- actions of the application
 
     pub(super) fn write(&mut self, lane: &mut Lane, len: u32, urgent: bool) -> Result<(), String> {
         let len = len.min(self.budget);
@@ -220,7 +220,7 @@ impl End {
         }
     }
 
-    /// What a blocked `recv()` does when the peer is done: it reads once more, then reports the end.
+    /// A blocked `recv()` after the peer's end: one more read, then the report of the end.
     pub(super) fn end_of_data(
         &mut self,
         out: &mut Lane,
@@ -244,7 +244,7 @@ impl End {
         Ok(())
     }
 
-    // ---- what the stack does
+    // ---- actions of the stack
 
     /// The receive side reads the control block. Stores may arrive between its loads.
     pub(super) fn poll(
@@ -386,7 +386,7 @@ impl End {
         Ok(())
     }
 
-    /// Stores what fits of the outbox into the peer's ring.
+    /// Stores the outbox into the peer's ring, as far as bytes fit.
     fn flush(&mut self, lane: &mut Lane) -> Result<(), String> {
         if !self.connection.close.may_publish() {
             return Ok(());
@@ -470,7 +470,7 @@ impl End {
         })
     }
 
-    /// Puts a falsified word on the lane: a peer that lies.
+    /// Puts a falsified word on the lane, as a lying peer.
     pub(super) fn lie(&mut self, lane: &mut Lane, rng: &mut Rng) {
         let (mut producer, mut consumer) = self.connection.words();
         let bits = rng.bits();
@@ -491,7 +491,7 @@ impl End {
         }
     }
 
-    /// Bytes up to here may be overwritten: they were read.
+    /// Allows overwriting of bytes up to the reading position plus the ring.
     fn free_read_bytes(&mut self) {
         let limit = self.position() + u64::from(self.connection.receiver.ring().len());
         let watched = self.element.limit.is_some() && !self.failed;

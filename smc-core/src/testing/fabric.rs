@@ -10,8 +10,8 @@ use super::{Kind, Options};
 use crate::connection::close::{Event, State};
 use crate::connection::{Ring, RingError, SMCD_CONTROL_LEN};
 
-/// Steps that a run may take to end after its applications have closed: both timers one after the
-/// other at both ends, and room for slow lanes.
+/// Maximum number of steps of a run after its applications have closed: both timers one after the
+/// other at both ends, and time for slow lanes.
 const END_STEPS: u64 = 40_000;
 
 /// Two ends of one connection.
@@ -22,32 +22,32 @@ pub struct Fabric {
     rng: Rng,
     now: u64,
     ends: [End; 2],
-    /// Lane `i` carries what end `i` stores.
+    /// Lane `i` carries the stores of end `i`.
     lanes: [Lane; 2],
     honest: bool,
 }
 
-/// What a run was like.
+/// The result of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
     /// Steps taken.
     pub steps: u64,
-    /// Bytes that reached the other application, per receiving end.
+    /// Bytes received by the other application, per receiving end.
     pub read: [u64; 2],
     /// Whether the applications saw an error.
     pub failed: [bool; 2],
 }
 
-/// A run that broke a rule.
+/// A run with a broken rule.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Gives the same run again.
+    /// The seed of the run.
     pub seed: u64,
-    /// The other half of what gives the same run again.
+    /// The options of the run, needed along with the seed to repeat the run.
     pub options: Options,
-    /// When.
+    /// The step of the failure.
     pub step: u64,
-    /// What.
+    /// The broken rule.
     pub what: String,
 }
 
@@ -171,7 +171,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// One thing that end `id` does.
+    /// One random action of end `id`.
     fn act(&mut self, id: usize, late: bool) -> Result<(), String> {
         let Fabric { ends, lanes, rng, now, honest, options, .. } = self;
         let now = *now;
@@ -183,7 +183,7 @@ impl Fabric {
         let truth = Truth { id: 1 - id, placed, marks: &peer.marks, honest };
         let ring = options.rings[1 - id];
         match rng.below(12) {
-            // The stack polls when it was woken, and sometimes without that.
+            // The stack polls after a wake-up, and sometimes without one.
             0..=2 if end.element.signalled || rng.one_in(4) => {
                 end.poll(out, inward, rng, &truth, now)?;
             }

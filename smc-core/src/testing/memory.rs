@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Buffer elements in memory, and the lanes by which a peer's stores reach them.
+//! Buffer elements in memory, and the lanes for a peer's stores.
 
 use std::collections::VecDeque;
 
@@ -7,17 +7,17 @@ use super::rng::{Rng, mix};
 use crate::connection::{Ring, Span};
 use crate::wire::cdc::Cdc;
 
-/// Bytes in front of and behind the element that no store may touch.
+/// Guard bytes in front of and behind the element, never touched by a store.
 const GUARD: usize = 64;
 /// Value of untouched bytes.
 const CANARY: u8 = 0xc5;
 
-/// Byte number `position` of the stream that end `end` sends.
+/// Byte number `position` of the stream sent by end `end`.
 pub(super) fn stream_byte(end: usize, position: u64) -> u8 {
     mix(position ^ ((end as u64 + 1) << 60)) as u8
 }
 
-/// A store, as it leaves the writer. One lane carries them in order.
+/// A store at its departure from the writer. One lane carries stores in order.
 #[derive(Clone, Debug)]
 pub(super) enum Store {
     /// Stream bytes from number `position` on.
@@ -28,7 +28,7 @@ pub(super) enum Store {
     Consumer(u64),
     /// The owner is woken.
     Signal,
-    /// SMC-R: a control message, which wakes as well.
+    /// SMC-R: a control message, waking the receiver as well.
     Message(Cdc),
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Element {
     /// SMC-R: messages in the order of their arrival.
     pub(super) inbox: VecDeque<Cdc>,
     pub(super) signalled: bool,
-    /// Stream position before which bytes may be stored: what was read plus the ring.
+    /// Stream position before which bytes may be stored: the bytes read plus the ring.
     pub(super) limit: Option<u64>,
 }
 
@@ -114,7 +114,7 @@ impl Element {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lane {
     stores: VecDeque<Store>,
-    /// The last message, for a replay (SMC-R failover repeats messages as they were).
+    /// The last message, for a replay (SMC-R failover repeats messages unchanged).
     replay: Option<Cdc>,
 }
 
@@ -127,8 +127,8 @@ impl Lane {
         self.stores.is_empty()
     }
 
-    /// The store that arrives next. Messages that another one follows may get lost, and old ones
-    /// may come again (CDC-7, CDC-8).
+    /// The next store to arrive. Messages followed by another one may get lost, and old ones may
+    /// come again (CDC-7, CDC-8).
     pub(super) fn pop(&mut self, rng: &mut Rng) -> Option<Store> {
         if let Some(old) = self.replay
             && rng.one_in(32)

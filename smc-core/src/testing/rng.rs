@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Random numbers that a seed repeats.
+//! Random numbers, repeatable by a seed.
 
 /// A small generator (SplitMix64). Not for secrets.
 #[derive(Clone, Debug)]

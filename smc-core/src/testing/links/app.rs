@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What arrives for a connection, and what its application does.
+//! Arriving messages of a connection, and the actions of its application.
 
 use super::super::memory::stream_byte;
 use super::conn::Release;
@@ -12,7 +12,7 @@ use crate::connection::close::{Actions, Event as CloseEvent, State};
 use crate::connection::failover::{Validation, judge};
 use crate::wire::cdc::{Cdc, ConsumerWord, ProducerFlags, ProducerWord};
 
-/// As the default of the close machine, microseconds.
+/// The default of the close machine, microseconds.
 const CLOSE_TIME: u64 = crate::connection::close::CLOSE_TIMEOUT_US;
 const ABORT_TIME: u64 = crate::connection::close::ABORT_TIMEOUT_US;
 
@@ -38,7 +38,7 @@ impl Simulation {
         }
         if validates {
             half.validating = true;
-            // What came over other links may lie unseen.
+            // Messages of other links may still be unread.
             self.take_all_cdc_but(end, Some(q))?;
             let Some(half) = self.half(id) else { return Ok(()) };
             half.validating = false;
@@ -141,7 +141,7 @@ impl Simulation {
         self.close_event(id, CloseEvent::Timeout)
     }
 
-    /// Forgets a half that is over and of which all is said.
+    /// Removes a half after its end and its last acknowledgement.
     pub(super) fn finish(&mut self, id: HalfId) -> Check {
         let Some(half) = self.half_ref(id) else { return Ok(()) };
         if half.state() != State::Closed {
@@ -188,8 +188,8 @@ impl Simulation {
         let Some(half) = self.half(id) else { return Ok(()) };
         half.scheduled = false;
         if !usable {
-            // Before its first contact is over the application has no socket, and after the end
-            // none that works.
+            // The application has no socket before the end of first contact, and no working one
+            // after the end of the group.
             return Ok(());
         }
         if half.state() == State::Closed || half.failed || half.closed {
@@ -294,7 +294,7 @@ impl Simulation {
     }
 }
 
-/// Byte number `position` of the stream that a half sends.
+/// Byte number `position` of the stream sent by a half.
 fn stream_of(id: HalfId, position: u64) -> u8 {
     stream_byte(id.role, position ^ ((id.conn as u64) << 40) ^ ((id.session as u64) << 50))
 }

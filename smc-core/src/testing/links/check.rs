@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What must hold.
+//! The rules of the simulation.
 
 use super::ends::RmbUse;
 use super::plan::Faults;
@@ -14,11 +14,11 @@ use crate::wire::llc::DeleteReason;
 /// How long a link may be on its way in or out, and an RMB unconfirmed, microseconds. The longest
 /// way has several waits one after the other.
 const STUCK: u64 = 120_000_000;
-/// Links of all states that a group has at most.
+/// Maximum number of a group's links, in any state.
 const MOST_LINKS: usize = 16;
 
 impl Simulation {
-    /// After each thing that happened to an end.
+    /// Checks an end after each of its events.
     pub(super) fn check_end(&mut self, id: EndId) -> Check {
         let Some(group) = self.group(id) else { return Ok(()) };
         let links = group.links();
@@ -63,7 +63,7 @@ impl Simulation {
         self.watch(id)
     }
 
-    /// Nothing stays in between.
+    /// Checks the duration of transient states.
     fn watch(&mut self, id: EndId) -> Check {
         let now = self.now;
         let end = &mut self.sessions[id.session].ends[id.role];
@@ -93,7 +93,8 @@ impl Simulation {
         }
         let end = &session.ends[1 - id.role];
         let Some(half) = &session.conns[id.conn].halves[1 - id.role] else {
-            // Its owner has ended it; the memory is there until the peer has been notified.
+            // The owner has ended the connection; the memory exists until the peer has been
+            // notified.
             return match end.key(region.rkey) {
                 Some(_) => Ok(()),
                 None => Err(format!("{id:?} writes with the key of an RMB that is gone")),
@@ -111,7 +112,7 @@ impl Simulation {
             .all(|session| session.conns.iter().all(|conn| conn.halves.iter().all(Option::is_none)))
     }
 
-    /// All connections have ended.
+    /// Checks that every connection has ended.
     pub(super) fn check_quiet(&self) -> Check {
         for (n, session) in self.sessions.iter().enumerate() {
             for (c, conn) in session.conns.iter().enumerate() {
@@ -132,7 +133,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Both ends see the same, and what could be redundant is.
+    /// Checks that both ends agree, and are redundant if possible.
     pub(super) fn check_agreement(&self) -> Check {
         for (n, session) in self.sessions.iter().enumerate() {
             let [a, b] = [0, 1].map(|role| EndId { session: n, role });
@@ -225,7 +226,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Nothing is left.
+    /// Checks that nothing is left.
     pub(super) fn check_over(&self) -> Check {
         for (n, session) in self.sessions.iter().enumerate() {
             for (role, end) in session.ends.iter().enumerate() {
@@ -243,7 +244,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// A group that is over gives no more outputs, whatever its inputs.
+    /// A terminated group gives no more outputs, for any inputs.
     pub(super) fn poke_the_dead(&mut self, id: EndId) -> Check {
         let now = self.instant();
         let Some(group) = &mut self.end(id).group else { return Ok(()) };

@@ -7,7 +7,7 @@ use crate::connection::{Connection, Outbound, Ring, Sequence, State};
 use crate::link_group::{LinkKey, PeerRmbId, Region, RmbId};
 use crate::wire::ids::{Gid, Qpn};
 
-/// What may become of the own element.
+/// The fate of the own element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Release {
     Reuse,
@@ -17,14 +17,14 @@ pub(super) enum Release {
 #[derive(Debug)]
 pub(super) struct Half {
     pub(super) connection: Connection,
-    /// What it sends, and sends again after a failover: the code that the driver runs.
+    /// The messages sent, and sent again after a failover: the driver's own code.
     pub(super) outbound: Outbound,
     /// Messages without acknowledgement: queue pair and number.
     pub(super) in_flight: Vec<(usize, u16)>,
-    /// It has no use for another link, and posts nothing any more.
+    /// The half has no use for another link, and posts nothing any more.
     pub(super) abandoned: bool,
     pub(super) seen: Sequence,
-    /// Queue pairs over which messages came, each but the first with a validation first.
+    /// Queue pairs with received messages, each but the first with a validation first.
     pub(super) paths_used: Vec<usize>,
     /// A validation is being judged.
     pub(super) validating: bool,
@@ -34,22 +34,22 @@ pub(super) struct Half {
     pub(super) peer_rmb: Option<PeerRmbId>,
     /// Bytes of the peer's element, each at its place there.
     pub(super) element: Vec<u8>,
-    /// The link it counts on.
+    /// The link with the count of this half.
     pub(super) link: LinkKey,
-    /// The queue pair it posts to; none between two links.
+    /// The queue pair for posts; none between two links.
     pub(super) path: Option<usize>,
     pub(super) region: Region,
-    /// Waits for its last writes on the path, to leave it.
+    /// The half waits for its last writes on the path before leaving.
     pub(super) leaving: bool,
-    /// It was on another path before.
+    /// The half was on another path before.
     pub(super) moved: bool,
-    /// Since when it has no path.
+    /// Time since which the half has no path.
     pub(super) parked: u64,
     pub(super) timer: Option<u64>,
     pub(super) release: Option<Release>,
-    /// Stream bytes that the application still wants to send.
+    /// Stream bytes still to be sent by the application.
     pub(super) budget: u32,
-    /// Stream bytes it has written and read.
+    /// Stream bytes written and read.
     pub(super) written: u64,
     pub(super) read: u64,
     pub(super) failed: bool,
@@ -57,7 +57,7 @@ pub(super) struct Half {
     pub(super) shut: bool,
     pub(super) closed: bool,
     pub(super) scheduled: bool,
-    /// A reader that takes its time.
+    /// A slow reader.
     pub(super) slow: bool,
 }
 
@@ -101,7 +101,7 @@ impl Half {
         }
     }
 
-    /// Whether the peer's adapter has acknowledged everything that there is to say.
+    /// Whether the peer's adapter has acknowledged every message.
     pub(super) fn said_all(&self) -> bool {
         self.abandoned || (self.in_flight.is_empty() && !self.outbound.has_pending())
     }
@@ -111,7 +111,7 @@ impl Half {
     }
 }
 
-/// What one end sends the other over TCP.
+/// A message of one end to the other over TCP.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Tcp {
     /// SMC Confirm of a first contact.
@@ -119,7 +119,7 @@ pub(super) enum Tcp {
         rnics: [usize; 2],
         regions: [Region; 2],
     },
-    /// SMC Decline of a first contact that has failed.
+    /// SMC Decline of a failed first contact.
     FirstDecline,
     Accept {
         qpn: Qpn,
@@ -136,19 +136,19 @@ pub(super) enum Tcp {
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) halves: [Option<Half>; 2],
-    /// What is on its way to an end.
+    /// Messages on their way to an end.
     pub(super) lanes: [VecDeque<Tcp>; 2],
     /// Length of each end's own element.
     pub(super) lens: [u32; 2],
     pub(super) budgets: [u32; 2],
     pub(super) accept: Option<(Qpn, Gid, Region)>,
-    /// The link that Accept named, by the server.
+    /// The link named by Accept, at the server.
     pub(super) named: Option<LinkKey>,
-    /// It never came to be.
+    /// The connection was never established.
     pub(super) declined: bool,
-    /// There is a reason for which it may be reset.
+    /// There is a reason for a permitted reset.
     pub(super) excuse: bool,
-    /// Somebody lied about where its memory is.
+    /// A lie about a memory address has put foreign bytes into this connection's memory.
     pub(super) spoiled: bool,
     pub(super) reset: bool,
     /// A half has left a path.

@@ -26,9 +26,9 @@ pub(super) struct Rmb {
     pub(super) id: RmbId,
     pub(super) memory: Vec<u8>,
     pub(super) usage: RmbUse,
-    /// Connection that has it, or waits for it.
+    /// Connection using the RMB, or waiting for the RMB.
     pub(super) conn: Option<usize>,
-    /// Not used again before.
+    /// Earliest time of the next use.
     pub(super) rests_until: u64,
     pub(super) since: u64,
 }
@@ -45,7 +45,7 @@ pub(super) struct End {
     pub(super) rmbs: Vec<Rmb>,
     pub(super) next_rmb: u32,
     pub(super) timer_at: Option<u64>,
-    /// Since when links are in the state in which they are.
+    /// The links' states, each with its beginning.
     pub(super) watch: Vec<(LinkKey, LinkState, u64)>,
 }
 

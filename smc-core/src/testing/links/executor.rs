@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Does what link groups say, as a host with RNICs would.
+//! Carries out the outputs of link groups, like a host with RNICs.
 
 use super::conn::Release;
 use super::ends::{End, Key, Rmb, RmbUse};
@@ -15,7 +15,7 @@ use crate::wire::cdc::Cdc;
 use crate::wire::ids::{Gid, Psn, Qpn, Rkey};
 use crate::wire::llc::Llc;
 
-/// How long outstanding writes on a link that works are waited for before connections leave it.
+/// Maximum wait for outstanding writes on a working link before connections leave.
 const LAST_WRITES: u64 = 200_000;
 /// Outputs of one call; more can only be an endless loop.
 const MOST_OUTPUTS: u32 = 4096;
@@ -29,7 +29,7 @@ impl Simulation {
         self.sessions[id.session].ends[id.role].group.as_ref()
     }
 
-    /// A call of the group, and all that follows from it.
+    /// A call of the group, with all its consequences.
     pub(super) fn call(&mut self, id: EndId, what: impl FnOnce(&mut LinkGroup, Tick)) -> Check {
         let now = self.instant();
         let Some(group) = &mut self.end(id).group else { return Ok(()) };
@@ -37,7 +37,7 @@ impl Simulation {
         self.apply_outputs(id)
     }
 
-    /// Carries out what was said in passing.
+    /// Carries out the outputs of nested calls.
     pub(super) fn drain_dirty(&mut self) -> Check {
         while let Some(id) = self.dirty.pop() {
             self.apply_outputs(id)?;
@@ -84,7 +84,7 @@ impl Simulation {
             return Ok(());
         }
         if self.group(id).and_then(LinkGroup::poll_timeout).is_some_and(|at| at.has_passed(now)) {
-            // What one call begins may be overdue as well, if the host was busy.
+            // A call may start timers already overdue, if the host was busy.
             let is_due = |group: &LinkGroup| group.poll_timeout().is_some_and(|at| at <= now);
             for _ in 0..8 {
                 if self.group(id).is_some_and(is_due) {
@@ -178,7 +178,7 @@ impl Simulation {
             }
         }
         if faults.contains(Faults::IGNORE) && self.rng.one_in(40) {
-            // It arrives, and nothing comes of it.
+            // The message arrives without any effect.
             sent.clear();
         }
         self.post(q, Op::Llc { bytes: sent, receipt });
@@ -247,7 +247,7 @@ impl Simulation {
         region
     }
 
-    /// A new RMB, which is announced to the peer.
+    /// Adds a new RMB and announces the RMB to the peer.
     pub(super) fn add_rmb(&mut self, id: EndId, len: u32, conn: usize, on: LinkKey) -> Check {
         let rmb = RmbId(self.end(id).next_rmb);
         let Some(group) = self.group(id) else { return Ok(()) };
@@ -294,8 +294,8 @@ impl Simulation {
 
     /// A connection does not need its RMB any more.
     pub(super) fn release_rmb(&mut self, id: EndId, rmb: RmbId, how: Release, moved: bool) {
-        // What was written once more over another link may be slower than the end of the
-        // connection, which went over the first: the memory has to rest.
+        // Writes repeated over another link may be slower than the end of the connection, sent over
+        // the first link: the memory has to rest.
         let rests_until = if moved { self.now + 10_000_000 } else { self.now };
         let now = self.now;
         let Some(have) = self.end(id).rmb(rmb) else { return };
@@ -313,14 +313,14 @@ impl Simulation {
         }
     }
 
-    /// All connections of a link go to another one.
+    /// Moves every connection of a link to another one.
     fn move_connections(&mut self, id: EndId, from: LinkKey, to: LinkKey, dead: bool) -> Check {
         if self.end(id).qp(to).is_none() {
             return Err(format!("{id:?}: connections move to {to:?}, which is gone"));
         }
         self.take_all_cdc(id)?;
         if let (true, Some(q)) = (dead, self.end(id).qp(from)) {
-            // Nothing that is still under way there may arrive after what is written anew.
+            // Writes still under way there must not arrive after the repeated ones.
             self.stop_qp(q);
         }
         for half in self.halves_of(id) {
@@ -352,7 +352,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Connections see what has arrived before anything is concluded from what has not.
+    /// Delivers arrived messages to the connections before any conclusion from missing ones.
     pub(super) fn take_all_cdc(&mut self, id: EndId) -> Check {
         self.take_all_cdc_but(id, None)
     }
@@ -456,7 +456,7 @@ impl Simulation {
         if end.group.as_ref().is_some_and(|group| group.poll_timeout().is_some()) {
             return Err(format!("{id:?} has a timer after its end"));
         }
-        // A group that has ended gives no outputs, whatever its inputs.
+        // An ended group gives no outputs, for any inputs.
         self.poke_the_dead(id)?;
         let end = self.end(id);
         end.group = None;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Queue pairs, and what moves between them.
+//! Queue pairs, and the transfers between two pairs.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use super::world::Simulation;
 use crate::link_group::LinkKey;
 use crate::wire::cdc::CDC_LEN;
 
-/// Receives that are posted on a queue pair.
+/// Receives posted on a queue pair.
 const RECEIVES: u32 = 6;
 
 impl Simulation {
@@ -56,7 +56,7 @@ impl Simulation {
 
     pub(super) fn post(&mut self, q: usize, op: Op) {
         if self.qps[q].state != QpState::Up {
-            // Flushed; the ends that are to be notified already are.
+            // Flushed; the affected ends are already notified.
             return;
         }
         self.qps[q].sends.push_back(op);
@@ -94,7 +94,7 @@ impl Simulation {
         for _ in 0..1 + self.rng.below(6) {
             let Some(op) = self.qps[q].sends.get(self.qps[q].arrived).cloned() else { break };
             if !matches!(op, Op::Write { .. }) && self.qps[peer].room == 0 {
-                // Receiver not ready: tried again, as often as it takes.
+                // Receiver not ready: repeated without limit.
                 self.qps[q].moving = true;
                 let wait = 500 + self.time(5000);
                 self.at(self.now + wait, Event::Deliver(q));
@@ -166,7 +166,7 @@ impl Simulation {
         }
     }
 
-    /// The queue pair goes to error; its owner hears of it later.
+    /// Moves the queue pair to the error state; its owner is notified later.
     pub(super) fn break_qp(&mut self, q: usize) {
         if self.stop_qp(q) {
             let wait = if self.rng.one_in(8) { self.time(2_000_000) } else { self.time(20_000) };
@@ -174,7 +174,7 @@ impl Simulation {
         }
     }
 
-    /// As by its owner.
+    /// Stops the queue pair on behalf of its owner.
     pub(super) fn stop_qp(&mut self, q: usize) -> bool {
         let qp = &mut self.qps[q];
         if qp.state != QpState::Up {

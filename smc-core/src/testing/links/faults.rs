@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The faults of a run: what fails, when, and which ends are notified.
+//! The faults of a run: kind, time, and the ends to be notified.
 
 use super::conn::Tcp;
 use super::ends::RmbUse;
@@ -110,7 +110,7 @@ impl Simulation {
         }
     }
 
-    /// A host dies.
+    /// Kills a host; `polite`: its kernel resets the TCP connections.
     fn kill(&mut self, id: EndId, polite: bool) -> Check {
         if self.end(id).dead || !self.end(id).lives() {
             return Ok(());
@@ -134,7 +134,7 @@ impl Simulation {
                 self.tcp(half.peer(), Tcp::Reset);
             }
         }
-        // One whose peer dies before it has begun never does.
+        // A peer not yet begun at the death of the host never begins.
         let peer = id.peer();
         if self.group(peer).is_none() && self.end(peer).over.is_none() {
             for (_, q) in std::mem::take(&mut self.end(peer).qps) {
@@ -148,7 +148,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Calls that applications and administrators make, at one end or at both at once.
+    /// Calls of applications and administrators, at one end or at both at once.
     fn use_api(&mut self, host: usize) -> Check {
         let Some(session) = self.some_session() else { return Ok(()) };
         let both = self.rng.one_in(3);
@@ -164,7 +164,7 @@ impl Simulation {
                 1..=7 => {
                     let active = self.active_links(id);
                     let n = self.rng.below(active.len() as u32) as usize;
-                    // The last one takes the group with it.
+                    // The last link takes the group along.
                     let Some(link) = active.get(n).copied().filter(|_| active.len() > 1) else {
                         continue;
                     };

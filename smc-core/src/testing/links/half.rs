@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One half of a connection: its send element, its path, and how it moves to another link.
+//! One half of a connection: its send element, its path, and its move to another link.
 
 use super::conn::{Half, Release};
 use super::qp::{Op, QpState};
@@ -28,7 +28,7 @@ impl Simulation {
         there.map(|(conn, _)| HalfId { session, conn, role }).collect()
     }
 
-    /// Has the newest words sent, and the bytes of the send element that they announce.
+    /// Sends the newest words, with the announced bytes of the send element.
     pub(super) fn publish(&mut self, id: HalfId) -> Check {
         let Some(half) = self.half(id).filter(|half| !half.abandoned) else { return Ok(()) };
         let (producer, consumer) = half.connection.words();
@@ -37,7 +37,7 @@ impl Simulation {
         self.post_pending(id)
     }
 
-    /// Posts what is pending, if there is a path.
+    /// Posts pending messages, if there is a path.
     fn post_pending(&mut self, id: HalfId) -> Check {
         while let Some(half) = self.half_ref(id)
             && let Some(q) = half.path.filter(|_| !half.leaving)
@@ -89,8 +89,8 @@ impl Simulation {
             return Ok(false);
         };
         if user.is_none_or(|user| user == from.conn) && at == start {
-            // The memory of one that has ended rests for writes like this, which were slower over
-            // their link than the end was over another.
+            // The memory of an ended connection rests for such writes, slower on their link than
+            // the end on another one.
             memory[at..end].copy_from_slice(&element[start..start + len]);
             return Ok(true);
         }
@@ -114,8 +114,7 @@ impl Simulation {
         Some(Session2 { element: &half.element, user: rmb.conn, memory: &mut rmb.memory })
     }
 
-    /// The send of a message has completed. On a queue pair that the half has left, that has no
-    /// meaning any more.
+    /// The send of a message has completed. Has no meaning on a queue pair left by the half.
     pub(super) fn on_cdc_sent(&mut self, from: HalfId, q: usize, number: u16) -> Check {
         let Some(half) = self.half(from) else { return Ok(()) };
         if let Some(at) = half.in_flight.iter().position(|sent| *sent == (q, number)) {
@@ -128,7 +127,7 @@ impl Simulation {
         self.finish(from)
     }
 
-    /// The group says that the half counts on another link now.
+    /// The group counts the half on another link now.
     pub(super) fn change_link(&mut self, id: HalfId, to: LinkKey, dead: bool) {
         let now = self.now;
         let Some(half) = self.half(id) else { return };
@@ -158,7 +157,7 @@ impl Simulation {
         self.sessions[id.session].conns[id.conn].moved = true;
     }
 
-    /// Halves without a path go on where they can.
+    /// Halves without a path continue on an available link.
     pub(super) fn revive(&mut self, id: EndId) -> Check {
         for half in self.halves_of(id) {
             if self.half_ref(half).is_some_and(|half| half.abandoned) {
@@ -174,7 +173,7 @@ impl Simulation {
             if self.now - have.parked < PARKED || have.peer_rmb.is_none() {
                 continue;
             }
-            // The key that it waits for never comes.
+            // The awaited key never comes.
             if !self.sessions[id.session].lied {
                 return Err(format!("{half:?} has had no path for long"));
             }
@@ -223,7 +222,7 @@ struct Session2<'a> {
     user: Option<usize>,
 }
 
-/// The alert token of a half: what the other puts into its messages.
+/// The alert token of a half, for the messages of the other half.
 pub(super) fn token_of(id: HalfId) -> u32 {
     (id.conn * 2 + id.role) as u32
 }

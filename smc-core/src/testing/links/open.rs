@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Groups begin, connections are opened and reset: what goes over TCP.
+//! Groups begin, connections are opened and reset: the exchanges over TCP.
 
 use super::conn::{Conn, Half, Release, Tcp};
 use super::ends::{End, Rmb, RmbUse};
@@ -210,7 +210,7 @@ impl Simulation {
         }
     }
 
-    /// A connection that is being opened has memory now, or cannot have any.
+    /// A connection being opened has memory now, or cannot have any.
     pub(super) fn on_rmb(&mut self, id: EndId, conn: usize, rmb: Option<RmbId>) -> Check {
         let half = HalfId { session: id.session, conn, role: id.role };
         if self.sessions[id.session].conns[conn].ended != [false; 2] {
@@ -240,8 +240,8 @@ impl Simulation {
         }
     }
 
-    /// Counts a connection, which is made at once if there is room for it; then all that follows is
-    /// to be carried out.
+    /// Counts a connection, made at once if the group has room. The caller then carries out the
+    /// outputs.
     fn count(&mut self, id: EndId, link: LinkKey) -> bool {
         let now = self.instant();
         let Some(group) = &mut self.end(id).group else { return false };
@@ -359,7 +359,7 @@ impl Simulation {
         let mut bound = Err(crate::link_group::UseError::Over);
         self.call(id.end(), |group, _| bound = group.bind_peer_rmb(link, region))?;
         let Ok(peer) = bound else {
-            // The link is gone, and with it the meaning of the key.
+            // The link is gone, and the key has no meaning any more.
             self.send_reset(id);
             return self.close_event(id, CloseEvent::Abort);
         };
@@ -380,16 +380,16 @@ impl Simulation {
         self.close_event(id, CloseEvent::TcpReset)
     }
 
-    /// The peer has deleted an RMB: connections that write to it must stop.
+    /// The peer has deleted an RMB: connections writing to the RMB must stop.
     pub(super) fn on_peer_rmb_deleted(&mut self, id: EndId, rmb: PeerRmbId) -> Check {
-        // Its last word may have come over another link and lie unseen.
+        // The peer's last word may have come over another link, still unread.
         self.take_all_cdc(id)?;
         let users = self.halves_of(id).into_iter();
         let users = users
             .filter(|half| self.half_ref(*half).is_some_and(|half| half.peer_rmb == Some(rmb)));
         for half in users.collect::<Vec<_>>() {
             if let Some(have) = self.half_ref(half).filter(|half| half.state() == State::Closed) {
-                // It is over, and waits to see that its last message has arrived. It has.
+                // A closed half waits only for the arrival of its last message, now certain.
                 let complete = !have.failed && have.saw_end && have.budget == 0;
                 let how = have.release.unwrap_or(Release::Withdraw);
                 self.remove_half(half, how, complete);

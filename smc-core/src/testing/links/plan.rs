@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a seed decides before anything happens.
+//! The choices of a seed before the run.
 
 use core::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::wire::ids::{Gid, LinkLimits, Mac, Mtu};
 use crate::wire::llc::Dialect;
 
 bitflags::bitflags! {
-    /// What goes wrong.
+    /// The faults of a run.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Faults: u16 {
         /// Ports and RNICs go and come back.
@@ -35,7 +35,7 @@ bitflags::bitflags! {
         const API = 1 << 8;
         /// Applications abort.
         const ABORT = 1 << 9;
-        /// Queue pairs cannot be made, or it takes long.
+        /// Queue pairs cannot be made, or only slowly.
         const SETUP = 1 << 10;
         /// A peer ignores LLC now and then.
         const IGNORE = 1 << 11;

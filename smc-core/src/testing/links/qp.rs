@@ -11,15 +11,15 @@ use crate::wire::cdc::CDC_LEN;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QpState {
     Up,
-    /// Flushed; what has arrived can still be read.
+    /// Flushed; arrived messages can still be read.
     Error,
     Gone,
 }
 
-/// What a send queue holds.
+/// An entry of a send queue.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    /// A piece of a send element, which is read when it goes over the wire.
+    /// A piece of a send element, read at the time of the transfer.
     Write {
         from: HalfId,
         span: Span,
@@ -44,7 +44,7 @@ pub(super) enum Done {
     Receipt(Receipt),
 }
 
-/// What arrived.
+/// An arrived message.
 #[derive(Clone, Debug)]
 pub(super) enum Message {
     Cdc([u8; CDC_LEN]),

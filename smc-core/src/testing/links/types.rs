@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What all parts of the simulation name things by.
+//! The names shared by all parts of the simulation.
 
 use crate::link_group::LinkKey;
 
-/// `Err` says which rule was broken.
+/// `Err` names the broken rule.
 pub(super) type Check = Result<(), String>;
 
-/// One host's half of a pair of groups. `role` 0 is the server; it is host 0 as well.
+/// One host's half of a pair of groups. `role` 0 is the server, also called host 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct EndId {
     pub(super) session: usize,

@@ -13,9 +13,9 @@ use super::qp::Qp;
 use super::types::{Check, EndId, Event};
 use crate::time::Tick;
 
-/// Groups that live at a time.
+/// Maximum number of live groups.
 const MOST_SESSIONS: usize = 2;
-/// Within this time everything ends once the faults have stopped, microseconds: dead peers are
+/// Time limit for the end of everything once the faults have stopped, microseconds: dead peers are
 /// noticed after half a minute, connections give up after one.
 const CALM: u64 = 400_000_000;
 
@@ -31,7 +31,7 @@ pub(super) struct Session {
     pub(super) closing: bool,
 }
 
-/// A run.
+/// One run of the simulation.
 #[derive(Debug)]
 pub struct Simulation {
     seed: u64,
@@ -55,7 +55,7 @@ pub struct Simulation {
     trace: bool,
 }
 
-/// What a run was like.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct Report {
@@ -69,13 +69,13 @@ pub struct Report {
     pub links: u64,
     /// Connections that were opened.
     pub connections: u64,
-    /// Of these, such that ended in order at both ends with every byte.
+    /// Connections ended in order at both ends with every byte.
     pub completed: u64,
-    /// Of these, such that were reset or aborted.
+    /// Connections reset or aborted.
     pub reset: u64,
-    /// Times that one half of a connection went over to another link.
+    /// Moves of one half of a connection to another link.
     pub failovers: u64,
-    /// Bytes that applications read.
+    /// Bytes read by applications.
     pub bytes: u64,
     /// LLC messages received by groups.
     pub messages: u64,
@@ -83,16 +83,16 @@ pub struct Report {
     pub anomalies: u64,
 }
 
-/// A run that broke a rule.
+/// A run with a broken rule.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Gives the same run again.
+    /// The seed of the run.
     pub seed: u64,
-    /// How many steps the faults last, which belongs to the seed.
+    /// Number of steps with faults, needed along with the seed.
     pub limit: u64,
-    /// Which step it was.
+    /// The step of the failure.
     pub step: u64,
-    /// What.
+    /// The broken rule.
     pub what: String,
     plan: Plan,
 }
@@ -109,7 +109,7 @@ impl fmt::Display for Failure {
 }
 
 impl Simulation {
-    /// What happens with this seed.
+    /// The simulation with this seed.
     pub fn new(seed: u64) -> Simulation {
         let mut rng = Rng::new(seed);
         let plan = Plan::draw(&mut rng);
@@ -135,7 +135,7 @@ impl Simulation {
         }
     }
 
-    /// What goes wrong with this seed.
+    /// The faults with this seed.
     pub fn faults(&self) -> Faults {
         self.plan.faults
     }
