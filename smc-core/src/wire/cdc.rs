@@ -8,9 +8,9 @@
 //! 16 res | 18 consumer wrap | 20 consumer count | 24 producer flags | 25 state flags | 26 reserved
 //! ```
 //!
-//! SMC-D keeps the same state in the first 32 bytes of each DMB element, written by the peer. It is
-//! in no specification; this is what Linux has. Integers are in host order, as both ends are the
-//! same machine, and each word is stored and loaded in one access:
+//! SMC-D keeps the same state in the first 32 bytes of each DMB element, written by the peer. No
+//! specification describes the block; the layout is Linux's. Integers are in host order, as both
+//! ends are the same machine, and each word is stored and loaded in one access:
 //!
 //! ```text
 //!  0 FE | 1 reserved |  8 producer word: wrap u16, count u32, 2 reserved
@@ -34,8 +34,8 @@ pub const PRODUCER_WORD_OFFSET: usize = 8;
 pub const CONSUMER_WORD_OFFSET: usize = 16;
 
 bitflags::bitflags! {
-    /// What the producer says about its writes (RFC 7609 A.4). State, not events: each message
-    /// carries all that still hold. Reserved bits are dropped on parse.
+    /// The producer's flags about its writes (RFC 7609 A.4). State, not events: each message
+    /// repeats every flag still in force. Reserved bits are dropped on parse.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ProducerFlags: u8 {
         /// B: blocked for lack of space; each consumption is to be announced (CDC-19, CDC-20).
@@ -65,7 +65,7 @@ bitflags::bitflags! {
     }
 }
 
-/// First word of a control block: where the peer writes next in the ring behind it.
+/// First word of a control block: the peer's next write position in the ring behind the block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProducerWord {
     /// Producer cursor, counted from 0 at the start of the ring.
@@ -73,18 +73,18 @@ pub struct ProducerWord {
 }
 
 impl ProducerWord {
-    /// The word as it lies in memory.
+    /// The word in its memory layout.
     pub const fn to_u64(self) -> u64 {
         pack(self.cursor, 0, 0)
     }
 
-    /// The word out of memory; any 64 bits are a word, whether it makes sense is judged later.
+    /// Converts a word of memory. Any 64 bits are a word, checked later by the connection.
     pub const fn from_u64(word: u64) -> ProducerWord {
         ProducerWord { cursor: unpack(word).0 }
     }
 }
 
-/// Second word of a control block: what the peer has read of the other direction, and its flags.
+/// Second word of a control block: the peer's read position in the other direction, and its flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConsumerWord {
     /// Consumer cursor of the peer in its own ring.
@@ -96,12 +96,12 @@ pub struct ConsumerWord {
 }
 
 impl ConsumerWord {
-    /// The word as it lies in memory.
+    /// The word in its memory layout.
     pub const fn to_u64(self) -> u64 {
         pack(self.cursor, self.producer_flags.bits(), self.state_flags.bits())
     }
 
-    /// The word out of memory; any 64 bits are a word, whether it makes sense is judged later.
+    /// Converts a word of memory. Any 64 bits are a word, checked later by the connection.
     pub const fn from_u64(word: u64) -> ConsumerWord {
         let (cursor, producer, state) = unpack(word);
         ConsumerWord {
@@ -130,7 +130,7 @@ const fn unpack(word: u64) -> (Cursor, u8, u8) {
 pub struct ControlBlock {
     /// Where the peer writes.
     pub producer: ProducerWord,
-    /// What the peer has read, and its flags.
+    /// The peer's read position, and its flags.
     pub consumer: ConsumerWord,
 }
 
@@ -162,9 +162,9 @@ impl ControlBlock {
 pub struct Cdc {
     /// Starts at 1, plus one per message, modulo 2^16 (CDC-5).
     pub sequence: u16,
-    /// Alert token that the receiver of this message assigned (CDC-4).
+    /// Alert token assigned by the receiver of this message (CDC-4).
     pub token: u32,
-    /// Where the sender writes next in the receiver's element.
+    /// The sender's next write position in the receiver's element.
     pub producer: Cursor,
     /// Where the sender reads next in its own element.
     pub consumer: Cursor,
@@ -196,7 +196,7 @@ struct Raw {
 const _: () = assert!(size_of::<Raw>() == CDC_LEN);
 
 impl Cdc {
-    /// The message that says what the two words of a control block say: producer, then consumer.
+    /// The message equivalent to the two words of a control block: producer, then consumer.
     #[inline]
     pub const fn from_words([producer, consumer]: [u64; 2], sequence: u16, token: u32) -> Cdc {
         let consumer = ConsumerWord::from_u64(consumer);

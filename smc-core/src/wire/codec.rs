@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Reading and writing fields one after the other; the reader names what is missing and where.
+//! Reads and writes fields one after the other; the reader reports name and place of missing bytes.
 
 use super::WireError;
 
@@ -17,7 +17,7 @@ impl<'a> Reader<'a> {
         Reader { bytes, at: 0 }
     }
 
-    /// A reader of `need` bytes from `at` on, which is where an offset field led to.
+    /// A reader of `need` bytes from `at` on, the target of an offset field.
     pub(crate) fn area(
         bytes: &'a [u8],
         area: &'static str,
@@ -101,7 +101,7 @@ impl Writer {
         self.bytes(&value.to_be_bytes());
     }
 
-    /// A count that a type keeps below 256; more is a mistake in this crate and would saturate.
+    /// A count below 256 by its type; a larger one is a mistake in this crate and saturates.
     pub(crate) fn count(&mut self, n: usize) {
         self.u8(u8::try_from(n).unwrap_or(u8::MAX));
     }
@@ -115,7 +115,7 @@ impl Writer {
         self.0.len()
     }
 
-    /// Overwrites two bytes that were written before, such as a length.
+    /// Overwrites two bytes written before, such as a length.
     pub(crate) fn patch_u16(&mut self, at: usize, value: u16) {
         if let Some(slot) = self.0.get_mut(at..at + 2) {
             slot.copy_from_slice(&value.to_be_bytes());

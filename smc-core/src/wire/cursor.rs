@@ -4,7 +4,7 @@
 /// Producer or consumer cursor (RFC 7609 section 4.3, A.4; SMC-D: same meaning, other byte order).
 ///
 /// Equal cursors mean an empty ring if the wraps are equal too, a full one if the producer's wrap
-/// is one ahead (CDC-15). What a count may be depends on the ring, so nothing is checked here.
+/// is one ahead (CDC-15). The range of a count depends on the ring, so nothing is checked here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Cursor {
     /// Wrap sequence: goes up by one each time the count returns to the start, modulo 2^16.

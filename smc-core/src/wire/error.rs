@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One variant per way of being wrong, with the value that was wrong inside.
+//! One variant per kind of error, with the wrong value inside.
 
 use thiserror::Error;
 
-/// What a parser found wrong in CLC, LLC or CDC bytes.
+/// An error in CLC, LLC or CDC bytes, found by a parser.
 ///
 /// Offsets (`at`) and lengths are bytes from the start of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -14,19 +14,19 @@ pub enum WireError {
     Truncated {
         /// Name of the field or area.
         field: &'static str,
-        /// Where it starts.
+        /// Start of the missing part.
         at: usize,
-        /// Its size.
+        /// Size of the part.
         need: usize,
-        /// Bytes there are from `at` on.
+        /// Bytes available from `at` on.
         have: usize,
     },
-    /// More bytes were handed over than the message says it has.
+    /// More bytes than the message's length.
     #[error("message of {length} bytes is followed by {extra} more")]
     TrailingBytes {
         /// Length by the message's own header.
         length: usize,
-        /// Bytes behind it.
+        /// Bytes behind the message.
         extra: usize,
     },
     /// The first four bytes are neither "SMCR" nor "SMCD" in EBCDIC (CLC-3).
@@ -35,9 +35,9 @@ pub enum WireError {
     /// The last four bytes are not the eye catcher the message began with (CLC-3).
     #[error("trailing eye catcher at {at} is {got:02x?}")]
     BadTrailingEyeCatcher {
-        /// Where it was expected.
+        /// Expected place.
         at: usize,
-        /// What was there.
+        /// The bytes found there.
         got: [u8; 4],
     },
     /// The eye catcher does not go with the message (SMCD on a Proposal) or with its type bits.
@@ -55,10 +55,10 @@ pub enum WireError {
     /// CLC message type other than 1 to 4 (CLC-2).
     #[error("unknown CLC message type {0:#04x}")]
     UnknownClcType(u8),
-    /// A version nibble that this message cannot have.
+    /// A version nibble invalid in this message.
     #[error("version {0} is not valid here")]
     BadVersion(u8),
-    /// The declared length is one that no message of this type can have.
+    /// The declared length is impossible for a message of this type.
     #[error("{message} cannot be {got} bytes long ({min} to {max})")]
     LengthOutOfRange {
         /// Message name.
@@ -67,7 +67,7 @@ pub enum WireError {
         got: usize,
         /// Shortest form.
         min: usize,
-        /// Longest form taken.
+        /// Longest accepted form.
         max: usize,
     },
     /// The declared length does not match what the message contains (CLC-5).
@@ -100,17 +100,17 @@ pub enum WireError {
     /// A RoCEv2 GID list with a count other than 1 to 8 (CLCV2-71).
     #[error("{0} entries in a RoCEv2 GID list, 1 to 8 are allowed")]
     GidListCount(u8),
-    /// An offset that leads into bytes which already mean something else.
+    /// An offset into bytes already belonging to another part.
     #[error("{area} at {at} overlaps what ends at {free_from}")]
     Overlap {
         /// Name of the area.
         area: &'static str,
         /// Where the offset leads.
         at: usize,
-        /// First byte that is free for the area.
+        /// First byte available to the area.
         free_from: usize,
     },
-    /// An offset that leads to, or an area that reaches, beyond the trailing eye catcher.
+    /// An area starting or reaching beyond the trailing eye catcher.
     #[error("{area} at {at} with {need} bytes does not end before the trailer at {end}")]
     OutOfRange {
         /// Name of the area.
@@ -137,10 +137,10 @@ pub enum WireError {
     /// Vendor options without a vendor (CLCV2-14).
     #[error("vendor options {0:02x?} without OUI")]
     VendorOptionsWithoutOui([u8; 5]),
-    /// A version of records that was not offered, or 0.
+    /// A version of records never offered, or 0.
     #[error("version {0} of records is not valid here")]
     CarrierVersion(u8),
-    /// Bits of the options for records that must be zero.
+    /// Nonzero reserved bits in the options for records.
     #[error(
         "options for records have the features {features:#06x} and reserved bytes {reserved:02x?}"
     )]
@@ -150,7 +150,7 @@ pub enum WireError {
         /// The reserved bytes.
         reserved: [u8; 2],
     },
-    /// Features that were not offered.
+    /// Features never offered.
     #[error("features {got:#06x} for records, {offered:#06x} were offered")]
     CarrierFeatures {
         /// The features in the answer.
@@ -158,7 +158,7 @@ pub enum WireError {
         /// The features in the offer.
         offered: u16,
     },
-    /// A record on TCP that cannot be.
+    /// An invalid record on TCP.
     #[error(transparent)]
     Record(#[from] super::record::RecordError),
     /// A reserved value of an enumerated field: answered by Decline (CLC-29, RFC 7609 C.6).
@@ -169,7 +169,7 @@ pub enum WireError {
         /// Its value.
         value: u8,
     },
-    /// A CHID of the reserved range whose next entry does not repeat it (EISM-13).
+    /// A CHID of the reserved range without a repetition in the next entry (EISM-13).
     #[error("entry {index} with CHID {chid:#06x} has no second half")]
     UnpairedChid {
         /// Position in the GID-CHID array, from 0.
@@ -177,16 +177,16 @@ pub enum WireError {
         /// The CHID.
         chid: u16,
     },
-    /// An LLC type code that a receiver has to know (high bits 00 or 01: LLC-7, LLC-76).
+    /// An unknown LLC type code in the mandatory range (high bits 00 or 01: LLC-7, LLC-76).
     #[error("unknown LLC message type {0:#04x}")]
     UnknownLlcType(u8),
-    /// An LLC type code that may be dropped silently (LLC-8, LLCV2-42).
+    /// An LLC type code in the range for silent dropping (LLC-8, LLCV2-42).
     #[error("LLC message type {0:#04x} is unknown and may be ignored")]
     IgnorableLlcType(u8),
     /// The first byte says CDC, not LLC (LLC-9).
     #[error("type {0:#04x} is a CDC message, not LLC")]
     CdcNotLlc(u8),
-    /// An LLC count that its message has no room for, or that may not be zero.
+    /// An LLC count too large for its message, or an illegal zero.
     #[error("{field} is {got}, {min} to {max} are allowed")]
     CountOutOfRange {
         /// Name of the count.
@@ -203,7 +203,7 @@ pub enum WireError {
     BadCdcType(u8),
 }
 
-/// What a receiver of a bad CLC message has to do about it (RFC 7609 C.6).
+/// A receiver's duty after a bad CLC message (RFC 7609 C.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reaction {
     /// A protocol error: break the TCP connection, fallback is forbidden (CLC-54, CLC-55).
@@ -213,7 +213,7 @@ pub enum Reaction {
 }
 
 impl WireError {
-    /// What to do about this error when it came from a CLC message.
+    /// The reaction to this error in a CLC message.
     pub const fn reaction(&self) -> Reaction {
         match self {
             WireError::ReservedValue { .. } | WireError::UnpairedChid { .. } => Reaction::Decline,

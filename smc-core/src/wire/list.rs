@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A short list with its limit in the type, so that an encoder can never exceed a count field.
+//! A short list with its limit in the type, so an encoder can never exceed a count field.
 
 use core::fmt;
 use core::ops::Deref;
@@ -11,7 +11,7 @@ pub struct List<T, const N: usize> {
     len: usize,
 }
 
-/// The list is full; the value that did not fit comes back.
+/// The list is full; returns the rejected value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full<T>(pub T);
 

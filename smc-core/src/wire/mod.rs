@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How SMC bytes look, at two levels.
+//! The format of SMC bytes, at two levels.
 //!
-//! The strict level turns bytes into values that can be meant: [`clc::Message::parse`],
-//! [`llc::Llc::parse`], [`cdc::Cdc::parse`]. It refuses everything else with a [`WireError`] that
-//! names the way of being wrong and carries the wrong value, and what it returns is plain owned
-//! data that can be written again with `emit`. Reserved fields are zero on emit and ignored
-//! on parse (CLC-4).
+//! The strict level turns bytes into meaningful values: [`clc::Message::parse`],
+//! [`llc::Llc::parse`], [`cdc::Cdc::parse`]. Other bytes are refused with a [`WireError`] for the
+//! kind of error, with the wrong value inside. Parsed messages are plain owned data and can be
+//! written again with `emit`. Reserved fields are zero on emit and ignored on parse (CLC-4).
 //!
-//! The other level judges nothing: [`view`] lists the fields of any bytes, also of a broken message,
-//! in the words a person needs to find the mistake.
+//! The other level never refuses: [`view`] lists the fields of any bytes, also of a broken message,
+//! in words for a person in search of the mistake.
 //!
 //! All integers on the wire are big-endian; the SMC-D control block alone is in host order
 //! ([`cdc`]).

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Records on the TCP connection of the handshake, after Confirm, between ends that have agreed on
-//! them ([`CarrierOptions`](super::clc::CarrierOptions)).
+//! Records on the TCP connection of the handshake, after Confirm, if both ends have agreed on
+//! records ([`CarrierOptions`](super::clc::CarrierOptions)).
 //!
 //! A record is a header of 16 bytes and, in DATA and CLC, a body:
 //!
@@ -8,8 +8,8 @@
 //!  0 type | 1 flags | 2 reserved, zero (2) | 4 length of the body (4) | 8 position (8)
 //! ```
 //!
-//! A position counts the bytes of one direction since the connection was established, whatever
-//! carried them. `docs/carriers.md` says what the records are for, and when each may be sent.
+//! A position counts the bytes of one direction since the connection was established, on ring and
+//! TCP alike. `docs/ends.md` states the purpose of each record and the time to send it.
 
 use thiserror::Error;
 
@@ -23,7 +23,7 @@ pub const MAX_DATA: u32 = 64 << 10;
 /// Most bytes of the body of a CLC record.
 pub const MAX_CLC: u32 = clc::MAX_LEN as u32;
 
-/// The program has been told that more bytes are sent than this record accounts for.
+/// Writes of the program have succeeded for more bytes than this record covers.
 const MORE: u8 = 0x80;
 const REASON: u8 = 0x0f;
 const END_FLAGS: StateFlags = StateFlags::SENDING_DONE.union(StateFlags::CLOSED);
@@ -31,7 +31,7 @@ const END_FLAGS: StateFlags = StateFlags::SENDING_DONE.union(StateFlags::CLOSED)
 /// Why an end leaves a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The peer does.
+    /// The peer leaves.
     Answer,
     /// The own device is about to go.
     DeviceLeaves,
@@ -41,7 +41,7 @@ pub enum Reason {
     PeerGone,
     /// No link is left.
     LinksGone,
-    /// The operator or the program wants it.
+    /// The operator or the program asked to leave.
     Wanted,
 }
 
@@ -145,7 +145,7 @@ impl Kind {
         }
     }
 
-    /// Flags that mean something.
+    /// The flags defined for the record.
     const fn flags(self) -> u8 {
         match self {
             Kind::Leave => MORE | REASON,
@@ -159,38 +159,37 @@ impl Kind {
 /// A record, without the bytes of its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Record {
-    /// "I leave the ring that I write, at position `at`, and write neither bytes nor words to it any
-    /// more. Leave, too. What follows comes as DATA, when you have said what you received."
+    /// "I leave my outgoing ring at position `at`, and write neither bytes nor words to the ring
+    /// any more. Leave, too. Later bytes come as DATA, after your RECEIVED."
     Leave {
-        /// Bytes that went before.
+        /// Bytes before.
         at: u64,
-        /// Why; for people.
+        /// The reason, for people.
         reason: Reason,
-        /// The program has been told that more bytes are sent.
+        /// Writes of the program have succeeded for more bytes.
         more: bool,
     },
-    /// "Of what you sent before your LEAVE I have everything up to `at`, and take nothing more from
-    /// that ring."
+    /// "I have your bytes from before LEAVE up to `at`, and take nothing more from that ring."
     Received {
         /// Bytes received.
         at: u64,
     },
-    /// "What follows position `at` is in the ring that was negotiated last."
+    /// "The bytes from position `at` on are in the ring negotiated last."
     Change {
-        /// Bytes that went before.
+        /// Bytes before.
         at: u64,
     },
-    /// Bytes of the sender's direction; they are the body.
+    /// Bytes of the sender's direction, as the body.
     Data {
         /// Position of the first byte.
         at: u64,
         /// Number of bytes, 1 to [`MAX_DATA`].
         len: u32,
-        /// The program has been told that more bytes are sent.
+        /// Writes of the program have succeeded for more bytes.
         more: bool,
     },
-    /// "My direction ends at position `at`": what the state flags of control words say on a ring.
-    /// There is no record for an abort, which is a reset of TCP.
+    /// "My direction ends at position `at`": equals the state flags of control words on a ring. An
+    /// abort has no record: TCP's reset is the abort.
     End {
         /// Bytes of the direction.
         at: u64,
@@ -202,28 +201,28 @@ pub enum Record {
         /// One beyond the urgent byte.
         at: u64,
     },
-    /// A CLC message of the handshake for a new ring; it is the body.
+    /// A CLC message of the handshake for a new ring, as the body.
     Clc {
-        /// Its length, bytes.
+        /// Length of the message, bytes.
         len: u32,
     },
 }
 
-/// What is wrong with the header of a record. Each resets the connection.
+/// An error in the header of a record. Each error resets the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RecordError {
     /// The first byte is no type.
     #[error("unknown record type {0:#04x}")]
     UnknownType(u8),
-    /// Bits are set that mean nothing in this record.
+    /// Bits without a meaning in this record are set.
     #[error("{} has the flags {got:#04x}, of which {known:#04x} are known", kind.name())]
     UnknownFlags {
         /// The record.
         kind: Kind,
-        /// Its flags.
+        /// The record's flags.
         got: u8,
-        /// Those that it may have.
+        /// The allowed flags.
         known: u8,
     },
     /// The reserved bytes are not zero.
@@ -234,33 +233,33 @@ pub enum RecordError {
         /// The bytes.
         got: [u8; 2],
     },
-    /// A body that this record cannot have.
+    /// A body length out of the record's range.
     #[error("the body of {} has {got} bytes, {min} to {max} are allowed", kind.name())]
     Length {
         /// The record.
         kind: Kind,
-        /// Its length.
+        /// Length of the body.
         got: u32,
         /// Shortest.
         min: u32,
         /// Longest.
         max: u32,
     },
-    /// DATA that would end beyond the last position.
+    /// DATA ending beyond the last position.
     #[error("DATA of {len} bytes at position {at} ends beyond the last position")]
     Overflow {
-        /// Position of its first byte.
+        /// Position of the first byte.
         at: u64,
-        /// Its length.
+        /// Length of the body.
         len: u32,
     },
-    /// A reason of LEAVE that is none.
+    /// An undefined reason of LEAVE.
     #[error("unknown reason {0} of LEAVE")]
     UnknownReason(u8),
     /// END without a flag.
     #[error("END at position {0} says neither done nor closed")]
     EndsNothing(u64),
-    /// A position in a record that has none.
+    /// A position in CLC, which has none.
     #[error("CLC has the position {0}")]
     PositionOfClc(u64),
 }
@@ -310,7 +309,7 @@ impl Record {
         }
     }
 
-    /// The header; the body follows it.
+    /// The header; the body follows.
     pub fn header(&self) -> [u8; HEADER_LEN] {
         let mut header = [0; HEADER_LEN];
         header[0] = self.kind().code();
@@ -323,7 +322,7 @@ impl Record {
     /// Reads a header.
     ///
     /// # Errors
-    /// [`RecordError`], for the first thing that is wrong: type, flags, reserved bytes, length,
+    /// [`RecordError`], for the first error in this order: type, flags, reserved bytes, length,
     /// position.
     pub fn parse(header: &[u8; HEADER_LEN]) -> Result<Record, RecordError> {
         let [code, got, r0, r1, l0, l1, l2, l3, p0, p1, p2, p3, p4, p5, p6, p7] = *header;
@@ -367,15 +366,15 @@ impl Record {
 /// The next part of a stream of records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// A record has begun, or is all there if it has no body. The bytes of DATA follow.
+    /// A record has begun, or is complete if it has no body. The bytes of DATA follow.
     Record(Record),
-    /// Bytes of the DATA record that was reported last.
+    /// Bytes of the last reported DATA record.
     Bytes(&'a [u8]),
-    /// The body of the CLC record that was reported last, all of it.
+    /// The whole body of the last reported CLC record.
     Clc(Vec<u8>),
 }
 
-/// What follows next in the stream.
+/// The next part of the stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Next {
     #[default]
@@ -384,15 +383,15 @@ enum Next {
     Clc(Vec<u8>),
 }
 
-/// Takes a stream of records apart, whatever the pieces in which it comes. It keeps at most one
-/// header and the part of one CLC message that has arrived; bytes of DATA are passed through.
+/// Splits a stream into records, in pieces of any size. The parser keeps at most one header and the
+/// received part of one CLC message; bytes of DATA are passed through.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parser {
     next: Next,
     header: [u8; HEADER_LEN],
-    /// Bytes of the header that are here.
+    /// Received bytes of the header.
     have: usize,
-    /// Bytes of the body that are still to come.
+    /// Missing bytes of the body.
     left: u32,
 }
 
@@ -402,11 +401,11 @@ impl Parser {
         Parser::default()
     }
 
-    /// Takes the next part out of `bytes`: how many bytes it took, and the part if it is complete.
-    /// Call it with the rest until nothing is left.
+    /// Takes the next part out of `bytes`. Returns the number of bytes taken, and the part if
+    /// complete. Call again with the rest until nothing is left.
     ///
     /// # Errors
-    /// [`RecordError`]: the stream is no stream of records from here on.
+    /// [`RecordError`]: from here on the stream has no valid records.
     pub fn feed<'a>(&mut self, bytes: &'a [u8]) -> Result<(usize, Option<Piece<'a>>), RecordError> {
         if let Next::Header = self.next {
             return self.feed_header(bytes);
@@ -449,14 +448,13 @@ impl Parser {
         Ok((taken, Some(Piece::Record(record))))
     }
 
-    /// Bytes of a DATA record that are still to come. A read may put them where the program wants
-    /// them, and say so by [`Parser::passed`].
+    /// Missing bytes of a DATA record. A read may put the bytes directly into the program's buffer
+    /// and report them by [`Parser::passed`].
     pub fn data_left(&self) -> u32 {
         if self.next == Next::Data { self.left } else { 0 }
     }
 
-    /// Says that `n` bytes of DATA were read past the parser; more than are
-    /// [left](Parser::data_left) count as those.
+    /// Reports `n` bytes of DATA read past the parser, [`data_left`](Parser::data_left) at most.
     pub fn passed(&mut self, n: u32) {
         if self.next == Next::Data {
             self.left = self.left.saturating_sub(n);
@@ -466,7 +464,7 @@ impl Parser {
         }
     }
 
-    /// Bytes that a read must bring before this parser can say more; the body of DATA counts as one
+    /// Bytes to read before this parser can return another part; the body of DATA counts as one
     /// part.
     pub fn wanted(&self) -> usize {
         match self.next {
@@ -475,7 +473,7 @@ impl Parser {
         }
     }
 
-    /// Whether no record has begun that has not ended: a stream that ends elsewhere was cut.
+    /// Whether the last record is complete: a stream ending elsewhere was cut.
     pub fn is_between_records(&self) -> bool {
         self.next == Next::Header && self.have == 0
     }

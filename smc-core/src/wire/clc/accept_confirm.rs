@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Accept and Confirm: the parts that their four layouts share.
+//! Accept and Confirm: the parts shared by their four layouts.
 //!
 //! Both messages of an SMC type have the same fields: the server's in Accept, the client's in
 //! Confirm (RFC 7609 A.2.3, A.2.4; SMCv2 "CLC Accept", "CLC Confirm"). The layouts are in
@@ -13,7 +13,7 @@ use crate::wire::ids::{Features, Hostname, OsType, Release, SizeCode};
 pub(super) const TYPE_R: u8 = 0b00;
 pub(super) const TYPE_D: u8 = 0b01;
 
-/// Element size from the high nibble of its byte; above `max` it is a reserved value.
+/// Element size from the high nibble of its byte; a code above `max` is a reserved value.
 pub(super) fn size_code(
     byte: u8,
     max: SizeCode,
@@ -26,15 +26,15 @@ pub(super) fn size_code(
     }
 }
 
-/// First contact extension (SMCv2 "FCE"): what holds for a new link group or ISM peer.
+/// First contact extension (SMCv2 "FCE"): parameters of a new link group or ISM peer.
 ///
 /// ```text
 ///  0 link type (SMC-R) | 1 OS (high nibble), release (low) | 2 reserved | 4 host name
 /// 36 max connections, max links (SMC-R) | 38 features | 40 vendor options | 44 reserved
 /// ```
 ///
-/// SMC-D sends the second line from v2.1 on, SMC-R always (CLCV2-65, wire errata A-11).
-/// The limits of a link group are in that of SMC-R only (EISM-24).
+/// SMC-D sends the second line from v2.1 on, SMC-R always (CLCV2-65, wire errata A-11). The limits
+/// of a link group are in SMC-R's extension only (EISM-24).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fce {
     /// Sender's operating system.

@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Vendor Unique Experimental Options by which two ends agree on records
-//! ([`crate::wire::record`]).
+//! Vendor Unique Experimental Options for an agreement on records ([`crate::wire::record`]).
 //!
 //! ```text
 //! Proposal:  52 OUI (3) | 55 version | 56 features (2) | 58 reserved (2)
 //! extension: 40 version | 41 reserved | 42 features (2)
 //! ```
 //!
-//! Accept and Confirm do not repeat the OUI (CLCV2-16): the answer is in the words of the vendor
-//! whose options were offered.
+//! Accept and Confirm do not repeat the OUI (CLCV2-16): the answer's format belongs to the vendor
+//! of the offered options.
 
 use super::VendorOffer;
 use crate::wire::WireError;
 
 bitflags::bitflags! {
-    /// What an end can do beyond leaving a ring.
+    /// An end's abilities beyond leaving a ring.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct CarrierFeatures: u16 {
-        /// It comes back to a ring by CLC records.
+        /// Returning to a ring by CLC records.
         const RETURN = 0x0001;
     }
 }
 
-/// The options of an end that speaks records.
+/// The options of an end supporting records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CarrierOptions {
     version: u8,
@@ -30,8 +29,8 @@ pub struct CarrierOptions {
 }
 
 impl CarrierOptions {
-    /// The vendor: an OUI with the locally administered bit (0x02 of the first byte), which nobody
-    /// can be assigned.
+    /// The vendor: an OUI with the locally administered bit (0x02 of the first byte), never
+    /// assigned to a vendor.
     pub const OUI: [u8; 3] = *b"VIS";
     /// The version of the records.
     pub const VERSION: u8 = 1;
@@ -51,7 +50,7 @@ impl CarrierOptions {
         self.features
     }
 
-    /// What both ends can do.
+    /// The common options of both ends.
     pub fn common(self, other: CarrierOptions) -> CarrierOptions {
         CarrierOptions {
             version: self.version.min(other.version),
@@ -59,18 +58,18 @@ impl CarrierOptions {
         }
     }
 
-    /// As a client's Proposal offers them.
+    /// The form of a client's Proposal.
     pub const fn offer(self) -> VendorOffer {
         let [high, low] = self.features.bits().to_be_bytes();
         VendorOffer { oui: CarrierOptions::OUI, options: [self.version, high, low, 0, 0] }
     }
 
-    /// The options in an offer; `None` if it is another vendor's. Of a later version only what this
-    /// one knows is looked at.
+    /// The options in an offer; `None` if the offer is another vendor's. Unknown parts of a later
+    /// version are ignored.
     ///
     /// # Errors
-    /// [`WireError::CarrierVersion`] for version 0, [`WireError::CarrierReserved`] for reserved bits
-    /// of version 1 that are not zero.
+    /// [`WireError::CarrierVersion`] for version 0, [`WireError::CarrierReserved`] for nonzero
+    /// reserved bits of version 1.
     pub fn from_offer(offer: &VendorOffer) -> Result<Option<CarrierOptions>, WireError> {
         let [version, high, low, reserved @ ..] = offer.options();
         if offer.oui() != CarrierOptions::OUI {
@@ -87,18 +86,19 @@ impl CarrierOptions {
         Ok(Some(CarrierOptions { version, features }))
     }
 
-    /// As Accept and Confirm state them.
+    /// The form of Accept and Confirm.
     pub const fn answer(self) -> [u8; 4] {
         let [high, low] = self.features.bits().to_be_bytes();
         [self.version, 0, high, low]
     }
 
-    /// The options that a server has taken from those that were `offered`; `None` if it takes none.
+    /// The options accepted by a server out of the `offered` ones; `None` if the server accepts
+    /// none.
     ///
     /// # Errors
-    /// [`WireError::CarrierVersion`] for a version that was not offered or is 0,
-    /// [`WireError::CarrierReserved`] for a reserved byte that is not zero,
-    /// [`WireError::CarrierFeatures`] for features that were not offered.
+    /// [`WireError::CarrierVersion`] for version 0 or a version never offered,
+    /// [`WireError::CarrierReserved`] for a nonzero reserved byte, [`WireError::CarrierFeatures`]
+    /// for features never offered.
     pub fn from_answer(
         offered: CarrierOptions,
         answer: [u8; 4],

@@ -57,16 +57,16 @@ pub struct TypeReasons {
 ///
 /// Version 1 is sent as 28 bytes and version 2 as 44, as Linux breaks the connection otherwise;
 /// either length is taken with either version (CLCV2-82), and either eye catcher (CLCV2-78). The
-/// short form has no operating system and no type reasons: they read as zero and are not sent.
+/// short form has no operating system and no type reasons: both read as zero and are not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decline {
-    /// Version, which decides the form that is sent.
+    /// Version; decides the form on emit.
     pub version: Version,
-    /// The link group is out of sync: drop what is known of it (CLC-50).
+    /// The link group is out of sync: drop its known state (CLC-50).
     pub out_of_sync: bool,
     /// Sender; zero for SMC-D in Linux.
     pub peer_id: PeerId,
-    /// The last reason that was evaluated (CLCV2-80).
+    /// The reason evaluated last (CLCV2-80).
     pub diagnosis: Diagnosis,
     /// Sender's operating system; 44-byte form only.
     pub os: OsType,

@@ -24,7 +24,7 @@ pub struct IsmOffer {
 }
 
 impl IsmOffer {
-    /// The one or two entries that say this device; only the first counts for a platform device.
+    /// The one or two entries for this device; only the first counts for a platform device.
     pub fn entries(&self) -> (GidChid, Option<GidChid>) {
         let first = GidChid { gid: self.gid.part1(), chid: self.chid };
         let second = GidChid { gid: self.gid.part2(), chid: self.chid };
@@ -34,9 +34,9 @@ impl IsmOffer {
 
 /// Walks an array device by device, in the client's order.
 ///
-/// An emulated CHID takes two consecutive entries. One that its next entry does not repeat comes
-/// out as [`WireError::UnpairedChid`], and the walk goes on with that next entry: whether this ends
-/// the offer or is skipped, as Linux does, is the caller's choice (wire errata D-6).
+/// An emulated CHID takes two consecutive entries. An entry without a repetition in the next one is
+/// returned as [`WireError::UnpairedChid`], and the walk goes on with the next entry. The caller
+/// chooses to end the offer or to skip the entry like Linux (wire errata D-6).
 #[derive(Clone, Debug)]
 pub struct IsmOffers<'a> {
     entries: &'a [GidChid],

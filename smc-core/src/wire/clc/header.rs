@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The common header and trailer (RFC 7609 A.2), and what the first few bytes show.
+//! The common header and trailer (RFC 7609 A.2), and a check of the first few bytes.
 //!
 //! ```text
 //!  0 eye catcher | 4 type | 5 total length | 7 version (high nibble), flags (low nibble)
@@ -14,8 +14,8 @@ use crate::wire::codec::{Reader, Writer};
 pub const HEADER_LEN: usize = 8;
 /// Bytes of the trailing eye catcher.
 pub const TRAILER_LEN: usize = 4;
-/// Longest message taken. The longest with all known parts has 652 bytes; the rest is room for
-/// parts that later versions may put between them.
+/// Longest accepted message. The longest with all known parts has 652 bytes; the rest is room for
+/// parts inserted by later versions.
 pub const MAX_LEN: usize = 4096;
 
 /// CLC message type (CLC-2).
@@ -73,13 +73,13 @@ impl Kind {
     }
 }
 
-/// The first eight bytes, with everything checked that needs no more of the message.
+/// The first eight bytes, checked without the rest of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) eye: EyeCatcher,
     pub(super) kind: Kind,
     pub(super) length: usize,
-    /// Version nibble as it came, not 0.
+    /// Received version nibble, not 0.
     pub(super) version: u8,
     /// Low nibble of byte 7.
     pub(super) flags: u8,
@@ -123,7 +123,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Checks that `bytes` are this message, whole and alone.
+    /// Checks that `bytes` contain exactly this message.
     pub(super) fn check_extent(&self, bytes: &[u8]) -> Result<(), WireError> {
         let have = bytes.len();
         if have < self.length {
@@ -167,7 +167,7 @@ impl Header {
     }
 }
 
-/// A writer that has the header in it; the length is filled in by [`finish`].
+/// A writer with the header already written; [`finish`] fills in the length.
 pub(super) fn start(eye: EyeCatcher, kind: Kind, version: Version, flags: u8) -> Writer {
     let mut writer = Writer::with_capacity(256);
     writer.bytes(&eye.bytes());
@@ -185,24 +185,24 @@ pub(super) fn finish(mut writer: Writer, eye: EyeCatcher) -> Vec<u8> {
     writer.into_vec()
 }
 
-/// What the first bytes of a stream say; see [`peek_header`].
+/// Result of a look at the first bytes of a stream; see [`peek_header`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peek {
     /// Nothing wrong so far, but this many bytes are needed to know the length.
     NeedMore(usize),
-    /// A message of this many bytes, header included; what follows is not part of it.
+    /// A message of this many bytes, header included; later bytes are not part of the message.
     Message {
-        /// Its type.
+        /// Type of the message.
         kind: Kind,
-        /// Its total length, bytes.
+        /// Total length of the message, bytes.
         length: usize,
     },
     /// Not CLC, and so a protocol error where CLC was expected (CLC-54).
     NotClc(WireError),
 }
 
-/// Tells the length of the message that a stream begins with, so that it can be read without
-/// touching what follows it (CLC-57). A wrong byte is found as soon as it is there.
+/// Returns the length of the message at the start of a stream, to be read without touching later
+/// bytes (CLC-57). A wrong byte is found as soon as received.
 pub fn peek_header(bytes: &[u8]) -> Peek {
     if let Some(wrong) = wrong_eye_catcher(bytes) {
         return Peek::NotClc(WireError::BadLeadingEyeCatcher(wrong));
@@ -214,7 +214,7 @@ pub fn peek_header(bytes: &[u8]) -> Peek {
     }
 }
 
-/// The first up to four bytes, zero filled, if they do not begin an eye catcher.
+/// The first up to four bytes, zero filled, unless an eye catcher begins so.
 fn wrong_eye_catcher(bytes: &[u8]) -> Option<[u8; 4]> {
     let begins = |eye: EyeCatcher| bytes.iter().zip(eye.bytes()).all(|(got, want)| *got == want);
     if begins(EyeCatcher::Smcr) || begins(EyeCatcher::Smcd) {
@@ -227,22 +227,22 @@ fn wrong_eye_catcher(bytes: &[u8]) -> Option<[u8; 4]> {
     Some(got)
 }
 
-/// What the first bytes of a connection may be.
+/// A verdict on the first bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guess {
-    /// They begin a CLC message.
+    /// A CLC message begins.
     Yes,
-    /// They do not.
+    /// No CLC message begins.
     No,
-    /// Too few bytes to decide; so far they match.
+    /// Too few bytes to decide, no mismatch so far.
     NeedMore,
 }
 
-/// Whether a connection begins with a CLC message. Nothing is consumed: this is for a server that
-/// peeks, because a plain TCP client may talk to it (no TCP option distinguishes them).
+/// Whether a connection begins with a CLC message. Nothing is consumed: a server peeks, because its
+/// client may be a plain TCP one (no TCP option distinguishes them).
 ///
-/// A whole eye catcher says yes. What is wrong behind it is a protocol error, and no data
-/// (CLC-54, CLC-55).
+/// A whole eye catcher means yes. An error behind the eye catcher is a protocol error, and not
+/// taken for data (CLC-54, CLC-55).
 pub fn looks_like_clc(prefix: &[u8]) -> Guess {
     match prefix {
         _ if wrong_eye_catcher(prefix).is_some() => Guess::No,
@@ -258,7 +258,7 @@ pub fn looks_like_clc(prefix: &[u8]) -> Guess {
 pub enum Version {
     /// RFC 7609.
     V1,
-    /// SMCv2.0 and v2.1; which of them is said by the release.
+    /// SMCv2.0 or v2.1, told apart by the release.
     V2,
 }
 

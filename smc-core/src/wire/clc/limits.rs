@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a receiver takes of enumerated values on which the specifications and Linux differ.
+//! A receiver's limits for enumerated values with a difference between the specifications and
+//! Linux.
 
 use crate::wire::ids::SizeCode;
 
@@ -13,10 +14,10 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// What Linux sends: 1 MiB for SMC-D, any code for SMC-R.
+    /// Linux's limits: 1 MiB for SMC-D, any code for SMC-R.
     pub const LINUX: Limits =
         Limits { smcd_size: SizeCode::SMCD_MAX, smcr_size: SizeCode::FIELD_MAX };
-    /// What RFC 7609 defines: 512 KiB (CLC-30).
+    /// RFC 7609's limit: 512 KiB (CLC-30).
     pub const RFC: Limits = Limits { smcd_size: SizeCode::RFC_MAX, smcr_size: SizeCode::RFC_MAX };
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Any CLC message, and which layout its bytes have.
+//! Any CLC message, and the choice of the layout.
 
 use super::accept_confirm::{TYPE_D, TYPE_R};
 use super::decline::Decline;
@@ -40,7 +40,7 @@ pub enum Message {
 }
 
 impl Message {
-    /// Reads one message that fills `bytes`, with the [`Limits`] of Linux.
+    /// Reads one message filling `bytes`, with the [`Limits`] of Linux.
     ///
     /// # Errors
     /// [`WireError`]; its [`reaction`](WireError::reaction) distinguishes a protocol error from
@@ -49,10 +49,10 @@ impl Message {
         Message::parse_with(bytes, &Limits::default())
     }
 
-    /// Reads one message that fills `bytes`.
+    /// Reads one message filling `bytes`.
     ///
     /// # Errors
-    /// As [`Message::parse`].
+    /// Like [`Message::parse`].
     pub fn parse_with(bytes: &[u8], limits: &Limits) -> Result<Message, WireError> {
         let header = Header::parse(bytes)?;
         header.check_extent(bytes)?;

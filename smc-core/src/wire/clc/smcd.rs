@@ -31,7 +31,7 @@ const V2_LEN: usize = V2_FIXED + TRAILER_LEN;
 /// SMC-Dv1 Accept or Confirm. A DMB is announced as an RMB is, with the same size codes (RMB-31).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmcdV1 {
-    /// The server thinks that this is a new peer; Confirm repeats it.
+    /// The server takes the client for a new peer; Confirm repeats it.
     pub first_contact: bool,
     /// Sender's ISM GID.
     pub gid: GidV1,
@@ -59,11 +59,11 @@ pub struct SmcdV2 {
     pub size: SizeCode,
     /// Sender's logical link.
     pub link_id: LinkId,
-    /// Fabric that both are on (CLCV2-64).
+    /// Fabric of both ends (CLCV2-64).
     pub chid: Chid,
     /// Negotiated EID.
     pub eid: Eid,
-    /// First contact flag and extension, which go together (CLCV2-44).
+    /// First contact flag and extension: both or neither (CLCV2-44).
     pub first_contact: Option<Fce>,
 }
 
@@ -144,8 +144,7 @@ impl SmcdV2 {
             _ => GidV1::NONE,
         };
         let first_contact = parse_extension(header, reader)?;
-        // Last, so that a message that is wrong in several ways is a protocol error rather than
-        // one that is answered by Decline.
+        // Last, so a message with several errors is a protocol error, and no Decline answers it.
         let size = size_code(size, limits.smcd_size, "DMBE size")?;
         let gid = Gid::from_parts(part1, part2);
         Ok(SmcdV2 { gid, token, index, size, link_id, chid, eid, first_contact })

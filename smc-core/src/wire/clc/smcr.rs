@@ -65,18 +65,18 @@ pub struct SmcrLink {
 /// SMC-Rv1 Accept or Confirm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmcrV1 {
-    /// A new link group begins. Accept only: in Confirm it is not sent and not looked at (CLC-25).
+    /// A new link group begins. Accept only: the flag is neither sent nor read in Confirm (CLC-25).
     pub first_contact: bool,
-    /// How to write to the sender.
+    /// The sender's parameters for writes by the peer.
     pub link: SmcrLink,
 }
 
 /// First contact extension of SMC-R.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmcrFce {
-    /// What SMC-D has too.
+    /// The fields shared with SMC-D.
     pub common: Fce,
-    /// Same subnet, no router between (CLCV2-54).
+    /// Same subnet, no router in between (CLCV2-54).
     pub direct: bool,
     /// Final limits of the link group; v2.1 only (CLCV2-57, CLCV2-58).
     pub limits: LinkLimits,
@@ -103,7 +103,7 @@ pub struct SmcrV2 {
     pub link: SmcrLink,
     /// Negotiated EID.
     pub eid: Eid,
-    /// First contact flag and extension, which go together (CLCV2-44).
+    /// First contact flag and extension: both or neither (CLCV2-44).
     pub first_contact: Option<SmcrFce>,
 }
 
@@ -132,7 +132,7 @@ impl SmcrLink {
         Ok(SmcrLink { peer_id, gid, mac, qpn, rkey, index, token, size, mtu, address, psn })
     }
 
-    /// Refuses reserved values, of which the MTU counts at first contact only (CLC-28, CLC-29).
+    /// Refuses reserved values; a reserved MTU counts at first contact only (CLC-28, CLC-29).
     fn judge(&self, first_contact: bool, limits: &Limits) -> Result<(), WireError> {
         size_code(self.size.code() << 4, limits.smcr_size, "RMBE size")?;
         if first_contact {
@@ -276,7 +276,7 @@ impl SmcrFce {
 }
 
 impl GidList {
-    /// All addresses, the active link's first.
+    /// The active link's address, then the alternates.
     pub fn iter(&self) -> impl Iterator<Item = Gid> + '_ {
         core::iter::once(self.active).chain(self.alternates.iter().copied())
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Who and where: GIDs, CHIDs, peers, MACs, tokens.
+//! Addresses and identities: GIDs, CHIDs, peers, MACs, tokens.
 
 use core::fmt;
 
@@ -41,7 +41,7 @@ impl fmt::Debug for Chid {
 pub struct GidV1(pub [u8; 8]);
 
 impl GidV1 {
-    /// All zero: no device.
+    /// Zero: no device.
     pub const NONE: GidV1 = GidV1([0; 8]);
 
     /// Whether this is [`GidV1::NONE`].
@@ -64,13 +64,13 @@ impl fmt::Debug for GidV1 {
 
 /// A 128-bit GID in wire order.
 ///
-/// For an emulated ISM device it is a UUID, sent as two halves (EISM-9, EISM-11); for RoCE it is an
+/// For an emulated ISM device a GID is a UUID, sent as two halves (EISM-9, EISM-11); for RoCE, an
 /// IPv6-style GID (SMC-Rv1) or an IP address (SMC-Rv2).
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// All zero: nobody.
+    /// Zero: no device.
     pub const NONE: Gid = Gid([0; 16]);
 
     /// Whether this is [`Gid::NONE`].
@@ -85,13 +85,13 @@ impl Gid {
         Gid([a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p])
     }
 
-    /// Bytes 0 to 7, which SMC calls the GID.
+    /// Bytes 0 to 7, called the GID by SMC.
     pub const fn part1(self) -> GidV1 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         GidV1([a, b, c, d, e, f, g, h])
     }
 
-    /// Bytes 8 to 15, which SMC calls the extended GID.
+    /// Bytes 8 to 15, called the extended GID by SMC.
     pub const fn part2(self) -> GidV1 {
         let [.., a, b, c, d, e, f, g, h] = self.0;
         GidV1([a, b, c, d, e, f, g, h])
@@ -116,7 +116,7 @@ impl Gid {
         }
     }
 
-    /// Whether two RoCEv2 GIDs are one address, whichever IPv4 form they are in (CLCV2-21).
+    /// Whether two RoCEv2 GIDs are one address, in any IPv4 form (CLCV2-21).
     pub fn same_address(self, other: Gid) -> bool {
         match (self.to_ipv4(), other.to_ipv4()) {
             (Some(a), Some(b)) => a == b,
@@ -148,7 +148,7 @@ impl fmt::Debug for Gid {
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// All zero: not given (Linux in Proposals without SMC-Rv1).
+    /// Zero: not given (Linux in Proposals without SMC-Rv1).
     pub const NONE: Mac = Mac([0; 6]);
 }
 
@@ -165,12 +165,12 @@ impl fmt::Debug for Mac {
     }
 }
 
-/// An SMC-R stack instance: 2 bytes that change with each start, 6 bytes MAC (RFC 7609 A.2.1).
+/// An SMC-R stack instance: 2 bytes with a new value at each start, 6 bytes MAC (RFC 7609 A.2.1).
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub [u8; 8]);
 
 impl PeerId {
-    /// All zero: not given.
+    /// Zero: not given.
     pub const NONE: PeerId = PeerId([0; 8]);
 
     /// Builds the id of one stack instance (CLC-7, CLC-8).
@@ -180,7 +180,7 @@ impl PeerId {
         PeerId([i, j, a, b, c, d, e, f])
     }
 
-    /// The part that changes with each start.
+    /// The instance number, new at each start.
     pub const fn instance(self) -> u16 {
         let [i, j, ..] = self.0;
         u16::from_be_bytes([i, j])
@@ -215,7 +215,8 @@ impl fmt::Debug for DmbToken {
     }
 }
 
-/// The sender's number of a logical link, in the byte order it likes (SMC-D Accept and Confirm +28).
+/// The sender's number of a logical link, in the sender's byte order (SMC-D Accept and Confirm
+/// +28).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct LinkId(pub [u8; 4]);
 

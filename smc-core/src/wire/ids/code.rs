@@ -8,18 +8,18 @@ use crate::wire::WireError;
 /// Size of an RMB or DMB element: code `n` is 16 KiB << n (CLC-30, RMB-31).
 ///
 /// The four bits of the field hold 0 to 15. RFC 7609 stops at 5 (512 KiB), Linux uses up to 6 for
-/// SMC-D and 15 for SMC-R; what a parser takes is in [`crate::wire::clc::Limits`].
+/// SMC-D and 15 for SMC-R; the limits of a parser are in [`crate::wire::clc::Limits`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SizeCode(u8);
 
 impl SizeCode {
     /// 16 KiB, the smallest.
     pub const MIN: SizeCode = SizeCode(0);
-    /// 512 KiB, the largest that RFC 7609 defines.
+    /// 512 KiB, the largest size defined by RFC 7609.
     pub const RFC_MAX: SizeCode = SizeCode(5);
-    /// 1 MiB, the largest SMC-D element that Linux makes.
+    /// 1 MiB, Linux's largest SMC-D element.
     pub const SMCD_MAX: SizeCode = SizeCode(6);
-    /// 512 MiB, the largest that the field can say.
+    /// 512 MiB, the largest size in the range of the field.
     pub const FIELD_MAX: SizeCode = SizeCode(15);
 
     /// The code `n`, or `None` above 15.
@@ -43,9 +43,9 @@ impl SizeCode {
     }
 }
 
-/// QP MTU as the four-bit code of the field, which may be a reserved one (CLC-27).
+/// QP MTU as the four-bit code of the field, reserved codes included (CLC-27).
 ///
-/// It means something at first contact only (CLC-28), so it is kept as it came.
+/// The MTU is meaningful at first contact only (CLC-28), so the value is kept unchecked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mtu(u8);
 
@@ -114,7 +114,7 @@ bits24! {
     Qpn
 }
 bits24! {
-    /// Packet sequence number that the sender starts with, 24 bits (CLC-31).
+    /// First packet sequence number of the sender, 24 bits (CLC-31).
     Psn
 }
 
@@ -185,7 +185,7 @@ impl Release {
         self.0
     }
 
-    /// Whether the fields that v2.1 added are defined.
+    /// Whether the fields added by v2.1 are defined.
     pub const fn has_v2_1_fields(self) -> bool {
         self.0 >= Self::V2_1.0
     }
@@ -208,11 +208,11 @@ bitflags::bitflags! {
 
 /// Connections and links per link group of SMC-Rv2.1 (CLCV2-22, CLCV2-23).
 ///
-/// The values are kept as they came: in a Proposal they are wishes that a server moves into the
-/// range, in an Accept they are final (CLCV2-57, CLCV2-58).
+/// The values are kept unchecked: a Proposal has wishes, moved into the range by the server; the
+/// values of an Accept are final (CLCV2-57, CLCV2-58).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LinkLimits {
-    /// Connections, 16 to 255; 0 where SMC-R is not offered.
+    /// Connections, 16 to 255; 0 if SMC-R is not offered.
     pub max_conns: u8,
     /// Links, 1 or 2; 0 where SMC-R is not offered.
     pub max_links: u8,
@@ -222,7 +222,7 @@ impl LinkLimits {
     /// Both zero: SMC-R is not offered, or release v2.0.
     pub const NONE: LinkLimits = LinkLimits { max_conns: 0, max_links: 0 };
 
-    /// Limits that may be sent, or `None` if one is out of its range.
+    /// Limits valid for sending, or `None` if one is out of its range.
     pub const fn new(max_conns: u8, max_links: u8) -> Option<LinkLimits> {
         let limits = LinkLimits { max_conns, max_links };
         if limits.in_range() { Some(limits) } else { None }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Names and codes that occur in more than one message.
+//! Names and codes of more than one message.
 
 mod address;
 mod code;

@@ -25,8 +25,8 @@ fn print(bytes: &[u8; LEN], f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 /// An Enterprise ID: 32 bytes, blank padded, compared as a whole (EID-1, EID-9).
 ///
-/// [`Eid::new`] makes a valid user EID. What came from the wire is kept as it is: it either equals
-/// a local one byte by byte or it does not.
+/// [`Eid::new`] makes a valid user EID. A received EID is kept unchecked, for comparison with a
+/// local one byte by byte.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Eid([u8; LEN]);
 
@@ -56,13 +56,13 @@ pub enum EidError {
 }
 
 impl Eid {
-    /// All zero: a system EID that is not offered.
+    /// Zero: a system EID not offered.
     pub const ZERO: Eid = Eid([0; LEN]);
 
     /// A user EID; shorter names are padded with blanks (EID-1 to EID-5).
     ///
     /// # Errors
-    /// [`EidError`] says which rule the name breaks.
+    /// [`EidError`] names the broken rule.
     pub fn new(name: &str) -> Result<Eid, EidError> {
         let Some(first) = name.chars().next() else { return Err(EidError::Empty) };
         for (at, got) in name.chars().enumerate() {
@@ -82,12 +82,12 @@ impl Eid {
         Ok(Eid(pad(name.as_bytes())))
     }
 
-    /// The field as it came from the wire, not checked.
+    /// The field of the wire, not checked.
     pub const fn from_wire(bytes: [u8; LEN]) -> Eid {
         Eid(bytes)
     }
 
-    /// The field as it goes onto the wire.
+    /// The field for the wire.
     pub const fn as_bytes(&self) -> &[u8; LEN] {
         &self.0
     }
@@ -123,7 +123,7 @@ impl fmt::Debug for Eid {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Hostname([u8; LEN]);
 
-/// Why a text is no host name that can be sent.
+/// The error of an invalid host name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("character {got:?} at position {at}; letters, digits, '-' and '.' are allowed")]
 pub struct HostnameError {
@@ -140,8 +140,8 @@ impl Hostname {
     /// A host name to send; longer ones are cut to 32 characters (CLCV2-51).
     ///
     /// # Errors
-    /// [`HostnameError`] names the first character that is not allowed. [`Hostname::BLANK`] is what
-    /// to send then: a host name never fails a connection.
+    /// [`HostnameError`] names the first forbidden character. Send [`Hostname::BLANK`] then: a host
+    /// name never fails a connection.
     pub fn new(name: &str) -> Result<Hostname, HostnameError> {
         for (at, got) in name.chars().enumerate() {
             if !(got.is_ascii_alphanumeric() || matches!(got, '-' | '.')) {
@@ -151,18 +151,18 @@ impl Hostname {
         Ok(Hostname(pad(name.as_bytes())))
     }
 
-    /// The field as it came from the wire, not checked.
+    /// The field of the wire, not checked.
     pub const fn from_wire(bytes: [u8; LEN]) -> Hostname {
         Hostname(bytes)
     }
 
-    /// The field as it goes onto the wire.
+    /// The field for the wire.
     pub const fn as_bytes(&self) -> &[u8; LEN] {
         &self.0
     }
 
-    /// The name up to the first blank, or `None` if that is empty or holds characters that are not
-    /// allowed in one (CLCV2-52: such a name may be dropped).
+    /// The name up to the first blank, or `None` if the name is empty or has forbidden characters
+    /// (CLCV2-52: such a name may be dropped).
     pub fn text(&self) -> Option<&str> {
         let name = self.0.split(|b| *b == b' ').next()?;
         let allowed = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.');

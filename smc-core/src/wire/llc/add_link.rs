@@ -25,10 +25,10 @@ const V2_LEN: usize = 72;
 const PAIR_LEN: usize = 16;
 const DIRECT: u8 = 0x80;
 
-/// An RMB as it is known on two links.
+/// An RMB known on two links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RkeyPair {
-    /// RKey on the link that carries the message.
+    /// RKey on the link carrying the message.
     pub reference: Rkey,
     /// RKey on the new link.
     pub new: Rkey,
@@ -71,7 +71,7 @@ pub struct AddLink {
     pub mtu: Mtu,
     /// First packet sequence number of the sender.
     pub psn: Psn,
-    /// What only version 2 has; absent in a refusal of 44 bytes (LLCV2-41), too.
+    /// The fields of version 2; absent in a refusal of 44 bytes (LLCV2-41), too.
     pub v2: Option<AddLinkV2>,
 }
 
@@ -80,7 +80,7 @@ pub struct AddLink {
 pub struct AddLinkV2 {
     /// No router between; counts in the client's reply only (LLCV2-19).
     pub direct: bool,
-    /// Address of the client that the server would like; request only (LLCV2-20).
+    /// Address of the client preferred by the server; request only (LLCV2-20).
     pub target: Gid,
     /// The sender's RMBs, at most 255 (LLCV2-17); later ones are not sent.
     pub rkeys: Vec<RkeyPair>,
@@ -193,9 +193,9 @@ pub struct AddLinkCont {
     pub reply: bool,
     /// Number of the new link.
     pub link_number: u8,
-    /// RTokens still to come, those of this message included (LLC-30).
+    /// RTokens still to come, this message's included (LLC-30).
     pub left: u8,
-    /// RTokens of this message: two, or what is left.
+    /// RTokens of this message: two, or the remaining ones.
     pub rkeys: List<RkeyPair, 2>,
 }
 

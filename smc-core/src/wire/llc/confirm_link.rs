@@ -18,8 +18,7 @@ pub struct ConfirmLink {
     /// Whether this is the reply.
     pub reply: bool,
     /// Bits 4-7 of the flags. Version 2 has the sender's cache size there (LLCV2-13); Linux sets
-    /// the two low bits in either version to say that its elements have no eye catcher (wire
-    /// errata D-3).
+    /// the two low bits in either version: its elements have no eye catcher (wire errata D-3).
     pub low_flags: u8,
     /// Sender's RNIC.
     pub mac: Mac,

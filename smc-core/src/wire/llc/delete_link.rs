@@ -23,7 +23,7 @@ impl DeleteReason {
     pub const PROGRAM: DeleteReason = DeleteReason(0x0003_0000);
     /// LLC protocol violation.
     pub const VIOLATION: DeleteReason = DeleteReason(0x0004_0000);
-    /// Asymmetric link that is no longer needed.
+    /// An asymmetric link no longer needed.
     pub const ASYMMETRIC: DeleteReason = DeleteReason(0x0005_0000);
     /// In a reply: no such link.
     pub const UNKNOWN_LINK: DeleteReason = DeleteReason(0x0010_0000);
@@ -34,13 +34,13 @@ impl DeleteReason {
 pub struct DeleteLink {
     /// Whether this is the reply.
     pub reply: bool,
-    /// All links of the group.
+    /// Deletes the whole group's links.
     pub all: bool,
     /// The link may be drained first (LLC-41).
     pub orderly: bool,
-    /// Which link.
+    /// Number of the link.
     pub link_number: u8,
-    /// Why, or in a reply why not.
+    /// The reason, or in a reply the reason for the failure.
     pub reason: DeleteReason,
 }
 

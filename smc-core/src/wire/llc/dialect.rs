@@ -4,13 +4,13 @@
 /// Byte order of the length field of version 2, and of the RKey count of its Add Link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ByteOrder {
-    /// As specified.
+    /// The specified order.
     #[default]
     BigEndian,
-    /// As a little-endian Linux writes and reads them.
+    /// The order of a little-endian Linux, written and read.
     LittleEndian,
-    /// The low byte twice. Only for a count: a Linux of either byte order reads it right, because
-    /// it reads one byte.
+    /// The low byte twice. Only for a count: a Linux of either byte order reads one byte, hence the
+    /// right value.
     Doubled,
 }
 
@@ -27,8 +27,8 @@ impl ByteOrder {
     }
 }
 
-/// Layout of the version 1 Add Link, which RFC 7609 Fig 32 draws without two reserved bytes that
-/// version 2 and Linux have behind the MAC.
+/// Layout of the version 1 Add Link. RFC 7609 Fig 32 lacks the two reserved bytes of version 2 and
+/// Linux behind the MAC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AddLinkLayout {
     /// GID at 12, as in version 2.
@@ -38,7 +38,7 @@ pub enum AddLinkLayout {
     Figure32,
 }
 
-/// How LLC bytes are written and what is taken of a peer.
+/// Encoding of LLC bytes, and tolerance of a peer's encoding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dialect {
     /// Byte order of lengths in version 2 (LLCV2-3).
@@ -50,23 +50,23 @@ pub struct Dialect {
 }
 
 impl Dialect {
-    /// As specified: big-endian, and lengths and counts must match what was received.
+    /// The specification: big-endian; lengths and counts must match the received bytes.
     pub const SPEC: Dialect = Dialect {
         length: ByteOrder::BigEndian,
         count: ByteOrder::BigEndian,
         add_link: AddLinkLayout::Padded,
     };
-    /// What a little-endian Linux writes.
+    /// The encoding of a little-endian Linux.
     pub const LINUX: Dialect = Dialect {
         length: ByteOrder::LittleEndian,
         count: ByteOrder::LittleEndian,
         add_link: AddLinkLayout::Padded,
     };
-    /// What to write to a little-endian Linux.
+    /// The encoding for messages to a little-endian Linux.
     pub const TO_LINUX: Dialect = Dialect { count: ByteOrder::Doubled, ..Dialect::LINUX };
 
-    /// Whether the peer's lengths may be swapped and its counts are worth nothing, so that the
-    /// number of bytes received decides (wire errata D-4, D-15).
+    /// Whether the number of received bytes decides, because the peer's lengths may be swapped and
+    /// its counts are useless (wire errata D-4, D-15).
     pub(super) fn goes_by_bytes_received(&self) -> bool {
         self.length != ByteOrder::BigEndian
     }

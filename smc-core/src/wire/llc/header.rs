@@ -15,9 +15,9 @@ pub const LLC_MAX_LEN: usize = 8192;
 pub(super) const REPLY: u8 = 0x80;
 /// Refused: Add Link, Request Add Link.
 pub(super) const REJECTED: u8 = 0x40;
-/// All links: Delete Link.
+/// Delete Link: all links.
 pub(super) const ALL: u8 = 0x40;
-/// Orderly: Delete Link.
+/// Delete Link: orderly.
 pub(super) const ORDERLY: u8 = 0x20;
 /// Negative reply: Confirm RKey and its continuation, Delete RKey.
 pub(super) const NEGATIVE: u8 = 0x20;
@@ -115,7 +115,7 @@ impl Kind {
     }
 }
 
-/// The two high bits say what to do with a type that is not known (RFC 7609 A.3).
+/// The two high bits decide on the treatment of an unknown type (RFC 7609 A.3).
 const fn unknown(byte: u8) -> WireError {
     match byte >> 6 {
         0b11 => WireError::CdcNotLlc(byte),
@@ -128,7 +128,7 @@ const fn unknown(byte: u8) -> WireError {
 pub(super) struct Header {
     pub(super) version: Version,
     pub(super) kind: Kind,
-    /// Bytes received, which the length field has been checked against.
+    /// Bytes received, checked against the length field.
     pub(super) length: usize,
     /// Reserved in version 1 but for the reject reason of Add Link.
     pub(super) byte2: u8,
@@ -208,7 +208,7 @@ impl Header {
         WireError::LengthMismatch { message: self.kind.name(), got: self.length, expected }
     }
 
-    /// A reader that stands behind the header.
+    /// A reader behind the header.
     pub(super) fn body<'a>(&self, bytes: &'a [u8]) -> Result<Reader<'a>, WireError> {
         let mut reader = Reader::new(bytes);
         reader.skip(4, "LLC header")?;

@@ -8,8 +8,8 @@
 //! v2:  0 type |20           | 1 length (2)                         | 3 flags
 //! ```
 //!
-//! Request and reply share the type; bit 0 of the flags marks the reply (LLC-3). Which of the two
-//! versions a message has is in its type byte; a link group only ever uses one (LLCV2-2).
+//! Request and reply share the type; bit 0 of the flags marks the reply (LLC-3). The type byte
+//! shows the message's version; a link group only ever uses one version (LLCV2-2).
 
 mod add_link;
 mod confirm_link;
@@ -40,7 +40,7 @@ use header::Header;
 pub struct Llc {
     /// Version of the type byte.
     pub version: Version,
-    /// What it says.
+    /// The message with its fields.
     pub message: Message,
 }
 
@@ -70,11 +70,12 @@ pub enum Message {
 }
 
 impl Llc {
-    /// Reads one message that fills `bytes`, which are what one receive completion brought.
+    /// Reads one message filling `bytes`, the bytes of one receive completion.
     ///
     /// # Errors
-    /// [`WireError`]: [`WireError::CdcNotLlc`] goes to the CDC path, [`WireError::IgnorableLlcType`]
-    /// is dropped, anything else means the link is treated as down (RFC 7609 C.7.1).
+    /// [`WireError`]: [`WireError::CdcNotLlc`] goes to the CDC path,
+    /// [`WireError::IgnorableLlcType`] is dropped, after any other error the link is treated as
+    /// down (RFC 7609 C.7.1).
     pub fn parse(bytes: &[u8], dialect: &Dialect) -> Result<Llc, WireError> {
         let header = Header::parse(bytes, dialect)?;
         let message = match header.kind {
@@ -98,8 +99,8 @@ impl Llc {
 
     /// The bytes of the message.
     ///
-    /// A type that its version does not have (a continuation in version 2, say) is written with the
-    /// type byte of its version all the same; no receiver takes it.
+    /// A type missing in the message's version (a continuation in version 2, say) is still written
+    /// with the type byte of the version; no receiver accepts such a message.
     pub fn emit(&self, dialect: &Dialect) -> Vec<u8> {
         let version = self.version;
         match &self.message {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The reason in a refusal to add a link.
 
-/// Why an Add Link or Request Add Link was refused (LLC-21, wire errata A-9): four bits, of which a
-/// version 2 Linux always sends 0.
+/// Reason for the refusal of an Add Link or Request Add Link (LLC-21, wire errata A-9): four bits,
+/// always 0 from a version 2 Linux.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RejectReason(pub u8);
 

@@ -17,14 +17,14 @@ use crate::wire::codec::{Reader, Writer};
 use crate::wire::ids::Rkey;
 use crate::wire::{List, WireError};
 
-/// An RMB on a link other than the one that carries the message.
+/// An RMB on another link than the message's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkRkey {
     /// The link.
     pub link_number: u8,
-    /// RKey on it.
+    /// RKey on the link.
     pub rkey: Rkey,
-    /// Virtual address on it.
+    /// Virtual address on the link.
     pub address: u64,
 }
 
@@ -71,7 +71,7 @@ pub struct ConfirmRkey {
     pub other_links: u8,
     /// RKey of the new RMB on this link.
     pub rkey: Rkey,
-    /// Its virtual address on this link.
+    /// Virtual address of the RMB on this link.
     pub address: u64,
     /// The first two other links.
     pub others: List<LinkRkey, 2>,
@@ -119,9 +119,9 @@ pub struct ConfirmRkeyCont {
     pub reply: bool,
     /// A negative reply.
     pub negative: bool,
-    /// Entries still to come, those of this message included; up to 3 are the last (LLC-48).
+    /// Entries still to come, this message's included; up to 3 are the last (LLC-48).
     pub left: u8,
-    /// Entries of this message: three, or what is left.
+    /// Entries of this message: three, or the remaining ones.
     pub entries: List<LinkRkey, 3>,
 }
 
@@ -155,7 +155,7 @@ pub struct DeleteRkey {
     pub reply: bool,
     /// A negative reply; version 1 only.
     pub negative: bool,
-    /// Which RKeys were not known: bit 0 (0x80) is the first; version 1 replies only (LLC-55).
+    /// Mask of unknown RKeys: bit 0 (0x80) is the first; version 1 replies only (LLC-55).
     pub error_mask: u8,
     /// The RKeys on this link: 1 to 8 in version 1, 1 to 255 in version 2; later ones are not sent.
     pub rkeys: Vec<Rkey>,
@@ -227,7 +227,8 @@ pub struct DeleteRkeyReply {
     pub count: u8,
     /// How many were not deleted; may be more than are listed (LLCV2-37).
     pub not_deleted: u8,
-    /// The first eight of them, or all (LLCV2-35). Zeros from Linux, which lists none (wire errata D-15).
+    /// The first eight refused RKeys, or all (LLCV2-35). Zeros from Linux, which lists none (wire
+    /// errata D-15).
     pub rkeys: List<Rkey, 8>,
 }
 

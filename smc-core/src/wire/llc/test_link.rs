@@ -15,7 +15,7 @@ use crate::wire::clc::Version;
 pub struct TestLink {
     /// Whether this is the reply.
     pub reply: bool,
-    /// Sent back as it came (LLC-58).
+    /// Echoed unchanged in the reply (LLC-58).
     pub data: [u8; 16],
 }
 

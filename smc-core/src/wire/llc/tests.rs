@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! LLC messages that are wrong, and the lengths of those that are right.
+//! Malformed LLC messages, and the lengths of well-formed ones.
 
 use super::*;
 use crate::wire::List;

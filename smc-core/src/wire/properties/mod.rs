@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What holds for all messages: they come back as they were sent, and no bytes at all make a parser
-//! panic, or give a value that cannot be sent.
+//! Properties of every message: emit and parse agree, and no bytes at all make a parser panic or
+//! yield a value that `emit` cannot send.
 
 mod values;
 

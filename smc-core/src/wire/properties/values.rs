@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages as they can be meant: fields that do not go with others are empty.
+//! Generators of meaningful messages: fields without a meaning beside others are empty.
 
 use proptest::array::uniform;
 use proptest::collection::vec;

@@ -81,7 +81,7 @@ fn no_first_byte_is_that_of_another_message() {
     }
 }
 
-/// Feeds the pieces; what came out, with the bytes of each DATA in one piece.
+/// Feeds the pieces and returns the parts, with the bytes of each DATA in one part.
 fn taken_apart(pieces: &[&[u8]]) -> Vec<Piece<'static>> {
     let (mut parser, mut parts, mut bytes) = (Parser::new(), Vec::new(), Vec::new());
     for mut piece in pieces.iter().copied() {

@@ -6,14 +6,14 @@ use super::{View, words};
 use crate::wire::clc::{HEADER_LEN, Kind, MAX_ENTRIES, Message, SmcTypes, TRAILER_LEN};
 use crate::wire::ids::{Chid, Mac, PeerId};
 
-/// What byte 7 and the eye catcher decide about the rest.
+/// The form of a message, decided by byte 7 and the eye catcher.
 struct Form {
     kind: Option<Kind>,
     smcd: bool,
     v1: bool,
     byte7: u8,
     byte7_field: Option<Mark>,
-    /// All bytes that the length announces are there, the trailer among them.
+    /// Whether the input has the announced length, trailer included.
     complete: bool,
 }
 
@@ -52,7 +52,7 @@ fn trailer(walk: &mut Walk<'_>, form: &Form) {
     }
 }
 
-/// Walks the header and moves the end to the trailer that its length gives.
+/// Walks the header and moves the end to the trailer, by the header's length.
 fn header(walk: &mut Walk<'_>, have: usize) -> (Option<Form>, String) {
     let eye = walk.take("eye catcher", words::eye_catcher);
     if eye.is_some_and(|eye| !words::is_eye_catcher(eye)) {
@@ -174,7 +174,7 @@ fn proposal(walk: &mut Walk<'_>, form: &Form) {
     }
 }
 
-/// An offset field: where it is listed, where it leads, and how many bytes it skips.
+/// An offset field: its place in the list, its target, and the number of bytes skipped.
 fn offset(
     walk: &mut Walk<'_>,
     name: &'static str,
@@ -187,7 +187,7 @@ fn offset(
     Some((walk.last(), from + usize::from(skip), skip))
 }
 
-/// A count that is walked up to its limit only.
+/// A count, walked up to its limit only.
 fn count(walk: &mut Walk<'_>, name: &'static str) -> usize {
     let count = walk.u8(name, |count| count.to_string()).map_or(0, usize::from);
     if count > MAX_ENTRIES {
@@ -254,7 +254,7 @@ fn user_eid(walk: &mut Walk<'_>) {
     }
 }
 
-/// Marks emulated CHIDs that the next entry does not repeat.
+/// Marks emulated CHIDs without a repetition in the next entry.
 fn gid_chid_entries(walk: &mut Walk<'_>, entries: usize) {
     let mut open: Option<(u16, Option<Mark>)> = None;
     let mut unpaired = Vec::new();
@@ -336,7 +336,7 @@ fn smcr(walk: &mut Walk<'_>, form: &Form, v1: bool) {
     });
 }
 
-/// The first contact extension, which goes with its flag.
+/// The first contact extension, present along with its flag.
 fn extension(walk: &mut Walk<'_>, form: &Form, inside: impl FnOnce(&mut Walk<'_>)) {
     match (form.bit4(), walk.left()) {
         (false, 0) => {}

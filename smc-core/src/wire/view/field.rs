@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a view consists of.
+//! The fields of a view.
 
 use core::fmt;
 
@@ -14,28 +14,28 @@ pub struct Field {
     pub len: usize,
     /// How many areas the field is in.
     pub depth: usize,
-    /// What it is called.
+    /// Name of the field.
     pub name: &'static str,
-    /// What it says; empty for an area.
+    /// The value in words; empty for an area.
     pub value: String,
-    /// What is wrong with it.
+    /// The error in the field, if any.
     pub problem: Option<String>,
-    /// Whether this is an area that consists of the deeper fields that follow.
+    /// Whether this is an area, with deeper fields behind.
     pub is_area: bool,
 }
 
 /// A whole input, explained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// What kind of message it is, or seems to be.
+    /// The real or apparent type of the message.
     pub title: String,
-    /// Its fields, by offset; an area comes before what is in it.
+    /// The fields, by offset; an area comes before its own fields.
     pub fields: Vec<Field>,
-    /// Why the strict parser refuses it.
+    /// The strict parser's reason for refusal.
     pub error: Option<WireError>,
 }
 
-/// A line per field: offset and length, name, value, and `!` before what is wrong.
+/// A line per field: offset and length, name, value, and `!` before a problem.
 impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.title)?;

@@ -204,7 +204,8 @@ fn add_link_v2(walk: &mut Walk<'_>) {
     }
 }
 
-/// How the two bytes say `count`, if they do.
+/// The byte order of `bytes` as an encoding of `count`; `None` if the two bytes encode another
+/// number.
 fn count_order(bytes: [u8; 2], count: usize) -> Option<&'static str> {
     match bytes {
         _ if usize::from(u16::from_be_bytes(bytes)) == count => Some(""),

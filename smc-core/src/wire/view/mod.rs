@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Bytes explained field by field, for people: what `smc decode` prints.
+//! Bytes explained field by field, for people: the output of `smc decode`.
 //!
-//! This level judges nothing and never fails. Broken messages are its purpose: each field that can
-//! be made out is listed with its place and its value in words, a field that is wrong says so, and
-//! what cannot be made out is listed as bytes. The fields always cover the whole input, in order
-//! and without overlap; an offset that leads backwards or outside is noted and not followed. Where
-//! the strict parser refuses the message, its error is there as well.
+//! A view is never refused and never fails. Broken messages are its purpose: each recognizable
+//! field is listed with its place and its value in words, a wrong field is marked, and unrecognized
+//! bytes are listed raw. The fields always cover the whole input, in order and without overlap; an
+//! offset leading backwards or outside is noted and not followed. If the strict parser refuses the
+//! message, its error is listed as well.
 //!
 //! Values are shown as they are, DMB tokens and RKeys included.
 
@@ -21,8 +21,8 @@ pub use field::{Field, View};
 
 use super::llc::Dialect;
 
-/// Explains bytes of a kind that has to be guessed: CLC by its eye catcher, CDC and records by their
-/// first byte, LLC otherwise.
+/// Explains bytes of an unknown kind: CLC is recognized by its eye catcher, CDC and records by
+/// their first byte; other bytes are taken for LLC.
 pub fn any(bytes: &[u8]) -> View {
     match bytes {
         [0xe2, 0xd4, 0xc3, ..] => clc(bytes),

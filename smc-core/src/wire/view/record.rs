@@ -20,7 +20,7 @@ pub(super) fn view(bytes: &[u8]) -> View {
     walk.u16("reserved", |bytes| if bytes == 0 { String::new() } else { format!("{bytes:04x}") });
     let length = walk.u32("length of the body", |length| format!("{length} bytes"));
     walk.take("position", |at: [u8; 8]| u64::from_be_bytes(at).to_string());
-    // A CLC message is explained by itself, so it may stand behind its record.
+    // A CLC message is explained by itself, so a CLC message may stand behind its record.
     let body = if kind == Some(Kind::Clc) { 0 } else { length.unwrap_or(0) as usize };
     walk.raw_until("body", HEADER_LEN.saturating_add(body));
     let error = match bytes.first_chunk() {

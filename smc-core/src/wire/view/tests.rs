@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Views of messages that are right, and of every way of being cut or bent.
+//! Views of well-formed messages, and of messages cut or damaged in every way.
 
 use super::*;
 use crate::wire::List;
@@ -32,7 +32,8 @@ fn proposal() -> Vec<u8> {
     proposal.emit()
 }
 
-/// The fields cover the input in order and without overlap; areas are exactly what is in them.
+/// The fields cover the input in order and without overlap; each area has exactly the extent of its
+/// fields.
 fn check_cover(view: &View, len: usize) {
     let mut at = 0;
     for field in &view.fields {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A walk over the input, which only ever goes forward.
+//! A forward-only walk over the input.
 
 use super::{Field, View, words};
 use crate::wire::WireError;
@@ -11,11 +11,11 @@ pub(super) struct Walk<'a> {
     end: usize,
     depth: usize,
     fields: Vec<Field>,
-    /// A field was cut off; nothing after it can be shown.
+    /// A field was cut off; later fields cannot be shown.
     cut: bool,
 }
 
-/// A field in the list, to say more about it later.
+/// A field in the list, for later notes.
 #[derive(Clone, Copy)]
 pub(super) struct Mark(usize);
 
@@ -33,7 +33,7 @@ impl<'a> Walk<'a> {
         self.end.saturating_sub(self.at)
     }
 
-    /// Moves the end of the fields; beyond the input it stays there.
+    /// Moves the end of the fields, at most to the end of the input.
     pub(super) fn set_end(&mut self, end: usize) {
         self.end = end.clamp(self.at, self.bytes.len().max(self.at));
     }
@@ -45,7 +45,7 @@ impl<'a> Walk<'a> {
         Mark(self.fields.len() - 1)
     }
 
-    /// Takes `N` bytes, or what is there of them, which ends the walk.
+    /// Takes `N` bytes. Fewer available bytes are taken too and end the walk.
     pub(super) fn take<const N: usize>(
         &mut self,
         name: &'static str,
@@ -94,19 +94,19 @@ impl<'a> Walk<'a> {
         self.take(name, |bytes| words::hex(&bytes))
     }
 
-    /// Reserved bytes: shown if they are not zero, which is no mistake of the receiver's concern.
+    /// Reserved bytes: shown if not zero. A nonzero value is no error for a receiver.
     pub(super) fn reserved<const N: usize>(&mut self) {
         self.take::<N>("reserved", |bytes| words::reserved(&bytes));
     }
 
-    /// Bytes that no field claims, up to `at`.
+    /// Unassigned bytes up to `at`.
     pub(super) fn raw_until(&mut self, name: &'static str, at: usize) -> Option<Mark> {
         let until = at.min(self.end);
         let bytes = self.bytes.get(self.at..until).filter(|bytes| !bytes.is_empty())?;
         Some(self.push(name, bytes.len(), words::hex(bytes)))
     }
 
-    /// Says that the field before is wrong.
+    /// Marks the field before as wrong.
     pub(super) fn problem(&mut self, text: impl Into<String>) {
         if let Some(mark) = self.last() {
             self.note(mark, text);
@@ -118,14 +118,14 @@ impl<'a> Walk<'a> {
         self.fields.len().checked_sub(1).map(Mark)
     }
 
-    /// Says that a field is wrong; the first word about it stays.
+    /// Marks a field as wrong; the first note on a field stays.
     pub(super) fn note(&mut self, mark: Mark, text: impl Into<String>) {
         if let Some(field) = self.fields.get_mut(mark.0) {
             field.problem.get_or_insert(text.into());
         }
     }
 
-    /// Walks an area: what `inside` takes is listed below its name.
+    /// Walks an area: the fields taken by `inside` are listed below the area's name.
     pub(super) fn area(&mut self, name: &'static str, inside: impl FnOnce(&mut Self)) {
         if self.cut {
             return;
@@ -142,8 +142,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Goes to an area whose place an offset field gave. An offset that leads back or outside is
-    /// noted at that field, and the area is not walked.
+    /// Goes to the target of an offset field. An offset leading back or outside is noted at the
+    /// field, and the area is not walked.
     pub(super) fn follow(&mut self, offset_field: Option<Mark>, target: usize) -> bool {
         if self.cut {
             return false;
@@ -162,7 +162,7 @@ impl<'a> Walk<'a> {
         false
     }
 
-    /// Lists what is left up to the end of the fields as bytes without meaning.
+    /// Lists the bytes left up to the end of the fields as bytes without meaning.
     pub(super) fn leftover(&mut self) {
         self.cut = false;
         if self.raw_until("not assigned", self.end).is_some() {

@@ -66,7 +66,7 @@ pub(super) fn chid(value: u16) -> String {
     format!("{chid} ({kind})")
 }
 
-/// A GID that may be an IP address.
+/// A GID, perhaps an IP address.
 pub(super) fn gid(bytes: [u8; 16]) -> String {
     let gid = Gid(bytes);
     if gid.is_none() {
@@ -86,7 +86,7 @@ pub(super) fn eid(bytes: [u8; 32]) -> String {
     format!("\"{}\"", Eid::from_wire(bytes))
 }
 
-/// Whether an EID of the wire is one that could have been configured.
+/// Whether an EID of the wire is a valid one for a configuration.
 pub(super) fn eid_is_valid(bytes: &[u8; 32]) -> bool {
     core::str::from_utf8(bytes).is_ok_and(|name| Eid::new(name.trim_end_matches(' ')).is_ok())
 }
@@ -145,7 +145,7 @@ pub(super) fn vendor_options(oui: Option<[u8; 3]>, options: [u8; 5]) -> String {
     }
 }
 
-/// The options of Accept and Confirm, which do not say whose they are.
+/// The options of Accept and Confirm, sent without their vendor's OUI.
 pub(super) fn vendor_answer(options: [u8; 4]) -> String {
     let [version, reserved, high, low] = options;
     let bits = u16::from_be_bytes([high, low]);
@@ -175,7 +175,7 @@ pub(super) fn flags(byte: u8, names: &[(u8, &str)]) -> String {
     text
 }
 
-/// What Linux means by a diagnosis; other systems have codes of their own (CLC-49).
+/// Linux's meaning of a diagnosis; other systems have codes of their own (CLC-49).
 pub(super) fn diagnosis(code: u32) -> String {
     let words = match code {
         0 => return "none".into(),

@@ -11,9 +11,9 @@ use crate::wire::codec::Writer;
 use crate::wire::ids::{Eid, Gid, GidV1, LinkLimits};
 
 impl Proposal {
-    /// The bytes of the message, every area at the place that the specification gives it.
+    /// The bytes of the message, every area at its specified place.
     ///
-    /// A version 1 Proposal without `v1` offers nothing, and no receiver takes it.
+    /// A version 1 Proposal without `v1` offers nothing, and no receiver accepts such a message.
     pub fn emit(&self) -> Vec<u8> {
         let types_v1 = self.v1.map(|offer| offer.types);
         let v2 = self.v2.filter(|_| self.version == Version::V2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Proposal: what a client offers (RFC 7609 A.2.2; SMCv2 "CLC Proposal base message").
+//! Proposal: a client's offer (RFC 7609 A.2.2; SMCv2 "CLC Proposal base message").
 //!
 //! Version 1, 52 bytes for IPv4 and 52 + 17n for n IPv6 prefixes:
 //!
@@ -22,8 +22,8 @@
 //!    trailer
 //! ```
 //!
-//! Parsing takes any offsets that lead to areas in this order without overlap (CLC-14, CLCV2-7);
-//! emitting puts every area directly behind the one before.
+//! Parsing takes any offsets to areas in this order without overlap (CLC-14, CLCV2-7); emitting
+//! puts every area directly behind the one before.
 
 mod emit;
 mod parse;
@@ -32,7 +32,7 @@ use super::{GidChid, IsmOffers, MAX_ENTRIES, Version};
 use crate::wire::ids::{Chid, Eid, Features, Gid, GidV1, LinkLimits, Mac, PeerId, Release};
 use crate::wire::{List, WireError};
 
-/// SMC types of one version that are offered. "None" is the absence of the offer.
+/// Offered SMC types of one version. "None" is the absence of the offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SmcTypes {
     /// SMC-R only.
@@ -101,19 +101,19 @@ pub enum Subnet {
 /// Offer of SMC version 1 types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OfferV1 {
-    /// Which types.
+    /// The types.
     pub types: SmcTypes,
-    /// Subnet that server and client must share.
+    /// Subnet shared by server and client.
     pub subnet: Subnet,
 }
 
-/// The ISM device that goes with the client's IP interface; serves SMC-Dv1 and, with a CHID,
-/// SMC-Dv2 (CLCV2-11). Never an emulated one (EISM-5).
+/// The ISM device associated with the client's IP interface; serves SMC-Dv1 and, with a CHID,
+/// SMC-Dv2 (CLCV2-11). Never an emulated device (EISM-5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AssociatedIsm {
     /// 64-bit GID.
     pub gid: GidV1,
-    /// Its fabric; [`Chid::NONE`] unless SMC-Dv2 is offered with it.
+    /// The device's fabric; [`Chid::NONE`] unless SMC-Dv2 is offered with the device.
     pub chid: Chid,
 }
 
@@ -128,7 +128,7 @@ impl VendorOffer {
     /// Options of the vendor `oui`.
     ///
     /// # Errors
-    /// [`WireError::VendorOptionsWithoutOui`] for OUI zero, which means "no options" (CLCV2-14).
+    /// [`WireError::VendorOptionsWithoutOui`] for OUI zero, meaning "no options" (CLCV2-14).
     pub const fn new(oui: [u8; 3], options: [u8; 5]) -> Result<VendorOffer, WireError> {
         match oui {
             [0, 0, 0] => Err(WireError::VendorOptionsWithoutOui(options)),
@@ -165,11 +165,11 @@ impl SmcdV2Offer {
 
 /// Offer of SMC version 2 types (SMCv2 "V2 extension").
 ///
-/// Fields that do not go with the offered types or the release are ignored in a received
-/// message and come out empty (CLCV2-5, CLCV2-25); they are not sent either.
+/// Fields without a meaning for the offered types or the release are empty and not sent; such
+/// fields of a received message are ignored (CLCV2-5, CLCV2-25).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OfferV2 {
-    /// Which types.
+    /// The types.
     pub types: SmcTypes,
     /// Release of the client.
     pub release: Release,
@@ -190,8 +190,8 @@ pub struct OfferV2 {
 /// A Proposal message.
 ///
 /// Version 1 is sent in the form of RFC 7609 (52 bytes for IPv4), with the SMC-D area in the middle
-/// if SMC-Dv1 is offered (92 bytes); version 2 always has the base of 80 bytes, in which
-/// the fields of version 1 are where its servers look for them (CLCV2-3).
+/// if SMC-Dv1 is offered (92 bytes); version 2 always has the base of 80 bytes, with the fields of
+/// version 1 at the places expected by version 1 servers (CLCV2-3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proposal {
     /// Highest version of the client.
@@ -210,10 +210,10 @@ pub struct Proposal {
     pub v2: Option<OfferV2>,
 }
 
-/// Bytes in front of the IP subnet extension in the form of RFC 7609. With that and the trailer a
-/// Proposal over IPv4 has 52 bytes (CLC-12).
+/// Bytes in front of the IP subnet extension in the form of RFC 7609. With the extension and the
+/// trailer, a Proposal over IPv4 has 52 bytes (CLC-12).
 const BASE_V1: usize = 40;
-/// The same in the longer form, which version 2 and SMC-Dv1 have (CLC-59, CLCV2-6).
+/// Bytes in front of the extension in the longer form of version 2 and SMC-Dv1 (CLC-59, CLCV2-6).
 const BASE_V2: usize = 80;
 /// Bytes of the IP subnet extension without prefixes.
 const SUBNET_LEN: usize = 8;

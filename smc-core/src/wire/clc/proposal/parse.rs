@@ -13,7 +13,7 @@ use crate::wire::ids::{Chid, Eid, Features, Gid, GidV1, LinkLimits, Mac, PeerId,
 use crate::wire::{List, WireError};
 
 /// Follows the offsets of a Proposal. Areas stand in the order of the specification and do not
-/// overlap; bytes between them belong to nobody and are skipped.
+/// overlap; bytes between areas are skipped.
 struct Areas<'a> {
     /// The message up to its trailer.
     body: &'a [u8],
@@ -29,7 +29,7 @@ impl<'a> Areas<'a> {
         Reader::area(self.body, area, at, fixed)
     }
 
-    /// Says that the area at `at` has `need` bytes in all.
+    /// Ends the area at `at` with `need` bytes in all.
     fn close(&mut self, area: &'static str, at: usize, need: usize) -> Result<(), WireError> {
         Reader::area(self.body, area, at, need)?;
         self.free_from = at + need;
@@ -114,7 +114,7 @@ impl<'a> Areas<'a> {
         })
     }
 
-    /// May be absent if it has nothing to say (CLCV2-29).
+    /// Optional if empty (CLCV2-29).
     fn smcd(
         &mut self,
         (from, offset): (usize, u16),
@@ -173,7 +173,7 @@ impl Proposal {
             let ism_gid = GidV1(reader.array("ISM GID")?);
             let chid = Chid(reader.u16("ISM CHID")?);
             v2_offset = reader.u16("V2 extension offset")?;
-            // An OUI of zero says that there are none, whatever the option bytes hold.
+            // An OUI of zero means "no options", for any option bytes.
             vendor = VendorOffer::new(reader.array("OUI")?, reader.array("vendor options")?).ok();
             reader.skip(20, "reserved")?;
             areas.free_from = BASE_V2;

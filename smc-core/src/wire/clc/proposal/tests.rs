@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Proposals as they are sent, and each way of making one wrong.
+//! Valid Proposals, and each way of damaging one.
 
 use super::*;
 use crate::wire::Reaction;
