@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The walks that `docs/carriers.md` describes, one end at a time.
+//! The sequences of `docs/ends.md`, one end at a time.
 
 use smc_core::carrier::{
     Action, End, Input, Outgoing, Positions, Reading, Renewal, Role, Violation,
@@ -24,7 +24,7 @@ fn leaving_in_order_takes_one_exchange_per_direction() {
     let mut b = End::on_ring(Role::Server, true);
     let actions = a.on(Input::Leave(GOES), &at(10, 3));
     assert_eq!(actions, [Action::StopRing, Action::Write(leave(10, GOES))]);
-    // B has not got all of it yet.
+    // B has not got every byte yet.
     let actions = b.on(Input::Record(leave(10, GOES)), &at(4, 8));
     let answer = leave(4, Reason::Answer);
     let expected = [Action::StopRing, Action::Write(answer), Action::Await { to: 10 }];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The table of states in `docs/carriers.md`: what an end does for every input in every state.
+//! The tables of `carrier_table.md`: an end's actions for every input in every state.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::fmt::Write;
@@ -57,7 +57,7 @@ fn inputs() -> Vec<(&'static str, Input)> {
     ]
 }
 
-/// Each state, by the shortest way to it.
+/// Each state, by the shortest sequence of inputs.
 fn states() -> Vec<(&'static str, End)> {
     let walk = |role, inputs: &[Input]| {
         let mut end = End::on_ring(role, true);

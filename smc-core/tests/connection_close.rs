@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The close machine: the whole table, what must hold for every entry of it, and the walks that
-//! RFC 7609 section 4.8 describes.
+//! The close machine: the whole table, the rules for every entry, and the sequences of RFC 7609
+//! section 4.8.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use smc_core::connection::close::{Actions, Close, Event, State};
@@ -61,7 +61,7 @@ fn the_table_is_up_to_date() {
     );
 }
 
-// ---- what holds everywhere
+// ---- rules for every entry
 
 // Shows: CLOSE-2.
 #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Two close machines against each other, and one against the states of Linux: every order in
-//! which applications act and flags arrive.
+//! Two close machines against each other, and one against the states of Linux: every order of
+//! application calls and arriving flags.
 
 use std::collections::HashSet;
 
@@ -11,18 +11,18 @@ const D: StateFlags = StateFlags::SENDING_DONE;
 const C: StateFlags = StateFlags::CLOSED;
 const A: StateFlags = StateFlags::ABORT;
 
-/// Something that sends and takes state flags.
+/// Sends and takes state flags.
 trait Peer: Copy + Eq + std::hash::Hash + std::fmt::Debug {
     fn active() -> Self;
     fn is_closed(&self) -> bool;
-    /// Ways in which the application can go on, with the TCP reset that results, if any.
+    /// Possible next states after an application's call, with the resulting TCP reset, if any.
     fn application(&self) -> Vec<(Self, bool)>;
     fn peer(&self, flags: StateFlags) -> (Self, bool);
     fn tcp_reset(&self) -> (Self, bool);
     fn flags(&self) -> StateFlags;
     /// The application has closed, and everything is written.
     fn application_is_done(&self) -> bool;
-    /// What only a timer can end.
+    /// Whether only a timer can end the wait.
     fn waits_for_timer(&self) -> bool;
 }
 
@@ -78,7 +78,7 @@ fn done((close, actions): (Close, Actions)) -> (Close, bool) {
     }
 }
 
-/// Both sides, the flags that are published and not seen yet, and TCP resets on their way.
+/// Both sides, the flags published but not seen yet, and TCP resets on their way.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Pair<P: Peer, Q: Peer> {
     ours: P,
@@ -110,8 +110,8 @@ impl<P: Peer, Q: Peer> Pair<P, Q> {
         pair
     }
 
-    /// Everything that may happen without an application. State flags may be missed when later
-    /// ones follow.
+    /// The possible events without an application. State flags may be missed when later flags
+    /// follow.
     fn deliveries(&self) -> Vec<Self> {
         let mut next = Vec::new();
         for i in 0..self.to_ours.len() {
@@ -143,7 +143,7 @@ impl<P: Peer, Q: Peer> Pair<P, Q> {
     }
 }
 
-/// Calls `check` for every pair that can come about.
+/// Calls `check` for every reachable pair.
 fn explore<P: Peer, Q: Peer>(mut check: impl FnMut(&Pair<P, Q>)) -> usize {
     let start = Pair {
         ours: P::active(),
@@ -197,8 +197,8 @@ fn an_element_serves_again_only_when_the_peer_says_nothing_more() {
     });
 }
 
-/// Socket states of Linux as far as a peer can tell (linux-interop appendix B). It has no timers
-/// and takes no notice of TCP.
+/// Socket states of Linux, as visible to a peer (linux-interop appendix B). The model has no timers
+/// and ignores TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Linux {
     state: State,
@@ -298,7 +298,7 @@ fn linux_never_keeps_us_longer_than_a_timer_nor_we_linux_at_all() {
             assert!(pair.theirs.is_closed(), "Linux hangs: {pair:?}");
             assert!(pair.ours.is_closed() || pair.ours.waits_for_timer(), "{pair:?}");
             if !pair.ours.is_closed() {
-                // Linux drops the A without an answer where it has only said D.
+                // Linux drops the A without an answer after sending only D.
                 assert_eq!(pair.ours.state(), State::PeerAbortWait, "{pair:?}");
             }
         }

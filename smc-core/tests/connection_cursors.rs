@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cursor arithmetic against a model that counts stream positions in 64 bits and divides.
+//! Cursor arithmetic against a model counting stream positions in 64 bits.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ use smc_core::wire::cdc::ProducerFlags;
 
 const NONE: ProducerFlags = ProducerFlags::empty();
 
-/// What a ring is, said once more and more slowly.
+/// A simple and slow model of a ring.
 #[derive(Clone, Copy, Debug)]
 struct Model {
     ring: Ring,
@@ -53,9 +53,9 @@ enum Op {
     Announce,
     Read(u32),
     Tell,
-    /// The receiver hears that what was told is out: later than the peer did.
+    /// The receiver is notified of a publication: later than the peer.
     Note,
-    /// A cursor made up: round and count relative to the true one, or any.
+    /// An invented cursor: round and count relative to the true one, or any.
     Claim {
         wrap: i8,
         count: i32,
@@ -87,8 +87,8 @@ proptest! {
     ) {
         let model = Model::new(kind, len);
         let (mut sender, mut receiver) = (Sender::new(model.ring), Receiver::new(model.ring));
-        // Stream positions: written, announced to the receiver, read, told to the sender, and what
-        // the receiver knows to have been told.
+        // Stream positions: written, announced to the receiver, read, published to the sender, and
+        // the part of the publications known to the receiver.
         let (mut written, mut announced, mut read) = (0u64, 0u64, 0u64);
         let (mut told, mut noted) = (0u64, 0u64);
         for op in ops {
@@ -103,7 +103,7 @@ proptest! {
                     let arrival = receiver.on_peer_producer(sender.cursor(), NONE).unwrap();
                     prop_assert_eq!(u64::from(arrival.bytes), written - announced);
                     announced = written;
-                    // Who uses space was told of it.
+                    // Use of space proves an earlier announcement to the user.
                     noted = noted.max(announced.saturating_sub(model.len()));
                 }
                 Op::Read(n) => {
@@ -139,7 +139,7 @@ proptest! {
                             count: true_one.count.wrapping_add_signed(count),
                         },
                     };
-                    // Exactly the positions that an honest peer could be at are accepted.
+                    // Only possible positions of an honest peer are accepted.
                     let cursor = claim(sender.cursor());
                     let possible = (told..=written).find(|p| model.cursor(*p) == cursor);
                     let got = { sender }.on_peer_consumer(cursor).ok();

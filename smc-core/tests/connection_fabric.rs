@@ -2,7 +2,7 @@
 //! Random connections in memory, many seeds: see `smc_core::testing`.
 //!
 //! `SMC_SEED=0x1234 cargo test -p smc-core --test connection_fabric` runs one seed everywhere;
-//! `SMC_RUNS=10000` runs that many instead of a handful.
+//! `SMC_RUNS=10000` runs 10000 seeds instead of a handful.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -14,7 +14,7 @@ const B: ProducerFlags = ProducerFlags::BLOCKED;
 const P: ProducerFlags = ProducerFlags::URGENT_PENDING;
 const U: ProducerFlags = ProducerFlags::URGENT_PRESENT;
 
-/// Hosts A and B of the figures, and what of their numbers changes with the type of SMC.
+/// Hosts A and B of the figures, and the numbers depending on the type of SMC.
 struct Figure {
     a: Connection,
     b: Connection,
@@ -41,7 +41,7 @@ impl Figure {
         Figure { a, b, base: 0, offset: 32 }
     }
 
-    /// A cursor as the figures print it.
+    /// A cursor in the figures' notation.
     fn cursor(&self, wrap: u16, count: u32) -> Cursor {
         Cursor { wrap, count: count - 4 + self.base }
     }
@@ -84,11 +84,11 @@ impl Figure {
     }
 }
 
-/// Sends a control word or message; returns producer cursor, consumer cursor, flags, and what came
-/// of it.
+/// Sends a control word or message; returns producer cursor, consumer cursor, flags, and the
+/// result.
 fn send(from: &mut Connection, to: &mut Connection) -> (Cursor, Cursor, ProducerFlags, Delivery) {
     let (producer, consumer) = from.words();
-    // What travels is bits.
+    // The words travel as bits.
     let producer = ProducerWord::from_u64(producer.to_u64());
     let consumer = ConsumerWord::from_u64(consumer.to_u64());
     assert_eq!(consumer.state_flags, StateFlags::empty());
@@ -236,7 +236,7 @@ fn scenario_6_urgent_data_with_a_closed_window() {
         assert_eq!(f.b.receiver.consume(499), UpdateDecision::Urgent);
         let (_, consumer, _, _) = f.b_to_a();
         assert_eq!(consumer, f.cursor(2, 1500));
-        // 6 and 7: the normal data behind it ends the urgent mode.
+        // 6 and 7: the following normal data ends the urgent mode.
         assert_eq!(f.a_writes(1000, false), [f.bytes(1500, 2499), f.nothing()]);
         let (producer, _, flags, _) = f.a_to_b();
         assert_eq!((producer, flags), (f.cursor(2, 2500), NONE));

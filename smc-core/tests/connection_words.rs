@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Reading the control block while the peer stores into it: every way in which the loads of one
-//! look can fall between the stores, for histories that a careless order of loads or stores gets
-//! wrong.
+//! Reading the control block during stores of the peer: every position of the loads of one look
+//! between the stores, for histories with a wrong result under a careless order of loads or stores.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use smc_core::connection::close::Event;
@@ -93,8 +92,8 @@ fn all_pauses(n: usize) -> impl Iterator<Item = [usize; 3]> {
         .filter(move |p| p.iter().sum::<usize>() <= n)
 }
 
-/// Plays `stores` against a reader that was brought to `reader` before; `check` sees the reader and
-/// what each of three looks brought. The last look comes after the last store.
+/// Plays `stores` against a reader in the state `reader`; `check` gets the reader and the results
+/// of three looks. The last look comes after the last store.
 fn play(
     reader: Connection,
     block: [u64; 2],

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Two hosts, their link groups and connections, and faults: see `smc_core::testing::links`.
 //!
-//! A failing run prints the command that repeats it. `SMC_SIM_SEED=0x1234` runs that seed alone,
-//! `SMC_SIM_STEPS=5000` lets its faults last that long, `SMC_SIM_RUNS=100000` runs that many seeds
-//! from `SMC_SIM_FROM` on,
-//! `SMC_SIM_TRACE=1` tells what happens.
+//! A failing run prints the command for its repetition. `SMC_SIM_SEED=0x1234` runs this seed alone,
+//! `SMC_SIM_STEPS=5000` sets the duration of its faults, `SMC_SIM_RUNS=100000` runs so many seeds
+//! from `SMC_SIM_FROM` on, `SMC_SIM_TRACE=1` prints the events.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -32,7 +31,7 @@ fn simulate(seed: u64, steps: u64) -> Report {
     result.unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// Runs that have found mistakes, each by what was wrong.
+/// Runs that found mistakes, each named by its mistake.
 mod regressions {
     use super::simulate;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Every way in which two ends can change their carriers while devices leave or die, ends die and
-//! TCP breaks, by search: no byte is lost, doubled or out of order, no cut stream ends cleanly, and
-//! nobody waits for ever.
+//! Every possible change of carriers between two ends while devices leave or die, ends die and TCP
+//! breaks, by search: no byte is lost, doubled or out of order, no cut stream ends cleanly, and no
+//! end waits for ever.
 
 mod steps;
 mod world;
@@ -13,7 +13,7 @@ use smc_core::carrier::Reading;
 use steps::Steps;
 use world::{Carrier, Mistake, Plan, Told, World};
 
-/// A fast hash; nobody chooses the states so that they collide.
+/// A fast hash; the states are not chosen by an attacker, so collisions do not matter.
 #[derive(Default)]
 struct Mix(u64);
 
@@ -45,12 +45,12 @@ impl std::hash::Hasher for Mix {
 
 type Hasher = BuildHasherDefault<Mix>;
 
-/// Searches all states breadth first. Returns how many there are.
+/// Searches every state breadth first. Returns the number of states.
 ///
 /// # Errors
-/// What is wrong, and the shortest way there.
+/// The violated rule, and the shortest sequence leading there.
 fn search(plan: &Plan) -> Result<usize, String> {
-    // Each state with the one before it, in the order in which they were found.
+    // Each state with the one before, in the order of discovery.
     let mut found = vec![(World::new(plan), 0)];
     let mut known: HashSet<World, Hasher> = HashSet::default();
     let mut at = 0;
@@ -76,7 +76,7 @@ fn search(plan: &Plan) -> Result<usize, String> {
     Ok(found.len())
 }
 
-/// The steps to a state, and what is wrong there.
+/// The steps to a state, and the violated rule.
 fn way(found: &[(World, usize)], mut at: usize, plan: &Plan, wrong: &str) -> String {
     let mut steps = vec![wrong.to_owned()];
     let end = &found[at].0;
@@ -91,7 +91,7 @@ fn way(found: &[(World, usize)], mut at: usize, plan: &Plan, wrong: &str) -> Str
     format!("{}\n{end:#?}", steps.join("\n"))
 }
 
-/// What has to hold where nothing is due any more.
+/// Checks a state without any due step.
 fn judge(world: &World) -> Result<(), String> {
     for i in 0..2 {
         let (side, peer) = (&world.sides[i], &world.sides[1 - i]);
@@ -191,7 +191,7 @@ fn no_mark_is_lost_from_a_send_queue_nor_when_connections_come_back() {
     }
 }
 
-/// The search finds the mistake, and says this of it.
+/// Checks that the search finds the mistake, with this message.
 fn finds(mistake: Mistake, plan: Plan, expected: &str) {
     let plan = Plan { mistake, ..plan };
     let wrong = search(&plan).expect_err("nothing is wrong");

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! All that can happen next.
+//! The possible next steps.
 
 use smc_core::carrier::{Input, Outgoing, Renewal};
 use smc_core::wire::record::{Reason, Record};
 
 use crate::world::{Carrier, Device, Item, Mistake, Plan, Ring, Told, World, Wrong};
 
-/// A step: what it is called, whether it has to happen some time, and where it leads.
+/// A step: its name, whether the step has to happen some time, and the resulting state.
 pub(crate) struct Step {
     pub(crate) name: String,
     pub(crate) due: bool,
     pub(crate) to: Result<World, Wrong>,
 }
 
-/// The name of a step, if it gets one: names cost more time than steps.
+/// The name of a step, if wanted: names cost more time than steps.
 macro_rules! say {
     ($self:ident, $($text:tt)*) => {
         if $self.named { format!($($text)*) } else { String::new() }
@@ -142,7 +142,7 @@ impl<'a> Steps<'a> {
                 world.told_end(i)
             });
         }
-        // The bytes that the peer has posted arrive as long as both devices work.
+        // The bytes posted by the peer arrive as long as both devices work.
         if plan.carrier != Carrier::Window
             && ring.arrived < ring.written
             && side.device == Device::Works
@@ -160,7 +160,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// What an end learns of devices.
+    /// The reports about devices to an end.
     fn device(&mut self, i: usize) {
         let (side, peer) = (&self.from.sides[i], &self.from.sides[1 - i]);
         let uses_ring =
@@ -171,7 +171,8 @@ impl<'a> Steps<'a> {
                 world.lose_ring(i, Reason::DeviceGone, plan)
             });
         }
-        // Its own device works, and says that the peer's is gone; or the time for a leave is over.
+        // The end's own device works, and reports the loss of the peer's; or the time for a leave
+        // is over.
         let leaving =
             matches!(side.end.outgoing(), Outgoing::Leaving { .. }) || !side.end.is_on_ring();
         let lost = peer.device != Device::Works || !peer.alive;
@@ -199,7 +200,7 @@ impl<'a> Steps<'a> {
             return;
         }
         if self.from.sides[i].left {
-            // What it has sent has been acknowledged before, so an RST takes nothing away.
+            // The bytes sent by the process were acknowledged before, so an RST takes nothing away.
             self.add(say!(self, "something comes for process {i}"), true, |world| {
                 match world.tcp[1 - i].remove(0) {
                     Item::Message(kind) => {
@@ -211,7 +212,7 @@ impl<'a> Steps<'a> {
             return;
         }
         if !self.from.sides[i].alive {
-            // The kernel of a process that is gone answers by RST.
+            // The kernel answers by RST for an ended process.
             self.add(say!(self, "end {i} is gone, and TCP breaks"), true, |world| {
                 world.break_tcp(i);
                 Ok(())
@@ -267,7 +268,7 @@ impl<'a> Steps<'a> {
             self.add(say!(self, "devices are there again"), false, |world| {
                 world.returns -= 1;
                 for side in &mut world.sides {
-                    // An end that still uses the old ring gets no other.
+                    // An end still using the old ring gets no other.
                     if side.end.is_on_tcp() {
                         (side.device, side.knows) = (Device::Works, false);
                     }
@@ -281,7 +282,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// What may go wrong, as often as the plan says.
+    /// The possible faults, limited by the plan.
     fn faults(&mut self, i: usize) {
         if self.from.faults == 0 || !self.from.sides[i].alive {
             return;
@@ -338,7 +339,7 @@ impl World {
         }
     }
 
-    /// An end saves what its ring has, and takes nothing more from it.
+    /// An end saves the ring's bytes, and takes nothing more from the ring.
     fn lose_ring(&mut self, i: usize, reason: Reason, plan: &Plan) -> Result<(), Wrong> {
         let memory = self.sides[i].device != Device::GoneWithMemory;
         while memory
@@ -362,8 +363,8 @@ impl World {
         }
     }
 
-    /// The peer's FIN. On a ring the device says what it means: that the peer's process has ended,
-    /// and that all it had posted has arrived; and the words say that it held bytes.
+    /// The peer's FIN. On a ring the device reports the meaning: the peer's process has ended, and
+    /// all its posted bytes have arrived; the words tell whether bytes were held.
     fn ended(&mut self, i: usize, plan: &Plan) -> Result<(), Wrong> {
         self.tell(i, Input::TcpEnded { whole: true }, plan)?;
         let works = self.sides[i].device == Device::Works;

@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Two ends, a ring and a stream of TCP in each direction, and two programs. A byte is known by its
-//! number in its direction, so one that is lost, doubled or out of order is seen when it is read.
+//! number in its direction, so a read shows every lost, doubled or misplaced byte.
 
 use smc_core::carrier::{Action, End, Input, Positions, Reading, Role, Violation};
 use smc_core::wire::cdc::StateFlags;
 use smc_core::wire::clc;
 use smc_core::wire::record::{Reason, Record};
 
-/// How bytes reach the peer's ring, and what becomes of memory.
+/// The transport of bytes to the peer's ring, and the fate of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Carrier {
-    /// By stores, which are there at once.
+    /// By stores, visible at once.
     Window,
-    /// By moves or RDMA, later than they were sent, or never; the sender has copies.
+    /// By moves or RDMA, with a delay or never; the sender has copies.
     Copies,
-    /// The same without copies.
+    /// Like `Copies`, without copies.
     NoCopies,
 }
 
-/// A mistake that is made on purpose.
+/// A mistake made on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Mistake {
     None,
-    /// The receiver says RECEIVED for bytes that are still on their way.
+    /// The receiver sends RECEIVED for bytes still on their way.
     AnswersTooSoon,
-    /// The receiver counts bytes that went with their memory.
+    /// The receiver counts bytes lost with their memory.
     CountsLostBytes,
-    /// The sender claims copies that it does not have.
+    /// The sender claims missing copies.
     InventsCopies,
-    /// LEAVE and DATA do not say that more bytes are held.
+    /// LEAVE and DATA do not announce held bytes.
     HidesHeldBytes,
-    /// An end that the ring said is not said again.
+    /// The end of a direction, sent on the ring, is not repeated.
     ForgetsItsEnd,
     /// Bytes of the new ring are read before CHANGE has come.
     ReadsRingTooSoon,
@@ -38,7 +38,7 @@ pub(crate) enum Mistake {
     OverlooksCutRecord,
     /// The answer is awaited for ever: LEAVE is not answered by LEAVE.
     AnswersNoLeave,
-    /// LEAVE is not followed by the mark of an urgent byte that may not have arrived.
+    /// LEAVE is not followed by the mark of an urgent byte, perhaps not arrived.
     ForgetsItsMark,
     /// The mark of an urgent byte on TCP follows the byte.
     MarksTooLate,
@@ -46,19 +46,19 @@ pub(crate) enum Mistake {
     ProposesBehindItsEnd,
 }
 
-/// What is searched.
+/// The parameters of a search.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) carrier: Carrier,
-    /// Bytes that each program writes.
+    /// Bytes written by each program.
     pub(crate) bytes: [u8; 2],
-    /// Faults and leaves that may happen: devices, ends, TCP.
+    /// Maximum number of faults and leaves: devices, ends, TCP.
     pub(crate) faults: u8,
-    /// New rings that may be made.
+    /// Maximum number of new rings.
     pub(crate) returns: u8,
     /// Ends may hold bytes in a send queue.
     pub(crate) queue: bool,
-    /// Number of the byte of each direction that is urgent.
+    /// Number of the urgent byte of each direction.
     pub(crate) urgent: [Option<u8>; 2],
     pub(crate) mistake: Mistake,
 }
@@ -68,21 +68,21 @@ pub(crate) struct Plan {
 pub(crate) struct Ring {
     /// Number of its first byte.
     pub(crate) first: u8,
-    /// Bytes written to it.
+    /// Bytes written to the ring.
     pub(crate) written: u8,
     /// Bytes that have arrived.
     pub(crate) arrived: u8,
-    /// Bytes that the receiver has taken out.
+    /// Bytes taken out by the receiver.
     pub(crate) taken: u8,
-    /// The sender's words say that it is done.
+    /// The sender's words declare the end.
     pub(crate) done: bool,
 }
 
-/// What is on its way on TCP.
+/// An item on its way on TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Item {
     Record(Record),
-    /// DATA, and the number of its first byte as it really is.
+    /// DATA, and the true number of its first byte.
     Data(Record, u8),
     /// The beginning of a DATA record.
     CutRecord,
@@ -94,13 +94,13 @@ pub(crate) enum Item {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Device {
     Works,
-    /// It is gone, and the memory of the ring stays.
+    /// The device is gone, and the memory of the ring stays.
     Gone,
-    /// It is gone, and the memory with it.
+    /// The device is gone, and the memory is lost.
     GoneWithMemory,
 }
 
-/// What the reading program has been told.
+/// The last report to the reading program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Told {
     Nothing,
@@ -113,14 +113,14 @@ pub(crate) enum Told {
 pub(crate) struct Side {
     pub(crate) end: End,
     pub(crate) alive: bool,
-    /// Its process has ended after both directions had, and nothing may come for it.
+    /// The process has ended after both directions had, and no data may come for the process.
     pub(crate) left: bool,
     pub(crate) device: Device,
     /// The end knows of the loss of its ring.
     pub(crate) knows: bool,
     /// Bytes taken from the program.
     pub(crate) written: u8,
-    /// Of these, bytes that are in the send queue.
+    /// Bytes in the send queue, among the written ones.
     pub(crate) held: u8,
     pub(crate) done: bool,
     /// Bytes go into the ring; or to TCP; or nowhere.
@@ -131,28 +131,28 @@ pub(crate) struct Side {
     /// Bytes received, in order.
     pub(crate) got: u8,
     pub(crate) told: Told,
-    /// The program knows that the urgent byte is one.
+    /// The program knows the urgent byte as urgent.
     pub(crate) marked: bool,
     /// The owner prepares a new ring.
     pub(crate) preparing: bool,
 }
 
-/// Everything.
+/// The complete state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct World {
     pub(crate) sides: [Side; 2],
-    /// By sender.
+    /// Indexed by the sender.
     pub(crate) rings: [Ring; 2],
-    /// By sender.
+    /// Indexed by the sender.
     pub(crate) tcp: [Vec<Item>; 2],
-    /// TCP was reset, and this end has not heard.
+    /// TCP was reset, and this end has not learned of the reset.
     pub(crate) rst: [bool; 2],
     pub(crate) tcp_works: bool,
     pub(crate) faults: u8,
     pub(crate) returns: u8,
 }
 
-/// What must never be.
+/// A violated rule.
 pub(crate) type Wrong = String;
 
 impl World {
@@ -208,8 +208,8 @@ impl World {
         };
         let unsent = side.held > 0 && plan.mistake != Mistake::HidesHeldBytes;
         let arrived = (own.first + arrived).into();
-        // Nothing was written behind an urgent byte, or the peer has read it. A window's memory has
-        // the mark as long as it has the byte.
+        // No byte was written behind an urgent byte, or the peer has read the urgent byte. A
+        // window's memory has the mark as long as the byte.
         let urgent = self.urgent_at(i, sent.wrapping_sub(1), plan)
             && sent > out.first
             && plan.carrier != Carrier::Window
@@ -218,19 +218,20 @@ impl World {
         Positions { sent: sent.into(), kept: kept.into(), unsent, urgent, said, arrived }
     }
 
-    /// Whether the byte with this number is the urgent one of the direction that `i` sends.
+    /// Whether the byte with this number is the urgent one of the direction sent by `i`.
     pub(crate) fn urgent_at(&self, i: usize, byte: u8, plan: &Plan) -> bool {
         plan.urgent[i] == Some(byte)
     }
 
-    /// Whether the peer may not have read an urgent byte, behind which nothing goes to the ring.
+    /// Whether the peer may not have read an urgent byte. Nothing goes to the ring behind such a
+    /// byte.
     pub(crate) fn awaits_reader(&self, i: usize, plan: &Plan) -> bool {
         let (ring, sent) = (&self.rings[i], self.sides[i].written - self.sides[i].held);
         let is_last = sent > ring.first && self.urgent_at(i, sent - 1, plan);
         is_last && ring.taken < ring.written
     }
 
-    /// Tells an end, and carries out what it says.
+    /// Gives an input to an end, and carries out the resulting actions.
     pub(crate) fn tell(&mut self, i: usize, input: Input, plan: &Plan) -> Result<(), Wrong> {
         let mut positions = self.positions(i, plan);
         if let (Mistake::AnswersTooSoon, Input::Record(Record::Leave { at, .. })) =
@@ -254,13 +255,13 @@ impl World {
         }
     }
 
-    /// Sends bytes as DATA: from this position, which bytes they really are, and how many.
+    /// Sends bytes as DATA: stated position, true number of the first byte, and length.
     pub(crate) fn send_data(&mut self, i: usize, at: u64, first: u8, len: u8, plan: &Plan) {
         let more = self.sides[i].held > 0 && plan.mistake != Mistake::HidesHeldBytes;
         self.send(i, Item::Data(Record::Data { at, len: len.into(), more }, first));
     }
 
-    /// Sends the next byte of the program as DATA, behind its mark if it is urgent.
+    /// Sends the next byte of the program as DATA, behind its mark if urgent.
     pub(crate) fn send_next(&mut self, i: usize, byte: u8, plan: &Plan) {
         let mark = Item::Record(Record::Urgent { at: u64::from(byte) + 1 });
         let is_urgent = self.urgent_at(i, byte, plan);
@@ -350,7 +351,7 @@ impl World {
         }
         let byte = ring.first + ring.taken;
         ring.taken += 1;
-        // The word that says that the byte is there says that it is urgent.
+        // The word announcing the byte also announces the urgency.
         self.sides[i].marked |= self.urgent_at(1 - i, byte, plan);
         self.get(i, byte, plan)
     }
@@ -392,7 +393,7 @@ impl World {
         self.tcp.iter_mut().for_each(Vec::clear);
     }
 
-    /// Whether the peer's words say that it is done, behind all bytes.
+    /// Whether the peer's words declare the end, behind the last byte.
     pub(crate) fn sees_done(&self, i: usize) -> bool {
         let ring = &self.rings[1 - i];
         let reads = matches!(self.sides[i].end.incoming().reading(), Reading::Ring);

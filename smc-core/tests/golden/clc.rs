@@ -179,7 +179,7 @@ fn accept_and_confirm_of_smc_r_version_1() {
     check(&text("02004418"), Message::AcceptR1(v1(true)));
     check(&text("02004410"), Message::AcceptR1(v1(false)));
     check(&text("03004410"), Message::ConfirmR1(v1(false)));
-    // Linux sets the flag in Confirm too, where RFC 7609 has it reserved.
+    // Linux sets the flag in Confirm too, reserved there in RFC 7609.
     let odd = Message::parse(&bytes(&text("03004418")));
     assert_eq!(odd, Ok(Message::ConfirmR1(v1(false))));
 }

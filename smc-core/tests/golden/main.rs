@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages as Linux 7.2 put them on the wire (x86-64): each decodes to the values that were
-//! configured there and encodes to the same bytes again.
+//! Messages of Linux 7.2 on the wire (x86-64): each decodes to the configured values and encodes to
+//! the same bytes again.
 //!
 //! Where a capture was noted by its significant fields only, the others hold example values.
 
@@ -34,12 +34,12 @@ fn bytes(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// As `bytes`, in an array.
+/// Converts to an array, like `bytes`.
 fn array<const N: usize>(text: &str) -> [u8; N] {
     bytes(text).try_into().unwrap()
 }
 
-/// A message that Linux sent has nothing wrong in it.
+/// A message of Linux has no error.
 fn no_problem(view: &View) {
     assert_eq!(view.error, None, "{view}");
     assert!(view.fields.iter().all(|field| field.problem.is_none()), "{view}");

@@ -123,7 +123,7 @@ fn an_answer_to_what_was_not_offered_is_declined() {
         };
         assert_eq!(decline.reason, DeclineReason::Vendor { agreed: [1, 0, 0, 0], got });
     }
-    // Who has offered nothing does not look, and repeats it.
+    // A client without an offer ignores the options, and repeats the bytes.
     let (awaits, proposal) = propose(&client_host());
     let (confirming, mut message) = accept(eligible(&server, &proposal), None);
     message[D].copy_from_slice(&[1, 2, 3, 4]);

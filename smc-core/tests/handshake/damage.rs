@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages that are cut, stretched, altered or made up.
+//! Messages, cut, stretched, altered or made up.
 
 use proptest::prelude::*;
 use smc_core::handshake::{
@@ -10,7 +10,7 @@ use smc_core::wire::ids::{Features, Release};
 
 use crate::support::*;
 
-/// The three messages of one handshake, and what waits for each.
+/// The three messages of one handshake, and the state waiting for each.
 struct Scene {
     proposal: Vec<u8>,
     client: AwaitAccept,
@@ -88,7 +88,7 @@ impl Scene {
         }
     }
 
-    /// Each message with the step that takes it.
+    /// Each message with its receiving step.
     #[expect(clippy::type_complexity, reason = "a table of two columns")]
     fn steps(&self) -> [(&Vec<u8>, Box<dyn Fn(&[u8]) -> End + '_>); 3] {
         [
@@ -168,7 +168,7 @@ fn stretched_messages_with_a_fitting_length_and_trailer_break_the_connection() {
                 long.extend(trailer);
                 patch_length(&mut long);
                 let end = step(&long);
-                // An extension that stands without its flag is tolerated (CLCV2-45).
+                // An extension without its flag is tolerated (CLCV2-45).
                 let stray = !first_contact && matches!(long.len(), 114 | 130);
                 if stray {
                     assert_eq!(end, End::GoesOn);
@@ -211,8 +211,8 @@ fn flipped_bits_of_eye_catchers_and_type_break_the_connection() {
     }
 }
 
-/// Count and offset fields of the Proposal. Most make a protocol error; a few lead to bytes that
-/// read as an offer without EIDs, which is declined.
+/// Count and offset fields of the Proposal. Most damage makes a protocol error; some leads to an
+/// apparent offer without EIDs, answered by Decline.
 #[test]
 fn wrong_counts_and_offsets_of_a_proposal_never_lead_on() {
     let scene = scene(true);
@@ -291,7 +291,7 @@ fn one_byte_segments_make_no_difference() {
     }
 }
 
-/// A header that fits, and a body of noise.
+/// A valid header, and a body of noise.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
     let header = (1..=4_u8, any::<bool>(), any::<u8>());
     (header, prop::collection::vec(any::<u8>(), 20..700)).prop_map(|((kind, smcd, flags), body)| {
@@ -305,7 +305,7 @@ fn plausible() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// The same with a body of one of the lengths that Accept and Confirm have.
+/// Like `plausible`, with a body of one of the lengths of Accept and Confirm.
 fn plausible_answer() -> impl Strategy<Value = Vec<u8>> {
     let lengths = prop::sample::select(vec![28, 44, 48, 68, 78, 108, 114, 130, 160, 180]);
     (plausible(), lengths, any::<u8>()).prop_map(|(mut bytes, length, noise)| {
@@ -353,7 +353,7 @@ proptest! {
                 let at = at.index(altered.len());
                 altered[at] = *value;
             }
-            // The step itself asserts what must hold where it goes on.
+            // The step itself asserts the rules for accepted messages.
             step(&altered);
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Every way in which a handshake ends without SMC: declines, stalls, messages out of turn.
+//! Every end of a handshake without SMC: declines, stalls, messages out of turn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::support::*;
 const V2_1: Terms =
     Terms { release: Release::V2_1, features: Features::EMULATED_ISM, carriers: None };
 
-/// The server's Decline of `proposal`, as the server sends it and as the client understands it.
+/// The server's Decline of `proposal`, in the server's and in the client's view.
 fn declined_by(server: &Config, proposal: &[u8]) -> (SendDecline, PeerDecline) {
     let ServerStep::Decline(sent) = receive(server, proposal) else { panic!() };
     assert_eq!(sent.then, AfterDecline::FallBack);
@@ -210,7 +210,7 @@ fn smcr_link() -> SmcrLink {
     }
 }
 
-/// One Accept of each type that a client of SMC-Dv2 did not offer.
+/// One Accept of each type not offered by a client of SMC-Dv2.
 fn other_accepts() -> [(SmcKind, Message); 3] {
     let smcd_v1 = SmcdV1 {
         first_contact: true,

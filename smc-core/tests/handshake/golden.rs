@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages captured from Linux, and what this side makes of them.
+//! Messages captured from Linux, and this side's reaction.
 
 use smc_core::handshake::{
     ClientStep, Config, ConfirmStep, DeclineCode, DeclineReason, IsmDevice, Selection, ServerStep,
@@ -42,7 +42,7 @@ fn linux_proposal_on_virtio() -> Vec<u8> {
     bytes
 }
 
-/// The first contact Accept of SMC-Dv2 that answers it, for an EID of the same host.
+/// The answering first contact Accept of SMC-Dv2, for an EID of the same host.
 fn linux_accept() -> Vec<u8> {
     let mut bytes = hex("e2d4c3c4 02008229 3f31e22cf0fe4ebf 4a431356208c140a 00 20 0000");
     bytes.extend(hex("00010000 ffff"));

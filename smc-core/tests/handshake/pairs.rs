@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Both roles against each other, in every combination that matters.
+//! Both roles against each other, in every relevant combination.
 
 use smc_core::handshake::{Config, IsmDevice, Terms};
 use smc_core::wire::clc::Message;
@@ -166,7 +166,7 @@ fn smc_d_proposal_keeps_the_fields_of_other_types_zero() {
     assert_eq!(proposal[80 + 24..80 + 28], [0, 0, 0, 1], "no limits, the feature");
 }
 
-/// Proposal = the client's features, Accept = the server's, Confirm = those in common.
+/// Proposal = the client's features, Accept = the server's, Confirm = the common ones.
 // Shows: CLCV2-15, CLCV2-24, CLCV2-40, CLCV2-42, CLCV2-61, CLCV2-94, EISM-1, EISM-24.
 #[test]
 fn feature_mask_of_each_message() {
@@ -288,7 +288,7 @@ fn reserved_bits_of_a_proposal_are_not_looked_at() {
         odd[range.clone()].fill(0xff);
         eligible(&server_host(), &odd);
     }
-    // MAC, RoCE GID, limits: of types that are not offered.
+    // MAC, RoCE GID, limits: fields of types not offered.
     for range in [8..38, 80 + 8..80 + 26] {
         let mut odd = proposal.clone();
         odd[range.clone()].fill(0xff);

@@ -71,7 +71,7 @@ fn the_form_of_version_2_is_served_as_well() {
     offered(awaits_accept, &accept, None);
 }
 
-/// The associated device has a field of its own, which serves both versions.
+/// The associated device has a field of its own for both versions.
 // Shows: CLC-61, CLCV2-11.
 #[test]
 fn one_platform_device_serves_both_versions() {

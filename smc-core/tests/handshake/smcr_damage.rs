@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages of SMC-R that are cut, stretched, altered or made up.
+//! Messages of SMC-R, cut, stretched, altered or made up.
 
 use proptest::prelude::*;
 use smc_core::handshake::{
@@ -12,7 +12,7 @@ use smc_core::wire::ids::Release;
 use crate::smcr_support::*;
 use crate::support::*;
 
-/// The three messages of one handshake, and what waits for each.
+/// The three messages of one handshake, and the state waiting for each.
 struct Scene {
     pair: Pair,
     proposal: Vec<u8>,
@@ -114,7 +114,7 @@ impl Scene {
         }
     }
 
-    /// Each message with the step that takes it.
+    /// Each message with its receiving step.
     #[expect(clippy::type_complexity, reason = "a table of two columns")]
     fn steps(&self) -> [(&Vec<u8>, Box<dyn Fn(&[u8]) -> End + '_>); 3] {
         [
@@ -172,7 +172,7 @@ fn every_other_length_breaks_the_connection() {
 }
 
 /// Every byte of every message with every bit flipped, and set to either extreme: nothing panics,
-/// and the assertions of the steps hold where it goes on.
+/// and the assertions of the steps hold for accepted messages.
 #[test]
 fn every_changed_byte_ends_in_order() {
     for scene in scenes() {
@@ -193,8 +193,8 @@ fn every_changed_byte_ends_in_order() {
     }
 }
 
-/// What of an Accept or Confirm changes nothing: numbers that only the peer knows the meaning of,
-/// and reserved bytes. Everything else is noticed.
+/// The fields of an Accept or Confirm without an effect: numbers with a meaning to the peer only,
+/// and reserved bytes. Changes of other fields are noticed.
 #[test]
 fn fields_that_have_to_be_right_are_checked_byte_by_byte() {
     let scene = scene(Pair::new(Version::V2), Release::V2_1, true);
@@ -276,7 +276,7 @@ proptest! {
             patch_length(&mut bytes);
             prop_assert_ne!(scene.proposal_ends(&bytes), End::GoesOn);
             prop_assert_ne!(scene.confirm_ends(&bytes), End::GoesOn);
-            // Version 1 has nothing that an Accept must repeat, so noise can be one.
+            // Version 1 has no field that an Accept must repeat, so noise can be an Accept.
             let end = scene.accept_ends(&bytes);
             prop_assert!(version == Version::V1 || end != End::GoesOn);
         }
@@ -295,7 +295,7 @@ proptest! {
                 let at = at.index(altered.len());
                 altered[at] = *value;
             }
-            // The step itself asserts what must hold where it goes on.
+            // The step itself asserts the rules for accepted messages.
             step(&altered);
         }
     }

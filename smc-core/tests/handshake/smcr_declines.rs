@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Every way in which a handshake of SMC-R ends without it.
+//! Every end of a handshake of SMC-R without SMC.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -197,7 +197,7 @@ fn client_declines_an_accept_it_cannot_live_with() {
         assert_eq!((sent.reason, sent.then), (reason, AfterDecline::FallBack));
         assert_eq!((sent.message.len(), sent.message[7]), (44, 0x20));
     }
-    // What Linux sends is taken where that is wanted.
+    // Smaller limits in the range are accepted.
     assert!(matches!(accept_with(&[(140, 16), (141, 1)]), ClientStep::OfferedR(_)));
 }
 
@@ -231,8 +231,8 @@ fn a_version_that_was_not_offered_is_declined() {
     }
 }
 
-/// A client that offers SMC-R alone has no ISM device that an SMC-D Accept could name. It declines
-/// with 03040000, as for every type that it did not offer, and does not break the connection.
+/// A client that offers SMC-R alone has no ISM device for an SMC-D Accept. The client declines with
+/// 03040000, like any type not offered, and does not break the connection.
 // Shows: CLCV2-89.
 #[test]
 fn a_client_of_smc_r_alone_declines_an_accept_of_smc_d() {
@@ -287,7 +287,7 @@ fn caller_of_the_client_declines_the_accept() {
     }
 }
 
-/// A Confirm with some bytes changed, as the server that waits for it takes it.
+/// The server's result for a Confirm with some bytes changed.
 fn confirm_with(version: Version, first: bool, changes: &[(usize, u8)]) -> ConfirmStepR {
     let pair = Pair::new(version);
     let known = (!first).then(|| pair.run(None).client.terms);
@@ -302,7 +302,7 @@ fn confirm_with(version: Version, first: bool, changes: &[(usize, u8)]) -> Confi
     confirming.handle(&confirm, |link| link.qpn == pair.client_end().qpn)
 }
 
-/// No data can have come over a link that is not confirmed, so TCP takes over.
+/// No data can have come over an unconfirmed link, so TCP takes over.
 // Shows: CLC-29, CLC-58, CLCV2-60, ERR-10.
 #[test]
 fn first_contact_is_declined_late_and_becomes_tcp() {
@@ -430,7 +430,7 @@ fn a_silent_client_is_given_up_at_the_deadline() {
     assert_eq!(confirming.timed_out(end), Some(HandshakeError::TimedOut { awaited }));
 }
 
-/// What may come over TCP while LLC confirms the first link: a Decline, then data.
+/// Messages on TCP while LLC confirms the first link: a Decline, then data.
 // Shows: ERR-2, ERR-46.
 #[test]
 fn a_decline_while_the_link_comes_up_leaves_the_data_alone() {

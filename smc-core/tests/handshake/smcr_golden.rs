@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages of SMC-R captured from Linux, and what this side makes of them: its own messages with
-//! the same contents are the same bytes.
+//! Messages of SMC-R captured from Linux, and this side's reaction: own messages with the same
+//! contents are the same bytes.
 
 use smc_core::handshake::{
     Choice, ClientStep, Config, ConfirmStepR, IsmDevice, Kinds, KnownLink, LinkEnd, PeerRnic, Rnic,
@@ -302,7 +302,7 @@ fn a_proposal_of_rfc_7609_is_served_in_version_1() {
     let selection = select(&bytes);
     let (_, accept) = selection.accept_r(Version::V1, None, server_end(), NOW).unwrap();
     assert_eq!(accept, answer_v1(2, SERVER_LINK, true));
-    // And it is what a host without version 2 sends.
+    // A host without version 2 sends the same bytes.
     let mut client = client();
     client.kinds = Kinds::SMCR_V1;
     assert_eq!(propose_on(&client, &route(2)).1, bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Both roles of SMC-R against each other, in every combination that matters.
+//! Both roles of SMC-R against each other, in every relevant combination.
 
 use smc_core::handshake::{
     ClientStep, ConfirmStepR, DeclineReason, HandshakeError, KnownLink, PeerRnic, TermsR,
@@ -68,7 +68,7 @@ fn limits_of_accept_are_final_and_repeated() {
         (limits(255, 2), limits(32, 1), 2, limits(32, 1)),
         (limits(255, 2), limits(255, 2), 1, limits(255, 1)),
         (limits(16, 2), limits(64, 2), 2, limits(16, 2)),
-        // Configured out of range: moved into it at both ends.
+        // Configured out of range: moved into the range at both ends.
         (limits(0, 0), limits(0, 9), 0, limits(16, 1)),
     ] {
         let mut pair = Pair::new(Version::V2);
@@ -255,7 +255,7 @@ fn client_asks_for_the_link_only_without_the_flag() {
     assert!(matches!(step, ClientStep::OfferedR(_)));
 }
 
-/// A server may begin a second group with a client it knows (CLCV2-87).
+/// A server may begin a second group with a known client (CLCV2-87).
 // Shows: CLC-20, CLC-26, CLC-34, CLCV2-87, LG-48, LG-50.
 #[test]
 fn parallel_groups_are_first_contacts() {
@@ -332,7 +332,7 @@ fn accept_of_a_version_that_is_not_possible_is_not_made() {
     assert!(selection.accept_r(Version::V1, None, pair.server_end(), NOW).is_none());
 }
 
-/// What holds for a group is what its first contact agreed on.
+/// The terms of a group come from its first contact.
 // Shows: CLCV2-50.
 #[test]
 fn subsequent_contact_keeps_the_terms_of_the_first() {

@@ -51,7 +51,7 @@ pub(crate) fn subnet_v6(fourth: u16) -> IpSubnet {
     IpSubnet::new(IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, fourth, 1, 2, 3, 4)), 64).unwrap()
 }
 
-/// What host `n` has for a connection of IPv4.
+/// The resources of host `n` for an IPv4 connection.
 pub(crate) fn route_v4(n: u8) -> Route {
     let rnic = Rnic {
         mac: mac(n),
@@ -72,7 +72,7 @@ pub(crate) fn route_v6(n: u8) -> Route {
     route
 }
 
-/// The end that host `n` brings to a link between adapters of this version.
+/// The end of host `n` for a link between adapters of this version.
 pub(crate) fn end(n: u8, version: Version, route: &Route) -> LinkEnd {
     let rnic = route.rnic.unwrap();
     let gid = match version {
@@ -126,7 +126,7 @@ pub(crate) struct Pair {
     pub(crate) version: Version,
 }
 
-/// A handshake of SMC-R that has come to its end, and the messages of it.
+/// A finished handshake of SMC-R, and its messages.
 pub(crate) struct RunR {
     pub(crate) proposal: Vec<u8>,
     pub(crate) accept: Vec<u8>,
@@ -180,8 +180,8 @@ impl Pair {
         selection.accept_r(self.version, known, self.server_end(), NOW).unwrap()
     }
 
-    /// Runs a handshake in which nothing goes wrong and checks that both sides have the same view.
-    /// With `known` it is a subsequent contact.
+    /// Runs a handshake without faults and checks that both sides have the same view. `known` makes
+    /// a subsequent contact.
     pub(crate) fn run(&self, known: Option<TermsR>) -> RunR {
         let (awaits_accept, proposal) = self.propose();
         let (awaits_confirm, accept) = self.accept(&proposal, known);
@@ -202,8 +202,8 @@ impl Pair {
         RunR { proposal, accept, confirm, client, server }
     }
 
-    /// Runs a first contact and returns the terms of client and server, which differ where CLC does
-    /// not agree on limits.
+    /// Runs a first contact and returns the terms of client and server. The terms differ if CLC
+    /// does not agree on limits.
     pub(crate) fn run_unequal_limits(&self) -> (TermsR, TermsR) {
         let (awaits_accept, proposal) = self.propose();
         let (awaits_confirm, accept) = self.accept(&proposal, None);

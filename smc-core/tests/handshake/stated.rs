@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What an end states and asks for where its peer could do without: a peer that looks at messages only
-//! does not notice when one of these is wrong.
+//! Values stated or requested by an end although its peer could do without: a peer that looks only
+//! at messages does not notice an error here.
 
 use std::sync::Arc;
 

@@ -74,7 +74,7 @@ pub(crate) fn accept(selection: Selection, known: Option<Terms>) -> (AwaitConfir
     selection.accept(first, known, server_dmbe(), SERVER_LINK, NOW)
 }
 
-/// What each side remembers of the other from earlier handshakes.
+/// Each side's memory of earlier handshakes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) client: Option<Terms>,
@@ -88,7 +88,7 @@ pub(crate) fn offered(client: AwaitAccept, message: &[u8], known: Option<Terms>)
     }
 }
 
-/// The bytes of a whole handshake and what each side has of it.
+/// The bytes of a whole handshake and each side's result.
 pub(crate) struct Run {
     pub(crate) accept: Vec<u8>,
     pub(crate) confirm: Vec<u8>,
@@ -96,7 +96,7 @@ pub(crate) struct Run {
     pub(crate) server: Established,
 }
 
-/// Runs a handshake in which nothing goes wrong and checks that both sides have the same view.
+/// Runs a handshake without faults and checks that both sides have the same view.
 pub(crate) fn run(client: &Config, server: &Config, memory: Memory) -> Run {
     let (awaits_accept, proposal) = propose(client);
     let (awaits_confirm, accept) = accept(eligible(server, &proposal), memory.server);
@@ -124,7 +124,7 @@ pub(crate) fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// A name as messages have it: 32 bytes, filled up with spaces.
+/// A name in the format of messages: 32 bytes, padded with spaces.
 pub(crate) fn blank_padded(name: &str) -> Vec<u8> {
     let mut bytes = name.as_bytes().to_vec();
     bytes.resize(32, b' ');

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which of the four types of SMC a pair of hosts ends up with: every combination of what either
-//! has, against a model of a few lines.
+//! The type of SMC that a pair of hosts agrees on: every combination of both hosts' resources,
+//! against a model of a few lines.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use smc_core::wire::ids::{Features, Release};
 use crate::smcr_support::*;
 use crate::support::*;
 
-/// What the two hosts have in common, and what either is.
+/// The common properties of the two hosts, and each host's own.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     client: Kinds,
@@ -55,7 +55,7 @@ impl Case {
         (make(CLIENT), server)
     }
 
-    /// Whether the server refuses a type that is offered, and why.
+    /// The server's reason against an offered type, if any.
     fn refusal(&self, kind: SmcKind) -> Option<DeclineReason> {
         if !self.server.has(kind) {
             return Some(DeclineReason::NotConfigured(kind));
@@ -70,7 +70,7 @@ impl Case {
         }
     }
 
-    /// What Linux does: one type after the other, the first that works.
+    /// Linux's choice: one type after the other, the first working one.
     fn winner(&self) -> Option<SmcKind> {
         SmcKind::PREFERENCE
             .into_iter()
@@ -82,8 +82,8 @@ impl Case {
     }
 }
 
-/// The type that the hosts agree on, with all that both ends know being the same; `None` if the
-/// server declines.
+/// The type agreed by the hosts, after a check of equal results at both ends; `None` if the server
+/// declines.
 fn shake(case: &Case) -> Option<SmcKind> {
     let (client, server) = case.hosts();
     let (client_route, server_route) = case.routes();
@@ -153,7 +153,7 @@ fn shake(case: &Case) -> Option<SmcKind> {
     Some(kinds[0])
 }
 
-/// A reason for each type that was offered, and none for the others (CLCV2-79, CLCV2-80).
+/// Checks for a reason for each offered type, and none for others (CLCV2-79, CLCV2-80).
 fn declined(case: &Case, message: &[u8]) {
     let Ok(Message::Decline(decline)) = Message::parse(message) else { panic!() };
     let code = |kind| {
@@ -222,7 +222,7 @@ fn a_choice_that_comes_to_nothing_gives_way_to_the_next() {
     assert_eq!(codes.map(|code| code.0), [0x0303_0007, 0x030d_0000, 0x0101_0000, 0x0101_0000]);
 }
 
-/// Looking for the route is work, which a Proposal of SMC-Dv2 is not worth.
+/// The lookup of the route is work, avoided for a Proposal of SMC-Dv2.
 // Shows: CLCV2-35.
 #[test]
 fn the_route_is_asked_for_only_if_it_matters() {
@@ -254,7 +254,7 @@ fn both_routes(n: u8) -> Route {
     Route { ism: Some(platform(5, n)), ..route_v4(n) }
 }
 
-/// What a client lacks for a type is not in its Proposal (CLCV2-2, CLCV2-5).
+/// A Proposal lacks types without the client's resources (CLCV2-2, CLCV2-5).
 // Shows: CLC-7, CLC-10, CLC-59, CLCV2-2, CLCV2-12, CLCV2-26, CLCV2-88.
 #[test]
 fn client_offers_what_it_has() {
@@ -281,7 +281,7 @@ fn client_offers_what_it_has() {
     ] {
         let (_, proposal) = propose_on(&all_of(CLIENT, Kinds::all()), &route);
         assert_eq!(proposal[7], byte, "{route:?}");
-        // Without SMC-R the MAC says nothing; with it, it is there (CLCV2-12).
+        // Without SMC-R the MAC has no meaning; with SMC-R the MAC is present (CLCV2-12).
         let r = byte & 3 != 1 && byte & 3 != 2 || byte >> 2 & 3 != 1;
         assert_eq!(proposal[32..38] == mac(CLIENT).0, r, "{byte:#x}");
     }
@@ -296,7 +296,7 @@ fn client_offers_what_it_has() {
     assert_eq!(propose_on(&anonymous, &both_routes(CLIENT)).1[7], 0x2d, "SMC-Rv1 needs a peer id");
 }
 
-/// The field below which Linux looks for the number of prefixes even where there are none.
+/// Linux reads the number of prefixes from this field, even without prefixes.
 // Shows: CLCV2-5.
 #[test]
 fn base_gid_is_zero_without_a_type_of_version_1() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Exchanges that cross (RFC 7609 section 3.5.5.3; LLC-59 to LLC-75, LLCV2-29).
+//! Crossing exchanges (RFC 7609 section 3.5.5.3; LLC-59 to LLC-75, LLCV2-29).
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn crossing(seed: u64, moves: u32) -> Pair {
     for _ in 0..moves {
         let host = rng.below(2) as usize;
         let now = pair.now;
-        // A group that is to end takes nothing new.
+        // A group about to end takes nothing new.
         if pair.hosts.iter().any(|host| !host.group.has_room()) {
             break;
         }

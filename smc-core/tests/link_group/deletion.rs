@@ -24,7 +24,7 @@ fn server_deletes_a_link_and_keeps_it_until_the_reply() {
         let moved = Output::MoveConnections { from: second, to: LinkKey::FIRST, dead: false };
         assert!(matches!(&pair.hosts[SERVER].outputs[..], [first, ..] if *first == moved));
         assert!(!pair.hosts[SERVER].has(&Output::DestroyLink { link: second }));
-        // Without this it would be added again.
+        // Prevents a new attempt at the link.
         pair.hosts[CLIENT].broken.insert(RnicId(1));
         pair.run_until_idle();
         assert!(pair.hosts[SERVER].has(&Output::DestroyLink { link: second }));
@@ -34,9 +34,9 @@ fn server_deletes_a_link_and_keeps_it_until_the_reply() {
     }
 }
 
-/// Each end moves its connections away from a link as soon as it wants the link deleted, although
-/// the server's Delete Link has to wait: for the reply to the client's Delete Link at the client,
-/// for the reply to Confirm RKey at the server.
+/// Each end moves its connections away from a link as soon as the end wants the link deleted,
+/// although the server's Delete Link has to wait: for the reply to the client's Delete Link at the
+/// client, for the reply to Confirm RKey at the server.
 // Shows: LG-44.
 #[test]
 fn connections_leave_before_the_deletion_begins() {
@@ -194,7 +194,7 @@ fn silence_brings_test_link_and_its_echo() {
     let echoes = pair.names().iter().filter(|name| name.contains("TestLink 80")).count();
     assert_eq!(tests, echoes);
     assert!(tests >= 1 && pair.usable());
-    // Whatever is received puts it off.
+    // Any received message delays the test.
     pair.forget();
     for _ in 0..10 {
         pair.run(Duration::from_secs(20));
@@ -291,7 +291,7 @@ fn unanswered_deletion_takes_the_carrying_link_too() {
     }
 }
 
-/// As AF_SMC is while it waits for the last packets of the dead link.
+/// Models AF_SMC waiting for the last packets of the dead link.
 // Shows: ERR-29, ERR-32.
 #[test]
 fn an_answer_to_a_deletion_may_come_late_while_the_carrying_link_lives() {
@@ -308,7 +308,7 @@ fn an_answer_to_a_deletion_may_come_late_while_the_carrying_link_lives() {
             let request = pair.wires.pop_front().unwrap();
             pair.run(late);
             assert!(pair.usable(), "{:?}", pair.names());
-            // It is not waited for longer than a minute.
+            // The wait is limited to a minute.
             let waits = pair.hosts[host].group.link(second).is_some();
             assert_eq!(waits, late < Duration::from_secs(60));
             pair.wires.push_back(request);

@@ -29,7 +29,7 @@ fn connections_move_to_the_other_link() {
                 assert_eq!(pair.hosts[host].group.link(to).unwrap().connections, 2);
                 pair.run_until_idle();
                 assert!(pair.usable());
-                // The other end learns of it and moves, too.
+                // The other end learns of the failure and moves, too.
                 let there = &pair.hosts[1 - host].outputs;
                 assert!(there.iter().any(|o| matches!(o, Output::MoveConnections { .. })));
                 assert!(pair.hosts[host].has(&Output::DestroyLink { link: from }));
@@ -74,7 +74,7 @@ fn come_back_too_soon(pair: &mut Pair) {
     pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
 }
 
-/// The port is up before the network is: the attempt that its return begins fails.
+/// The port is up before the network is: the attempt after its return fails.
 // Shows: LG-26.
 #[test]
 fn an_attempt_that_came_too_soon_is_made_again_soon() {
@@ -90,8 +90,8 @@ fn an_attempt_that_came_too_soon_is_made_again_soon() {
     }
 }
 
-/// However long attempts fail, there are few: one a minute, and four that follow soon each time the
-/// client asks, which it does once a minute, too.
+/// Attempts failing for ever are few: one a minute, and four sooner ones after each request of the
+/// client, also once a minute.
 // Shows: LG-26.
 #[test]
 fn attempts_that_fail_for_ever_are_few() {
@@ -134,7 +134,7 @@ fn an_rnic_that_goes_while_its_link_is_made_leaves_the_group_as_it_was() {
         pair.hosts[host].group.handle_rnic_down(RnicId(1), pair.now);
         pair.run(Duration::from_secs(8));
         assert_eq!(pair.hosts[host].group.links().len(), 1);
-        // An answer that comes late does nothing.
+        // A late answer has no effect.
         let late = LinkKey::FIRST;
         let prepared =
             Prepared { qpn: first_link(host).qpn, psn: Default::default(), regions: Vec::new() };
@@ -144,7 +144,7 @@ fn an_rnic_that_goes_while_its_link_is_made_leaves_the_group_as_it_was() {
     }
 }
 
-/// What happens in a group's life: first contact, keys, failover, a new link, the end.
+/// A group's life: first contact, keys, failover, a new link, the end.
 fn life(generation: Generation, profile: PeerProfile, rnics: [u32; 2], fault: Fault) -> Pair {
     let mut pair = Pair::new(params_of(generation, profile, rnics));
     pair.fault = fault;
@@ -167,7 +167,7 @@ fn life(generation: Generation, profile: PeerProfile, rnics: [u32; 2], fault: Fa
     pair
 }
 
-/// Runs that life with each of its messages lost, doubled or failed in turn.
+/// Runs `life` with each of its messages lost, doubled or failed in turn.
 fn each_message(fault: impl Fn(usize) -> Fault) {
     for generation in [v1(), v2(), v21(2), v21(1)] {
         for profile in [PeerProfile::SPEC, PeerProfile::LINUX] {
@@ -189,7 +189,7 @@ fn each_message(fault: impl Fn(usize) -> Fault) {
                             assert_eq!(unfinished, None, "{context}");
                         }
                     } else {
-                        // Whoever is left alone notices and ends, too.
+                        // The remaining end notices and ends, too.
                         pair.run(Duration::from_secs(120));
                         assert!(pair.over(), "{over:?} {context}");
                     }
@@ -242,8 +242,8 @@ fn three_links() -> [Params; 2] {
     params
 }
 
-/// Add Link is lost on its link, which counts as failed; the attempt is made over another (ERR-22,
-/// ERR-23, ERR-26, ERR-28).
+/// Add Link is lost on its link, and the link counts as failed; the attempt is repeated over
+/// another one (ERR-22, ERR-23, ERR-26, ERR-28).
 // Shows: ERR-22, ERR-23, ERR-26, ERR-28.
 #[test]
 fn unanswered_add_link_fails_the_link_it_went_over() {
@@ -292,8 +292,8 @@ fn a_peer_that_is_slow_to_answer_request_add_link_keeps_its_link() {
     }
 }
 
-/// The server's only attempt after a loss came too soon, and it makes no other. The client, whose
-/// RNIC never went, asks for one (ERR-24, ERR-25, LG-26).
+/// The server's only attempt after a loss came too soon, and the server makes no other. The client,
+/// with an RNIC never lost, asks for one (ERR-24, ERR-25, LG-26).
 // Shows: LG-26, ERR-25.
 #[test]
 fn a_client_that_lost_a_link_asks_for_another() {
@@ -324,7 +324,7 @@ fn a_client_that_lost_a_link_asks_for_another() {
     }
 }
 
-/// One that never had two leaves it to the server, however long that takes.
+/// A client that never had two links leaves the attempt to the server, for any time.
 // Shows: LG-26.
 #[test]
 fn a_client_that_never_had_two_links_asks_for_none() {
@@ -372,8 +372,8 @@ fn client_frees_a_deleted_link_after_its_reply() {
     }
 }
 
-/// Either end asks for its own end of a connection to be on another link (LG-29): what one end
-/// counts or moves changes nothing at the other.
+/// Either end chooses the link for its own end of a connection (LG-29): counts or moves of one end
+/// change nothing at the other.
 // Shows: LG-29.
 #[test]
 fn ends_choose_their_links_by_themselves() {
@@ -399,8 +399,8 @@ fn first_contact_waits_longer_than_anything_later() {
     assert!(Timers::of(Role::Client).idle > Timers::of(Role::Server).idle);
 }
 
-/// The caller ends a connection before it has carried out the move of it: nothing is left counted,
-/// or the group would never be idle.
+/// The caller ends a connection before carrying out its move: no count is left, otherwise the group
+/// would never be idle.
 #[test]
 fn a_connection_that_ends_during_its_move_is_not_counted_any_more() {
     let mut pair = Pair::running(v2(), [2, 2]);

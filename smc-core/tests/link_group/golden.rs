@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a little-endian Linux sends, and what a group sends in its place: byte for byte the same.
+//! Messages of a little-endian Linux, compared byte for byte with a group's own.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ const REGION: Region = Region { rkey: Rkey(0x3e0), address: 0xff11_0000_00d9_000
 fn linux(generation: Generation) -> Pair {
     assert_eq!(rnic(SERVER, 0).gid, Gid::from_ipv4([10, 9, 0, 1]));
     let mut pair = Pair::new(params_of(generation, PeerProfile::LINUX, [1, 1]));
-    // Keys are those of the captures, not those of the hosts.
+    // The keys come from the captures, not from the hosts.
     pair.honest = false;
     pair
 }

@@ -238,7 +238,7 @@ fn no_link_carries_anything_before_confirm_link() {
     assert_eq!(result, Err(AnomalyKind::WrongTime));
 }
 
-/// Some message, by a seed: of every type, with fields that are sometimes right.
+/// A random message of any type, with sometimes valid fields.
 fn some_message(rng: &mut Rng, pair: &Pair, to: usize) -> Message {
     let reply = rng.one_in(2);
     let peer = 1 - to;
@@ -318,7 +318,7 @@ fn some_message(rng: &mut Rng, pair: &Pair, to: usize) -> Message {
     }
 }
 
-/// A peer that sends whatever it likes, while the host goes about its business.
+/// A peer sending arbitrary messages during the host's normal work.
 fn hostile_life(seed: u64) {
     let mut rng = Rng::new(seed);
     let generation = [v1(), v2(), v21(1), v21(2)][rng.below(4) as usize];
@@ -367,7 +367,7 @@ fn hostile_life(seed: u64) {
             _ => pair.hosts[host].group.remove_rmb(RmbId(10 + rng.below(5)), pair.now),
         }
         pair.drain(host);
-        // Receipts of what was sent, but no answers.
+        // The host gets receipts for its messages, but no answers.
         let group = &pair.hosts[host].group;
         assert!(group.links().len() <= 12 && group.peer_rmbs() <= MAX_RMBS, "bounded");
         assert!(group.poll_timeout().is_some() || group.is_over(), "nothing is awaited: stuck");
@@ -377,7 +377,7 @@ fn hostile_life(seed: u64) {
             pair.run_until_idle();
         }
     }
-    // Whatever has been, it ends when it is to end.
+    // In any case, the group ends on request.
     pair.hosts[host].group.terminate(DeleteReason::OPERATOR, pair.now);
     pair.run(Duration::from_secs(60));
     assert!(pair.hosts[host].group.is_over());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Two link groups that talk to each other.
+//! Two link groups connected to each other.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;

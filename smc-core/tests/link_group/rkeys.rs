@@ -99,8 +99,8 @@ fn many_rmbs_reach_a_new_link_two_by_two() {
     }
 }
 
-/// A message that brings keys of a new link, with a first reference that nobody knows; `None` for
-/// other messages.
+/// A message with keys of a new link, changed to an unknown first reference; `None` for other
+/// messages.
 fn forge_reference(bytes: &[u8], dialect: &Dialect) -> Option<Vec<u8>> {
     let mut llc = Llc::parse(bytes, dialect).unwrap();
     let forge = |keys: &[RkeyPair]| {
@@ -116,8 +116,7 @@ fn forge_reference(bytes: &[u8], dialect: &Dialect) -> Option<Vec<u8>> {
     Some(llc.emit(dialect))
 }
 
-/// Each end reports a key that the peer names by a reference that it never announced on the
-/// carrying link.
+/// Each end reports a key named by a reference never announced on the carrying link.
 // Shows: LLC-31.
 #[test]
 fn a_key_with_an_unknown_reference_is_an_error() {
@@ -167,7 +166,7 @@ fn deleted_rmbs_go_in_as_few_messages_as_there_can_be() {
         assert!(!pair.hosts[CLIENT].has(&Output::RmbDeleted { rmb: RmbId(1) }));
         pair.run_until_idle();
         let requests = pair.trace.iter().filter(|(from, _)| *from == CLIENT).count();
-        // The first goes alone, as it goes at once.
+        // The first message goes alone and at once.
         assert_eq!(requests, messages);
         assert_eq!(pair.hosts[CLIENT].rmbs.len(), 1);
         assert_eq!(pair.hosts[SERVER].group.peer_rmbs(), 1);
@@ -176,7 +175,7 @@ fn deleted_rmbs_go_in_as_few_messages_as_there_can_be() {
     }
 }
 
-/// Gives one message to a host as if from its peer, and takes what it answers.
+/// Gives one message to a host as if from its peer, and returns the answer.
 fn ask(pair: &mut Pair, to: usize, message: Message) -> (Result<(), Anomaly>, Message) {
     let params = pair.hosts[to].group.params();
     let (version, dialect) = (params.generation.version(), params.profile.dialect);
@@ -222,7 +221,7 @@ fn peers_have_255_rmbs_at_most() {
     let (result, answer) = ask(&mut pair, SERVER, confirm(0xfff));
     assert_eq!(result, Err(Anomaly::TooManyRmbs));
     assert!(matches!(answer, Message::ConfirmRkey(reply) if reply.negative && !reply.retry));
-    // One that is known may be confirmed again.
+    // A known key may be confirmed again.
     assert_eq!(ask(&mut pair, SERVER, confirm(1 << 20)).0, Ok(()));
     let full = pair.hosts[SERVER]
         .group

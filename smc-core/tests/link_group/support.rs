@@ -14,11 +14,11 @@ pub(crate) const CLIENT: usize = 1;
 /// How long a message takes.
 const HOP: Duration = Duration::from_micros(10);
 
-/// What a group's caller would have: queue pairs and their peers.
+/// The environment of a group: queue pairs and their peers.
 pub(crate) struct Host {
     pub(crate) group: LinkGroup,
     pub(crate) outputs: Vec<Output>,
-    /// Links by number that the peer could write to, and those that are RTS.
+    /// Queue pairs of links, by key.
     queue_pairs: BTreeMap<LinkKey, Qpn>,
     next_qpn: u32,
     pub(crate) rmbs: BTreeSet<RmbId>,
@@ -35,14 +35,14 @@ pub(crate) struct Wire {
     at: Tick,
 }
 
-/// What happens to the n-th message.
+/// The fault of the n-th message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// It vanishes, and its sender believes that it arrived.
+    /// The message vanishes, but the sender believes in its arrival.
     Lose(usize),
     Double(usize),
-    /// Its queue pair fails instead, at its sender.
+    /// The message's queue pair fails instead, at the sender.
     Break(usize),
 }
 
@@ -52,12 +52,12 @@ pub(crate) struct Pair {
     pub(crate) wires: VecDeque<Wire>,
     pub(crate) sent: usize,
     pub(crate) fault: Fault,
-    /// All messages, in order.
+    /// The messages so far, in order.
     pub(crate) trace: Vec<(usize, Vec<u8>)>,
     pub(crate) anomalies: Vec<(usize, Anomaly)>,
-    /// Whether nobody lies here.
+    /// Whether both ends are honest.
     pub(crate) honest: bool,
-    /// Queue pairs whose messages get lost without a word.
+    /// Queue pairs with silent loss of their messages.
     pub(crate) dead: BTreeSet<Qpn>,
 }
 
@@ -179,7 +179,7 @@ impl Pair {
         Pair::new(params_of(generation, PeerProfile::SPEC, rnics))
     }
 
-    /// After first contact.
+    /// A pair after first contact.
     pub(crate) fn running(generation: Generation, rnics: [u32; 2]) -> Pair {
         let mut pair = Pair::usual(generation, rnics);
         pair.run_until_idle();
@@ -195,7 +195,7 @@ impl Pair {
         self.hosts.iter().all(|host| host.group.is_over())
     }
 
-    /// Carries out what the groups say, until nothing is on its way; no timer fires.
+    /// Carries out the outputs of the groups, until no message is on its way; no timer fires.
     pub(crate) fn run_until_idle(&mut self) {
         for _ in 0..100_000 {
             self.drain(SERVER);
@@ -207,7 +207,7 @@ impl Pair {
         panic!("groups never come to rest");
     }
 
-    /// Lets time pass, with all that is due in it.
+    /// Lets time pass, with every due timer.
     pub(crate) fn run(&mut self, time: Duration) {
         let end = self.now.after(time);
         loop {
@@ -358,7 +358,7 @@ impl Pair {
         this.group.add_rmb(rmb, None, &regions, self.now).unwrap();
     }
 
-    /// The peer knows an RMB on each link that both ends use (LLC-51).
+    /// The peer knows an RMB on each link in use by both ends (LLC-51).
     fn assert_known(&self, host: usize, rmb: RmbId) {
         for link in self.active(host) {
             let qpn = self.hosts[host].qpn(link).unwrap();

@@ -45,7 +45,7 @@ fn table_of_links_is_up_to_date() {
     check("link_table.md", &out);
 }
 
-/// A group brought to where it waits for something.
+/// A group in a state of waiting.
 struct Situation {
     host: usize,
     generation: Generation,
