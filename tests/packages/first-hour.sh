@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-# The commands of docs/first-hour.md as they stand there, in a Debian 12 and a Debian 13 without
+# The commands of docs/start.md as they stand there, in a Debian 12 and a Debian 13 without
 # anything else than the distribution's packages that the first command names.
 #
 #     first-hour.sh [SUITE...]      bookworm and trixie, if none is named

@@ -15,7 +15,7 @@ use virtio_ism_abi::Chid;
 
 use crate::watch::{LIMIT, note, test_timeout, watched};
 
-/// What carries the bytes of a test.
+/// The carrier of a test's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fabric {
     /// A virtio-ism fabric, by stores into the window.
@@ -28,8 +28,8 @@ pub enum Fabric {
     Rdma,
     /// SMC-R version 1 over them.
     RdmaV1,
-    /// TCP after a Decline: the stacks have no EID in common. What a test says of this one is what
-    /// it says of TCP.
+    /// TCP after a Decline: the stacks have no EID in common. A test's findings on this fabric hold
+    /// for TCP.
     Fallback,
 }
 
@@ -44,14 +44,14 @@ impl Fabric {
         matches!(self, Fabric::Rdma | Fabric::RdmaV1)
     }
 
-    /// Bytes that go into the ring of the default receive buffer before a write blocks.
+    /// Bytes in the ring of the default receive buffer before a write blocks.
     pub fn room(self) -> usize {
-        // SMC-D has a control block in front of it; an element of SMC-R is twice as long, and its
-        // writer keeps eight bytes for questions after a move to another link.
+        // SMC-D has a control block in front of the ring. An element of SMC-R is twice as long, and
+        // its writer keeps eight bytes for questions after a move to another link.
         if self.is_rdma() { (128 << 10) - 8 } else { (64 << 10) - 32 }
     }
 
-    /// A configuration of the `n`th stack, on a device of this fabric.
+    /// A configuration of the `n`th stack, on a device of this fabric. Connections end with the device.
     pub fn config(self, n: usize, device: impl Into<DeviceAddress>) -> Config {
         let mut config = Config::new(device);
         if self.is_rdma() {
@@ -87,7 +87,7 @@ impl Fabric {
 pub struct Dir(PathBuf);
 
 impl Dir {
-    /// A fresh one.
+    /// Makes a fresh directory.
     #[allow(clippy::new_without_default, reason = "it does something")]
     pub fn new() -> Dir {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -97,7 +97,7 @@ impl Dir {
         Dir(path)
     }
 
-    /// Where it is.
+    /// The device's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -143,7 +143,7 @@ impl Bench {
         bench
     }
 
-    /// What the bytes travel on.
+    /// The fabric under test.
     pub fn fabric(&self) -> Fabric {
         self.fabric
     }
@@ -229,20 +229,20 @@ pub struct Pair {
     pub server: Arc<Stack>,
     /// The client's stack.
     pub client: Arc<Stack>,
-    /// Where the server listens.
+    /// The server's listener.
     pub listener: SmcListener,
     /// Whether connections are expected to be SMC.
     pub smc: bool,
 }
 
 impl Pair {
-    /// Of two stacks, whose connections are expected to be SMC or not.
+    /// A pair of two stacks; connections are expected to be SMC if `smc`.
     pub fn new(server: Arc<Stack>, client: Arc<Stack>, smc: bool) -> Pair {
         let listener = SmcListener::bind(&server, "127.0.0.1:0").unwrap();
         Pair { server, client, listener, smc }
     }
 
-    /// Where the server listens.
+    /// The server's address.
     pub fn addr(&self) -> SocketAddr {
         self.listener.local_addr().unwrap()
     }

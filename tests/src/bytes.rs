@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Byte patterns, and reads and writes that say where they hang.
+//! Byte patterns, and reads and writes with notes of where they hang.
 
 use std::io::{Read, Write};
 
@@ -7,8 +7,8 @@ use crate::watch::note;
 
 pub use smc_core::testing::Rng;
 
-/// `len` bytes that depend on `seed` and on their position: a shifted, repeated or swapped piece of
-/// them is found out.
+/// `len` bytes depending on `seed` and on their position. A shifted, repeated or swapped piece does
+/// not go unnoticed.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     fill(seed, 0, &mut bytes);
@@ -28,7 +28,7 @@ pub fn fill(seed: u64, at: usize, bytes: &mut [u8]) {
     end.iter_mut().zip(last..).for_each(|(byte, at)| *byte = byte_at(seed, at));
 }
 
-/// Checks that `bytes` are the pattern from position `at` on.
+/// Checks `bytes` against the pattern from position `at` on.
 #[track_caller]
 pub fn check(seed: u64, at: usize, bytes: &[u8]) {
     let mut expected = vec![0; bytes.len()];
@@ -37,9 +37,9 @@ pub fn check(seed: u64, at: usize, bytes: &[u8]) {
     panic!("byte {} is {byte:#04x} instead of {expected:#04x}", at + i);
 }
 
-/// Where bytes are first not as expected, what they are there, and what they ought to be.
+/// The first place of a wrong byte, the byte there, and the expected byte.
 pub fn difference(bytes: &[u8], expected: &[u8]) -> Option<(usize, u8, u8)> {
-    // As a whole first, which is the usual case and faster.
+    // First compare the whole, usually equal: this is faster.
     let differ = |(_, (byte, expected)): &(usize, (&u8, &u8))| byte != expected;
     let found = (bytes != expected).then(|| bytes.iter().zip(expected).enumerate().find(differ));
     found.flatten().map(|(i, (byte, expected))| (i, *byte, *expected))

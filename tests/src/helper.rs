@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Processes that can be killed: the program `smc-test-peer` of this package.
+//! Killable processes: the program `smc-test-peer` of this package.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -39,7 +39,7 @@ impl Helper {
         Helper { child, lines, stdin }
     }
 
-    /// The next line it says.
+    /// The helper's next line.
     pub fn line(&mut self) -> String {
         note("waits for a helper's line");
         let mut line = String::new();
@@ -53,17 +53,17 @@ impl Helper {
         self.stdin.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
@@ -72,7 +72,7 @@ impl Helper {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL, and waits for the end.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

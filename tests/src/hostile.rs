@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A peer that has shaken hands properly and holds the victim's DMB in its own hands.
+//! A peer after a proper handshake, with direct access to the victim's DMB.
 
 use std::net::TcpStream;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ pub const LEN: u32 = 64 << 10;
 pub struct Hostile {
     /// The TCP connection.
     pub tcp: TcpStream,
-    /// Its own DMB, which the victim writes.
+    /// The peer's own DMB, written by the victim.
     pub own: OwnDmb,
     /// The victim's DMB.
     pub theirs: PeerDmb,
@@ -55,7 +55,7 @@ impl Hostile {
         let _ = self.theirs.deliver(&[], [producer, consumer], true);
     }
 
-    /// As [`Hostile::say`], without a signal.
+    /// Like [`Hostile::say`], without a signal.
     pub fn say_silently(&self, says: Says) {
         let _ = self.theirs.deliver(&[], says.words(), false);
     }
@@ -80,7 +80,7 @@ impl Hostile {
     }
 }
 
-/// What a hostile control block says.
+/// The content of a hostile control block.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Says {
     /// Producer cursor.
@@ -105,7 +105,7 @@ impl Says {
     }
 }
 
-/// Every slab that is mapped in a device's window, control tail included.
+/// Every slab mapped in a device's window, control tail included.
 pub fn slabs(device: &Device) -> Vec<SharedSlice> {
     const STEP: u64 = 2 << 20;
     let size = device.transport.window_size().min(4 << 30);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a process and a daemon hold on to, counted before and after.
+//! Resources of a process and of a daemon, counted before and after.
 
 use std::fs;
 
 use vhost_device_ism::Daemon;
 
-/// What this process holds.
+/// Resources of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
     /// Open descriptors.
@@ -23,7 +23,7 @@ impl Process {
         let entries = |dir| fs::read_dir(dir).map_or(0, |entries| entries.count());
         let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
         Process {
-            // One of them reads the directory, each time.
+            // One more descriptor reads the directory, each time.
             descriptors: entries("/proc/self/fd"),
             mapped: maps.lines().filter(|line| line.contains("memfd:")).map(len).sum(),
             threads: entries("/proc/self/task"),
@@ -31,14 +31,14 @@ impl Process {
     }
 }
 
-/// The length of a mapping, of which this is the line in `/proc/self/maps`.
+/// The length of a mapping, from its line in `/proc/self/maps`.
 fn len(line: &str) -> usize {
     let range = line.split(' ').next().and_then(|range| range.split_once('-'));
     let address = |text| usize::from_str_radix(text, 16).unwrap();
     range.map_or(0, |(start, end)| address(end) - address(start))
 }
 
-/// What the devices of a daemon hold, by its own listing.
+/// Resources of a daemon's devices, by the daemon's own listing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
     /// Devices whose front end is connected.
@@ -68,7 +68,7 @@ impl Devices {
         )
     }
 
-    /// The same without what only grows.
+    /// The levels, without counters.
     pub fn levels(self) -> Devices {
         Devices { commands: 0, ..self }
     }

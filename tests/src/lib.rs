@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the suites of the whole system share: a daemon with stacks around it, deadlines, leak
-//! counters, helper processes, and peers that speak the protocol by hand.
+//! Parts shared by the suites of the whole system: a daemon with stacks around it, deadlines, leak
+//! counters, helper processes, and peers speaking the protocol by hand.
 //!
-//! Everything here is for tests: it panics with a sentence where something is not as it should be.
+//! Everything here is for tests: each unexpected result is a panic with a sentence.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 #![forbid(unsafe_code)]
 

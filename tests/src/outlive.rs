@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A process that sends back what comes, on connections that outlive their devices, while daemons come
-//! and go. `smc-test-peer outlive` is that process, and its test is the other end of the connections.
+//! An echoing process, with connections able to outlive their devices, while daemons come and go.
+//! `smc-test-peer outlive` is this process, and its test is the other end of the connections.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -25,30 +25,30 @@ pub const PATHS: [Fabric; 2] = [Fabric::Window, Fabric::Move];
 pub fn stack(pair: usize, device: &str) -> std::io::Result<Arc<Stack>> {
     let mut config: Config = PATHS[pair].config(0, device);
     config.outlive_device = true;
-    // A connection that leaves too late holds the test up.
+    // A connection too late in leaving holds the test up.
     config.testing.leave_time = Duration::from_secs(3600);
     Stack::open(config)
 }
 
-/// What a process holds, and what has become of the connections that it has accepted.
+/// Resources of a process, and the outcome of its accepted connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Open descriptors.
     pub descriptors: usize,
     /// Resident memory, KiB.
     pub memory_kib: usize,
-    /// Devices of its stacks that are open.
+    /// Open devices of the process's stacks.
     pub devices: usize,
-    /// Closed connections that its stacks still have.
+    /// Closed connections still in the process's stacks.
     pub closing: usize,
-    /// Connections that have ended in order.
+    /// Connections with an orderly end.
     pub whole: usize,
-    /// Connections that have ended by an error.
+    /// Connections ended by an error.
     pub failed: usize,
 }
 
 impl Held {
-    /// What this process holds now.
+    /// The counts of this process now.
     pub fn now(stacks: &[Arc<Stack>]) -> Held {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -63,16 +63,16 @@ impl Held {
         }
     }
 
-    /// As a line of numbers.
+    /// The counts as a line of numbers.
     fn to_line(self) -> String {
         let Held { descriptors, memory_kib, devices, closing, whole, failed } = self;
         format!("{descriptors} {memory_kib} {devices} {closing} {whole} {failed}")
     }
 
-    /// What the process has said.
+    /// The counts in a process's line.
     ///
     /// # Panics
-    /// The line is none of it.
+    /// If the line is malformed.
     pub fn from_line(line: &str) -> Held {
         let numbers: Vec<usize> =
             line.split(' ').map(|n| n.parse().unwrap_or_else(|_| panic!("{line}"))).collect();
@@ -83,11 +83,11 @@ impl Held {
     }
 }
 
-/// Accepts connections on a device of each pair, and sends back what comes. Says the addresses of its
-/// listeners, and what it holds for each line of its standard input.
+/// Accepts connections on each of the two devices, and echoes. Says the addresses of its listeners,
+/// and its resources for each line of its standard input.
 ///
 /// # Panics
-/// A device is not there.
+/// If a device is missing.
 pub fn serve(devices: [&str; 2], say: impl Fn(&str)) {
     let ended = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
     let mut addresses = Vec::new();

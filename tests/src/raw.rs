@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A peer that shakes hands by hand over TCP, one message at a time, with any device it likes.
+//! A peer doing the handshake by hand over TCP, one message at a time, with arbitrary devices.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -26,7 +26,7 @@ use crate::watch::{TIMEOUT, note};
 pub struct Device {
     /// The driver.
     pub ism: Arc<IsmDevice>,
-    /// What is below it, for those who look into the whole window.
+    /// The transport below the device, for tests reading the whole window.
     pub transport: Arc<RunningDevice>,
 }
 
@@ -49,7 +49,7 @@ impl Device {
         Ok(Device { ism, transport })
     }
 
-    /// What this host would bring to a handshake.
+    /// This host's configuration for a handshake.
     pub fn config(&self) -> Config {
         Config {
             devices: vec![Offered { chid: Chid(self.ism.chid().0), gid: self.gid() }],
@@ -57,13 +57,13 @@ impl Device {
         }
     }
 
-    /// Its GID.
+    /// The device's GID.
     pub fn gid(&self) -> Gid {
         Gid(self.ism.gid().0)
     }
 }
 
-/// What a host with these devices (CHID, every byte of the GID) brings to a handshake.
+/// The configuration of a host with these devices (CHID, every byte of the GID) for a handshake.
 pub fn host(devices: &[(u16, u8)]) -> Config {
     let mut config = Config::new(PeerId([9; 8]));
     config.ueids = vec![eid(guest_driver::socket::DEFAULT_EID)];
@@ -78,10 +78,10 @@ pub fn dmbe(token: u64, len: u32) -> Dmbe {
     Dmbe { token: DmbToken(token), index: 0, size }
 }
 
-/// The number of the logical link that raw peers use.
+/// The number of the raw peers' logical link.
 pub const LINK: LinkId = LinkId([7, 7, 7, 7]);
 
-/// Writes raw bytes; a peer that has reset the connection meanwhile is fine.
+/// Writes raw bytes; an earlier reset by the peer is fine.
 pub fn put(mut tcp: &TcpStream, bytes: &[u8]) {
     let _ = tcp.write_all(bytes);
 }
@@ -108,7 +108,7 @@ pub enum End {
     Reset,
 }
 
-/// Reads to the end of the connection: what came, and how it ended.
+/// Reads to the end of the connection: returns the bytes and the kind of end.
 #[track_caller]
 pub fn read_to_end(mut tcp: &TcpStream) -> (Vec<u8>, End) {
     note("reads to the end of a TCP connection");
@@ -126,15 +126,15 @@ pub fn read_to_end(mut tcp: &TcpStream) -> (Vec<u8>, End) {
     }
 }
 
-/// A raw client that has sent its Proposal.
+/// A raw client after its Proposal.
 pub struct Proposed {
     /// The connection.
     pub tcp: TcpStream,
-    /// What waits for the answer.
+    /// The handshake's state before the answer.
     pub awaiting: AwaitAccept,
 }
 
-/// The bytes of a Proposal, and what waits for its answer.
+/// The bytes of a Proposal, and the handshake's state before the answer.
 pub fn proposal(config: &Config) -> (AwaitAccept, Vec<u8>) {
     start(Arc::new(config.clone()), Tick(0)).unwrap()
 }
@@ -144,7 +144,7 @@ pub fn propose(addr: SocketAddr, config: &Config) -> Proposed {
     propose_on(TcpStream::connect(addr).unwrap(), config)
 }
 
-/// As [`propose`] to a server that knows its peers by TCP option 254, as AF_SMC does.
+/// Like [`propose`], to a server knowing its peers by TCP option 254, as AF_SMC does.
 pub fn propose_to_linux(addr: SocketAddr, config: &Config, discovery: &PeerDiscovery) -> Proposed {
     let tcp: OwnedFd = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     let asked = discovery.before_connect(&tcp, &addr);
@@ -166,7 +166,7 @@ impl Proposed {
     #[track_caller]
     pub fn accepted(self) -> (TcpStream, Accepted) {
         let message = read_message(&self.tcp, self.awaiting.reader());
-        // A peer that comes again knows what was agreed the first time.
+        // A returning peer knows the terms of the first contact.
         let known =
             Terms { release: Release::V2_1, features: Features::EMULATED_ISM, carriers: None };
         match self.awaiting.handle(&message, |_, _| Some(known)) {
@@ -176,11 +176,11 @@ impl Proposed {
     }
 }
 
-/// A raw server that has taken a Proposal.
+/// A raw server after a Proposal.
 pub struct Selected {
     /// The connection.
     pub tcp: TcpStream,
-    /// What was selected.
+    /// The server's selection.
     pub selection: Selection,
 }
 
@@ -198,7 +198,7 @@ pub fn select(listener: &TcpListener, config: &Config) -> Selected {
 }
 
 impl Selected {
-    /// Who proposed.
+    /// The GID of the client.
     pub fn client(&self) -> AbiGid {
         AbiGid(self.candidate().peer.0)
     }

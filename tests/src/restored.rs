@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One end of a connection, in a process that goes on as a machine does that was saved: with a copy of
-//! what the window was.
+//! One end of a connection, in a process continuing like a restored machine: with a copy of the former
+//! window.
 //!
 //! ```text
 //! smc-test-peer restored DEVICE PATH    reads commands, and answers each by a line
@@ -9,14 +9,14 @@
 //! PATH is `window` or `moves`. Commands:
 //!
 //! - `listen` says the address, `accept` and `connect ADDRESS` say "smc" or "tcp";
-//! - `save` replaces what is mapped by private copies: "saved N";
-//! - `send N` sends the next N bytes of a pattern, and `pour N` does that in the background: "sent N"
-//!   or "poured N", or as many as went and why no more;
-//! - `recv N` takes the next N bytes: "got N", or as many as came and what came then; `rest` takes what
-//!   comes up to the end;
+//! - `save` replaces every mapping by a private copy: "saved N";
+//! - `send N` sends the next N bytes of a pattern, and `pour N` does so in the background: "sent N" or
+//!   "poured N", or the number of bytes sent and the error;
+//! - `recv N` takes the next N bytes: "got N", or the number of bytes received and the error or end;
+//!   `rest` takes every byte up to the end;
 //! - `urgent` sends an urgent byte, `mark` takes one;
 //! - `done` ends the own direction, `close` closes, `abort` throws everything away;
-//! - `carrier` says what carries the connection;
+//! - `carrier` says the carrier of the connection;
 //! - `exit` ends the process at once.
 
 use std::io::{self, BufRead};
@@ -32,7 +32,7 @@ use crate::bytes::{difference, fill};
 
 /// How long a call may take.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The byte that is urgent.
+/// The urgent byte.
 const URGENT: u8 = b'!';
 
 struct Restored {
@@ -165,10 +165,10 @@ impl Restored {
     }
 }
 
-/// Carries out the commands that come on standard input.
+/// Carries out the commands on standard input.
 ///
 /// # Panics
-/// The device cannot be opened.
+/// If the device cannot be opened.
 pub fn run(device: &str, path: &str, say: fn(&str)) {
     let fabric = if path == "moves" { Fabric::Move } else { Fabric::Window };
     let mut config: Config = fabric.config(0, device);

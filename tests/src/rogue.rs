@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that misbehave, as programs: what a test runs in the virtual machine that is to harm
-//! nobody but itself. They take any device address, so they work as processes of the host, too.
+//! Misbehaving guests, as programs: a test runs them in a virtual machine, and only this machine may
+//! suffer. The programs take any device address, so processes of the host can run them, too.
 //!
 //! ```text
 //! smc-test-peer rogue scribble DEVICE SECONDS   random bytes over its own rings and buffers
 //! smc-test-peer rogue smear DEVICE ADDRESS      a connection, then random bytes over the window
-//! smc-test-peer rogue lie DEVICE ADDRESS N     N connections to AF_SMC, with lies about what it has read
+//! smc-test-peer rogue lie DEVICE ADDRESS N     N connections to AF_SMC, with lies about the bytes read
 //!                                              and in the control tails of slabs
 //! smc-test-peer rogue storm DEVICE OTHER SECONDS  wakes another device of its own without a pause
-//! smc-test-peer rogue loiter ADDRESS SECONDS    200 clients a second that send a part of a
-//!                                              Proposal, or all of it, and stay for a while
-//! smc-test-peer rogue look DEVICE               reads the whole window, counts what is not zero
+//! smc-test-peer rogue loiter ADDRESS SECONDS    200 clients a second, each with a part of a Proposal,
+//!                                              or all of it; each stays for a while
+//! smc-test-peer rogue look DEVICE               reads the whole window, counts non-zero bytes
 //! smc-test-peer rogue churn DEVICE GID SECONDS  registers and drops DMBs for a peer; "own": for
 //!                                              another PCI device of this guest
-//! smc-test-peer rogue deaf DEVICE ADDRESS       relates to whoever "flicker" is, hears nothing
-//! smc-test-peer rogue flicker DEVICE PORT N     comes and goes N times, with events for the deaf;
+//! smc-test-peer rogue deaf DEVICE ADDRESS       registers DMBs for "flicker", takes no event
+//! smc-test-peer rogue flicker DEVICE PORT N     comes and goes N times, with events for "deaf";
 //!                                              says its port first
 //! ```
 
@@ -42,10 +42,10 @@ use crate::raw::{Device, LINK, dmbe, host, proposal, propose, propose_to_linux, 
 /// Bytes of a rogue's DMBs.
 const LEN: u32 = 16 << 10;
 
-/// Runs one of them.
+/// Runs one of the programs.
 ///
 /// # Panics
-/// Unknown arguments; a device that cannot be opened.
+/// On unknown arguments, or if a device cannot be opened.
 pub fn run(args: &[&str], say: fn(&str)) {
     match *args {
         ["scribble", device, seconds] => scribble(device, seconds.parse().unwrap(), say),
@@ -61,7 +61,7 @@ pub fn run(args: &[&str], say: fn(&str)) {
     }
 }
 
-/// Address ranges of this process that the device can reach: the driver's pool of guest memory.
+/// Address ranges of this process within the device's reach: the driver's pool of guest memory.
 fn pools() -> Vec<(u64, u64)> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines()
@@ -73,15 +73,14 @@ fn pools() -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// Writes random bytes over the start of the driver's own pool, where rings and slots lie, while
-/// commands are under way that make the device look there. Again and again, with a fresh device
-/// each time.
+/// Writes random bytes over the rings and slots at the start of the driver's own pool, during
+/// commands, while the device reads there. Repeats with a fresh device each time.
 fn scribble(device: &str, seconds: u64, say: fn(&str)) {
     let end = Instant::now() + Duration::from_secs(seconds);
     let memory = File::options().write(true).open("/proc/self/mem").unwrap();
     let mut rng = Rng::new(seconds);
     let (opened, mut refused) = (Arc::new(AtomicU32::new(0)), 0u32);
-    // Its own driver reads what it scribbles over, and may wait for what never comes.
+    // The program's own driver reads the scribbled memory, and may wait for ever.
     let so_far = opened.clone();
     thread::spawn(move || {
         thread::sleep(Duration::from_secs(seconds + 10));
@@ -145,8 +144,8 @@ fn smear(device: &str, address: &str, say: fn(&str)) {
     }
 }
 
-/// Writes random bytes over every byte of a device's window that is mapped, or over the control tails of
-/// slabs: how many.
+/// Writes random bytes over every mapped byte of a device's window, or over the control tails of
+/// slabs. Returns the number of bytes.
 fn write_window(device: &Device, rng: &mut Rng, only_tails: bool) -> u64 {
     const STEP: u64 = CONTROL_LEN as u64;
     let mut bytes = vec![0; STEP as usize];
@@ -160,7 +159,7 @@ fn write_window(device: &Device, rng: &mut Rng, only_tails: bool) -> u64 {
         for eight in bytes.chunks_exact_mut(8) {
             eight.copy_from_slice(&rng.bits().to_ne_bytes());
         }
-        // A tail begins with the nonce, which its own driver looks at.
+        // A tail begins with the nonce, read by the program's own driver.
         let from = if only_tails { 64 } else { 0 };
         part.copy_in(from, &bytes[from..]).unwrap();
         written += STEP - from as u64;
@@ -168,11 +167,11 @@ fn write_window(device: &Device, rng: &mut Rng, only_tails: bool) -> u64 {
     written
 }
 
-/// Shakes hands properly with AF_SMC and has it send as fast as it can, then lies about what was read and
-/// how it ends, and writes random bytes over the control tails of slabs, if it has any. It stays until its
-/// standard input ends.
+/// Does a proper handshake with AF_SMC and has AF_SMC send as fast as possible. Then lies about the
+/// bytes read and about the end, and writes random bytes over the control tails of slabs, if there are
+/// any. Stays until its standard input ends.
 ///
-/// What it has written it does not lie about: AF_SMC believes that, and reads beyond its buffer
+/// The producer cursor is no lie: AF_SMC trusts the cursor, and would read beyond its buffer
 /// (docs/linux.md).
 fn lie(device: &str, address: &str, n: usize, say: fn(&str)) {
     /// Messages of a connection.
@@ -220,7 +219,7 @@ fn lie(device: &str, address: &str, n: usize, say: fn(&str)) {
             }
             told += 1;
             if round % 10 == 0 {
-                // Meanwhile it sends what it should not.
+                // Time for AF_SMC to send, misled by the lies.
                 thread::sleep(Duration::from_millis(1));
             }
         }
@@ -232,7 +231,7 @@ fn lie(device: &str, address: &str, n: usize, say: fn(&str)) {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-/// Stores into a DMB and signals each time, as fast as the device takes it.
+/// Stores into a DMB and signals each time, as fast as the device allows.
 fn storm(device: &str, other: &str, seconds: u64, say: fn(&str)) {
     let (user, owner) = (Device::at(device).unwrap(), Device::at(other).unwrap());
     let dmb = owner.ism.register(user.ism.gid(), LEN, 0).unwrap();
@@ -248,11 +247,11 @@ fn storm(device: &str, other: &str, seconds: u64, say: fn(&str)) {
     say(&format!("signalled {n} times, {refused} were refused"));
 }
 
-/// Clients that begin a handshake and never end it.
+/// Clients with handshakes begun and never ended.
 fn loiter(address: &str, seconds: u64, say: fn(&str)) {
-    /// How many stay at a time.
+    /// Clients staying at a time.
     const STAY: usize = 400;
-    /// From one client to the next.
+    /// Pause between two clients.
     const PAUSE: Duration = Duration::from_millis(5);
     let (_, proposal) = proposal(&host(&[(0x8001, 0x5a)]));
     let mut clients = VecDeque::new();
@@ -306,7 +305,7 @@ fn churn(device: &str, gid: &str, seconds: u64, say: fn(&str)) {
     say(&format!("registered {n} DMBs, {refused} were refused"));
 }
 
-/// Registers a DMB for each GID that `flicker` tells, and never takes an event.
+/// Registers a DMB for each GID told by `flicker`, and never takes an event.
 fn deaf(device: &str, address: &str, say: fn(&str)) {
     let device = Device::at(device).unwrap();
     say(&format!("deaf as {}", device.ism.gid()));
@@ -341,7 +340,7 @@ fn flicker(device: &str, port: &str, n: usize, say: fn(&str)) {
         let mut line = String::new();
         BufReader::new(&tcp).read_line(&mut line).unwrap();
         let deaf = parse_gid(line.trim());
-        // More than the device keeps for one that does not listen.
+        // More than the device keeps for a deaf peer.
         for code in 0..9 {
             match device.ism.signal_event(deaf, code, 0) {
                 Ok(()) => sent += 1,

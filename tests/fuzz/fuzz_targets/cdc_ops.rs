@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Control messages as a peer may send them, honest, damaged or made up, and completions in any
-//! order, on one connection: every piece lies in its ring, what is written again is what the peer
-//! may not have, and a validation is judged by the numbers alone.
+//! Feeds one connection with control messages, honest, damaged or made up, and with completions in any
+//! order. Every span lies in its ring, a switch of links repeats only bytes possibly lost, and the
+//! sequence numbers alone decide a validation.
 #![no_main]
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
@@ -22,7 +22,7 @@ struct Input {
 enum Operation {
     /// Any bytes.
     Raw([u8; CDC_LEN]),
-    /// What an honest peer says next: it has written and read so much more.
+    /// The next message of an honest peer, with these amounts written and read since the last one.
     Honest {
         wrote: u8,
         read: u8,
@@ -59,7 +59,7 @@ enum Operation {
 
 struct Peer {
     number: Sequence,
-    /// What it has written and read, in bytes.
+    /// Bytes written by the peer so far.
     wrote: u64,
     read: u64,
 }
@@ -85,7 +85,7 @@ fuzz_target!(|input: Input| {
     let (Ok(own), Ok(theirs)) = (make(input.rings[0]), make(input.rings[1])) else { return };
     let mut connection = Connection::new(theirs, own);
     let mut outbound = Outbound::new(theirs, 7);
-    // Numbers of the messages on the present link that are not acknowledged.
+    // Sequence numbers of unacknowledged messages on the present link.
     let mut in_flight: Vec<u16> = Vec::new();
     let mut seen = Sequence::new();
     let mut peer = Peer { number: Sequence::new(), wrote: 0, read: 0 };
@@ -188,7 +188,7 @@ fuzz_target!(|input: Input| {
     }
 });
 
-/// Says what is true now.
+/// Publishes the connection's current words and posts every message due.
 fn publish(connection: &mut Connection, outbound: &mut Outbound, in_flight: &mut Vec<u16>) {
     let (producer, consumer) = connection.words();
     outbound.set_words([producer.to_u64(), consumer.to_u64()]);
@@ -206,7 +206,7 @@ fn post(ring: &Ring, outbound: &mut Outbound, in_flight: &mut Vec<u16>) -> Optio
     Some(post)
 }
 
-/// What the peer said last.
+/// Rebuilds the last word of the peer from the connection's state.
 fn peer_word(connection: &Connection) -> ConsumerWord {
     ConsumerWord {
         cursor: connection.sender.consumed(),
@@ -233,7 +233,7 @@ fn say(
     .emit()
 }
 
-/// As an adapter takes a message; false if the connection has to be reset.
+/// Handles a message like an adapter; false if the connection has to be reset.
 fn take(connection: &mut Connection, seen: &mut Sequence, bytes: &[u8]) -> bool {
     let Ok(cdc) = Cdc::parse(bytes) else { return true };
     if cdc.producer_flags.contains(ProducerFlags::FAILOVER) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Bytes as a CLC message: parsing never panics, and what was understood can be written and read
-//! again. (Not every byte survives: a version 1 Decline of 44 bytes is taken and sent as 28.)
+//! Bytes as a CLC message: parsing never panics, and a parsed message can be written and parsed again.
+//! (Not every byte survives: a version 1 Decline of 44 bytes is taken and sent as 28.)
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Two ends of a connection do anything in any order, and now and then one finds any words in its
-//! control block: every piece that is read or written lies in the ring, and as long as nobody
-//! lied, what is read is what was written.
+//! Two ends of a connection act in any order, and now and then an end finds arbitrary words in its
+//! control block. Every span read or written lies in the ring. As long as no end lied, the bytes read
+//! are the bytes written.
 #![no_main]
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};

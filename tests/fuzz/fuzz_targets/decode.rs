@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Any bytes into `smc decode`, captures above all: no panic, and JSON lines that are JSON.
+//! Any bytes into `smc decode`, above all captures: no panic, and every output line is valid JSON.
 #![no_main]
 
 use clap::Parser;
@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 #[allow(dead_code, reason = "the entry of the program is not used here")]
 mod decode;
 
-/// What the command says on a terminal, of which there is none here.
+/// Replaces the command's output on a terminal.
 mod output {
     pub(crate) fn note(_line: &str) {}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Bytes into `Device::command`, before and after HELLO: always an answer that fits, never a
-//! panic. The first byte of each command is its length, the second the room for the reply.
+//! Bytes into `Device::command`, before and after HELLO: every answer fits, and no command panics. The
+//! first byte of each command is its length, the second the space for the reply.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

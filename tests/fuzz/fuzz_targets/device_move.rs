@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! MOVE chains of any shape into a DMB in a slab and one in guest memory: what is OK is written
-//! exactly where it says, what is refused changes nothing, and nothing outside the DMB ever
-//! changes.
+//! MOVE chains of any shape into a DMB in a slab and a DMB in guest memory. An OK move writes exactly
+//! the named bytes, a refused move changes nothing, and memory outside the DMB never changes.
 #![no_main]
 
 use std::cell::RefCell;
@@ -20,7 +19,7 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, Guest
 use zerocopy::IntoBytes;
 
 const LEN: u32 = 16 << 10;
-/// Guest memory of the owner: a page before and a page behind the DMB, which is in two pieces, the
+/// Guard pages of guest memory, before and behind the owner's DMB. The DMB is in two pieces, the
 /// second in front of the first.
 const GUARD: u64 = 4096;
 const BASE: u64 = 1 << 20;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Three devices on a fabric do anything in any order, with front ends that answer late, refuse,
-//! or lose answers. Rights are those of a small model, mappings never overlap, and nothing is left
-//! when all have gone.
+//! Three devices on a fabric act in any order; their front ends answer late, refuse, or lose answers.
+//! Rights equal those of a small model, mappings never overlap, and nothing is left after the last
+//! device.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ enum Operation {
     Raw(Vec<u8>),
 }
 
-/// What a REGISTER or ATTACH that waits was about.
+/// The subject of a waiting REGISTER or ATTACH.
 #[derive(Clone, Copy, Debug)]
 enum Waiting {
     Register { user: Gid, guest: bool, len: u32 },
@@ -274,7 +274,7 @@ impl World {
         let (dmb, token) = self.token(dmb);
         let answer = self.token_op(id, Op::Unregister, token);
         let ours = dmb.is_some_and(|d| self.dmbs[d].owner == id && !self.dmbs[d].over);
-        // Guest memory may have vanished, which leaves the DMB to be unregistered.
+        // Guest memory may have vanished; its DMB still has to be unregistered.
         assert!(answer.status != Status::Ok || ours);
         if answer.status == Status::Ok
             && let Some(dmb) = dmb
@@ -289,7 +289,7 @@ impl World {
             let answer = self.fronts[id].complete(how);
             self.learn(id, waiting, answer);
             if matches!(how, Completion::Lost { .. }) {
-                // The daemon drops a front end that does not answer.
+                // The daemon drops a silent front end.
                 self.fronts[id].device.close_session(CloseReason::Failed);
                 self.end(id);
             }
@@ -331,7 +331,7 @@ impl World {
         if moved.status == Status::Eio
             && let Some(dmb) = dmb
         {
-            // The memory of its owner is not what it was; it stays registered but is of no use.
+            // The owner's memory has changed. The DMB stays registered but is useless.
             assert!(self.dmbs[dmb].guest);
         }
         match moved.wake {
@@ -378,7 +378,7 @@ fuzz_target!(|input: Input| {
         while !world.fronts[id].jobs.is_empty() {
             world.fronts[id].complete(Completion::Done);
         }
-        // Only a front end that is started is asked to unmap.
+        // Only a started front end is asked to unmap.
         world.run(id, Operation::Hello);
         world.fronts[id].settle_stale();
         assert!(world.fronts[id].maps.is_empty(), "left mapped: {:?}", world.fronts[id].maps);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A client whose server answers anything: it uses no device that it did not offer.
+//! A client with an arbitrary server: the client never uses a device missing from its own Proposal.
 #![no_main]
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
@@ -17,10 +17,11 @@ use smc_fuzz::{Bytes, Host, dmbe, end, read};
 struct Input {
     client: Host,
     server: Host,
-    /// What server and client remember of each other.
+    /// Whether the server has terms of the client from an earlier contact; the next field is the
+    /// reverse.
     server_knows: bool,
     client_knows: bool,
-    /// Which of the server's choices.
+    /// Index into the server's choices, modulo their number.
     choice: u8,
     accept: Bytes,
     piece: u8,

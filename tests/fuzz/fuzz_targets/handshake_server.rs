@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A server between a client that sends anything: what it accepts is its own and was offered, and
-//! what it sends can be read.
+//! A server with an arbitrary client: the server accepts only its own devices out of the Proposal, and
+//! every message sent can be parsed.
 #![no_main]
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
@@ -19,7 +19,7 @@ struct Input {
     server: Host,
     client: Host,
     proposal: Bytes,
-    /// Which of the choices.
+    /// Index into the choices, modulo their number.
     choice: u8,
     /// The client is known: subsequent contact.
     known: bool,
@@ -27,7 +27,7 @@ struct Input {
     piece: u8,
 }
 
-/// A step and the bytes that led to it.
+/// The server's state after a Proposal, with the client's state if there is one.
 struct Hands {
     server: std::sync::Arc<Config>,
     client: Option<AwaitAccept>,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Two link groups and anything that can happen to them: messages delivered in any order between
-//! links, lost, doubled, damaged and made up, links and RNICs that fail and come, time that passes,
-//! calls of the API. Nothing panics, outputs and memory are bounded, no link is parallel to
-//! another, timers go forward, and after its end a group is silent.
+//! Two link groups under arbitrary events: messages are delivered in any order between links, lost,
+//! doubled, damaged and made up; links and RNICs fail and appear; time passes; the API is called.
+//! Nothing panics, outputs and memory are bounded, no link is parallel to another, timers go forward,
+//! and a group is silent after its end.
 #![no_main]
 
 use core::time::Duration;
@@ -38,7 +38,7 @@ enum Operation {
         at: u8,
         keep: bool,
     },
-    /// All that is on its way, several times over.
+    /// Delivers every message on its way, in several rounds.
     Completion,
     Lose {
         at: u8,
@@ -189,7 +189,7 @@ impl End {
     }
 }
 
-/// Takes all outputs, and checks what must always hold.
+/// Takes every pending output and checks the invariants.
 fn drain(end: &mut End, peer: &mut End) {
     let mut count = 0;
     while let Some(output) = end.group.poll_output() {
@@ -317,7 +317,7 @@ fuzz_target!(|input: Input| {
             Operation::Timeout => {
                 if let Some(at) = group.poll_timeout() {
                     now = now.max(at);
-                    // What one call begins may be overdue as well when the caller is late.
+                    // If the caller is late, work begun by one call may be overdue as well.
                     for _ in 0..8 {
                         group.handle_timeout(now);
                     }

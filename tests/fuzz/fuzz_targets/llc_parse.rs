@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Bytes as an LLC message, as specified and as Linux writes them: never a panic, and what was
-//! understood can be written and read again.
+//! Bytes as an LLC message, as specified and as Linux writes them: parsing never panics, and a parsed
+//! message can be written and parsed again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

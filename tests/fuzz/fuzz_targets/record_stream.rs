@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A peer's stream of records, cut anywhere, into an end of a connection: what was understood can be
-//! written and read again, the pieces in which a stream comes make no difference, no byte is passed
-//! through twice or left out, and nothing follows a reset.
+//! A peer's stream of records, cut anywhere, into an end of a connection. A parsed record can be
+//! written and parsed again, the cuts make no difference, no byte is passed through twice or left out,
+//! and nothing follows a reset.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use smc_core::carrier::{Action, End, Input, Positions, Role};
 use smc_core::wire::record::{HEADER_LEN, MAX_CLC, Parser, Piece, Record, RecordError};
 
-/// Feeds a stream in pieces of `size`: the records, the bytes of DATA, and how it ended.
+/// Feeds a stream in pieces of `size`; returns the records, the bytes of DATA, and the error if there
+/// is one.
 fn apart(stream: &[u8], size: usize) -> (Vec<Record>, Vec<u8>, Option<RecordError>) {
     let (mut parser, mut records, mut bytes) = (Parser::new(), Vec::new(), Vec::new());
     for mut piece in stream.chunks(size.max(1)) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vfio-user client that sends any messages, with memory and eventfds or without, to a function whose
-//! back end holds it to its word: a queue that runs has its rings in memory that the back end has,
-//! regions never overlap, what the client has unmapped is not among them, and without a queue there are
-//! none; features are those that were offered; an interrupt is pending or delivered; and every request
-//! that wants a reply gets one until the stream is none.
+//! A vfio-user client sends arbitrary messages, with or without memory and eventfds, to a function
+//! with a checking back end. A running queue has its rings in memory of the back end, regions never
+//! overlap, unmapped ranges are gone, and without a queue no region is left. The features are a subset
+//! of the offered ones. An interrupt is pending or delivered. Every request with a reply gets one
+//! until the stream is invalid.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use client::{
     Client, DMA_MAP, DMA_UNMAP, REGION_READ, REGION_WRITE, RESET, SET_IRQS, longs, words,
 };
 
-/// Messages of one input: what they and their replies need fits into the buffers of a socket.
+/// Most messages of one input: the messages and their replies fit into a socket's buffers.
 const MOST: usize = 64;
 const OFFERED: u64 = 1 << 32 | 1 << 29 | 5;
 
@@ -45,10 +45,10 @@ enum Act {
     Reset,
 }
 
-/// Begin and end of each region that the back end has, for the client to look at.
+/// Begin and end of each region of the back end, shared with the client's side of the test.
 type Regions = Arc<Mutex<Vec<(u64, u64)>>>;
 
-/// A back end that believes nothing. It interrupts for every other kick that it serves itself.
+/// A back end checking every call. Every second served kick raises an interrupt.
 #[derive(Default)]
 struct Doubting {
     memory: Regions,
@@ -191,7 +191,7 @@ fn send(
             let body = &body[..body.len().min(512)];
             let fds = &events[..usize::from(*fds).min(events.len())];
             let size = size.unwrap_or(16 + body.len() as u32);
-            // Nobody waits for the reply: the stream may be none by now.
+            // No reply is awaited: the stream may be invalid by now.
             client.send_raw([(*command).into(), 0], [size, (*flags).into()], body, fds)?;
             if size as usize != 16 + body.len() || flags & 0x10 == 0 {
                 return Err(std::io::ErrorKind::Other.into());

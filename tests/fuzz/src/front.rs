@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Devices with a front end that keeps books instead of mapping.
+//! Devices with a front end recording maps in a book instead of mapping.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub const WINDOW: u64 = 64 << 20;
 /// Most bytes of a reply buffer; more than any reply has.
 const ROOM: usize = 4096;
 
-/// A clock that goes on by a second whenever it is looked at, so that rates are never in the way.
+/// A clock advancing by a second on each reading, so rate limits never take effect.
 #[derive(Debug, Default)]
 struct Fast(AtomicU64);
 
@@ -36,7 +36,7 @@ impl EventNotifier for Deaf {
     fn notify(&self, _: Delivery) {}
 }
 
-/// Limits that an input can reach.
+/// Limits small enough for one input.
 pub fn small_limits() -> Limits {
     Limits {
         max_dmbs: 6,
@@ -66,7 +66,7 @@ pub fn fabric(loopback: bool) -> Arc<Fabric> {
     Fabric::new(config).expect("legal")
 }
 
-/// What waits for the front end.
+/// A job waiting for the front end.
 #[derive(Debug)]
 pub enum Job {
     /// A REGISTER or ATTACH.
@@ -79,24 +79,24 @@ pub enum Job {
 pub struct Front {
     /// The device.
     pub device: Arc<Device>,
-    /// In the order in which they came.
+    /// Jobs in the order of arrival.
     pub jobs: VecDeque<Job>,
-    /// What is, or may be, mapped: start and length.
+    /// Ranges possibly mapped: start and length.
     pub maps: BTreeMap<u64, u64>,
 }
 
 impl Front {
-    /// A device that has joined and can map.
+    /// A joined device able to map.
     ///
     /// # Panics
-    /// If joining fails, which it has no reason to.
+    /// If joining fails, for which there is no reason.
     pub fn join(fabric: &Arc<Fabric>) -> Front {
         let device = fabric.join(DeviceConfig::default(), Arc::new(Deaf)).expect("joins");
         device.set_window(WINDOW);
         Front { device, jobs: VecDeque::new(), maps: BTreeMap::new() }
     }
 
-    /// A command with a fitting header; the reply if it came at once.
+    /// Sends a command with a fitting header; returns the reply if the device answers at once.
     pub fn call(&mut self, op: Op, body: &[u8]) -> Option<Answer> {
         let header = RequestHeader { op: (op as u16).into(), tag: 7.into(), ..Default::default() };
         let request = [header.as_bytes(), body].concat();
@@ -121,7 +121,7 @@ impl Front {
         }
     }
 
-    /// The front end does the next job, refuses it, or nobody knows.
+    /// The front end does the next job, refuses the job, or loses the answer.
     pub fn complete(&mut self, how: Completion) -> Option<Answer> {
         match self.jobs.pop_front()? {
             Job::Map(job) => {
@@ -168,7 +168,7 @@ impl Front {
         self.maps.insert(start, len);
     }
 
-    /// The front end unmaps what past lives may have left.
+    /// The front end unmaps leftovers of past lives.
     pub fn settle_stale(&mut self) {
         while let Some(stale) = self.device.stale_map() {
             self.maps.remove(&stale.window_offset());
@@ -180,13 +180,13 @@ impl Front {
 /// How a job ends.
 #[derive(arbitrary::Arbitrary, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// As asked.
+    /// Done as asked.
     Done,
     /// The front end says no.
     Refused,
-    /// No answer; it may have happened all the same.
+    /// No answer; the front end may have acted all the same.
     Lost {
-        /// It did.
+        /// Whether the front end has acted.
         landed: bool,
     },
 }

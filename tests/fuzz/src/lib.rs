@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the targets share: hosts that shake hands, and damage.
+//! Parts shared by the targets: hosts for handshakes, and damage.
 
 pub mod front;
 
@@ -24,9 +24,9 @@ pub struct Host {
     seid: bool,
     devices: u8,
     linux: bool,
-    /// Types of SMC; none means what is usual.
+    /// Types of SMC as bits; 0 means the default.
     kinds: u8,
-    /// What goes with the TCP connection.
+    /// Bits of the addresses and adapters on the route of the TCP connection.
     route: u8,
 }
 
@@ -64,7 +64,7 @@ impl Host {
         Arc::new(config)
     }
 
-    /// What host number `n` has for the connection.
+    /// Devices and addresses of host number `n` on the connection's route.
     pub fn route(self, n: u8) -> Route {
         let has = |bit: u8| self.route >> bit & 1 == 0;
         let ipv6 = self.kinds & 0x10 != 0;
@@ -98,18 +98,18 @@ impl Host {
 /// A message: an honest one with bytes changed, cut and added, or anything.
 #[derive(Arbitrary, Clone, Debug)]
 pub enum Bytes {
-    /// What an honest peer sends.
+    /// The message of an honest peer.
     Honest,
-    /// That, with bytes replaced at places modulo the length.
+    /// The honest message with bytes replaced at places modulo the length.
     Damaged(Vec<(u16, u8)>),
-    /// That, with its first part kept and this behind it.
+    /// The first part of the honest message, with these bytes behind.
     Spliced(u16, Vec<u8>),
     /// Anything.
     Raw(Vec<u8>),
 }
 
 impl Bytes {
-    /// Applied to what an honest peer would send.
+    /// Turns an honest message into this one.
     pub fn apply(self, honest: Vec<u8>) -> Vec<u8> {
         match self {
             Bytes::Honest => honest,
@@ -134,10 +134,10 @@ impl Bytes {
     }
 }
 
-/// Reads one message as it comes off a socket in pieces of `piece` bytes.
+/// Reads one message like a socket delivering pieces of `piece` bytes.
 ///
 /// # Errors
-/// What the reader says; the end of `bytes` is the end of the stream.
+/// Errors of the reader; the end of `bytes` is the end of the stream.
 pub fn read(mut reader: ClcReader, bytes: &[u8], piece: u8) -> Result<Vec<u8>, HandshakeError> {
     let mut rest = bytes;
     loop {
@@ -161,7 +161,7 @@ pub fn dmbe(token: u64) -> Dmbe {
     Dmbe { token: DmbToken(token), index: 0, size: SizeCode::MIN }
 }
 
-/// The end of a link that host number `n` brings along.
+/// The end of a link on host number `n`.
 pub fn end(n: u8, version: Version, route: &Route) -> LinkEnd {
     let rnic = route.rnic;
     let gid = rnic.and_then(|rnic| match version {

@@ -14,7 +14,7 @@ use super::lock;
 use super::wire::{Answer, Call, receive, send};
 use crate::watch::{note, slowly};
 
-/// How long any one call may take, which is less than a test may: the test then says which it was.
+/// Longest time of one call, shorter than a test's limit: the test then names the call.
 const DEADLINE: Duration = Duration::from_secs(45);
 
 /// A test's far end.
@@ -29,10 +29,10 @@ pub struct Far {
 }
 
 impl Far {
-    /// Begins a test with the program that serves at `addr`.
+    /// Begins a test with the program serving at `addr`.
     pub fn begin(addr: SocketAddr) -> Far {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // Unlike those of other processes.
+        // The process id keeps the number apart from other processes' numbers.
         let test = u64::from(std::process::id()) << 32 | NEXT.fetch_add(1, Ordering::Relaxed);
         let first = greet(addr, &Call::Begin { test });
         Far { addr, test, first, idle: Mutex::default() }
@@ -59,10 +59,10 @@ impl Far {
         answer
     }
 
-    /// Ends the test: the other side drops what is left of it, and its devices are free.
+    /// Ends the test: the other side drops the test's objects and frees the devices.
     ///
     /// # Errors
-    /// They are not.
+    /// If the devices do not become free.
     pub fn end(&self) -> io::Result<()> {
         converse::<()>(&self.first, self.addr, &Call::End, &[]).map(drop)
     }
@@ -72,7 +72,7 @@ impl Far {
     pub(crate) fn release(&self, object: u64) {
         let call = Call::Drop { object };
         if thread::panicking() {
-            // A drop may wait for the peer, which may not come any more.
+            // A drop may wait for a peer already gone.
             let _ = greet_quietly(self.addr, &Call::Join { test: self.test })
                 .and_then(|tcp| send(&tcp, &call, &[]));
             return;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The far end of a conformance test: a program, here or in another machine, that holds stacks,
-//! listeners and streams and executes calls on them.
+//! The far end of a conformance test: a program, here or in another machine, with stacks, listeners
+//! and streams. The program executes calls on them.
 //!
 //! ```text
 //! smc-test-peer agent DEVICE ADDRESS    says "listens on ADDRESS"; serves for ever
 //! ```
 //!
-//! Calls come over plain TCP. A control connection carries one call at a time and has a thread of
-//! its own, so that a read that blocks and a write by another thread of the test go on side by side.
-//! It believes everything it is told: it is for a bench, not for a network.
+//! Calls come over plain TCP. A control connection carries one call at a time and has its own thread,
+//! so a blocking read and a write by another thread of the test run side by side. The program trusts
+//! every call: run an agent on a bench, never on a network.
 
 pub mod far;
 pub mod wire;
@@ -33,10 +33,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens a stack. A machine has one device: whoever had it last may be about to give it back.
+/// Opens a stack. A machine has one device, possibly still held by its last user: retries for a while.
 ///
 /// # Errors
-/// As [`Stack::open`].
+/// Errors of [`Stack::open`].
 pub fn open(config: &Config) -> io::Result<Arc<Stack>> {
     let start = Instant::now();
     loop {
@@ -50,13 +50,13 @@ pub fn open(config: &Config) -> io::Result<Arc<Stack>> {
     }
 }
 
-/// Tests that are being served, by their numbers.
+/// Running tests by number.
 type Tests = Mutex<HashMap<u64, Arc<Objects>>>;
 
 /// Serves for ever: stacks open `device` unless the test names another.
 ///
 /// # Errors
-/// Nobody can listen on the address, or accept there.
+/// If listening on the address or accepting fails.
 pub fn serve(
     device: &str,
     addr: impl ToSocketAddrs,
@@ -79,7 +79,7 @@ pub fn serve(
     })
 }
 
-/// Executes the calls of one control connection until it ends.
+/// Executes the calls of one control connection up to its end.
 fn attend(tcp: &TcpStream, tests: &Tests, device: &DeviceAddress) -> io::Result<()> {
     let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
     tcp.set_nodelay(true)?;
@@ -88,7 +88,7 @@ fn attend(tcp: &TcpStream, tests: &Tests, device: &DeviceAddress) -> io::Result<
             let objects = lock(tests).entry(test).or_default().clone();
             let end = converse(tcp, &objects, device);
             lock(tests).remove(&test);
-            // The test's process may have died while other calls of it are blocked.
+            // The test's process may have died during blocked calls on other connections.
             end.and(objects.clear())
         }
         Some((Call::Join { test }, _)) => {

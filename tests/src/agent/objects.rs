@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The stacks, listeners and streams that a test has at the far end.
+//! A test's stacks, listeners and streams at the far end.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -17,7 +17,7 @@ use super::wire::{Call, Failure, How, Nature, Op};
 use super::{lock, open};
 use crate::watch::test_timeout;
 
-/// Of one test.
+/// The objects of one test.
 #[derive(Default)]
 pub(super) struct Objects {
     table: Mutex<Table>,
@@ -29,7 +29,7 @@ struct Table {
     /// The test has ended.
     closed: bool,
     objects: HashMap<u64, Object>,
-    /// All stacks there were.
+    /// Every stack ever opened by the test.
     stacks: Vec<Weak<Stack>>,
 }
 
@@ -39,7 +39,7 @@ enum Object {
     Stream(Arc<SmcStream>),
 }
 
-/// A value and the bytes behind it.
+/// A value and the bytes behind the value.
 type Result = io::Result<(Value, Vec<u8>)>;
 
 fn value(value: impl Serialize) -> Result {
@@ -51,8 +51,8 @@ fn gone() -> io::Error {
 }
 
 impl Objects {
-    /// Executes a call. No object that it used is held when this returns, so that a drop that
-    /// follows is the last one.
+    /// Executes a call. On return the call holds no object any more, so a following drop is the last
+    /// one.
     pub(super) fn execute(&self, call: Call, bytes: Vec<u8>, own: &DeviceAddress) -> Result {
         match call {
             Call::Begin { .. } | Call::Join { .. } => Err(ErrorKind::InvalidInput.into()),
@@ -129,11 +129,10 @@ impl Objects {
         }
     }
 
-    /// Drops everything, also from under calls that are blocked, and waits until the devices are
-    /// free.
+    /// Drops every object, also from under blocked calls, and waits for the devices to become free.
     ///
     /// # Errors
-    /// They do not become free.
+    /// If the devices do not become free.
     pub(super) fn clear(&self) -> io::Result<()> {
         let (objects, stacks) = {
             let mut table = lock(&self.table);
@@ -145,11 +144,11 @@ impl Objects {
                 Object::Stack(_) => {}
                 Object::Listener(listener) => {
                     let _ = listener.set_nonblocking(true);
-                    // Somebody may be waiting in it.
+                    // An `accept` may still wait here: a connection ends the wait.
                     let _ = listener.local_addr().and_then(TcpStream::connect);
                 }
                 Object::Stream(stream) => {
-                    // What a test left behind is not waited for.
+                    // Do not wait for the leftovers of a test.
                     let _ = stream.set_linger(Some(Duration::ZERO));
                     let _ = stream.shutdown(Shutdown::Both);
                 }
@@ -232,7 +231,7 @@ fn apply(mut stream: &SmcStream, op: Op, data: &[u8]) -> Result {
         Op::LocalAddr => value(stream.local_addr()?),
         Op::PeerAddr => value(stream.peer_addr()?),
         Op::ConnectionInfo => value(Nature::from(stream.info())),
-        // It makes an object, see `Objects::execute`.
+        // A clone makes an object, see `Objects::execute`.
         Op::Clone => Err(ErrorKind::InvalidInput.into()),
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What goes over a control connection: a call with bytes, an answer with bytes.
+//! The messages of a control connection: a call with bytes, an answer with bytes.
 //!
-//! A frame is two big-endian lengths, a JSON header and the bytes of a read or a write as they are.
+//! A frame is two big-endian lengths, a JSON header and the unchanged bytes of a read or a write.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -17,22 +17,21 @@ use smc_core::wire::ids::Eid;
 /// More than any test sends in one call, bytes.
 const MAX_FRAME: u32 = 256 << 20;
 
-/// What the far end is asked to do. Objects have the numbers that [`Call::Open`] and the like
-/// answered with.
+/// A call for the far end. Objects have numbers, answered by [`Call::Open`] and the like.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Call {
     /// The first call of a test's first control connection: the test lasts as long as this
     /// connection does.
     Begin {
-        /// A number that no other test has.
+        /// The test's unique number.
         test: u64,
     },
     /// The first call of every other control connection.
     Join {
-        /// The number of the test that has begun.
+        /// The number of a running test.
         test: u64,
     },
-    /// The test is over: everything it left is dropped.
+    /// The test is over: the far end drops every object of the test.
     End,
     /// Opens a stack. Answers its number.
     Open(Box<Settings>),
@@ -40,16 +39,16 @@ pub enum Call {
     Listen {
         /// The stack.
         stack: u64,
-        /// Where.
+        /// The address to listen on.
         addr: SocketAddr,
     },
     /// Connects. Answers the stream's number.
     Connect {
         /// The stack.
         stack: u64,
-        /// Whereto.
+        /// The server's address.
         addr: SocketAddr,
-        /// By which call.
+        /// The method of connecting.
         how: How,
     },
     /// Accepts. Answers the stream's number and the client's address.
@@ -61,7 +60,7 @@ pub enum Call {
     ListenerNonblocking {
         /// The listener.
         listener: u64,
-        /// Not.
+        /// Whether calls fail instead of waiting.
         nonblocking: bool,
     },
     /// [`guest_driver::Stack::totals`].
@@ -76,14 +75,14 @@ pub enum Call {
     },
     /// Something with a stream.
     Stream {
-        /// Its number.
+        /// The stream's number.
         stream: u64,
-        /// What.
+        /// The operation.
         op: Op,
     },
-    /// Drops an object, whatever that takes.
+    /// Drops an object, however long the drop takes.
     Drop {
-        /// Its number.
+        /// The object's number.
         object: u64,
     },
 }
@@ -142,7 +141,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The halves that a shutdown ends.
+    /// The halves ended by a shutdown.
     pub fn shutdown(how: Shutdown) -> Op {
         Op::Shutdown { read: how != Shutdown::Write, write: how != Shutdown::Read }
     }
@@ -158,14 +157,14 @@ impl Op {
     }
 }
 
-/// Which device a stack of the far end opens.
+/// The device of a stack at the far end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Device {
     /// None: everything is TCP.
     None,
-    /// The one it was started with.
+    /// The far end's own device, named at its start.
     Own,
-    /// These.
+    /// The named devices.
     Named(Vec<String>),
 }
 
@@ -222,10 +221,10 @@ impl Settings {
         }
     }
 
-    /// The configuration, for a program whose own device is `own`.
+    /// The configuration, for a program with `own` as its device.
     ///
     /// # Errors
-    /// `InvalidInput` for what is no EID.
+    /// `InvalidInput` for an invalid EID.
     pub fn config(&self, own: &DeviceAddress) -> io::Result<Config> {
         let eid = |name: &String| {
             Eid::new(name).map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))
@@ -266,15 +265,15 @@ impl Settings {
     }
 }
 
-/// What carries a connection at one end: the info of SMC-D, or why it is TCP. Neither is SMC-R.
+/// How one end is carried: the info of SMC-D, or the reason for TCP. Both are `None` for SMC-R.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Nature {
     /// SMC-D's info.
     pub smc: Option<SmcdInfo>,
-    /// Why it is TCP.
+    /// The reason for TCP.
     #[serde(with = "decline_code")]
     pub decline: Option<DeclineCode>,
-    /// Either, as text.
+    /// The info or the reason, as text.
     pub text: String,
 }
 
@@ -298,7 +297,7 @@ mod decline_code {
 }
 
 impl Nature {
-    /// Whether SMC carries it.
+    /// Whether the carrier is SMC.
     pub fn is_smc(&self) -> bool {
         self.decline.is_none()
     }
@@ -343,7 +342,7 @@ impl From<Failure> for io::Error {
     }
 }
 
-/// Kinds of errors that can be sent; any other becomes `Other`.
+/// Kinds of errors with a number on the wire; any other becomes `Other`.
 const KINDS: [ErrorKind; 17] = [
     ErrorKind::NotFound,
     ErrorKind::PermissionDenied,
@@ -364,13 +363,13 @@ const KINDS: [ErrorKind; 17] = [
     ErrorKind::UnexpectedEof,
 ];
 
-/// What a call answers.
+/// The answer to a call.
 pub type Answer = Result<Value, Failure>;
 
 /// Sends a header and bytes.
 ///
 /// # Errors
-/// Those of the connection.
+/// Errors of the connection.
 pub fn send(mut to: impl Write, header: &impl Serialize, bytes: &[u8]) -> io::Result<()> {
     let header = serde_json::to_vec(header)?;
     let too_long = |_| io::Error::from(ErrorKind::InvalidInput);
@@ -378,7 +377,7 @@ pub fn send(mut to: impl Write, header: &impl Serialize, bytes: &[u8]) -> io::Re
     frame.extend(u32::try_from(header.len()).map_err(too_long)?.to_be_bytes());
     frame.extend(u32::try_from(bytes.len()).map_err(too_long)?.to_be_bytes());
     frame.extend(header);
-    // One packet for what is small, no copy of what is large.
+    // One packet for small messages, no copy of large ones.
     if bytes.len() <= 64 << 10 {
         frame.extend(bytes);
         return to.write_all(&frame);
@@ -390,7 +389,7 @@ pub fn send(mut to: impl Write, header: &impl Serialize, bytes: &[u8]) -> io::Re
 /// Receives a header and bytes. `None`: the other side has hung up.
 ///
 /// # Errors
-/// Those of the connection; `InvalidData` for what is no frame.
+/// Errors of the connection; `InvalidData` for a malformed frame.
 pub fn receive<T: for<'de> Deserialize<'de>>(
     mut from: impl Read,
 ) -> io::Result<Option<(T, Vec<u8>)>> {

@@ -2,26 +2,28 @@
 //! A process to be killed by a test: a daemon, or one end of connections.
 //!
 //! ```text
-//! smc-test-peer daemon SOCKET...        says "ready"; does what its standard input says: "remove
-//!                                       GUEST", "drain GUEST", "begin-drain GUEST", which does not
-//!                                       wait, and "leave" (each says "left N of M"), "undrain GUEST"
+//! smc-test-peer daemon SOCKET...        says "ready"; obeys its standard input: "remove GUEST",
+//!                                       "drain GUEST", "begin-drain GUEST" (does not wait), and
+//!                                       "leave" (each says "left N of M"), "undrain GUEST"
 //!                                       (says "undrained N"), "stop" (says "stopped")
 //! smc-test-peer pour FABRIC DEVICE ADDRESS SEED LIMIT
 //!                                       writes a pattern; at the first error drops the socket, says
-//!                                       "failed" and how many bytes it wrote, and ends; kills itself
-//!                                       after LIMIT bytes, unless that is 0
+//!                                       "failed" and the number of bytes written, and ends; kills
+//!                                       itself after LIMIT bytes, unless LIMIT is 0
 //! smc-test-peer sink DEVICE             says its port, then "accepted smc" per connection; reads
 //! smc-test-peer source DEVICE ADDRESS   says "connected smc"; writes for ever
+//! smc-test-peer trickle DEVICE ADDRESS  says "connected smc"; writes byte after byte without waiting, on
+//!                                       a connection that outlives its device, and says "." for each
 //! smc-test-peer idle DEVICE ADDRESS     says "connected smc"; does nothing
-//! smc-test-peer echo DEVICE ADDRESS     says "connected smc"; sends back what it reads, never spins
+//! smc-test-peer echo DEVICE ADDRESS     says "connected smc"; echoes, never spins
 //! smc-test-peer serve DEVICE ADDRESS    echoes, see `smc_tests::talk`
-//! smc-test-peer talk DEVICE ADDRESS     does what its standard input says, see there
-//! smc-test-peer outlive DEVICE DEVICE   sends back what comes, see `smc_tests::outlive`
-//! smc-test-peer streams serve|talk ...  streams that go on without their device, see
+//! smc-test-peer talk DEVICE ADDRESS     obeys its standard input, see there
+//! smc-test-peer outlive DEVICE DEVICE   echoes, see `smc_tests::outlive`
+//! smc-test-peer streams serve|talk ...  streams able to go on without their device, see
 //!                                       `smc_tests::streams`
-//! smc-test-peer restored DEVICE PATH    does what its standard input says, with a copy of the window,
+//! smc-test-peer restored DEVICE PATH    obeys its standard input, with a copy of the window,
 //!                                       see `smc_tests::restored`
-//! smc-test-peer rogue ...               a guest that misbehaves, see `smc_tests::rogue`
+//! smc-test-peer rogue ...               a guest misbehaving on purpose, see `smc_tests::rogue`
 //! smc-test-peer agent DEVICE ADDRESS [while-stdin]
 //!                                       the far end of conformance tests, see `smc_tests::agent`:
 //!                                       says "listens on ADDRESS"
@@ -30,11 +32,11 @@
 //! smc-test-peer linux ...                AF_SMC's settings and tables, see `smc_tests::linux`
 //! smc-test-peer interop serve|talk WHO ADDRESS
 //!                                       ends of connections, see `smc_tests::interop`
-//! smc-test-peer control PORT            runs what comes over the VM bed's control channel
-//! smc-test-peer leash PROGRAM ARG...    becomes a program that ends with its parent
+//! smc-test-peer control PORT            runs the commands of the VM bed's control channel
+//! smc-test-peer leash PROGRAM ARG...    becomes a program ending with its parent
 //! ```
 //!
-//! It ends when its standard input does; as `agent` only if told so, from `serve` on by itself.
+//! The process ends with its standard input; as `agent` only with `while-stdin`, from `serve` on by itself.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 use std::ffi::OsString;
@@ -53,7 +55,7 @@ fn say(line: &str) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// What the stack does goes to standard error, if `RUST_LOG` is set.
+/// Logs of the stack go to standard error, if `RUST_LOG` is set.
 fn log() {
     if let Ok(filter) = tracing_subscriber::EnvFilter::try_from_default_env() {
         let log = tracing_subscriber::fmt().with_env_filter(filter);
@@ -93,7 +95,7 @@ fn connect_with(config: Config, address: &str) -> SmcStream {
 fn pour(fabric: &str, device: &str, address: &str, [seed, limit]: [u64; 2]) {
     let fabric = if fabric == "move" { Fabric::Move } else { Fabric::Window };
     let stream = connect_with(fabric.config(1, device), address);
-    // Nothing waits in this process, so nothing of it is lost when it is killed.
+    // No bytes wait in this process, so none are lost when the process is killed.
     stream.set_send_buffer(0);
     let (mut block, mut done) = (vec![0; 16 << 10], 0);
     loop {
@@ -112,7 +114,7 @@ fn pour(fabric: &str, device: &str, address: &str, [seed, limit]: [u64; 2]) {
     std::process::exit(0);
 }
 
-/// Sends back what comes, on this many connections that outlive their device.
+/// Echoes on this many connections with `outlive_device`.
 fn repeat(device: &str, address: &str, streams: usize) {
     let mut config = Config::new(device);
     config.outlive_device = true;
@@ -143,13 +145,13 @@ fn repeat(device: &str, address: &str, streams: usize) {
             Err(error) => say(&format!("failed {error}")),
         }
     }
-    // Closed connections still send what their send queues have, as long as there is a stack.
+    // Closed connections still send out their send queues, as long as there is a stack.
     while stack.totals().closing > 0 {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }
 
-/// A daemon that does what its standard input says.
+/// A daemon obeying its standard input.
 fn serve_devices(sockets: &[&str]) {
     let guests = sockets.iter().map(GuestSpec::new).collect();
     let leave_timeout = Duration::from_secs(3600);
@@ -190,7 +192,7 @@ fn work(args: &[&str]) {
         ["sink", device] => sink(device),
         ["source", device, address] => {
             let mut stream = connect(device, address);
-            // Nothing waits in this process, so nothing of it is lost when it is killed.
+            // No bytes wait in this process, so none are lost when the process is killed.
             stream.set_send_buffer(0);
             while stream.write(&[7; 10_000]).is_ok_and(|n| n > 0) {}
         }
@@ -272,7 +274,7 @@ fn main() {
     }
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    // Started by a shell in another machine, it may have no standard input.
+    // Started by a shell in another machine, the program may have no standard input.
     let own_end = [
         "daemon", "agent", "serve", "talk", "outlive", "streams", "restored", "rogue", "probe",
         "rdma", "linux", "interop",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Stacks and listeners that are here or elsewhere.
+//! Stacks and listeners, here or elsewhere.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -53,7 +53,7 @@ impl Host {
         Host(Arc::new(Kind::There(Remote { far: far.clone(), object })))
     }
 
-    /// Where the others reach it.
+    /// The host's address for the other hosts.
     pub fn ip(&self) -> IpAddr {
         match &*self.0 {
             Kind::Here { ip, .. } => *ip,
@@ -61,7 +61,7 @@ impl Host {
         }
     }
 
-    /// Listens where the others reach it, on any port.
+    /// Listens on the host's address for others, on any port.
     #[track_caller]
     pub fn listen(&self) -> Listener {
         self.listen_at((self.ip(), 0).into()).unwrap()
@@ -82,7 +82,7 @@ impl Host {
         }
     }
 
-    /// Connects to a server that speaks SMC.
+    /// Connects by SMC.
     #[track_caller]
     pub fn connect(&self, addr: SocketAddr) -> io::Result<End> {
         self.connect_how(addr, How::Smc)
@@ -151,7 +151,7 @@ enum Door {
 /// See the calls of the same names of [`SmcListener`] for errors.
 #[allow(clippy::missing_errors_doc, reason = "they are those of SmcListener")]
 impl Listener {
-    /// The listener itself, for what needs a descriptor. Only for one that is here.
+    /// The listener itself, for tests in need of a descriptor. Panics for a listener elsewhere.
     #[track_caller]
     pub fn listener(&self) -> &SmcListener {
         match &self.kind {
@@ -160,7 +160,7 @@ impl Listener {
         }
     }
 
-    /// Where it listens.
+    /// The listener's address.
     pub fn addr(&self) -> SocketAddr {
         match &self.kind {
             Door::Here(listener) => listener.local_addr().unwrap(),
@@ -204,21 +204,21 @@ pub struct Pair {
     pub server: Host,
     /// The client's stack.
     pub client: Host,
-    /// Where the server listens.
+    /// The server's listener.
     pub listener: Listener,
     /// Whether connections are expected to be SMC.
     pub smc: bool,
 }
 
 impl Pair {
-    /// Of two stacks, whose connections are expected to be SMC or not.
+    /// A pair of two stacks; connections are expected to be SMC if `smc`.
     #[track_caller]
     pub fn new(server: Host, client: Host, smc: bool) -> Pair {
         let listener = server.listen();
         Pair { server, client, listener, smc }
     }
 
-    /// Where the server listens.
+    /// The server's address.
     pub fn addr(&self) -> SocketAddr {
         self.listener.addr()
     }
@@ -237,7 +237,7 @@ impl Pair {
             let accepting = scope.spawn(|| self.listener.accept().unwrap().0);
             let here = client.connect(self.addr());
             if here.is_err() {
-                // Nobody comes: a plain client lets `accept` end, and the test say why.
+                // No client comes: a plain client lets `accept` end, and the test report the cause.
                 let _ = TcpStream::connect(self.addr());
             }
             (here.unwrap(), accepting.join().unwrap())

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Ends that are here or elsewhere: what conformance tests use instead of stacks, listeners and
-//! streams, so that the same test runs in one process, between two, and between two machines.
+//! Ends here or elsewhere. Conformance tests use them instead of stacks, listeners and streams, so the
+//! same test runs in one process, between two, and between two machines.
 //!
-//! Each has the calls of what it stands for. If it is elsewhere, the call goes there (see
-//! [`crate::agent`]) and its result, bytes and errors come back.
+//! Each type has the calls of its counterpart in the library. For an end elsewhere, the call goes over
+//! (see [`crate::agent`]), and its result, bytes and errors come back.
 
 mod host;
 mod site;

@@ -16,12 +16,12 @@ use crate::helper::Helper;
 use crate::leaks::Devices;
 use crate::watch::{LIMIT, note, watched};
 
-/// What a stack is for.
+/// The role of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It listens.
+    /// The stack listens.
     Server,
-    /// It connects.
+    /// The stack connects.
     Client,
 }
 
@@ -30,14 +30,15 @@ pub enum Role {
 pub enum Place {
     /// Both in this process, and the daemon too.
     Here,
-    /// One of them in another process, which is this program.
+    /// The end of this role runs in a process of the program at this path.
     Process(&'static str, Role),
-    /// One of them in another machine, whose program listens at `SMC_TEST_FAR=HOST:PORT`; this
-    /// machine's own device is `SMC_TEST_DEVICE`, `pci` unless it says otherwise.
+    /// The end of this role runs in another machine, and its program listens at
+    /// `SMC_TEST_FAR=HOST:PORT`. `SMC_TEST_DEVICE` names this machine's own device; the default is
+    /// `pci`.
     Machine(Role),
 }
 
-/// A fabric, a place, and what there is of a daemon.
+/// A fabric, a place, and the daemon if there is one here.
 pub struct Site {
     fabric: Fabric,
     // Dropped in this order: the far end before the daemon.
@@ -63,7 +64,7 @@ impl Site {
         }
     }
 
-    /// What the bytes travel on.
+    /// The fabric under test.
     pub fn fabric(&self) -> Fabric {
         self.fabric
     }
@@ -73,12 +74,12 @@ impl Site {
         self.fabric.is_smc()
     }
 
-    /// Whether both ends are on one host, as far as they can tell.
+    /// Whether both ends are on one host, from their own view.
     pub fn is_one_host(&self) -> bool {
         self.bench.is_some()
     }
 
-    /// What the daemon's devices hold, if it is in this process.
+    /// The objects of the daemon's devices, if the daemon is in this process.
     pub fn devices(&self) -> Option<Devices> {
         self.bench.as_ref().map(|bench| Devices::of(bench.daemon()))
     }
@@ -106,10 +107,10 @@ impl Site {
         }
     }
 
-    /// Opens a stack where those of its role are.
+    /// Opens a stack at the place of its role.
     ///
     /// # Errors
-    /// As [`guest_driver::Stack::open`].
+    /// Errors of [`guest_driver::Stack::open`].
     pub fn open(&self, role: Role, config: Config) -> io::Result<Host> {
         match &self.far {
             Some((far_role, far)) if *far_role == role => {
@@ -168,7 +169,7 @@ impl Site {
     }
 }
 
-/// The program with the far ends of this process's tests. It ends with this process.
+/// The program with the far ends of this process's tests. The program ends with this process.
 fn process(program: &str) -> SocketAddr {
     static PROCESS: OnceLock<(Mutex<Helper>, SocketAddr)> = OnceLock::new();
     let start = || {
@@ -203,7 +204,7 @@ fn alone() -> MutexGuard<'static, ()> {
 /// must have found no fault with its front ends.
 #[track_caller]
 pub fn run(fabric: Fabric, place: Place, test: fn(&Site)) {
-    // Others that wait for the machine's device wait without a deadline.
+    // Outside the deadline: waiting for the machine's device has no limit.
     let site = Site::new(fabric, place);
     watched(LIMIT, || {
         test(&site);

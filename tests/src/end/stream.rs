@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `End`: a stream that is here or elsewhere.
+//! `End`: a stream here or elsewhere.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::agent::far::Far;
 use crate::agent::wire::{Call, Failure, Nature, Op};
 
-/// What goes in one piece when all of it has to go, bytes.
+/// Longest piece of a whole buffer, bytes.
 const PIECE: usize = 256 << 10;
 
 /// One end of a connection, with the calls of [`SmcStream`].
@@ -75,7 +75,7 @@ impl End {
         End(Kind::There(Remote { far: far.clone(), stream }))
     }
 
-    /// The stream itself, for what needs a descriptor. Only for an end that is here.
+    /// The stream itself, for tests in need of a descriptor. Panics for an end elsewhere.
     #[track_caller]
     pub fn stream(&self) -> &SmcStream {
         match &self.0 {
@@ -84,7 +84,7 @@ impl End {
         }
     }
 
-    /// What was negotiated.
+    /// The negotiated carrier.
     #[track_caller]
     pub fn nature(&self) -> Nature {
         match &self.0 {
@@ -177,13 +177,13 @@ impl End {
         either!(self, stream => stream.set_oob_inline(inline), Op::SetOobInline(inline))
     }
 
-    /// Bytes that can be read without waiting.
+    /// Bytes readable without waiting.
     #[track_caller]
     pub fn readable(&self) -> io::Result<usize> {
         either!(self, stream => stream.readable(), Op::Readable)
     }
 
-    /// Bytes written that the peer has not read.
+    /// Bytes written but not yet read by the peer.
     #[track_caller]
     pub fn unread_by_peer(&self) -> Option<usize> {
         match &self.0 {
@@ -229,7 +229,7 @@ impl End {
         either!(self, stream => stream.write_timeout(), Op::WriteTimeout)
     }
 
-    /// What happens at close.
+    /// Sets the behaviour at close.
     #[track_caller]
     pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
         either!(self, stream => stream.set_linger(linger), Op::SetLinger(linger))

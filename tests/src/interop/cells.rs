@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The cells of the matrix: what a client and its server do on one connection.
+//! The cells of the matrix: the acts of a client and its server on one connection.
 //!
-//! Where a cell has a direction, the client does it first, and then the server does the same.
+//! In a cell with a direction, the client acts first, and then the server does the same.
 
 use std::io::{self, ErrorKind};
 use std::net::Shutdown;
@@ -13,12 +13,13 @@ use super::net::Line;
 use super::report::{Digest, Report};
 use crate::bytes;
 
-/// Names of the cells, and what they are.
+/// Names of the cells, and their meanings.
 ///
-/// Besides there are `hold` (bytes there and back, then both ends wait for the other's end), `flood`
-/// (the client sends until that fails), `pour` (the server does), `until` (bytes there and back until
-/// the client finds the file [`ENOUGH`]), `stay` (the client does nothing and does not close), `many`, `connects` and `failing` (see `programs`), and two that measure and do not look at the bytes: `stream` and `rounds` (so
-/// many messages of 64 bytes there and back).
+/// More words are orders: `hold` (bytes there and back, then both ends wait for the other's end),
+/// `flood` (the client sends until an error), `pour` (the server does), `until` (bytes there and back
+/// until the client finds the file [`ENOUGH`]), `stay` (the client does nothing and does not close),
+/// and `many`, `connects` and `failing` (see `programs`). Two more measure without checking the bytes:
+/// `stream` and `rounds` (messages of 64 bytes there and back, as many as ordered).
 pub const CELLS: [(&str, &str); 8] = [
     ("ping", "bytes there and back"),
     ("byte", "single bytes there and back"),
@@ -30,7 +31,7 @@ pub const CELLS: [(&str, &str); 8] = [
     ("urgent", "an urgent byte among others"),
 ];
 
-/// The file that ends `until`.
+/// The file for the end of `until`.
 pub const ENOUGH: &str = "/tmp/enough";
 /// How long any call may take.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
@@ -38,7 +39,7 @@ pub(super) const LIMIT: Duration = Duration::from_secs(60);
 const PIECE: usize = 64 << 10;
 /// Bytes of a call of a measured stream.
 const STREAM: usize = 256 << 10;
-/// Bytes of a piece that does not fit the ring.
+/// Bytes of a piece; does not divide the ring.
 const ODD: usize = 7777;
 /// How long a writer must have been unable to write to be taken for waiting.
 const STUCK: Duration = Duration::from_millis(500);
@@ -46,14 +47,14 @@ const STUCK: Duration = Duration::from_millis(500);
 const ASLEEP: Duration = Duration::from_millis(1500);
 /// More than all buffers between two ends.
 const FLOOD: usize = 1 << 20;
-/// How long a writer waits before an urgent byte: AF_SMC takes it for an ordinary one if it is just
-/// reading what was announced before (`docs/linux.md`).
+/// Pause of a writer before an urgent byte. AF_SMC takes the byte for an ordinary one if the kernel is
+/// just reading earlier announced bytes (`docs/linux.md`).
 const BEFORE_URGENT: Duration = Duration::from_millis(100);
-/// How a reader begins that has slept: so many times so many bytes.
+/// Small reads of a reader after its sleep; each takes `SIP` bytes.
 const SIPS: usize = 40;
 const SIP: usize = 1000;
 
-/// An end of a connection with what went over it.
+/// An end of a connection, with digests of the bytes both ways.
 pub(super) struct Talk<'a> {
     pub(super) line: &'a Line,
     pub(super) seed: u64,
@@ -100,7 +101,7 @@ impl<'a> Talk<'a> {
         Ok(())
     }
 
-    /// Receives some bytes, at most `most`, which must be the next of the pattern.
+    /// Receives some bytes, at most `most`, and checks them against the next of the pattern.
     pub(super) fn recv(&mut self, most: usize) -> io::Result<usize> {
         let mut buf = vec![0; most.min(PIECE)];
         let n = self.line.recv(&mut buf)?;
@@ -144,7 +145,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Does what the order says; `first` is the client.
+    /// Carries out the order; `first` is the client.
     pub(super) fn play(&mut self, cell: &str, len: usize, first: bool) -> io::Result<()> {
         match cell {
             "ping" | "many" => self.echo(len, len, first)?,
@@ -153,7 +154,7 @@ impl<'a> Talk<'a> {
             "wrap" => self.echo(len, ODD, first)?,
             "window" => self.both(first, |talk, acts| talk.window(acts))?,
             "half" => return self.half(len, first),
-            // On a connection of their own, as they end it.
+            // Each of these ends its own connection.
             "abort" => return self.abort(first),
             "turned-abort" => return self.abort(!first),
             "urgent" => self.both(first, |talk, acts| talk.urgent(acts))?,
@@ -232,7 +233,7 @@ impl<'a> Talk<'a> {
     /// Bytes in one direction, confirmed by a byte in the other.
     fn bulk(&mut self, len: usize, acts: bool) -> io::Result<()> {
         let start = Instant::now();
-        // What the other direction takes is no pause of this one.
+        // A pause in the other direction is none in this one.
         self.last = None;
         if acts {
             self.send(len)?;
@@ -245,7 +246,7 @@ impl<'a> Talk<'a> {
         self.send(1)
     }
 
-    /// The writer writes until it must wait, while the reader sleeps.
+    /// The writer writes until the ring is full, while the reader sleeps.
     fn window(&mut self, acts: bool) -> io::Result<()> {
         if !acts {
             thread::sleep(ASLEEP);
@@ -293,17 +294,18 @@ impl<'a> Talk<'a> {
             return if n == len as u64 { Ok(()) } else { Err(ErrorKind::UnexpectedEof.into()) };
         }
         let n = self.drain()? as usize;
-        // The other direction lives as long as it likes.
+        // The other direction lives on independently.
         thread::sleep(Duration::from_millis(100));
         self.send(n)?;
         self.line.shutdown(Shutdown::Write)
     }
 
-    /// One end goes away while there is something for it to read.
+    /// One end goes away with unread bytes.
     fn abort(&mut self, acts: bool) -> io::Result<()> {
         if acts {
             self.receive(1)?;
-            // The rest of it has come with that, or comes now. Who drops the line closes it.
+            // The other bytes have come with the first one, or come now. Dropping the line closes the
+            // connection.
             thread::sleep(Duration::from_millis(300));
             return Ok(());
         }
@@ -311,7 +313,7 @@ impl<'a> Talk<'a> {
         let start = Instant::now();
         let ended = self.drain();
         self.note += &format!("after {} ms ", start.elapsed().as_millis());
-        // AF_SMC says "end of data" to who reads, and keeps the error.
+        // AF_SMC reports "end of data" to a reader, and keeps the error.
         let error = match ended {
             Err(error) => Some(error),
             Ok(_) => self.line.take_error()?,
@@ -392,7 +394,7 @@ impl<'a> Talk<'a> {
         Ok(())
     }
 
-    /// One end sends and the other receives, until that fails. Never returns without an error.
+    /// One end sends and the other receives, up to an error. Never returns without an error.
     fn flow(&mut self, sends: bool) -> io::Result<()> {
         let mut last = Instant::now();
         let error = loop {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Two programs that send back what they get: targets of a conformance test.
+//! Two programs echoing their input: targets of a conformance test.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -8,23 +8,23 @@ use std::time::Duration;
 
 use super::net::{Line, Net};
 
-/// Bytes that are sent back at a time.
+/// Bytes per echo.
 const CHUNK: usize = 64 << 10;
-/// How long a client waits after it could not connect.
+/// Pause of a client after a failed connect.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Stack of a thread with a connection.
 const STACK: usize = 256 << 10;
 
-/// Listens, says "ready", and sends back what comes, in a thread per connection.
+/// Listens, says "ready", and echoes each connection in a thread.
 ///
 /// # Panics
-/// The address cannot be had.
+/// If listening on the address fails.
 pub fn echo(who: &str, address: &str, say: fn(&str)) {
     let address: SocketAddr = address.parse().unwrap();
     let door = Net::new(who).listen(address).unwrap();
     say("ready");
     loop {
-        // A handshake that failed is none of this program's business.
+        // A failed handshake is no error of this program.
         if let Ok(line) = door.accept() {
             let serve = move || drop(send_back(&line));
             thread::Builder::new().stack_size(STACK).spawn(serve).unwrap();
@@ -32,10 +32,10 @@ pub fn echo(who: &str, address: &str, say: fn(&str)) {
     }
 }
 
-/// Connects, sends back what comes until the end, and connects again.
+/// Connects, echoes up to the end, and connects again.
 ///
 /// # Panics
-/// The address is none.
+/// If the address is invalid.
 pub fn call(who: &str, address: &str) {
     let address: SocketAddr = address.parse().unwrap();
     let net = Net::new(who);

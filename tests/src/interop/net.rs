@@ -13,10 +13,10 @@ use smc_rendezvous::Mode;
 use super::report::Carrier;
 use crate::linux;
 
-/// Whose sockets.
+/// The kind of sockets.
 #[derive(Clone, Debug)]
 pub enum Net {
-    /// This project's.
+    /// This project's, on a stack.
     Rust(Arc<Stack>),
     /// AF_SMC's.
     Linux,
@@ -54,17 +54,17 @@ impl Net {
     /// v2.0        only release 2.0
     /// links=N     links of a link group at most
     /// idle=MS     how long a link group outlives its last connection
-    /// test=MS     how long a link may be silent before it is tested
+    /// test=MS     how long a silent link waits for its test
     /// eyes        elements begin with an eye catcher
     /// buffer=N    bytes of receive buffers
     /// rnic=NAME   only this RNIC; may be repeated
     /// device=PATH the virtio-ism device behind a socket of the daemon
-    /// pnet=NAME:ID  the network that an adapter or interface is on; may be repeated
-    /// no-option   SMC is proposed to everybody, and peers are not known by TCP option 254
+    /// pnet=NAME:ID  the network of an adapter or interface; may be repeated
+    /// no-option   SMC is proposed to every peer, and peers are not known by TCP option 254
     /// ```
     ///
     /// # Panics
-    /// There is no such option, or no stack.
+    /// On an unknown option, or if no stack opens.
     pub fn new(who: &str) -> Net {
         let (who, options) = who.split_once(':').unwrap_or((who, ""));
         match who {
@@ -109,7 +109,7 @@ impl Net {
     /// Listens.
     ///
     /// # Errors
-    /// Those of the sockets.
+    /// Errors of the sockets.
     pub fn listen(&self, addr: SocketAddr) -> io::Result<Door> {
         Ok(match self {
             Net::Rust(stack) => Door::Rust(SmcListener::bind(stack, addr)?),
@@ -121,7 +121,7 @@ impl Net {
     /// Connects.
     ///
     /// # Errors
-    /// Those of the sockets.
+    /// Errors of the sockets.
     pub fn connect(&self, addr: SocketAddr) -> io::Result<Line> {
         Ok(match self {
             Net::Rust(stack) => Line::Rust(SmcStream::connect(stack, addr)?),
@@ -135,7 +135,7 @@ impl Door {
     /// Takes the next connection.
     ///
     /// # Errors
-    /// Those of the sockets.
+    /// Errors of the sockets.
     pub fn accept(&self) -> io::Result<Line> {
         Ok(match self {
             Door::Rust(listener) => Line::Rust(listener.accept()?.0),
@@ -164,7 +164,7 @@ impl Line {
         }
     }
 
-    /// The error that is kept for the next call, if there is one.
+    /// Takes the stored error of the socket, if there is one.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         match self {
             Line::Rust(stream) => stream.take_error(),
@@ -182,7 +182,7 @@ impl Line {
         }
     }
 
-    /// Takes the urgent byte, if it is here.
+    /// Takes the urgent byte, if present.
     pub fn recv_urgent(&self) -> io::Result<Option<u8>> {
         match self {
             Line::Rust(stream) if !stream.has_urgent()? => Ok(None),
@@ -229,14 +229,14 @@ impl Line {
         }
     }
 
-    /// Has writes wait for room in the peer's buffer, as they do over AF_SMC.
+    /// Makes writes wait for room in the peer's buffer, as over AF_SMC.
     pub fn hold_nothing_back(&self) {
         if let Line::Rust(stream) = self {
             stream.set_send_buffer(0);
         }
     }
 
-    /// What is sent leaves at once.
+    /// Sends every write at once.
     pub fn set_nodelay(&self) -> io::Result<()> {
         match self {
             Line::Rust(stream) => stream.set_nodelay(true),
@@ -244,7 +244,7 @@ impl Line {
         }
     }
 
-    /// What carries it.
+    /// The carrier of the connection.
     pub fn carrier(&self) -> Carrier {
         match self {
             Line::Rust(stream) => Carrier::of_connection(&stream.info()),

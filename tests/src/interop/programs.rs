@@ -12,18 +12,18 @@ use super::net::{Line, Net};
 use super::report::Report;
 use crate::linux::Allocation;
 
-/// How long "connect" tries to reach a server that does not listen yet.
+/// How long "connect" tries to reach a server before its listen.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes of an order on a connection, padded with blanks.
 const ORDER: usize = 64;
 /// Handshakes at a time: AF_SMC as server does them one after the other, and each may take 6 s.
 const HANDSHAKES: usize = 10;
-/// How long a connection may take to close until that is said.
+/// Time for closing a connection before the report complains.
 const CLOSES: Duration = Duration::from_secs(10);
-/// Stack of a thread that talks.
+/// Stack of a connection's thread.
 const STACK: usize = 256 << 10;
 
-/// What is to be done on a connection.
+/// The work on one connection.
 #[derive(Clone, Debug)]
 struct Order {
     cell: String,
@@ -61,7 +61,7 @@ impl Order {
         order.ok_or_else(|| io::Error::other("no order"))
     }
 
-    /// Does one half of it, and closes the connection.
+    /// Plays one half of the order, and closes the connection.
     fn play(&self, line: Line, first: bool, start: Instant) -> Report {
         let mut report = Report { cell: self.cell.clone(), ..Report::default() };
         report.carrier = line.carrier();
@@ -71,7 +71,7 @@ impl Order {
         }
         talk.into_report(&mut report);
         let (closed, done) = mpsc::channel();
-        // AF_SMC waits for what it has sent on a link that was lost, which soft-RoCE repeats for ever.
+        // AF_SMC waits for bytes sent on a lost link; soft-RoCE repeats them for ever.
         let close = move || {
             drop(line);
             let _ = closed.send(());
@@ -89,10 +89,10 @@ fn say_report(report: &Report, say: fn(&str)) {
     say(&serde_json::to_string(report).unwrap());
 }
 
-/// Listens, and does its half of what clients order. Never returns.
+/// Listens, and plays its half of each client's order. Never returns.
 ///
 /// # Panics
-/// The sockets cannot be made.
+/// If the sockets cannot be made.
 pub fn serve(who: &str, address: &str, say: fn(&str)) {
     let net = Net::new(who);
     let door = net.listen(address.parse().unwrap()).unwrap();
@@ -158,16 +158,16 @@ fn obey(net: &Net, addr: SocketAddr, order: &Order, opened: impl FnOnce(&Line)) 
     }
 }
 
-/// Does what its standard input says, as the client: a report per order. `many` is so many
-/// connections at once; its report is that of the last one, with the first error of all. `connects` is
-/// so many one after the other. `failing` is one for each allocation that connecting takes, which
-/// fails; the note of its report is what came of them.
+/// Carries out the orders on standard input, as the client: a report per order. `many` opens so many
+/// connections at once; its report is the last connection's, with the first error of all. `connects`
+/// opens so many one after the other. `failing` opens a connection per allocation of connecting, and
+/// each allocation fails once; the report's note has the outcomes.
 ///
-/// With `&` after it an order is obeyed in the background, so that others can follow; it has another
-/// report before its own, `opened`, when the connection is there.
+/// With a trailing `&` an order runs in the background, so others can follow. Such an order has
+/// another report before its own, `opened`, once the connection is there.
 ///
 /// # Panics
-/// The sockets cannot be made.
+/// If the sockets cannot be made.
 pub fn talk(who: &str, address: &str, say: fn(&str)) {
     let net = Net::new(who);
     let addr: SocketAddr = address.parse().unwrap();
@@ -215,8 +215,8 @@ fn connects(net: &Net, addr: SocketAddr, order: &Order) -> Report {
     report
 }
 
-/// A connection for each allocation of the kernel in connecting, which fails. A connection that is
-/// made all the same must work.
+/// A connection for each failing kernel allocation in connecting. If a connection is made all the
+/// same, its bytes must be right.
 fn failing(net: &Net, addr: SocketAddr, order: &Order) -> Report {
     let start = Instant::now();
     let each = Order { cell: "ping".into(), len: 1000, ..order.clone() };
@@ -248,7 +248,7 @@ fn failing(net: &Net, addr: SocketAddr, order: &Order) -> Report {
     report
 }
 
-/// `order.len` connections that are open at the same time, with 10 000 bytes there and back on each.
+/// `order.len` connections open at the same time, with 10 000 bytes there and back on each.
 fn many(net: &Net, addr: SocketAddr, order: &Order) -> Report {
     let start = Instant::now();
     let open = Arc::new(Barrier::new(order.len));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What an end says of a connection.
+//! One end's report of a connection.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,32 +7,32 @@ use guest_driver::ConnectionInfo;
 
 use crate::linux;
 
-/// How a connection was carried and what became of it.
+/// How a connection was carried and how it ended.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// The order.
     pub cell: String,
-    /// What carried it, early in its life.
+    /// The carrier, early in the connection's life.
     pub carrier: Carrier,
-    /// Why it failed, or nothing.
+    /// The reason for a failure, or nothing.
     pub error: String,
-    /// Bytes that were sent.
+    /// Bytes sent.
     pub sent: u64,
-    /// Digest of them.
+    /// Digest of the bytes sent.
     pub sent_digest: u64,
-    /// Bytes that arrived.
+    /// Bytes received.
     pub received: u64,
-    /// Digest of them.
+    /// Digest of the bytes received.
     pub received_digest: u64,
-    /// Longest time in which the reader got nothing once it had got something, milliseconds.
+    /// Longest time without bytes for the reader after the first ones, milliseconds.
     pub pause: u64,
     /// Milliseconds from connecting or accepting to the end of the order.
     pub millis: u64,
-    /// What else there is to say.
+    /// Further remarks.
     pub note: String,
 }
 
-/// What carried a connection, in the words of whose end it is.
+/// The carrier of a connection, in the end's own terms.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Carrier {
     /// `smc-r`, `smc-d`, `tcp` or `unknown`.
@@ -43,22 +43,22 @@ pub struct Carrier {
     pub release: u8,
     /// The link group.
     pub group: u32,
-    /// Connections in it; 0 if this end does not know.
+    /// Connections in the group; 0 if unknown to this end.
     pub connections: u32,
-    /// Usable links in it.
+    /// Usable links in the group.
     pub links: u32,
-    /// Adapter of the link that it uses.
+    /// Adapter of the connection's link.
     pub adapter: String,
     /// Bytes of the own and of the peer's element.
     pub elements: [u32; 2],
-    /// Why it is TCP.
+    /// The reason for TCP.
     pub reason: String,
 }
 
 impl Carrier {
-    /// Of a socket of AF_SMC, by the two TCP ports.
+    /// The carrier of an AF_SMC socket, found by the two TCP ports.
     pub(super) fn of_kernel(port: u16, peer_port: u16) -> Carrier {
-        // A list that is made while sockets come and go may lack some.
+        // A dump made while sockets come and go may be incomplete.
         let find = || {
             let sockets = af_smc::sockets().unwrap_or_default();
             sockets
@@ -80,8 +80,8 @@ impl Carrier {
                 carrier.kind = "smc-r".into();
                 carrier.adapter.clone_from(&link.rnic);
                 let groups = linux::groups().unwrap_or_default();
-                // The kernel does not name the group of a socket. Parallel groups have the same peer,
-                // and what else is of interest here.
+                // The kernel does not name the group of a socket. Parallel groups agree in the peer
+                // and in the other values needed here.
                 let mut groups = groups.into_iter().filter(|group| {
                     group.client != link.server
                         && group.links.iter().any(|other| {
@@ -103,7 +103,7 @@ impl Carrier {
         carrier
     }
 
-    /// Of a socket of this project.
+    /// The carrier of a socket of this project.
     pub(super) fn of_connection(info: &ConnectionInfo) -> Carrier {
         match info {
             ConnectionInfo::Smcd(d) => Carrier {
@@ -131,7 +131,7 @@ impl Carrier {
     }
 }
 
-/// A digest of bytes in their order, however they are cut. Not against malice.
+/// A digest of bytes in their order, independent of the cuts. Not against malice.
 #[derive(Clone, Debug, Default)]
 pub struct Digest {
     state: u64,
@@ -163,7 +163,7 @@ impl Digest {
             words.iter().fold(self.state, |state, word| mix(state, u64::from_le_bytes(*word)));
     }
 
-    /// How many there were.
+    /// The number of bytes so far.
     pub fn len(&self) -> u64 {
         self.len
     }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Allocations of the kernel that fail on purpose (Linux: fault-injection/fault-injection.rst,
-//! `fail-nth`).
+//! Kernel allocations failing on purpose (Linux: fault-injection/fault-injection.rst, `fail-nth`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -8,32 +7,33 @@ use std::os::unix::fs::FileExt;
 
 const DEBUGFS: &str = "/sys/kernel/debug";
 
-/// An allocation of the calling thread that is to fail: the first one, then the next one.
+/// The calling thread's next allocation to fail: first number 1, then the following ones.
 #[derive(Debug)]
 pub struct Allocation {
-    /// How many allocations from now on one fails; 0: none. Of the thread that has opened it.
+    /// `fail-nth` of the opening thread: the number of the allocation to fail, counted from now; 0:
+    /// none.
     nth: File,
     number: u32,
 }
 
 impl Allocation {
-    /// The first one. Prepares the kernel, too: by default it spares the allocations that may wait for
-    /// memory, which are most.
+    /// The first slab allocation. Also prepares the kernel: by default fault injection spares
+    /// allocations allowed to wait for memory, and so most.
     ///
     /// # Errors
-    /// The kernel has no fault injection, or debugfs is not mounted.
+    /// If the kernel has no fault injection, or debugfs is not mounted.
     pub fn first() -> io::Result<Allocation> {
         fs::write(format!("{DEBUGFS}/failslab/cache-filter"), "N")?;
         Allocation::new("0")
     }
 
-    /// As [`Allocation::first`] of those of two pages and more; those of slabs do not count. Single pages
-    /// may be a slab's, and when it takes one is chance.
+    /// Like [`Allocation::first`], for allocations of two pages and more; slab allocations do not
+    /// count. Single pages are left out: the allocator may take one for a slab at any time.
     ///
     /// # Errors
-    /// As [`Allocation::first`].
+    /// Errors of [`Allocation::first`].
     pub fn first_of_pages() -> io::Result<Allocation> {
-        // No slab is marked as one of which allocations fail.
+        // No slab is marked for failing allocations.
         fs::write(format!("{DEBUGFS}/failslab/cache-filter"), "Y")?;
         Allocation::new("1")
     }
@@ -48,17 +48,17 @@ impl Allocation {
         Ok(Allocation { nth, number: 0 })
     }
 
-    /// Which one was the last to fail, counted from 1.
+    /// The number of the last failed allocation, counted from 1.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Does `work`, in which this allocation fails; then it is the next one's turn. Returns what `work`
-    /// does, and whether it took fewer allocations, so that none has failed.
+    /// Does `work` with this allocation failing, and moves on to the next allocation. Returns the
+    /// result of `work`, and whether `work` took fewer allocations, so none has failed.
     ///
     /// # Errors
-    /// The kernel cannot be told.
+    /// If writing to `fail-nth` fails.
     pub fn fail<T>(&mut self, work: impl FnOnce() -> T) -> io::Result<(T, bool)> {
         self.number += 1;
         self.nth.write_all_at(self.number.to_string().as_bytes(), 0)?;
@@ -71,11 +71,12 @@ impl Allocation {
     }
 }
 
-/// Writes `text` to `file` once for each of the first `n` allocations of pages that this takes, which
-/// fails, and once more. Where that succeeds, writes it to `undo`. How many writes failed.
+/// Writes `text` to `file` once for each of the write's first `n` allocations of pages, with the
+/// allocation failing, and once more. After a successful write, writes `text` to `undo`. Returns the
+/// number of failed writes.
 ///
 /// # Errors
-/// A file cannot be written when no allocation fails.
+/// If a file cannot be written without a failing allocation.
 pub(super) fn fail_writes(file: &str, text: &str, undo: &str, n: u32) -> io::Result<u32> {
     let open = |path| OpenOptions::new().write(true).open(path);
     let (file, undo) = (open(file)?, open(undo)?);

@@ -16,9 +16,9 @@ const GET_FALLBACKS: u8 = 8;
 /// An SMC-R link group.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Group {
-    /// The kernel's number of it.
+    /// The kernel's number of the group.
     pub id: u32,
-    /// 1 or 2.
+    /// Version of SMC: 1 or 2.
     pub version: u8,
     /// Release of version 2.
     pub release: u8,
@@ -28,24 +28,24 @@ pub struct Group {
     pub kind: u8,
     /// Connections.
     pub connections: u32,
-    /// As negotiated in version 2.
+    /// Negotiated in version 2.
     pub max_links: u8,
-    /// As negotiated in version 2.
+    /// Negotiated in version 2.
     pub max_connections: u8,
     /// The common EID of version 2.
     pub eid: String,
-    /// Usable links, also those that are still being made.
+    /// Usable links, also links still being made.
     pub links: Vec<GroupLink>,
 }
 
 /// A link of a link group.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct GroupLink {
-    /// Its number.
+    /// The link's number.
     pub number: u8,
     /// `SMC_LNK_ACTIVATING` is 2; see [`GroupLink::is_active`].
     pub state: u32,
-    /// Connections on it.
+    /// Connections on the link.
     pub connections: u32,
     /// Name of the RDMA adapter.
     pub adapter: String,
@@ -56,21 +56,21 @@ pub struct GroupLink {
 }
 
 impl GroupLink {
-    /// Whether AF_SMC puts connections on it: `SMC_LNK_ACTIVE`.
+    /// Whether AF_SMC puts connections on the link: `SMC_LNK_ACTIVE`.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.state == 3
     }
 }
 
-/// What AF_SMC has counted of SMC-R since it was loaded.
+/// AF_SMC's counters of SMC-R since the module was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Connections as client, of version 1 and 2.
     pub client: [u64; 2],
     /// Connections as server, of version 1 and 2.
     pub server: [u64; 2],
-    /// Handshakes that failed, as client and as server.
+    /// Failed handshakes, as client and as server.
     pub failed: [u64; 2],
     /// Bytes received and sent.
     pub bytes: [u64; 2],
@@ -79,9 +79,9 @@ pub struct Counts {
 /// How often a connection became TCP for one reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fallbacks {
-    /// SMC_CLC_DECL_*
+    /// A reason of `SMC_CLC_DECL_*`.
     pub reason: u32,
-    /// How often.
+    /// Number of such connections.
     pub count: u64,
     /// Whether as the server.
     pub server: bool,
@@ -90,15 +90,15 @@ pub struct Fallbacks {
 /// Sets a variable of `/proc/sys/net/smc`.
 ///
 /// # Errors
-/// It is not there, or the value is no good.
+/// If the variable is missing, or the kernel refuses the value.
 pub(super) fn set(name: &str, value: &str) -> io::Result<()> {
     fs::write(format!("/proc/sys/net/smc/{name}"), value)
 }
 
-/// All SMC-R link groups, with their usable links.
+/// Lists every SMC-R link group, with its usable links.
 ///
 /// # Errors
-/// There is no AF_SMC.
+/// If there is no AF_SMC.
 pub fn groups() -> io::Result<Vec<Group>> {
     let mut groups: Vec<Group> = Vec::new();
     for answer in Family::open()?.dump(GET_LINKS)? {
@@ -167,10 +167,10 @@ fn link(nest: &Attribute<'_>) -> GroupLink {
     link
 }
 
-/// What has been counted of SMC-R.
+/// Reads the counters of SMC-R.
 ///
 /// # Errors
-/// There is no AF_SMC.
+/// If there is no AF_SMC.
 pub fn counts() -> io::Result<Counts> {
     let mut counts = Counts::default();
     for answer in Family::open()?.dump(GET_STATS)? {

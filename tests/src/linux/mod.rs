@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What Linux itself has of SMC-R: soft-RoCE adapters, AF_SMC, and what can be asked about both.
+//! Linux's own parts of SMC-R: soft-RoCE adapters, AF_SMC, and queries of both.
 //!
-//! It is for guests: everything here wants root and a kernel that has these things.
+//! For guests: every call here needs root and a kernel with these features.
 
 mod allocations;
 mod kernel;
@@ -15,16 +15,16 @@ pub use socket::{listener, stream};
 use af_smc::{Change, Socket};
 use serde::{Deserialize, Serialize};
 
-/// What AF_SMC says of itself.
+/// AF_SMC's state.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Smc {
     /// Enterprise ids.
     pub ueids: Vec<String>,
-    /// Its sockets.
+    /// AF_SMC's sockets.
     pub sockets: Vec<Socket>,
-    /// Its SMC-R link groups.
+    /// SMC-R link groups.
     pub groups: Vec<Group>,
-    /// What it has counted of SMC-R.
+    /// Counters of SMC-R.
     pub counts: Counts,
     /// Why connections became TCP.
     pub fallbacks: Vec<Fallbacks>,
@@ -35,15 +35,15 @@ pub struct Smc {
 /// ```text
 /// show                 everything, see [`Smc`], as JSON
 /// ueid NAME            adds an enterprise id
-/// no-ueids             forgets them
+/// no-ueids             forgets the enterprise ids
 /// set VARIABLE VALUE   a variable of /proc/sys/net/smc
 /// fail-writes FILE TEXT UNDO N
-///                      writes TEXT to FILE once for each of the first N allocations of pages in
-///                      that, which fails; when that succeeds, TEXT goes to UNDO: says how many failed
+///                      writes TEXT to FILE once for each of the write's first N allocations of pages, each
+///                      failing in turn; after a success TEXT goes to UNDO: says how many writes failed
 /// ```
 ///
 /// # Panics
-/// It is asked for something else, or the kernel refuses.
+/// On any other words, or if the kernel refuses.
 pub fn run(args: &[&str], say: fn(&str)) {
     match *args {
         ["show"] => {
@@ -80,7 +80,7 @@ pub fn run(args: &[&str], say: fn(&str)) {
 /// ```
 ///
 /// # Panics
-/// It is asked for something else, or the kernel refuses.
+/// On any other words, or if the kernel refuses.
 pub fn rdma(args: &[&str], say: fn(&str)) {
     match *args {
         ["add", name, interface] => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Soft-RoCE adapters: making them, and what the kernel says of them.
+//! Soft-RoCE adapters: making, removing and listing them.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use af_smc::netlink::{Attributes, Netlink, RDMA, attributes};
 
-/// RDMA_NL_NLDEV and the command RDMA_NLDEV_CMD_NEWLINK of it (include/uapi/rdma/rdma_netlink.h).
+/// RDMA_NL_NLDEV with the command RDMA_NLDEV_CMD_NEWLINK (include/uapi/rdma/rdma_netlink.h).
 const NEWLINK: u16 = 5 << 10 | 3;
 const DELLINK: u16 = 5 << 10 | 4;
 const DEV_INDEX: u16 = 1;
@@ -17,10 +17,11 @@ const LINK_TYPE: u16 = 65;
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// Makes the adapter `name` on a network interface, as `rdma link add NAME type rxe netdev INTERFACE`.
+/// Makes the adapter `name` on a network interface, like
+/// `rdma link add NAME type rxe netdev INTERFACE`.
 ///
 /// # Errors
-/// The kernel's: no RDMA, no such interface, one that has an adapter already.
+/// The kernel's: no RDMA, no such interface, or an interface with an adapter already.
 pub fn add(name: &str, interface: &str) -> io::Result<()> {
     let what = Attributes::default()
         .text(DEV_NAME, name)
@@ -34,7 +35,7 @@ pub fn add(name: &str, interface: &str) -> io::Result<()> {
 /// # Errors
 /// The kernel's: no such adapter.
 pub fn remove(name: &str) -> io::Result<()> {
-    // It is wanted by number, which the character device's directory has too.
+    // The kernel wants the number, also found in the character device's directory.
     let index = number(name)?;
     let what = Attributes::default().bytes(DEV_INDEX, &index.to_ne_bytes());
     Netlink::open(RDMA)?.order(DELLINK, what.as_slice())
@@ -63,30 +64,30 @@ fn number(name: &str) -> io::Result<u32> {
 /// An entry of an adapter's GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Its place in the table.
+    /// Place in the table.
     pub index: usize,
     /// Eight groups of hexadecimal digits.
     pub gid: String,
-    /// As the kernel calls it: "RoCE v2".
+    /// The kernel's name of the kind: "RoCE v2".
     pub kind: String,
     /// The network interface.
     pub interface: String,
 }
 
-/// An RDMA adapter, as its directory in sysfs has it.
+/// An RDMA adapter, read from its directory in sysfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adapter {
-    /// `rxe0`.
+    /// The adapter's name: `rxe0`.
     pub name: String,
-    /// Of port 1: "4: ACTIVE".
+    /// State of port 1: "4: ACTIVE".
     pub state: String,
-    /// GIDs of port 1 that are in use.
+    /// GIDs of port 1 in use.
     pub gids: Vec<Gid>,
-    /// Whether programs can open it: `/dev/infiniband/uverbs0` and so on.
+    /// The name of the node for programs: `/dev/infiniband/uverbs0` and so on. `None`: none to open.
     pub node: Option<String>,
 }
 
-/// All adapters, by name. None where the kernel has no RDMA.
+/// Lists every adapter, by name; none on a kernel without RDMA.
 pub fn adapters() -> Vec<Adapter> {
     let mut names: Vec<String> = entries(Path::new(CLASS));
     names.sort();
@@ -100,7 +101,7 @@ fn adapter(name: String) -> Adapter {
         entries(&port.join("gids")).iter().filter_map(|name| name.parse().ok()).collect();
     indices.sort_unstable();
     let gids = indices.into_iter().filter_map(|index| {
-        // Entries that are not used have neither.
+        // Unused entries have neither a type nor an interface.
         let kind = line(&port.join(format!("gid_attrs/types/{index}")))?;
         let interface = line(&port.join(format!("gid_attrs/ndevs/{index}")))?;
         Some(Gid { index, gid: line(&port.join(format!("gids/{index}")))?, kind, interface })
@@ -117,7 +118,7 @@ fn adapter(name: String) -> Adapter {
     }
 }
 
-/// A virtual adapter has no device below it that would list its node; the node names its adapter.
+/// A virtual adapter has no device directory listing its node; the node names the adapter.
 fn verbs_of(name: &str) -> Vec<String> {
     let class = Path::new("/sys/class/infiniband_verbs");
     let mut nodes = entries(class);

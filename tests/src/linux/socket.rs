@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sockets of AF_SMC. Everything but making them is the same as with TCP, so they are the standard
-//! library's types.
+//! Sockets of AF_SMC. Only their making differs from TCP, so the standard library's types serve.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,7 +11,7 @@ use rustix::net::{
 };
 
 const FAMILY: AddressFamily = AddressFamily::from_raw(af_smc::FAMILY);
-/// SMCPROTO_SMC6; that of IPv4 is 0.
+/// SMCPROTO_SMC6; SMCPROTO_SMC of IPv4 is 0.
 const OVER_IPV6: RawProtocol = RawProtocol::new(1).unwrap();
 /// Connections in a listener's queue.
 const BACKLOG: i32 = 256;
