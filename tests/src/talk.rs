@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A server and a client for tests that do something to the machines below. Both print a line for
-//! each thing that happens.
+//! A server and a client for tests acting on the machines below. Both print a line for each event.
 //!
 //! ```text
 //! smc-test-peer serve DEVICE ADDRESS    echoes; prints "N accepted smc", then "N ended HOW"
@@ -10,9 +9,9 @@
 //! The commands of `talk`:
 //!
 //! - `connect` drops the connection, if there is one, and makes a new one;
-//! - `ping` sends bytes to the server and compares what comes back;
-//! - `stream` sends and receives in the background until that fails;
-//! - `wait` receives in the background until that fails;
+//! - `ping` sends bytes to the server and compares the echo;
+//! - `stream` sends and receives in the background until an error;
+//! - `wait` receives in the background until an error;
 //! - `gid` prints the GID of the device.
 //!
 //! A background job prints "failed KIND after N bytes, MS ms after the last" at its end.
@@ -26,13 +25,13 @@ use guest_driver::{Config, SmcListener, SmcStream, Stack};
 
 use crate::bytes::pattern;
 
-/// How long `connect` tries to reach a server that does not listen yet.
+/// How long `connect` tries to reach a server before its listen.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long one CLC message may take. An emulated guest that shares a processor with eight others
-/// takes seconds for what a host does in a millisecond.
+/// How long one CLC message may take. An emulated guest sharing a processor with eight others takes
+/// seconds for a millisecond's work of the host.
 const CLC_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long the server waits for the first bytes of a client. No client here is an ordinary TCP
-/// client that waits for the server's bytes.
+/// How long the server waits for the first bytes of a client. No client here is an ordinary TCP client
+/// waiting for the server's bytes.
 const DETECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes of a `ping`.
 const PING: usize = 10_000;
@@ -109,7 +108,7 @@ fn ping(stream: &SmcStream, seed: u64) -> io::Result<()> {
     if bytes == back { Ok(()) } else { Err(io::Error::other("other bytes came back")) }
 }
 
-/// Moves bytes until that fails. Returns the line to print then.
+/// Moves bytes until an error. Returns the line to print then.
 fn move_until_failure(stream: &SmcStream, sends: bool) -> String {
     let mut buf = vec![7; 16 << 10];
     let (mut total, mut seen) = (0, Instant::now());
@@ -133,10 +132,10 @@ fn move_until_failure(stream: &SmcStream, sends: bool) -> String {
     }
 }
 
-/// Carries out the commands that come on standard input.
+/// Carries out the commands on standard input.
 ///
 /// # Panics
-/// The device cannot be opened.
+/// If the device cannot be opened.
 pub fn talk(device: &str, address: &str, say: fn(&str)) {
     let stack = open(device);
     let mut stream: Option<Arc<SmcStream>> = None;

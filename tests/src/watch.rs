@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Deadlines: a test that hangs says where, and takes the process with it.
+//! Deadlines: a hanging test reports its place and aborts the process.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -14,12 +14,12 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// Test deadline unless another is given.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// `time` on a machine that is slower than most, as `SMC_TEST_SLOW=N` (times) says: an emulated one.
+/// `time` on a slow machine, an emulated one: `SMC_TEST_SLOW=N` multiplies it.
 pub fn slowly(time: Duration) -> Duration {
     time * slowness()
 }
 
-/// As many of `rounds` that are all alike as a slower machine does in the same time.
+/// Scales `rounds` identical rounds down for a slow machine, so they take the same time.
 pub fn fewer(rounds: usize) -> usize {
     rounds.div_ceil(slowness() as usize)
 }
@@ -55,7 +55,7 @@ fn table() -> MutexGuard<'static, Table> {
     TABLE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a thread's note back when it ends.
+/// Removes a thread's note at the thread's end.
 struct Noted;
 
 impl Drop for Noted {
@@ -68,7 +68,7 @@ thread_local! {
     static NOTED: Noted = const { Noted };
 }
 
-/// Says what the calling thread is about to do; shown if a test hangs.
+/// Notes the calling thread's next act; printed if a test hangs.
 #[track_caller]
 pub fn note(what: impl Into<String>) {
     let place = Location::caller();
@@ -79,8 +79,8 @@ pub fn note(what: impl Into<String>) {
     table().notes.insert(current.id(), (who, what, Instant::now()));
 }
 
-/// Checks how long wake-ups took. One that was lost is made good for after a second, which is not
-/// what we want to see; on a slow machine one in ten may be late for other reasons.
+/// Checks how long wake-ups took, by a [`Stopwatch`](smc_test_support::Stopwatch). A lost one is made
+/// good for after a second, and refused; on a slow machine one in ten may be late for other reasons.
 #[track_caller]
 pub fn assert_prompt(wakes: &[Duration]) {
     let late = wakes.iter().filter(|wake| **wake >= Duration::from_millis(900)).count();
@@ -90,8 +90,8 @@ pub fn assert_prompt(wakes: &[Duration]) {
     assert!(late <= allowed, "{late} of {} wake-ups are late: {wakes:?}", wakes.len());
 }
 
-/// Runs `body` with a deadline, which is for a machine of ordinary speed (see [`slowly`]). If it passes, the process says what every thread was doing and
-/// aborts: a hung test cannot be ended in any other way.
+/// Runs `body` with a deadline for a machine of ordinary speed (see [`slowly`]). Past the deadline,
+/// the process prints every thread's note and aborts: a hung test cannot be ended in any other way.
 #[track_caller]
 pub fn watched<T>(limit: Duration, body: impl FnOnce() -> T) -> T {
     static WATCHER: OnceLock<()> = OnceLock::new();
@@ -124,7 +124,7 @@ fn watch() {
         let now = Instant::now();
         let table = table();
         let Some(late) = table.tests.values().find(|test| test.end <= now) else { continue };
-        // Not by `eprintln!`, which the test harness would keep to itself.
+        // `eprintln!` would not do: the test harness captures its output.
         let _ = std::io::stderr().write_all(report(&table, late).as_bytes());
         std::process::abort();
     }

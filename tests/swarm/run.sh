@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # A Swarm of two nodes, each with a dockerd and a daemon of its own in mount, network and process
-# namespaces: the commands of docs/clusters.md as they stand there. Pairs on one node are on SMC-D, those
+# namespaces: the commands of docs/containers.md as they stand there. Pairs on one node are on SMC-D, those
 # across on TCP. Then nodes, engines and daemons come and go, and nothing may be left of it.
 #
 # It needs root and mmdebstrap; a missing one fails where CI is true, and is said aloud elsewhere. The

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Two devices that do nothing wrong, and talk all the time: their bytes stay right, and they never
-//! wait for long.
+//! Two honest devices, talking all the time: their bytes stay right, and they never wait for long.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -18,7 +17,7 @@ use crate::bytes::{Rng, difference, fill};
 const LONGEST: u32 = 100_000;
 /// Messages of one connection.
 const MESSAGES: u32 = 2_000;
-/// Round trips that are remembered for percentiles.
+/// Round trips kept for percentiles.
 const SAMPLES: usize = 1 << 16;
 
 /// How long round trips took.
@@ -56,7 +55,7 @@ impl std::fmt::Display for Times {
     }
 }
 
-/// What a pair tells.
+/// Results of a pair.
 #[derive(Debug, Default)]
 struct Progress {
     stop: AtomicBool,
@@ -128,7 +127,7 @@ impl Bystander {
         self.gids
     }
 
-    /// What is wrong with it, if anything: an error, a wrong byte, no progress for `limit`.
+    /// A pair's failure, if any: an error, a wrong byte, no progress for `limit`.
     pub(super) fn wrong(&self, limit: Duration) -> Option<String> {
         let lock = |e| PoisonError::into_inner(e);
         if let Some(what) = &*self.progress.wrong.lock().unwrap_or_else(lock) {
@@ -140,13 +139,12 @@ impl Bystander {
         (waited > limit).then(|| format!("{}: no progress for {waited:.1?}", self.name))
     }
 
-    /// What was measured since the last call.
+    /// Bytes and times measured since the last call.
     pub(super) fn take_times(&self) -> (u64, Times) {
         let mut times = self.progress.times.lock().unwrap_or_else(PoisonError::into_inner);
         (self.progress.bytes.swap(0, Ordering::Relaxed), std::mem::take(&mut times))
     }
 
-    /// Its name.
     pub(super) fn name(&self) -> &'static str {
         self.name
     }
@@ -172,7 +170,7 @@ fn echo(stream: &mut SmcStream) {
     }
 }
 
-/// One connection: messages of all sizes, each compared with what was sent.
+/// One connection: messages of all sizes, each echo compared with its message.
 fn talk(stream: &SmcStream, rng: &mut Rng, progress: &Progress) -> io::Result<()> {
     if !stream.is_smc() {
         return Err(io::Error::other(format!("{}", stream.info())));

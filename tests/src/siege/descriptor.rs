@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Descriptors that a front end may pass: what they ought to be, and everything else.
+//! Descriptors for a front end to pass: the proper kind, and every other.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -12,20 +12,20 @@ use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
 use crate::bytes::Rng;
 
-/// What a descriptor is.
+/// The kind of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Descriptor {
-    /// A counter, as it should be.
+    /// A proper counter.
     Counter,
-    /// A counter that blocks.
+    /// A blocking counter.
     Blocking,
-    /// A counter that is full, and blocks who adds to it.
+    /// A full counter; adding to the counter blocks.
     Full,
-    /// A counter that stays readable.
+    /// A counter always readable.
     Semaphore,
-    /// The end of a pipe that can be read.
+    /// The readable end of a pipe.
     Reader,
-    /// The end of a pipe that can be written, and is full.
+    /// The writable end of a pipe, full.
     Writer,
     /// A socket whose other end is closed.
     Socket,
@@ -35,7 +35,7 @@ pub(super) enum Descriptor {
     Timer,
     /// Memory.
     Memory,
-    /// A device of the system that is always ready.
+    /// A system device, always ready.
     Zero,
     /// A name in the file system, and nothing else.
     Path,
@@ -60,12 +60,12 @@ const KINDS: [Descriptor; 12] = [
 const MOST: u64 = u64::MAX - 1;
 
 impl Descriptor {
-    /// One of them.
+    /// Draws a kind of descriptor.
     pub(super) fn any(rng: &mut Rng) -> Descriptor {
         KINDS[rng.below(KINDS.len() as u32) as usize]
     }
 
-    /// Makes it. `None`: this process has no descriptors left.
+    /// Makes a descriptor. `None`: this process has no descriptors left.
     pub(super) fn make(self) -> Option<OwnedFd> {
         let counter = |flags: EventfdFlags| eventfd(0, flags | EventfdFlags::CLOEXEC).ok();
         match self {
@@ -102,7 +102,7 @@ impl Descriptor {
     }
 }
 
-/// Takes what a counter has, so that nobody who adds to it waits any longer.
+/// Empties a counter, so no thread waits any longer in adding to it.
 pub(super) fn empty(fd: &OwnedFd) {
     if rustix::io::ioctl_fionbio(fd, true).is_ok() {
         let _ = read(fd, &mut [0; 8]);

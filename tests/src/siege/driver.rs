@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What stands behind a hostile front end in the place of a guest: four queues, and the commands and
-//! moves that go into them. It writes by system calls into memory that may be gone.
+//! The guest's part behind a hostile front end: four queues, and their commands and moves. Writes go
+//! by system calls, as the memory may be gone.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -29,9 +29,9 @@ pub(super) const QUEUES: usize = 4;
 /// Descriptors of a queue.
 pub(super) const QUEUE_SIZE: u16 = 64;
 
-/// Bytes of guest memory that a queue takes.
+/// Bytes of guest memory for a queue.
 const RING: u64 = 0x4000;
-/// What lies behind the queues is for buffers.
+/// Start of the buffers, behind the queues.
 const BUFFERS: u64 = BASE + RING * QUEUES as u64;
 /// DMBs in guest memory lie in the upper half.
 const DMBS: u64 = BASE + LEN / 2;
@@ -42,7 +42,7 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// Numbers at which arithmetic goes wrong.
+/// Numbers at the edges of arithmetic.
 pub(super) const EDGES: [u64; 16] = [
     0,
     1,
@@ -62,12 +62,12 @@ pub(super) const EDGES: [u64; 16] = [
     u64::MAX,
 ];
 
-/// One of them, or any.
+/// Draws a number of [`EDGES`], or any.
 pub(super) fn edge(rng: &mut Rng) -> u64 {
     if rng.one_in(4) { rng.bits() } else { EDGES[rng.below(16) as usize] }
 }
 
-/// A queue as the driver has it.
+/// The driver's view of a queue.
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) kick: OwnedFd,
@@ -96,7 +96,7 @@ impl Queue {
     }
 }
 
-/// A buffer of a chain: address, length, whether the device writes it.
+/// A buffer of a chain: address, length, whether the device writes to this buffer.
 pub(super) type Buffer = (u64, u32, bool);
 
 /// The driver's half of a front end.
@@ -104,7 +104,8 @@ pub(super) type Buffer = (u64, u32, bool);
 pub(super) struct Driver {
     pub(super) memory: Memory,
     pub(super) queues: Vec<Queue>,
-    /// Descriptors that were passed in the place of others. A thread of the daemon may wait for one.
+    /// Descriptors passed in the place of proper ones. A thread of the daemon may wait for one of
+    /// them.
     pub(super) passed: Vec<OwnedFd>,
     next_buffer: u64,
 }
@@ -202,7 +203,7 @@ impl Driver {
         Some(u32::from_le_bytes(self.memory.read(slot)) as u16)
     }
 
-    /// As [`Self::try_used`], waiting for an interrupt.
+    /// Like [`Self::try_used`], waiting for an interrupt.
     fn used(&mut self, queue: usize, limit: Duration) -> Option<u16> {
         let used_event = self.queues[queue].avail + 4 + 2 * u64::from(QUEUE_SIZE);
         self.memory.write(used_event, &self.queues[queue].last_used.to_le_bytes());
@@ -216,7 +217,7 @@ impl Driver {
         self.try_used(queue)
     }
 
-    /// The body of the next reply, if there is one soon and it is a success.
+    /// The body of the next reply, if a success arrives within `limit`.
     pub(super) fn reply(&mut self, limit: Duration) -> Option<[u8; 64]> {
         let head = self.used(CONTROL, limit)?;
         let second = u64::from((head + 1) % QUEUE_SIZE);
@@ -374,7 +375,7 @@ impl Driver {
         let head = [header.as_bytes(), &bytes].concat();
         let readable = self.write_buffer(&head);
         let writable = self.buffer(64);
-        // Anywhere in guest memory: what was written, holes, rings, the target itself.
+        // Anywhere in guest memory: written bytes, holes, rings, the target itself.
         let room = LEN - u64::from(total).min(LEN);
         let mut payload = BASE + u64::from(rng.below(room as u32 + 1));
         if wrong && rng.one_in(4) {
@@ -392,7 +393,7 @@ impl Driver {
         self.kick(queue);
     }
 
-    /// A chain that makes no sense.
+    /// Offers a malformed chain.
     pub(super) fn nonsense(&mut self, queue: usize, rng: &mut Rng) {
         match rng.below(5) {
             // Any descriptors.
@@ -423,7 +424,7 @@ impl Driver {
                 self.memory.write(desc, &Self::descriptor(at, edge(rng) as u32, INDIRECT, 0));
                 self.offer(queue, 0);
             }
-            // Heads that do not exist, or an index that runs ahead.
+            // Heads out of range, or an index ahead of the ring.
             3 => self.offer(queue, rng.bits() as u16),
             _ => {
                 let q = &mut self.queues[queue];
@@ -442,7 +443,7 @@ impl Driver {
         }
     }
 
-    /// Nobody who adds to a descriptor of this driver waits any longer.
+    /// Empties every descriptor of this driver, so no writer waits any longer.
     pub(super) fn empty_all(&self) {
         for q in &self.queues {
             descriptor::empty(&q.call);

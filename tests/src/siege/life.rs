@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One life of a hostile front end: it connects, negotiates, does what its seed says, and goes.
+//! One life of a hostile front end: it connects, negotiates, acts by its seed, and goes.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,9 +20,9 @@ use super::message::{self as m, Channel, words};
 use super::window::{Answers, Window};
 use crate::bytes::Rng;
 
-/// Operations that are remembered for the report of a failure.
+/// Operations kept for the report of a failure.
 const REMEMBERED: usize = 64;
-/// Tokens and GIDs that hostile front ends tell each other.
+/// Tokens and GIDs shared among hostile front ends.
 const SHARED: usize = 256;
 /// How long a reply of the device is waited for.
 const SHORT: Duration = Duration::from_millis(20);
@@ -32,7 +32,7 @@ const EVENT_IDX: u64 = 1 << 29;
 const INDIRECT: u64 = 1 << 28;
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 
-/// What a life does next.
+/// The next act of a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     /// A command of the driver.
@@ -45,7 +45,7 @@ pub(super) enum Operation {
     ReleaseSlab,
     SignalEvent,
     Stats,
-    /// A command that does not exist.
+    /// An unknown command.
     Unknown,
     /// A move with a token, and moves one after the other.
     Transfer,
@@ -53,13 +53,13 @@ pub(super) enum Operation {
     /// Notifications, few and many.
     Kick,
     Kicks,
-    /// Room for events, and what came.
+    /// Buffers for events, and the events received.
     Feed,
     TakeUsed,
-    /// Chains and rings that make no sense.
+    /// Malformed chains and rings.
     Nonsense,
     Scribble,
-    /// What memory does.
+    /// Changes of memory.
     Punch,
     Cut,
     Restore,
@@ -69,12 +69,12 @@ pub(super) enum Operation {
     Descriptor,
     /// Slabs and their control tails.
     Slab,
-    /// What a VMM does: stop and start queues, reset, read and write configuration.
+    /// Acts of a VMM: stop and start queues, reset, read and write configuration.
     Pause,
     Reset,
     Config,
     Table,
-    /// Messages that make no sense.
+    /// Malformed messages.
     Message,
     Garbage,
     /// A second connection to the same port.
@@ -132,12 +132,12 @@ impl Operation {
     }
 }
 
-/// What the hostile front ends have in common.
+/// State shared by the hostile front ends.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    /// Tokens and GIDs that were heard of.
+    /// Tokens and GIDs seen so far.
     known: Mutex<VecDeque<(Gid, u64)>>,
-    /// GIDs of those that are to be left in peace.
+    /// GIDs of the bystanders, exempt from attacks.
     pub(super) bystanders: Mutex<Vec<Gid>>,
     /// Operations done.
     pub(super) done: AtomicU64,
@@ -166,13 +166,13 @@ impl Shared {
     }
 }
 
-/// What a seed decides of a life before it begins.
+/// Properties of a life drawn from its seed before the beginning.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) memory: Kind,
     /// None: this front end has no window.
     pub(super) answers: Option<Answers>,
-    /// One in so many things is wrong; 0: none.
+    /// One in so many values is wrong; 0: none.
     pub(super) wrong: u32,
     pub(super) features: u64,
     pub(super) operations: u32,
@@ -198,10 +198,10 @@ impl Plan {
     }
 }
 
-/// A life that runs.
+/// A running life.
 pub(super) struct Life<'a> {
     pub(super) plan: Plan,
-    /// What it did last, newest at the end.
+    /// The last operations, newest at the end.
     pub(super) remembered: VecDeque<(u32, Operation)>,
     path: &'a Path,
     shared: &'a Shared,
@@ -218,8 +218,8 @@ pub(super) struct Life<'a> {
 }
 
 impl<'a> Life<'a> {
-    /// Connects to a port and negotiates. `None`: it was cut off meanwhile, or the machine has no
-    /// descriptors.
+    /// Connects to a port and negotiates. `None`: the daemon cut the connection meanwhile, or the
+    /// machine has no descriptors.
     pub(super) fn begin(path: &'a Path, shared: &'a Shared, seed: u64) -> Option<Life<'a>> {
         let mut rng = Rng::new(seed);
         let plan = Plan::draw(&mut rng);
@@ -317,7 +317,7 @@ impl<'a> Life<'a> {
         self.rng.one_in(self.plan.wrong)
     }
 
-    /// Waits shortly for a reply of the device, which may need mappings.
+    /// Waits shortly for a reply of the device, which may need mappings first.
     fn reply(&mut self) -> Option<[u8; 64]> {
         for _ in 0..4 {
             if let Some(window) = &mut self.window {
@@ -363,7 +363,7 @@ impl<'a> Life<'a> {
         }
     }
 
-    /// Does what the seed says. `false`: the connection has ended.
+    /// Performs the next operation of the seed. `false`: the connection has ended.
     pub(super) fn step(&mut self, n: u32) -> bool {
         let operation = Operation::draw(&mut self.rng);
         if self.remembered.len() == REMEMBERED {
@@ -564,7 +564,7 @@ impl<'a> Life<'a> {
             _ => [m::SET_LOG_FD, m::SET_LOG_BASE, m::SET_BACKEND_REQ_FD, m::GET_FEATURES]
                 [self.rng.below(4) as usize],
         };
-        // Without a descriptor: bit 8 says that there is none.
+        // Without a descriptor: bit 8 marks its absence.
         let none = self.rng.one_in(8);
         let fds: &[BorrowedFd<'_>] = if none { &[] } else { &[fd.as_fd()] };
         let queue = queue | if none { 1 << 8 } else { 0 };
@@ -587,7 +587,7 @@ impl<'a> Life<'a> {
         self.channel.ask(request, &words(&region), fds, true).map(drop)
     }
 
-    /// Any request with any body and any descriptors. Nobody waits for an answer.
+    /// Any request with any body and any descriptors. Does not await an answer.
     fn message(&mut self) -> io::Result<()> {
         let request = self.rng.below(m::BEYOND);
         if request == m::RESET_OWNER || request == m::GET_INFLIGHT_FD {
@@ -614,7 +614,7 @@ impl<'a> Life<'a> {
         m::send(&self.channel.socket, &bytes, &fds)
     }
 
-    /// Goes, in one way or another. No thread of the daemon waits for it afterwards.
+    /// Goes, in one of several ways. No thread of the daemon waits for this front end afterwards.
     pub(super) fn end(mut self) {
         if self.rng.one_in(4) {
             // In the middle of a message.

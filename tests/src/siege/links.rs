@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use smc_core::testing::links::{Report, Simulation};
 
-/// Steps of one simulation after which its faults stop.
+/// Steps of one simulation before its faults stop.
 const STEPS: u64 = 4_000;
 
-/// Simulates until there were `steps`, or `limit` has passed.
+/// Simulates for `steps` in sum, or until `limit` has passed.
 ///
 /// # Errors
-/// A simulation broke a rule or panicked: what repeats it.
+/// If a simulation broke a rule or panicked: how to repeat the run.
 pub(super) fn run(seed: u64, steps: u64, limit: Duration) -> Result<(u64, Report), String> {
     let start = Instant::now();
     let mut all = Report::default();

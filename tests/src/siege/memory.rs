@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest memory of a hostile front end: files of every kind, which change while they are used. This
-//! process never maps them, so what happens to them cannot hurt it.
+//! Guest memory of a hostile front end: files of every kind, changing during their use. This process
+//! never maps the files, so no change can hurt the process itself.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,23 +13,23 @@ use rustix::fs::{
 use super::descriptor::Descriptor;
 use crate::bytes::Rng;
 
-/// Guest memory begins here, so that 0 is nowhere.
+/// Guest memory begins here, so address 0 is outside.
 pub(super) const BASE: u64 = 0x10_0000;
 /// Bytes of guest memory.
 pub(super) const LEN: u64 = 4 << 20;
 /// Bytes of a page.
 pub(super) const PAGE: u64 = 4096;
 
-/// What the memory is made of.
+/// The kind of the memory's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// All there, and cannot shrink.
+    /// Every page present; cannot shrink.
     Sealed,
-    /// All there, and can shrink.
+    /// Every page present; can shrink.
     Unsealed,
     /// No page is there.
     Sparse,
-    /// Huge pages that nobody has.
+    /// Huge pages, of a pool usually empty.
     Huge,
     /// In a file system on a disk, or whatever /tmp is.
     Disk,
@@ -38,7 +38,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// One of them; mostly one that works.
+    /// Draws a kind; mostly a working one.
     pub(super) fn any(rng: &mut Rng) -> Kind {
         match rng.below(32) {
             0..12 => Kind::Sealed,
@@ -96,7 +96,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Of this kind; if there is none of it, memory that works.
+    /// Memory of this kind; if the kind is unavailable, working memory.
     pub(super) fn new(kind: Kind) -> Option<Memory> {
         let fd = kind.make().or_else(|| Kind::Sealed.make())?;
         Some(Memory { file: fd.into() })
@@ -107,15 +107,14 @@ impl Memory {
         self.file.as_fd()
     }
 
-    /// Writes at a guest address. Where that cannot be, nothing happens. A file that was cut grows by
-    /// it.
+    /// Writes at a guest address; ignores failures. A write to a shortened file makes the file grow.
     pub(super) fn write(&self, at: u64, bytes: &[u8]) {
         if let Some(offset) = at.checked_sub(BASE) {
             let _ = self.file.write_all_at(bytes, offset);
         }
     }
 
-    /// Reads from a guest address; zeroes where that cannot be.
+    /// Reads from a guest address; zeroes on failure.
     pub(super) fn read<const N: usize>(&self, at: u64) -> [u8; N] {
         let mut bytes = [0; N];
         if let Some(offset) = at.checked_sub(BASE) {
@@ -134,18 +133,18 @@ impl Memory {
         let _ = fallocate(&self.file, flags, u64::from(first) * PAGE, u64::from(count) * PAGE);
     }
 
-    /// Cuts it short.
+    /// Shortens the file.
     pub(super) fn cut(&self, rng: &mut Rng) {
         let len = if rng.one_in(2) { 0 } else { u64::from(rng.below((LEN / PAGE) as u32)) * PAGE };
         let _ = ftruncate(&self.file, len);
     }
 
-    /// Gives it back its length, with holes.
+    /// Gives the file its length back, with holes.
     pub(super) fn restore(&self) {
         let _ = ftruncate(&self.file, LEN);
     }
 
-    /// Forbids what can be forbidden, at a bad moment.
+    /// Adds a seal at a bad moment.
     pub(super) fn seal(&self, rng: &mut Rng) {
         let seals = [SealFlags::WRITE, SealFlags::GROW, SealFlags::SHRINK, SealFlags::FUTURE_WRITE];
         let _ = fcntl_add_seals(&self.file, seals[rng.below(4) as usize]);

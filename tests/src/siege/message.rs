@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages of vhost-user, written by hand, so that every byte of them can be wrong.
+//! Messages of vhost-user, written by hand, so every byte can be wrong.
 
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -18,7 +18,7 @@ use rustix::net::{
 pub(super) const MAX_FDS: usize = 32;
 /// Bytes of a header.
 const HEADER: usize = 12;
-/// Longest body of a reply that is read.
+/// Longest accepted body of a reply.
 const MAX_BODY: usize = 64 << 10;
 /// How long the daemon may take over one message.
 pub(super) const PATIENT: Duration = Duration::from_secs(10);
@@ -59,7 +59,7 @@ pub(super) const GET_SHMEM_CONFIG: u32 = 44;
 /// Numbers from here on are no request.
 pub(super) const BEYOND: u32 = 48;
 
-/// Requests that are answered whatever the flags say.
+/// Requests with an answer whatever the flags.
 const ANSWERED: [u32; 7] = [
     GET_FEATURES,
     GET_VRING_BASE,
@@ -106,7 +106,7 @@ pub(super) fn send(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) ->
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Receives what there is, with the first descriptor that comes with it. Does not wait.
+/// Receives the bytes present, with their first descriptor. Does not wait.
 pub(super) fn receive(
     socket: &UnixStream,
     bytes: &mut [u8],
@@ -129,8 +129,8 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// Connects to a port, or says `WouldBlock`: the daemon takes one front end at a time, and those
-    /// before this one may be connections that have ended.
+    /// Connects to a port, or fails with `WouldBlock`: the daemon takes one front end at a time, and
+    /// the backlog may hold ended connections.
     pub(super) fn connect(path: &Path) -> io::Result<Channel> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -160,14 +160,14 @@ impl Channel {
             self.socket.read_exact(&mut header)?;
             let mut body = vec![0; (u32_at(&header, 8) as usize).min(MAX_BODY)];
             self.socket.read_exact(&mut body)?;
-            // Earlier messages, which nobody waited for, may have replies as well.
+            // Earlier messages without a waiter may have replies as well.
             if u32_at(&header, 0) == request {
                 return Ok(body);
             }
         }
     }
 
-    /// Throws away what has come. An error: the connection has ended.
+    /// Throws away the received bytes. An error: the connection has ended.
     pub(super) fn drain(&mut self) -> io::Result<()> {
         let mut bytes = [0; 4096];
         loop {

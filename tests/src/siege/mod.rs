@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A long hostile run: `cargo xtask siege`.
 //!
-//! The daemon runs as a program of its own, in its sandbox. Several hostile front ends attack it over
-//! real vhost-user sockets, each with its own port: `life` is one connection of such a front end.
-//! What it does is drawn from a seed: commands, moves, rings, messages (`driver`, `message`),
-//! memory that faults, shrinks and is swapped (`memory`), descriptors that are something else
-//! (`descriptor`), slabs and answers to mappings (`window`). Two pairs of devices that do nothing
-//! wrong talk meanwhile (`bystander`), one over the window, one by moves.
+//! The daemon runs as its own program, in its sandbox. Several hostile front ends attack the daemon
+//! over real vhost-user sockets, each with its own port: `life` is one connection of such a front end.
+//! Its acts are drawn from a seed: commands, moves, rings, messages (`driver`, `message`), faulting,
+//! shrinking and swapped memory (`memory`), descriptors of wrong kinds (`descriptor`), slabs and
+//! answers to mappings (`window`). Two pairs of honest devices talk meanwhile (`bystander`), one over
+//! the window, one by moves.
 //!
-//! It must hold that the daemon (`program`) neither ends nor panics; that every byte of the pairs is
-//! right, and no round trip of theirs takes longer than [`Options::longest`]; and that between two
-//! rounds, when all hostile front ends have gone, the daemon holds what it held after the first one.
+//! The run checks: the daemon (`program`) neither ends nor panics; every byte of the pairs is right,
+//! and none of their round trips takes longer than [`Options::longest`]; between two rounds, without
+//! hostile front ends, the daemon's resources are back at their level after the first round.
 //!
 //! Then link groups are simulated (`links`).
 
@@ -40,7 +40,7 @@ use program::{Held, Program};
 
 /// Ports of the pairs: server and client over the window, server and client by moves.
 const PAIRS: [&str; 4] = ["window-server", "window-client", "move-server", "move-client"];
-/// Memory that the daemon may hold more than after the first round, KiB: an allocator keeps some.
+/// Tolerated growth of the daemon's memory after the first round, KiB: an allocator keeps some.
 const SLACK: usize = 8 << 10;
 /// How long the daemon may need to let go of everything.
 const SETTLE: Duration = Duration::from_secs(40);
@@ -52,29 +52,29 @@ const LOOK: Duration = Duration::from_millis(50);
 pub struct Options {
     /// The program `vhost-device-ism`.
     pub daemon: PathBuf,
-    /// Decides what hostile front ends do.
+    /// Seed of the hostile front ends' acts.
     pub seed: u64,
-    /// Operations on devices after which the run ends.
+    /// Operations on devices before the end of the run.
     pub operations: u64,
     /// Steps of simulated link groups.
     pub steps: u64,
-    /// Time after which the run ends, whatever is done.
+    /// Time limit of the run, with any number of operations.
     pub time: Duration,
     /// Hostile front ends at a time.
     pub front_ends: u32,
-    /// Longest round trip of those that do nothing wrong.
+    /// Longest round trip allowed for the honest pairs.
     pub longest: Duration,
     /// Only this connection of this hostile front end.
     pub only: Option<(u32, u32)>,
 }
 
-/// What the hostile front ends are at, for the report of a failure.
+/// Present acts of the hostile front ends, for the report of a failure.
 type Now = Mutex<Vec<String>>;
 
-/// Runs it and prints what was done.
+/// Runs the siege and prints a summary.
 ///
 /// # Errors
-/// What went wrong, and what repeats it.
+/// The failure, and how to repeat the run.
 pub fn run(options: &Options) -> Result<(), String> {
     println!("siege: seed {:#x}", options.seed);
     let now = Now::default();
@@ -142,7 +142,7 @@ fn attack(options: &Options, start: Instant, now: &Now) -> Result<(), String> {
     let (mut round, mut most) = (0, Held::default());
     let left = || options.time.saturating_sub(start.elapsed());
     loop {
-        // Short rounds at first: what a warm daemon holds is known early.
+        // Short rounds at first: the level of a warm daemon is known early.
         let length = (options.time / 12).clamp(Duration::from_secs(2), Duration::from_secs(60));
         let end = Instant::now() + length.min(left());
         shared.stop.store(false, Ordering::Relaxed);
@@ -215,7 +215,7 @@ struct Hostile<'a> {
 }
 
 impl Hostile<'_> {
-    /// Connects again and again until it is to stop. Returns how often.
+    /// Connects again and again until the stop. Returns the number of connections.
     fn live(&self, round: u32) -> u32 {
         let mut count = 0;
         while !self.shared.stop.load(Ordering::Relaxed) {
@@ -288,7 +288,7 @@ fn settle(
     }
 }
 
-/// What has grown.
+/// Describes the growth, if any.
 fn grown(first: Held, now: Held) -> Option<String> {
     let more = now.descriptors > first.descriptors
         || now.threads > first.threads

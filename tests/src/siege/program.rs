@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The daemon as a program of its own, in its sandbox, and what it holds on to.
+//! The daemon as its own program, in its sandbox, and its resources.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -12,13 +12,13 @@ use vhost_device_ism::management::{AddGuest, Client, ClientError, Guest};
 
 /// Longest wait for its sockets.
 const START: Duration = Duration::from_secs(20);
-/// Lines of its log that a report of a failure has.
+/// Lines of the daemon's log in the report of a failure.
 const LINES: usize = 40;
 /// Lines of its log at the start, and per second: some for each port.
 const MOST_LINES: usize = 1_000;
 const LINES_PER_SECOND: usize = 20;
 
-/// What the daemon's process holds.
+/// Resources of the daemon's process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) descriptors: usize,
@@ -27,7 +27,7 @@ pub(super) struct Held {
     pub(super) mappings: usize,
     /// Memory of its own, KiB.
     pub(super) anonymous: usize,
-    /// Memory that it shares with guests, KiB.
+    /// Memory shared with guests, KiB.
     pub(super) shared: usize,
 }
 
@@ -52,14 +52,14 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Starts it with these ports, and waits for them.
+    /// Starts the daemon with these ports, and waits for the sockets.
     pub(super) fn start(program: &Path, directory: &Path, ports: &[String]) -> io::Result<Program> {
         let log = directory.join("log");
         let mut command = Command::new(program);
         for port in ports {
             command.arg("--socket-path").arg(directory.join(port));
         }
-        // A system call that the sandbox does not know ends the daemon, and is found.
+        // A system call unknown to the sandbox ends the daemon, and so is found.
         command.args(["--sandbox=strict", "--window-size=1G", "--management"]);
         command.arg(directory.join("management"));
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
@@ -76,7 +76,7 @@ impl Program {
         Ok(program)
     }
 
-    /// How it has ended, if it has.
+    /// Describes the daemon's end, if the daemon has ended.
     pub(super) fn ended(&mut self) -> Option<String> {
         match self.child.try_wait() {
             Ok(None) => None,
@@ -101,7 +101,7 @@ impl Program {
         client.add(&AddGuest { socket: self.directory.join(port), ..AddGuest::default() })
     }
 
-    /// What it holds now.
+    /// The resources now.
     pub(super) fn held(&self) -> Held {
         let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
         let count = |what| fs::read_dir(proc.join(what)).map_or(0, Iterator::count);
@@ -120,7 +120,7 @@ impl Program {
         }
     }
 
-    /// What its descriptors and shared mappings are, for the report of a failure.
+    /// Names of the daemon's descriptors and shared mappings, for the report of a failure.
     pub(super) fn descriptors(&self) -> Vec<String> {
         let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
         let links = fs::read_dir(proc.join("fd")).into_iter().flatten().flatten();
@@ -132,7 +132,7 @@ impl Program {
         all
     }
 
-    /// Lines of its log that no daemon should write.
+    /// Finds lines in the daemon's log unfit for any daemon, or too many lines.
     pub(super) fn panics(&self) -> Option<String> {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let limit = MOST_LINES + LINES_PER_SECOND * self.since.elapsed().as_secs() as usize;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The channel by which the daemon asks a front end to map, and how badly it can be answered.
+//! The channel of the daemon's map requests to a front end, with good and bad answers.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -12,13 +12,13 @@ use crate::bytes::Rng;
 
 /// Bytes of a request of the daemon: a header and an SHMEM_MAP.
 const REQUEST: usize = 12 + 40;
-/// Slabs that are kept.
+/// Slabs kept at most.
 const SLABS: usize = 16;
 
 /// How requests are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answers {
-    /// As they should be.
+    /// Properly.
     Done,
     /// By a refusal.
     Refused,
@@ -42,7 +42,7 @@ impl Answers {
     }
 }
 
-/// The front end's end of the channel, and the slabs that came over it.
+/// The front end's end of the channel, and the slabs received.
 #[derive(Debug)]
 pub(super) struct Window {
     socket: UnixStream,
@@ -59,7 +59,7 @@ impl Window {
         Some((window, theirs))
     }
 
-    /// Answers what has come.
+    /// Answers the received requests.
     pub(super) fn serve(&mut self, rng: &mut Rng) {
         let mut bytes = [0; REQUEST];
         while let Ok((n @ 1.., fd)) = receive(&self.socket, &mut bytes) {
@@ -105,7 +105,7 @@ impl Window {
         let _ = send(&self.socket, bytes, &[]);
     }
 
-    /// Does to the slabs what whoever has their descriptors can do.
+    /// Damages a slab by its descriptor.
     pub(super) fn damage(&self, rng: &mut Rng) {
         if self.slabs.is_empty() {
             return;

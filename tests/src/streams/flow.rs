@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One stream: what goes there, and what has to come back.
+//! One stream: the bytes there, and their echo.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -14,7 +14,7 @@ use crate::bytes::{difference, fill};
 
 /// Bytes of one write of a stream.
 const BLOCK: usize = 16 << 10;
-/// Between two writes, so that an emulated processor has time for more than copies.
+/// Pause between two writes, so an emulated processor has time for more than copies.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Bytes of a request, and of its response.
 const REQUEST: usize = 64;
@@ -23,11 +23,11 @@ const THINK: Duration = Duration::from_millis(10);
 
 /// Either kind of connection.
 pub(super) trait Line: Send + Sync + 'static {
-    /// Whether it is TCP and never anything else.
+    /// Whether the connection is TCP and never anything else.
     fn is_tcp_alone(&self) -> bool;
     /// Reads; 0 at the end.
     fn recv(&self, buf: &mut [u8]) -> io::Result<usize>;
-    /// Writes all of it.
+    /// Writes every byte of `bytes`.
     fn send(&self, bytes: &[u8]) -> io::Result<()>;
     /// Ends the own direction.
     fn end(&self) -> io::Result<()>;
@@ -72,14 +72,14 @@ impl Pauses {
         longest.fetch_max(pause.as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// What they were since the last time, in words.
+    /// The pauses since the last call, as text.
     pub(super) fn take(&self) -> String {
         let [smc, tcp] = [0, 1].map(|n: usize| self.0[n].swap(0, Ordering::Relaxed) / 1000);
         format!("pauses {smc} ms, by TCP alone {tcp} ms")
     }
 }
 
-/// Sends back what comes, until its end.
+/// Echoes, up to the end of the data.
 pub(super) fn echo(line: &impl Line, pauses: &Pauses) -> io::Result<()> {
     let (mut buf, mut last) = (vec![0; BLOCK], Instant::now());
     loop {
@@ -97,12 +97,12 @@ pub(super) fn echo(line: &impl Line, pauses: &Pauses) -> io::Result<()> {
     }
 }
 
-/// What a client does with a connection.
+/// A client's use of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// It sends, and reads what comes back beside that.
+    /// Sends, and reads the echo in another thread.
     Stream,
-    /// It sends a request and awaits the response.
+    /// Sends a request and awaits the response.
     Requests,
 }
 
@@ -110,7 +110,7 @@ pub(super) enum Kind {
 pub(super) struct Flow {
     kind: Kind,
     back: Arc<AtomicUsize>,
-    /// None if whoever writes reads, too.
+    /// None if the writing thread reads, too.
     reader: Option<JoinHandle<Result<Duration, String>>>,
     writer: JoinHandle<Result<usize, String>>,
 }
@@ -135,12 +135,12 @@ impl Flow {
         Flow { kind, back, reader, writer }
     }
 
-    /// Bytes that have come back.
+    /// Bytes echoed so far.
     pub(super) fn back(&self) -> usize {
         self.back.load(Ordering::Relaxed)
     }
 
-    /// As many bytes as show that the connection works.
+    /// Bytes enough to show a working connection.
     pub(super) fn some(&self) -> usize {
         match self.kind {
             Kind::Stream => 128 << 10,
@@ -148,13 +148,13 @@ impl Flow {
         }
     }
 
-    /// Whether it has ended, by itself or by a failure.
+    /// Whether the flow has ended, by itself or by a failure.
     pub(super) fn is_over(&self) -> bool {
         self.writer.is_finished() || self.reader.as_ref().is_some_and(JoinHandle::is_finished)
     }
 
-    /// Waits for its end: how many bytes came back, which are those that were sent, and the longest time
-    /// without any.
+    /// Waits for the flow's end. Returns the number of echoed bytes, equal to the bytes sent, and the
+    /// longest time without any.
     pub(super) fn end(self) -> Result<(usize, Duration), String> {
         let ended = |what: &str| format!("{what} has panicked");
         let sent = self.writer.join().map_err(|_| ended("a writer"))??;
@@ -181,7 +181,7 @@ fn write(line: &dyn Line, seed: u64, stop: &AtomicBool) -> Result<usize, String>
     Ok(done)
 }
 
-/// Reads and checks what comes back.
+/// Reads and checks the echo.
 struct Reader {
     line: Arc<dyn Line>,
     seed: u64,
@@ -190,7 +190,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Until its end. The longest time without any of it.
+    /// Reads to the end. Returns the longest time without any bytes.
     fn read(&self) -> Result<Duration, String> {
         let mut buf = vec![0; BLOCK];
         let (mut done, mut last, mut longest) = (0, Instant::now(), Duration::ZERO);
@@ -206,7 +206,8 @@ impl Reader {
         }
     }
 
-    /// Asks and awaits the answers, one after the other, until it is stopped: how many bytes of them.
+    /// Sends requests and awaits the responses, one after the other, until the stop. Returns the bytes
+    /// echoed.
     fn ask(&self, stop: &AtomicBool) -> Result<usize, String> {
         let (mut buf, mut done) = ([0; REQUEST], 0);
         let failed = |what: &str, error| format!("requests {}: {what}: {error}", self.seed);
@@ -231,7 +232,7 @@ impl Reader {
         }
     }
 
-    /// Reads some bytes that have to be those at a place.
+    /// Reads some bytes and checks them against the pattern at a place.
     fn some(&self, buf: &mut [u8], at: usize) -> Result<usize, String> {
         let (line, seed) = (&self.line, self.seed);
         let n = line.recv(buf);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Streams between two machines that go on when their devices go.
+//! Streams between two machines, able to go on without their devices.
 //!
 //! ```text
 //! smc-test-peer streams serve DEVICE PATH ADDRESS     echoes, on the next port over TCP alone; prints
-//!                                                     "listens", a line for each connection that
-//!                                                     fails, and pauses when asked for them
+//!                                                     "listens", a line for each failing connection,
+//!                                                     and pauses on request
 //! smc-test-peer streams talk DEVICE PATH ADDRESS N    reads commands, a word a line, and answers each
 //! ```
 //!
@@ -13,16 +13,16 @@
 //! - `open` makes N connections, and one more for requests: "open smc", or "open tcp" without any if
 //!   one of them is TCP;
 //! - `flow` sends and receives on each in the background, and on as many of TCP alone beside them, and
-//!   answers when bytes of each came back;
-//! - `more` answers when more bytes of each came back;
-//! - `left` answers when each has left its device since the last `flow` or `back`;
-//! - `back` answers when each has left its device since then and is on a device again;
+//!   answers once bytes of each came back;
+//! - `more` answers once more bytes of each came back;
+//! - `left` answers once each has left its device since the last `flow` or `back`;
+//! - `back` answers once each has left its device since then and is on a device again;
 //! - `carriers` says how many are on a device, on TCP, and on the way;
-//! - `pauses` says the longest times without bytes on any since the last time that it was asked:
+//! - `pauses` says the longest times without bytes on any since the last `pauses`:
 //!   "pauses 120 ms, by TCP alone 80 ms". `serve` knows this command, too;
-//! - `finish` ends all streams: "whole", how many bytes came back, and the longest time without any.
+//! - `finish` ends all streams: "whole", the number of bytes echoed, and the longest time without any.
 //!
-//! A stream that fails, or whose bytes are not those that were sent, is an answer that says so.
+//! After a failure of a stream, or a wrong byte, the answer is the error.
 
 mod flow;
 
@@ -41,9 +41,9 @@ use flow::{Flow, Kind, Line, Pauses, echo};
 
 /// How long one CLC message may take. Emulated guests on a busy host are slow.
 const CLC_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long anything may take that happens by itself.
+/// Longest wait for a change without a command.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Between two looks at what happens by itself.
+/// Pause between two checks for such a change.
 const LOOK: Duration = Duration::from_millis(10);
 
 fn open(device: &str, path: &str) -> Arc<Stack> {
@@ -99,13 +99,13 @@ pub fn serve(device: &str, path: &str, address: &str, say: fn(&str)) {
     }
 }
 
-/// What `talk` has.
+/// State of `talk`.
 struct Talk {
     stack: Arc<Stack>,
     address: String,
     streams: usize,
     opened: Vec<SmcStream>,
-    /// How often each connection that flows had changed its carrier when a command ended.
+    /// Changes of carrier of each flowing connection, counted at the end of a command.
     seen: BTreeMap<SocketAddr, u32>,
     flows: Vec<Flow>,
     pauses: Pauses,
@@ -159,15 +159,15 @@ impl Talk {
         Ok("more".into())
     }
 
-    /// What carries the connections that flow.
+    /// The carriers and their changes of the flowing connections.
     fn changes(&self) -> BTreeMap<SocketAddr, CarrierChanges> {
         let all = self.stack.connections().into_iter();
         let all = all.filter_map(|conn| Some((conn.local?, conn.changes?)));
         all.filter(|(local, _)| self.seen.contains_key(local)).collect()
     }
 
-    /// Waits until each connection has changed its carrier since the last command that says so, and its
-    /// carrier is as wanted.
+    /// Waits for each connection to have changed its carrier since the last such command, and to be on
+    /// a wanted carrier.
     fn changed(&mut self, what: &str, wanted: fn(CurrentCarrier) -> bool) -> Result<(), String> {
         self.until(what, |talk| {
             let changes = talk.changes();
@@ -234,10 +234,10 @@ impl Talk {
     }
 }
 
-/// Carries out the commands that come on standard input.
+/// Carries out the commands on standard input.
 ///
 /// # Panics
-/// The device cannot be opened.
+/// If the device cannot be opened.
 pub fn talk(device: &str, path: &str, address: &str, streams: usize, say: fn(&str)) {
     let mut talk = Talk {
         stack: open(device, path),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A bed: a daemon, and what its guests share.
+//! A bed: a daemon, and the state shared with its guests.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -28,7 +28,7 @@ pub struct Bed {
     pub(super) host: Arc<Host>,
     test: String,
     since: Instant,
-    /// That of a second bed is the first one's.
+    /// A second bed runs under the permit of the first one.
     _permit: Option<Permit>,
 }
 
@@ -40,7 +40,7 @@ impl Bed {
         Bed::with(&[])
     }
 
-    /// As [`Bed::new`] while no other test has guests: for one that measures, or has many of them.
+    /// Like [`Bed::new`], while no other test has guests: for measurements, or for many guests.
     #[track_caller]
     pub fn alone() -> Bed {
         Bed::with_permit(Permit::exclusive(), &[])
@@ -64,14 +64,14 @@ impl Bed {
         bed
     }
 
-    /// A second daemon, which stands for another host of the same network. Its guests and those of
-    /// this bed reach each other if they are on the Ethernet, see [`Vm::lan`].
+    /// A second daemon, in the role of another host of the same network. Its guests and this bed's
+    /// guests reach each other if they are on the Ethernet, see [`Vm::lan`].
     #[track_caller]
     pub fn another_host(&self) -> Bed {
         self.another_host_with(&[])
     }
 
-    /// As [`Bed::another_host`], with further options of its daemon.
+    /// Like [`Bed::another_host`], with further options for the other daemon.
     #[track_caller]
     pub fn another_host_with(&self, daemon_args: &[&str]) -> Bed {
         let test = format!("{}, another host", self.test);
@@ -81,8 +81,8 @@ impl Bed {
         bed
     }
 
-    /// Two daemons, which stand for two hosts, each with a network of its own (a namespace), and with
-    /// further options. Guests are migrated between them by TCP. `None`, aloud: this takes root.
+    /// Two daemons in the roles of two hosts, each with its own network namespace, and with further
+    /// options. Guests migrate between the hosts by TCP. `None`, after a report: namespaces need root.
     #[track_caller]
     pub fn two_hosts(daemon_args: [&[&str]; 2]) -> Option<[Bed; 2]> {
         if !rustix::process::geteuid().is_root() {
@@ -110,14 +110,14 @@ impl Bed {
         self.boot([Vm::named("a"), Vm::named("b")])
     }
 
-    /// One guest. It has no network unless [`Vm::lan`] says so.
+    /// One guest, without a network unless asked for by [`Vm::lan`].
     #[track_caller]
     pub fn guest(&self, name: &str) -> Guest {
         let [guest] = self.boot([Vm::named(name)]);
         guest
     }
 
-    /// Guests that boot at the same time. Two get a network between them, more an Ethernet.
+    /// Boots guests at the same time. Two get a network between them, more an Ethernet.
     #[track_caller]
     pub fn boot<const N: usize>(&self, mut vms: [Vm; N]) -> [Guest; N] {
         let nets: &[Net] = match N {
@@ -138,8 +138,7 @@ impl Bed {
         guests
     }
 
-    /// Guests of user-mode Linux, which boot at the same time, with words on their kernel's command
-    /// line.
+    /// Boots guests of user-mode Linux at the same time, with words on their kernel's command line.
     #[track_caller]
     pub fn boot_uml<const N: usize>(&self, names: [&str; N], words: &str) -> [Uml; N] {
         let guests = names.map(|name| Uml::start(&self.host, name, words));
@@ -149,7 +148,7 @@ impl Bed {
         guests
     }
 
-    /// One guest of user-mode Linux whose device is not the daemon's, but that of a backend at `socket`.
+    /// One guest of user-mode Linux, with the device of a backend at `socket` instead of the daemon's.
     #[track_caller]
     pub fn boot_uml_on(&self, name: &str, socket: &Path, words: &str) -> Uml {
         let guest = Uml::start_on(&self.host, name, socket, words);
@@ -162,12 +161,13 @@ impl Bed {
         self.host.dir.path().join(name)
     }
 
-    /// A path among the logs that are kept when the test fails.
+    /// A path among the logs, kept if the test fails.
     pub fn log(&self, name: &str) -> PathBuf {
         self.host.logs.path(name)
     }
 
-    /// A port of the daemon for a front end other than [`Bed::boot`]'s: where it listens.
+    /// Adds a port to the daemon for a front end other than [`Bed::boot`]'s. Returns the socket's
+    /// path.
     #[track_caller]
     pub fn port(&self, name: &str) -> PathBuf {
         let port = AddGuest { name: Some(name.to_owned()), ..AddGuest::default() };
@@ -198,7 +198,7 @@ impl Bed {
         self.host.daemon().take().expect("no daemon runs").kill();
     }
 
-    /// Has the daemon end by SIGTERM, and waits for that.
+    /// Ends the daemon by SIGTERM, and waits for the end.
     #[track_caller]
     pub fn stop_daemon(&self) {
         let daemon = self.host.daemon().take().expect("no daemon runs");
@@ -206,19 +206,19 @@ impl Bed {
         daemon.wait(STOPS_WITHIN);
     }
 
-    /// Adds a port again that was removed.
+    /// Adds a removed port again.
     #[track_caller]
     pub fn add_again(&self, name: &str) {
         self.host.add_again(name);
     }
 
-    /// Starts the daemon again, with the ports it had.
+    /// Starts the daemon again, with its former ports.
     #[track_caller]
     pub fn start_daemon(&self) {
         self.host.start_daemon();
     }
 
-    /// Kills the daemon and starts it again.
+    /// Kills the daemon and starts a new one.
     #[track_caller]
     pub fn restart_daemon(&self) {
         self.kill_daemon();
@@ -231,13 +231,13 @@ impl Bed {
         self.host.management()
     }
 
-    /// What the daemon counts, by guest. The first device of guest `a` is port `a`.
+    /// The daemon's counters, by guest. The first device of guest `a` is port `a`.
     #[track_caller]
     pub fn list(&self) -> Vec<Port> {
         self.management().list().unwrap()
     }
 
-    /// What the daemon counts of a guest.
+    /// The daemon's counters of a guest.
     #[track_caller]
     pub fn counters(&self, name: &str) -> Port {
         let port = self.list().into_iter().find(|port| port.name == name);

@@ -12,19 +12,19 @@ use std::time::{Duration, Instant};
 use super::run::End;
 use super::wire::{Ask, MAX_LINE, Report, Request, What};
 
-/// Bytes of output that are kept of a command, each for out and err.
+/// Bytes of output kept of a command, each for out and err.
 const KEPT: usize = 16 << 20;
 
-/// Characters of a line that the transcript shows.
+/// Characters of a line in the transcript.
 const LONGEST: usize = 500;
 
-/// How long the guest may leave what is sent to it unread.
+/// Longest time for the guest to leave requests unread.
 const WRITE: Duration = Duration::from_secs(20);
 
-/// How long a guest may be without a QEMU when it moves to another.
+/// Longest time of a moving guest without a QEMU.
 const MOVE: Duration = Duration::from_secs(120);
 
-/// What is known of a command.
+/// Output and end of a command so far.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     pub(super) out: String,
@@ -34,12 +34,12 @@ pub(super) struct Known {
 
 #[derive(Debug, Default)]
 struct State {
-    // How often the guest has said that it is ready.
+    // Number of the guest's "ready" reports.
     boots: u32,
     closed: bool,
     jobs: HashMap<u64, Known>,
     next: u64,
-    // Another QEMU is to have the guest, so the end of a socket is not that of the channel.
+    // Another QEMU is to have the guest, so the end of a socket is not the channel's end.
     moving: bool,
     // The other QEMU's socket.
     socket: Option<UnixStream>,
@@ -96,7 +96,7 @@ impl Channel {
             let mut limited = std::io::Read::take(&mut lines, (MAX_LINE - line.len()) as u64);
             let read = limited.read_until(b'\n', &mut line);
             if line.last() != Some(&b'\n') && line.len() < MAX_LINE || read.is_err() {
-                // What has come of a line goes on on the next socket.
+                // A partial line continues on the next socket.
                 match self.next_socket() {
                     Some(socket) => lines = BufReader::new(socket),
                     None => break,
@@ -117,7 +117,7 @@ impl Channel {
         self.changed.notify_all();
     }
 
-    /// The socket of the QEMU that has the guest now, if there is one.
+    /// The socket of the guest's present QEMU, if there is one.
     fn next_socket(&self) -> Option<UnixStream> {
         self.wait_state(MOVE, |state| match state.socket.take() {
             Some(socket) => Some(Some(socket)),
@@ -125,14 +125,14 @@ impl Channel {
         })?
     }
 
-    /// The guest is about to go on in another QEMU. Until [`Channel::go_on`] it takes no commands.
+    /// The guest is about to go on in another QEMU, and takes no commands until [`Channel::go_on`].
     pub(super) fn will_move(&self) {
         self.transcript.line(0, '-', "moves");
         self.state().moving = true;
     }
 
-    /// The guest goes on in the QEMU behind this socket. What the one before has written is read first,
-    /// until its end.
+    /// The guest goes on in the QEMU behind this socket. The old QEMU's output is read first, to its
+    /// end.
     pub(super) fn go_on(&self, socket: UnixStream) {
         self.transcript.line(0, '-', "goes on");
         let reader = socket.try_clone().unwrap();
@@ -167,7 +167,7 @@ impl Channel {
         self.changed.notify_all();
     }
 
-    /// Sends a request. A guest that has gone is noticed elsewhere.
+    /// Sends a request. Errors are ignored: the reader notices a lost guest.
     pub(super) fn ask(&self, id: u64, ask: Ask) {
         let request = Request { id, ask };
         let mut text = serde_json::to_vec(&request).unwrap();
@@ -192,7 +192,7 @@ impl Channel {
         self.state().jobs.remove(&id).unwrap_or_default()
     }
 
-    /// Calls `read` with what is known of a command.
+    /// Calls `read` with the state of a command.
     pub(super) fn with_command<T>(&self, id: u64, read: impl FnOnce(&Known) -> T) -> T {
         read(self.state().jobs.entry(id).or_default())
     }
@@ -216,7 +216,8 @@ impl Channel {
         self.state().closed
     }
 
-    /// Waits until the guest has booted `boots` times, or is gone, or for `limit`. Whether it has.
+    /// Waits for the guest's boot number `boots`, its end, or `limit`. Returns whether the guest has
+    /// booted.
     pub(super) fn wait_boots(&self, boots: u32, limit: Duration) -> bool {
         let done = |state: &mut State| (state.boots >= boots || state.closed).then_some(());
         self.wait_state(limit, done).is_some() && self.boots() >= boots
@@ -242,7 +243,7 @@ impl Channel {
         }
     }
 
-    /// Closes it; the guest powers off.
+    /// Closes the channel; the guest powers off.
     pub(super) fn close(&self) {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = writer.shutdown(std::net::Shutdown::Both);
@@ -255,7 +256,7 @@ fn keep(text: &mut String, more: &str) {
     }
 }
 
-/// Who said what, when.
+/// Every line sent and received, with its time.
 #[derive(Debug)]
 struct Transcript {
     file: File,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs on the host: QEMU, the daemon, and what tests add.
+//! Programs on the host: QEMU, the daemon, and further programs of tests.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -32,7 +32,7 @@ impl Program {
         Program::start_with_input(name, command, env, log, Stdio::null())
     }
 
-    /// As [`Program::start`], with a standard input.
+    /// Like [`Program::start`], with a standard input.
     #[track_caller]
     pub(super) fn start_with_input<S: AsRef<OsStr>>(
         name: &str,
@@ -53,21 +53,21 @@ impl Program {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if the program has ended.
     #[track_caller]
     pub fn ended(&self) -> Option<ExitStatus> {
         self.child().try_wait().unwrap()
     }
 
-    /// How long its threads were ready to run while others had the processors, in sum.
+    /// How long the program's threads were ready to run while others had the processors, in sum.
     ///
-    /// This is the second number of `/proc/PID/task/TID/schedstat`. It is zero where the kernel does
-    /// not count it.
+    /// This is the second number of `/proc/PID/task/TID/schedstat`, zero on kernels without this
+    /// count.
     pub fn run_delay(&self) -> Duration {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid));
         let nanos = tasks.into_iter().flatten().flatten().filter_map(|task| {
@@ -77,21 +77,21 @@ impl Program {
         Duration::from_nanos(nanos.sum())
     }
 
-    /// SIGKILL, and waits until it is gone.
+    /// Sends SIGKILL, and waits for the end.
     pub fn kill(&self) {
         let mut child = self.child();
         let _ = child.kill();
         let _ = child.wait();
     }
 
-    /// SIGTERM.
+    /// Sends SIGTERM.
     #[track_caller]
     pub fn terminate(&self) {
         let pid = rustix::process::Pid::from_raw(self.pid as i32).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits for the program to end by itself.
     #[track_caller]
     pub fn wait(&self, limit: Duration) -> ExitStatus {
         let start = Instant::now();
@@ -111,8 +111,8 @@ impl Drop for Program {
     }
 }
 
-/// Starts a process from a thread that lives as long as this process, for its death is what ends
-/// the child.
+/// Starts a process from a thread living as long as this process, as the thread's death would end the
+/// child.
 fn spawn(command: Command) -> io::Result<Child> {
     type Request = (Command, Sender<io::Result<Child>>);
     static SPAWNER: OnceLock<Mutex<Sender<Request>>> = OnceLock::new();

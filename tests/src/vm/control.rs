@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest's end of the control channel: runs what the host asks for, and says what comes of it.
+//! The guest's end of the control channel: runs the host's commands, and reports their output and end.
 //!
-//! Several commands run at once, each a process group of its own. Nothing is held back: output is
-//! read no faster than the host takes it, so a command that writes too much waits.
+//! Several commands run at once, each in its own process group. Nothing is held back: output is read
+//! no faster than the host takes it, so a command with too much output waits.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -20,27 +20,27 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 
 use super::wire::{Ask, MAX_LINE, Report, Request, Start, What};
 
-/// Bytes of output that go into one line.
+/// Bytes of output in one line.
 const CHUNK: usize = 16 << 10;
 /// How long output of a command's own children is waited for when the command has ended.
 const AFTERMATH: Duration = Duration::from_secs(1);
 
-/// Serves the channel at `port` until the host closes it.
+/// Serves the channel at `port` until the host closes the port.
 ///
 /// # Errors
-/// The port cannot be opened, or fails.
+/// If the port cannot be opened, or fails.
 pub fn serve(port: &Path) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(port)?;
     wait_for_host(&file)?;
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let server = Arc::new(Server::new(file.try_clone()?));
-    // Ends a line that an earlier life of this guest may have left unfinished.
+    // Ends an unfinished line of an earlier life of this guest.
     (&server.port).write_all(b"\n")?;
     server.say(0, What::Ready(name));
     server.listen(BufReader::new(file))
 }
 
-/// A read of a port that the host has not opened says end of file, so that must come first.
+/// Waits for the host to open its end: before, a read of the port would report end of file.
 fn wait_for_host(port: &File) -> io::Result<()> {
     loop {
         let mut fds = [PollFd::new(port, PollFlags::OUT)];
@@ -77,7 +77,7 @@ impl Server {
         let mut text = serde_json::to_vec(&Report { id, what }).unwrap_or_default();
         text.push(b'\n');
         let _turn = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        // A host that has gone is noticed by the reader.
+        // The reader notices a lost host.
         let _ = (&self.port).write_all(&text);
     }
 
@@ -89,7 +89,7 @@ impl Server {
             if len == 0 {
                 return Ok(());
             }
-            // What makes no sense was meant for an earlier life of this guest.
+            // An invalid line was meant for an earlier life of this guest.
             if let Ok(request) = serde_json::from_slice(&line) {
                 self.obey(request);
             }
@@ -106,7 +106,7 @@ impl Server {
                 }
             }
             Ask::Kill { kill } => {
-                // Under the lock, so that the group cannot have been reaped.
+                // Under the lock, so the group cannot have been reaped.
                 if let Some(job) = self.running().get(&id)
                     && let Some(signal) = Signal::from_named_raw(kill)
                 {
@@ -187,12 +187,12 @@ impl Server {
     }
 
     fn reap(&self, id: u64, mut child: Child, ended: &Receiver<()>) {
-        // Its number stays taken until it is out of the table.
+        // The process number stays taken until its removal from the table.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let _ = waitid(WaitId::Pid(Pid::from_child(&child)), options);
         self.running().remove(&id);
         let status = child.wait();
-        // What it started in the background may hold its output open for ever.
+        // Background processes of the command may hold its output open for ever.
         let _: Result<(), RecvTimeoutError> = ended.recv_timeout(AFTERMATH);
         self.say(
             id,
@@ -215,8 +215,8 @@ fn feed(mut stdin: ChildStdin, texts: &Receiver<String>) {
     }
 }
 
-/// Bytes as text that comes in pieces: a character may be cut in two, and what is no UTF-8 becomes
-/// replacement characters.
+/// Text from bytes in pieces. A character may be cut in two, and invalid UTF-8 becomes replacement
+/// characters.
 #[derive(Default)]
 struct Lossy {
     // The beginning of a character, at most three bytes.
@@ -271,7 +271,7 @@ mod tests {
         host.write_all(b"\n").unwrap();
     }
 
-    /// All output of `ids`, and how each ended.
+    /// The whole output and the end of each of `ids`.
     fn ends(host: &UnixStream, ids: &[u64]) -> HashMap<u64, (String, String, What)> {
         let mut texts: HashMap<u64, (String, String)> = HashMap::new();
         let mut done = HashMap::new();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the kernel's driver and its kernel say: counters, and mistakes that were found.
+//! Counters of the kernel's driver, and mistakes reported by its kernel.
 
-/// What a kernel says when it has found a mistake.
+/// Texts of a kernel's reports of mistakes.
 ///
-/// Not the warning of each boot of user-mode Linux that no PCI device is there: the bus is there for
-/// what SMC depends on.
+/// Not the warning about missing PCI devices in each boot of user-mode Linux: its PCI bus serves the
+/// dependencies of SMC.
 const SPLATS: [&str; 14] = [
     "BUG:",
     "WARNING:",
@@ -21,7 +21,7 @@ const SPLATS: [&str; 14] = [
     "Segfault with no mm",
     "unreferenced object",
 ];
-/// Lines that are shown of a mistake.
+/// Lines shown of a mistake.
 const SHOWN: usize = 60;
 
 /// A file with the driver's counters.
@@ -35,7 +35,7 @@ pub(super) fn counter(counters: &str, name: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no counter {name}: {counters}"))
 }
 
-/// No line of what a kernel has said names a mistake, but those with a text of `known`.
+/// Checks a kernel's lines: none names a mistake, except lines with a text of `known`.
 #[track_caller]
 pub(super) fn assert_no_splats(name: &str, said: &str, known: &[&str]) {
     let lines: Vec<&str> = said.lines().collect();

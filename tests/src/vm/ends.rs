@@ -14,14 +14,14 @@ use super::uml::Uml;
 use crate::helper::Helper;
 use crate::interop::Report;
 
-/// The enterprise id of both ends, which is that of stacks that were not told one.
+/// The enterprise id of both ends, the default of stacks without a configured one.
 pub const EID: &str = "VIRTIO-ISM";
 /// Where servers listen.
 pub const PORT: u16 = 5000;
 /// How long an order may take: an emulated guest on a busy host is slow.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// A guest that runs commands.
+/// A guest able to run commands.
 pub trait Commands {
     /// Starts a command.
     fn start(&self, run: Run) -> Job;
@@ -45,7 +45,7 @@ pub fn give_eid(guest: &impl Commands) {
     guest.start(["smc-test-peer", "linux", "ueid", EID].into()).wait().ok();
 }
 
-/// A program at one end, which says a line for each connection.
+/// A program at one end, with a line of output for each connection.
 pub enum End {
     /// In a guest.
     Guest(Job),
@@ -63,7 +63,7 @@ impl fmt::Debug for End {
 }
 
 impl End {
-    /// AF_SMC, or TCP, that listens in a guest.
+    /// A listening AF_SMC or TCP in a guest.
     #[track_caller]
     pub fn serve(guest: &impl Commands, who: &str) -> End {
         let address = format!("0.0.0.0:{PORT}");
@@ -72,36 +72,36 @@ impl End {
         ))
     }
 
-    /// A command in a guest that listens.
+    /// A listening command in a guest.
     #[track_caller]
     pub fn serve_by(guest: &impl Commands, run: Run) -> End {
         End::ready(End::Guest(guest.start(run)))
     }
 
-    /// A command in a guest that connects as orders say.
+    /// A command in a guest, connecting on orders.
     pub fn talk_by(guest: &impl Commands, run: Run) -> End {
         End::Guest(guest.start(run.open_stdin()))
     }
 
-    /// AF_SMC, or TCP, that connects in a guest.
+    /// A connecting AF_SMC or TCP in a guest.
     pub fn talk(guest: &impl Commands, who: &str, server: &str) -> End {
         End::talk_within(guest, who, server, LIMIT)
     }
 
-    /// As [`End::talk`], with so long for each report.
+    /// Like [`End::talk`], with a time limit for each report.
     pub fn talk_within(guest: &impl Commands, who: &str, server: &str, limit: Duration) -> End {
         let address = format!("{server}:{PORT}");
         let run = Run::from(["smc-test-peer", "interop", "talk", who, &address]);
         End::Guest(guest.start(run.open_stdin().within(limit)))
     }
 
-    /// A process of the host with a device of its own, that listens.
+    /// A listening process of the host with its own device.
     #[track_caller]
     pub fn serve_on_host(bed: &Bed) -> End {
         End::ready(End::host(bed, "serve", &format!("0.0.0.0:{PORT}")))
     }
 
-    /// A process of the host with a device of its own, that connects.
+    /// A connecting process of the host with its own device.
     #[track_caller]
     pub fn talk_on_host(bed: &Bed, server: &str) -> End {
         End::host(bed, "talk", &format!("{server}:{PORT}"))
@@ -119,7 +119,7 @@ impl End {
         end
     }
 
-    /// Ends the program at once, and waits until it has gone.
+    /// Kills the program, and waits for its end.
     pub fn kill(self) {
         match self {
             End::Guest(job) => {
@@ -137,7 +137,7 @@ impl End {
         }
     }
 
-    /// Its report of the next connection.
+    /// The end's report of the next connection.
     #[track_caller]
     pub fn report(&mut self) -> Report {
         let line = self.line();
@@ -154,7 +154,7 @@ impl End {
     }
 }
 
-/// One connection, which must be right at both ends: what both say of it, client first.
+/// One connection, checked at both ends. Returns both reports, client first.
 #[track_caller]
 pub fn connection(server: &mut End, client: &mut End, order: &str) -> [Report; 2] {
     client.order(order);
@@ -171,7 +171,7 @@ pub fn connection(server: &mut End, client: &mut End, order: &str) -> [Report; 2
     [here, there]
 }
 
-/// As [`connection`], on what `kind` says.
+/// Like [`connection`], with `kind` as the carrier.
 #[track_caller]
 pub fn connection_on(kind: &str, server: &mut End, client: &mut End, order: &str) {
     for report in connection(server, client, order) {
@@ -179,10 +179,10 @@ pub fn connection_on(kind: &str, server: &mut End, client: &mut End, order: &str
     }
 }
 
-/// Begins an order of a client that goes on in the background, on SMC-D.
+/// Begins an order of a client, to run in the background on SMC-D.
 ///
-/// The server has accepted it, since it has answered a connection behind it. AF_SMC forgets what is not
-/// accepted if the peer goes (docs/linux.md), and no report of it comes.
+/// The server has accepted the connection already: a later connection got its answer. AF_SMC forgets
+/// unaccepted connections of a lost peer (docs/linux.md), and would not report them.
 #[track_caller]
 pub fn begin(server: &mut End, client: &mut End, order: &str) {
     client.order(&format!("{order} &"));
@@ -190,7 +190,7 @@ pub fn begin(server: &mut End, client: &mut End, order: &str) {
     connection_on("smc-d", server, client, "ping 1 1");
 }
 
-/// What [`all_orders`] does on a connection each.
+/// The orders of [`all_orders`], each on its own connection.
 const ORDERS: [&str; 10] = [
     "ping 10000 1",
     "ping 10000 2",

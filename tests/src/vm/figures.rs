@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! AF_SMC next to TCP, between two guests: what `interop` measures, several times in turn.
+//! AF_SMC next to TCP, between two guests: the measurements of `interop`, several times in turn.
 
 use super::ends::{Commands, End, connection_on};
 
-/// Whose sockets, and what has to carry them.
+/// Kinds of sockets, and their carriers.
 const SIDES: [(&str, &str); 2] = [("linux", "smc-d"), ("tcp", "tcp")];
 
-/// Bytes of send and receive buffers that are measured: what Linux has, and sixteen times that.
+/// Measured sizes of send and receive buffers, bytes: Linux's default, and sixteen times as much.
 pub const BUFFERS: [&str; 2] = ["65536", "1048576"];
 
 /// Gives AF_SMC's connections of a guest send and receive buffers of so many bytes.
@@ -51,7 +51,7 @@ pub fn af_smc_next_to_tcp(
     }
 }
 
-/// What the client says of an order. The server's reports stay unread, as it is killed.
+/// The client's figure for an order. The server's reports stay unread, as the server is killed.
 #[track_caller]
 fn figure(client: &mut End, order: &str, kind: &str) -> f64 {
     client.order(order);

@@ -29,34 +29,34 @@ impl Guest {
         Guest { vm, machine, host: Arc::clone(host) }
     }
 
-    /// Waits until it takes commands.
+    /// Waits until the guest takes commands.
     #[track_caller]
     pub(super) fn wait_ready(&self) {
         self.machine.wait_boots(1);
     }
 
-    /// Its name.
+    /// The guest's name.
     pub fn name(&self) -> &str {
         &self.vm.name
     }
 
-    /// Its address on the network of the guests.
+    /// The address on the network of the guests.
     pub fn ip(&self) -> String {
         self.vm.ip(0)
     }
 
-    /// Its IPv4 address on the network of an interface: 1 is `eth1`.
+    /// The IPv4 address on the network of an interface: 1 is `eth1`.
     pub fn ip_on(&self, nic: u32) -> String {
         self.vm.ip(nic)
     }
 
-    /// Its IPv6 address on the network of an interface.
+    /// The IPv6 address on the network of an interface.
     pub fn ip6_on(&self, nic: u32) -> String {
         self.vm.ip6(nic)
     }
 
-    /// How long it has waited for processors of the host, see [`Program::run_delay`]. A limit of time
-    /// that is for a guest on an idle host is this much longer on a busy one.
+    /// How long the guest has waited for processors of the host, see [`Program::run_delay`]. A time
+    /// limit meant for a guest on an idle host is longer by this time on a busy host.
     ///
     /// [`Program::run_delay`]: super::Program::run_delay
     pub fn run_delay(&self) -> Duration {
@@ -76,7 +76,7 @@ impl Guest {
         self.spawn(run).wait()
     }
 
-    /// Runs a command that must succeed: its standard output.
+    /// Runs a command and returns its standard output; panics on failure.
     #[track_caller]
     pub fn ok(&self, run: impl Into<Run>) -> String {
         self.run(run).ok()
@@ -87,7 +87,7 @@ impl Guest {
         Job::start(&self.machine.channel, run.into())
     }
 
-    /// What it has written to its console, since it came to the QEMU that has it.
+    /// The guest's console output in its present QEMU.
     pub fn console(&self) -> String {
         let log = std::fs::read(&self.machine.console).unwrap_or_default();
         String::from_utf8_lossy(&log).into_owned()
@@ -99,7 +99,7 @@ impl Guest {
         driver::counter(&self.ok(format!("cat {}", driver::COUNTERS)), name)
     }
 
-    /// Its kernel has found no mistake.
+    /// Checks the kernel's messages for mistakes.
     #[track_caller]
     pub fn assert_no_splats(&self) {
         driver::assert_no_splats(self.name(), &self.ok("dmesg"), &[]);
@@ -123,7 +123,7 @@ impl Guest {
         answer.unwrap_or_else(|error| panic!("{}: {command} {arguments}: {error}", self.vm.name))
     }
 
-    /// Runs a command of QEMU's machine protocol that may be refused.
+    /// Runs a command of QEMU's machine protocol; QEMU may refuse.
     ///
     /// # Errors
     /// QEMU's reason.
@@ -132,14 +132,14 @@ impl Guest {
         qmp.command(command, arguments)
     }
 
-    /// Runs a line of QEMU's human monitor: what it says.
+    /// Runs a line of QEMU's human monitor; returns the answer.
     #[track_caller]
     pub fn monitor(&self, line: &str) -> String {
         let said = self.qmp_with("human-monitor-command", &json!({ "command-line": line }));
         said.as_str().unwrap_or_default().trim().to_owned()
     }
 
-    /// Waits for an event of QEMU that has not been asked for yet: its data.
+    /// Waits for an unread event of QEMU; returns its data.
     #[track_caller]
     pub fn qmp_event(&self, name: &str, limit: Duration) -> Value {
         let mut qmp = self.machine.qmp.lock().unwrap_or_else(PoisonError::into_inner);
@@ -150,7 +150,7 @@ impl Guest {
         }
     }
 
-    /// Stops its processors.
+    /// Stops the guest's processors.
     #[track_caller]
     pub fn pause(&self) {
         self.qmp("stop");
@@ -168,8 +168,8 @@ impl Guest {
         self.qmp("query-status")["running"] == true
     }
 
-    /// Resets it as the button does, and waits until it takes commands again. Its commands end as
-    /// [`End::Gone`](super::End::Gone).
+    /// Resets the guest like the reset button, and waits until it takes commands again. Running
+    /// commands end as [`End::Gone`](super::End::Gone).
     #[track_caller]
     pub fn reset(&self) {
         self.rebooting(|| {
@@ -177,7 +177,7 @@ impl Guest {
         });
     }
 
-    /// Waits until it takes commands again after something in `cause` made it boot.
+    /// Runs `cause`, a reason to boot, and waits until the guest takes commands again.
     #[track_caller]
     pub fn rebooting<T>(&self, cause: impl FnOnce() -> T) -> T {
         let before = self.machine.channel.boots();
@@ -187,12 +187,12 @@ impl Guest {
         result
     }
 
-    /// Kills QEMU, and waits until it is gone. Commands end as [`End::Gone`](super::End::Gone).
+    /// Kills QEMU, and waits for its end. Commands end as [`End::Gone`](super::End::Gone).
     pub fn kill(&self) {
         self.machine.program.kill();
     }
 
-    /// Closes the control channel, so that the guest powers off, and waits for QEMU's end.
+    /// Closes the control channel, so the guest powers off, and waits for QEMU's end.
     #[track_caller]
     pub fn power_off(&self) -> ExitStatus {
         self.machine.channel.close();
@@ -210,7 +210,7 @@ impl Guest {
         self.machine.program.ended().is_none() && !self.machine.channel.closed()
     }
 
-    /// Kills it if it still runs, and boots it again under a new QEMU on the same sockets.
+    /// Kills QEMU if still running, and boots the guest under a new QEMU on the same sockets.
     #[track_caller]
     pub fn restart(&mut self) {
         self.kill();

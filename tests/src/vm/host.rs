@@ -16,8 +16,8 @@ use super::paths::Built;
 use crate::bench::Dir;
 use crate::watch::eventually;
 
-/// What a bed and its guests share. The fields end in this order: the daemon ends before its
-/// directory and its logs.
+/// State shared by a bed and its guests. The fields end in this order: the daemon before its directory
+/// and its logs.
 pub(super) struct Host {
     daemon: Mutex<Option<Program>>,
     daemon_args: Vec<String>,
@@ -64,7 +64,7 @@ impl Host {
         }
     }
 
-    /// The daemon, if it runs.
+    /// The daemon, if running.
     pub(super) fn daemon(&self) -> MutexGuard<'_, Option<Program>> {
         self.daemon.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -83,7 +83,7 @@ impl Host {
         Client::connect(self.management_path()).unwrap()
     }
 
-    /// Starts the daemon and adds all ports that are known.
+    /// Starts the daemon and adds every known port.
     #[track_caller]
     pub(super) fn start_daemon(&self) {
         let management = self.management_path();
@@ -109,7 +109,7 @@ impl Host {
         assert!(before.is_none(), "a daemon runs already");
     }
 
-    /// Adds a port, to the daemon too if it runs. Returns the path of its socket.
+    /// Adds a port, also to a running daemon. Returns the path of its socket.
     #[track_caller]
     pub(super) fn add_port(&self, mut port: AddGuest) -> PathBuf {
         let name = port.name.clone().unwrap_or_default();
@@ -122,7 +122,7 @@ impl Host {
         socket
     }
 
-    /// Adds a port to the daemon again that it was told to remove.
+    /// Adds a removed port to the daemon again.
     #[track_caller]
     pub(super) fn add_again(&self, name: &str) {
         let ports = self.ports();
@@ -130,7 +130,7 @@ impl Host {
         self.management().add(port.unwrap_or_else(|| panic!("no port {name}"))).unwrap();
     }
 
-    /// Adds the ports of a guest that are not known yet.
+    /// Adds the unknown ports of a guest.
     #[track_caller]
     pub(super) fn add_ports(&self, vm: &Vm) {
         for port in &vm.ports {
@@ -147,7 +147,7 @@ impl Host {
         Machine::start(vm, &self.wires(vm), &self.logs)
     }
 
-    /// Starts a QEMU that waits for the guest's state.
+    /// Starts a QEMU waiting for the guest's state.
     #[track_caller]
     pub(super) fn start_incoming(&self, vm: &Vm) -> Incoming {
         Machine::incoming(vm, &self.wires(vm), &self.logs)
@@ -166,7 +166,7 @@ impl Host {
     /// Where a QEMU of this host waits for the state of a guest.
     pub(super) fn migration(&self, guest: &str) -> String {
         match &self.namespace {
-            // Nobody else uses ports of this network.
+            // The port is free: this network has no other users.
             Some(namespace) => format!("tcp:{}:4444", namespace.address),
             None => {
                 format!("unix:{}", self.dir.path().join(format!("{guest}.migration")).display())
@@ -188,7 +188,7 @@ impl Host {
     }
 }
 
-/// A UDP port that nobody uses.
+/// An unused UDP port.
 fn free_udp_port() -> u16 {
     UdpSocket::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A command that runs in a guest.
+//! A command running in a guest.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub struct Job {
     id: u64,
     what: String,
     limit: Duration,
-    /// Bytes of output that `line` has returned.
+    /// Bytes of output already returned by `line`.
     handed_out: usize,
 }
 
@@ -29,7 +29,7 @@ impl Job {
         Job { channel: Arc::clone(channel), id, what, limit: run.limit, handed_out: 0 }
     }
 
-    /// What it has written and how it has ended, so far.
+    /// Output and end of the command so far.
     fn report(&self) -> String {
         self.channel.with_command(self.id, |known| {
             let Output { out, err, .. } = self.output(&known.out, &known.err, End::Gone);
@@ -48,7 +48,7 @@ impl Job {
         line.unwrap_or_else(|| panic!("{} has ended: {}", self.what, self.report()))
     }
 
-    /// The next line of its standard output, or none if it has ended.
+    /// The next line of standard output, or none after the end.
     #[track_caller]
     pub fn next_line(&mut self) -> Option<String> {
         let handed_out = self.handed_out;
@@ -66,7 +66,7 @@ impl Job {
         line
     }
 
-    /// Whether it writes a further line, or ends, within this time.
+    /// Whether the command writes a further line, or ends, within this time.
     pub fn has_line_within(&self, limit: Duration) -> bool {
         let handed_out = self.handed_out;
         let found = self.channel.wait(self.id, limit, |known| {
@@ -87,28 +87,28 @@ impl Job {
         }
     }
 
-    /// Its standard output so far.
+    /// Standard output so far.
     pub fn out(&self) -> String {
         self.channel.with_command(self.id, |known| known.out.clone())
     }
 
-    /// Its standard error so far.
+    /// Standard error so far.
     pub fn err(&self) -> String {
         self.channel.with_command(self.id, |known| known.err.clone())
     }
 
-    /// How it ended, if it has.
+    /// How the command ended, if ended.
     pub fn ended(&self) -> Option<End> {
         self.channel.with_command(self.id, |known| known.end)
     }
 
-    /// Waits until it has ended.
+    /// Waits for the command's end.
     #[track_caller]
     pub fn wait(&self) -> Output {
         self.wait_within(self.limit)
     }
 
-    /// Waits until it has ended, for at most `limit`.
+    /// Waits for the command's end, for at most `limit`.
     #[track_caller]
     pub fn wait_within(&self, limit: Duration) -> Output {
         let done = self.channel.wait(self.id, limit, |known| {
@@ -119,12 +119,12 @@ impl Job {
         })
     }
 
-    /// Sends it, and what it started, a signal.
+    /// Sends a signal to the command's process group.
     pub fn signal(&self, signal: i32) {
         self.channel.ask(self.id, Ask::Kill { kill: signal });
     }
 
-    /// Kills it, and waits until it is gone. How long that took.
+    /// Kills the command, and waits for its end. Returns the time taken.
     #[track_caller]
     pub fn kill(&self) -> Duration {
         let start = Instant::now();
@@ -133,7 +133,7 @@ impl Job {
         start.elapsed()
     }
 
-    /// Gives it more standard input. Only for [`Run::open_stdin`].
+    /// Feeds more standard input. Only for [`Run::open_stdin`].
     pub fn feed(&self, text: &str) {
         self.channel.ask(self.id, Ask::Feed { feed: text.to_owned() });
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A program that ends with the process that started it.
+//! A program ending with its parent process.
 
 use std::ffi::OsString;
 use std::io;
@@ -8,11 +8,11 @@ use std::process::Command;
 
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-/// Becomes the program `args` (its name first). It is killed when the thread that started this
-/// process ends, whatever it ends of.
+/// Becomes the program `args` (its name first). The kernel kills the program when the parent thread ends,
+/// for whatever reason.
 ///
 /// # Errors
-/// Why that cannot be; on success it does not come back.
+/// The reason of a failure; on success the call does not return.
 pub fn run(args: &[OsString]) -> io::Result<()> {
     let parent = getppid();
     set_parent_process_death_signal(Some(Signal::KILL))?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What guests and daemon of a test wrote: kept when it fails.
+//! Output of a test's guests and daemon, kept if the test fails.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -8,11 +8,10 @@ use std::thread;
 
 use super::paths;
 
-/// Lines of a log that are printed when a test fails.
+/// Lines of a log printed after a failed test.
 const SHOWN: usize = 15;
 
-/// Prints a line, which `eprintln!` would not do: the test harness keeps that to itself when a test
-/// succeeds.
+/// Prints a line past the test harness, which hides the output of `eprintln!` if a test succeeds.
 pub fn print_always(text: &str) {
     let _ = writeln!(io::stderr(), "vm: {text}");
 }
@@ -41,7 +40,7 @@ impl Logs {
         self.dir.join(name)
     }
 
-    /// Opens one for appending: a second life of a guest writes after the first.
+    /// Opens a log for appending: a second life of a guest writes after the first.
     pub(super) fn open(&self, name: &str) -> File {
         OpenOptions::new().create(true).append(true).open(self.path(name)).unwrap()
     }
@@ -58,7 +57,7 @@ impl Drop for Logs {
     }
 }
 
-/// Prints the end of all logs, except the transcripts: what failed has said that already.
+/// Prints the end of every log, except the transcripts: the failure's message has their content.
 fn show(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let file = entry.file_name().to_string_lossy().into_owned();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One guest's QEMU: what it is made of, and the run of it.
+//! One guest's QEMU: its parts, and its run.
 
 use std::ffi::OsStr;
 use std::os::unix::net::UnixStream;
@@ -25,8 +25,8 @@ fn boot_limit() -> Duration {
     Duration::from_secs(seconds.unwrap_or(300))
 }
 
-/// A guest to be started. By default it has one device on the daemon's first fabric, 512 MiB, one
-/// processor and, if it is started together with others, a network.
+/// A guest to be started. By default a guest has one device on the daemon's first fabric, 512 MiB, one
+/// processor and, if started together with others, a network.
 #[derive(Clone, Debug)]
 pub struct Vm {
     pub(super) name: String,
@@ -46,11 +46,11 @@ pub struct Vm {
     qemu: Vec<String>,
 }
 
-/// What a guest's network card is plugged into.
+/// The other end of a guest's network card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Net {
     None,
-    /// A cable to one other guest; the first end, which must be there before the other.
+    /// A cable to one other guest; the first end, created before the other.
     PairA,
     PairB,
     /// One Ethernet for all guests of the bed.
@@ -58,7 +58,7 @@ pub(super) enum Net {
 }
 
 impl Vm {
-    /// A guest called `name`: a single letter, which is its address: `a` is 10.0.0.1.
+    /// A guest called `name`, a single letter. The letter decides the address: `a` is 10.0.0.1.
     pub fn named(name: &str) -> Vm {
         let port = AddGuest { name: Some(name.to_owned()), ..AddGuest::default() };
         Vm {
@@ -80,7 +80,7 @@ impl Vm {
         }
     }
 
-    /// With another device, the second of which is the port `a-2` of the daemon.
+    /// With another device; the second is the port `a-2` of the daemon.
     pub fn another_ism(mut self) -> Vm {
         let name = format!("{}-{}", self.name, self.ports.len() + 1);
         self.ports.push(AddGuest { name: Some(name), ..AddGuest::default() });
@@ -106,7 +106,7 @@ impl Vm {
         self.port(|port| port.chid = Some(chid.to_owned()))
     }
 
-    /// On the Ethernet that all such guests of a bed share, with all of its network interfaces.
+    /// On the Ethernet shared by such guests of a bed, with every network interface.
     pub fn lan(mut self) -> Vm {
         self.net = Some(Net::Lan);
         self
@@ -124,7 +124,8 @@ impl Vm {
         self
     }
 
-    /// With so many RDMA adapters: soft-RoCE on that many network interfaces, `rxe0` on `eth0` and so on.
+    /// With so many RDMA adapters: soft-RoCE on as many network interfaces, `rxe0` on `eth0` and so
+    /// on.
     pub fn rnics(mut self, n: u32) -> Vm {
         self.rnics = n;
         self.nics = self.nics.max(n);
@@ -150,14 +151,14 @@ impl Vm {
         self
     }
 
-    /// Under QEMU without this project's patches. The launch script knows no ISM device for it, so
-    /// it comes without; [`Vm::qemu`] adds what the test is about.
+    /// Under QEMU without this project's patches. The launch script knows no ISM device for this QEMU,
+    /// so the guest has none; [`Vm::qemu`] adds the tested devices.
     pub fn stock(mut self) -> Vm {
         self.stock = true;
         self.no_ism()
     }
 
-    /// With the test programs that run in guests as a whole: `conformance`, `rendezvous` and `verbs-rxe`.
+    /// With the test programs run as a whole in guests: `conformance`, `rendezvous` and `verbs-rxe`.
     pub fn tests(mut self) -> Vm {
         self.image = Built::InitrdTests;
         self
@@ -176,7 +177,7 @@ impl Vm {
         std::env::var_os("INITRD_PROGRAMS").is_some()
     }
 
-    /// With that much memory, as QEMU writes it: `1G`.
+    /// With this much memory, in QEMU's notation: `1G`.
     pub fn mem(mut self, size: &str) -> Vm {
         self.mem = Some(size.to_owned());
         self
@@ -206,12 +207,12 @@ impl Vm {
         self
     }
 
-    /// Its IPv4 address on the network of an interface.
+    /// The IPv4 address on the network of an interface.
     pub(super) fn ip(&self, nic: u32) -> String {
         format!("10.0.{nic}.{}", self.number())
     }
 
-    /// Its IPv6 address on the network of an interface.
+    /// The IPv6 address on the network of an interface.
     pub(super) fn ip6(&self, nic: u32) -> String {
         format!("fd00:{nic:x}::{:x}", self.number())
     }
@@ -231,13 +232,13 @@ pub(super) struct Machine {
     pub(super) program: Program,
     pub(super) channel: Arc<Channel>,
     pub(super) qmp: Mutex<Qmp>,
-    /// How often it was made to boot.
+    /// Number of boots caused by tests.
     boots: AtomicU32,
     /// The log of its console.
     pub(super) console: PathBuf,
 }
 
-/// A QEMU that waits for the state of a guest.
+/// A QEMU waiting for the state of a guest.
 #[derive(Debug)]
 pub(super) struct Incoming {
     program: Program,
@@ -253,7 +254,7 @@ pub(super) struct Wires<'a> {
     pub(super) dir: &'a Path,
     /// The daemon's sockets of its devices.
     pub(super) ism: Vec<PathBuf>,
-    /// The Ethernet, as `qemu/run.sh` wants it: its UDP port, and the address of an interface.
+    /// The Ethernet, in the notation of `qemu/run.sh`: its UDP port, and the address of an interface.
     pub(super) lan: String,
     /// The words before the command of a QEMU.
     pub(super) enter: Vec<String>,
@@ -272,7 +273,7 @@ impl Machine {
         Machine { name, program, channel, qmp, boots: AtomicU32::new(1), console }
     }
 
-    /// Starts a QEMU that waits for the guest's state. ISM devices that can be unplugged must have been.
+    /// Starts a QEMU waiting for the guest's state. Unpluggable ISM devices must be unplugged already.
     #[track_caller]
     pub(super) fn incoming(vm: &Vm, wires: &Wires<'_>, logs: &Logs) -> Incoming {
         // A console begins with an empty log.
@@ -377,7 +378,7 @@ impl Machine {
         Incoming { program, control, qmp, console }
     }
 
-    /// It is about to be made to boot again.
+    /// Notes a boot about to be caused.
     pub(super) fn will_boot(&self) {
         self.boots.fetch_add(1, Ordering::Relaxed);
     }
@@ -394,7 +395,7 @@ impl Machine {
 }
 
 impl Drop for Machine {
-    /// A processor that gets lost starts the guest again, without a word.
+    /// Reports unexpected boots: a processor gone astray restarts the guest silently.
     fn drop(&mut self) {
         let (boots, meant) = (self.channel.boots(), self.boots.load(Ordering::Relaxed));
         if boots > meant {
@@ -423,8 +424,7 @@ fn connect(name: &str, program: &Program, path: &Path) -> UnixStream {
     }
 }
 
-/// QEMU's arguments for a place of a device that can be unplugged: the root complex itself cannot do
-/// that.
+/// QEMU's arguments for a slot with hotplug: the root complex itself has none.
 fn root_port(n: usize) -> [String; 2] {
     let port = format!("pcie-root-port,id=plug-port{n},chassis={n},slot={n},pref64-reserve=128G");
     ["-device".into(), port]

@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Between two looks at how far QEMU is.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What QEMU says of a migration that has ended.
+/// QEMU's figures of a finished migration.
 #[derive(Clone, Copy, Debug)]
 pub struct Moved {
     /// From its beginning to its end.
@@ -30,29 +30,28 @@ pub struct Moved {
 }
 
 impl Guest {
-    /// Takes out the `n`th ISM device of a guest that is [`Vm::unpluggable`](super::Vm::unpluggable),
-    /// and waits until the guest has let go of it. Its chardev goes, too, so that the daemon's socket
-    /// is free.
+    /// Takes out the `n`th ISM device of an [`unpluggable`](super::Vm::unpluggable) guest, and waits
+    /// for the guest to release the device. Removes the chardev, too, to free the daemon's socket.
     #[track_caller]
     pub fn unplug(&self, n: usize) {
         self.qmp_with("device_del", &json!({ "id": format!("plug{n}") }));
         self.wait_unplugged(n);
     }
 
-    /// As [`Guest::unplug`] after `device_del`.
+    /// The second half of [`Guest::unplug`], after `device_del`.
     #[track_caller]
     pub fn wait_unplugged(&self, n: usize) {
-        // Another event is for the device behind the PCI function, which has no name.
+        // Skips the event of the nameless device behind the PCI function.
         while self.qmp_event("DEVICE_DELETED", LIMIT)["device"] != format!("plug{n}") {}
         self.qmp_with("chardev-remove", &json!({ "id": format!("plug-socket{n}") }));
     }
 
-    /// Where the daemon of the host where it runs listens for its `n`th ISM device.
+    /// The socket of the guest's `n`th ISM device at the daemon of the present host.
     pub fn socket(&self, n: usize) -> PathBuf {
         self.host.sockets(&self.vm).swap_remove(n)
     }
 
-    /// Plugs its `n`th ISM device in, at the daemon of the host where it runs.
+    /// Plugs the `n`th ISM device in, at the daemon of the present host.
     #[track_caller]
     pub fn plug(&self, n: usize) {
         let socket = self.socket(n);
@@ -66,13 +65,13 @@ impl Guest {
         self.qmp_with("device_add", &device);
     }
 
-    /// Migrates it while it runs to a QEMU of a host, and ends the one that had it.
+    /// Migrates the running guest to a QEMU of a host, and ends the old QEMU.
     #[track_caller]
     pub fn migrate(&mut self, to: &Bed) -> Moved {
         self.migrate_as(to, || {})
     }
 
-    /// As [`Guest::migrate`], when the QEMU that gets it waits for it, and `then` was done.
+    /// Like [`Guest::migrate`], with a call of `then` once the new QEMU waits for the guest.
     #[track_caller]
     pub fn migrate_as(&mut self, to: &Bed, then: impl FnOnce()) -> Moved {
         to.host.add_ports(&self.vm);
@@ -88,14 +87,14 @@ impl Guest {
         moved
     }
 
-    /// Is not migrated to a host whose QEMU refuses it, and goes on.
+    /// Tries to migrate to a host with a refusing QEMU; the guest goes on here.
     #[track_caller]
     pub fn migrate_in_vain(&self, to: &Bed) {
         to.host.add_ports(&self.vm);
         let mut there = to.host.start_incoming(&self.vm);
         let uri = to.host.migration(&self.vm.name);
         self.receive(&mut there, &uri);
-        // Without it the one who sends is done before it can hear of the refusal.
+        // Without a return path the sender would finish before any news of the refusal.
         let answers = json!({ "capability": "return-path", "state": true });
         self.qmp_with("migrate-set-capabilities", &json!({ "capabilities": [answers] }));
         self.qmp_with("migrate", &json!({ "uri": uri }));
@@ -103,7 +102,8 @@ impl Guest {
         self.poll(&mut qmp, "query-migrate", |now| now["status"] == "failed");
     }
 
-    /// Has its state written to a file by `saving`, which pauses it first, and ends its QEMU.
+    /// Writes the guest's state to a file by `saving`, which pauses the guest first, and ends the
+    /// QEMU.
     #[track_caller]
     pub fn save(&mut self, saving: impl FnOnce(&Guest)) -> Moved {
         self.will_move();
@@ -113,19 +113,19 @@ impl Guest {
         moved
     }
 
-    /// Lets it go on from a file in a new QEMU of a host.
+    /// Restores the guest from a file in a new QEMU of a host.
     #[track_caller]
     pub fn restore(&mut self, on: &Bed, file: &Path) {
         on.host.add_ports(&self.vm);
         let mut there = on.host.start_incoming(&self.vm);
         self.receive(&mut there, &format!("file:{}", file.display()));
-        // It was paused when it was saved.
+        // The guest was paused for saving.
         self.wait_until(&mut there.qmp, "paused");
         self.go_on(on, there);
         self.resume();
     }
 
-    /// Ends its QEMU, and lets the guest that was in the file before go on.
+    /// Ends the present QEMU, and restores the guest's earlier state from the file.
     #[track_caller]
     pub fn restore_again(&mut self, on: &Bed, file: &Path) {
         self.will_move();
@@ -133,7 +133,7 @@ impl Guest {
         self.restore(on, file);
     }
 
-    /// All that it was told has arrived, and nothing else will.
+    /// A last command flushes the channel: every earlier line has arrived, and no later one will come.
     #[track_caller]
     fn will_move(&self) {
         self.ok("true");
@@ -160,13 +160,13 @@ impl Guest {
         Moved { total, downtime, bytes }
     }
 
-    /// Waits until the QEMU that gets it says so of it.
+    /// Waits for a status of the receiving QEMU.
     #[track_caller]
     fn wait_until(&self, qmp: &mut Qmp, wanted: &str) {
         self.poll(qmp, "query-status", |now| now["status"] == wanted);
     }
 
-    /// Asks QEMU again and again until the answer is the one: that answer.
+    /// Asks QEMU again and again until `done` accepts the answer; returns this answer.
     #[track_caller]
     fn poll(&self, qmp: &mut Qmp, command: &str, done: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + LIMIT;
@@ -182,11 +182,11 @@ impl Guest {
         }
     }
 
-    /// It is in another QEMU now.
+    /// Moves the guest over to the other QEMU.
     fn go_on(&mut self, on: &Bed, there: Incoming) {
         let now = self.machine.moved(there);
         let before = std::mem::replace(&mut self.machine, now);
-        // Its end of the control channel is read before that of the other one.
+        // The old QEMU's end of the control channel is read before the new one's.
         before.program.kill();
         self.host = Arc::clone(&on.host);
     }

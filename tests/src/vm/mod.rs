@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The VM test bed: guests under QEMU that share a daemon of their own, and commands that run in
-//! them.
+//! The VM test bed: guests under QEMU with a shared daemon of their own, and commands run in the guests.
 //!
 //! ```no_run
 //! use smc_tests::vm::Bed;
@@ -13,12 +12,12 @@
 //! assert_eq!(server.wait().out, "hello\n");
 //! ```
 //!
-//! Every wait has a deadline, so a guest that hangs ends its test with a panic that says what was
-//! waited for. What guests and daemon wrote is in `target/vm/<test>/`, and stays there when the
-//! test fails. Whatever a test started ends with it, even if the test's process is killed.
+//! Every wait has a deadline, so a hanging guest ends its test with a panic naming the awaited event.
+//! The logs of guests and daemon are in `target/vm/<test>/`, and stay there if the test fails. Every
+//! process started by a test ends with the test, even if the test's process is killed.
 //!
-//! `cargo xtask vm` builds what is needed (kernel, QEMU, initramfs, daemon) and names it to the tests
-//! by the environment variables that `paths` lists.
+//! `cargo xtask vm` builds the parts (kernel, QEMU, initramfs, daemon) and names them to the tests by the
+//! environment variables listed in `paths`.
 
 mod bed;
 mod channel;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Network namespaces that stand for hosts, and the cable between them.
+//! Network namespaces in the role of hosts, and the cable between them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,19 +9,19 @@ use super::child::Program;
 use super::logs::Logs;
 use crate::watch::eventually;
 
-/// Bytes of a packet on the cable, which carries whole frames of the guests' Ethernet.
+/// Bytes of a packet on the cable, enough for whole frames of the guests' Ethernet.
 const MTU: &str = "9000";
 
-/// A network namespace with one interface. It ends with its last program.
+/// A network namespace with one interface, ending with its last program.
 #[derive(Debug)]
 pub(super) struct Namespace {
     holder: Program,
-    /// Of the interface.
+    /// The interface's address.
     pub(super) address: String,
 }
 
 impl Namespace {
-    /// Two of them, with a cable between.
+    /// Two namespaces, with a cable between.
     #[track_caller]
     pub(super) fn pair(logs: [&Logs; 2]) -> [Namespace; 2] {
         let [one, two] = [(logs[0], "10.9.0.1"), (logs[1], "10.9.0.2")];
@@ -53,7 +53,7 @@ impl Namespace {
         format!("/proc/{}/ns/net", self.holder.pid()).into()
     }
 
-    /// The words before a command that is to run in it.
+    /// The words in front of a command to be run in the namespace.
     pub(super) fn enter(&self) -> [String; 3] {
         ["nsenter".into(), format!("--net={}", self.path().display()), "--".into()]
     }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Paths of everything that a bed needs. `cargo xtask vm` sets the variables.
+//! Paths of every part of a bed. `cargo xtask vm` sets the variables.
 
 use std::path::{Path, PathBuf};
 
-/// What `cargo xtask vm` built, by the name of its variable.
+/// Results of `cargo xtask vm`, by the names of their variables.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Built {
-    /// `KERNEL`: a vmlinux that boots by PVH, or a bzImage.
+    /// `KERNEL`: a vmlinux bootable by PVH, or a bzImage.
     Kernel,
-    /// `KERNEL_V1`: one whose AF_SMC speaks version 1 of SMC-R over soft-RoCE.
+    /// `KERNEL_V1`: a kernel with version 1 of SMC-R over soft-RoCE in AF_SMC.
     KernelV1,
     /// `INITRD`: the guests' initramfs.
     Initrd,
-    /// `INITRD_TESTS`: the same with test programs that run in guests as a whole.
+    /// `INITRD_TESTS`: the same with whole test programs for guests.
     InitrdTests,
     /// `INITRD_PROGRAMS`: the usual one with programs of the distribution.
     InitrdPrograms,
@@ -22,7 +22,7 @@ pub(super) enum Built {
     QemuStock,
     /// `DAEMON`: `vhost-device-ism`.
     Daemon,
-    /// `UML`: user-mode Linux, a program. `cargo xtask uml` sets it.
+    /// `UML`: user-mode Linux, a program, set by `cargo xtask uml`.
     Uml,
     /// `UML_INITRD`: the initramfs of its guests.
     UmlInitrd,
@@ -44,7 +44,7 @@ impl Built {
         }
     }
 
-    /// Its path.
+    /// The path in the variable.
     #[track_caller]
     pub(super) fn path(self) -> PathBuf {
         let variable = self.variable();
@@ -59,12 +59,12 @@ impl Built {
     }
 }
 
-/// The script that starts one guest.
+/// The launch script of one guest.
 pub(super) fn run_script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../qemu/run.sh")
 }
 
-/// What this program is called.
+/// The file name of this program.
 pub(super) fn program() -> String {
     let this = std::env::current_exe().unwrap();
     this.file_name().unwrap_or_default().to_string_lossy().into_owned()

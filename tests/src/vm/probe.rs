@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest's side of tests of the virtual machine monitor: a driver that initialises vhost-user
-//! devices with a shared memory region and looks into the region, and knows nothing of ISM.
+//! The guest's side of tests of the virtual machine monitor: a driver initialising vhost-user devices
+//! with a shared memory region and reading the region, without any knowledge of ISM.
 //!
-//! `smc-test-peer probe PCI-ID` takes the functions of that device id (`0x106c`) in the order of
-//! their addresses, and an order per line of standard input; each is answered by a line:
+//! `smc-test-peer probe PCI-ID` takes the functions of this device id (`0x106c`) in the order of their
+//! addresses, and an order per line of standard input; each order has a line of answer:
 //!
 //! ```text
 //! start N         resets and initialises function N      status S
-//! reset N         resets it                              took T us
+//! reset N         resets function N                      took T us
 //! status N        reads its status                       status S
 //! peek N OFFSET   8 bytes of its region                  word W
-//! spin N MS       resets and initialises it for so long  resets COUNT
+//! spin N MS       starts it again and again, for MS ms   resets COUNT
 //! race LAST       see below                              missed M, latest T us
 //! ```
 //!
-//! `race` waits until the word at the start of the region of function 0 is 1, looks at once whether
-//! that [`slot`] holds its [`mark`], says so by the same number in the word after, and goes on with
-//! the next, up to LAST.
+//! For each number from 1 to LAST, `race` waits for the number in the first word of function 0's region,
+//! at once checks the number's [`slot`] for its [`mark`], and acknowledges with the number in the second
+//! word.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::stdin;
@@ -31,15 +31,15 @@ use ism_sys::{DmaMemory, Registers, SharedMem, SharedSlice};
 /// Bytes of a slot of the region.
 pub const SLOT: u64 = 64 << 10;
 
-/// Bytes of the region that the guest maps.
+/// Bytes of the region mapped by the guest.
 const MAPPED: usize = 64 << 20;
 
-/// Where a slot lies in the region, bytes. The first MiB is for what the tests agree on.
+/// Offset of a slot in the region, bytes. The first MiB belongs to the tests' own protocol.
 pub fn slot(n: u64) -> u64 {
     (1 << 20) + n * SLOT
 }
 
-/// What is at the start of a slot that is mapped.
+/// The word at the start of a mapped slot.
 pub fn mark(n: u64) -> u64 {
     0x6d61_726b_0000_0000 | n
 }
@@ -176,10 +176,10 @@ fn race(function: &Function, last: u64) -> String {
     format!("missed {missed}, latest {} us", latest.as_micros())
 }
 
-/// Does what standard input says.
+/// Carries out the orders on standard input.
 ///
 /// # Panics
-/// Unknown orders; functions that cannot be used.
+/// On unknown orders, or unusable functions.
 pub fn run(id: &str, say: fn(&str)) {
     let (memory, pieces) = DmaMemory::allocate(2 << 20, 2 << 20).unwrap().into_parts();
     let bytes = usize::from(QUEUES) * QUEUE_BYTES;

@@ -15,16 +15,16 @@ const LIMIT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Qmp {
     socket: BufReader<UnixStream>,
-    // A line that has not come to its end.
+    // A line still incomplete.
     partial: Vec<u8>,
     events: VecDeque<Value>,
 }
 
 impl Qmp {
-    /// Over a connected socket.
+    /// A monitor over a connected socket.
     ///
     /// # Errors
-    /// What the monitor says that it should not.
+    /// If the monitor's greeting is missing or wrong, or QEMU refuses `qmp_capabilities`.
     pub(super) fn new(socket: UnixStream) -> Result<Qmp, String> {
         let socket = BufReader::new(socket);
         let mut qmp = Qmp { socket, partial: Vec::new(), events: VecDeque::new() };
@@ -36,7 +36,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs a command: what it returns, or its error.
+    /// Runs a command; returns its result, or its error.
     pub(super) fn command(&mut self, name: &str, arguments: &Value) -> Result<Value, String> {
         let mut text = json!({"execute": name, "arguments": arguments}).to_string();
         text.push('\n');

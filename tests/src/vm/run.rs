@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Commands for guests, and what they leave.
+//! Commands for guests, and their results.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::wire::Start;
 
-/// How long a command may take unless it says otherwise.
+/// Default time limit of a command.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A command for a guest: program and arguments, or a line for its shell.
@@ -25,7 +25,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Of program and arguments.
+    /// A command of program and arguments.
     pub fn new<S: Into<String>>(words: impl IntoIterator<Item = S>) -> Run {
         let run = words.into_iter().map(Into::into).collect();
         Run { start: Start { run, env: BTreeMap::new(), stdin: None, open: false }, limit: LIMIT }
@@ -37,13 +37,13 @@ impl Run {
         self
     }
 
-    /// With this text as its standard input, which is empty otherwise.
+    /// With this text as the standard input, empty by default.
     pub fn stdin(mut self, text: &str) -> Run {
         self.start.stdin = Some(text.to_owned());
         self
     }
 
-    /// With a standard input that stays open for [`Job::feed`](super::Job::feed).
+    /// With a standard input open for [`Job::feed`](super::Job::feed).
     pub fn open_stdin(mut self) -> Run {
         self.start.open = true;
         self
@@ -99,24 +99,24 @@ pub enum End {
     Code(i32),
     /// By this signal.
     Signal(i32),
-    /// Together with its guest, or the connection to it.
+    /// Together with its guest, or the connection to the guest.
     Gone,
 }
 
-/// What a command wrote, and how it ended.
+/// A command's output and end.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// Its standard output.
+    /// Standard output.
     pub out: String,
-    /// Its standard error.
+    /// Standard error.
     pub err: String,
-    /// How it ended.
+    /// How the command ended.
     pub end: End,
     pub(super) what: String,
 }
 
 impl Output {
-    /// Its exit code.
+    /// The exit code; panics without one.
     #[track_caller]
     pub fn code(&self) -> i32 {
         match self.end {
@@ -125,7 +125,7 @@ impl Output {
         }
     }
 
-    /// Its standard output; it must have succeeded.
+    /// The standard output; panics unless the command succeeded.
     #[track_caller]
     pub fn ok(self) -> String {
         assert!(self.end == End::Code(0), "failed: {self}");

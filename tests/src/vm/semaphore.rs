@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A fair semaphore: how many tests have guests at a time. Tests come first in the order in which
-//! they asked.
+//! A fair semaphore: how many tests have guests at a time. Tests are served in the order of their
+//! requests.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -34,7 +34,7 @@ impl Drop for Permit {
     }
 }
 
-/// All permits.
+/// The number of permits.
 fn all() -> usize {
     let wanted = std::env::var("SMC_VM_BEDS").ok();
     let beds = wanted.map_or(BEDS, |n| n.parse().expect("SMC_VM_BEDS is a number"));
@@ -50,10 +50,10 @@ struct Semaphore {
 #[derive(Debug)]
 struct State {
     acquired: usize,
-    /// The ticket of the next test that asks.
+    /// The ticket of the next test to ask.
     next: u64,
-    /// The ticket of the first test in the queue. No test overtakes it, so a test that needs all
-    /// permits gets them.
+    /// The ticket of the first test in the queue. No test overtakes the first, so even a test in need
+    /// of every permit gets its turn.
     first: u64,
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests of user-mode Linux, whose own AF_SMC runs over the device: the kernel's driver of
-//! `guest-driver/kernel` under a kernel that looks for mistakes.
+//! Guests of user-mode Linux, with AF_SMC over the device: the kernel's driver of
+//! `guest-driver/kernel` under a kernel checking for mistakes.
 //!
-//! The kernel is a process that boots in a second or two. Its network is a pair of the network namespace
-//! that `cargo xtask uml` gives the tests. When a guest ends, its console must not name a mistake.
+//! The kernel is a process, booting in a second or two. Its network is a pair of the network namespace
+//! given to the tests by `cargo xtask uml`. When a guest ends, its console must not name a mistake.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -27,18 +27,18 @@ use super::run::{Output, Run};
 
 /// How long a guest may take to boot.
 const BOOT: Duration = Duration::from_secs(60);
-/// How old lost memory has to be: kmemleak judges nothing that is younger than five seconds.
+/// Age of lost memory before a report: kmemleak judges no memory younger than five seconds.
 const LEAK_AGE: Duration = Duration::from_secs(6);
-/// Networks that were given away in this process.
+/// Number of the next network of this process.
 static NETWORKS: AtomicU8 = AtomicU8::new(1);
 
-/// A running guest. Killed when dropped, if it has not ended.
+/// A running guest, killed on drop unless ended before.
 pub struct Uml {
     name: String,
     net: String,
     program: Program,
     channel: Arc<Channel>,
-    /// Mistakes that are not of this project, and that a test provokes.
+    /// Known mistakes outside this project, provoked by a test.
     known: Vec<&'static str>,
     host: Arc<Host>,
 }
@@ -51,7 +51,7 @@ impl Uml {
         Uml::start_on(host, name, &host.add_port(port), words)
     }
 
-    /// Starts a guest whose device is that of a backend at `socket`.
+    /// Starts a guest with the device of a backend at `socket`.
     #[track_caller]
     pub(super) fn start_on(host: &Arc<Host>, name: &str, socket: &Path, words: &str) -> Uml {
         let net = format!("10.7.{}", NETWORKS.fetch_add(1, Ordering::Relaxed));
@@ -68,7 +68,7 @@ impl Uml {
             kernel.display().to_string(),
             "mem=256M".into(),
             format!("initrd={}", initrd.display()),
-            // Not by a tap: its driver takes locks of queues that a tap does not have.
+            // Not by a tap: the driver takes locks of queues missing in a tap.
             format!("vec0:transport=raw,ifname={far},depth=64,gro=1"),
             format!("virtio_uml.device={}:44", socket.display()),
             // Its messages go to standard error; the control channel is standard input.
@@ -86,7 +86,7 @@ impl Uml {
         Uml { name: name.to_owned(), net, program, channel, known: vec!["virtio_pcidev.c"], host }
     }
 
-    /// Waits until it takes commands.
+    /// Waits until the guest takes commands.
     #[track_caller]
     pub(super) fn wait_ready(&self) {
         if !self.channel.wait_boots(1, BOOT) {
@@ -94,7 +94,7 @@ impl Uml {
         }
     }
 
-    /// Its address.
+    /// The guest's address.
     pub fn ip(&self) -> String {
         format!("{}.2", self.net)
     }
@@ -115,13 +115,13 @@ impl Uml {
         self.spawn(run).wait()
     }
 
-    /// Runs a command that must succeed: its standard output.
+    /// Runs a command and returns its standard output; panics on failure.
     #[track_caller]
     pub fn ok(&self, run: impl Into<Run>) -> String {
         self.run(run).ok()
     }
 
-    /// What its kernel has said.
+    /// The kernel's messages.
     pub fn console(&self) -> String {
         let path = self.host.logs.path(&format!("{}.console.log", self.name));
         String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
@@ -133,23 +133,23 @@ impl Uml {
         driver::counter(&self.ok(format!("cat {}", driver::COUNTERS)), name)
     }
 
-    /// Lines with this text are not held against it: the test provokes a mistake of somebody else's.
+    /// Ignores lines with this text: the test provokes a mistake outside this project.
     pub fn forgive(&mut self, text: &'static str) {
         self.known.push(text);
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&self) {
         self.program.kill();
     }
 
-    /// Looks for memory that was lost, powers the guest off, and looks for mistakes.
+    /// Checks for lost memory, powers the guest off, and checks its console for mistakes.
     #[track_caller]
     pub fn finish(self) {
         Uml::finish_all([self]);
     }
 
-    /// As [`Uml::finish`] of several guests.
+    /// Like [`Uml::finish`], for several guests.
     #[track_caller]
     pub fn finish_all(guests: impl IntoIterator<Item = Uml>) {
         thread::sleep(LEAK_AGE);
@@ -161,7 +161,8 @@ impl Uml {
         let leaks = self
             .ok("cd /sys/kernel/debug; for n in 1 2; do echo scan > kmemleak; done; cat kmemleak");
         assert!(leaks.is_empty(), "{} has lost memory:\n{leaks}", self.name);
-        // Not by closing the control channel: user-mode Linux frees its interrupt where it must not.
+        // Not by closing the control channel: user-mode Linux then frees its interrupt in a wrong
+        // context.
         let off = self.spawn("poweroff -f");
         self.program.wait(BOOT);
         drop(off);

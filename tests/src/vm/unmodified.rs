@@ -21,12 +21,12 @@ pub fn guests(bed: &Bed, devices: usize) -> Option<[Guest; 2]> {
     Some(bed.boot(["a", "b"].map(vm)))
 }
 
-/// The command line that puts a program on SMC, if it is to be.
+/// The command line of a program, on SMC if `smc`.
 pub fn on(smc: bool, program: &str) -> String {
     if smc { format!("smc run --strict {program}") } else { program.to_owned() }
 }
 
-/// Starts a server and waits until it listens on the port, which stands for `PORT` in its command line.
+/// Starts a server and waits for its listening port, the value of `PORT` in its command line.
 pub fn serve(guest: &Guest, command: &str, port: u16) -> Job {
     let command = Run::from(format!("exec {}", command.replace("PORT", &port.to_string())));
     let job = guest.spawn(command.within(Duration::from_secs(1200)));
@@ -39,11 +39,11 @@ pub fn serve(guest: &Guest, command: &str, port: u16) -> Job {
     job
 }
 
-/// The directory that [`web_server`] serves.
+/// The directory served by [`web_server`].
 pub const WEB_ROOT: &str = "/tmp/www";
 
-/// Prepares nginx with so many workers in a guest for these ports; the command line that starts it on one
-/// of them.
+/// Prepares nginx with so many workers in a guest for these ports. Returns the command line for a
+/// start on one of the ports.
 pub fn web_server(guest: &Guest, workers: u32, ports: RangeInclusive<u16>) -> &'static str {
     let (address, first, last) = (guest.ip(), ports.start(), ports.end());
     guest.ok(format!(
@@ -58,15 +58,15 @@ pub fn web_server(guest: &Guest, workers: u32, ports: RangeInclusive<u16>) -> &'
     "nginx -c /tmp/nginx.PORT"
 }
 
-/// What `smc stat` of a guest knows of its processes.
+/// The processes in a guest's `smc stat`.
 pub fn stat(guest: &Guest) -> Vec<Value> {
-    // It fails where nobody has SMC.
+    // The command fails without any process on SMC.
     let text = guest.ok("smc stat --json || echo '{}'");
     let all: Value = serde_json::from_str(&text).unwrap_or_default();
     all["processes"].as_array().cloned().unwrap_or_default()
 }
 
-/// Connections over SMC-D that living processes of a guest have had.
+/// Connections over SMC-D of a guest's living processes, past ones included.
 pub fn smc_d(guest: &Guest) -> u64 {
     stat(guest).iter().filter_map(|process| process["totals"]["smc_d"].as_u64()).sum()
 }

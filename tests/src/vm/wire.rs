@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What goes over the control channel: a JSON object per line.
+//! The messages of the control channel: a JSON object per line.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest line that either side reads, bytes.
+/// Longest line accepted by either side, bytes.
 pub(super) const MAX_LINE: usize = 4 << 20;
 
-/// What the host asks for.
+/// A request of the host.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Request {
-    /// The command it is about; the host numbers them.
+    /// The command's number, given by the host.
     pub(super) id: u64,
     #[serde(flatten)]
     pub(super) ask: Ask,
 }
 
-/// What is to be done with a command.
+/// An action on a command.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Ask {
-    /// Start it.
+    /// Start the command.
     Run(Start),
-    /// Send it, and what it started, a signal.
+    /// Send a signal to the command's process group.
     Kill { kill: i32 },
-    /// Give it more standard input.
+    /// Feed more standard input.
     Feed { feed: String },
     /// End its standard input.
     Eof { eof: bool },
@@ -39,24 +39,24 @@ pub(super) struct Start {
     /// Variables on top of the guest's environment.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) env: BTreeMap<String, String>,
-    /// Its standard input.
+    /// Standard input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) stdin: Option<String>,
-    /// Whether standard input goes on after that.
+    /// Whether more standard input follows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) open: bool,
 }
 
-/// What the guest says.
+/// A report of the guest.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Report {
-    /// The command it is about; 0 for the guest itself.
+    /// The command's number; 0 for the guest itself.
     pub(super) id: u64,
     #[serde(flatten)]
     pub(super) what: What,
 }
 
-/// What happened.
+/// An event of a command, or of the guest.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum What {
@@ -66,9 +66,9 @@ pub(super) enum What {
     Out(String),
     /// Standard error.
     Err(String),
-    /// It ended with this code.
+    /// The command ended with this code.
     Exit(i32),
-    /// It was ended by this signal.
+    /// The command was ended by this signal.
     Signal(i32),
 }
 
