@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What can only be measured while nothing else runs in the process: processor time, descriptors,
-//! mappings, threads. The tests of this file run one after the other.
+//! Measurements of a process at rest: processor time, descriptors, mappings, threads. The tests of
+//! this file run one after the other.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 use std::io::ErrorKind;
@@ -17,11 +17,11 @@ use smc_tests::leaks::{Devices, Process};
 use smc_tests::watch::LIMIT;
 use smc_tests::{Bench, Fabric, Pair, TIMEOUT, eventually, note, read_exactly, send_all, watched};
 
-/// Takes a turn.
+/// Waits for this test's turn.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // The harness starts a thread for the next test now, which will wait for its turn.
+    // The harness now starts the next test's thread; give the thread time to reach the lock.
     thread::sleep(Duration::from_millis(200));
     turn
 }
@@ -32,13 +32,13 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Processor time that two seconds of `what` take.
+/// Asserts less than 20 ms of processor time in two seconds.
 #[track_caller]
 fn is_idle(what: &str) {
     note(what);
-    // What just happened may take a moment to come to rest.
+    // Let earlier work come to rest.
     thread::sleep(Duration::from_millis(200));
-    // On a machine that is busy with something else the little that is done costs more now and then.
+    // On a busy machine the same little work costs more now and then: take the best of three.
     let mut used = Duration::MAX;
     for _ in 0..3 {
         let before = processor_time();
@@ -187,7 +187,7 @@ fn some_connections(pair: &Pair) {
                 assert_eq!(server.recv(&mut [0; 1]).unwrap(), 0);
             }
             _ => {
-                // A client that says something else, and one that goes in the middle.
+                // One client with bytes of another protocol, and another gone in the middle.
                 drop((client, server));
                 let mut tcp = TcpStream::connect(pair.addr()).unwrap();
                 std::io::Write::write_all(&mut tcp, b"GET /").unwrap();
@@ -200,7 +200,7 @@ fn some_connections(pair: &Pair) {
     });
 }
 
-/// Bytes of two slabs. A device maps a slab itself when it first has to write there, at any time.
+/// Bytes of two slabs. A device maps a slab itself at its first write there, at any time.
 const DEVICE_VIEWS: usize = 2 * ((4 << 20) + (64 << 10));
 
 #[test]
@@ -209,11 +209,11 @@ fn nothing_leaks() {
     for fabric in [Fabric::Window, Fabric::Move, Fabric::Loopback] {
         watched(LIMIT, || {
             let whole = |process: Process| (process.descriptors, process.mapped, process.threads);
-            // What a process makes once: for its first daemon, its first front end, and after its
-            // first wake-ups.
+            // Resources made once per process: for the first daemon, the first front end, and after
+            // the first wake-ups.
             Doorbell::prepare();
             some_connections(&Bench::new(fabric, 2).pair());
-            // Threads of that may end still.
+            // Threads of these connections may still be ending.
             thread::sleep(Duration::from_millis(300));
             let start = whole(Process::now());
             {
@@ -297,7 +297,7 @@ fn running_out_of_descriptors_is_an_error_and_no_end() {
         works();
         client.pollable().unwrap();
 
-        // A client that is there already, and no descriptor for it at the server.
+        // A waiting client, and no descriptor for the client's connection at the server.
         pair.listener.set_nonblocking(true).unwrap();
         let mut waiting = TcpStream::connect(addr).unwrap();
         std::io::Write::write_all(&mut waiting, b"plain").unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Who cannot reach whom.
+//! Isolation of devices from each other's memory.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 use std::time::Duration;
@@ -59,14 +59,14 @@ fn a_token_that_leaked_is_worth_nothing_to_a_third_device() {
         let pair = bench.pair();
         let (member, thief) = (Device::open(&bench, 2), Device::open(&bench, 3));
         let (hostile, victim) = Hostile::connect(&pair, &member);
-        // All tokens of that connection, and one of a DMB that nobody has attached.
+        // Every token of the connection, and the token of an unattached DMB.
         let unused = member.ism.register(pair.server.devices()[0].1, LEN, 0).unwrap();
         for token in [hostile.theirs.token(), hostile.own.token(), unused.token()] {
             refused(thief.ism.attach(token, LEN), Status::Enoent);
         }
-        // Nor to its owner, who is not its user.
+        // Nor for its owner: the owner is not its user.
         refused(member.ism.attach(unused.token(), LEN), Status::Enoent);
-        // The right ones still have it.
+        // The entitled devices still have access.
         send_all(&victim, b"fine");
         eventually("the bytes are there", || {
             let mut bytes = [0; 4];
@@ -150,7 +150,7 @@ fn a_late_store_reaches_nobody_elses_memory() {
         let own = owner.ism.register(user.ism.gid(), LEN, 0).unwrap();
         let _peer = user.ism.attach(own.token(), LEN).unwrap();
         drop(own);
-        // What the user can still reach is memory that the owner shares with it alone.
+        // The user can still reach memory shared by the owner with this user alone.
         let for_other = owner.ism.register(other.ism.gid(), LEN, 0).unwrap();
         let _attached = other.ism.attach(for_other.token(), LEN).unwrap();
         for slab in smc_tests::hostile::slabs(&user) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that misbehave harm nobody but themselves: the programs of `smc_tests::rogue` as
-//! processes of the host. The same programs run in virtual machines in the suite `vm`.
+//! Misbehaving guests only harm themselves: the programs of `smc_tests::rogue` as processes of the
+//! host. The same programs run in virtual machines in the suite `vm`.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 use std::io::Read;

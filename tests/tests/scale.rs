@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sixteen guests' worth of front ends with a thousand DMBs each: what the daemon needs for that.
+//! Sixteen guests' worth of front ends with a thousand DMBs each: the daemon's use of memory and time.
 //!
-//! The daemon is a process of its own, so that its memory and processor time are its own too. The
-//! figures are printed (`cargo test -p smc-tests --test scale -- --nocapture`); what is asserted has
-//! room for any machine.
+//! The daemon is a separate process, with its own memory and processor time. The figures are printed
+//! (`cargo test -p smc-tests --test scale -- --nocapture`); the asserted limits are wide enough for
+//! any machine.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 use std::fmt;
@@ -22,11 +22,11 @@ const DMBS: usize = 1000;
 /// Bytes of a DMB: the smallest.
 const LEN: u32 = 16 << 10;
 
-/// A process as the kernel accounts for it.
+/// The kernel's account of a process.
 struct Usage {
-    /// Private memory, KiB: what the daemon needs for itself.
+    /// Private memory, KiB: the daemon's own need.
     private: u64,
-    /// Shared memory that it has touched (slabs, guests' rings), KiB.
+    /// Touched shared memory (slabs, guests' rings), KiB.
     shared: u64,
     /// Processor time so far.
     busy: Duration,
@@ -49,7 +49,7 @@ impl Usage {
             let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
             line.split_whitespace().next().unwrap().parse().unwrap()
         };
-        // The fields after the name, which is in parentheses: utime and stime are 14th and 15th.
+        // The fields behind the name in parentheses: utime and stime are 14th and 15th.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         let after: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         let ticks: u64 = after[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum();
@@ -116,7 +116,7 @@ fn sixteen_devices_with_a_thousand_dmbs_each_cost_the_daemon_little() {
         }
 
         note("idles");
-        // What came before may still be under way.
+        // Earlier work may still be under way.
         let mut idle = Duration::MAX;
         eventually("two seconds without work", || {
             let from = Usage::of(daemon.pid());

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Many connections doing random things against a model, with a seed.
 //!
-//! Each direction of a connection is a stream of a known pattern: whatever is read must be its next
-//! bytes, and the end of data may come only where the writer ended. A connection that one of its ends
-//! gives up may end anywhere, and by an error; what was read before is right all the same.
+//! Each direction of a connection is a stream of a known pattern: every read must return the next
+//! bytes, and the end of data may come only at the writer's end. If one end gives a connection up, the
+//! connection may end anywhere, and by an error; bytes read before are right all the same.
 //!
-//! `SMC_STRESS_SEED` repeats a run (as far as threads let themselves be repeated),
-//! `SMC_STRESS_SECONDS` makes it longer.
+//! `SMC_STRESS_SEED` repeats a run (as far as threads can be repeated), `SMC_STRESS_SECONDS` makes the
+//! run longer.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 use std::collections::HashMap;
@@ -26,7 +26,7 @@ use smc_tests::{Bench, Fabric, Pair, Rng, eventually, note, read_exactly, send_a
 /// Connections at the same time; each has four threads.
 const WORKERS: u64 = 4;
 
-/// What becomes of a connection.
+/// The planned end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// Both ends write everything, read everything, and close.
@@ -37,13 +37,13 @@ enum Fate {
     Reset { by_client: bool, after: u64 },
 }
 
-/// What both ends know of a connection.
+/// Both ends' common knowledge of a connection.
 struct Plan {
     seed: u64,
     fate: Fate,
     /// Bytes of the two directions, the client's first.
     len: [u64; 2],
-    /// Who has written everything.
+    /// Whether the client, and the server, has written everything.
     finished: [AtomicBool; 2],
 }
 
@@ -77,7 +77,7 @@ impl Plan {
     }
 }
 
-/// The error of a call, which must not come out of nothing.
+/// Checks the error of a call: of a right kind, and never on an orderly connection.
 #[track_caller]
 fn judge(plan: &Plan, what: &str, error: &std::io::Error) {
     use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
@@ -170,7 +170,7 @@ fn live(stream: SmcStream, plan: &Plan, client: bool) {
         stream.set_read_timeout(limit).unwrap();
         stream.set_write_timeout(limit).unwrap();
     } else if plan.limit(client).is_some() {
-        // Who gives up must not be stuck in a write.
+        // An end about to give up must not be stuck in a write.
         stream.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
     }
     if rng.one_in(4) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What `docs/upstream.md` says is ready: its programs compile, and its files exist.
+//! Checks the claims of `docs/upstream.md`: the named programs compile, and the named files exist.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::path::{Path, PathBuf};
@@ -48,7 +48,8 @@ fn programs_that_show_mistakes_compile() {
     assert!(built > 0, "there is no program");
 }
 
-/// The entries of a series are files with a subject and without a signature, which is the sender's.
+/// The entries of a series are files with a subject. None has a signature: signing is up to the
+/// sender.
 #[test]
 fn series_are_whole() {
     for directory in ["qemu/patches", "backend/upstream"] {

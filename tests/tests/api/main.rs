@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The public interface of each published library, held against a list: a change of the list is one
-//! that users see. `UPDATE_API=1 cargo test -p smc-tests --test api` writes the lists.
+//! The public interface of each published library, compared with a list: a change of the list is
+//! visible to users. `UPDATE_API=1 cargo test -p smc-tests --test api` writes the lists.
 //!
-//! They have public items of public modules and those that a `pub use` names, with public fields and
-//! methods. Implementations of traits, and what the documentation hides, are left out.
+//! The lists have public items of public modules and items named by a `pub use`, with public fields
+//! and methods. Implementations of traits, and items hidden from the documentation, are left out.
 
 #![allow(clippy::unwrap_used, reason = "a source that cannot be read fails the test")]
 
@@ -52,7 +52,7 @@ fn is_pub(vis: &Visibility) -> bool {
     matches!(vis, Visibility::Public(_))
 }
 
-/// Whether the documentation hides an item, or only tests have it.
+/// Whether the documentation hides an item, or the item is only for tests.
 fn is_left_out(attributes: &[Attribute]) -> bool {
     let is = |text: String| {
         text.contains("doc(hidden)") || text.contains("cfg(") && text.contains("test")
@@ -69,8 +69,8 @@ fn line(of: &impl Spanned) -> String {
     words.join(" ").replace("( ", "(").replace(", )", ")")
 }
 
-/// The modules of a crate: whether users can name it, its name for them, its items. And the names of
-/// all `pub use`.
+/// The modules of a crate: whether users can name the module, the users' name, and the items. Then the
+/// names of every `pub use`.
 #[derive(Default)]
 struct Library {
     modules: Vec<(bool, String, Vec<Item>)>,
@@ -164,7 +164,7 @@ fn head(item: &Item) -> Option<(&Ident, &Visibility, &[Attribute])> {
     }
 }
 
-/// What stands behind the name in the list, a line for each part.
+/// The rest of an item's entry behind the name, a line for each part.
 fn describe(item: &Item) -> Vec<String> {
     match item {
         Item::Fn(item) => vec![format!(": {}", line(&item.sig))],

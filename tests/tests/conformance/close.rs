@@ -36,7 +36,7 @@ fn is_reset(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted)
 }
 
-/// Reads until the end, which must be a reset.
+/// Reads to the end, expected to be a reset.
 #[track_caller]
 fn await_reset(stream: &End) {
     note("waits for a reset");
@@ -99,7 +99,7 @@ fn reads_end_after_an_own_shutdown_of_the_read_half(site: &Site) {
     let (client, server) = pair.connect();
     client.shutdown(Shutdown::Read).unwrap();
     assert_eq!(client.recv(&mut [0; 8]).unwrap(), 0);
-    // The other half is as it was.
+    // The other half is unchanged.
     send_all(&client, b"still here");
     assert_eq!(read_exactly(&server, 10), b"still here");
 }
@@ -120,7 +120,7 @@ fn writes_fail_after_the_peer_has_closed(site: &Site) {
     drop(server);
     note("writes until it fails");
     let start = Instant::now();
-    // TCP takes a write or two before it hears of it.
+    // TCP accepts a write or two before the news.
     let error = loop {
         match client.send(b"x") {
             Ok(_) => thread::sleep(Duration::from_millis(1)),
@@ -161,7 +161,7 @@ fn half_closed_with_unread_data_still_resets(site: &Site) {
     send_all(&client, b"nobody reads this");
     eventually("the data is there", || server.readable().unwrap() > 0);
     drop(server);
-    // The end of data came first: a reader sees that, then the writer the reset.
+    // The end of data came first: a reader sees the end, then the writer the reset.
     let start = Instant::now();
     loop {
         match client.send(b"x") {
@@ -309,7 +309,7 @@ fn a_blocked_writer_hears_of_an_own_shutdown(site: &Site) {
         println!("woken after {:?}", start.elapsed());
         assert!(start.elapsed() < slowly(Duration::from_secs(3)));
     });
-    // What was written before arrives.
+    // Earlier bytes arrive.
     assert!(slurp(&server).iter().all(|byte| *byte == 1));
 }
 

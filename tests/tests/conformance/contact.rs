@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is agreed with a peer, what is remembered, and what a connection tells about itself.
+//! Terms agreed with a peer, knowledge kept of peers, and the info of a connection.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ on_every_fabric! {
     totals_count
 }
 
-/// What TCP does not have.
+/// Tests of features missing in TCP.
 mod smc {
     use super::{
         a_restarted_end_begins_anew, buffers_have_the_size_that_was_asked_for,
@@ -137,7 +137,8 @@ fn the_first_contact_is_the_first_only(site: &Site) {
     let pair = site.pair();
     for round in 0..4 {
         let (client, server) = pair.connect();
-        // All processes on a loopback fabric have one GID: a server cannot tell who comes again.
+        // Every process on a loopback fabric has the same GID: a server cannot recognise a returning
+        // peer.
         let first = round == 0 || site.fabric() == Fabric::Loopback;
         assert_eq!(info(&client).first_contact, first);
         assert_eq!(info(&server).first_contact, first);
@@ -185,7 +186,8 @@ fn buffers_have_the_size_that_was_asked_for(site: &Site) {
         (1 << 20, 1 << 20),
         (64 << 20, 1 << 20),
     ] {
-        // The client's is as asked for, the server's as it is: sizes need not be equal.
+        // The client's buffer is as asked for, the server's has the default size: sizes need not be
+        // equal.
         let mut config = site.config(1);
         config.recv_buffer = asked;
         let pair = Pair::new(site.server(0), site.open(Role::Client, config).unwrap(), true);

@@ -85,7 +85,7 @@ fn sixteen_megabytes_arrive_in_order(site: &Site) {
 
 // Shows: CDC-17.
 fn pieces_of_odd_sizes_wrap_the_ring_many_times(site: &Site) {
-    // A small ring, and sizes that have no divisor in common with it or with each other.
+    // A small ring, and sizes without a common divisor with the ring's or with each other.
     let pair = site.pair_with(|config| config.recv_buffer = 16 << 10);
     let (mut client, mut server) = pair.connect();
     const LEN: usize = 997 * 1009;
@@ -146,7 +146,7 @@ fn a_slow_reader_stops_the_writer_and_loses_nothing(site: &Site) {
         assert_eq!(sent, room, "the room in ring and queue is used to the byte");
         assert_eq!(client.unread_by_peer(), Some(room));
     }
-    // A reader that takes little at a time, with the writer blocked in between.
+    // A reader of small pieces, with the writer blocked in between.
     client.set_nonblocking(false).unwrap();
     let rest = 200_000;
     let total = sent + rest;
@@ -260,7 +260,7 @@ fn a_read_across_the_end_of_the_ring_is_one_read_exact(site: &Site) {
 fn a_writer_goes_on_although_the_reader_is_busy_elsewhere(site: &Site) {
     let pair = site.pair_with(|config| config.recv_buffer = 16 << 10);
     let (client, server) = pair.connect();
-    // Less than half of the ring is read, which the reader need not tell by itself.
+    // Less than half of the ring is read; the reader need not announce so little.
     send_all(&client, &pattern(1, 8000));
     assert!(read_exactly(&server, 8000) == pattern(1, 8000));
     // The rest of the ring and the part that was read, while the reader does not call at all.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Who speaks SMC with whom, and what becomes of a connection that does not.
+//! Which pairs of ends use SMC, and how their other connections go on.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -46,7 +46,7 @@ fn why(end: &End) -> DeclineCode {
     nature.decline.unwrap_or_else(|| panic!("{}", nature.text))
 }
 
-/// What a connection is that is not TCP.
+/// The info of an SMC-D connection; panics on TCP.
 #[track_caller]
 fn info(end: &End) -> SmcdInfo {
     let nature = end.nature();
@@ -75,7 +75,7 @@ fn meet(server: &Host, client: &Host) -> (End, End) {
     (here, there)
 }
 
-/// A connection that is TCP for this reason at the two ends.
+/// Checks a connection for TCP, with these reasons at the two ends.
 #[track_caller]
 fn expect_tcp(server: &Host, client: &Host, at_client: DeclineCode, at_server: DeclineCode) {
     let (here, there) = meet(server, client);
@@ -138,7 +138,7 @@ fn a_silent_client_is_taken_for_a_plain_one_after_a_while(site: &Site) {
     let mut banner = [0; 9];
     client.read_exact(&mut banner).unwrap();
     assert_eq!(&banner, b"220 ready");
-    // A client that says nothing at all and goes.
+    // A client gone without a byte.
     drop(TcpStream::connect(listener.addr()).unwrap());
     let (server, _) = listener.accept().unwrap();
     assert!(slurp(&server).is_empty());
@@ -196,7 +196,7 @@ fn without_a_common_eid_it_is_tcp(site: &Site) {
         let code = DeclineCode::NoSmcdDevice;
         assert_eq!(code.value(), 0x0303_0001);
         expect_tcp(&server, &client, code, code);
-        // And again: nothing was remembered that spoils it.
+        // And again: the first attempt has left no state to spoil the second.
         expect_tcp(&server, &client, code, code);
         assert_eq!(server.totals().peers, 0);
     }
@@ -250,8 +250,8 @@ fn a_peer_of_release_2_0_never_uses_an_emulated_device(site: &Site) {
     assert_eq!(why(&here).value() >> 16, 0x0303, "{}", here.nature().text);
 }
 
-// What follows is about the daemon and its ports, and stays in this process: two fabrics, two
-// daemons, a stack with two devices, ports that come and go.
+// The following tests are about the daemon and its ports, and stay in this process: two fabrics, two
+// daemons, a stack with two devices, ports added and removed.
 
 /// A daemon with ports 0 and 1 on fabric ff00, 2 and 3 on ff01.
 fn two_fabrics() -> Bench {
@@ -278,7 +278,7 @@ fn equal_chids_of_two_daemons_do_not_meet() {
         let (one, other) = (Bench::new(Fabric::Window, 1), Bench::new(Fabric::Window, 1));
         let code = DeclineCode::NoSmcdV2Device;
         expect_tcp(&Host::of(one.stack(0)), &Host::of(other.stack(0)), code, code);
-        // The loopback of another operating system, as it were.
+        // A second loopback fabric acts as another operating system's loopback.
         let (one, other) = (Bench::new(Fabric::Loopback, 1), Bench::new(Fabric::Loopback, 1));
         expect_tcp(&Host::of(one.stack(0)), &Host::of(other.stack(0)), code, code);
     });

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What an application may rely on: one suite over the window, over moves, over loopback, and over
-//! the TCP that a declined connection becomes. The last one keeps the suite honest: what it demands
-//! is what the kernel's TCP does.
+//! The guarantees for an application: one suite over the window, over moves, over loopback, and over
+//! the TCP of a declined connection. The last one keeps the suite honest: its demands are met by the
+//! kernel's TCP.
 //!
-//! The two ends are in this process (`over_window`, `over_moves`, `over_loopback`,
-//! `tcp_fallback`), in two processes (`across_processes`), or in two machines (`far`). For the last
-//! one start `smc-test-peer agent pci 0.0.0.0:PORT` in the other machine, and in this one
+//! The two ends are in this process (`over_window`, `over_moves`, `over_loopback`, `tcp_fallback`), in
+//! two processes (`across_processes`), or in two machines (`far`). For the last one start
+//! `smc-test-peer agent pci 0.0.0.0:PORT` in the other machine, and in this one
 //!
 //! ```text
 //! SMC_TEST_FAR=HOST:PORT SMC_TEST_DEVICE=pci conformance --ignored far::window
 //! ```
 //!
 //! and the same with `far::moves`, `far::fallback`, with `far::rdma::` and `far::rdma_v1::` where both
-//! machines have RNICs, and with `far::turned` (which has the server and the client the other way
-//! round). `SMC_TEST_SLOW=5` gives five times as much time, and does
-//! a fifth of the rounds where many are alike, for emulated machines.
+//! machines have RNICs, and with `far::turned` (server and client the other way round). On emulated
+//! machines `SMC_TEST_SLOW=5` gives five times as much time, and cuts long runs of identical rounds to
+//! a fifth.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
-/// A test per name, fabric and place. A name is a function that takes a `&Site` with two ports.
+/// A test per name, fabric and place. A name is a function of a `&Site` with two ports.
 macro_rules! on_every_fabric {
     ($($name:ident)*) => {
         in_this_process!($($name)*);
@@ -40,7 +40,7 @@ macro_rules! on_every_fabric {
     };
 }
 
-/// As `on_every_fabric!`, without TCP: for what TCP does not have.
+/// Like `on_every_fabric!`, without TCP: for features missing in TCP.
 macro_rules! on_smc {
     ($($name:ident)*) => {
         on_smc_in_this_process!($($name)*);
@@ -62,7 +62,7 @@ macro_rules! on_smc {
     };
 }
 
-/// As `on_smc!`, for what only SMC-D has.
+/// Like `on_smc!`, for features of SMC-D only.
 macro_rules! on_smc_d {
     ($($name:ident)*) => {
         on_smc_in_this_process!($($name)*);
@@ -80,13 +80,13 @@ macro_rules! on_smc_d {
     };
 }
 
-/// As `on_every_fabric!`, for tests that poll the server's descriptors: only the client is ever
+/// Like `on_every_fabric!`, for tests polling the server's descriptors: only the client is ever
 /// elsewhere.
 macro_rules! with_the_server_here {
     ($($name:ident)*) => { with_one_end_here!(Client $($name)*); };
 }
 
-/// As `on_every_fabric!`, for tests that poll the client's descriptors: only the server is ever
+/// Like `on_every_fabric!`, for tests polling the client's descriptors: only the server is ever
 /// elsewhere.
 macro_rules! with_the_client_here {
     ($($name:ident)*) => { with_one_end_here!(Server $($name)*); };
@@ -107,7 +107,7 @@ macro_rules! with_one_end_here {
     };
 }
 
-/// As `on_every_fabric!`, but not between machines, which have one device each: for tests with
+/// Like `on_every_fabric!`, but not between machines, as these have one device each: for tests with
 /// several stacks in a place.
 macro_rules! with_several_devices {
     ($($name:ident)*) => {
@@ -116,7 +116,7 @@ macro_rules! with_several_devices {
     };
 }
 
-/// On the window only: for what does not depend on how bytes travel.
+/// On the window only: for tests independent of the data path.
 macro_rules! on_the_window {
     ($($name:ident)*) => {
         on!(over_window Window (smc_tests::end::Place::Here) $($name)*);
@@ -151,7 +151,7 @@ macro_rules! on_smc_in_this_process {
     };
 }
 
-/// The end that is in another process, with the window and with moves.
+/// One end in another process, with the window and with moves.
 macro_rules! across_processes {
     ($window:ident $moves:ident $($name:ident)*) => {
         mod across_processes {
@@ -192,7 +192,7 @@ macro_rules! on {
     };
 }
 
-/// The program that holds the far ends of `across_processes`.
+/// The program with the far ends of `across_processes`.
 const PEER: &str = env!("CARGO_BIN_EXE_smc-test-peer");
 
 mod close;

@@ -152,7 +152,7 @@ fn several_readers_share_a_connection(site: &Site) {
 fn several_stacks_talk_to_one_server(site: &Site) {
     let pair = site.pair();
     let clients = [site.client(2), site.client(3)];
-    // Each comes twice, in turns: the second time the server knows it.
+    // Each client comes several times, in turns: the server knows returning clients.
     for round in 0..3 {
         let streams: Vec<_> = [&pair.client, &clients[0], &clients[1]]
             .into_iter()
@@ -212,8 +212,8 @@ fn short_connections_cost_the_device_nothing(site: &Site) {
     if let (Some(before), Some(after)) = (before, site.devices())
         && site.is_smc()
     {
-        // Buffers and attachments are those of earlier connections; a close that was late makes
-        // another one now and then, each of which costs both ends a command or two.
+        // Buffers and attachments are reused from earlier connections. A late close makes another
+        // buffer now and then, at a command or two for each end.
         let commands = after.commands - before.commands;
         let connections = rounds - WARM;
         println!("{} DMBs, {commands} commands for {connections} connections", after.dmbs);

@@ -27,7 +27,7 @@ with_the_server_here! {
     a_poller_may_be_changed_while_somebody_waits
 }
 
-/// By no descriptor.
+/// Waits without descriptors.
 mod lines {
     use super::a_thread_sleeps_on_the_lines_of_several_connections;
 
@@ -36,7 +36,7 @@ mod lines {
     }
 }
 
-/// The client's descriptors.
+/// Polls of the client's descriptors.
 mod client {
     use super::{
         a_poller_sees_end_and_room, edge_triggered_writable_comes_after_a_full_ring,
@@ -92,7 +92,7 @@ impl Set {
         events.iter().map(|event| (event.data.u64(), event.flags)).collect()
     }
 
-    /// What is shown right now.
+    /// The events shown right now.
     fn now(&self) -> EventFlags {
         self.wait(Duration::ZERO).first().map_or(EventFlags::empty(), |(_, flags)| *flags)
     }
@@ -174,7 +174,7 @@ fn edge_triggered_readable_comes_once_per_arrival(site: &Site) {
         note(format!("round {round}"));
         send_all(&client, b"abc");
         set.until(R);
-        // An edge-triggered program reads until it is refused.
+        // An edge-triggered program reads up to a refusal.
         let mut got = 0;
         loop {
             match server.recv(&mut [0; 2]) {
@@ -198,7 +198,7 @@ fn writable_goes_with_a_full_ring_and_comes_back(site: &Site) {
     for _ in 0..3 {
         let sent = stuff(&client);
         if site.is_smc() {
-            // TCP's buffers grow when one does not look.
+            // Only on SMC: TCP's buffers may grow meanwhile.
             set.stays_quiet();
         }
         read_exactly(&server, sent);
@@ -215,7 +215,7 @@ fn edge_triggered_writable_comes_after_a_full_ring(site: &Site) {
     set.until(W);
     for round in 0..5 {
         let sent = stuff(&client);
-        // What came before the ring was full is no news.
+        // Drop the events from before the full ring.
         set.wait(Duration::ZERO);
         note(format!("round {round}"));
         read_exactly(&server, sent);
@@ -286,7 +286,7 @@ fn a_listener_is_readable_when_somebody_comes(site: &Site) {
 
 const MANY: usize = 16;
 
-/// Clients that each send numbered messages and check their echo.
+/// Clients sending numbered messages and checking their echo.
 fn clients(streams: Vec<End>) -> Vec<thread::JoinHandle<()>> {
     let talk = |(n, stream): (usize, End)| {
         thread::spawn(move || {
@@ -300,7 +300,7 @@ fn clients(streams: Vec<End>) -> Vec<thread::JoinHandle<()>> {
     streams.into_iter().enumerate().map(talk).collect()
 }
 
-/// Echoes what is there. `false`: the end.
+/// Echoes the bytes present. `false`: the end.
 fn echo(stream: &End) -> bool {
     let mut buf = [0; 512];
     loop {
@@ -380,7 +380,7 @@ fn a_poller_sees_end_and_room(site: &Site) {
     let sent = stuff(&client);
     poller.wait(&mut ready, 64, Some(Duration::from_millis(50))).unwrap();
     if site.is_smc() {
-        // TCP's buffers grow when one does not look.
+        // Only on SMC: TCP's buffers may grow meanwhile.
         assert!(ready.is_empty(), "{ready:?}");
     }
     ready.clear();
@@ -501,7 +501,7 @@ fn a_thread_sleeps_on_the_lines_of_several_connections(site: &Site) {
             }
             Some(woken - sent)
         });
-        // Otherwise the device wakes, which `Watch::sleep` is for.
+        // Otherwise the device wakes, the case of `Watch::sleep`.
         let Some(woken) = woken else { return };
         wakes.push(woken);
         let mut byte = [0];

@@ -23,7 +23,7 @@ on_every_fabric! {
     a_writer_goes_on_as_the_peer_reads
 }
 
-/// The client's descriptors.
+/// Polls of the client's descriptors.
 mod client {
     use super::{edge_triggered_room_comes_while_nobody_reads, poll_shows_room_while_nobody_reads};
 
@@ -33,7 +33,7 @@ mod client {
     }
 }
 
-/// What only SMC has, or only SMC can tell.
+/// Tests of features or reports of SMC only.
 mod smc {
     use super::{
         a_send_buffer_bounds_what_waits, a_thread_that_polls_sees_room_while_nobody_reads,
@@ -52,7 +52,7 @@ mod smc {
 /// More than the rings hold, and less than TCP's buffers.
 const MUCH: usize = 7 << 19;
 
-/// Writes all bytes, which must not need a reader.
+/// Writes every byte, without a reader.
 #[track_caller]
 fn write_ahead(stream: &End, seed: u64, len: usize) {
     thread::scope(|scope| {
@@ -158,7 +158,7 @@ fn a_writer_goes_on_as_the_peer_reads(site: &Site) {
     thread::scope(|scope| {
         scope.spawn(|| send_all(&client, &pattern(7, len)));
         let mut at = 0;
-        // The reader pauses again and again for longer than a writer waits for it.
+        // The reader pauses again and again, longer than the writer's wait for a reader.
         while at < len {
             if at % (1 << 20) < 60_000 {
                 thread::sleep(Duration::from_millis(5));
@@ -234,7 +234,7 @@ fn a_thread_that_polls_sees_room_while_nobody_reads(site: &Site) {
     read_and_check(&server, 8, MUCH);
 }
 
-/// Bytes that are written without waiting until there is no room for more.
+/// Writes without waiting until there is no more room; returns the bytes written.
 fn fill_up(client: &End) -> usize {
     client.set_nonblocking(true).unwrap();
     let (mut sent, mut refused) = (0, 0);
@@ -250,7 +250,7 @@ fn fill_up(client: &End) -> usize {
     sent
 }
 
-/// The background thread may have seen room in between, when nobody polled.
+/// The background thread may have seen room in between, without any poll at the time.
 fn room_is_shown_again_when_the_peer_stops_reading(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();

@@ -21,7 +21,7 @@ on_every_fabric! {
     late_data_wakes_a_sleeping_reader_at_once
 }
 
-/// Fills all buffers on the way; returns how many bytes that took.
+/// Fills every buffer on the way; returns the number of bytes.
 fn stuff(stream: &End) -> usize {
     note("fills the window");
     stream.set_nonblocking(true).unwrap();
@@ -50,7 +50,7 @@ fn took(start: Instant, at_least: u64) {
 fn a_read_ends_at_its_time_limit(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
-    // Below and above the second after which memory is looked at anyway.
+    // Below and above a second, the interval of rechecks of memory.
     for limit in [30, 1200] {
         client.set_read_timeout(Some(Duration::from_millis(limit))).unwrap();
         let start = Instant::now();

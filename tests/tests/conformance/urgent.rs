@@ -17,7 +17,7 @@ on_every_fabric! {
     many_urgent_bytes_in_a_stream
 }
 
-/// What only SMC has, or only SMC can tell.
+/// Tests of features or reports of SMC only.
 mod smc {
     use super::{
         a_closed_window_does_not_keep_the_news,
@@ -90,7 +90,7 @@ fn an_urgent_byte_alone_can_be_taken(site: &Site) {
     for byte in *b"xyz" {
         client.send_urgent(byte).unwrap();
         eventually("the byte comes", || server.recv_urgent().is_ok_and(|got| got == byte));
-        // The next data comes behind it.
+        // The next data comes behind the urgent byte.
         send_all(&client, &[byte; 3]);
         assert_eq!(read_exactly(&server, 3), [byte; 3]);
     }

@@ -7,14 +7,14 @@ use std::process::Command;
 use super::text::root;
 
 const LICENCE: &str = "Apache-2.0 OR BSD-3-Clause";
-/// Folder of a module for Linux, which has licences of Linux.
+/// Folder of a module for Linux, with licences of Linux.
 const MODULE: &str = "guest-driver/kernel/";
-/// Scripts that build for a quarter of an hour. Each names what it has built by a hash of its text, so
-/// a line more would have everybody build again.
+/// Scripts with builds of a quarter of an hour. Each names its build by a hash of its own text, so one
+/// line more would make every user build again.
 const HASHED: [&str; 4] =
     ["qemu/build.sh", "tests/uml/kernel.sh", "tests/vm/kernel.sh", "tests/vm/outer-kernel.sh"];
 
-/// Sources that git knows whose first line, or the second behind `#!`, does not name the licence.
+/// Sources in git without the licence in the first line, or in the second behind `#!`.
 pub(crate) fn without_licence() -> Vec<String> {
     let mut git = Command::new("git");
     git.current_dir(root()).args(["ls-files", "--", "*.rs", "*.sh", "*.c", "*.h", "*.py"]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What documents promise about themselves: paths and links lead somewhere, lines and pages stay
-//! short, and the words of public names are explained or known.
+//! Promises of documents about themselves: paths and links lead somewhere, lines and pages stay short,
+//! and the words of public names are explained or known.
 
 #![allow(clippy::unwrap_used, reason = "a source that cannot be read fails the test")]
 
@@ -13,7 +13,7 @@ use std::path::Path;
 
 use text::{Document, documents, root};
 
-/// Folders of the repository that documents name paths of.
+/// Folders of the repository with paths named in documents.
 const FOLDERS: [&str; 9] = [
     ".ci/",
     "backend/",
@@ -30,7 +30,7 @@ const FOLDERS: [&str; 9] = [
 const WIDTH: usize = 100;
 /// Tests of smc-core write these pages.
 const GENERATED: &str = "smc-core/src/";
-/// Words of names that are to be replaced by better ones. One that no name has any more goes.
+/// Words in names still to be replaced by better ones. A word without a name left is removed here.
 const NOT_YET: &[&str] = &["look", "plain"];
 
 fn fail_with(faults: &[String], what: &str) {
@@ -109,7 +109,8 @@ fn lines_of_documents_are_short() {
     fail_with(&faults, "lines of more than 100 characters");
 }
 
-/// The site of the documents (`mdbook build`) has the pages that its table of contents names.
+/// The site of the documents (`mdbook build`) lists every page in its table of contents, and the index
+/// of decisions every record.
 #[test]
 fn the_table_of_contents_of_the_site_has_each_page() {
     let contents = Document::read(&root().join("docs/SUMMARY.md")).unwrap().text;

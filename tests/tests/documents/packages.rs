@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What packages say of themselves, and the threads that the daemon names.
+//! Metadata of packages, and the daemon's names of threads.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ fn manifests() -> Vec<(PathBuf, Table)> {
         .collect()
 }
 
-/// What published packages lack.
+/// Missing metadata of published packages.
 pub(crate) fn incomplete() -> Vec<String> {
     let mut faults = Vec::new();
     for (folder, manifest) in manifests() {
@@ -53,7 +53,7 @@ pub(crate) fn incomplete() -> Vec<String> {
     faults
 }
 
-/// Names that sources of the daemon and the device give to threads, apart from tests.
+/// Names given to threads in sources of the daemon and the device, apart from tests.
 pub(crate) fn threads_of_the_daemon() -> Vec<String> {
     let mut paths = Vec::new();
     for folder in ["backend/src", "backend/device/src"] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Markdown as far as the tests need it.
+//! Markdown, as far as needed by the tests.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// Files below `folder` that end so, without build results.
+/// Files below `folder` with the extension `end`, without build results.
 pub(crate) fn files(folder: &Path, end: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap().flatten() {
         let path = entry.path();
@@ -30,7 +30,7 @@ pub(crate) struct Document {
     pub(crate) text: String,
 }
 
-/// All pages of the repository.
+/// Every page of the repository.
 pub(crate) fn documents() -> Vec<Document> {
     let mut paths = Vec::new();
     files(&root(), "md", &mut paths);
@@ -76,7 +76,7 @@ impl Document {
         links.collect()
     }
 
-    /// Names under which other pages can link to headings, as GitHub makes them.
+    /// Anchors of headings for links from other pages, by GitHub's rule.
     pub(crate) fn anchors(&self) -> BTreeSet<String> {
         let headings = self.prose().filter(|(_, line)| line.starts_with('#'));
         headings

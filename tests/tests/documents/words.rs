@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Words of names, the glossary, and words that have a better term.
+//! Words of names, and the glossary.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -107,7 +107,7 @@ pub(crate) fn glossary() -> BTreeSet<String> {
     words
 }
 
-/// The list of ordinary words and terms, as it is.
+/// The list of ordinary words and terms, in its own order.
 pub(crate) fn standard_lines() -> Vec<String> {
     let path = root().join("tests/tests/documents/standard.txt");
     fs::read_to_string(path).unwrap().lines().map(String::from).collect()
@@ -117,7 +117,7 @@ pub(crate) fn standard() -> BTreeSet<String> {
     standard_lines().into_iter().collect()
 }
 
-/// Names of types that other modules can see.
+/// Names of types visible to other modules.
 #[derive(Default)]
 struct Types(Vec<String>);
 

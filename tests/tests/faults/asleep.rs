@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Threads that sleep on the armed word of their line: without a daemon that runs, and with a peer
-//! that does with the word what it likes. It harms its own connections, and for seconds at most.
+//! Threads asleep on the armed word of their line: with the daemon stopped, and with a peer changing
+//! the word at will. Such a peer harms its own connections, and for seconds at most.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -49,8 +49,7 @@ fn sleepers_of_two_processes_wake_each_other_while_the_daemon_is_stopped() {
             round_trip(*n);
             start.elapsed() >= Duration::from_millis(900)
         });
-        // One that waits for the daemon lasts a second; one or the other that gets no processor
-        // may, too.
+        // A round trip in need of the daemon lasts a second.
         let slow = slow.count();
         assert!(slow <= 5, "{slow} of 500 round trips waited for a recheck");
         daemon.resume();
@@ -82,7 +81,7 @@ fn armed(line: &SharedSlice) -> &AtomicU32 {
     line.atomic_u32(0).unwrap()
 }
 
-/// A victim that reads `total` bytes, as `attack` makes them come.
+/// A victim reading `total` bytes, made to arrive by `attack`.
 fn reads(total: usize, attack: impl FnOnce(&Device, &Hostile, &AtomicUsize)) {
     watched(LIMIT, || {
         let stage = stage(Fabric::Window);
@@ -102,7 +101,7 @@ fn reads(total: usize, attack: impl FnOnce(&Device, &Hostile, &AtomicUsize)) {
     });
 }
 
-/// What the peer says when it has sent so many bytes.
+/// The peer's words after so many bytes sent.
 fn sent(bytes: u32) -> Says {
     Says { producer: Cursor::new(0, bytes), ..Says::default() }
 }
@@ -128,7 +127,7 @@ fn a_peer_that_never_wakes_by_the_word_is_slept_for_on_the_device() {
             assert!(start.elapsed() < SOON);
         }
         assert!(rounds >= 3, "{rounds} rounds");
-        // On the device it is woken at once.
+        // Asleep on the device, the victim is woken at once.
         hostile.say(sent(10 * MOST));
     });
 }
@@ -146,11 +145,11 @@ fn a_sleeper_that_its_peer_moves_to_another_word_wakes_all_the_same() {
             if round == 1 {
                 armed(&line).store(0x5555_5555, Ordering::SeqCst);
             }
-            // The wake-up finds nobody.
+            // The wake-up finds no sleeper.
             hostile.say(sent(10));
         });
     }
-    // Its own process wakes it at once.
+    // The victim's own process wakes the thread at once.
     watched(LIMIT, || {
         let stage = stage(Fabric::Window);
         // A recheck, a second later at most, would wake the thread as well.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections that come back to a device when there is one again: no byte is lost, none comes
-//! twice, no end is told of a reset, and nothing of the devices before is left.
+//! Connections return to a device once there is one again: no byte is lost or doubled, no end is told
+//! of a reset, and no resource of the former devices is left.
 //!
-//! `SMC_BACK=50` is the number of daemons that end under the streams; the default is three.
-//! `SMC_SEED` chooses when.
+//! `SMC_BACK=50` is the number of daemons ended under the streams; the default is three. `SMC_SEED`
+//! chooses the times.
 
 use std::net::Shutdown;
 use std::process::Command;
@@ -62,7 +62,7 @@ fn a_connection_comes_back_when_the_daemon_has_a_successor() {
                     [&stack, &scene.stack].map(|stack| changes(stack).0) == [CurrentCarrier::Tcp; 2]
                 });
                 talk(&client, &server);
-                // What was not read comes first.
+                // Unread bytes come first.
                 send_all(&client, b"sent by TCP");
                 send_all(&server, b"answered by TCP");
                 scene.restart();
@@ -128,7 +128,7 @@ fn echo(stream: &SmcStream, seed: u64, stop: &AtomicBool, done: &AtomicUsize) ->
     })
 }
 
-/// Ends the streams, also when the test fails while they flow.
+/// Ends the streams, also on a failure of the test during their flow.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -152,7 +152,7 @@ fn a_device_that_goes_again_while_connections_come_back_costs_no_byte() {
         for loss in [Loss::Killed, Loss::Left, Loss::Killed] {
             watched(LIMIT, || {
                 scene.lose(loss);
-                // A connection that has not heard of the loss looks like one that is back.
+                // A connection still unaware of the loss looks like one already back.
                 eventually("all have left", || counts(&scene.stack).all(|count| count % 2 == 1));
                 scene.restart();
                 eventually("one is back", || counts(&scene.stack).any(|count| count % 2 == 0));
@@ -168,7 +168,7 @@ fn a_device_that_goes_again_while_connections_come_back_costs_no_byte() {
     }
 }
 
-// An event loop that was told of the last ring is told of the new one.
+// An event loop informed of the last ring is informed of the new one.
 #[test]
 fn event_loops_and_sleepers_follow_a_connection_to_its_new_ring() {
     watched(LIMIT, || {
@@ -220,8 +220,8 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
-/// Runs a test in a process of its own: what that holds is not what other tests hold at the time.
-/// `true`: it was run there.
+/// Runs a test in its own process, so resources of other tests do not count. `true`: the test ran
+/// there.
 fn is_run_alone(test: &str) -> bool {
     const ALONE: &str = "SMC_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -264,10 +264,10 @@ fn streams_come_back_again_and_again_and_lose_nothing() {
                     !scene.stack.devices().is_empty() && is_back(&scene.stack)
                 });
                 longest = longest.max(begun.elapsed());
-                // A ring that has lasted as long as the way to it was a good one.
+                // A ring with a life as long as the way back counts as a good one.
                 thread::sleep(begun.elapsed() + Duration::from_secs(1));
             });
-            // What one end has let go of goes a moment later.
+            // Resources released by one end go a moment later.
             let first = *first.get_or_insert_with(resources);
             eventually("nothing grows", || {
                 let now = resources();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Devices that go behind the Confirm of a client and before its server has read it. It is too late
-//! for TCP from the beginning then, and the connection goes on over TCP like any other that has lost
-//! its device.
+//! Devices lost between a client's Confirm and its server's read of the Confirm. By then the handshake
+//! can no longer fall back to TCP, and the connection goes on over TCP like any other after the loss
+//! of its device.
 
 use std::io::{Read, Write, copy};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use smc_tests::{TIMEOUT, eventually, note, read_exactly, send_all, slurp, watche
 
 use crate::outlive::{LOSSES, Loss, Scene, config};
 
-/// Stands between a client and its server. What follows the Proposal waits for a word.
+/// A relay between a client and its server. Messages behind the Proposal wait for a word.
 fn hold_confirm(server: SocketAddr) -> (SocketAddr, Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -40,14 +40,14 @@ fn hold_confirm(server: SocketAddr) -> (SocketAddr, Sender<()>) {
     (address, release)
 }
 
-/// What stands between a client and its server keeps until it is told.
+/// The message withheld by the relay between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Held {
     Proposal,
     Accept,
 }
 
-/// As [`hold_confirm`], of an earlier message.
+/// Like [`hold_confirm`], for an earlier message.
 fn hold(what: Held, server: SocketAddr) -> (SocketAddr, Sender<()>, Receiver<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -139,7 +139,8 @@ fn lose(scene: &mut Scene, client: &Arc<Stack>, loss: Loss, has_successor: bool)
 
 fn lives_on(loss: Loss, has_successor: bool, writes_before: bool) {
     note(format!("{loss:?}, successor: {has_successor}, writes before: {writes_before}"));
-    // Nobody waits for a handshake, nor for what it keeps from the peer.
+    // A short time for leaving: neither side waits for the handshake, or for the relay's withheld
+    // messages.
     let mut scene = Scene::with_leave_time(1);
     let listener = SmcListener::bind(&scene.stack, "127.0.0.1:0").unwrap();
     let (address, release) = hold_confirm(listener.local_addr().unwrap());

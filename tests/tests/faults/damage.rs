@@ -23,7 +23,7 @@ use crate::support::{Door, nothing_is_left};
 
 const LEN: u32 = 64 << 10;
 
-/// A bench with a server and an honest client, and a device for the peer that is not.
+/// A bench with a server and an honest client, and a device for the dishonest peer.
 fn stage() -> (Bench, Door, Device) {
     let bench = Bench::new(Fabric::Window, 3);
     let door = Door::new(bench.pair());
@@ -31,13 +31,13 @@ fn stage() -> (Bench, Door, Device) {
     (bench, door, device)
 }
 
-/// Sends bytes as the whole of a client's words; what the server says, and how it ends. Whatever
-/// the server takes for a connection is closed at once.
+/// Sends `bytes` as the client's only words. Returns the server's answer, and the kind of end. Any
+/// connection made out of the bytes is closed at once.
 fn say(door: &Door, bytes: &[u8]) -> (Vec<u8>, End) {
     let tcp = TcpStream::connect(door.addr()).unwrap();
     put(&tcp, bytes);
-    // A client that has ended its direction already gets no Decline. A server that waits for more
-    // gets the end.
+    // A client with its direction already ended gets no Decline. A server still waiting for bytes gets
+    // the end.
     let soon = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
     rustix::event::poll(&mut [PollFd::new(&tcp, PollFlags::IN)], Some(&soon)).unwrap();
     finish(&tcp);
@@ -76,7 +76,7 @@ fn truncated_proposals_break_the_connection() {
         let soon = |config: &mut Config| config.detect_timeout = Duration::from_millis(30);
         let door = Door::new(bench.pair_with(soon));
         for cut in 0..4 {
-            // It could be anything: an ordinary client, with its bytes.
+            // So few bytes could be anything: an ordinary client, with its bytes.
             let _tcp = begin(&door, cut);
             let server = door.next();
             assert!(!server.is_smc());
@@ -156,7 +156,7 @@ fn nine_eids_break_the_connection() {
         let mut config = device.config();
         config.ueids = (0..8).map(|n| eid(&format!("EID-{n}"))).collect();
         let (_, proposal) = raw::proposal(&config);
-        // One more than the most: the count, the EID, the length, the offset to what follows.
+        // One more than the maximum: the count, the EID, the length, the offset to the next part.
         let (count, eids, offset) = (80, 120, 86);
         assert_eq!(proposal[count], 8);
         let mut bytes = proposal.clone();
@@ -241,7 +241,7 @@ fn damaged_confirms_break_the_connection_and_leave_nothing() {
             let (tcp, confirm) = up_to_accept(&door, &device);
             put(&tcp, &confirm[..cut]);
             finish(&tcp);
-            // A client that ends before it has sent a byte is one that ends in order.
+            // A client with its end before the first byte ends in order.
             let end = if cut == 0 { End::Closed } else { End::Reset };
             assert_eq!(read_to_end(&tcp), (vec![], end), "cut at {cut}");
         }
@@ -283,7 +283,7 @@ fn a_confirm_that_does_not_repeat_accept_breaks_the_connection() {
         for (what, change) in changes {
             note(what);
             let (tcp, accepted) = propose(door.addr(), &device.config()).accepted();
-            // A DMB that would do.
+            // A usable DMB.
             let victim = virtio_ism_abi::Gid(accepted.devices().peer.0);
             let own = device.ism.register(victim, LEN, 0).unwrap();
             let (_, confirm) = accepted.confirm(dmbe(own.token().0, LEN), LINK);
@@ -335,7 +335,7 @@ fn a_decline_in_place_of_proposal_or_confirm_is_tcp() {
     });
 }
 
-/// Lets an honest client connect to a raw server that answers its Proposal as told.
+/// Connects an honest client to a raw server, with `answer` in reply to the Proposal.
 fn answered<T>(
     bench: &Bench,
     device: &Device,
@@ -407,7 +407,7 @@ fn damaged_accepts_are_an_error_at_the_client() {
     });
 }
 
-/// As `answered`, on a listener and with a stack that are there.
+/// Like `answered`, on an existing listener and stack.
 fn answered_by<T: Send>(
     listener: &TcpListener,
     client: &Arc<guest_driver::Stack>,
@@ -418,7 +418,7 @@ fn answered_by<T: Send>(
         let config = device.config();
         let serving = scope.spawn(move || answer(raw::select(listener, &config)));
         let result = SmcStream::connect(client, listener.local_addr().unwrap());
-        // Ends what the server waits for, where it does.
+        // Ends the server's wait, if the server waits.
         let result = result.inspect(|stream| {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         });
@@ -484,7 +484,7 @@ fn a_late_decline_is_followed_by_an_orderly_close() {
         let (_bench, door, device) = stage();
         let (tcp, accepted) = raw::propose(door.addr(), &device.config()).accepted();
         let (_, mut confirm) = accepted.confirm(dmbe(1, LEN), LINK);
-        // A size code that no server takes.
+        // A size code refused by every server.
         confirm[25] = 0xf0;
         put(&tcp, &confirm);
         let (answer, end) = read_to_end(&tcp);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Daemons that end, one after the other, under connections between two processes that stay: requests
-//! and answers beside streams in bulk, over the window and by moves.
+//! Daemons end, one after the other, under connections between two lasting processes: requests and
+//! answers beside streams in bulk, over the window and by moves.
 //!
-//! `SMC_DEATHS=1000` is the number of daemons that end, half of them in order as at SIGTERM and half by
-//! kill -9; `SMC_SEED` chooses when. `SMC_DEATHS_PER_SET=10` is how many of them the same connections
-//! live through; by default each death has new ones, which are on their rings. A run in full, with its
+//! `SMC_DEATHS=1000` is the number of deaths of daemons, half in order as at SIGTERM and half by kill
+//! -9; `SMC_SEED` chooses the times. `SMC_DEATHS_PER_SET=10` is the number of deaths survived by the
+//! same connections; by default each death has new ones, on their rings. A run in full, with its
 //! figures:
 //!
 //! ```text
@@ -32,13 +32,13 @@ use crate::support::{PEER, StopAtEnd};
 const STREAMS: usize = 4;
 /// Bytes of a request, and of its answer.
 const REQUEST: usize = 100;
-/// Requests of each stream that a death is given, and as many before it for comparison.
+/// Requests of each stream around a death, and as many before for comparison.
 const REQUESTS: usize = 50;
-/// Blocks that a stream in bulk sends in one go: more than a ring holds.
+/// Blocks sent by a bulk stream in one go: more than a ring holds.
 const BURST: usize = 10;
-/// Memory that a process may hold more than after the first set, KiB: an allocator keeps some.
+/// Tolerated growth of a process's memory after the first set, KiB: an allocator keeps some.
 const SLACK: usize = 32 << 10;
-/// Descriptors that a process may have more than after the first set, for it makes some late.
+/// Tolerated growth of a process's descriptors after the first set: some are made late.
 const FEW: usize = 4;
 /// How long connections may take to come back to a device before the next death.
 const RETURN: Duration = Duration::from_secs(3);
@@ -46,13 +46,13 @@ const RETURN: Duration = Duration::from_secs(3);
 /// How a daemon ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Death {
-    /// It asks all to leave, and then ends.
+    /// The daemon asks every connection to leave, and then ends.
     InOrder,
     /// kill -9.
     Killed,
 }
 
-/// Four devices of a daemon: two of this process, which connects, and two of the peer.
+/// Four devices of a daemon: two of this process, the client, and two of the peer.
 struct Scene {
     dir: Dir,
     daemon: Option<Helper>,
@@ -97,7 +97,7 @@ impl Scene {
         eventually("the peer has devices", || self.peer().devices == 2);
     }
 
-    /// A connection of each path that begins while there is no daemon.
+    /// A connection of each path begun without a daemon.
     fn ask_by_tcp(&self) -> Result<(), String> {
         for (stack, server) in self.stacks.iter().zip(&self.servers) {
             let stream = SmcStream::connect(stack, server).map_err(|e| format!("connect: {e}"))?;
@@ -109,7 +109,8 @@ impl Scene {
         Ok(())
     }
 
-    /// Connections of this process that have left a device, and those of them that are on one again.
+    /// Connections of this process with a device left behind, and how many of them are on a device
+    /// again.
     fn changed(&self) -> [usize; 2] {
         let all = self.stacks.iter().flat_map(|stack| stack.connections());
         let changes: Vec<_> = all.filter_map(|one| one.changes).filter(|c| c.count > 0).collect();
@@ -138,7 +139,7 @@ fn daemon(dir: &Dir) -> Helper {
     daemon
 }
 
-/// What a stream of requests has done.
+/// The work done by a stream of requests.
 #[derive(Default)]
 struct Asked {
     answers: AtomicUsize,
@@ -183,7 +184,7 @@ fn ask_on(stream: &SmcStream, seed: u64, asked: &Asked, stop: &AtomicBool) -> Re
     let all = || {
         while !stop.load(Ordering::Relaxed) {
             ask(stream, seed, asked)?;
-            // As a program that thinks between two requests, so that bulk has the processor, too.
+            // Think between two requests like a program, so bulk has the processor, too.
             thread::sleep(Duration::from_micros(200));
         }
         close(stream)
@@ -225,7 +226,7 @@ fn pour(stream: &SmcStream, seed: u64, stop: &AtomicBool) -> Result<usize, Strin
             }
             done += n;
         };
-        // A sender does not wait for a reader that has given up.
+        // After the reader's failure the sender must not wait for room.
         if received.is_err() {
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -237,7 +238,7 @@ fn pour(stream: &SmcStream, seed: u64, stop: &AtomicBool) -> Result<usize, Strin
     }
 }
 
-/// The streams of requests of a set, those of each path in one go.
+/// The streams of requests of a set, grouped by path.
 struct Requests(Vec<Asked>);
 
 impl Requests {
@@ -259,7 +260,7 @@ impl Requests {
     }
 }
 
-/// What was found so far.
+/// Results so far.
 #[derive(Default)]
 struct Found {
     deaths: [usize; 2],
@@ -268,7 +269,7 @@ struct Found {
     by_tcp: usize,
     back: usize,
     wrong: Vec<String>,
-    /// By what was done and the path.
+    /// Pauses by the kind of work and the path.
     pauses: BTreeMap<(String, usize), Vec<Duration>>,
 }
 
@@ -363,7 +364,7 @@ fn live_through(scene: &mut Scene, deaths: &[(Death, Duration)], found: &mut Fou
     });
 }
 
-/// What both processes hold once all connections are closed.
+/// Resources of both processes after the close of every connection.
 fn settled(scene: &mut Scene) -> [Held; 2] {
     eventually("closed connections are gone", || {
         Held::now(&scene.stacks).closing + scene.peer().closing == 0
@@ -411,7 +412,8 @@ fn connections_live_through_daemons_that_end_one_after_the_other() {
     }
     let peer = end[1];
     assert_eq!((peer.whole, peer.failed), (found.streams + found.by_tcp, 0));
-    // Other tests run in this process, but not in that one. Threads close what has ended.
+    // Other tests run in this process, but not in the peer. Threads close descriptors of ended
+    // connections.
     eventually("descriptors are closed", || scene.peer().descriptors <= begin[1].descriptors + FEW);
     assert!(peer.memory_kib <= begin[1].memory_kib + SLACK, "{:?} {peer:?}", begin[1]);
 }

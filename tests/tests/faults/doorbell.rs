@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Doorbells: event loops that wake each other without a daemon that runs, and peers that do with
-//! the counter what they like. They harm their own connections, and for a second at most.
+//! Doorbells: event loops wake each other with the daemon stopped, and peers change the counter at
+//! will. Such peers harm their own connections, and for a second at most.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -51,15 +51,14 @@ fn an_event_loop_is_woken_by_another_process_while_the_daemon_is_stopped() {
             round_trip(*n);
             start.elapsed() >= RECHECK
         });
-        // One that waits for the daemon lasts a second; one or the other that gets no processor
-        // may, too.
+        // A round trip in need of the daemon lasts a second.
         let slow = slow.count();
         daemon.resume();
         assert!(slow <= 5, "{slow} of 500 round trips waited for a recheck");
     });
 }
 
-/// A wait that lasts as long as this was ended by a recheck.
+/// A wait of this length was ended by a recheck.
 const RECHECK: Duration = Duration::from_millis(900);
 
 /// Has this process ring from the first time on.
@@ -68,7 +67,7 @@ fn warm_up(doorbell: &Doorbell) {
     eventually("this process rings", || doorbell.ring());
 }
 
-/// The doorbell of the victim that the peer rings.
+/// The victim's doorbell, rung by the peer.
 fn of_victim(hostile: &Hostile) -> &Doorbell {
     hostile.theirs.doorbell().expect("processes on one kernel have doorbells")
 }
@@ -84,7 +83,7 @@ fn await_bytes(victim: &SmcStream, wanted: usize) {
     }
 }
 
-/// What the peer says when it has sent so many bytes.
+/// The peer's words after so many bytes sent.
 fn sent(bytes: u32) -> Says {
     Says { producer: Cursor::new(0, bytes), ..Says::default() }
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a reader is told when its stream is cut: the end of data only if the writer's process has
-//! ended, or has said that it sends no more. The writer drops its socket at the first error, as
-//! programs do.
+//! The reader's view of a cut stream: the end of data only if the writer's process has ended, or has
+//! announced the end of its data. The writer drops its socket at the first error, as programs do.
 //!
 //! `SMC_ENDS=500` is the number of runs of each case; the default is short.
 
@@ -23,7 +22,7 @@ use crate::support::{PEER, is_broken, read_until_it_ends, write_until_it_fails};
 
 const FABRICS: [Fabric; 2] = [Fabric::Window, Fabric::Move];
 
-/// What happens to a stream.
+/// The cause of a stream's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
     /// kill -9 of the daemon.
@@ -41,7 +40,7 @@ enum Cut {
 /// How a reader reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pace {
-    /// As fast as it can.
+    /// At full speed.
     Fast,
     /// A pause after each 4 KiB.
     Slow,
@@ -101,7 +100,7 @@ impl Scene {
     }
 }
 
-/// Reads to the end; returns how many bytes came, and the error if that was the end.
+/// Reads to the end; returns the number of bytes, and the error if there was one.
 fn drain(
     stream: &SmcStream,
     seed: u64,
@@ -145,7 +144,7 @@ fn await_readable(stream: &SmcStream) {
     assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "nothing is reported");
 }
 
-/// Cuts one stream while it flows.
+/// Cuts one stream during its flow.
 fn cut_once(fabric: Fabric, cut: Cut, pace: Pace, run: u64) {
     note(format!("{fabric:?}, {cut:?}, {pace:?}, run {run}"));
     let seed = run.wrapping_mul(5) + pace as u64;
@@ -179,7 +178,7 @@ fn cut_once(fabric: Fabric, cut: Cut, pace: Pace, run: u64) {
         Cut::KillWriter => assert_eq!(end, None, "after {count} bytes"),
         _ => assert_eq!(end, Some(ErrorKind::ConnectionReset), "after {count} bytes"),
     }
-    // The end stays what it is, and nothing can be sent.
+    // The end stays the same, and sending fails.
     assert!(stream.send(b"x").is_err_and(|error| is_broken(error.kind())));
     let again = stream.recv(&mut [0; 1]);
     assert_eq!(again.map_err(|error| error.kind()).err(), end, "{fabric:?} {pace:?} {count}");
@@ -220,7 +219,7 @@ fn a_killed_writer_is_an_end_of_data_for_its_reader() {
     cut_all(Cut::KillWriter);
 }
 
-// As on TCP, whose kernel delivers what a process has written whatever becomes of it.
+// As on TCP: the kernel delivers every byte written by a process, even after the process's death.
 #[test]
 fn a_writer_that_dies_after_its_last_write_has_sent_all_of_it() {
     watched(limit(), || {
@@ -240,7 +239,7 @@ fn a_writer_that_dies_after_its_last_write_has_sent_all_of_it() {
     });
 }
 
-/// What becomes of devices of which one end may have heard nothing yet.
+/// Losses of devices, possibly unnoticed by one end.
 const LOSSES: [Cut; 3] = [Cut::StopDaemon, Cut::RemoveWriter, Cut::RemoveReader];
 
 fn lose(bench: &mut Bench, loss: Cut) {
@@ -251,7 +250,7 @@ fn lose(bench: &mut Bench, loss: Cut) {
     }
 }
 
-/// What the writer has said before the loss.
+/// The writer's announcement before the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Said {
     Nothing,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A thousand clients a second that send a part of a Proposal and stay, beside clients that are
-//! served.
+//! A thousand clients a second, each with a part of a Proposal and no close, beside proper clients.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -18,13 +17,13 @@ use crate::support::StopAtEnd;
 
 /// New half-open clients, per second.
 const RATE: u32 = 1_000;
-/// Where they come from.
+/// The attacking clients' address.
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-/// Before so many more of them have come, half of the others are served. On a machine that is not
-/// loaded these are 300 ms, and the measurement shows far less; a loaded one slows the flood, too.
+/// Attackers allowed to arrive before half of the other clients are served. On an idle machine so many
+/// take 300 ms, and the measurement shows far less; a loaded machine slows the flood, too.
 const PROMPT: usize = 300;
 
-/// Echoes a byte to every client that is not the attacker's.
+/// Echoes a byte to every client except the attacker's.
 fn serve(listener: &SmcListener, end: &AtomicBool) {
     while !end.load(Ordering::Relaxed) {
         let Ok((stream, from)) = listener.accept() else { continue };
@@ -42,14 +41,14 @@ fn serve(listener: &SmcListener, end: &AtomicBool) {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Wait(Duration, usize);
 
-/// Serves a client by `client`, which tells how long that took.
+/// Runs `client`, and measures the time until the client is served.
 fn timed(others: &AtomicUsize, client: impl FnOnce()) -> Wait {
     let (start, before) = (Instant::now(), others.load(Ordering::Relaxed));
     client();
     Wait(start.elapsed(), others.load(Ordering::Relaxed) - before)
 }
 
-/// A client without SMC, until it is served.
+/// A client without SMC; returns when served.
 fn plain(addr: SocketAddr) {
     let mut tcp = TcpStream::connect(addr).unwrap();
     tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -57,7 +56,7 @@ fn plain(addr: SocketAddr) {
     tcp.read_exact(&mut [0]).unwrap();
 }
 
-/// One with SMC.
+/// A client with SMC; returns when served.
 fn smc(stack: &Arc<Stack>, addr: SocketAddr) {
     let stream = SmcStream::connect(stack, addr).unwrap();
     assert!(stream.is_smc(), "{}", stream.info());
@@ -102,8 +101,7 @@ fn status(key: &str) -> usize {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Floods a server with `count` clients, each of which sends so many bytes of a Proposal; all of it
-/// if there are not as many.
+/// Floods a server with `count` clients, each with so many bytes of a Proposal, at most the whole.
 fn flood(bytes: usize, count: usize) {
     allow_descriptors(count as u64 + 4_000);
     let bench = Bench::new(Fabric::Window, 3);
@@ -116,7 +114,7 @@ fn flood(bytes: usize, count: usize) {
     let (end, connected) = (AtomicBool::new(false), AtomicUsize::new(0));
     thread::scope(|scope| {
         scope.spawn(|| serve(&listener, &end));
-        // Lets the thread go; it is in `accept`.
+        // Ends the thread's last wait in `accept`.
         struct Last<'a>(StopAtEnd<'a>, SocketAddr);
         impl Drop for Last<'_> {
             fn drop(&mut self) {

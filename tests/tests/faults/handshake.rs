@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Peers that fall silent in the middle of a handshake, and what TCP says after it.
+//! Silent peers in the middle of a handshake, and TCP's reports afterwards.
 
 use std::io::{ErrorKind, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -35,7 +35,7 @@ fn impatient(bench: &Bench) -> Door {
     Door::new(smc_tests::Pair::new(server, bench.stack(1), true))
 }
 
-/// Clients that stall at every point of a handshake; dropped, they go.
+/// Clients stalled at every point of a handshake. Dropping them closes their connections.
 fn stalled(door: &Door, device: &Device) -> Vec<(&'static str, TcpStream)> {
     let config = device.config();
     let (_, proposal) = raw::proposal(&config);
@@ -91,7 +91,7 @@ fn stalled_clients_block_nobody_and_are_given_up() {
     });
 }
 
-/// Handshakes that a listener has at most.
+/// Most pending handshakes of a listener.
 const MAX_PENDING: usize = 1024;
 
 /// Each client sends so many bytes of a Proposal and then nothing.
@@ -102,7 +102,7 @@ fn flood(bytes: usize) {
         let door = Door::new(bench.pair());
         let device = Device::open(&bench, 2);
         let (_, proposal) = raw::proposal(&device.config());
-        // A client of another address that takes its time.
+        // A slow client of another address.
         let began = Instant::now();
         let slow = connect_from(Ipv4Addr::new(127, 0, 0, 2), door.addr());
         put(&slow, &proposal[..bytes]);
@@ -120,7 +120,7 @@ fn flood(bytes: usize) {
         assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
         slow.set_nonblocking(true).unwrap();
         let kept = slow.peek(&mut [0]).map_err(|error| error.kind());
-        // Fewer bytes make an ordinary client, and nobody waits longer for the rest of a Proposal.
+        // Fewer bytes make an ordinary client, with no further wait for a Proposal.
         if bytes >= 4 && began.elapsed() < Duration::from_secs(2) {
             assert_eq!(kept, Err(ErrorKind::WouldBlock), "the flood's address pays");
         }
@@ -192,7 +192,7 @@ fn a_server_that_stalls_is_a_timeout_at_the_client() {
             assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
             assert!(start.elapsed() >= limit && start.elapsed() < SOON);
         });
-        // A plain server that never answers, and one that is not there.
+        // A plain server without an answer, and an address without a server.
         drop(listener);
         assert_eq!(
             SmcStream::connect(&client, address).unwrap_err().kind(),
@@ -202,7 +202,7 @@ fn a_server_that_stalls_is_a_timeout_at_the_client() {
 }
 
 /// A connection of an honest client to a raw server: the client's stream, the raw end, and the
-/// server's DMBs, which live as long as they are held.
+/// server's DMBs, alive as long as held.
 type Half = (SmcStream, TcpStream, (OwnDmb, PeerDmb));
 
 fn half(bench: &Bench, device: &Device) -> Half {
@@ -341,7 +341,7 @@ fn a_plain_client_that_talks_slowly_is_served() {
         let bench = Bench::new(Fabric::Window, 3);
         let door = impatient(&bench);
         let mut tcp = TcpStream::connect(door.addr()).unwrap();
-        // As far as this is a Proposal, and then it is not.
+        // Begins like a Proposal, and then differs.
         tcp.write_all(&[0xe2, 0xd4]).unwrap();
         thread::sleep(Duration::from_millis(100));
         tcp.write_all(b"hello").unwrap();
@@ -361,7 +361,7 @@ fn a_handshake_under_way_reaches_a_thread_that_still_accepts() {
         let pair = Arc::new(bench.pair());
         let addr = pair.listener.local_addr().unwrap();
         let device = Device::open(&bench, 2);
-        // Which thread takes which client is up to them.
+        // Either thread may take either client.
         for _ in 0..6 {
             let (tell, accepted) = mpsc::channel();
             let threads = [(); 2].map(|()| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A peer that shook hands and then lies: in cursors and flags, and by writing over whatever it can
-//! reach. Its victim's connection is reset at worst; others are not harmed, and nothing hangs.
+//! A peer lying after a proper handshake: in cursors and flags, and by writing over all memory within
+//! reach. Its victim's connection is reset at worst; others are not harmed, and no call hangs.
 
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,7 +50,7 @@ fn is_aborted(victim: &SmcStream, what: &str) {
 /// A lie and its name.
 type Lie = (&'static str, Says);
 
-/// Lies that a reader finds, and lies that a writer finds.
+/// Lies noticed by a reader, and lies noticed by a writer.
 fn lies() -> (Vec<Lie>, Vec<Lie>) {
     let producer = |wrap, count| Says { producer: Cursor::new(wrap, count), ..Says::default() };
     let consumer = |wrap, count| Says { consumer: Cursor::new(wrap, count), ..Says::default() };
@@ -202,7 +202,7 @@ fn random_words_in_a_loop_hang_and_harm_nobody() {
                         }
                     });
                     for _ in 0..rng.below(200) {
-                        // Mostly near the truth, for a lie that is found at once says little.
+                        // Mostly near the truth: a lie noticed at once tests little.
                         let near = rng.bits() as u32 % (RING / 8);
                         match rng.below(4) {
                             0 => hostile.words(rng.bits(), rng.bits()),
@@ -241,7 +241,7 @@ fn writing_over_whole_slabs_harms_the_writers_own_connections_only() {
             let _stop = StopAtEnd(&stop);
             for round in 0..4 {
                 note(format!("round {round}"));
-                // Who writes over a slab is not trusted with it again: the nonce is gone.
+                // A device with a slab written over gets no trust again: the nonce is gone.
                 eventually("the port is free", || {
                     bench
                         .daemon()
@@ -269,7 +269,7 @@ fn writing_over_whole_slabs_harms_the_writers_own_connections_only() {
                     }
                 }
                 if round == 1 {
-                    // Zeros say nothing that is wrong.
+                    // Zeros alone are no lie.
                     victims.iter().for_each(|(hostile, _)| hostile.words(u64::MAX, 0));
                 }
                 for (reader, (hostile, _)) in readers.into_iter().zip(&victims) {
@@ -417,7 +417,7 @@ fn a_dmb_that_is_in_use_cannot_be_offered_again() {
         put(&tcp, &confirm);
         assert_eq!(raw::read_to_end(&tcp).1, End::Reset);
         assert_eq!(door.others(), 0);
-        // The first connection is as it was.
+        // The first connection is unharmed.
         assert_eq!(first.send(b"fine").unwrap(), 4);
         hostile.scribble(32, b"good");
         hostile.say(Says { producer: Cursor::new(0, 4), ..Says::default() });

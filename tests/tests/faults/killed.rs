@@ -23,7 +23,7 @@ fn path(bench: &Bench, port: usize) -> String {
     bench.socket(port).display().to_string()
 }
 
-/// Runs `body`, says how long it took, and holds it to `SOON`.
+/// Runs `body`, prints the time taken, and fails unless below `SOON`.
 #[track_caller]
 fn soon<T>(what: &str, body: impl FnOnce() -> T) -> T {
     let start = Instant::now();
@@ -70,7 +70,7 @@ fn a_killed_server_is_a_reset_and_a_new_one_serves() {
                 let clone = stream.try_clone().unwrap();
                 let reader = thread::spawn(move || read_until_it_fails(&clone));
                 thread::sleep(Duration::from_millis(30));
-                // Something that it has not read. Otherwise this is an end of data.
+                // With unread bytes at the peer. Without, this would be an end of data.
                 helper.stop();
                 stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
                 let _ = stream.send(b"unread");
@@ -85,7 +85,7 @@ fn a_killed_server_is_a_reset_and_a_new_one_serves() {
 }
 
 fn start_sink(bench: &Bench) -> (Helper, String) {
-    // The port of one that was killed is free again a moment later.
+    // A killed process's port is free again a moment later.
     let mut stack = None;
     eventually("the port is free", || {
         stack = Stack::open(bench.config(0)).ok();
@@ -144,7 +144,7 @@ fn a_killed_daemon_resets_its_connections_and_a_new_one_serves() {
         });
         drop((client, idle, written));
 
-        // Meanwhile it is TCP.
+        // Meanwhile connections are TCP.
         let without = Pair { smc: false, ..pair };
         {
             let (here, there) = connect_talking_first(&without);
@@ -162,7 +162,7 @@ fn a_killed_daemon_resets_its_connections_and_a_new_one_serves() {
     });
 }
 
-/// A connection whose client talks first, so that a server without a word from SMC takes it.
+/// A connection with the client's bytes first: without a Proposal, a server waits for them.
 fn connect_talking_first(pair: &Pair) -> (SmcStream, SmcStream) {
     thread::scope(|scope| {
         let accepting = scope.spawn(|| pair.listener.accept().unwrap().0);

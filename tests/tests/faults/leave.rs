@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections that leave a device that works and is about to go.
+//! Connections leaving a working device about to go.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -10,7 +10,7 @@ use smc_tests::{eventually, read_exactly, send_all, watched};
 
 use crate::outlive::{BYTES, Scene, bounce};
 
-// The device of one end stays with this driver, so the test sees that connections have left it.
+// The device of one end stays with this driver, so the test sees connections leave before any loss.
 #[test]
 fn connections_leave_a_device_that_drains_and_new_ones_are_tcp() {
     for ends in [&["port0", "port1"][..], &["port0"], &["port1"]] {
@@ -27,7 +27,7 @@ fn connections_leave_a_device_that_drains_and_new_ones_are_tcp() {
             assert_eq!(read_exactly(&client, 6), b"by TCP");
             send_all(&client, b" and by TCP");
             assert_eq!(read_exactly(&server, 22), b"in the ring and by TCP");
-            // Each end says what has become of the connection, and why.
+            // Each end reports the change of carrier, and the reason.
             let mut why = [&stack, &scene.stack].map(|stack| {
                 let changes = stack.connections().pop().unwrap().changes.unwrap();
                 assert_eq!((changes.now, changes.count), (CurrentCarrier::Tcp, 1));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A peer that has agreed to go on over TCP and then lies in records, or in the messages by which a
-//! connection comes back to a device, or dies at one of its steps. Its victim's connection is reset at
-//! worst, or stays on TCP and works; others are not harmed, and no buffer is left.
+//! A peer lying after an agreement to go on over TCP: in records, or in the messages of a return to a
+//! device; or the peer dies at one of the steps. Its victim's connection is reset at worst, or stays
+//! on TCP and works; others are not harmed, and no buffer is left.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -29,7 +29,7 @@ use virtio_ism_abi::{Gid, Token};
 
 use crate::support::{SOON, nothing_is_left, read_until_it_ends, works};
 
-/// What both ends have agreed on.
+/// The options agreed by both ends.
 const OPTIONS: CarrierOptions = CarrierOptions::new(CarrierFeatures::RETURN);
 
 /// More than a ring and TCP's buffers hold.
@@ -63,7 +63,7 @@ impl Stage {
         Arc::new(Config { carriers: Some(OPTIONS), ..self.device.config() })
     }
 
-    /// A liar that has connected to the server.
+    /// A liar connected to the server.
     #[track_caller]
     fn client(&self) -> Liar {
         note("a liar connects");
@@ -82,7 +82,7 @@ impl Stage {
         Liar { tcp, victim, _rings: vec![rings] }
     }
 
-    /// A liar to which the client has connected.
+    /// A liar with the client connected to it.
     #[track_caller]
     fn server(&self) -> Liar {
         note("a victim connects to a liar");
@@ -105,7 +105,7 @@ impl Stage {
         Liar { tcp, victim, _rings: vec![rings] }
     }
 
-    /// The Accept for a Proposal, with a ring for it.
+    /// The Accept for a Proposal, with a ring for the proposer.
     fn accept(&self, awaiting: AwaitProposal, proposal: &[u8]) -> (OwnDmb, AwaitConfirm, Vec<u8>) {
         let ServerStep::Eligible(selection) = awaiting.handle(proposal) else { panic!() };
         let candidate = selection.candidates()[0];
@@ -141,7 +141,7 @@ struct Rings {
 }
 
 impl Rings {
-    /// Of a liar that confirms; and its Confirm.
+    /// The rings of a confirming liar, and its Confirm.
     fn confirm(stage: &Stage, accepted: Accepted) -> (Rings, Vec<u8>) {
         let DmbToken(token) = accepted.peer().token;
         let ism = &stage.device.ism;
@@ -151,7 +151,7 @@ impl Rings {
         (Rings { _own: own, theirs }, confirm)
     }
 
-    /// Of a liar to which Confirm has come.
+    /// The rings of a liar after receiving a Confirm.
     fn attach(stage: &Stage, own: OwnDmb, awaiting: AwaitConfirm, confirm: &[u8]) -> Rings {
         let smc_core::handshake::ConfirmStep::Established(established) = awaiting.handle(confirm)
         else {
@@ -242,7 +242,7 @@ impl Liar {
         is_reset(&self.victim, what);
     }
 
-    /// The liar dies. It has promised nothing, so that is an end of data.
+    /// The liar dies. Without a promise of the liar, the victim sees an end of data.
     #[track_caller]
     fn dies(self, what: &str) {
         note(what.to_owned());
@@ -268,7 +268,7 @@ fn is_reset(victim: &SmcStream, what: &str) {
     assert!(victim.send(b"x").is_err(), "{what}");
 }
 
-/// Records that no end on TCP may send.
+/// Records forbidden for an end on TCP.
 fn lies() -> Vec<(&'static str, Vec<u8>)> {
     let end = |at, flags| Record::End { at, flags }.header().to_vec();
     let done = StateFlags::SENDING_DONE;
@@ -318,7 +318,7 @@ fn lies_in_records_reset_the_connection() {
                 liar.hears_of_it(what);
             }
         }
-        // What was said before holds.
+        // The earlier end of data holds.
         let end = |at| Record::End { at, flags: StateFlags::SENDING_DONE }.header();
         for lie in [data(0, b"x"), end(1).to_vec()] {
             let liar = stage.client().on_tcp();
@@ -330,7 +330,7 @@ fn lies_in_records_reset_the_connection() {
     });
 }
 
-// A device carries out what it was given before, in its own time: words behind the last bytes.
+// A device carries out earlier moves late: words arrive behind the last bytes.
 #[test]
 fn what_comes_into_a_ring_that_was_left_is_not_read() {
     watched(LIMIT, || {
@@ -346,8 +346,8 @@ fn what_comes_into_a_ring_that_was_left_is_not_read() {
     });
 }
 
-/// A peer may have written much when it hears that this end has left the ring, and the program may read
-/// only when it has written.
+/// A peer may have written much before the news of this end's leaving, and the program may read only
+/// after its own write.
 #[test]
 fn what_a_peer_has_received_is_seen_behind_megabytes_that_nobody_reads() {
     watched(LIMIT, || {
@@ -399,7 +399,7 @@ fn confirmed(stage: &Stage) -> Liar {
     liar
 }
 
-/// A message of the kind that comes at the place of another.
+/// A Decline, in place of the expected message.
 fn decline(stage: &Stage) -> Vec<u8> {
     let (awaiting, _) = raw::proposal(&stage.config());
     let declined = awaiting.handle(&[0; 8], |_, _| None);
@@ -435,7 +435,7 @@ fn a_client_that_lies_while_it_comes_back_harms_only_itself() {
         liar.dies("after Accept");
         let (liar, _) = accepted(&stage);
         liar.resets("TCP after Accept");
-        // A ring that is not there: the victim declines, and goes on.
+        // A missing ring: the victim declines, and goes on.
         let (mut liar, agreed) = accepted(&stage);
         let (_, confirm) = agreed.confirm(dmbe(0x1234_5678, LEN), LINK);
         liar.put(&clc(&confirm));
@@ -458,7 +458,7 @@ fn a_client_that_lies_while_it_comes_back_harms_only_itself() {
         assert!(read_until_it_ends(&liar.victim).is_some());
         drop(liar.victim);
         drop(liar._rings);
-        // What the ring says before CHANGE is not read; and the victim works behind it.
+        // Words in the ring before CHANGE are not read, and the victim works afterwards.
         let liar = confirmed(&stage);
         let abort = u64::from(StateFlags::ABORT.bits()) << 8 | u64::from(StateFlags::ABORT.bits());
         let _ = liar._rings[1].theirs.deliver(&[], [u64::MAX, abort], true);
@@ -474,7 +474,7 @@ fn a_client_that_lies_while_it_comes_back_harms_only_itself() {
     });
 }
 
-/// A liar to which its victim has proposed a ring: the Proposal.
+/// A liar with a Proposal of a ring from its victim.
 fn proposed(stage: &Stage) -> (Liar, Vec<u8>) {
     let mut liar = stage.server().on_tcp();
     let proposal = liar.message();
@@ -513,7 +513,7 @@ fn a_server_that_lies_while_its_client_comes_back_harms_only_itself() {
         liar.dies("instead of Accept");
         let (liar, _) = proposed(&stage);
         liar.resets("TCP instead of Accept");
-        // A ring that is not there: the victim declines, and goes on.
+        // A missing ring: the victim declines, and goes on.
         let (mut liar, proposal) = proposed(&stage);
         let ServerStep::Eligible(selection) =
             AwaitProposal::new(stage.config(), Tick(0)).handle(&proposal)
@@ -559,7 +559,7 @@ fn loses_its_device_while_it_waits_for_a_fin(outlives: bool) {
     victim.set_read_timeout(Some(TIMEOUT)).unwrap();
     drop(_rings);
     drop(stage.device);
-    // The victim has heard of that by now, and waits for the peer's FIN.
+    // The victim knows of the peer's leaving by now, and waits for the peer's FIN.
     std::thread::sleep(std::time::Duration::from_millis(100));
     stage.bench.daemon().remove_guest("port0").unwrap();
     let mut header = [0; HEADER_LEN];

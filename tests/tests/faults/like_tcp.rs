@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs see the same of a connection that leaves its device and comes back as of a TCP
-//! connection: each step of a script is done on both, and the results are compared. Many connections
-//! do the script at once, and the daemon ends and has a successor when each has come to another step.
+//! Programs see the same of a connection leaving its device and coming back as of a TCP connection:
+//! each step of a script is done on both, and the results are compared. Many connections run the
+//! script at once, and the daemon's end and its successor come at another step for each.
 
 use std::fmt::Debug;
 use std::io::{self, ErrorKind};
@@ -18,7 +18,7 @@ use smc_tests::{eventually, note, pattern, watched};
 
 use crate::outlive::{Loss, Scene};
 
-/// The end that has connected, and the one that has accepted.
+/// The connecting end, and the accepting one.
 const C: usize = 0;
 const S: usize = 1;
 
@@ -29,7 +29,7 @@ enum Step {
     Send(usize, usize),
     /// Sends an urgent byte.
     Urgent(usize),
-    /// Reads into a buffer of this length, when all is there that was sent.
+    /// Reads into a buffer of this length, after the arrival of every byte sent.
     Recv(usize, usize),
     /// Peeks into a buffer of this length.
     Peek(usize, usize),
@@ -73,7 +73,7 @@ const BYTES: [Step; 26] = [
     Recv(C, 9),
 ];
 
-/// An urgent byte in the middle. A program that waits by poll goes on behind it.
+/// An urgent byte in the middle. A program waiting by poll goes on behind the urgent byte.
 const MARK: [Step; 15] = [
     Send(S, 10),
     Send(C, 100),
@@ -92,7 +92,7 @@ const MARK: [Step; 15] = [
     Recv(C, 400),
 ];
 
-/// What an end can do, on SMC and on TCP.
+/// The calls of an end, on SMC and on TCP.
 trait Program {
     fn send(&self, bytes: &[u8]) -> io::Result<usize>;
     fn send_urgent(&self) -> io::Result<()>;
@@ -167,17 +167,17 @@ impl Program for TcpStream {
     }
 }
 
-/// A connection on SMC, and one on TCP on which the same is done.
+/// A connection on SMC, and one on TCP with the same calls.
 struct Both {
     smc: [SmcStream; 2],
     tcp: [TcpStream; 2],
-    /// Bytes that each end has sent.
+    /// Bytes sent by each end.
     sent: [usize; 2],
-    /// Steps that were done.
+    /// Steps done.
     done: usize,
 }
 
-/// Waits until `look` says the same twice of both, and returns that.
+/// Waits until `look` returns two equal values, and returns the value.
 #[track_caller]
 fn same<T: PartialEq + Debug>(what: &str, mut look: impl FnMut() -> [T; 2]) -> T {
     let mut last = look();
@@ -266,7 +266,7 @@ impl Both {
         }
     }
 
-    /// Reads or peeks, as a program does that waits by poll: TCP says what there is.
+    /// Reads or peeks like a program after a poll: TCP says how much there is.
     fn read(&self, end: usize, len: usize, peek: bool) -> Result<Vec<u8>, ErrorKind> {
         let [smc, tcp] = self.ends(end);
         let read = |program: &dyn Program, peek| {
@@ -287,14 +287,14 @@ impl Both {
     }
 }
 
-/// Connections of the stack that are on a device.
+/// Connections of the stack on a device.
 fn on_device(stack: &Arc<Stack>) -> usize {
     let all = stack.connections().into_iter().filter_map(|one| one.changes);
     all.filter(|changes| changes.now == CurrentCarrier::Device).count()
 }
 
-/// The daemon ends when a connection has done each number of steps, and has a successor when it has
-/// done up to `most` more. `comes_back`: whether a connection does that after so many steps.
+/// The daemon ends after each number of steps of some connection, and has a successor after up to
+/// `most` more. `comes_back`: whether a connection returns to a device after so many steps.
 fn compare(loss: Loss, script: &[Step], most: usize, comes_back: impl Fn(usize, usize) -> bool) {
     let mut scene = Scene::new();
     let (client, first, second) = scene.pair(true);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What happens when something goes wrong: processes that die, peers that stall, lie or vanish,
-//! devices that go. Survivors hear of it, others are not harmed, and nothing is left behind.
+//! Failures: dying processes, peers stalling, lying or vanishing, lost devices. Survivors notice,
+//! others are not harmed, and no resource is left behind.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 mod asleep;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections by moves that outlive their device: it goes while moves are under way, and no byte is
-//! lost, none comes twice, and no end is told of a reset.
+//! Connections by moves, able to outlive their device. The device goes with moves under way: no byte
+//! is lost or doubled, and no end is told of a reset.
 //!
 //! `SMC_OUTLIVE=100` is the number of runs of the streams; the default is one.
 
@@ -22,11 +22,11 @@ const STREAMS: usize = 16;
 /// Bytes of each direction of a stream.
 const BYTES: usize = 1 << 20;
 
-/// What becomes of the devices: lines for the daemon, or its death.
+/// Losses of devices: lines for the daemon, or its death.
 const LOSSES: [&str; 4] = ["kill", "stop\n", "remove port1\n", "remove port0\n"];
 
-/// How each end wants to write: the client, the server. The ring of one that wants to store lies in
-/// the window, although its peer moves bytes there.
+/// The data path wanted by each end: client, server. The ring of an end with stores lies in the
+/// window, although its peer moves bytes there.
 const PATHS: [[DataPath; 2]; 3] = [
     [DataPath::Move, DataPath::Move],
     [DataPath::Move, DataPath::Auto],
@@ -193,7 +193,7 @@ fn connections_by_moves_come_back() {
                 });
                 scene.daemon = Some(start_daemon(&scene.dir));
                 eventually("it is back", || scene.stacks.iter().all(is_back));
-                // What was not read of the last ring comes first.
+                // Unread bytes of the last ring come first.
                 send_all(&client, b"after");
                 assert!(read_exactly(&client, bytes.len()) == bytes);
                 assert!(read_exactly(&server, bytes.len()) == bytes);

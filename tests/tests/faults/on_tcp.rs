@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Calls that wait on a connection whose device is gone. No device wakes them any more, and no thread
-//! of it looks after them.
+//! Waiting calls on a connection without its device: no device wakes the calls any more, and none of
+//! the device's threads looks after them.
 
 use std::io::ErrorKind;
 use std::thread;
@@ -24,7 +24,7 @@ fn calls_end_at_their_time_after_the_device_has_gone() {
         assert_eq!(read_exactly(&server, 6), b"by TCP");
         for restarts in [false, true] {
             if restarts {
-                // Ends its direction, so that it stays on TCP.
+                // Ends this direction, so the connection stays on TCP.
                 server.shutdown(std::net::Shutdown::Write).unwrap();
                 scene.restart();
                 eventually("devices are there", || {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections that outlive their device: it goes under streams whose ends are in two processes,
-//! and no byte is lost, none comes twice, and no end is told of a reset.
+//! Connections able to outlive their device. The device goes under streams between two processes: no
+//! byte is lost or doubled, and no end is told of a reset.
 //!
 //! `SMC_OUTLIVE=100` is the number of runs of the streams; the default is one.
 
@@ -29,25 +29,25 @@ pub(crate) fn runs() -> u32 {
     std::env::var("SMC_OUTLIVE").map_or(1, |text| text.parse().expect("SMC_OUTLIVE is a number"))
 }
 
-/// What becomes of the devices.
+/// The fate of the devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// kill -9 of the daemon.
     Killed,
-    /// The daemon ends in order, but nobody is asked to leave.
+    /// The daemon ends in order, but asks no connection to leave.
     Stopped,
-    /// The daemon asks all to leave before it ends, as at SIGTERM.
+    /// The daemon asks every connection to leave before its end, as at SIGTERM.
     Left,
-    /// The daemon gives up the guest of the end that has connected.
+    /// The daemon removes the guest of the connecting end.
     ClientRemoved,
-    /// The daemon gives up the guest of the end that has accepted.
+    /// The daemon removes the guest of the accepting end.
     ServerRemoved,
 }
 
 pub(crate) const LOSSES: [Loss; 5] =
     [Loss::Killed, Loss::Stopped, Loss::Left, Loss::ClientRemoved, Loss::ServerRemoved];
 
-/// A daemon in a process of its own, and the stack of the end that accepts.
+/// A daemon in its own process, and the stack of the accepting end.
 pub(crate) struct Scene {
     pub(crate) daemon: Option<Helper>,
     pub(crate) dir: Dir,
@@ -60,8 +60,8 @@ impl Scene {
         Scene::with_leave_time(3600)
     }
 
-    /// A scene whose connections have so many seconds to leave. More than the test may take show
-    /// a connection that leaves too late.
+    /// A scene with this leave time. A leave time beyond the test's limit makes a connection late in
+    /// leaving fail the test.
     pub(crate) fn with_leave_time(seconds: u64) -> Scene {
         let dir = Dir::new();
         let daemon = start_daemon(&dir);
@@ -72,7 +72,7 @@ impl Scene {
         Scene { daemon: Some(daemon), dir, listener, stack }
     }
 
-    /// A process that sends back what comes on so many connections, and their other ends.
+    /// An echoing process with so many connections, and their other ends.
     pub(crate) fn repeat(&self, streams: usize) -> (Helper, Vec<SmcStream>) {
         let device = self.dir.socket(1).display().to_string();
         let address = self.listener.local_addr().unwrap().to_string();
@@ -104,14 +104,14 @@ impl Scene {
         })
     }
 
-    /// Has the daemon ask for what the line says; returns what it says when that is done.
+    /// Sends a line to the daemon; returns the daemon's line of completion.
     pub(crate) fn ask(&mut self, line: &str) -> String {
         let daemon = self.daemon.as_mut().unwrap();
         daemon.feed(line);
         daemon.line()
     }
 
-    /// A successor of the daemon, which has ended or is about to.
+    /// Starts a successor of the daemon, ended already or about to end.
     pub(crate) fn restart(&mut self) {
         if let Some(last) = self.daemon.take() {
             last.kill();
@@ -138,7 +138,7 @@ impl Scene {
 pub(crate) fn config(n: usize, dir: &Dir, outlives: bool) -> Config {
     let mut config = Fabric::Window.config(n as _, dir.socket(n as _));
     config.outlive_device = outlives;
-    // A handshake may wait for daemons that come and go on a busy machine.
+    // On a busy machine a handshake may wait for daemons ending and starting.
     config.clc_timeout = Duration::from_secs(60);
     config.testing.leave_time = Duration::from_secs(3600);
     config
@@ -236,7 +236,7 @@ fn shows(stream: &SmcStream, flags: PollFlags) -> bool {
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
 }
 
-// What a program sees of readiness, half closes, ends and urgent bytes is the same afterwards.
+// Readiness, half closes, ends and urgent bytes look the same to a program afterwards.
 #[test]
 fn a_program_sees_no_difference_after_its_connection_has_lost_its_device() {
     for loss in LOSSES {
@@ -251,7 +251,7 @@ fn a_program_sees_no_difference_after_its_connection_has_lost_its_device() {
             assert_eq!(scene.stack.connections().len(), 1);
             assert_eq!(read_exactly(&client, 15), b"from the server");
             assert!(!shows(&client, PollFlags::IN) && shows(&client, PollFlags::OUT));
-            // What was in the ring comes first.
+            // Bytes from the ring come first.
             send_all(&client, &bytes);
             assert_eq!(read_exactly(&server, bytes.len()), bytes);
             assert_eq!(read_exactly(&server, bytes.len()), bytes);
@@ -297,7 +297,7 @@ fn fill_tcp(client: &SmcStream, block: &[u8]) -> usize {
     sent
 }
 
-// A writer that must not wait fills what TCP takes, and is told when there is room again.
+// A non-blocking writer fills TCP's buffers, and is told of new room.
 #[test]
 fn a_writer_is_told_of_room_on_tcp() {
     watched(LIMIT, || {
@@ -315,7 +315,7 @@ fn a_writer_is_told_of_room_on_tcp() {
     });
 }
 
-// A thread stays for what has not gone out by then.
+// A thread stays to send the rest.
 #[test]
 fn the_end_of_a_stack_loses_nothing_of_what_its_closed_connections_have_left() {
     watched(LIMIT, || {
@@ -338,7 +338,7 @@ fn the_end_of_a_stack_loses_nothing_of_what_its_closed_connections_have_left() {
     });
 }
 
-/// What is read when the peer is killed soon after the daemon.
+/// Reads after a kill of the peer, soon after the daemon's.
 fn read_after_both_were_killed() -> std::io::Result<usize> {
     let mut scene = Scene::new();
     let (peer, streams) = scene.repeat(1);
@@ -354,8 +354,8 @@ fn read_after_both_were_killed() -> std::io::Result<usize> {
     stream.recv(&mut [0; 1])
 }
 
-// While an end leaves its ring, it cannot know what a peer that is gone has received. A program does
-// not see when that is over, so this tries until it was.
+// During its leaving, an end cannot know how much a lost peer has received. A program does not see the
+// end of the leaving, so this tries repeatedly.
 #[test]
 fn a_peer_that_is_killed_after_it_has_lost_its_device_is_an_end_of_data() {
     watched(LIMIT, || {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What TCP must not cost after a connection has left its ring: no record waits for an
-//! acknowledgement, and no event loop waits for room that is there.
+//! Costs avoided on TCP after a connection has left its ring: no record waits for an acknowledgement,
+//! and no event loop waits for room already there.
 
 use std::io::ErrorKind;
 use std::os::fd::{OwnedFd, RawFd};
@@ -13,7 +13,7 @@ use smc_tests::{eventually, pattern, read_exactly, send_all, watched};
 
 use crate::outlive::{Loss, Scene};
 
-/// The TCP socket of a stream, of which this process has the only descriptor.
+/// The TCP socket of a stream; this process has its only descriptor.
 fn tcp_of(stream: &SmcStream) -> OwnedFd {
     let (local, peer) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
     let is_it = |fd: &OwnedFd| {
@@ -29,8 +29,8 @@ fn tcp_of(stream: &SmcStream) -> OwnedFd {
     all.find(is_it).expect("the stream's socket")
 }
 
-// Nagle's algorithm would wait for the acknowledgement of the record before, and the peer's kernel
-// gives that after 40 ms.
+// Nagle's algorithm would wait for the acknowledgement of the previous record, and the peer's kernel
+// delays acknowledgements by 40 ms.
 #[test]
 fn records_do_not_wait_for_acknowledgements() {
     for loss in [Loss::Left, Loss::Killed] {
@@ -56,7 +56,7 @@ fn records_do_not_wait_for_acknowledgements() {
     }
 }
 
-// An event loop looks at a connection again if it has changed since the last look.
+// An event loop checks a connection again after a change since the last check.
 #[test]
 fn room_on_tcp_is_a_change() {
     watched(LIMIT, || {
@@ -74,7 +74,7 @@ fn room_on_tcp_is_a_change() {
                 }
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                    // Before the look, as event loops do it.
+                    // Before the check, as in event loops.
                     token = client.change_token();
                     sent > 100_000 && !client.readiness(false).writable
                 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A machine that was saved and restored goes on with a copy of what the window was, until its driver
-//! hears that the device is gone. What its programs do in that time, and what their peers have done since
-//! the copy was made, is not lost, or both ends are told of a reset.
+//! A restored machine goes on with a copy of the former window, until its driver notices the loss of
+//! the device. Bytes sent by its programs in the meantime, and by their peers since the copy, are not
+//! lost, or both ends are told of a reset.
 //!
 //! `a` stays, and `b` was saved.
 
@@ -26,7 +26,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// A connection that `b` has made.
+    /// A connection made by `b`.
     fn new(path: &str) -> Ends {
         let dir = Dir::new();
         let daemon = start_daemon(&dir);
@@ -56,7 +56,7 @@ impl Ends {
         assert_eq!(said, wanted, "{command}");
     }
 
-    /// Each line is a command and what is said.
+    /// Each line is a command and its expected answer.
     #[track_caller]
     fn all_say(&mut self, lines: &str) {
         for line in lines.split(';').map(str::trim).filter(|line| !line.is_empty()) {
@@ -71,7 +71,7 @@ impl Ends {
         assert!(said.starts_with("saved ") && said != "saved 0", "{said}");
     }
 
-    /// The driver of `b` hears that its device is gone, and `a` hears of `b`.
+    /// The driver of `b` notices the loss of its device, and `a` the loss of `b`.
     fn lose(&mut self) {
         self.daemon().feed("remove port1\n");
     }
@@ -88,7 +88,7 @@ impl Ends {
     }
 }
 
-/// What happens before the copy is made, what happens then, and what happens when the device is gone.
+/// Runs commands before the copy, on the copy, and after the loss of the device.
 #[track_caller]
 fn goes_on(before: &str, restored: &str, after: &str) {
     watched(LIMIT, || {
@@ -202,7 +202,7 @@ fn an_urgent_byte_arrives_once() {
         "b urgent: urgent",
         &format!("a recv 1000: got 1000; a mark: mark; {BOTH_WAYS}"),
     );
-    // The ring has it already.
+    // The urgent byte is in the ring already.
     goes_on(
         "b send 1000: sent 1000; b urgent: urgent",
         "",
@@ -243,7 +243,7 @@ fn an_end_with_both_of_its_copies_loses_nothing() {
     });
 }
 
-// The driver of `b` hears of its peer before it hears of its own device.
+// The driver of `b` is told of its peer before its own device.
 #[test]
 fn a_peer_that_leaves_first_gets_all() {
     for (before, restored, after) in [
@@ -268,7 +268,7 @@ fn a_peer_that_leaves_first_gets_all() {
     }
 }
 
-// It has left by then, and awaits the answer of who is saved.
+// `a` has begun to leave, and awaits the answer of the saved `b`.
 #[test]
 fn a_peer_whose_daemon_ends_meanwhile_gets_all() {
     watched(LIMIT, || {
@@ -289,7 +289,7 @@ fn a_peer_whose_daemon_ends_meanwhile_gets_all() {
     });
 }
 
-// What it wrote last is in no memory of `b`.
+// The last bytes of `a` are in no memory of `b`.
 #[test]
 fn a_peer_that_has_died_since_is_no_end_of_data() {
     watched(LIMIT, || {
@@ -307,7 +307,7 @@ fn a_peer_that_has_died_since_is_no_end_of_data() {
     });
 }
 
-// What it wrote last may be in no memory of `a`.
+// The last bytes of `b` may be in no memory of `a`.
 #[test]
 fn an_end_that_has_died_in_its_copy_is_no_end_of_data() {
     watched(LIMIT, || {

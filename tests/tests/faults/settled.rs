@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A Proposal that is out has an answer, whatever becomes of the client's device: the answer is
-//! taken from the stream, and no byte of it comes to the program.
+//! A sent Proposal gets its answer, whatever the fate of the client's device: the answer is taken from
+//! the stream, and none of its bytes reaches the program.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +19,7 @@ use crate::support::all_closed;
 
 const LEN: u32 = 64 << 10;
 
-/// What the server answers.
+/// The server's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Accept,
@@ -28,7 +28,7 @@ enum Answer {
     HalfAccept,
 }
 
-/// What takes the client's device away.
+/// The cause of the loss of the client's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loss {
     Removed,
@@ -165,7 +165,7 @@ fn an_accept_for_a_device_that_was_replaced_is_declined() {
     });
 }
 
-// A server attaches its client's DMB when it is too late for TCP.
+// By the time a server attaches its client's DMB, the handshake can no longer fall back to TCP.
 #[test]
 fn few_attachments_leave_tcp_and_break_nothing() {
     watched(LIMIT, || {
@@ -176,7 +176,7 @@ fn few_attachments_leave_tcp_and_break_nothing() {
         let clients = [pair.client.clone(), bench.stack(2)];
         for round in 0..20 {
             note(format!("round {round}"));
-            // One connection of the other client has the only place of the server, or has had it.
+            // A connection of the other client has, or had, the server's only place.
             let first = pair.connect_any_from(&clients[round % 2]);
             assert!(first.0.is_smc() && first.1.is_smc(), "{}", first.0.info());
             let second = pair.connect_any_from(&clients[(round + 1) % 2]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What these tests have in common.
+//! Parts shared by these tests.
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Write};
@@ -16,7 +16,7 @@ use smc_tests::leaks::Devices;
 use smc_tests::raw::Device;
 use smc_tests::{Bench, Fabric, Pair, TIMEOUT, eventually, note, pattern, read_exactly, send_all};
 
-/// A survivor has to hear of an end "within a second"; a loaded machine gets three.
+/// Limit for a survivor's notice of an end, promised "within a second"; a [`Stopwatch`] gives three.
 pub(crate) const SOON: Duration = Duration::from_secs(3);
 
 /// The helper program.
@@ -65,7 +65,7 @@ impl Stage {
     }
 }
 
-/// Reads until the connection fails; returns the kind of the error and how long that took.
+/// Reads until the connection fails; returns the kind of the error.
 #[track_caller]
 pub(crate) fn read_until_it_fails(stream: &SmcStream) -> ErrorKind {
     read_until_it_ends(stream).expect("an error")
@@ -129,7 +129,7 @@ pub(crate) fn serves(pair: &Pair) {
     works(&client, &server);
 }
 
-/// What the devices hold comes back to `before`.
+/// Waits until the devices' resources are back at `before`.
 #[track_caller]
 pub(crate) fn nothing_is_left(bench: &Bench, before: Devices) {
     let start = Instant::now();
@@ -141,7 +141,7 @@ pub(crate) fn nothing_is_left(bench: &Bench, before: Devices) {
     }
 }
 
-/// Waits until neither side has connections that are still closing.
+/// Waits until neither side has closing connections left.
 #[track_caller]
 pub(crate) fn all_closed(pair: &Pair) {
     eventually("closed connections are gone", || {
@@ -149,11 +149,11 @@ pub(crate) fn all_closed(pair: &Pair) {
     });
 }
 
-/// A server that accepts in the background, as servers do, whatever comes.
+/// A server accepting every connection in the background, like real servers.
 pub(crate) struct Door {
     pub(crate) pair: Arc<Pair>,
     accepted: Receiver<SmcStream>,
-    /// Connections over TCP that came before one over SMC.
+    /// Connections over TCP accepted before one over SMC.
     aside: RefCell<Vec<SmcStream>>,
     open: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -179,14 +179,14 @@ impl Door {
         self.pair.addr()
     }
 
-    /// The next connection that the server accepts.
+    /// The next accepted connection.
     #[track_caller]
     pub(crate) fn next(&self) -> SmcStream {
         note("waits for a connection to be accepted");
         self.accepted.recv_timeout(TIMEOUT).unwrap()
     }
 
-    /// The next SMC connection that the server accepts; others are for [`Door::next_tcp`].
+    /// The next accepted SMC connection; others are kept for [`Door::next_tcp`].
     #[track_caller]
     pub(crate) fn next_smc(&self) -> SmcStream {
         loop {
@@ -198,7 +198,7 @@ impl Door {
         }
     }
 
-    /// A TCP connection that the server has accepted, or the next one, which must be one.
+    /// A kept TCP connection, or the next connection, required to be TCP.
     #[track_caller]
     pub(crate) fn next_tcp(&self) -> SmcStream {
         let stream = self.aside.borrow_mut().pop().unwrap_or_else(|| self.next());
@@ -206,12 +206,12 @@ impl Door {
         stream
     }
 
-    /// A connection that the server accepts although it should not.
+    /// A connection accepted against expectations.
     pub(crate) fn soon(&self) -> Option<SmcStream> {
         self.accepted.recv_timeout(Duration::from_millis(20)).ok()
     }
 
-    /// Connections that were accepted and that nobody asked for.
+    /// Counts accepted connections not asked for so far.
     pub(crate) fn others(&self) -> usize {
         self.accepted.try_iter().count()
     }
@@ -237,7 +237,7 @@ impl Door {
 impl Drop for Door {
     fn drop(&mut self) {
         self.open.store(false, Ordering::Relaxed);
-        // Lets the thread go; it is in `accept`.
+        // Ends the thread's last wait in `accept`.
         if let Ok(mut last) = TcpStream::connect(self.addr()) {
             let _ = last.write_all(b"bye");
             if let Some(thread) = self.thread.take() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A drain that is taken back, before or after the connections have left: the device takes on new
-//! connections, and those that have left come back.
+//! A drain taken back, before or after the connections have left: the device takes new connections,
+//! and the departed ones come back.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -19,7 +19,7 @@ fn count(stack: &Stack) -> u32 {
     stack.connections().pop().unwrap().changes.unwrap().count
 }
 
-/// Drains these guests and takes that back, over and over. The client is port1.
+/// Drains these guests and takes the drain back, over and over. The client is port1.
 fn drain_and_undrain(guests: &[&str], rounds: u32) {
     note(format!("{guests:?}"));
     let mut scene = Scene::new();
@@ -38,7 +38,7 @@ fn drain_and_undrain(guests: &[&str], rounds: u32) {
             assert_eq!(scene.ask(&format!("undrain {guest}\n")), "undrained 1");
             assert_eq!(scene.ask(&format!("undrain {guest}\n")), "undrained 0", "again");
         }
-        // A client that was refused meanwhile waits for up to twice as long as that took.
+        // A client refused meanwhile waits for up to twice the time of the refusals.
         while !(is_back(&stack) && is_back(&scene.stack)) {
             thread::sleep(Duration::from_millis(5));
         }

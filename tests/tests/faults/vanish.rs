@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Peers that vanish: at each point of the handshake, and after it; the device first, or TCP first.
+//! Vanishing peers: at each point of the handshake, and afterwards; the device first, or TCP first.
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +19,7 @@ use crate::support::{Door, SOON, is_broken, nothing_is_left, read_until_it_ends,
 
 const LEN: u32 = 64 << 10;
 
-/// The port of a device that has gone is free a moment later.
+/// Opens a device; the port of a departed device is free a moment later.
 fn device(bench: &Bench) -> Device {
     eventually("the port is free", || {
         bench.daemon().list().iter().any(|p| p.spec.name == "port2" && p.device.is_none())
@@ -30,7 +30,7 @@ fn device(bench: &Bench) -> Device {
 /// Goes in one of two orders.
 fn go<T>(device_first: bool, device: Device, tcp: TcpStream, dmbs: T) {
     if device_first {
-        // DMBs keep their device; they go with it.
+        // DMBs keep their device alive; drop both.
         drop(dmbs);
         drop(device);
         thread::sleep(Duration::from_millis(20));
@@ -78,8 +78,8 @@ fn a_client_may_vanish_at_every_point() {
                 let own = device.ism.register(victim, LEN, 0).unwrap();
                 let (_, confirm) = accepted.confirm(dmbe(own.token().0, LEN), LINK);
                 if point == 4 {
-                    // The DMB it names is gone when the server attaches it, and the client is not, so
-                    // the server breaks the connection.
+                    // The named DMB is gone at the server's attach, but the client is not, so the
+                    // server breaks the connection.
                     drop(own);
                     put(&tcp, &confirm);
                     assert!(std::io::Read::read(&mut &tcp, &mut [0; 1]).is_err());
@@ -96,7 +96,7 @@ fn a_client_may_vanish_at_every_point() {
             }
             door.serves();
         }
-        // A client that had nothing to say was an ordinary one.
+        // A client gone without a byte was an ordinary one.
         for stream in door.drain() {
             assert!(!stream.is_smc(), "{}", stream.info());
         }
@@ -165,7 +165,7 @@ fn serve_until(point: usize, device_first: bool, device: Device, listener: &TcpL
     if point == 2 {
         drop(own);
         let (tcp, _) = selected.accept(dmbe(token, LEN));
-        // Its answer tells that the client is done with it.
+        // The client's answer shows the end of its attempt.
         let _ = std::io::Read::read(&mut &tcp, &mut [0; 1]);
         return go(device_first, device, tcp, ());
     }

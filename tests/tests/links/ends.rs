@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What programs see of ends, urgent bytes and readiness when the last link is lost.
+//! Ends, urgent bytes and readiness in the view of programs, after the loss of the last link.
 
 use std::io::ErrorKind;
 use std::net::Shutdown;
@@ -20,7 +20,7 @@ fn shows(stream: &SmcStream, flags: PollFlags) -> bool {
 
 fn with_each(test: impl Fn(&mut Scene, Loss)) {
     for (seed, loss) in (0..).zip(LOSSES) {
-        // What was sent last arrives, in part, or does not.
+        // The last bytes sent arrive, in part, or are lost.
         for seed in [seed, seed + 10, seed + 20] {
             watched(LIMIT, || test(&mut Scene::new(Terms::default(), seed), loss));
         }

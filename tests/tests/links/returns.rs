@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections that have lost their last link come back to RNICs when a port is up again: no byte is
-//! lost, none comes twice, none in another order.
+//! Connections without a link come back to RNICs once a port is up again: no byte is lost, doubled or
+//! reordered.
 //!
-//! `SMC_LINKS_BACK=50` is how often the link is lost under the streams; the default is four times for
+//! `SMC_LINKS_BACK=50` is the number of losses of the link under the streams; the default is four for
 //! each kind of loss.
 
 use std::net::Shutdown;
@@ -69,8 +69,8 @@ fn a_connection_comes_back_when_its_port_is_up_again() {
     }
 }
 
-/// Sends until it is stopped, and then the end. TCP's own queues stay short: a handshake takes the time
-/// of four of them.
+/// Sends until the stop, and then the end. TCP's own queues stay short: a handshake takes the time of
+/// four queues.
 fn send(stream: &SmcStream, seed: u64, stop: &AtomicBool, sent: &AtomicUsize) -> usize {
     let mut random = Rng::new(seed);
     let (mut block, mut done) = (vec![0; 6000], 0);
@@ -126,7 +126,7 @@ fn lose_and_come_back(loss: Loss, terms: Terms, seed: u64) {
                 longest = longest.max(begun.elapsed());
             }
             if at % 2 == 0 {
-                // A link that lasts does not count as one that flaps.
+                // After this time the link does not count as flapping.
                 thread::sleep(Duration::from_millis(2100));
             }
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Two stacks with an RNIC each, and the ways in which their link is lost.
+//! Two stacks with an RNIC each, and the ways of losing their link.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use smc_tests::bytes::Rng;
 use smc_tests::{Fabric, TIMEOUT, note};
 use smc_verbs::double::Rnic;
 
-/// What becomes of the only link.
+/// The fate of the only link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// The client's port goes down.
     Clients,
-    /// The server's does.
+    /// The server's port goes down.
     Servers,
-    /// Both do at once.
+    /// Both ports go down at once.
     Both,
 }
 
 pub(crate) const LOSSES: [Loss; 3] = [Loss::Clients, Loss::Servers, Loss::Both];
 
-/// What differs between scenes.
+/// Differences between scenes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    /// Which ends speak the option: client, server.
+    /// Whether the client, and the server, offers the option.
     pub(crate) outlive: [bool; 2],
     /// Elements begin with eye catchers.
     pub(crate) eye_catcher: bool,
-    /// Release 2.0, which has no options.
+    /// Release 2.0, without options.
     pub(crate) release_2_0: bool,
 }
 
@@ -41,7 +41,7 @@ impl Default for Terms {
     }
 }
 
-/// The stack of the client, that of the server, and their RNICs.
+/// The client's stack, the server's stack, and their RNICs.
 pub(crate) struct Scene {
     pub(crate) rnics: [Rnic; 2],
     pub(crate) stacks: [Arc<Stack>; 2],
@@ -86,12 +86,12 @@ impl Scene {
         ends
     }
 
-    /// What is sent waits on the link from now on.
+    /// Holds every message sent from now on on the link.
     pub(crate) fn hold(&self) {
         self.rnics[0].hold(true);
     }
 
-    /// Loses the link. A random part of what was under way arrives.
+    /// Loses the link. A random part of the messages under way arrives.
     pub(crate) fn lose(&mut self, loss: Loss) {
         note(format!("{loss:?}"));
         let random = &mut self.random;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Streams under which the only link of their group is lost: no byte is lost, none comes twice.
+//! Streams over the only link of their group, with the link lost: no byte is lost or doubled.
 //!
 //! `SMC_LINKS=100` is the number of runs; the default is three of each kind.
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Locks in processes that fork. The child has a copy of each lock as it was, and none of the threads
-//! that might release it, so no lock may be forgotten.
+//! Locks in forking processes. The child has a copy of each lock in its state at the fork, and no
+//! thread to release a held one, so no lock may be forgotten.
 //!
-//! In the driver and the sockets an owner of locks names each of them in `try_hold` or `is_unlocked`
-//! (`ism_sys::ForkLocks`). In the preloaded library all locks are of `sys/fork_lock.rs`: a child takes
-//! them away from threads that it does not have.
+//! In the driver and the sockets an owner names each of its locks in `try_hold` or `is_unlocked`
+//! (`ism_sys::ForkLocks`). In the preloaded library every lock is of `sys/fork_lock.rs`: a child takes
+//! such locks away from missing threads.
 
 use std::collections::BTreeSet;
 
@@ -14,11 +14,11 @@ use syn::{Attribute, Fields, Item, ItemImpl, Type};
 use super::refuse;
 use super::sources::Workspace;
 
-/// The crates of which a keeper, the child of a fork, uses devices and connections.
+/// The crates with devices and connections used by a keeper, the child of a fork.
 const TAKEN_OVER: [&str; 3] =
     ["guest-driver/sys/src/", "guest-driver/ism/src/", "guest-driver/src/"];
 
-/// Locks that no keeper takes, and why.
+/// Locks never taken by a keeper, with the reason.
 const LEFT: [(&str, &str); 10] = [
     ("guest-driver/src/capture.rs", "only the process that is captured takes it"),
     ("guest-driver/src/smcr/", "no child can take over what an RNIC keeps of a process"),
@@ -40,7 +40,7 @@ struct Lock {
     field: String,
 }
 
-/// A method that says which locks are held.
+/// A method naming held locks.
 struct Method {
     file: String,
     owner: String,
@@ -51,7 +51,7 @@ struct Method {
 struct Found {
     file: String,
     locks: Vec<Lock>,
-    /// Names of statics that are locks of the standard library.
+    /// Statics of a lock type of the standard library.
     statics: Vec<String>,
     methods: Vec<Method>,
 }
@@ -66,7 +66,7 @@ fn is_of_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// The words of a piece of source, without what separates them.
+/// The text of a piece of source, without white space.
 fn words(of: &impl syn::spanned::Spanned) -> String {
     let text = of.span().source_text().unwrap_or_default();
     text.split_whitespace().collect()
@@ -162,7 +162,8 @@ impl Found {
         }
     }
 
-    /// Whether the owner of a lock names it, or an owner in the same folder of which it is a part.
+    /// Whether the lock is named by its owner, or by an owner in the same folder with the lock in a
+    /// part of its own.
     fn has_named(&self, lock: &Lock) -> bool {
         let folder = |file: &str| file.rsplit_once('/').map(|(folder, _)| folder.to_owned());
         self.methods.iter().any(|method| {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What docs/architecture.md says of the crates and their rooms, held against the sources where
-//! the compiler does not hold it.
+//! Checks docs/architecture.md's table of crates and rooms against the sources, beyond the checks of
+//! the compiler.
 //!
-//! The compiler sees to it that a crate uses no other than those in its Cargo.toml, without circles,
-//! and that `unsafe` stands only where a crate allows it. These tests see to it that the table says
-//! the same, that rooms within one crate use what their row names, and that files stay short.
+//! By the compiler a crate uses only the crates in its Cargo.toml, without circles, and `unsafe`
+//! stands only where a crate allows it. By these tests the table agrees with both, rooms within one
+//! crate use the rooms named in their row, and files stay short.
 
 #![allow(clippy::unwrap_used, reason = "a source that cannot be read fails the test")]
 
@@ -18,10 +18,10 @@ use std::collections::BTreeSet;
 use sources::{Source, Workspace};
 use table::{MayBeUnsafe, Row, Table};
 
-/// The longest file that is still easy to hold in the head.
+/// Most lines of a file, still easy to hold in the head.
 const LINES: usize = 700;
 
-/// Fails with all `faults` at once, so that a change is judged in one go.
+/// Fails with the whole list of `faults`, to show every fault of a change at once.
 fn refuse(faults: &[String]) {
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
 }
@@ -101,7 +101,7 @@ fn rooms_use_what_their_rows_name_and_nothing_else() {
     refuse(&faults);
 }
 
-/// Paths by which a source leaves its room without naming the other one.
+/// Paths by which a source leaves its room without naming the other room.
 fn leaves_by_super(source: &Source, room: &Row) -> Vec<String> {
     let depth = source.depth_below(&room.path);
     let is_root = room.name() == "src";
@@ -114,7 +114,7 @@ fn leaves_by_super(source: &Source, room: &Row) -> Vec<String> {
         .collect()
 }
 
-/// Rooms that must never use each other, whatever the table says.
+/// Rooms never allowed to use each other, whatever the table says.
 const NEVER: &[(&str, &[&str])] = &[
     ("smcr", &["smcd"]),
     ("smcd", &["smcr"]),
@@ -170,7 +170,7 @@ fn crates_let_the_compiler_refuse_unsafe_code_as_the_table_says() {
     refuse(&faults);
 }
 
-/// What code below a folder never names, and where below it may all the same.
+/// Names banned from the code below a folder, with an exempt place below the folder.
 const FOREIGN: &[(&str, Option<&str>, &[&str])] = &[
     (
         "smc-core/src/",
@@ -188,10 +188,10 @@ const FOREIGN: &[(&str, Option<&str>, &[&str])] = &[
             "rustix::",
         ],
     ),
-    // What is for tests may say what it does.
+    // Code for tests may print its actions.
     ("smc-core/src/", Some("smc-core/src/testing/"), &["std::env", "println!", "eprint"]),
     ("backend/device/src/", None, &["virtio_queue::", "vhost::", "vhost_user_backend::"]),
-    // It panics on kernels with another vDSO: `ism_sys::read_clock`.
+    // Panics on kernels with another vDSO: `ism_sys::read_clock`.
     (
         "guest-driver/",
         None,
@@ -199,8 +199,8 @@ const FOREIGN: &[(&str, Option<&str>, &[&str])] = &[
     ),
 ];
 
-/// Parts of programs that others wrote. rustix panics if a filter of seccomp refuses these calls. The
-/// settings ask for users all the same: they may not use ism-sys, which the daemon has no need of.
+/// Code running inside other people's programs. rustix panics if a seccomp filter refuses these calls.
+/// The settings ask for users all the same, and may not use ism-sys, useless to the daemon.
 const IN_PROGRAMS: [&str; 6] = [
     "guest-driver/src/",
     "guest-driver/preload/src/",

@@ -5,21 +5,21 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The root of the repository that cargo tests.
+/// The root of the repository under test by cargo.
 pub(crate) fn root() -> PathBuf {
-    // A program that is run by hand uses the sources it was built from.
+    // A program run by hand uses its own sources.
     let package = std::env::var_os("CARGO_MANIFEST_DIR");
     package.map_or(env!("CARGO_MANIFEST_DIR").into(), PathBuf::from).join("..")
 }
 
 pub(crate) struct Package {
-    /// Its folder.
+    /// The package's folder.
     pub(crate) path: String,
     /// Packages of the workspace in `[dependencies]`.
     pub(crate) uses: BTreeSet<String>,
 }
 
-/// A source file, and its text up to the tests in it.
+/// A source file, and its text; in `Workspace::sources` without its tests.
 pub(crate) struct Source {
     pub(crate) path: String,
     pub(crate) text: String,
@@ -27,7 +27,7 @@ pub(crate) struct Source {
 
 pub(crate) struct Workspace {
     pub(crate) packages: Vec<Package>,
-    /// Sources that are built into programs and libraries.
+    /// Sources built into programs and libraries.
     pub(crate) sources: Vec<Source>,
     /// These, tests, examples and the like.
     pub(crate) all: Vec<Source>,
@@ -94,7 +94,7 @@ impl Package {
     }
 }
 
-/// Adds all Rust sources of `dir`, but not those of other packages below it.
+/// Adds the Rust sources of `dir`, without other packages below.
 fn read(root: &Path, dir: &str, is_package: &dyn Fn(&str) -> bool, out: &mut Vec<Source>) {
     let Ok(entries) = fs::read_dir(root.join(dir)) else { return };
     for entry in entries.flatten() {

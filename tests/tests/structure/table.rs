@@ -10,7 +10,7 @@ use crate::sources::root;
 pub(crate) struct Row {
     /// Folder or file, from the root of the repository.
     pub(crate) path: String,
-    /// Packages if the row is a crate; rooms of the same crate if it is a room.
+    /// For a crate's row packages; for a room's row rooms of the same crate.
     pub(crate) may_use: BTreeSet<String>,
     pub(crate) may_be_unsafe: MayBeUnsafe,
 }

@@ -36,7 +36,7 @@ const QUEUES: usize = 3;
 const EVENT: usize = 1;
 const MOVE: usize = 2;
 
-/// What the driver has asked for.
+/// The kind of a driver's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     /// A command, with this code.
@@ -45,28 +45,28 @@ pub(super) enum Asked {
     Move,
 }
 
-/// What becomes of a chain that the device has carried out.
+/// The answer to a chain carried out by the device.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
     /// Written into the chain: a reply, a record, or the status of a move.
     pub(super) bytes: Vec<u8>,
-    /// The length that the used ring names.
+    /// The length in the used ring.
     pub(super) len: u32,
-    /// The chain that the used ring names.
+    /// The chain named in the used ring.
     pub(super) id: u32,
-    /// How many elements of the used ring name it.
+    /// Number of used-ring elements for the chain.
     pub(super) times: u16,
     /// How many elements more the index of the used ring counts.
     pub(super) skip: u16,
-    /// When the driver gets it.
+    /// Delay before the answer.
     pub(super) after: Duration,
-    /// A record that the driver gets before it.
+    /// A record sent to the driver before the answer.
     pub(super) record: Option<[u8; EVENT_LEN]>,
 }
 
 /// Changes answers.
 type Rule = Box<dyn FnMut(Asked, &mut Answer) + Send>;
-/// A record, and what changes its answer.
+/// A record, and a change of its answer.
 type Record = ([u8; EVENT_LEN], fn(&mut Answer));
 
 struct Chain {
@@ -80,13 +80,13 @@ struct State {
     device: Arc<Device>,
     config: Config,
     rule: Option<Rule>,
-    /// Records for which the driver has given no buffer yet.
+    /// Records waiting for a buffer of the driver.
     records: VecDeque<Record>,
     rings: Vec<VringRwLock>,
     memory: Option<Memory>,
 }
 
-/// The device gives its records when the queue that caused them is served.
+/// Events need no notifier: the device delivers records when serving the kick with their cause.
 struct ServedByKicks;
 
 impl ism_device::EventNotifier for ServedByKicks {
@@ -97,11 +97,11 @@ impl ism_device::EventNotifier for ServedByKicks {
 pub(super) struct Backend(Arc<Mutex<State>>);
 
 impl Backend {
-    /// Listens at a socket, as a device that breaks no rule yet.
+    /// Listens at a socket, as a device keeping the rules so far.
     #[track_caller]
     pub(super) fn listen(socket: &Path) -> Backend {
         let fabric = Fabric::new(FabricConfig::new(Chid::VIRTIO_FIRST)).unwrap();
-        // No wake is delayed: nobody would serve the queue then.
+        // Without a delay of wakes: after a delay no code would serve the queue.
         let limits = Limits { wakes_per_second: u32::MAX, ..Limits::default() };
         let config = DeviceConfig { limits: Some(limits), ..DeviceConfig::default() };
         let device = fabric.join(config, Arc::new(ServedByKicks)).unwrap();
@@ -148,7 +148,7 @@ impl Backend {
         lock(&self.0).device.info().gid.unwrap_or(Gid::NONE)
     }
 
-    /// Sends a record to the driver, with a change of what the used ring says of it.
+    /// Sends a record to the driver, with a change of its used-ring entry.
     pub(super) fn send(&self, record: &(impl IntoBytes + Immutable), change: fn(&mut Answer)) {
         let mut state = lock(&self.0);
         state.records.push_back((record_bytes(record), change));
@@ -165,7 +165,7 @@ fn offered() -> Features {
     Features::MOVE | Features::SW_EVENT | Features::STATS
 }
 
-/// The configuration space of the device, with the features that it has here.
+/// The device's configuration space, with the features offered here.
 fn config_of(device: &Device) -> Config {
     let mut config = device.config();
     config.features.set(offered().bits() as u32);
@@ -240,7 +240,7 @@ fn give_back(ring: &VringRwLock, memory: &Memory, chain: &Chain, answer: &Answer
     }
     let index = queue.next_used().wrapping_add(answer.skip);
     memory.store(index.to_le(), GuestAddress(table + 2), Ordering::Release).unwrap();
-    // A call that is full has been signalled.
+    // A full call eventfd is signalled already.
     let _ = ring.signal_used_queue();
 }
 
@@ -271,8 +271,9 @@ fn finish(state: &mut State, queue: usize, asked: Asked, chain: Chain, bytes: Ve
     }
 }
 
-/// Writes as many records as there are buffers for. The guest is its own peer, and AF_SMC ends all
-/// connections with a peer when it says by a software event that it has no more: these get lost here.
+/// Writes as many records as there are buffers for. The guest is its own peer, and a software event
+/// for the last connection makes AF_SMC end every connection with the peer: such events are dropped
+/// here.
 fn flush(state: &mut State) {
     let (Some(ring), Some(memory)) = (state.rings.get(EVENT), &state.memory) else { return };
     let of_device = std::iter::from_fn(|| state.device.next_event())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The conformance suite against the kernel's AF_SMC: what Linux does otherwise is in the cases.
+//! The conformance suite against the kernel's AF_SMC; the cases know Linux's deviations.
 //!
 //! `SMC_CONFORM_REPORTS=DIR` keeps the reports.
 
@@ -11,7 +11,7 @@ use smc_tests::vm::Bed;
 
 use crate::ends::{End, PORT, one};
 
-/// The suite, which is built beside the daemon.
+/// The suite, built beside the daemon.
 fn suite(bed: &Bed, name: &str, args: &[&str]) -> (Command, PathBuf) {
     let daemon = PathBuf::from(std::env::var_os("DAEMON").unwrap());
     let kept = std::env::var_os("SMC_CONFORM_REPORTS").map(PathBuf::from);
@@ -30,7 +30,7 @@ fn suite(bed: &Bed, name: &str, args: &[&str]) -> (Command, PathBuf) {
     (command, report("json"))
 }
 
-/// Runs the suite: no requirement fails that Linux is not known to break, and `fewest` hold.
+/// Runs the suite. No requirement fails beyond Linux's known deviations, and `fewest` hold.
 #[track_caller]
 fn check((mut command, report): (Command, PathBuf), fewest: usize) {
     let output = command.output().unwrap();

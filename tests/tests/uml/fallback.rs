@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Connections that become TCP: they work, and the kernel says why.
+//! Connections falling back to TCP: bytes flow, and the kernel reports the reason.
 
 use smc_tests::vm::{Bed, Uml};
 

@@ -6,7 +6,7 @@ use smc_tests::vm::figures::{BUFFERS, af_smc_next_to_tcp, set_buffers};
 
 use crate::ends::pair;
 
-/// Runs, of which the median counts.
+/// Runs; the median counts.
 const RUNS: usize = 7;
 
 #[test]
@@ -26,7 +26,7 @@ fn af_smc_next_to_tcp_in_figures() {
         println!("buffers of {buffer} bytes:");
         af_smc_next_to_tcp([&a, &b], &a.ip(), &orders, RUNS);
         for guest in [&a, &b] {
-            // It takes the link group with it, and its buffers.
+            // The link group goes with the module, and its buffers as well.
             guest.ok("rmmod virtio_ism");
             guest.ok("insmod /lib/modules/virtio_ism.ko");
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A device that breaks the rules of docs/virtio-ism.md: the guest's kernel survives, connections are
-//! right or end, and with a device that keeps the rules all is well again.
+//! A device breaking the rules of docs/virtio-ism.md: the guest's kernel survives, connections are
+//! right or end, and a device keeping the rules makes all well again.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ fn wait_for_log(guest: &Uml, what: &str, text: &str, times: usize) {
     });
 }
 
-/// That a peer has gone.
+/// The record of a lost peer.
 fn peer_down(gid: Gid) -> Notice {
     let mut notice = Notice { gid, ..Notice::default() };
     notice.kind.set(EventType::PeerDown as u16);
@@ -77,7 +77,7 @@ fn wait_for_session_after(guest: &Uml, backend: &Backend, gid: Gid) {
     });
 }
 
-/// What a configuration is spoiled by.
+/// A way to spoil a configuration.
 type Spoil = fn(&mut Config);
 
 #[test]
@@ -136,7 +136,7 @@ fn a_configuration_that_makes_no_sense_is_refused() {
     guest.finish();
 }
 
-/// What an answer is spoiled by.
+/// A way to spoil an answer.
 type Change = fn(&mut Answer);
 
 /// The status of a reply.
@@ -238,7 +238,7 @@ fn a_device_that_answers_late_or_never_is_reset_and_used_again() {
     guest.ok(LOAD);
     let answers: [(&str, Change); 2] = [
         ("never", |answer| answer.times = 0),
-        // After the driver has given up, and before it resets the device.
+        // After the driver has given up, and before its reset of the device.
         ("late", |answer| answer.after = Duration::from_millis(15_500)),
     ];
     for (n, (what, change)) in answers.into_iter().enumerate() {
@@ -285,9 +285,9 @@ fn records_that_make_no_sense_disturb_no_connection() {
         };
         backend.send(&record, change);
     }
-    // The connection that was there before still is, and a new one is right.
+    // The earlier connection still stands, and a new one is right.
     connection_on("smc-d", &mut server, &mut client, "bulk 1000000 2");
-    // Signals of DMBs that are in use are no news to anybody.
+    // Signals of DMBs in use change nothing.
     let mut record = DmbSignal::default();
     record.kind.set(EventType::DmbSignal as u16);
     record.n.set(7);
@@ -302,7 +302,7 @@ fn records_that_make_no_sense_disturb_no_connection() {
         backend.send(&record, |_| {});
     }
     connection_on("smc-d", &mut server, &mut client, "bulk 1000000 3");
-    // Their peer, which is the guest itself, has gone, it says.
+    // The device reports the loss of the peer, here the guest itself.
     backend.send(&peer_down(backend.gid()), |_| {});
     assert_ne!(client.report().error, "", "the flood has ended");
     assert_ne!(server.report().error, "", "at the other end, too");
@@ -377,7 +377,7 @@ fn a_session_that_cannot_begin_is_tried_again() {
 fn moves_that_are_refused_or_kept_harm_only_connections() {
     const BROKEN: &str = "device failed: move queue broken";
     let refuse: Change = |answer| answer.bytes.copy_from_slice(&1_u32.to_le_bytes());
-    // With as many connections as it takes to use up all slots.
+    // With as many connections as needed to use up every slot.
     let cases: [(&str, Change, usize, &str); 7] = [
         ("refused", refuse, 1, "moves_refused"),
         ("an unknown status", |answer| answer.bytes.fill(0xff), 1, "moves_refused"),
@@ -406,7 +406,7 @@ fn moves_that_are_refused_or_kept_harm_only_connections() {
         } else {
             eventually(what, || guest.counter(counter) > 0);
         }
-        // They may wait for each other, since none of them is told.
+        // The ends may wait for each other: the kernel tells neither.
         server.kill();
         client.kill();
         backend.behave();
@@ -422,8 +422,8 @@ fn a_peer_that_goes_while_a_dmb_for_it_is_registered_ends_its_connections() {
     for nth in 1..=2 {
         let bed = Bed::new();
         let (backend, mut guest) = guest(&bed);
-        // A first contact fails in a group that has ended, and its worker may wait for itself
-        // (docs/upstream.md). So the guest is not asked to remove the module, and is killed.
+        // A first contact fails in an ended group, and its worker may wait for itself
+        // (docs/upstream.md). So the guest is killed, without removing the module.
         guest.forgive("possible recursive locking");
         guest.ok(LOAD);
         // Of both ends one after the other.
@@ -435,7 +435,7 @@ fn a_peer_that_goes_while_a_dmb_for_it_is_registered_ends_its_connections() {
             }
         });
         let (mut server, mut client) = ends(&guest);
-        // It sends nothing, and its end is all that the server waits for.
+        // The client sends nothing; the server only waits for the client's end.
         client.order("stay 0 1 &");
         let opened = client.report();
         if opened.carrier.kind == "smc-d" {
@@ -453,7 +453,7 @@ fn the_end_of_a_peer_is_told_again_to_a_kernel_that_had_no_memory_to_hear_it() {
     guest.ok(LOAD);
     let (mut server, mut client) = ends(&guest);
     begin(&mut server, &mut client, "stay 0 1");
-    // Of its size, all allocations fail that may not wait.
+    // Every non-waiting allocation of these sizes fails.
     let script = format!(
         "cd {FAILING} && echo Y > cache-filter && echo Y > ignore-gfp-wait && echo -1 > times \
          && echo 0 > verbose && echo 100 > probability \
@@ -463,7 +463,7 @@ fn the_end_of_a_peer_is_told_again_to_a_kernel_that_had_no_memory_to_hear_it() {
     backend.send(&peer_down(backend.gid()), |_| {});
     eventually("the driver has heard it", || guest.counter("events_peer_down") == 1);
     guest.ok(format!("echo 0 > {FAILING}/probability"));
-    // Otherwise it would wait for ever.
+    // Without the second notice the server would wait for ever.
     server.report();
     reload(&guest, server, client);
     assert_usable(&guest);
@@ -485,7 +485,7 @@ fn a_peer_that_lies_about_what_it_has_read_harms_only_its_connections() {
     for _ in 0..CONNECTIONS {
         assert_ne!(server.report().error, "");
     }
-    // Not before: AF_SMC keeps for ever what it was not asked for yet (docs/linux.md).
+    // Not before: AF_SMC keeps unaccepted connections for ever (docs/linux.md).
     liar.kill();
     connection_on("smc-d", &mut server, &mut client, "bulk 1000000 2");
     drop((server, client));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Drivers that come and go, and peers and daemons that are killed.
+//! Drivers loaded and removed, and peers and daemons killed.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -134,7 +134,7 @@ fn a_killed_daemon_ends_connections_and_its_successor_serves_new_guests() {
     let bed = Bed::new();
     let mut guests = pair(&bed);
     for guest in &mut guests {
-        // User-mode Linux itself warns when it ends queues without their back end.
+        // User-mode Linux itself warns when ending queues without their back end.
         guest.forgive("arch/um/drivers/virtio_uml.c");
     }
     let [a, b] = &guests;
@@ -150,7 +150,7 @@ fn a_killed_daemon_ends_connections_and_its_successor_serves_new_guests() {
         eventually("the device has gone", || guest.ok("ls /sys/class/dibs").is_empty());
     }
     connection_on("tcp", &mut server, &mut client, "bulk 100000 2");
-    // User-mode Linux does not connect again. A guest that starts now has the device.
+    // User-mode Linux does not reconnect. A newly started guest has the device.
     bed.start_daemon();
     let [late] = bed.boot_uml(["c"], "");
     give_eid(&late);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The kernel's driver under user-mode Linux: AF_SMC over the device. `cargo xtask uml` runs these
-//! tests; each ends with a look at what the guests' kernels have found.
+//! tests; each ends with a check of the mistakes found by the guests' kernels.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 mod backend;

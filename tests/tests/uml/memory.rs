@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Allocations that fail: each of the first 100 of pages when the driver gets a device, and each one of a
-//! program that connects.
+//! Failing allocations: each of the first 100 of pages during the probe of a device, and each one of a
+//! connecting program.
 //!
-//! Those of slabs do not fail when the driver gets a device: user-mode Linux would not release what it has
-//! for an interrupt whose allocation has failed, and warn the next time.
+//! Slab allocations do not fail during the probe: user-mode Linux would not release the parts of an
+//! interrupt after a failed allocation, and would warn the next time.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use smc_tests::vm::{Bed, Run, Uml};
 
 use crate::ends::{End, connection_on, one, pair};
 
-/// Some hundred rounds.
+/// Enough for some hundred rounds.
 const LIMIT: Duration = Duration::from_secs(180);
 
 /// The first number of a text.
@@ -29,8 +29,8 @@ fn a_device_is_probed_although_any_allocation_may_fail() {
     let driver = "/sys/bus/virtio/drivers/virtio_ism";
     let (bind, unbind) = (format!("{driver}/bind"), format!("{driver}/unbind"));
     let device = guest.ok("ls /sys/bus/virtio/devices").trim().to_owned();
-    // Queues, and most of 128 slots of moves; a slab does with fewer pages. What follows these is AF_SMC's,
-    // which panics later if it had none (docs/linux.md).
+    // Queues, and most of 128 slots of moves; a slab needs fewer pages. The later allocations are
+    // AF_SMC's, and AF_SMC panics later without their memory (docs/linux.md).
     let fail = ["smc-test-peer", "linux", "fail-writes", &bind, &device, &unbind, "100"];
     let said = guest.ok(Run::from(fail).within(LIMIT));
     println!("{said}");

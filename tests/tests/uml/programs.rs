@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs as they are on the kernel's AF_SMC, by `smc run --stack kernel`.
+//! Unmodified programs on the kernel's AF_SMC, by `smc run --stack kernel`.
 
 use smc_tests::vm::{Bed, Run, Uml};
 
 use crate::ends::{End, connection_on, pair};
 
-/// A command under `smc run --stack kernel` that has TCP sockets.
+/// A command with TCP sockets under `smc run --stack kernel`.
 fn under_smc_run(words: &[&str]) -> Run {
     let mut all = vec!["smc", "run", "--stack", "kernel", "--strict", "smc-test-peer", "interop"];
     all.extend(words);
@@ -19,14 +19,14 @@ fn programs_on_tcp_sockets_are_on_af_smc() {
     let mut server = End::serve_by(&a, under_smc_run(&["serve", "tcp", "0.0.0.0:5000"]));
     let address = format!("{}:5000", a.ip());
     let mut client = End::talk_by(&b, under_smc_run(&["talk", "tcp", &address]));
-    // The program takes it for TCP.
+    // The program itself sees TCP.
     for order in ["ping 10000 1", "bulk 4000000 2", "half 100000 3", "window 0 4", "urgent 0 5"] {
         connection_on("tcp", &mut server, &mut client, order);
     }
     for guest in [&a, &b] {
         assert!(guest.counter("move_bytes") > 4_000_000, "the bytes went over the device");
     }
-    // A program without it gets TCP from the same server.
+    // A program without `smc run` gets TCP from the same server.
     let moved = a.counter("move_bytes");
     let mut plain = End::talk(&b, "tcp", &a.ip());
     connection_on("tcp", &mut server, &mut plain, "bulk 1000000 6");
