@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use smc_tests::vm::{Bed, Guest, Run, Vm};
 
-/// MiB that are sent.
+/// MiB to send.
 const SIZE: u32 = 256;
 
 fn main() {
@@ -47,7 +47,7 @@ fn main() {
     show(&said[1]);
 
     println!("5. The same data over TCP and virtio-net");
-    // With an end of input the server would close its half, on which its client stops sending.
+    // At the end of its input the server would close its half, and its client would stop sending.
     let server = Run::from("nc -l -p 5001 > /tmp/copy").open_stdin();
     let (tcp, _) = transfer([&a, &b], server, &format!("nc {} 5001", a.ip()));
     let rate = |time: Duration| f64::from(SIZE) / time.as_secs_f64();
@@ -70,12 +70,12 @@ fn main() {
     }
 }
 
-/// Sends made-up data from the second guest to the first; the time it took, and what the programs
-/// said.
+/// Sends random data from the second guest to the first. Returns the time taken, and the programs'
+/// output.
 fn transfer([to, from]: [&Guest; 2], server: Run, client: &str) -> (Duration, [String; 2]) {
     from.ok(format!("[ -e /tmp/data ] || head -c {SIZE}m /dev/urandom > /tmp/data"));
     let server = to.spawn(server);
-    // A port that nobody listens on yet refuses the client.
+    // A port without a listener yet refuses the client.
     smc_tests::eventually("the server listens", || {
         to.run("netstat -ltn | grep -q ':500[01] '").code() == 0
     });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `cargo xtask vm perf`: SMC-D between two guests, next to TCP over virtio-net and, where there is a
-//! back end for it (`VSOCK_DAEMON`), next to virtio sockets. Arguments are those of `smc perf --to`.
+//! `cargo xtask vm perf`: SMC-D between two guests, next to TCP over virtio-net and, given a back end
+//! (`VSOCK_DAEMON`), next to virtio sockets. The arguments go to `smc perf --to`.
 #![allow(clippy::unwrap_used, reason = "it ends at its first surprise")]
 
 use std::time::Duration;
@@ -53,7 +53,7 @@ fn main() {
     client.wait().ok();
 }
 
-/// Waits until somebody listens on a TCP port of a guest.
+/// Waits for a listener on a TCP port of a guest.
 fn wait_for_port(guest: &Guest, port: u16) {
     let line = format!("netstat -ltn | grep -q ':{port} '");
     smc_tests::eventually("the server listens", || guest.run(line.as_str()).code() == 0);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `cargo xtask vm perf --programs`: programs of the distribution as they are, in two guests that find each
-//! other by TCP option 254, on SMC-D and on the TCP of the same guests. The two take turns, several times;
-//! the medians are compared. Arguments: how often, and "kernel" for the kernel's AF_SMC by its driver
-//! instead of this project's stack.
+//! `cargo xtask vm perf --programs`: unmodified programs of the distribution in two guests finding
+//! each other by TCP option 254, on SMC-D and on the TCP of the same guests. The two take turns,
+//! several times; the medians are compared. Arguments: how often, and "kernel" for the kernel's AF_SMC
+//! by its driver instead of this project's stack.
 #![allow(clippy::unwrap_used, reason = "it ends at its first surprise")]
 
 use smc_tests::vm::ends::give_eid;
 use smc_tests::vm::unmodified::{WEB_ROOT, after, guests, on, serve, smc_d, web_server};
 use smc_tests::vm::{Bed, Guest, Vm};
 
-/// Whose SMC-D it is.
+/// The owner of the SMC-D stack.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stack {
     Process,
@@ -31,7 +31,7 @@ impl Stack {
         Some(guests)
     }
 
-    /// The command line that puts a program on SMC-D, if it is to be.
+    /// The command line of a program, on SMC-D if `smc`.
     fn on(self, smc: bool, program: &str) -> String {
         match self {
             Stack::Kernel if smc => format!("smc run --stack kernel --strict {program}"),
@@ -39,7 +39,7 @@ impl Stack {
         }
     }
 
-    /// What grows if SMC-D carries something to or from a guest.
+    /// A counter growing with SMC-D traffic of a guest.
     fn carried(self, guest: &Guest) -> u64 {
         match self {
             Stack::Process => smc_d(guest),
@@ -117,7 +117,7 @@ const MEASURES: [Measure; 7] = [
     },
 ];
 
-/// The last line of the receiver is that of all streams.
+/// The receiver's last line is the sum over every stream.
 fn received(text: &str) -> f64 {
     let mut lines = text.lines().rev();
     after(lines.find(|line| line.ends_with("receiver")).unwrap(), "Bytes")
@@ -159,7 +159,7 @@ fn compare(
     let ends = [true, false];
     let servers = [0, 1].map(|end| serve(a, &stack.on(ends[end], measure.server), ports[end]));
     let mut figures = [Vec::new(), Vec::new()];
-    // One run that is not counted warms both up.
+    // One uncounted run warms both up.
     for run in 0..=runs {
         for (end, smc) in ends.into_iter().enumerate() {
             let before = stack.carried(a);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `cargo xtask vm perf --rdma`: this project's SMC-R between two guests, next to AF_SMC over the same
-//! soft-RoCE and next to TCP. The same program measures all three, in turn, several times, every other
-//! time in reverse order; medians are shown, and of what is compared the median of the ratios within
-//! the rounds. The argument is how often.
+//! soft-RoCE and next to TCP. The same program measures each, in turn, several times, every other time
+//! in reverse order. The output is medians, and for comparisons the median of the ratios within the
+//! rounds. The argument is how often.
 #![allow(clippy::unwrap_used, reason = "it ends at its first surprise")]
 
 use std::time::Duration;
@@ -10,9 +10,9 @@ use std::time::Duration;
 use smc_tests::interop::Report;
 use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
 
-/// Who is measured, each on a port of its own.
+/// The measured ends, each on a separate port.
 const ENDS: [(&str, &str); 3] = [("SMC-R", "rust"), ("AF_SMC", "linux"), ("TCP", "tcp")];
-/// What is measured: the cell, its number, its unit, and whether more is better.
+/// The measurements: the cell, its number, its unit, and whether more is better.
 const MEASURES: [(&str, &str, usize, &str, bool); 3] = [
     ("bulk", "stream", 32 << 20, "MB/s", true),
     ("64 B there and back", "rounds", 2000, "us, median", false),
@@ -29,7 +29,7 @@ fn main() {
     let mut ends: Vec<[Job; 2]> =
         (5000..).zip(ENDS).map(|(port, (_, who))| pair(&a, &b, who, port)).collect();
     let mut values = vec![vec![Vec::new(); ENDS.len()]; MEASURES.len()];
-    // One run that is not counted makes the link groups.
+    // One uncounted run makes the link groups.
     for run in 0..=runs {
         for (measure, (_, cell, number, ..)) in MEASURES.iter().enumerate() {
             let mut order: Vec<_> = ends.iter_mut().enumerate().collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tests that need all processors: they measure, or have many guests. `cargo xtask vm` runs them when
+//! Tests in need of every processor, for measurements or many guests. `cargo xtask vm` runs them while
 //! no other test has guests.
 
 use std::thread;
@@ -43,7 +43,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const SIGCONT: i32 = 18;
 const SIGSTOP: i32 = 19;
 
-/// MiB per second of a transfer between two guests, if it went over SMC.
+/// MiB per second of a transfer between two guests, if carried by SMC.
 #[track_caller]
 fn throughput(guest: &Guest, server: &Guest) -> Option<f64> {
     let to = format!("{}:7000", server.ip());
@@ -54,10 +54,10 @@ fn throughput(guest: &Guest, server: &Guest) -> Option<f64> {
     lines.filter_map(|line: serde_json::Value| line["smc"].as_f64()).next()
 }
 
-// What is compared is the daemon's doing: the third guest is as busy with itself otherwise, and there
-// may be fewer processors than guests. The host may be busy with other work at any time, which slows
-// one of two measurements. So they take turns until a pair is as it has to be: a daemon that lets one
-// guest slow another slows it in each of them.
+// The comparison is about the daemon: the third guest is as busy with itself in the other measurement,
+// and there may be fewer processors than guests. Other work of the host may slow one of two
+// measurements at any time. So the measurements alternate until one pair is right: a daemon letting
+// one guest slow another would spoil every pair.
 #[test]
 fn a_guest_that_registers_and_drops_at_full_speed_leaves_others_their_throughput() {
     let bed = Bed::alone();

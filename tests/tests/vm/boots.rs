@@ -50,9 +50,9 @@ fn commands_have_output_codes_and_signals() {
 fn two_guests_reach_each_other_over_tcp() {
     let bed = Bed::new();
     let [a, b] = bed.pair();
-    // With an end of its input it would close its half, on which the client stops sending.
+    // At the end of its input, nc would close its half, and the client would stop sending.
     let server = a.spawn(Run::from("nc -l -p 5000").open_stdin());
-    // It may not listen yet.
+    // The server may not listen yet.
     let line =
         format!("for i in $(seq 50); do nc {} 5000 && exit; sleep 0.1; done; exit 1", a.ip());
     b.ok(Run::from(line).stdin("hello from b\n"));

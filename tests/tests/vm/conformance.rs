@@ -51,8 +51,8 @@ fn over_the_window_with_the_server_here() {
     passes(&["close::far::turned::window", "data::far::turned::window"]);
 }
 
-/// Runs a part of the suite over SMC-R between guests with so many RNICs; the network is that of
-/// `ip6` or of IPv4.
+/// Runs a part of the suite over SMC-R between guests with so many RNICs, on the network of `ip6` or
+/// of IPv4.
 #[track_caller]
 fn passes_over_rdma(part: &str, rnics: u32, ip6: bool) {
     let bed = Bed::new();
@@ -105,14 +105,15 @@ fn over_rdma_version_1_by_ipv6_with_two_rnics() {
     passes_over_rdma("::far::rdma_v1::", 2, true);
 }
 
-/// Plays the level llc of `smc conform` over soft-RoCE. Passed cases, or those that failed a MUST.
+/// Plays the level llc of `smc conform` over soft-RoCE. Returns the number of passed cases; panics on
+/// a failed MUST.
 #[track_caller]
 fn plays_links(b: &Guest, command: &str) -> usize {
     let played = b.run(Run::from(command).within(LONG));
     let report: serde_json::Value =
         serde_json::from_str(&played.out).unwrap_or_else(|error| panic!("{error}: {played}"));
     println!("facts {}; {}; {} s", report["facts"], report["summary"], report["seconds"]);
-    // The report has thousands of lines: only the cases that failed, with what passed in them.
+    // The report has thousands of lines: print only the failed cases, with their exchanges.
     let cases = report["cases"].as_array().unwrap().iter();
     let failed: Vec<String> = cases
         .filter(|one| one["verdict"] == "FAIL")

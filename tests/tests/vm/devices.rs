@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How a guest's devices come to programs, and what is said of them.
+//! How programs get a guest's devices, and the reports about the devices.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn a_device_is_bound_listed_measured_and_given_back() {
     println!("{unbound}");
     assert!(unbound.contains("smc devices --bind"), "{unbound}");
     a.ok(["smc", "devices", "--bind"]);
-    // As often as one likes.
+    // Binding may be repeated.
     a.ok(["smc", "devices", "--bind"]);
     let listed = a.ok(["smc", "devices", "--json"]);
     let devices: serde_json::Value = serde_json::from_str(&listed).unwrap();
@@ -48,7 +48,7 @@ fn uio_and_one_interrupt_line_do_as_well() {
     for _ in 0..20 {
         client.ping();
     }
-    // It sleeps until the line goes up.
+    // The driver sleeps until the interrupt line goes up.
     assert_eq!(client.command("wait"), "waits");
     a.reset();
     client.failed_after();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A server and a client in two guests, for tests that do something to the machines below.
+//! A server and a client in two guests, for tests acting on the machines below.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ pub(crate) const PORT: &str = "5000";
 /// How long a client may take for an answer: longer than one CLC message of `smc_tests::talk`.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Puts the driver's log into the transcript, which stays if the test fails.
+/// Puts the driver's log into the transcript, kept if the test fails.
 fn logged(run: Run) -> Run {
     run.env("RUST_LOG", "guest_driver=debug")
 }
 
-/// A server that echoes, see `smc_tests::talk`.
+/// An echoing server, see `smc_tests::talk`.
 #[track_caller]
 pub(crate) fn serve(guest: &Guest) -> Job {
     let address = format!("0.0.0.0:{PORT}");
@@ -28,7 +28,7 @@ pub(crate) fn serve(guest: &Guest) -> Job {
     server
 }
 
-/// A client that carries out commands.
+/// A client carrying out commands.
 pub(crate) struct Client(Job);
 
 impl Client {
@@ -59,14 +59,14 @@ impl Client {
         self.0.line()
     }
 
-    /// A new connection, which must be SMC.
+    /// A new connection, required to be SMC.
     #[track_caller]
     pub(crate) fn connect(&mut self) {
         assert_eq!(self.command("connect"), "connected smc");
         self.ping();
     }
 
-    /// A new connection, as soon as it is SMC.
+    /// Connects again and again until the connection is SMC.
     #[track_caller]
     pub(crate) fn connect_eventually(&mut self) {
         eventually("a new connection is SMC", || self.command("connect") == "connected smc");
@@ -79,7 +79,7 @@ impl Client {
         assert_eq!(self.command("ping"), "pong");
     }
 
-    /// Ends the program, so that its device is free again.
+    /// Ends the program, to free its device.
     #[track_caller]
     pub(crate) fn end(self) {
         self.0.close_stdin();
@@ -92,8 +92,8 @@ impl Client {
         self.failed_by(&["ConnectionReset"])
     }
 
-    /// The connection ends in the background because the peer's process was killed. If that had read
-    /// all that was sent, the kernel's FIN makes it an end of data, as on TCP.
+    /// The connection ends in the background after a kill of the peer's process. If the process had
+    /// read every byte sent, the kernel's FIN makes an end of data, as on TCP.
     #[track_caller]
     pub(crate) fn ended_by_kill(&mut self) {
         self.failed_by(&["ConnectionReset", "UnexpectedEof", "BrokenPipe"]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Who is on which fabric, and how many.
+//! Members of each fabric, and their number.
 
 use smc_tests::Dir;
 use smc_tests::vm::{Bed, Vm};
@@ -9,7 +9,7 @@ use crate::ends::{Client, PORT, serve};
 // Shows: SEC-14.
 #[test]
 fn guests_of_two_fabrics_reach_each_other_by_tcp_only() {
-    // A fabric exists if a socket names it.
+    // A fabric exists once named by a socket.
     let sockets = Dir::new();
     let unused =
         ["ff00", "ff01"].map(|chid| format!("{},chid={chid}", sockets.path().join(chid).display()));

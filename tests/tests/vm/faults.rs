@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that die or misbehave: their peers hear of it, and nobody else notices.
+//! Dying or misbehaving guests: their peers notice, and no other guest does.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ pub(crate) fn rogue(guest: &Guest, words: &[&str]) -> Job {
     guest.spawn(Run::new(words).within(Duration::from_secs(120)))
 }
 
-/// The middle of a transfer in which one of two guests ends.
+/// Ends one of two guests in the middle of a transfer.
 #[track_caller]
 fn in_mid_transfer(end: impl Fn(&Guest), dies: usize, limit: Duration) {
     let bed = Bed::new();
@@ -37,7 +37,7 @@ fn in_mid_transfer(end: impl Fn(&Guest), dies: usize, limit: Duration) {
     }
     println!("the survivor heard after {:?}", start.elapsed());
     assert!(start.elapsed() < limit, "{:?}", start.elapsed());
-    // The survivor's program goes on with whoever comes.
+    // The survivor's program serves the next peer.
     guests[dies].restart();
     if dies == 0 {
         let _server = serve(&guests[0]);
@@ -67,7 +67,7 @@ fn a_guest_that_panics_is_missed_when_it_reboots() {
             drop(panic);
         },
         0,
-        // Until then it writes to its console, which is slow where it is emulated.
+        // Until the reboot the guest writes to its console, slow under emulation.
         Duration::from_secs(10),
     );
 }
@@ -85,7 +85,7 @@ fn random_bytes_over_rings_and_window_harm_nobody_else() {
     assert_eq!(smear.line(), "connected");
     assert_eq!(server.line(), "1 accepted smc");
     client.ping();
-    // Its own connection ends, as it must; which error it is depends on the bytes.
+    // The guest's own connection must end; the bytes decide the error.
     let end = server.line();
     println!("{end}");
     assert!(end.starts_with("1 ended"), "{end}");
@@ -105,7 +105,7 @@ fn random_bytes_over_rings_and_window_harm_nobody_else() {
     for innocent in ["a", "b"] {
         assert!(bed.counters(innocent).faults.is_empty(), "{:?}", bed.list());
     }
-    // It can join again as if nothing had been.
+    // The guest can join again as before.
     Client::new(&c, &a).connect();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One of three guests does all at once that a guest can do to the others, for as long as it is told.
+//! One of three guests attacks the others in every way at once, for a given time.
 
 use std::env;
 use std::fs;
@@ -11,15 +11,15 @@ use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
 
 use crate::ends::{Client, PORT, serve};
 
-/// How long it lasts if `SMC_VM_HOSTILE_SECONDS` does not say otherwise.
+/// Default duration of the attacks, in seconds, without `SMC_VM_HOSTILE_SECONDS`.
 const SECONDS: u64 = 10;
 
-/// Descriptors, threads and mappings that the daemon may have more of afterwards. A device starts a
-/// thread, whose stack is a mapping, when it first has something to do. What leaked with each of
-/// thousands of DMBs, wakes and clients would be far more.
+/// Tolerated growth of the daemon's descriptors, threads and mappings. A device starts a thread, with
+/// its stack in a mapping, at its first need. A leak with each of thousands of DMBs, wakes and clients
+/// would be far more.
 const SPARE: [usize; 3] = [16, 12, 64];
 
-/// What the daemon holds that somebody might make grow.
+/// The daemon's descriptors, threads and mappings.
 fn held(bed: &Bed) -> [usize; 3] {
     let proc = format!("/proc/{}", bed.daemon_pid());
     let entries = |name: &str| fs::read_dir(format!("{proc}/{name}")).unwrap().count();
@@ -32,7 +32,7 @@ fn rogue(guest: &Guest, words: &[&str], seconds: u64) -> Job {
     guest.spawn(Run::new(words).within(Duration::from_secs(seconds + 120)))
 }
 
-/// Echoes of 10,000 bytes, each compared, and each tenth on a new connection: how long they took.
+/// Echoes of 10,000 bytes, each compared, and each tenth on a new connection. Returns the times taken.
 fn transfer(client: &mut Client, mut goes_on: impl FnMut(usize) -> bool) -> Vec<Duration> {
     let mut times = Vec::new();
     while goes_on(times.len()) {
@@ -70,7 +70,7 @@ fn again_and_again(guest: &Guest, what: &str, seconds: u64) -> Job {
     guest.spawn(Run::from(script).within(Duration::from_secs(seconds + 120)))
 }
 
-/// All at once in the guest `c`, beside a transfer of `client`.
+/// Every attack at once in the guest `c`, beside a transfer of `client`.
 fn worst(c: &Guest, [a, b]: [&Guest; 2], client: &mut Client, seconds: u64) -> Vec<Duration> {
     let [listening, victim] = [a, b].map(|guest| format!("{}:{PORT}", guest.ip()));
     let words = seconds.to_string();
@@ -79,7 +79,7 @@ fn worst(c: &Guest, [a, b]: [&Guest; 2], client: &mut Client, seconds: u64) -> V
         rogue(c, &["storm", "pci", "pci", &words], seconds),
         rogue(c, &["loiter", &listening, &words], seconds),
         again_and_again(c, "scribble pci 1", seconds),
-        // To another server: a source that loiters waits for its own clients only.
+        // To another server: a source with loitering clients only waits for its own clients.
         again_and_again(c, &format!("smear pci {victim}"), seconds),
     ];
     thread::scope(|scope| {
@@ -106,7 +106,7 @@ fn a_guest_that_does_its_worst_all_at_once_stops_nobody() {
     let mut client = Client::new(&b, &a);
     client.connect();
     print("before", &transfer(&mut client, |n| n < 50));
-    // What the daemon keeps for devices that have been used is there after the first time.
+    // The daemon's lasting resources of used devices exist after the first time.
     print("beside it", &worst(&c, [&a, &b], &mut client, 5));
     let before = held(&bed);
     print("beside it", &worst(&c, [&a, &b], &mut client, seconds));

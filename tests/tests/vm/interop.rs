@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Who understands whom: this project's SMC-R and the kernel's AF_SMC, as client and as server, in
-//! every version that soft-RoCE has.
+//! Interoperability of this project's SMC-R and the kernel's AF_SMC, as client and as server, in every
+//! version possible with soft-RoCE.
 //!
 //! Each test boots two guests for one version and number of links, and goes through all cells (see
-//! `smc_tests::interop`) for each pair of ends. A line is printed per cell. For each connection the
-//! kernel is asked whether SMC-R carried it.
+//! `smc_tests::interop`) for each pair of ends, printing a line per cell. For each connection the test
+//! asks the kernel whether SMC-R was the carrier.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,11 +15,11 @@ use smc_tests::interop::Report;
 use smc_tests::linux::Smc;
 use smc_tests::vm::{Bed, End, Guest, Job, Run, Vm};
 
-/// The enterprise id of both ends, which is that of stacks that were not told one.
+/// The enterprise id of both ends, the default of stacks without a configured one.
 const EID: &str = "VIRTIO-ISM";
 const PORT: u16 = 5000;
-/// How soon the survivor of a killed peer must hear of it: a link is tested after [`TEST_LINK_SOON`]
-/// seconds, and an answer waited for as many as two.
+/// Limit for a survivor's notice of a killed peer: a link is tested after [`TEST_LINK_SOON`] seconds,
+/// and the answer awaited for up to two seconds.
 const SOON: Duration = Duration::from_secs(10);
 const TEST_LINK_SOON: u32 = 3;
 /// How long a survivor is listened to.
@@ -41,7 +41,7 @@ struct Setup {
     rust: &'static str,
 }
 
-/// What the kernel is to do.
+/// A setting of the kernel.
 enum Kernel {
     /// Version 2.1 with so many links of a link group at most.
     V2(&'static str),
@@ -49,7 +49,7 @@ enum Kernel {
     V1,
 }
 
-/// Whose end.
+/// The kind of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Linux,
@@ -72,7 +72,7 @@ struct Field<'a> {
     b: Guest,
     /// After how many seconds of silence new links are tested.
     test_link: u32,
-    /// A further option.
+    /// A further option of this project's end, about idle link groups.
     idle: &'static str,
     /// Whether a cell has failed once and was run again.
     repeated: bool,
@@ -81,13 +81,13 @@ struct Field<'a> {
     _bed: Bed,
 }
 
-/// What to move in bulk: 4 MiB, or as many as `SMC_INTEROP_BULK` says; 100 take minutes under emulation.
+/// Bytes of bulk: 4 MiB, or `SMC_INTEROP_BULK` MiB; 100 take minutes under emulation.
 fn bulk() -> usize {
     let mib = std::env::var("SMC_INTEROP_BULK").ok().and_then(|text| text.parse().ok());
     mib.unwrap_or(4) << 20
 }
 
-/// With a log of the own stack in the transcript, if `SMC_INTEROP_LOG` says what it is to have, as
+/// With a log of the own stack in the transcript, filtered by `SMC_INTEROP_LOG`, for example
 /// `guest_driver=debug`.
 pub(super) fn logged(run: Run) -> Run {
     match std::env::var("SMC_INTEROP_LOG") {
@@ -175,7 +175,7 @@ impl<'a> Field<'a> {
         self.b.spawn(logged(run).open_stdin().within(Duration::from_secs(300)))
     }
 
-    /// Checks that SMC-R of this version carried what a report is about.
+    /// Checks a report for SMC-R of this version as the carrier.
     fn carried(&self, report: &Report) -> Result<(), String> {
         let Setup { version, release, links, .. } = *self.setup;
         let carrier = &report.carrier;
@@ -192,7 +192,7 @@ impl<'a> Field<'a> {
         Ok(())
     }
 
-    /// Prints a cell's line, and remembers what failed.
+    /// Prints a cell's line, and remembers failures.
     fn say(&mut self, sides: [Side; 2], cell: &str, result: Result<String, String>) {
         match &result {
             Ok(text) => drop(self.print(sides, cell, "ok", text)),
@@ -208,15 +208,15 @@ impl<'a> Field<'a> {
         let pair = format!("{} client -> {} server", client.name(), server.name());
         let line = format!("{:<16} {pair:<27} {cell:<20} {word:<6} {text}", self.setup.name);
         println!("{line}");
-        // So that they are there while the test goes on, and if it hangs.
+        // For readers during the test, and after a hang.
         let _ = writeln!(self.lines, "{line}");
         line
     }
 
-    /// Whether a cell with this result is to be run again, which is said. The kernel waits two seconds
-    /// for an answer of its peer, and soft-RoCE breaks a link whose packets come late; an emulated
-    /// guest on a machine with other work gets no processor for so long now and then. So one cell of a
-    /// test may fail once.
+    /// Whether a cell with this result is to be run again; prints the decision. The kernel waits two
+    /// seconds for its peer's answer, and soft-RoCE breaks a link with late packets. An emulated guest
+    /// on a busy machine gets no processor for so long now and then. So one cell of a test may fail
+    /// once.
     fn repeats<T>(&mut self, sides: [Side; 2], cell: &str, result: &Result<T, String>) -> bool {
         let Err(text) = result else { return false };
         if self.repeated {
@@ -228,7 +228,7 @@ impl<'a> Field<'a> {
     }
 }
 
-/// What the kernel says of its SMC.
+/// The state of a kernel's SMC.
 #[track_caller]
 fn smc(guest: &Guest) -> Smc {
     serde_json::from_str(&guest.ok(["smc-test-peer", "linux", "show"])).unwrap()
@@ -252,7 +252,7 @@ fn same_bytes(client: &Report, server: &Report) -> Result<(), String> {
     if there && back { Ok(()) } else { Err(format!("other bytes: {client:?} {server:?}")) }
 }
 
-/// An order, to a client and its server that are both left as they were.
+/// An order for a client and its server, both left unchanged by earlier orders.
 fn cell(
     field: &Field<'_>,
     [server, client]: [&mut Job; 2],
@@ -297,7 +297,7 @@ fn moved(
     })
 }
 
-/// All cells of one pair of ends.
+/// Runs the cells of one pair of ends.
 fn cells(field: &mut Field<'_>, sides: [Side; 2]) {
     field.fresh(TEST_LINK_LATE);
     let mut before = [smc(&field.a), smc(&field.b)];
@@ -328,7 +328,7 @@ fn cells(field: &mut Field<'_>, sides: [Side; 2]) {
         let failed = result.is_err();
         field.say(sides, name, result);
         if failed {
-            // Ends that are out of step would fail whatever follows.
+            // Ends out of step would fail every later cell.
             (server, client) = (field.serve_again(sides[0], server), field.talk(sides[1]));
             let again = cell(field, [&mut server, &mut client], "ping 10000 2");
             groups = again.ok().map(|(here, there)| [here, there].map(|end| end.carrier.group));
@@ -411,7 +411,7 @@ fn idle(field: &mut Field<'_>, sides: [Side; 2]) -> Result<String, String> {
     gone
 }
 
-/// The link group has as many links as it should, as each kernel that takes part sees it.
+/// Checks the number of links of the link group in the view of each participating kernel.
 fn second_link(field: &Field<'_>, sides: [Side; 2]) -> Result<String, String> {
     let mut seen = Vec::new();
     for (guest, side) in [&field.a, &field.b].into_iter().zip(sides) {
@@ -445,7 +445,7 @@ fn many(field: &Field<'_>, [server, client]: [&mut Job; 2]) -> Result<String, St
     Ok(format!("{} ms", here.millis))
 }
 
-/// The kernel has counted the connections of this version, and none that became TCP.
+/// Checks the kernel's counters: connections of this version, and no fallback to TCP.
 fn in_the_kernel(field: &Field<'_>, sides: [Side; 2], before: &[Smc; 2]) -> Result<String, String> {
     let version = usize::from(field.setup.version - 1);
     let mut text = Vec::new();
@@ -467,7 +467,7 @@ fn in_the_kernel(field: &Field<'_>, sides: [Side; 2], before: &[Smc; 2]) -> Resu
     Ok(text.join(", "))
 }
 
-/// One end is killed while bytes flow to the other one.
+/// Kills one end while bytes flow to the other.
 fn killed(
     field: &Field<'_>,
     [server, client]: [&mut Job; 2],
@@ -496,9 +496,9 @@ fn killed(
     Ok(format!("{} ms, {}", took.as_millis(), report.error))
 }
 
-/// Whether a pair of ends is among those that `SMC_INTEROP_ONLY=rust-linux,linux-linux` names, client
-/// first. All are if it names none, but for the kernel with itself: that shows that the test is right,
-/// for which once is enough.
+/// Whether a pair of ends is named in `SMC_INTEROP_ONLY=rust-linux,linux-linux`, client first. Without
+/// the variable every pair is wanted, but the kernel with itself only with one link: this pair
+/// validates the test, and once is enough.
 fn wanted(setup: &Setup, sides: [Side; 2]) -> bool {
     let [server, client] = sides.map(|side| side.name().to_lowercase());
     match std::env::var("SMC_INTEROP_ONLY") {
@@ -507,7 +507,7 @@ fn wanted(setup: &Setup, sides: [Side; 2]) -> bool {
     }
 }
 
-/// Runs the cells of all pairs of ends. A pair that cannot be is printed with the reason.
+/// Runs the cells of every pair of ends. For an impossible pair prints the reason.
 #[track_caller]
 fn matrix(setup: &Setup, impossible: &[([Side; 2], &str)]) {
     let mut field = Field::new(setup);

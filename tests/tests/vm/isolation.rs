@@ -17,7 +17,7 @@ fn a_third_guest_that_reads_its_whole_window_finds_nothing() {
     println!("{said}");
     assert_eq!(said.trim_end(), "looked at 268435456 of 268435456 bytes, 0 not zero");
     assert_eq!(bed.counters("c").slabs, 0);
-    // Nor does what a guest leaves in its window come to light in its next life there.
+    // A guest's leftovers in its window do not appear in its next life either.
     client.end();
     let said = b.ok(["smc-test-peer", "rogue", "look", "pci"]);
     assert!(said.trim_end().ends_with(", 0 not zero"), "{said}");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The kernel's driver (`guest-driver/kernel`) in guests: AF_SMC over the device, with itself and with
-//! this project's sockets. The kernel is asked what carried each connection.
+//! this project's sockets. The test asks the kernel for the carrier of each connection.
+//! `tests/uml/module.sh` builds the module, from `source/` and `build/` beside `KERNEL`.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use smc_tests::vm::{Bed, Guest, Run, Vm};
 
 /// Connections at a time.
 const MANY: usize = 60;
-/// Runs of a measurement, of which the median counts.
+/// Runs of a measurement; the median counts.
 const RUNS: usize = 7;
 
 /// A guest whose ISM device is for the kernel's driver.
@@ -65,7 +66,7 @@ fn two_kernels_speak_smc_d_over_the_window() {
 fn kernels_without_the_window_speak_smc_d_by_moves() {
     let bed = Bed::new();
     let [a, b] = bed.boot([vm("a").cpus(2), vm("b")]);
-    // The other one has its DMBs in the window, which the device writes.
+    // The other end has its DMBs in the window, written by the device.
     load(&a, WINDOW);
     load(&b, MOVES);
     let mut server = End::serve(&a, "linux");
@@ -142,7 +143,7 @@ fn a_peer_that_lies_in_slabs_harms_only_its_connections() {
     for _ in 0..CONNECTIONS {
         assert_ne!(server.report().error, "");
     }
-    // Not before: AF_SMC keeps for ever what it was not asked for yet (docs/linux.md).
+    // Not before: AF_SMC keeps unaccepted connections for ever (docs/linux.md).
     liar.kill();
     connection_on("smc-d", &mut server, &mut client, "bulk 1000000 2");
     assert_eq!(a.counter("usable"), 1);
@@ -179,8 +180,8 @@ fn af_smc_next_to_tcp_in_figures() {
     }
 }
 
-/// Prints what a stream takes on AF_SMC, and on TCP: kicks and moves of both ends, and processor time of
-/// both guests and of the daemon.
+/// Prints the costs of a stream on AF_SMC, and on TCP: kicks and moves of both ends, and processor
+/// time of both guests and of the daemon.
 #[track_caller]
 fn costs(bed: &Bed, a: &Guest, b: &Guest) {
     const MIB: f64 = 200e6 / (1 << 20) as f64;

@@ -14,18 +14,18 @@ use crate::ends::{Client, serve};
 
 /// Where the kernel's trace facilities are.
 const TRACING: &str = "/sys/kernel/tracing";
-/// Functions of the kernel by which kicks and interrupts travel.
+/// Kernel functions on the path of kicks and interrupts.
 const WAKING: [&str; 4] = [
     // A guest's store to the address of an ioeventfd.
     "ioeventfd_write",
-    // Somebody has written to the eventfd of an irqfd.
+    // A write to the eventfd of an irqfd.
     "irqfd_wakeup",
-    // Somebody takes what was written to an eventfd.
+    // A read of an eventfd.
     "eventfd_read",
     // QEMU asks for an interrupt.
     "kvm_send_userspace_msi",
 ];
-/// Functions of the kernel that hear of a mapping.
+/// Kernel functions on the path of a mapping.
 const MAPPING: [&str; 2] = [
     // QEMU adds, moves or removes a memory slot.
     "kvm_set_memory_region",
@@ -48,7 +48,7 @@ fn can_probe() -> bool {
     kvm && probes
 }
 
-/// Records calls of some functions while it lives.
+/// Records calls of some functions during its life.
 struct Probes;
 
 impl Probes {
@@ -63,7 +63,8 @@ impl Probes {
         Probes
     }
 
-    /// The calls until now, which end the record: how often a thread of a name has called a function.
+    /// Ends the record, and returns the calls so far: how often a thread of a name has called a
+    /// function.
     #[track_caller]
     fn calls(&self) -> Calls {
         write("tracing_on", "0");
@@ -112,12 +113,12 @@ impl Calls {
     }
 }
 
-/// What daemon and KVM have counted at a moment.
+/// Counters of the daemon and of KVM at one moment.
 #[derive(Clone, Copy, Debug)]
 struct Counts {
-    /// Signals that drivers asked for, less those that needed no kick.
+    /// Signals requested by drivers, less signals without a need for a kick.
     kicks: u64,
-    /// Wake records that the daemon put into drivers' event queues.
+    /// Wake records in drivers' event queues.
     wakes: u64,
     /// How often a guest's processor went back to QEMU for a store or load.
     qemu_exits: u64,
@@ -143,7 +144,7 @@ impl Counts {
     }
 }
 
-/// What KVM has counted of a machine: a file of `/sys/kernel/debug/kvm/PID-FD`.
+/// KVM's counter of a machine: a file of `/sys/kernel/debug/kvm/PID-FD`.
 #[track_caller]
 fn statistic(guest: &Guest, name: &str) -> u64 {
     let pid = guest.pid();
@@ -178,8 +179,8 @@ fn kicks_and_interrupts_do_not_pass_through_qemu() {
     let calls = probes.calls();
     print_always(&format!("{counts:?}, {calls:?}"));
     let few = counts.wakes / 5;
-    // A kick finds the queue busy now and then, and is not needed then; so is an interrupt. What the
-    // daemon has read from an eventfd, or KVM, QEMU has not: its own reads are of other eventfds.
+    // Now and then a kick finds the queue busy, and is unnecessary; so is an interrupt. An eventfd
+    // read by the daemon, or by KVM, was not read by QEMU: QEMU's own reads are of other eventfds.
     assert!(calls.by(PROCESSOR, "ioeventfd_write") >= counts.kicks / 2);
     assert!(calls.by(DAEMON, "eventfd_read") >= counts.kicks / 2);
     assert!(calls.by(DAEMON, "irqfd_wakeup") >= counts.wakes / 2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What happens to machines happens to devices: pause, reboot, crash, unplugging, more memory.
+//! Devices follow their machine: pause, reboot, crash, unplugging, more memory.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use smc_tests::vm::{Bed, Guest, Vm};
 
 use crate::ends::{Client, PORT, serve};
 
-/// Runs of a measurement, of which the median counts.
+/// Runs of a measurement; the median counts.
 const RUNS: usize = 7;
 
 /// How soon the survivor of a connection must hear of its end: within a second, where machines are not
@@ -94,7 +94,7 @@ fn a_killed_daemon_resets_connections_within_a_second_and_new_ones_work() {
         let silent = client.failed_after();
         println!("{background}: heard after {:?} ({silent} ms by the guest)", start.elapsed());
         assert!(start.elapsed() < soon(), "{background}: {:?}", start.elapsed());
-        // Meanwhile it is TCP.
+        // Meanwhile connections are TCP.
         assert_eq!(client.command("connect"), "connected tcp");
         client.ping();
         bed.start_daemon();
@@ -166,7 +166,7 @@ fn first_byte_after_a_boot_and_after_a_restart_of_the_daemon() {
     println!("a first byte on SMC after a boot is later than on TCP by {} s", scatter(&more));
     let [smc, tcp, without] = boots.map(|seconds| scatter(&seconds));
     println!("first byte after a boot: SMC {smc} s, TCP {tcp} s, TCP without a device {without} s");
-    // Seconds from the daemon's start: a connection at once, and one that is SMC.
+    // Seconds from the daemon's start to a connection of any kind, and to one on SMC.
     let mut starts = [(); 2].map(|()| Vec::new());
     let mut client = Client::new(&b, &a);
     for _ in 0..RUNS {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests under QEMU, with the driver inside them. `cargo xtask vm` runs these tests; see
-//! `smc_tests::vm` for what they can ask for.
+//! Guests under QEMU, with the driver inside. `cargo xtask vm` runs these tests; see `smc_tests::vm`
+//! for their means.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 mod alone;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that are migrated and saved: first their device is unplugged, in the end one is plugged in.
+//! Guests migrated and saved: first their device is unplugged, in the end a device is plugged in.
 //!
-//! The guest `b` goes, and `a` stays. All guests are on one Ethernet, which stands for that of the hosts.
+//! The guest `b` goes, and `a` stays. Every guest is on one Ethernet, in the role of the hosts'
+//! network.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
 use crate::ends::{Client, serve};
 use crate::page::block;
 
-/// How soon both ends of a connection must hear that a device is unplugged.
+/// Limit for both ends of a connection to notice an unplugged device.
 fn soon() -> Duration {
     slowly(Duration::from_secs(1))
 }
@@ -36,7 +37,7 @@ fn uptime(guest: &Guest) -> f64 {
     text.split(' ').next().and_then(|seconds| seconds.parse().ok()).unwrap()
 }
 
-/// A TCP connection on which bytes go there and back all the time.
+/// A TCP connection with bytes flowing both ways all the time.
 struct Tcp {
     server: End,
     client: End,
@@ -57,7 +58,7 @@ impl Tcp {
         Tcp { server, client }
     }
 
-    /// Every byte has come, in both directions: what the ends say, the client first.
+    /// Checks for every byte in both directions; returns the ends' reports, the client's first.
     #[track_caller]
     fn finish(mut self, client: &Guest) -> [Report; 2] {
         client.ok(["touch", ENOUGH]);
@@ -78,7 +79,8 @@ impl Tcp {
     }
 }
 
-/// Unplugs the device of a guest with a connection, which ends at once, and the next one is TCP.
+/// Unplugs the device of a guest with a connection. The connection ends at once, and the next one is
+/// TCP.
 #[track_caller]
 fn unplug(guest: &Guest, client: &mut Client, server: &Job) {
     client.connect();
@@ -96,7 +98,7 @@ fn unplug(guest: &Guest, client: &mut Client, server: &Job) {
     client.ping();
 }
 
-/// Plugs a device in, and gives it to programs as soon as the guest has found it.
+/// Plugs a device in, and gives the device to programs once the guest has found it.
 #[track_caller]
 fn plug(guest: &Guest) {
     let start = Instant::now();
@@ -105,7 +107,7 @@ fn plug(guest: &Guest) {
     println!("programs may have the device {:?} after it was plugged in", start.elapsed());
 }
 
-/// Gives the device to programs as soon as the guest has found it.
+/// Gives the device to programs once the guest has found it.
 #[track_caller]
 fn bind(guest: &Guest) {
     eventually("the guest has its device", || {
@@ -113,7 +115,7 @@ fn bind(guest: &Guest) {
     });
 }
 
-/// A program that ran before the device came is on SMC.
+/// A program started before the device came is on SMC.
 #[track_caller]
 fn is_on_smc(client: &mut Client) {
     let start = Instant::now();
@@ -159,7 +161,7 @@ fn a_guest_that_comes_to_another_host_speaks_smc_with_the_guests_there() {
     client.connect();
     assert_eq!(there.counters("b").connections, 1);
     client.end();
-    // What the guests of the other host have is no memory of this one.
+    // Memory of the other host's guests is no memory of this one's.
     let mut client = Client::new(&b, &a);
     assert_eq!(client.command("connect"), "connected tcp");
     client.ping();
@@ -167,8 +169,8 @@ fn a_guest_that_comes_to_another_host_speaks_smc_with_the_guests_there() {
     there.assert_faultless();
 }
 
-/// Gives QEMU's monitor a block of the page, line by line. A line that is refused, as the guest has the
-/// device still, is repeated.
+/// Feeds QEMU's monitor a block of the page, line by line. Repeats a line refused while the guest
+/// still has the device.
 #[track_caller]
 fn monitor(guest: &Guest, name: &str, file: &Path) {
     let text = block(name).replace("/run/ism/b.sock", guest.socket(0).to_str().unwrap());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that are migrated with their device: it asks its driver for a reset, and connections go on.
+//! Guests migrated with their device: the device asks its driver for a reset, and connections go on.
 //!
-//! The guest `b` goes, and `a` stays. The other host has a daemon of its own.
+//! The guest `b` goes, and `a` stays. The other host has its own daemon.
 
 mod again;
 mod long;
@@ -37,7 +37,7 @@ fn streams_go_on_when_their_guest_is_migrated() {
     println!("{:?}", b.migrate(&there));
     client.leave("migrated");
     println!("{:?}", server.pauses());
-    // Apart, it is TCP; and when the other one has followed, SMC again.
+    // On different hosts connections are TCP; with both guests on one host again, SMC.
     assert_eq!(client.command("open"), "open tcp");
     client.assert_on_tcp();
     println!("{:?}", a.migrate(&there));
@@ -49,7 +49,8 @@ fn streams_go_on_when_their_guest_is_migrated() {
     there.assert_faultless();
 }
 
-// It stands still before its driver could be told, and stores into its copy of the window afterwards.
+// The guest stands still before any notice to its driver, and later stores into its copy of the
+// window.
 #[test]
 fn streams_go_on_when_their_guest_is_saved() {
     let bed = Bed::new();
@@ -114,7 +115,7 @@ fn a_guest_that_is_not_migrated_in_the_end_goes_on() {
     let mut client = Streams::new(&b, &a, "window");
     for cancelled in [true, false] {
         client.flow();
-        // Somebody who takes a part of it and no more.
+        // A receiver taking a part of the state and no more.
         let path = bed.path(if cancelled { "cancelled" } else { "failed" });
         let door = UnixListener::bind(&path).unwrap();
         b.qmp_with("migrate", &json!({ "uri": format!("unix:{}", path.display()) }));
@@ -156,7 +157,10 @@ fn a_host_with_another_window_refuses_the_guest_which_goes_on() {
     bed.assert_faultless();
 }
 
-/// The kernel's drivers have devices again, by which its sockets speak SMC-D.
+/// The kernel's drivers have devices again, and the kernel's sockets use SMC-D.
+///
+/// AF_SMC resets a connection whose handshake meets the change of devices, at one end or at both. So each
+/// attempt has programs of its own.
 #[track_caller]
 fn kernels_speak_smc_again(server: &mut End, client: &mut End) {
     eventually("connections are SMC again", || {
@@ -218,7 +222,7 @@ fn a_guest_with_the_kernels_driver_is_saved_with_its_device() {
     bed.assert_faultless();
 }
 
-// A program that ends with its device is told of a reset at both ends, and nothing else.
+// A program with connections bound to the device sees a reset at both ends, and nothing else.
 #[test]
 fn connections_that_end_with_their_device_are_reset() {
     let bed = Bed::new();

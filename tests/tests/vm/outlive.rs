@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Streams between guests that go on when daemons and devices come and go below them: over TCP, and
-//! by the device when there is one again.
+//! Streams between guests go on while daemons and devices end and restart below: over TCP, and over
+//! the device once there is one again.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
 
 /// How long a program in a guest may take for an answer. An emulated guest on a busy host is slow.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Streams of a client. It has one more connection for requests.
+/// Streams of a client. One more connection is for requests.
 const STREAMS: usize = 16;
 /// Port of the server.
 const PORT: &str = "5000";
@@ -25,7 +25,7 @@ fn program(words: &[&str]) -> Run {
     run.env("RUST_LOG", "guest_driver=debug,virtio_ism=info").within(LIMIT)
 }
 
-/// A server that echoes.
+/// An echoing server.
 pub(crate) struct Server(Job);
 
 #[track_caller]
@@ -37,7 +37,7 @@ pub(crate) fn serve(guest: &Guest, path: &str) -> Server {
 }
 
 impl Server {
-    /// The longest times without bytes since the last time that it was asked.
+    /// The longest times without bytes since the last call.
     #[track_caller]
     pub(crate) fn pauses(&mut self) -> Pauses {
         self.0.feed("pauses\n");
@@ -56,7 +56,7 @@ impl Server {
 pub(crate) struct Pauses {
     /// On connections of this stack.
     pub(crate) smc: u64,
-    /// On connections that are TCP and nothing else.
+    /// On connections always on TCP.
     pub(crate) tcp: u64,
 }
 
@@ -96,36 +96,36 @@ impl Streams {
         self.job.line()
     }
 
-    /// All connections are on a device, and none is on its way.
+    /// Checks for every connection on a device, and none on its way.
     #[track_caller]
     pub(crate) fn assert_on_device(&mut self) {
         let said = format!("device {}, tcp 0, leaving 0", self.count + 1);
         assert_eq!(self.command("carriers"), said);
     }
 
-    /// All connections are on TCP.
+    /// Checks for every connection on TCP.
     #[track_caller]
     pub(crate) fn assert_on_tcp(&mut self) {
         let said = format!("device 0, tcp {}, leaving 0", self.count + 1);
         assert_eq!(self.command("carriers"), said);
     }
 
-    /// New streams, as soon as they are SMC, on which bytes flow.
+    /// Makes new streams on SMC, if need be after retries, with bytes flowing.
     #[track_caller]
     pub(crate) fn flow(&mut self) {
         eventually("new streams are SMC", || self.command("open") == "open smc");
         assert_eq!(self.command("flow"), "flows");
     }
 
-    /// All streams have left their device, and bytes flow.
+    /// Waits until every stream has left its device, and checks for flowing bytes.
     #[track_caller]
     pub(crate) fn leave(&mut self, what: &str) {
         assert_eq!(self.command("left"), "left", "{what}");
         assert_eq!(self.command("more"), "more", "{what}");
     }
 
-    /// The same streams come back to a device, as the statistics say, and bytes flow. How long that
-    /// took.
+    /// Waits for the same streams to return to a device, by the statistics, and checks for flowing
+    /// bytes. Returns the time taken.
     #[track_caller]
     pub(crate) fn come_back(&mut self, what: &str) -> Duration {
         let begun = Instant::now();
@@ -145,13 +145,13 @@ impl Streams {
         assert_eq!(self.command("more"), "more", "{what}");
     }
 
-    /// The longest times without bytes since the last time that it was asked.
+    /// The longest times without bytes since the last call.
     #[track_caller]
     pub(crate) fn pauses(&mut self) -> Pauses {
         Pauses::parse(&self.command("pauses"))
     }
 
-    /// All streams go on, and end with all of their bytes.
+    /// Checks for every stream going on, and ending with its bytes whole.
     #[track_caller]
     pub(crate) fn finish(&mut self, what: &str) {
         assert_eq!(self.command("more"), "more", "{what}");
@@ -161,16 +161,16 @@ impl Streams {
     }
 }
 
-/// What takes the device of one end, or of both.
+/// The cause of a loss of one end's device, or of both.
 #[derive(Clone, Copy, Debug)]
 enum Loss {
     /// The daemon is stopped by SIGTERM, and started again.
     Stopped,
-    /// It is killed.
+    /// The daemon is killed.
     Killed,
     /// `ctl remove` of the client's guest.
     Removed,
-    /// `ctl drain` of it.
+    /// `ctl drain` of the client's guest.
     Drained,
     /// QEMU's `device_del`.
     Unplugged,
@@ -224,7 +224,7 @@ fn streams_go_on(path: &str, losses: &[Loss]) {
             client.assert_on_tcp();
             loss.is_over(&bed, &b);
             let took = client.come_back(&what);
-            // A ring that has lasted as long as the way to it was a good one.
+            // A ring with a life as long as the way back counts as a good one.
             thread::sleep(took + Duration::from_secs(1));
         }
         client.finish(&format!("{path}, run {run}"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The commands of `docs/virtual-machines.md` do what the page says. They are run as they stand
-//! there, but for the directory of the sockets.
+//! The commands of `docs/virtual-machines.md` have the effects claimed by the page. They run
+//! unchanged, except for the directory of the sockets.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -20,7 +20,7 @@ const BOOT: Duration = Duration::from_secs(200);
 /// The page's directory of sockets.
 const SOCKETS: &str = "/run/ism";
 
-/// The block of the page that follows `<!-- run: NAME -->`.
+/// The block of the page behind `<!-- run: NAME -->`.
 #[track_caller]
 pub(crate) fn block(name: &str) -> String {
     let mark = format!("<!-- run: {name} -->\n```");
@@ -42,14 +42,14 @@ impl Page {
         Page { bed, sockets }
     }
 
-    /// Runs lines of the page in a terminal of their own. What is to be typed goes to `NAME.in`, what
-    /// is shown is in `NAME.log`.
+    /// Runs lines of the page in a separate terminal, with input from `NAME.in` and output to
+    /// `NAME.log`.
     fn terminal(&self, name: &str, script: &str) -> Terminal {
         let script = script.replace(SOCKETS, self.sockets.to_str().unwrap());
         let input = self.bed.path(&format!("{name}.in"));
         let made = Command::new("mkfifo").arg(&input).status().unwrap();
         assert!(made.success());
-        // Opened for both, it waits for nobody, and has no end.
+        // Opened for both, the pipe waits for no other end, and has no end of file.
         let keyboard = File::options().read(true).write(true).open(&input).unwrap();
         let daemon = PathBuf::from(std::env::var_os("DAEMON").unwrap());
         let path = format!(
@@ -62,8 +62,8 @@ impl Page {
         Terminal { keyboard, log: self.bed.log(&format!("{name}.log")), program }
     }
 
-    /// Runs each call of `guest` in a block in a terminal of its own. Returns them when they show a
-    /// shell.
+    /// Runs each call of `guest` in a block in a separate terminal. Returns the terminals once a shell
+    /// is shown.
     fn guests(&self, block: &str) -> [Terminal; 2] {
         let (function, calls) = block.split_once("\n}\n").unwrap();
         let mut calls = calls.lines();
@@ -71,7 +71,7 @@ impl Page {
             let call = calls.next().unwrap();
             assert!(call.starts_with(&format!("guest {name} ")), "{call}");
             let guest = self.terminal(name, &format!("{function}\n}}\n{call}"));
-            // A person is not that quick: the first guest listens for the second one.
+            // Keep a person's pace: the first guest listens for the second one.
             eventually("the network is there", || {
                 !function.contains("/run/ism/net") || self.sockets.join("net").exists()
             });
@@ -91,7 +91,8 @@ impl Page {
         daemon
     }
 
-    /// The commands inside the guests carry a line from one to the other. Returns what both showed.
+    /// Carries a line from one guest to the other by the commands for the guests. Returns the text of
+    /// both terminals.
     fn talk(&self, [a, b]: &mut [Terminal; 2]) -> [String; 2] {
         a.types(&block("inside a"));
         a.shows("listening on ");
@@ -120,7 +121,7 @@ impl Terminal {
         self.shows_after(0, text);
     }
 
-    /// Waits until it shows `text` after so many bytes.
+    /// Waits for `text` behind so many bytes of output.
     fn shows_after(&self, from: usize, text: &str) {
         let start = Instant::now();
         loop {
@@ -137,7 +138,7 @@ impl Terminal {
 
 #[test]
 fn the_commands_for_qemu_start_two_guests_that_talk() {
-    // They take KVM where there is a /dev/kvm. Not every such machine can run guests by it.
+    // The commands use KVM if there is a /dev/kvm. Not every such machine can run guests by KVM.
     if std::env::var_os("ACCEL").is_none_or(|accel| accel != "kvm") {
         print_always("NOT TESTED here: the commands for QEMU. cargo xtask vm --nested tests them");
         return;

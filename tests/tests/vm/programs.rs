@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs of the distribution, as they are, in two guests that find each other by TCP option 254.
+//! Unmodified programs of the distribution, in two guests finding each other by TCP option 254.
 
 mod cases;
 mod large;
@@ -111,7 +111,7 @@ fn processes_of_one_guest_take_a_device_each_and_outlive_the_daemon() {
             .collect();
         assert_eq!(by_device.len(), 2, "round {round}: {processes:?}");
         assert!(by_device.values().all(|n| *n > 0), "round {round}: {processes:?}");
-        // The third one is served all the same, and its process says why it is not on SMC.
+        // The third server works all the same, and its process reports why the server is not on SMC.
         let without = processes.iter().filter(|process| process["devices"][0].is_null()).count();
         assert_eq!(without, 1, "round {round}: {processes:?}");
         let devices: Value = serde_json::from_str(&a.ok("smc devices --json")).unwrap();
@@ -125,7 +125,7 @@ fn processes_of_one_guest_take_a_device_each_and_outlive_the_daemon() {
         }
     }
     drop(servers);
-    // What a process had is free when it is gone.
+    // The resources of an ended process are free.
     let devices: Value = serde_json::from_str(&a.ok("sleep 1; smc devices --json")).unwrap();
     let taken = devices.as_array().map(|all| all.iter().filter(|d| d["in_use"] == true).count());
     assert_eq!(taken, Some(0), "{devices}");

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Who finds whom with nothing configured but an enterprise id: this project's sockets, the kernel's
-//! AF_SMC and programs that know TCP only, by TCP option 254.
+//! Discovery of peers with only an enterprise id configured: this project's sockets, the kernel's
+//! AF_SMC and plain TCP programs, by TCP option 254.
 
 use smc_tests::interop::Report;
 use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
 
-/// The enterprise id of stacks that were not told one.
+/// The default enterprise id of stacks.
 const EID: &str = "VIRTIO-ISM";
 const RUST: &str = "rust";
 

@@ -22,7 +22,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// `who`: as `smc_tests::interop::Net` has it.
+    /// Starts both ends; `who` is the argument of `smc_tests::interop::Net`.
     #[track_caller]
     fn new(a: &Guest, b: &Guest, who: &str, address: &str) -> Ends {
         let listen = if address.contains('[') { "[::]:5000" } else { "0.0.0.0:5000" };
@@ -48,7 +48,7 @@ impl Ends {
         report
     }
 
-    /// Gives an order and checks that both ends did it, over SMC-R.
+    /// Gives an order and checks both ends' reports for success over SMC-R.
     #[track_caller]
     fn order(&mut self, order: &str) -> [Report; 2] {
         self.client.feed(&format!("{order}\n"));
@@ -66,7 +66,7 @@ fn guests(bed: &Bed, adapters: u32) -> [Guest; 2] {
     bed.boot(["a", "b"].map(|name| Vm::named(name).no_ism().rnics(adapters)))
 }
 
-/// What a connection must be able to do, over whatever link.
+/// Abilities of any connection, over any link.
 fn works(ends: &mut Ends, version: u8) {
     let [first, _] = ends.order("ping 10000 1");
     assert_eq!(first.carrier.version, version);
@@ -167,7 +167,7 @@ fn further_links_stay_on_the_physical_network_of_the_first() {
     let links = |who: &str| {
         let mut ends = Ends::new(&a, &b, who, &format!("{}:5000", a.ip()));
         ends.order("ping 1000 1");
-        // A second link would be there by now: it comes before the first connection.
+        // A second link would be there by now: it is added before the first connection.
         let [client, server] = ends.order("ping 1000 2");
         [client.carrier.links, server.carrier.links]
     };
@@ -186,7 +186,7 @@ fn connections_leave_a_needless_link_once_what_is_under_way_has_arrived() {
         guest.ok(format!("ip addr flush dev eth1; ip addr add 10.0.0.{number}/24 dev eth1"));
     }
     b.ok("ip link set eth1 down");
-    // Clients of version 2.1 that have one adapter ask for one link.
+    // Clients of version 2.1 with one adapter ask for one link.
     let mut ends = Ends::new(&a, &b, "rust:v1", &format!("{}:5000", a.ip()));
     let [first, _] = ends.order("ping 1000 1");
     assert_eq!(first.carrier.links, 2, "the second one ends at the client's only adapter, too");

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Why QEMU is patched: what a backend that maps memory does to QEMU as it is released, and to the
-//! one of this repository. Each is stated for both, so that a release that needs a patch no longer
-//! is noticed.
+//! Reasons for patching QEMU: the effects of a backend with mappings on released QEMU, and on this
+//! repository's. Each effect is stated for both, so a release without the need of a patch is noticed.
 //!
-//! The backend is `backend`'s, the guest's driver [`smc_tests::vm::probe`]. As it is released, QEMU
-//! has no device of id 44, so there it is the generic one with another id.
+//! The backend is `backend`'s, the guest's driver [`smc_tests::vm::probe`]. Released QEMU has no
+//! device of id 44, so its tests use the generic device with another id.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +16,7 @@ mod backend;
 
 use backend::{Probe, QUEUES};
 
-/// Whose QEMU.
+/// Released QEMU, or this project's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flavour {
     Stock,
@@ -53,7 +52,7 @@ impl Rig {
         Rig::with(flavour, devices, "")
     }
 
-    /// With one device, and the machine for itself: what is looked at is how long something takes.
+    /// With one device, and the machine without other tests: for measurements of time.
     #[track_caller]
     fn to_measure(flavour: Flavour) -> Rig {
         Rig::on(Bed::alone(), flavour, 1, "")
@@ -107,19 +106,19 @@ impl Rig {
         assert_eq!(self.command(&format!("start {device}")), "status 0xf");
     }
 
-    /// What the guest reads at the start of a slot.
+    /// The guest's word at the start of a slot.
     #[track_caller]
     fn peek(&mut self, device: usize, n: u64) -> String {
         self.command(&format!("peek {device} {}", slot(n)))
     }
 
-    /// Whether the guest sees what is mapped in a slot.
+    /// Whether the guest sees the mapping in a slot.
     #[track_caller]
     fn sees(&mut self, device: usize, n: u64) -> bool {
         self.peek(device, n) == format!("word {:#x}", mark(n))
     }
 
-    /// What QEMU itself has said.
+    /// QEMU's own messages.
     fn said(&self) -> String {
         std::fs::read_to_string(self.bed.log("a.qemu.log")).unwrap_or_default()
     }
@@ -176,7 +175,8 @@ fn patched_lives_with_requests_to_a_stopped_device() {
     assert!(rig.sees(0, 0));
 }
 
-/// Has the guest read mappings, each as soon as it is acknowledged. Returns how often it read nothing.
+/// Has the guest read mappings, each right after its acknowledgement. Returns the number of reads of
+/// nothing.
 #[track_caller]
 fn missed_reads(rig: &mut Rig) -> u64 {
     const READS: u64 = 250;
@@ -193,8 +193,8 @@ fn missed_reads(rig: &mut Rig) -> u64 {
 #[test]
 fn stock_acknowledges_mappings_that_the_guest_does_not_see_yet() {
     let mut rig = Rig::to_measure(Flavour::Stock);
-    // The host's scheduler decides whether a read comes too early. No test can force that, and this
-    // repository is not wrong if released QEMU is lucky once.
+    // The host's scheduler decides whether a read comes too early. No test can force an early read,
+    // and a lucky run of released QEMU is no fault of this repository.
     if !(0..40).any(|_| missed_reads(&mut rig) > 0) {
         eprintln!("THE RACE DID NOT SHOW: every read of 10,000 came late enough this time");
     }
@@ -206,7 +206,7 @@ fn patched_acknowledges_mappings_when_the_guest_sees_them() {
     assert!((0..8).all(|_| missed_reads(&mut rig) == 0));
 }
 
-/// More than the memory regions of which vhost-user has eight.
+/// More than vhost-user's eight memory regions.
 const MANY: u64 = 20;
 
 #[test]
@@ -234,7 +234,7 @@ fn patched_starts_other_devices_beside_many_mappings() {
     assert!(!said.contains("Error"), "{said}");
 }
 
-/// What mappings cost, microseconds.
+/// Costs of mappings, microseconds.
 struct Costs {
     // From request to reply.
     median: u128,
@@ -293,7 +293,7 @@ fn patched_takes_the_same_short_time_for_every_mapping_and_resets_at_once() {
     assert!(rig.probe().resets() > 0, "the backend hears of resets");
 }
 
-/// A socket that is connected again.
+/// Option of a socket with reconnection.
 const RECONNECT: &str = ",reconnect-ms=200";
 
 #[test]

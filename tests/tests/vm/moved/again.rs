@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What QEMU refuses while a guest has the device or is migrated, and a file that is restored again.
+//! QEMU's refusals for a guest with the device or under migration, and a file restored twice.
 
 use std::os::unix::net::UnixListener;
 
@@ -10,7 +10,7 @@ use smc_tests::vm::{Bed, Guest};
 use super::machine;
 use crate::outlive::{Streams, serve};
 
-/// A migration that does not come to pass. QEMU refuses it at one of these commands.
+/// A migration refused by QEMU at one of these commands.
 #[track_caller]
 fn assert_refused(guest: &Guest, commands: &[(&str, serde_json::Value)]) {
     let refused = commands.iter().find_map(|(command, arguments)| {
@@ -43,10 +43,10 @@ fn a_guest_whose_migration_is_refused_goes_on() {
     let _ = b.try_qmp(post_copy(false).0, &post_copy(false).1);
     assert_refused(&b, &[mode("cpr-transfer"), ("migrate", uri.clone())]);
     let _ = b.try_qmp(mode("normal").0, &mode("normal").1);
-    // Nobody listens there.
+    // No receiver listens there.
     assert_refused(&b, &[("migrate", uri)]);
     client.stay("refused");
-    // Its device stays while it is migrated.
+    // The device stays during the migration.
     let path = bed.path("slowly");
     let door = UnixListener::bind(&path).unwrap();
     b.qmp_with("migrate", &json!({ "uri": format!("unix:{}", path.display()) }));
@@ -64,7 +64,7 @@ fn a_guest_whose_migration_is_refused_goes_on() {
 #[test]
 fn a_file_is_restored_again() {
     let bed = Bed::new();
-    // The program that was in the file has one device, and keeps it.
+    // The program in the file has one device, and keeps the device.
     let with_two = machine("b").another_ism().append("ism.hugepages=64");
     let [a, mut b] = bed.boot([machine("a"), with_two]);
     let server = serve(&a, "window");
@@ -79,7 +79,8 @@ fn a_file_is_restored_again() {
     client.come_back("restored");
     client.finish("restored");
     server.assert_whole();
-    // What the guest had then is over for its peer: its programs hear of that, and new streams flow.
+    // The guest's former connections are over for the peer: the guest's programs are told, and new
+    // streams flow.
     b.restore_again(&bed, &file);
     let mut again = Streams::new(&b, &a, "window");
     again.flow();

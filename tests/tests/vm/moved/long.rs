@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Migrations one after the other, under streams and requests that live through all of them.
+//! Migrations one after the other, under lasting streams and requests.
 //!
-//! `SMC_MIGRATIONS=100` is their number (50), and `SMC_SEED` chooses which guest goes and when.
+//! `SMC_MIGRATIONS=100` is their number (50), and `SMC_SEED` chooses the guests and times.
 
 use std::thread;
 use std::time::Duration;
@@ -20,11 +20,11 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
-/// What was measured, in the order in which it was.
+/// Measurements, in their order.
 #[derive(Default)]
 struct Measured {
     pauses: Vec<Pauses>,
-    /// From the end of a migration until all connections are on a device, by who went last.
+    /// From the end of a migration until every connection is on a device, by the guest migrated last.
     back: [Vec<Duration>; 2],
     downtime: Vec<Duration>,
 }
@@ -74,13 +74,13 @@ fn streams_live_through_many_migrations() {
         if at[SERVER] == at[CLIENT] {
             let took = client.come_back(&what);
             measured.back[who].push(took);
-            // A ring that has lasted as long as the way to it was a good one.
+            // A ring with a life as long as the way back counts as a good one.
             thread::sleep(took + Duration::from_secs(1));
         } else {
             client.leave(&what);
             client.assert_on_tcp();
         }
-        // The clock of a guest that is migrated stands still in between.
+        // A migrating guest's clock stands still in between.
         let pauses = if who == CLIENT { server.pauses() } else { client.pauses() };
         println!("{what}: {pauses:?}, {moved:?}");
         measured.pauses.push(pauses);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the parties of a migration do meanwhile: the guest, its monitor, and both daemons.
+//! Acts of the parties during a migration: the guest, its monitor, and both daemons.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use smc_tests::vm::{Bed, Guest};
 use super::machine;
 use crate::outlive::{Streams, serve};
 
-/// A migration to somebody who takes a part of the guest's state and no more.
+/// A migration to a receiver taking a part of the guest's state and no more.
 struct Stuck<'a> {
     guest: &'a Guest,
     door: UnixListener,
@@ -39,8 +39,8 @@ impl Stuck<'_> {
     }
 }
 
-// Neither can the daemon be asked meanwhile, nor the device be opened. QEMU refuses blockers of migrations,
-// and those of this one at any time.
+// Meanwhile the daemon cannot be asked, and the device cannot be opened. QEMU refuses new blockers
+// during a migration, and with `-only-migratable` at any time.
 #[test]
 fn daemons_come_and_go_while_a_guest_is_migrated() {
     let bed = Bed::new();
@@ -118,7 +118,7 @@ fn a_kernels_driver_that_comes_while_its_guest_is_migrated_gets_the_device() {
     bed.assert_faultless();
 }
 
-// Their memory is that of guests, into which the daemon copies.
+// The DMBs are guests' memory, written by the daemon.
 #[test]
 fn streams_over_moves_go_on() {
     let bed = Bed::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Snapshots in files, in the ways that QEMU has for them. The guest goes on, and so do its streams.
+//! Snapshots in files, in QEMU's various ways. The guest goes on, and so do its streams.
 
 use std::io::Read;
 use std::os::unix::net::UnixListener;
@@ -13,7 +13,7 @@ use smc_tests::vm::{Bed, Guest};
 use super::machine;
 use crate::outlive::{Streams, serve};
 
-/// QEMU has capabilities for migrations. `false`: it refuses one of them here, and says why.
+/// Sets QEMU's capabilities for migrations. `false`, after a report: QEMU refuses one of them here.
 fn set(guest: &Guest, names: &[&str], on: bool) -> bool {
     let all: Vec<Value> =
         names.iter().map(|name| json!({ "capability": name, "state": on })).collect();
@@ -56,7 +56,7 @@ fn a_guest_goes_on_after_snapshots_in_files() {
         assert!(set(&b, way, false));
         std::fs::remove_file(file).unwrap();
     }
-    // For a QEMU that is started anew on the same host.
+    // For a QEMU started anew on the same host.
     b.qmp_with("migrate-set-parameters", &json!({ "mode": "cpr-reboot" }));
     let file = bed.path("rebooted");
     b.qmp_with("migrate", &json!({ "uri": format!("file:{}", file.display()) }));
@@ -95,7 +95,7 @@ fn a_guest_goes_on_after_a_snapshot_beside_it_that_is_cancelled() {
     eventually("it is cancelled", || b.qmp("query-migrate")["status"] == "cancelled");
     reader.join().unwrap();
     client.come_back("cancelled");
-    // One that is paused with its last state in sight.
+    // A snapshot paused just before its last state, and then cancelled.
     assert!(set(&b, &["background-snapshot"], false));
     assert!(set(&b, &["pause-before-switchover"], true));
     let file = bed.path("snapshot");

@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
-/// Makes a command of the QEMU whose files lie in `root`. Its libraries are of another distribution than
-/// those of this machine. Not each machine with a /dev/kvm can run guests by it, and emulated time may
-/// come late. Returns the directory of the command.
+/// Makes a command of the QEMU with its files in `root`. The QEMU's libraries are of another
+/// distribution than this machine's. Not each machine with a /dev/kvm can run guests by KVM, and
+/// emulated time may come late. Returns the directory of the command.
 fn make_qemu(page: &Page, root: &Path) -> PathBuf {
     let bin = page.bed.path("bin");
     fs::create_dir(&bin).unwrap();
@@ -37,7 +37,7 @@ fn make_qemu(page: &Page, root: &Path) -> PathBuf {
     bin
 }
 
-/// Ends the daemon of a page as a crash would. Its terminal is a shell, whose child it is.
+/// Ends the daemon of a page like a crash. The daemon is the child of its terminal's shell.
 fn kill_daemon(page: &Page) {
     let socket = format!("{}/a.sock,vfio-user", page.sockets.display());
     let is_daemon = |process: &Path| {
@@ -80,6 +80,6 @@ fn the_commands_start_two_guests_that_talk_and_outlive_the_daemon() {
     b.types("ping -c 1 10.0.0.1 && echo they go \"\"on");
     b.shows_after(from, "they go on");
     drop((daemon, a, b));
-    // Guests that are started anew have their devices again.
+    // Newly started guests have their devices again.
     drop(talk(&Page::new()));
 }

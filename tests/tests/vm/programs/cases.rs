@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs that are measured on SMC and on TCP: what a case is, and how it runs.
+//! Programs measured on SMC and on TCP: the parts of a case, and its run.
 
 use std::time::Duration;
 
 use smc_tests::vm::unmodified::{self, on, serve, smc_d, stat};
 use smc_tests::vm::{Bed, Guest, Run, print_always};
 
-/// Which ends are put on SMC, server first.
+/// Whether each end is put on SMC, server first.
 const COMBINATIONS: [[bool; 2]; 4] = [[true, true], [true, false], [false, true], [false, false]];
 
-/// Guests with the programs, `devices` of them each; none, aloud, where they are not installed.
+/// Guests with the programs, and `devices` devices each. `None`, after a report: the programs are not
+/// installed.
 pub(super) fn guests(bed: &Bed, devices: usize) -> Option<[Guest; 2]> {
     let guests = unmodified::guests(bed, devices);
     if guests.is_none() {
@@ -23,12 +24,13 @@ pub(super) fn guests(bed: &Bed, devices: usize) -> Option<[Guest; 2]> {
 /// Runs a client's command and gives its output.
 pub(super) type Client<'a> = dyn Fn(&str) -> String + 'a;
 
-/// A server and what measures it.
+/// A server and its measurement.
 pub(super) struct Case<'a> {
     pub(super) name: &'a str,
-    /// Its command line, with `PORT` for the port.
+    /// The server's command line, with `PORT` for the port.
     pub(super) server: &'a str,
-    /// A client's figure. It gets the port, and what runs a command line at the client's end.
+    /// Returns a client's figure, given the port and a function for running command lines at the
+    /// client's end.
     pub(super) measure: &'a dyn Fn(u16, &Client<'_>) -> f64,
     pub(super) kind: Kind,
 }
@@ -36,18 +38,18 @@ pub(super) struct Case<'a> {
 /// How a server comes to SMC.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Its processes outlive their connections.
+    /// Processes outlive their connections.
     Lasting,
-    /// It has a process per session.
+    /// A process per session.
     Sessions,
-    /// It executes itself with the connection as its standard input and output, which stay on TCP.
+    /// The server executes itself with the connection as standard input and output; these stay on TCP.
     StandardDescriptors,
-    /// What it is written in makes system calls itself, and it stays on TCP.
+    /// The server's language makes system calls itself, and the server stays on TCP.
     OwnSystemCalls,
 }
 
-/// Runs each in all combinations; prints the table's lines. A large program is slow where it is run for
-/// the first time, because the emulator has to translate it: `warm` runs it once for nothing.
+/// Runs each case in every combination; prints the table's lines. The first run of a large program is
+/// slow, because the emulator has to translate the code: `warm` adds a run without a figure.
 pub(super) fn table(guests: [&Guest; 2], cases: &[Case<'_>], warm: bool) {
     let mut port = 6000;
     for case in cases {
@@ -70,7 +72,7 @@ pub(super) fn table(guests: [&Guest; 2], cases: &[Case<'_>], warm: bool) {
     }
 }
 
-/// What the client says, after `smc stat` has said what carried it.
+/// The client's figure, after a check of the carrier by `smc stat`.
 fn figure(
     [a, b]: [&Guest; 2],
     case: &Case<'_>,
@@ -78,13 +80,13 @@ fn figure(
     port: u16,
 ) -> f64 {
     let run = |smc, program: &str| match case.kind {
-        // A program that stays on TCP would be an error otherwise.
+        // With `--strict`, staying on TCP would be an error.
         Kind::OwnSystemCalls if smc => format!("smc run {program}"),
         _ => on(smc, program),
     };
     let job = serve(a, &run(on_server, case.server), port);
     let both = on_server && on_client;
-    // Sessions have to be looked at while they last.
+    // Sessions must be checked while alive.
     let seen = (both && case.kind == Kind::Sessions).then(|| {
         let look = r#"until smc stat --json 2>/dev/null | grep -q '"SMC-D v2'; do sleep 0.1; done"#;
         a.spawn(Run::from(look).within(Duration::from_secs(300)))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs whose packages are large, and those that take several devices: `cargo xtask vm programs`.
+//! Programs in large packages, and programs with several devices: `cargo xtask vm programs`.
 
 use smc_tests::vm::Bed;
 use smc_tests::vm::unmodified::{WEB_ROOT, after, web_server};

@@ -38,8 +38,8 @@ pub(super) fn copy(b: &Guest, port: u16, client: &Client<'_>) -> f64 {
     8.388608 / took.as_secs_f64()
 }
 
-/// What runs a program as the user that PostgreSQL is to be, with all rights of root's processes: a device
-/// without an IOMMU is for those who may have all of memory.
+/// Runs a program as PostgreSQL's user, with every capability of root's processes: a device without an
+/// IOMMU is for users entitled to all of memory.
 const AS_POSTGRES: &str = "/bin/setpriv --reuid=postgres --regid=postgres --clear-groups --inh-caps=+all \
                            --ambient-caps=+all";
 
@@ -54,7 +54,7 @@ pub(super) fn database(a: &Guest) -> String {
     format!("{AS_POSTGRES} {}/postgres -D /tmp/db -h 10.0.0.1 -p PORT -k /tmp -F", postgres.trim())
 }
 
-/// Runs the benchmark that comes with it; transactions per second.
+/// Runs PostgreSQL's own benchmark; transactions per second.
 pub(super) fn transactions(b: &Guest, port: u16, options: &str, client: &Client<'_>) -> f64 {
     let there = format!("-h 10.0.0.1 -p {port} -U postgres");
     b.ok(format!(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vhost-user backend that does nothing but map and unmap when a test says so.
+//! A vhost-user backend only mapping and unmapping on a test's request.
 
 use std::fs::File;
 use std::io;
@@ -32,12 +32,12 @@ type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 pub(crate) const QUEUES: usize = 4;
 /// Bytes of the shared memory region.
 const REGION: u64 = 1 << 30;
-/// Its number.
+/// The region's number.
 const SHMID: u8 = 1;
-/// How long QEMU may take for what a test asks of it.
+/// Longest time for QEMU to carry out a test's request.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What the front end did.
+/// Acts of the front end.
 #[derive(Default)]
 struct Seen {
     channel: Mutex<Option<Backend>>,
@@ -123,7 +123,7 @@ impl Probe {
         self.ask(move |asked| asked.backend.shmem_unmap(&request(slot(n), 0, SLOT)))
     }
 
-    /// Maps a page at the start of the region, and returns it.
+    /// Maps a page at the start of the region, and returns the page's file.
     #[track_caller]
     pub(crate) fn map_words(&self) -> Arc<File> {
         let words = Arc::new(File::from(sealed_memfd("words", 4096).unwrap()));
@@ -172,7 +172,7 @@ impl Probe {
     }
 }
 
-/// What a job on the channel to QEMU has.
+/// The resources of a job on the channel to QEMU.
 struct Asked {
     backend: Backend,
     slots: Arc<File>,
