@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the virtual machines are made of: kernel, QEMU, images, and programs of this repository.
+//! Parts of the virtual machines: kernel, QEMU, images, and programs of this repository.
 //!
-//! Scripts build kernel and QEMU once and keep them outside of the repository ([`crate::cache`]).
-//! Cargo builds the programs, with the features of the whole workspace: so every release build of
-//! the workspace shares its artifacts.
+//! Scripts build kernel and QEMU once and keep them outside of the repository ([`crate::cache`]). Cargo
+//! builds the programs, with the features of the whole workspace: so every release build of the workspace
+//! shares its artifacts.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,9 +18,9 @@ use crate::tool::{self, ToolError};
 
 /// Selects all packages, and the tests of virtual machines.
 const WORKSPACE: [&str; 4] = ["--release", "--workspace", "--features", "smc-tests/vm"];
-/// Programs that the guests or the tests run.
+/// Programs run by the guests or the tests.
 const BINARIES: [&str; 3] = ["vhost-device-ism", "smc", "smc-test-peer"];
-/// Test programs: the tests of virtual machines, and those that run in guests.
+/// Test programs: the tests of virtual machines, and test programs for guests.
 const TESTS: [&str; 4] = ["vm", "conformance", "verbs_rxe", "rendezvous"];
 /// The tests under user-mode Linux.
 const UML_TESTS: [&str; 1] = ["uml"];
@@ -28,14 +28,13 @@ const UML_TESTS: [&str; 1] = ["uml"];
 /// Paths of executables, by name.
 type Executables = Vec<(String, PathBuf)>;
 
-/// Paths of everything.
 #[derive(Debug)]
 pub(crate) struct Artifacts {
     pub(crate) kernel: PathBuf,
     /// A kernel whose AF_SMC speaks version 1 of SMC-R over soft-RoCE.
     pub(crate) kernel_v1: PathBuf,
     pub(crate) initrd: PathBuf,
-    /// The initramfs with test programs that run in guests as a whole.
+    /// The initramfs with whole test programs for guests.
     pub(crate) initrd_tests: PathBuf,
     /// The initramfs with programs of the distribution.
     pub(crate) initrd_programs: Option<PathBuf>,
@@ -47,7 +46,7 @@ pub(crate) struct Artifacts {
 }
 
 impl Artifacts {
-    /// Environment variables by which the tests find the artifacts.
+    /// Environment variables with the artifacts' paths for the tests.
     pub(crate) fn variables(&self) -> Vec<(&'static str, &Path)> {
         let mut variables: Vec<(_, &Path)> = vec![
             ("KERNEL", &self.kernel),
@@ -63,11 +62,11 @@ impl Artifacts {
     }
 }
 
-/// Builds what does not exist yet. Kernel and QEMU can be given by `KERNEL`, `KERNEL_V1`, `QEMU`,
-/// `QEMU_STOCK`. Missing packages are installed if `install` says so.
+/// Builds missing artifacts. Kernel and QEMU can be given by `KERNEL`, `KERNEL_V1`, `QEMU`, `QEMU_STOCK`.
+/// Missing packages are installed if `install` is true.
 ///
 /// # Errors
-/// Packages are missing, or something does not build. The build's output has been shown.
+/// Packages are missing, or a build fails. The build's output has been shown.
 pub(crate) fn build(root: &Path, install: bool, which: Programs) -> Result<Artifacts, ToolError> {
     let has_programs = packages::ensure(root, which, install)?;
     let busybox = image::busybox()?;
@@ -147,7 +146,7 @@ pub(crate) fn build(root: &Path, install: bool, which: Programs) -> Result<Artif
     })
 }
 
-/// What the tests under user-mode Linux run.
+/// Programs of the tests under user-mode Linux.
 #[derive(Debug)]
 pub(crate) struct UmlPrograms {
     pub(crate) daemon: PathBuf,
@@ -162,7 +161,7 @@ pub(crate) struct UmlPrograms {
 /// Builds the programs of the tests under user-mode Linux.
 ///
 /// # Errors
-/// They do not build. The build's output has been shown.
+/// A build fails. The build's output has been shown.
 pub(crate) fn build_uml(root: &Path) -> Result<UmlPrograms, ToolError> {
     let built = build_programs(root, &UML_TESTS)?;
     Ok(UmlPrograms {
@@ -174,10 +173,10 @@ pub(crate) fn build_uml(root: &Path) -> Result<UmlPrograms, ToolError> {
     })
 }
 
-/// Builds the driver for the kernel of a directory, and checks it: its path.
+/// Builds the driver for the kernel of a directory, and checks the driver. Returns its path.
 ///
 /// # Errors
-/// It does not build, or a check has failed. Why has been shown.
+/// The build or a check fails. The reason has been shown.
 pub(crate) fn module(root: &Path, kernel: &Path, out: &Path) -> Result<PathBuf, ToolError> {
     let mut script = Command::new(root.join("tests/uml/module.sh"));
     script.arg(kernel).arg(out);
@@ -185,7 +184,7 @@ pub(crate) fn module(root: &Path, kernel: &Path, out: &Path) -> Result<PathBuf, 
     Ok(PathBuf::from(text.lines().last().unwrap_or_default()))
 }
 
-/// The directory of the images, and of the logs that stay.
+/// The directory of the images, and of the kept logs.
 pub(crate) fn images(root: &Path, artifacts: &Artifacts) -> PathBuf {
     images_of(root, &artifacts.daemon)
 }
@@ -223,7 +222,7 @@ fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
 /// The executable of an example of the tests.
 ///
 /// # Errors
-/// It does not build.
+/// The build fails.
 pub(crate) fn example(root: &Path, name: &str) -> Result<PathBuf, ToolError> {
     find(&cargo(root, &["build", "--example", name])?, name)
 }
@@ -256,7 +255,7 @@ pub(crate) fn vsock() -> Result<Option<PathBuf>, ToolError> {
     Ok(None)
 }
 
-/// Runs cargo and returns the executables and shared libraries that it made, by name of their target.
+/// Runs cargo and returns the built executables and shared libraries, by name of their target.
 fn cargo(root: &Path, args: &[&str]) -> Result<Executables, ToolError> {
     let cargo = std::env::var_os("CARGO").ok_or(ToolError::NoVariable("CARGO"))?;
     let mut command = Command::new(cargo);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Where `tests/vm/kernel.sh` and `qemu/build.sh` keep what they build.
+//! Places of the results of `tests/vm/kernel.sh` and `qemu/build.sh`.
 //!
-//! Both scripts name the directory of a result by a hash of its sources. The same hash is formed
-//! here, so that packages are asked for only if something has to be built.
+//! Both scripts name the directory of a result by a hash of its sources. The same hash is formed here, to ask
+//! for packages only before a build.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::tool::{ToolError, at};
 
-/// A script that builds something once.
+/// A script with results to keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Build {
     /// The guests' kernel, and the variant for version 1 of SMC-R.
@@ -21,10 +21,8 @@ pub(crate) enum Build {
 }
 
 impl Build {
-    /// Both.
     pub(crate) const ALL: [Build; 2] = [Build::Kernel, Build::Qemu];
 
-    /// The script.
     pub(crate) fn script(self, root: &Path) -> PathBuf {
         root.join(match self {
             Build::Kernel => "tests/vm/kernel.sh",
@@ -32,7 +30,7 @@ impl Build {
         })
     }
 
-    /// Variables that name results which exist already. The script is not run if both are set.
+    /// Variables with paths of existing results. The script is not run if both are set.
     pub(crate) fn variables(self) -> [&'static str; 2] {
         match self {
             Build::Kernel => ["KERNEL", "KERNEL_V1"],
@@ -40,7 +38,7 @@ impl Build {
         }
     }
 
-    /// The files that the script leaves, in the order of [`Build::variables`].
+    /// The resulting files of the script, in the order of [`Build::variables`].
     ///
     /// # Errors
     /// A source file of the repository cannot be read.
@@ -77,7 +75,7 @@ impl Build {
         })
     }
 
-    /// The source archive, if somebody has put it there. Otherwise the script downloads it.
+    /// The source archive, if provided. Otherwise the script downloads the archive.
     fn archive(self, root: &Path, version: &str) -> PathBuf {
         let name = match self {
             Build::Kernel => format!("linux-{version}-slim.tar.xz"),
@@ -97,7 +95,7 @@ impl Build {
     }
 }
 
-/// The directory of everything that is kept outside of the repository.
+/// The directory for everything kept outside of the repository.
 ///
 /// # Errors
 /// Neither `XDG_CACHE_HOME` nor `HOME` is set.
@@ -137,7 +135,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
     }
 
-    /// Runs a copy of a script up to the place where it looks for its result, and prints `print`.
+    /// Runs a copy of a script up to the check for its result, and prints `print`.
     fn script_says(build: Build, print: &str) -> String {
         let script = build.script(&root());
         let text = read(&script).unwrap();

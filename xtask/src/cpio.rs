@@ -15,7 +15,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Adds a directory, and those above it.
+    /// Adds a directory, and its parents.
     pub(crate) fn directory(&mut self, path: &str) {
         let path = path.trim_matches('/');
         for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
@@ -26,7 +26,7 @@ impl Tree {
         }
     }
 
-    /// Adds a file that may be executed.
+    /// Adds an executable file.
     pub(crate) fn file(&mut self, path: &str, bytes: Vec<u8>) {
         self.add(path, PROGRAM, bytes);
     }
@@ -44,7 +44,7 @@ impl Tree {
         self.entries.insert(path.to_owned(), (mode, bytes));
     }
 
-    /// Whether something is there.
+    /// Whether the archive has an entry of this path.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.entries.contains_key(path.trim_matches('/'))
     }

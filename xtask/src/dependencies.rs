@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `cargo xtask dependencies`: licences, sources, and known weaknesses of the crates that are used.
+//! `cargo xtask dependencies`: licences, sources, and known weaknesses of the used crates.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};

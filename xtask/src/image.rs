@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guests' initramfs: busybox, this repository's programs, and the libraries they name.
+//! The guests' initramfs: busybox, this repository's programs, and their libraries.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use sha2::{Digest, Sha256};
 use crate::cpio::Tree;
 use crate::tool::{self, ToolError, at};
 
-/// What goes into an image.
+/// The contents of an image.
 #[derive(Debug)]
 pub(crate) struct Contents {
     /// The first word of the image's file name.
     pub(crate) kind: &'static str,
     /// A statically linked busybox.
     pub(crate) busybox: PathBuf,
-    /// The script that the guest runs as its first process.
+    /// The script for the guest's first process.
     pub(crate) init: PathBuf,
     /// Programs by their name in `/bin`, or by their path in the guest.
     pub(crate) programs: Vec<(String, PathBuf)>,
@@ -25,14 +25,14 @@ pub(crate) struct Contents {
     pub(crate) files: Vec<(String, PathBuf)>,
 }
 
-/// The directory in which libibverbs looks for a file per provider.
+/// libibverbs's directory with a file per provider.
 const PROVIDERS: &str = "/etc/libibverbs.d";
 
-/// Finds libibverbs and its provider for soft-RoCE, with the libraries that both need. Each file is
-/// a path in the guest and a path here. Programs open them at run time, so `ldd` does not name them.
+/// Finds libibverbs and its provider for soft-RoCE, with the libraries of both. Each file is a path in the
+/// guest and a path here. Programs open the files at run time, so `ldd` does not list them.
 ///
 /// # Errors
-/// They are not installed.
+/// The libraries are not installed.
 pub(crate) fn verbs() -> Result<Vec<(String, PathBuf)>, ToolError> {
     let mut ldconfig = Command::new("/sbin/ldconfig");
     ldconfig.arg("-p");
@@ -66,7 +66,7 @@ pub(crate) fn program(name: &str) -> Option<PathBuf> {
     files.find(|path| path.is_file())
 }
 
-/// Finds a program that a Debian package brings.
+/// Finds a program of a Debian package.
 ///
 /// # Errors
 /// The package is not installed.
@@ -82,7 +82,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Finds a busybox that needs no libraries.
+/// Finds a busybox without shared libraries.
 ///
 /// # Errors
 /// There is none.
@@ -110,14 +110,14 @@ pub(crate) fn files_below(dir: &Path) -> Result<Vec<PathBuf>, ToolError> {
     Ok(files)
 }
 
-/// Writes the image into `dir`, unless it is there, and returns its path. Removes images of the same
-/// kind with other contents.
+/// Writes the image into `dir`, unless already present, and returns its path. Removes images of the same kind
+/// with other contents.
 ///
 /// # Errors
 /// A file cannot be read, or the image cannot be written.
 pub(crate) fn write(contents: &Contents, dir: &Path) -> Result<PathBuf, ToolError> {
     let mut hash = Sha256::new();
-    // The image depends on the code that writes it, too.
+    // The image also depends on the code of this writer.
     hash.update(include_bytes!("image.rs"));
     hash.update(include_bytes!("cpio.rs"));
     let programs = contents.programs.iter().map(|(_, path)| path);
@@ -172,7 +172,7 @@ fn tree(contents: &Contents) -> Result<Tree, ToolError> {
             tree.file(path, if library { stripped(file)? } else { read(file)? });
         }
     }
-    // PostgreSQL refuses to run as root. sshd has a user for connections before they log in.
+    // PostgreSQL refuses to run as root. sshd has a user for connections before their login.
     let users = b"root:x:0:0:root:/tmp:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n\
         postgres:x:100:100::/tmp:/bin/sh\nsshd:x:101:65534::/run/sshd:/bin/false\n";
     tree.file("etc/passwd", users.to_vec());
@@ -185,12 +185,12 @@ fn tree(contents: &Contents) -> Result<Tree, ToolError> {
     Ok(tree)
 }
 
-/// Lists the paths of the shared libraries that a program needs, and of its interpreter.
+/// Lists the paths of a program's shared libraries and interpreter.
 fn libraries(program: &Path) -> Result<Vec<String>, ToolError> {
     let mut ldd = Command::new("ldd");
     let output = ldd.arg(program).stdin(Stdio::null()).output();
     let output = output.map_err(|source| ToolError::Start { program: "ldd".to_owned(), source })?;
-    // ldd fails for a program that is linked statically. That is no error here.
+    // ldd fails for a statically linked program. Here this is no error.
     let text = String::from_utf8_lossy(&output.stdout);
     let words = text.lines().flat_map(|line| line.split_whitespace().find(|w| w.starts_with('/')));
     Ok(words.map(ToOwned::to_owned).collect())

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-/// Text in which nothing is a command of roff.
+/// Text without commands of roff.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
     match text.starts_with('.') {
@@ -32,7 +32,7 @@ pub(crate) fn of(header: &str) -> String {
     let mut introduction = String::new();
     let mut prototypes = String::new();
     let mut calls = String::new();
-    // Blocks between empty lines: a comment, and the declarations that it is about.
+    // Blocks between empty lines: a comment, and the declarations described there.
     for block in header.split("\n\n") {
         let Some((before, rest)) = block.rsplit_once("*/\n") else { continue };
         let Some(begin) = before.rfind("/*") else { continue };

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tasks of this repository that are more than one cargo command.
+//! Tasks of this repository beyond one cargo command.
 //!
-//! - [`vm`]: `cargo xtask vm`, everything that needs virtual machines.
-//! - [`nested`]: `cargo xtask vm --nested`, the core of it under KVM inside an emulated guest.
-//! - [`artifacts`]: what the virtual machines are made of; [`cache`] is where it is kept.
-//! - [`packages`]: the Debian packages that this takes; [`programs`] names those of guests.
+//! - [`vm`]: `cargo xtask vm`, everything with virtual machines.
+//! - [`nested`]: `cargo xtask vm --nested`, the core of the tests under KVM inside an emulated guest.
+//! - [`artifacts`]: parts of the virtual machines; [`cache`] keeps them.
+//! - [`packages`]: the needed Debian packages; [`programs`] names the programs of guests.
 //! - [`package`]: `cargo xtask package`, packages of the programs; [`third_party`] lists licences.
 //! - [`image`]: the guests' initramfs; [`cpio`] is its format.
-//! - [`tool`]: runs other programs, and says why they fail.
+//! - [`tool`]: runs other programs, and reports the reasons of failures.
 //! - [`uml`]: `cargo xtask uml`, the kernel's driver under user-mode Linux.
-//! - [`coverage`]: `cargo xtask coverage`, how many lines tests reach.
-//! - [`siege`]: `cargo xtask siege`, a long hostile run.
+//! - [`siege`]: `cargo xtask siege`, a long attack on a daemon, and simulated link groups.
 //! - [`site`]: `cargo xtask site`, the documents as a site; [`dependencies`]: `cargo xtask
-//!   dependencies`, rules for crates. Both use programs that [`wheel`] gets.
-//! - [`protocol_map`]: `cargo xtask protocol-map`, which rule is where.
+//!   dependencies`, rules for crates. Both use programs of [`wheel`].
+//! - [`protocol_map`]: `cargo xtask protocol-map`, the places of each rule.
 #![forbid(unsafe_code)]
 
 mod artifacts;
@@ -76,7 +75,7 @@ enum Task {
     /// Look at the crates that are used: licences, sources, advisories.
     #[command(long_about = dependencies::LONG_ABOUT)]
     Dependencies,
-    /// Write docs/protocol-map.md: which rule of the specifications is where, and what tests it.
+    /// Print the places of each rule of the specifications, and the tests of the rule.
     ProtocolMap,
 }
 

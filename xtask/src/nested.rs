@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `cargo xtask vm --nested`: the core of the suite under KVM, on machines without it.
 //!
-//! QEMU emulates AMD's SVM. So an emulated guest, the *outer* one, has KVM, and runs the tests with
-//! guests of its own. Its kernel comes from `tests/vm/outer-kernel.sh`; its image holds the tests,
-//! and what they need. `tests/vm/outer-init` runs them, and tells deaths of the emulation from
-//! failures.
+//! QEMU emulates AMD's SVM. So an emulated guest, the *outer* guest, has KVM, and runs the tests with guests
+//! of its own. Its kernel comes from `tests/vm/outer-kernel.sh`; its image holds the tests with their needs.
+//! `tests/vm/outer-init` runs the tests, and tells deaths of the emulation from failures.
+//!
+//! Now and then the emulation kills a guest: the guest does not boot, boots again unasked, or its kernel
+//! reports an instruction without a way to fail. Such a test runs once more, and the last line counts these
+//! deaths; a test dying twice has failed. After a death of the outer guest, the remaining tests run in a
+//! second one. The conformance suite never got to its end: guests booted again, or the outer guest panicked.
+//!
+//! Cloud-hypervisor is in no package registry: without `CLOUD_HYPERVISOR=/path` its test reports that no
+//! run took place.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +22,7 @@ use crate::artifacts::{self, Artifacts};
 use crate::image::{self, Contents};
 use crate::tool::{self, ToolError, at};
 
-/// The core of the suite: what differs under KVM from emulation.
+/// The core of the suite: the differences between KVM and emulation.
 const CORE: [&str; 14] = [
     "boots::a_guest_boots_and_sees_its_device",
     "kvm::kicks_and_interrupts_do_not_pass_through_qemu",
@@ -33,7 +40,7 @@ const CORE: [&str; 14] = [
     "page::the_commands_for_cloud_hypervisor_start_two_guests_that_talk",
 ];
 
-/// The processor of the outer guest: one with SVM, less what QEMU cannot emulate and would warn of.
+/// The processor of the outer guest: with SVM, without features beyond QEMU's emulation.
 const CPU: &str = "EPYC-Rome-v1,+svm,+npt,-nrip-save,-fxsr-opt,-misalignsse,-osvw,-topoext,\
                    -perfctr-core,-clzero,-ibpb,-amd-stibp,-xsavec,-xsaves";
 /// Memory of the outer guest: its image, and three guests.
@@ -41,19 +48,19 @@ const MEMORY: &str = "4G";
 
 /// Fetches the outer guest's kernel.
 const SCRIPT: &str = "tests/vm/outer-kernel.sh";
-/// How long a test may take, twice, in seconds; with it the outer guest's boot.
+/// Time limit of two runs of a test, in seconds, including the outer guest's boot.
 const TEST_LIMIT: u64 = 1500;
 /// How long a measurement may take, in seconds.
 const PERF_LIMIT: u64 = 3600;
 
-/// The line by which the outer guest says how it went.
+/// The outer guest's line with its result.
 const END: &str = "outer: exit code ";
 
-/// Runs those tests of the core whose name contains one of `only`; all if there are none. If the outer
-/// guest dies, those that have not run yet run in a second one.
+/// Runs the tests of the core with a name containing one of `only`; all if `only` is empty. After a death of
+/// the outer guest, the remaining tests run in a second guest.
 ///
 /// # Errors
-/// Something does not build or cannot be started.
+/// A build fails, or a program cannot be started.
 pub(crate) fn tests(
     root: &Path,
     artifacts: &Artifacts,
@@ -104,13 +111,13 @@ pub(crate) fn perf(
 
 /// How an outer guest ended.
 struct Ended {
-    /// What it said; `None` if it died.
+    /// The reported exit code; `None`: the guest died.
     code: Option<u8>,
-    /// The tests that ran, and whether they passed.
+    /// The finished tests, and whether they passed.
     tests: Vec<(String, bool)>,
 }
 
-/// Boots the outer guest, for so many seconds at most, and shows what it prints.
+/// Boots the outer guest, for so many seconds at most, and shows its output.
 fn outer(
     root: &Path,
     artifacts: &Artifacts,
@@ -135,7 +142,7 @@ fn outer(
     qemu.args(["-smp", "2", "-kernel"]).arg(&kernel).arg("-initrd").arg(&image);
     qemu.args(["-append", &format!("console=ttyS0 quiet panic=-1 no_timer_check {words}")]);
     qemu.arg("-serial").arg(format!("file:{}", console.display()));
-    // Not "stdio": an input that has ended would disconnect the port.
+    // Not "stdio": the end of the input would disconnect the port.
     qemu.args(["-device", "virtio-serial-pci,romfile="]);
     qemu.args(["-chardev", "file,id=output,path=/dev/stdout"]);
     qemu.args(["-device", "virtserialport,chardev=output,name=output"]);
@@ -162,14 +169,13 @@ fn outer(
     Ok(ended)
 }
 
-/// The name of a test that has ended, and whether it passed, from a line of the outer guest.
+/// The name of a finished test, and whether the test passed, from a line of the outer guest.
 fn result(line: &str) -> Option<(String, bool)> {
     let (name, end) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let passed = end.starts_with("ok ");
     (passed || end.starts_with("FAILED ")).then(|| (name.to_owned(), passed))
 }
 
-/// Directories of the firmware.
 fn firmware(root: &Path, qemu: &Path) -> Result<Vec<PathBuf>, ToolError> {
     let mut script = Command::new(root.join("qemu/firmware.sh"));
     script.arg(qemu);
@@ -200,7 +206,7 @@ fn outer_image(
         ("usr/bin/env", env),
         ("ip", ip),
     ];
-    // The tests look for scripts where they were built.
+    // The tests look for scripts in the directory of their build.
     let here = |path: &str| (root.join(path).display().to_string(), root.join(path));
     let directory = images.join("directory-of-tests");
     fs::write(&directory, format!("{}\n", root.join("tests").display())).map_err(at(&directory))?;

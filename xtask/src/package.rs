@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `cargo xtask package`: Debian packages, RPM packages and a tarball.
 //!
-//! One tree of files is all of them: the tarball has it as it is, debhelper takes the packages' files
-//! from it by `packaging/debian`, and rpmbuild by `packaging/vhost-device-ism.spec`.
+//! One tree of files is the source of all packages: the tarball contains the tree unchanged, debhelper takes
+//! the packages' files from the tree by `packaging/debian`, and rpmbuild by
+//! `packaging/vhost-device-ism.spec`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ virtio-ism-dkms and those of debug symbols are built by rpmbuild, too, and check
 finding of these is a failure. The tarball has the same programs, libraries, manual pages and \
 completions, and can be unpacked anywhere.";
 
-/// Debian packages without which nothing is built, and a program of each.
+/// Debian packages needed for any build, and a program of each.
 const TOOLS: [(&str, &str); 5] = [
     ("dpkg-buildpackage", "dpkg-dev"),
     ("dh", "debhelper"),
@@ -53,10 +54,10 @@ pub(crate) struct Args {
     install_deps: bool,
 }
 
-/// Runs the task, and prints the paths of what it has made.
+/// Runs the task, and prints the paths of its results.
 ///
 /// # Errors
-/// Tools are missing, something does not build, or lintian finds something.
+/// Tools are missing, a build fails, or lintian reports a fault.
 pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let root = fs::canonicalize(root).map_err(at(root))?;
     if !args.tarball {
@@ -124,7 +125,7 @@ fn manual_pages(root: &Path, tree: &Path, smc: &Path) -> Result<(), ToolError> {
     Ok(())
 }
 
-/// The version that programs of a package tell, with the commit if there is one.
+/// The version reported by programs of a package, with the commit if known.
 fn version(root: &Path) -> String {
     let mut git = Command::new("git");
     git.current_dir(root).args(["describe", "--always", "--abbrev=12", "--exclude=*", "--dirty"]);
@@ -136,13 +137,13 @@ fn version(root: &Path) -> String {
     }
 }
 
-/// Files that are installed: from where, to where below a prefix, and with which mode.
+/// Files to install: source, destination below a prefix, and mode.
 fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 22] {
     let packaging = root.join("packaging");
     [
         (release.join("smc"), "bin/smc", 0o755),
         (release.join("vhost-device-ism"), "bin/vhost-device-ism", 0o755),
-        // For the image of packaging/kubernetes: the packages leave it out.
+        // For the image of packaging/kubernetes, left out by the packages.
         (release.join("smc-device-plugin"), "libexec/smc-device-plugin", 0o755),
         (packaging.join("smc_run"), "bin/smc_run", 0o755),
         (release.join("libsmc_preload.so"), "lib/smc/libsmc_preload.so", 0o644),
@@ -194,10 +195,10 @@ fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 22] {
     ]
 }
 
-/// Builds the programs, and lays out the files as they are installed below a prefix.
+/// Builds the programs, and lays out the files for installation below a prefix.
 fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> {
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-    // With the features that the whole workspace has, as other builds.
+    // With the features of the whole workspace, like other builds.
     build.current_dir(root).args(["build", "--release", "--workspace", "--lib"]);
     build.args(["--bin", "smc", "--bin", "vhost-device-ism", "--bin", "smc-device-plugin"]);
     build.env("SMC_VERSION", version(root));
@@ -216,14 +217,13 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
     }
     let smc = tree.join("bin/smc");
     manual_pages(root, tree, &smc)?;
-    // Other names of the command, under which it does what smc-tools does; and the name by which a
-    // linker finds the library.
+    // Other names of the command, for the behaviour of smc-tools; and the library's name for linkers.
     let links = [("bin/smcss", "smc"), ("bin/smcd", "smc"), ("bin/smcr", "smc")];
     for (link, to) in links.into_iter().chain([("lib/libsmc.so", "libsmc.so.0")]) {
         let link = tree.join(link);
         std::os::unix::fs::symlink(to, &link).map_err(at(&link))?;
     }
-    // What containers have as /etc/ld.so.preload: the command writes it beside the library.
+    // /etc/ld.so.preload of containers: the command writes the file beside the library.
     let mut list = Command::new(&smc);
     list.args(["cdi", "--later", "--pool", "/run/vhost-device-ism/any/any.sock"]);
     tool::output(list)?;
@@ -233,7 +233,7 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
     write(&tree.join("doc/third-party-licences.txt"), &third_party::licences(root)?)
 }
 
-/// Lays out what shells complete. The command knows the other programs, too.
+/// Lays out the completions of shells. The command knows the other programs, too.
 fn completions(tree: &Path, smc: &Path) -> Result<(), ToolError> {
     for program in ["smc", "vhost-device-ism", "smcss", "smcd", "smcr"] {
         for (shell, file) in [
@@ -249,7 +249,7 @@ fn completions(tree: &Path, smc: &Path) -> Result<(), ToolError> {
     Ok(())
 }
 
-/// Files of the tree that have debug information.
+/// Files of the tree with debug information.
 const PROGRAMS: [&str; 5] = [
     "bin/smc",
     "bin/vhost-device-ism",
@@ -272,7 +272,7 @@ fn strip(tree: &Path) -> Result<(), ToolError> {
     Ok(())
 }
 
-/// The sources of the driver for the kernel, in a directory of the name that DKMS expects.
+/// The sources of the driver for the kernel, in a directory with the name expected by DKMS.
 fn kernel_driver(from: &Path, to: &Path) -> Result<(), ToolError> {
     let config = from.join("dkms.conf");
     let text = fs::read_to_string(&config).map_err(at(&config))?;
@@ -296,7 +296,7 @@ fn kernel_driver(from: &Path, to: &Path) -> Result<(), ToolError> {
     Ok(())
 }
 
-/// What pkg-config says of the library, wherever the tree stands.
+/// The library's file for pkg-config, independent of the place of the tree.
 fn pkg_config(root: &Path) -> Result<String, ToolError> {
     let template = root.join("guest-driver/c/smc.pc.in");
     let text = fs::read_to_string(&template).map_err(at(&template))?;
@@ -395,7 +395,7 @@ fn rpm(root: &Path, build: &Path, tree: &Path, place: &Path) -> Result<Vec<PathB
     Ok(made)
 }
 
-/// Runs a program whose output is a page of progress, which matters only if it fails.
+/// Runs a program with a page of progress as output, shown only after a failure.
 fn succeed_quietly(mut command: Command, log: &Path) -> Result<(), ToolError> {
     let file = fs::File::create(log).map_err(at(log))?;
     let errors = file.try_clone().map_err(at(log))?;

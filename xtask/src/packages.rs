@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Debian packages: which are needed, which are missing, and their installation.
+//! Debian packages: needed packages, missing packages, and their installation.
 //!
-//! All missing packages are named in one message before anything is built. What the scripts
-//! `tests/vm/kernel.sh`, `qemu/build.sh` and those of `tests/uml` need is read from their own `need` lines.
+//! One message names all missing packages before any build. The needs of the scripts `tests/vm/kernel.sh`,
+//! `qemu/build.sh` and of the scripts of `tests/uml` are read from their `need` lines.
 
 use std::fs;
 use std::path::Path;
@@ -12,30 +12,30 @@ use crate::cache::Build;
 use crate::tool::{self, ToolError, at};
 use crate::{image, programs};
 
-/// Packages of the libraries that QEMU is linked with.
+/// Packages of the libraries linked with QEMU.
 const QEMU_LIBRARIES: [&str; 3] = ["libglib2.0-dev", "libpixman-1-dev", "libfdt-dev"];
 
 /// How often packages are installed until none is missing, at most.
 const INSTALLATIONS: usize = 3;
 
-/// Which programs of the distribution guests get.
+/// Programs of the distribution for the guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Programs {
-    /// Those that are quick to install. Without them, their tests are left out aloud.
+    /// Quickly installed programs. Without the programs, their tests are skipped with a message.
     Small,
-    /// Also those whose packages have hundreds of megabytes.
+    /// Also programs with packages of hundreds of megabytes.
     All,
 }
 
-/// Sees that all packages are there. Returns whether the programs of the distribution are.
+/// Checks for all packages. Returns whether the programs of the distribution are present.
 ///
-/// Missing packages are installed if `install` says so.
+/// Missing packages are installed if `install` is true.
 ///
 /// # Errors
 /// Packages are missing, and are not to be installed or cannot be; the error names all of them.
 pub(crate) fn ensure(root: &Path, programs: Programs, install: bool) -> Result<bool, ToolError> {
     let (mut required, mut optional) = missing(root, programs, install)?;
-    // That a package is missing may show only when another one is there.
+    // The lack of a package may show only after another package is installed.
     for _ in 0..INSTALLATIONS {
         if !install || required.is_empty() && optional.is_empty() {
             break;
@@ -55,8 +55,8 @@ pub(crate) fn ensure(root: &Path, programs: Programs, install: bool) -> Result<b
     Ok(optional.is_empty())
 }
 
-/// Sees that all packages for the tests under user-mode Linux are there. Missing packages are installed
-/// if `install` says so.
+/// Checks for the packages of the tests under user-mode Linux. Missing packages are installed if `install` is
+/// true.
 ///
 /// # Errors
 /// Packages are missing, and are not to be installed or cannot be; the error names all of them.
@@ -69,7 +69,7 @@ pub(crate) fn ensure_uml(root: &Path, install: bool) -> Result<(), ToolError> {
     if missing.is_empty() { Ok(()) } else { Err(ToolError::Packages(missing)) }
 }
 
-/// Names of packages that are missing for the tests under user-mode Linux.
+/// Names of missing packages for the tests under user-mode Linux.
 fn missing_for_uml(root: &Path, all: bool) -> Result<Vec<String>, ToolError> {
     let mut missing = Vec::new();
     add(&mut missing, image::busybox().is_ok(), "busybox-static");
@@ -84,18 +84,17 @@ fn missing_for_uml(root: &Path, all: bool) -> Result<Vec<String>, ToolError> {
     Ok(missing)
 }
 
-/// What building the kernel's driver needs, and whether it is there.
+/// Needs of the kernel's driver's build, and whether each is present.
 fn module_needs(root: &Path, all: bool) -> Result<Vec<(bool, String)>, ToolError> {
     let script = root.join("tests/uml/module.sh");
     let text = fs::read_to_string(&script).map_err(at(&script))?;
     let needs = lines(&text).map(|(check, package)| (is_there(check), package.to_owned()));
-    // Without it the driver is not checked by it, which its script says.
+    // Optional: without sparse, the script skips this check and says so.
     let sparse = (!all || has_program("sparse"), "sparse".to_owned());
     Ok(needs.chain([sparse]).collect())
 }
 
-/// Names of missing packages: those without which nothing works, and those of the programs of the
-/// distribution.
+/// Names of missing packages: required packages, and packages of the programs of the distribution.
 fn missing(
     root: &Path,
     which: Programs,
@@ -123,7 +122,7 @@ fn missing(
                 need(there, &package);
             }
         } else if build == Build::Qemu && !starts(&results[0]) {
-            // The cache has outlived the libraries that QEMU was linked with.
+            // The cache has outlived the libraries linked with QEMU.
             QEMU_LIBRARIES.into_iter().for_each(|package| need(false, package));
         }
     }
@@ -146,7 +145,7 @@ fn add(missing: &mut Vec<String>, there: bool, package: &str) {
     }
 }
 
-/// What a script needs, and whether it is there.
+/// Needs of a script, and whether each is present.
 fn script_needs(build: Build, root: &Path) -> Result<Vec<(bool, String)>, ToolError> {
     let script = build.script(root);
     let text = fs::read_to_string(&script).map_err(at(&script))?;
@@ -220,7 +219,7 @@ fn can_run_qemu_configure(python: &str) -> bool {
     succeeds(command)
 }
 
-/// Whether the firmware is there that QEMU needs to boot a guest.
+/// Whether the firmware for QEMU's guests is present.
 fn firmware(root: &Path) -> bool {
     let mut script = Command::new(root.join("qemu/firmware.sh"));
     script.env("CI", "false");

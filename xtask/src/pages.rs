@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Pages of the packages. They lie in one directory, so their links are not those of the sources.
+//! Pages of the packages. They lie in one directory, so their links differ from links of the sources.
 
 use std::path::Path;
 
@@ -28,8 +28,8 @@ pub(crate) const PAGES: [(&str, &str); 19] = [
     ("docs/linux.md", "linux.md"),
 ];
 
-/// The text of a page of the sources as packages have it: links lead to pages of packages, and of a
-/// link to something that they do not have, the text stays.
+/// The text of a page of the sources for packages: links lead to pages of packages, and other links become
+/// their text.
 pub(crate) fn packaged(page: &str, text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -51,7 +51,7 @@ pub(crate) fn packaged(page: &str, text: &str) -> String {
     out + rest
 }
 
-/// What a link becomes, if it leads to something that a reader of a package can reach.
+/// The new target of a link, if a reader of a package can reach the target.
 fn new_target(page: &str, target: &str) -> Option<String> {
     let (path, anchor) = match target.find('#') {
         Some(at) => target.split_at(at),

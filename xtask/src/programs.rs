@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs of the distribution that guests run unmodified.
+//! Unmodified programs of the distribution for guests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,6 @@ use std::process::Command;
 use crate::image::{self, files_below};
 use crate::tool::{self, ToolError, at};
 
-/// Files of an image.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     /// Programs by their name in `/bin`, or by their path.
@@ -17,7 +16,7 @@ pub(crate) struct Files {
     pub(crate) files: Vec<(String, PathBuf)>,
 }
 
-/// Programs that are quick to install, and their Debian packages.
+/// Quickly installed programs, and their Debian packages.
 const SMALL: [(&str, &str); 12] = [
     ("iperf3", "iperf3"),
     ("redis-server", "redis-server"),
@@ -37,15 +36,15 @@ const SMALL: [(&str, &str); 12] = [
 const LARGE: [(&str, &str); 3] =
     [("setpriv", "util-linux"), ("node", "nodejs"), ("go", "golang-go")];
 
-/// Names of programs and their packages; with `large` also of those whose packages are large.
+/// Names of programs and their packages; with `large` also programs with large packages.
 pub(crate) fn packages(large: bool) -> impl Iterator<Item = (&'static str, &'static str)> {
     SMALL.into_iter().chain(LARGE.into_iter().filter(move |_| large))
 }
 
-/// Finds the programs that are quick to install.
+/// Finds the quickly installed programs.
 ///
 /// # Errors
-/// One is not installed.
+/// A program is not installed.
 pub(crate) fn small() -> Result<Files, ToolError> {
     let mut found = Files::default();
     for (name, package) in SMALL {
@@ -54,10 +53,10 @@ pub(crate) fn small() -> Result<Files, ToolError> {
     Ok(found)
 }
 
-/// Finds all programs: also PostgreSQL, Node.js, and a web server in Go, which is built into `dir`.
+/// Finds all programs: also PostgreSQL, Node.js, and a web server in Go, built into `dir`.
 ///
 /// # Errors
-/// One is not installed, or does not build.
+/// A program is not installed, or its build fails.
 pub(crate) fn all(root: &Path, dir: &Path) -> Result<Files, ToolError> {
     let mut found = small()?;
     let [setpriv, node, go] = LARGE;
@@ -91,7 +90,7 @@ pub(crate) fn newest_postgresql() -> Option<PathBuf> {
     versions.filter(|path| path.join("bin/initdb").is_file()).max()
 }
 
-/// Adds PostgreSQL. It finds its files by the path that it was built for.
+/// Adds PostgreSQL, at the path of its build: PostgreSQL finds its files by this path.
 fn add_postgresql(version: &Path, found: &mut Files) -> Result<(), ToolError> {
     let whole = |path: &Path| path.to_string_lossy().into_owned();
     for name in ["initdb", "postgres", "pgbench", "pg_isready"] {

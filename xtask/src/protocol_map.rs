@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `docs/protocol-map.md`: which rule of the specifications is where, and which test shows it.
+//! The map of the protocol: the place of each rule of the specifications, and its tests.
 //!
-//! The map is made of `docs/requirements.tsv`, which lists the rules, and of citations in the sources.
-//! An id in a comment of code that is no test stands at the line that keeps the rule. A comment
-//! `// Shows: CLC-54, CLC-55.` above a test says that the test shows these rules.
+//! The map is made of `docs/requirements.tsv`, the list of the rules, and of citations in the sources.
+//! Outside of tests, an id in a comment stands at the line keeping the rule. A comment
+//! `// Shows: CLC-54, CLC-55.` above a test cites the rules shown by the test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -71,13 +71,13 @@ specifications where the note of a rule says so, and towards others (`PeerProfil
 /// Why there is no map.
 #[derive(Debug, Error)]
 pub(crate) enum MapError {
-    /// A file cannot be read or written.
+    /// A file cannot be read.
     #[error("{path}: {source}")]
     File { path: PathBuf, source: std::io::Error },
     /// A line of the list of rules is not of the form id, level, source, what, note.
     #[error("{RULES}:{line}: not id, level, source, what and a note, separated by tabs")]
     Rule { line: usize },
-    /// A comment cites a rule that the list does not have.
+    /// A comment cites a rule missing from the list.
     #[error("{place}: the rule {id} is not in {RULES}")]
     Unknown { place: String, id: String },
     /// A comment `// Shows:` has no function behind it.
@@ -86,7 +86,7 @@ pub(crate) enum MapError {
     /// No line keeps a mandatory rule, and no note says why.
     #[error("{id} is mandatory, but no line of code cites it, and it has no note")]
     Nowhere { id: String },
-    /// The head of a file lists rules, which says nothing of any line.
+    /// The head of a file lists rules, without a reference to any line.
     #[error("{place}: rules are cited at the lines that keep them, not in the head of a file")]
     Head { place: String },
 }
@@ -105,7 +105,7 @@ impl std::fmt::Display for Id {
     }
 }
 
-/// The id at the start of `text`, and what follows it.
+/// The id at the start of `text`, and the remaining text.
 fn id(text: &str) -> Option<(Id, &str)> {
     let (area, rest) = AREAS.iter().enumerate().find_map(|(area, (name, _))| {
         text.strip_prefix(name)?.strip_prefix('-').map(|rest| (area, rest))
@@ -115,7 +115,7 @@ fn id(text: &str) -> Option<(Id, &str)> {
     Some((Id { area, number: number.parse().ok()? }, rest))
 }
 
-/// All ids of a comment; `LLC-27 to LLC-32` stands for six.
+/// The ids of a comment; `LLC-27 to LLC-32` stands for six.
 fn ids(comment: &str) -> Vec<Id> {
     let mut found: Vec<Id> = Vec::new();
     let mut before = ' ';
@@ -177,7 +177,7 @@ fn rules(root: &Path) -> Result<Vec<Rule>, MapError> {
     Ok(rules)
 }
 
-/// What the sources say about the rules.
+/// The sources' citations of the rules.
 #[derive(Default)]
 struct Citations {
     files: BTreeMap<Id, BTreeSet<String>>,
@@ -191,7 +191,7 @@ fn is_test_file(name: &str) -> bool {
         || name.ends_with("_tests.rs")
 }
 
-/// Name of the function that a line declares.
+/// Name of the function declared in a line.
 fn function(line: &str) -> Option<&str> {
     let (before, after) = line.split_once("fn ")?;
     let words = before.split_whitespace().all(|w| w.starts_with("pub") || w == "async");
@@ -202,7 +202,7 @@ fn function(line: &str) -> Option<&str> {
 impl Citations {
     fn read(&mut self, name: &str, text: &str) -> Result<(), MapError> {
         let mut in_tests = is_test_file(name);
-        // The line that ends an inline module of tests.
+        // The last line of an inline module of tests.
         let mut ends: Option<String> = None;
         let mut is_for_tests = false;
         let mut shown: Vec<Id> = Vec::new();

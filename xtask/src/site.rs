@@ -25,10 +25,10 @@ const MDBOOK: Wheel = Wheel {
     hash: "b1ecbf2210c407dec7ce6db913f6342935443abdf9af4ffad64ccc111662cfee",
 };
 
-/// Builds the site, and prints where it is.
+/// Builds the site, and prints its path.
 ///
 /// # Errors
-/// There is no mdbook, it refuses the documents, or links lead nowhere.
+/// There is no mdbook, mdbook refuses the documents, or links lead nowhere.
 pub(crate) fn run(root: &Path) -> Result<ExitCode, ToolError> {
     let root = fs::canonicalize(root).map_err(at(root))?;
     let mdbook = MDBOOK.program()?;
@@ -111,7 +111,7 @@ pub(crate) fn normal(path: &Path) -> PathBuf {
     out
 }
 
-/// The files that a document links to, from its own folder.
+/// The linked files of a document, relative to its own folder.
 pub(crate) fn links(text: &str) -> Vec<PathBuf> {
     let mut in_code = false;
     let mut found = Vec::new();
@@ -131,7 +131,7 @@ pub(crate) fn links(text: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Links of the pages that lead nowhere, and what a site must have and this one has not.
+/// Dead links of the pages, and missing parts of the site.
 fn faults(book: &Path) -> Result<Vec<String>, ToolError> {
     let mut pages = BTreeMap::new();
     let mut has_search = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The licences of the libraries that the programs contain.
+//! The licences of the libraries in the programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -11,18 +11,17 @@ use serde_json::Value;
 
 use crate::tool::{self, ToolError};
 
-/// The packages that are installed.
 const INSTALLED: [&str; 4] = ["smc-c", "smc-cli", "smc-preload", "vhost-device-ism"];
 
-/// A text with each library, its licence, and the files that its licence demands to be passed on. A
-/// file that several libraries have stands there once.
+/// A text with each library, its licence, and the files passed on as demanded by its licence. A file of
+/// several libraries is listed once.
 ///
 /// # Errors
-/// cargo does not say what the libraries are.
+/// cargo does not list the libraries.
 pub(crate) fn licences(root: &Path) -> Result<String, ToolError> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     cargo.current_dir(root).args(["metadata", "--format-version=1", "--locked"]);
-    // Else those of other systems would have to be there, too.
+    // Otherwise libraries for other systems would have to be present, too.
     cargo.arg(format!("--filter-platform={}-unknown-linux-gnu", std::env::consts::ARCH));
     let wrong =
         |what: &str| ToolError::Answer { program: "cargo metadata".into(), what: what.into() };
@@ -57,7 +56,7 @@ pub(crate) fn licences(root: &Path) -> Result<String, ToolError> {
     Ok(text)
 }
 
-/// The ids of all packages that the programs contain.
+/// The ids of the packages in the programs.
 fn used(metadata: &Value) -> BTreeSet<&str> {
     let nodes = metadata["resolve"]["nodes"].as_array().map_or(&[][..], Vec::as_slice);
     let by_id: BTreeMap<&str, &Value> =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs other programs, and says why they fail.
+//! Runs other programs, and reports the reasons of failures.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader};
@@ -14,7 +14,7 @@ pub(crate) enum ToolError {
     /// A program cannot be started.
     #[error("cannot run {program}: {source}")]
     Start { program: String, source: io::Error },
-    /// A program failed. It has written the reason to standard error.
+    /// A program failed, with the reason on standard error.
     #[error("{program} failed: {status}")]
     Failed { program: String, status: ExitStatus },
     /// A program printed something unexpected.
@@ -33,12 +33,12 @@ pub(crate) enum ToolError {
     /// There is no such task under nested KVM.
     #[error("--nested goes with the tests and with \"perf\"")]
     NotNested,
-    /// An environment variable is not set that cargo or the login sets.
+    /// An environment variable of cargo or of the login is not set.
     #[error("no variable {0}: start this as `cargo xtask`")]
     NoVariable(&'static str),
 }
 
-/// Makes an error that names the file.
+/// Makes an error with the name of the file.
 pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> ToolError {
     let path = path.to_owned();
     move |source| ToolError::File { path, source }
@@ -51,16 +51,16 @@ fn name(command: &Command) -> String {
 /// Runs a program to its end.
 ///
 /// # Errors
-/// It cannot be started.
+/// The program cannot be started.
 pub(crate) fn status(mut command: Command) -> Result<ExitStatus, ToolError> {
     let program = name(&command);
     command.status().map_err(|source| ToolError::Start { program, source })
 }
 
-/// Runs a program to its end, which must be a success.
+/// Runs a program to a successful end.
 ///
 /// # Errors
-/// It cannot be started, or fails.
+/// The program cannot be started, or fails.
 pub(crate) fn succeed(command: &mut Command) -> Result<(), ToolError> {
     let program = name(command);
     let status =
@@ -71,7 +71,7 @@ pub(crate) fn succeed(command: &mut Command) -> Result<(), ToolError> {
 /// Runs a program to its end and calls `each` with every line of its standard output at once.
 ///
 /// # Errors
-/// It cannot be started, or its output cannot be read.
+/// The program cannot be started, or its output cannot be read.
 pub(crate) fn lines(
     mut command: Command,
     mut each: impl FnMut(&str),
@@ -90,7 +90,7 @@ pub(crate) fn lines(
 /// Runs a program and returns its standard output. Its standard error is shown.
 ///
 /// # Errors
-/// It cannot be started, or fails.
+/// The program cannot be started, or fails.
 pub(crate) fn output(mut command: Command) -> Result<String, ToolError> {
     let program = name(&command);
     command.stdin(Stdio::null()).stderr(Stdio::inherit());
@@ -103,10 +103,10 @@ pub(crate) fn output(mut command: Command) -> Result<String, ToolError> {
         .map_err(|error| ToolError::Answer { program, what: error.to_string() })
 }
 
-/// Runs a script and returns the file that its last line names.
+/// Runs a script and returns the file named by its last line.
 ///
 /// # Errors
-/// The script fails, or names none.
+/// The script fails, or names no file.
 pub(crate) fn last_line(script: &Path, args: &[&str]) -> Result<PathBuf, ToolError> {
     let mut command = Command::new(script);
     command.args(args);

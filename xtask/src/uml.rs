@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["only", "build"])]
     perf: bool,
 
-    /// Run the tests so often, until one fails.
+    /// Run the tests so often, until one fails. Without it a failed test runs once more, alone.
     #[arg(long, value_name = "N", default_value_t = 1)]
     times: u32,
 
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
             eprintln!("xtask: run {nth} of {}, after {} s", args.times, start.elapsed().as_secs());
         }
         let mut command = Command::new("unshare");
-        // As another user with a user namespace, in which it is root.
+        // As another user: with a user namespace, as its root.
         command.arg("--net").args((!is_root()).then_some("--map-root-user"));
         command.arg("--").arg(root.join("tests/uml/network.sh")).arg(&programs.tests);
         command.current_dir(root.join("tests")).args(&args.only).arg("--test-threads=4");
@@ -121,7 +121,7 @@ fn is_root() -> bool {
     tool::output(id).is_ok_and(|uid| uid.trim() == "0")
 }
 
-/// The directory of user-mode Linux: `UML_DIR`, or what the script builds; `plain`: for measurements.
+/// The directory of user-mode Linux: `UML_DIR`, or the script's result; `plain`: for measurements.
 fn kernel(root: &Path, plain: bool) -> Result<PathBuf, ToolError> {
     if let Some(path) = std::env::var_os("UML_DIR") {
         return Ok(path.into());

@@ -135,10 +135,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Tests that wait for time-outs of AF_SMC most of the time. They run beside all others, so that
-/// their guests' idle processors are used.
+/// Tests with long waits for time-outs of AF_SMC. They run beside all others, to use the idle processors of
+/// their guests.
 const WAITING: &str = "interop::";
-/// Tests that run when those have ended: they measure, or have many guests.
+/// Tests to run after all others: with measurements, or with many guests.
 const LAST: [&str; 2] = ["alone::", "stock::"];
 
 /// A run of the test program.
@@ -174,7 +174,7 @@ impl Run<'_> {
     }
 }
 
-/// Runs all tests: those that are fast and broad first.
+/// Runs all tests: the fast and broad tests first.
 fn all_tests(root: &Path, artifacts: &Artifacts, args: &Args) -> Result<ExitCode, ToolError> {
     let skip = [&LAST[..], &[WAITING]].concat();
     let most = Run { only: Vec::new(), skip, beds: None }.command(root, artifacts, args);

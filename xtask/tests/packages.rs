@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `cargo xtask vm` on a machine without the packages that it needs.
+//! `cargo xtask vm` on a machine without the needed packages.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ fn packages_that_cannot_be_installed_are_named_as_well() {
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("xtask: installs "), "{text}");
     let line = text.lines().find(|line| line.contains("apt-get install")).unwrap();
-    // Also the programs of the distribution, without which nothing is tested with them.
+    // Also the programs of the distribution: without them nothing is tested with them.
     for package in ["busybox-static", "ninja-build", "redis-server", "iperf3"] {
         assert!(line.split_whitespace().any(|word| word == package), "{package}: {text}");
     }
