@@ -276,30 +276,25 @@ fn carry_out(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use smc_test_support::TestDir;
     use std::os::unix::net::UnixListener;
     use std::time::Duration;
 
-    struct Place(PathBuf);
+    struct Place(TestDir);
 
     impl Place {
-        fn new(name: &str) -> Place {
-            let path = std::env::temp_dir().join(format!("ism-{name}-{}", std::process::id()));
-            std::fs::create_dir_all(path.join("below")).unwrap();
-            Place(path)
+        fn new(_name: &str) -> Place {
+            let place = TestDir::new();
+            std::fs::create_dir(place.path("below")).unwrap();
+            Place(place)
         }
 
         fn rules(&self) -> BrokerLimits {
             BrokerLimits {
-                directories: vec![self.0.clone()],
+                directories: vec![self.0.to_owned()],
                 configured: [self.0.join("a")].into(),
                 inherited: BTreeSet::new(),
             }
-        }
-    }
-
-    impl Drop for Place {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
         }
     }
 

@@ -79,41 +79,64 @@ pub(super) type Framework = VhostUserDaemon<Arc<Connection>>;
 pub(super) struct Connection {
     pub(super) options: Options,
     pub(super) device: Arc<Device>,
-    pub(super) faults: Arc<Faults>,
-    /// Memory that passed the check. The framework's own handle may show a table that did not.
+    pub(super) guest: GuestState,
+    /// The checked memory table. The framework's own handle may show a refused table.
     pub(super) memory: Memory,
     /// Guards of the tables in use: a lost page ends the connection, not the daemon.
     contained: Mutex<Vec<BusErrorGuard>>,
-    /// What the daemon may allocate in them.
-    touches: Arc<TouchQuota>,
-    pub(super) notifiers: [Arc<Notifier>; WORKERS],
-    /// Queues that a worker has to serve again without a kick, a bit each.
-    pub(super) rescheduled: [AtomicU64; WORKERS],
-    pub(super) scratch: [Mutex<Scratch>; WORKERS],
+    pub(super) workers: [Worker; WORKERS],
     pub(super) mapper: Arc<Mapper>,
-    /// Answers that wait for worker 0.
-    pub(super) replies: Mutex<VecDeque<(PendingReply, Reply)>>,
-    pub(super) has_replies: AtomicBool,
-    /// Records were published and the driver was not signalled yet.
-    pub(super) call_pending: AtomicBool,
-    /// What the daemon's threads use for it.
-    pub(super) account: Arc<ProcessorAccount>,
-    /// What its wakes cost others.
-    pub(super) wake_cost: WakeCost,
-    /// Commands that wait for the front end, or whose answers are replies.
-    pub(super) backlog: AtomicUsize,
-    pub(super) threads: CountedThreads,
-    rings: OnceLock<Vec<Ring>>,
-    workers: Mutex<Vec<Arc<VringEpollHandler<Arc<Connection>>>>>,
-    wake_timer: OnceLock<OwnedFd>,
-    link: Mutex<Option<ShutdownHandle>>,
-    closing: AtomicBool,
-    exiting: AtomicBool,
+    pub(super) replies: PendingReplies,
+    pub(super) wakes: DriverWakes,
+    framework: FrameworkParts,
+    pub(super) phase: Phase,
     pending_moves: PendingMoves,
     window: Mutex<WindowState>,
     stopped: Mutex<StoppedRings>,
-    timers: Timers,
     this: Weak<Connection>,
+}
+
+/// One of the two workers of a connection.
+pub(super) struct Worker {
+    pub(super) notifier: Arc<Notifier>,
+    /// Queues to serve again without a kick, one bit each.
+    pub(super) rescheduled: AtomicU64,
+    pub(super) scratch: Mutex<Scratch>,
+}
+
+/// Commands of the driver without an answer in the ring.
+#[derive(Default)]
+pub(super) struct PendingReplies {
+    /// Replies for worker 0 to write.
+    pub(super) ready: Mutex<VecDeque<(PendingReply, Reply)>>,
+    pub(super) has_ready: AtomicBool,
+    /// Commands waiting for the front end, or with unwritten replies.
+    pub(super) backlog: AtomicUsize,
+}
+
+/// Events on their way to the driver.
+#[derive(Default)]
+pub(super) struct DriverWakes {
+    /// Records were published, but the driver is not yet signalled.
+    pub(super) call_pending: AtomicBool,
+    /// Cost of this connection's wakes for other devices.
+    pub(super) cost: WakeCost,
+    timer: OnceLock<OwnedFd>,
+}
+
+/// The framework's objects of a connection.
+#[derive(Default)]
+struct FrameworkParts {
+    rings: OnceLock<Vec<Ring>>,
+    workers: Mutex<Vec<Arc<VringEpollHandler<Arc<Connection>>>>>,
+    link: Mutex<Option<ShutdownHandle>>,
+}
+
+/// The end of a connection.
+#[derive(Default)]
+pub(super) struct Phase {
+    closing: AtomicBool,
+    exiting: AtomicBool,
 }
 
 /// Both conditions for asking the front end to map.
@@ -140,36 +163,28 @@ impl Connection {
         guest: GuestState,
     ) -> io::Result<(Arc<Connection>, Framework)> {
         let moves_notifier = Arc::new(Notifier::new()?);
-        let GuestState { faults, threads, timers, touches, account } = guest;
         let config = device.config();
+        let worker = |notifier| Worker {
+            notifier,
+            rescheduled: AtomicU64::new(0),
+            scratch: Mutex::new(Scratch::new(&config)),
+        };
+        let workers = [notifier, moves_notifier].map(worker);
         let connection = Arc::new_cyclic(|this| Connection {
             options,
             device,
-            faults,
+            guest,
             memory: Memory::new(GuestMemoryMmap::new()),
             contained: Mutex::default(),
-            touches,
-            notifiers: [notifier, moves_notifier],
-            rescheduled: Default::default(),
-            scratch: std::array::from_fn(|_| Mutex::new(Scratch::new(&config))),
+            workers,
             mapper: Arc::default(),
-            replies: Mutex::default(),
-            has_replies: AtomicBool::new(false),
-            call_pending: AtomicBool::new(false),
-            account,
-            wake_cost: WakeCost::default(),
-            backlog: AtomicUsize::new(0),
-            threads,
-            rings: OnceLock::new(),
-            workers: Mutex::default(),
-            wake_timer: OnceLock::new(),
-            link: Mutex::new(None),
-            closing: AtomicBool::new(false),
-            exiting: AtomicBool::new(false),
+            replies: PendingReplies::default(),
+            wakes: DriverWakes::default(),
+            framework: FrameworkParts::default(),
+            phase: Phase::default(),
             pending_moves: PendingMoves::default(),
             window: Mutex::default(),
             stopped: Mutex::default(),
-            timers,
             this: this.clone(),
         });
         connection.device.set_memory(connection.memory.clone());
@@ -189,16 +204,16 @@ impl Connection {
         for (queue, ring) in rings.iter().enumerate() {
             ring.set_observer(queue, observer.clone());
         }
-        let _ = connection.rings.set(rings);
+        let _ = connection.framework.rings.set(rings);
         let workers = framework.get_epoll_handlers();
-        for (worker, notifier) in workers.iter().zip(&connection.notifiers) {
-            worker.register_listener(
-                notifier.as_raw_fd(),
+        for (handler, worker) in workers.iter().zip(&connection.workers) {
+            handler.register_listener(
+                worker.notifier.as_raw_fd(),
                 EventSet::IN | EventSet::EDGE_TRIGGERED,
                 connection.notifier_event(),
             )?;
         }
-        *lock(&connection.workers) = workers;
+        *lock(&connection.framework.workers) = workers;
         Ok((connection, framework))
     }
 
@@ -214,29 +229,29 @@ impl Connection {
 
     /// The ring of a queue.
     pub(super) fn ring(&self, queue: u16) -> Option<&Ring> {
-        self.rings.get()?.get(usize::from(queue))
+        self.framework.rings.get()?.get(usize::from(queue))
     }
 
     /// Sets the handle for cutting the connection.
     pub(super) fn set_link(&self, link: Option<ShutdownHandle>) {
-        *lock(&self.link) = link;
-        // `close` may have come when there was nothing to cut yet.
-        if self.closing.load(Ordering::SeqCst) {
+        *lock(&self.framework.link) = link;
+        // `close` may have run before the handle was set.
+        if self.phase.closing.load(Ordering::SeqCst) {
             self.close();
         }
     }
 
     /// Cuts the connection. Its port notices and ends the connection.
     pub(super) fn close(&self) {
-        self.closing.store(true, Ordering::SeqCst);
-        if let Some(link) = &*lock(&self.link) {
+        self.phase.closing.store(true, Ordering::SeqCst);
+        if let Some(link) = &*lock(&self.framework.link) {
             link.shutdown();
         }
     }
 
     /// Counts and logs a fault of the front end or the driver.
     pub(super) fn fault(&self, fault: Fault, detail: std::fmt::Arguments<'_>) {
-        self.faults.record(&self.options.name, fault, detail);
+        self.guest.faults.record(&self.options.name, fault, detail);
     }
 
     /// The daemon touched a missing page of guest memory.
@@ -259,40 +274,39 @@ impl Connection {
     /// A peer had to wait for a page of the guest's memory.
     pub(super) fn on_slow_memory(&self) {
         self.fault(Fault::SlowMemory, format_args!("a peer had to wait for guest memory"));
-        if !self.faults.forgive_wait(Instant::now()) {
+        if !self.guest.faults.forgive_wait(Instant::now()) {
             self.close();
         }
     }
 
     /// Takes the device out of its fabric and ends the workers. Waits only for already posted moves.
     pub(super) fn end(&self) {
-        let (ask, cut) = (|w, q| self.reschedule(w, q), || self.closing.load(Ordering::SeqCst));
+        let (ask, cut) =
+            (|w, q| self.reschedule(w, q), || self.phase.closing.load(Ordering::SeqCst));
         self.pending_moves.finish(self.options.move_queues, ask, cut);
         self.device.leave();
-        self.exiting.store(true, Ordering::SeqCst);
+        self.phase.exiting.store(true, Ordering::SeqCst);
         self.mapper.close();
-        for notifier in &self.notifiers {
-            notifier.notify();
+        for worker in &self.workers {
+            worker.notifier.notify();
         }
-        // They hold the connection, which holds them.
-        lock(&self.workers).clear();
-        *lock(&self.link) = None;
+        // The workers and the connection hold references to each other.
+        lock(&self.framework.workers).clear();
+        *lock(&self.framework.link) = None;
     }
 
     /// Makes a worker serve a queue again, after a turn of the other queues.
     pub(super) fn reschedule(&self, worker: usize, queue: u16) {
-        if let (Some(rescheduled), Some(notifier)) =
-            (self.rescheduled.get(worker), self.notifiers.get(worker))
-        {
-            rescheduled.fetch_or(1 << queue, Ordering::Release);
-            notifier.notify();
+        if let Some(worker) = self.workers.get(worker) {
+            worker.rescheduled.fetch_or(1 << queue, Ordering::Release);
+            worker.notifier.notify();
         }
     }
 
     /// Gives a job to the map thread.
     pub(super) fn ask_front_end(&self, job: Job) {
         let observer: Weak<dyn MapObserver> = self.this.clone();
-        if let Err(error) = self.mapper.push(job, observer, &self.threads) {
+        if let Err(error) = self.mapper.push(job, observer, &self.guest.threads) {
             tracing::error!(guest = self.options.name, %error, "cannot start the map thread");
             self.close();
         }
@@ -301,10 +315,10 @@ impl Connection {
     /// Makes worker 0 serve the event queue again after `delay`, when a wake held back by the rate limit is
     /// due.
     pub(super) fn wake_later(&self, delay: Duration) {
-        let timer = match self.wake_timer.get() {
+        let timer = match self.wakes.timer.get() {
             Some(timer) => timer,
             None => match self.make_wake_timer() {
-                Ok(timer) => self.wake_timer.get_or_init(|| timer),
+                Ok(timer) => self.wakes.timer.get_or_init(|| timer),
                 Err(error) => {
                     // Late is better than never.
                     tracing::error!(guest = self.options.name, %error, "no timer");
@@ -330,7 +344,7 @@ impl Connection {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         let edge = EventSet::IN | EventSet::EDGE_TRIGGERED;
-        if let Some(worker) = lock(&self.workers).first() {
+        if let Some(worker) = lock(&self.framework.workers).first() {
             worker.register_listener(timer.as_raw_fd(), edge, self.timer_event())?;
         }
         Ok(timer)
@@ -377,7 +391,7 @@ impl Connection {
             // The end of a session waits for running moves; the event loop must not.
             let device = self.device.clone();
             let end = move || device.close_session(CloseReason::Failed);
-            if let Err(error) = self.threads.spawn("stopped", end) {
+            if let Err(error) = self.guest.threads.spawn("stopped", end) {
                 tracing::error!(guest = self.options.name, %error, "cannot start a thread");
                 self.close();
             }
@@ -396,7 +410,7 @@ impl Connection {
             stopped.armed = Some(at);
         }
         let connection = self.this.clone();
-        self.timers.call_at(at, move || {
+        self.guest.timers.call_at(at, move || {
             if let Some(connection) = connection.upgrade() {
                 connection.on_deadline();
             }
@@ -412,8 +426,8 @@ impl Connection {
     }
 
     fn on_queue(&self, worker: usize, queue: u16) {
-        let Some(scratch) = self.scratch.get(worker) else { return };
-        self.serve_queue(queue, &mut lock(scratch));
+        let Some(worker) = self.workers.get(worker) else { return };
+        self.serve_queue(queue, &mut lock(&worker.scratch));
     }
 
     fn serve_queue(&self, queue: u16, scratch: &mut Scratch) {
@@ -433,7 +447,7 @@ impl Connection {
         let before = used();
         serve();
         if used() == before {
-            self.account.charge(Instant::now(), IDLE_KICK);
+            self.guest.account.charge(Instant::now(), IDLE_KICK);
         }
     }
 
@@ -441,8 +455,8 @@ impl Connection {
     /// has to kick the worker, because the worker is busy or the queue has commands (possibly long).
     pub(super) fn serve_kick(&self, queue: u16) -> bool {
         let worker = usize::from(queue >= FIRST_MOVE_QUEUE);
-        let scratch = self.scratch.get(worker).filter(|_| queue != CONTROL_QUEUE);
-        let Some(mut scratch) = scratch.and_then(|scratch| scratch.try_lock().ok()) else {
+        let worker = self.workers.get(worker).filter(|_| queue != CONTROL_QUEUE);
+        let Some(mut scratch) = worker.and_then(|worker| worker.scratch.try_lock().ok()) else {
             return false;
         };
         self.on_kick(queue, || self.serve_queue(queue, &mut scratch));
@@ -452,26 +466,26 @@ impl Connection {
     /// Waits while the front end has used more than one processor. Only for threads working for this front
     /// end, and only without a lock another device's thread may want.
     fn charge_and_wait(&self) {
-        let ended = || self.closing.load(Ordering::SeqCst) || self.exiting.load(Ordering::SeqCst);
-        self.account.charge_and_wait(ended);
+        let ended = || {
+            self.phase.closing.load(Ordering::SeqCst) || self.phase.exiting.load(Ordering::SeqCst)
+        };
+        self.guest.account.charge_and_wait(ended);
     }
 
     fn on_notified(&self, worker: usize) -> io::Result<()> {
-        let (Some(notifier), Some(rescheduled)) =
-            (self.notifiers.get(worker), self.rescheduled.get(worker))
-        else {
+        let Some(Worker { notifier, rescheduled, .. }) = self.workers.get(worker) else {
             return Ok(());
         };
         notifier.take();
-        if self.exiting.load(Ordering::SeqCst) {
+        if self.phase.exiting.load(Ordering::SeqCst) {
             // The only way to end a worker without leaking the framework's exit descriptor.
             return Err(io::Error::other("the connection ended"));
         }
         if worker == 0 {
-            if self.call_pending.swap(false, Ordering::AcqRel)
+            if self.wakes.call_pending.swap(false, Ordering::AcqRel)
                 && let Some(ring) = self.ring(EVENT_QUEUE)
             {
-                self.account.signal(|| ring.signal());
+                self.guest.account.signal(|| ring.signal());
             }
             self.on_queue(0, EVENT_QUEUE);
         }
@@ -526,7 +540,7 @@ impl VhostUserBackend for Connection {
 
     fn reset_device(&self) {
         self.device.close_session(CloseReason::Orderly);
-        for ring in self.rings.get().into_iter().flatten() {
+        for ring in self.framework.rings.get().into_iter().flatten() {
             ring.mark_restarted();
         }
     }
@@ -569,8 +583,8 @@ impl VhostUserBackend for Connection {
                 connection.on_memory_fault(cause);
             }
         };
-        let mut contained =
-            BusErrorGuard::new(table.clone(), &self.touches, on_fault).map_err(|e| refuse(&e))?;
+        let mut contained = BusErrorGuard::new(table.clone(), &self.guest.touches, on_fault)
+            .map_err(|e| refuse(&e))?;
         if let Ok(checked) = self.memory.lock() {
             checked.replace(GuestMemoryMmap::clone(&table));
         }

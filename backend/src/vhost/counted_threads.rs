@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(threads.alive(), 1);
         assert!(!threads.wait_for(0, Duration::from_millis(10)));
         drop(go);
-        assert!(threads.wait_for(0, Duration::from_secs(10)));
+        assert!(threads.wait_for(0, smc_test_support::TIMEOUT));
         assert_eq!(threads.alive(), 0);
     }
 }

@@ -162,7 +162,7 @@ mod tests {
         (Echo { waker: waker.clone(), heard }, waker, receiver)
     }
 
-    const LONG: Duration = Duration::from_secs(20);
+    use smc_test_support::TIMEOUT as LONG;
 
     #[test]
     fn all_subscribers_are_called_on_one_thread_until_they_are_removed() {

@@ -19,6 +19,11 @@ const TMPFS: u64 = 0x0102_1994;
 /// `f_type` of huge pages, including memfds on huge pages.
 const HUGETLBFS: u64 = 0x9584_58f6;
 
+/// A number of statfs(2), whose type the machine decides.
+fn unsigned(value: impl TryInto<u64>) -> u64 {
+    value.try_into().unwrap_or(0)
+}
+
 /// Why a memory table is refused. Addresses are guest-physical.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub(super) enum MemoryError {
@@ -75,7 +80,7 @@ pub(super) fn check(memory: &GuestMemoryMmap, max: u64, any_file: bool) -> Resul
         let backing = region.file_offset().ok_or(MemoryError::NoFile(start))?;
         let file = backing.file().as_fd();
         let (kind, page) = rustix::fs::fstatfs(file)
-            .map_or((0, 0), |stat| (stat.f_type.cast_unsigned(), stat.f_bsize.cast_unsigned()));
+            .map_or((0, 0), |stat| (unsigned(stat.f_type), unsigned(stat.f_bsize)));
         if !any_file && ![TMPFS, HUGETLBFS].contains(&kind) {
             return Err(MemoryError::Kind { start, kind });
         }

@@ -81,7 +81,7 @@ fn take_turn(
         turn
     })?;
     if signal {
-        connection.account.signal(|| ring.signal());
+        connection.guest.account.signal(|| ring.signal());
     }
     finish_turn(connection, ring, turn)
 }
@@ -166,7 +166,7 @@ impl Connection {
         memory: &GuestMemoryMmap,
         scratch: &mut Scratch,
     ) -> Result<Step, ChainError> {
-        if self.backlog.load(Ordering::Relaxed) >= BACKLOG {
+        if self.replies.backlog.load(Ordering::Relaxed) >= BACKLOG {
             return Ok(Step::Later);
         }
         let chain = &mut scratch.chain;
@@ -195,7 +195,7 @@ impl Connection {
     }
 
     fn wait_for(&self, job: Job) {
-        self.backlog.fetch_add(1, Ordering::Relaxed);
+        self.replies.backlog.fetch_add(1, Ordering::Relaxed);
         self.ask_front_end(job);
     }
 
@@ -211,19 +211,19 @@ impl Connection {
     /// Publishes the replies of ended mapping jobs. A stopped ring keeps the replies. A ring of another
     /// generation drops the replies, since its driver did not send those commands.
     pub(super) fn publish_replies(&self) {
-        if !self.has_replies.swap(false, Ordering::Acquire) {
+        if !self.replies.has_ready.swap(false, Ordering::Acquire) {
             return;
         }
         let Some(ring) = self.ring(CONTROL_QUEUE) else { return };
         if !ring.running() {
-            self.has_replies.store(true, Ordering::Release);
+            self.replies.has_ready.store(true, Ordering::Release);
             return;
         }
         take_turn(self, ring, BACKLOG + 1, |queue, memory| {
-            let mut replies = lock(&self.replies);
+            let mut replies = lock(&self.replies.ready);
             let Some((pending, reply)) = replies.pop_front() else { return Ok(Step::Later) };
             drop(replies);
-            self.backlog.fetch_sub(1, Ordering::Relaxed);
+            self.replies.backlog.fetch_sub(1, Ordering::Relaxed);
             if pending.generation != ring.generation() {
                 return Ok(Step::Taken);
             }
@@ -231,9 +231,9 @@ impl Connection {
             queue.add_used(memory, pending.head, len)?;
             Ok(Step::Used)
         });
-        let replies = lock(&self.replies);
+        let replies = lock(&self.replies.ready);
         if !replies.is_empty() {
-            self.has_replies.store(true, Ordering::Release);
+            self.replies.has_ready.store(true, Ordering::Release);
         }
     }
 
@@ -260,7 +260,7 @@ impl Connection {
     /// slow, leave delivery to the device's own worker.
     pub(super) fn deliver_inline(&self) -> bool {
         let start = Instant::now();
-        self.wake_cost.allows(start) && with_context(|context| self.deliver_events(start, context))
+        self.wakes.cost.allows(start) && with_context(|context| self.deliver_events(start, context))
     }
 
     fn deliver_events(&self, start: Instant, context: &mut InlineContext) -> bool {
@@ -278,10 +278,10 @@ impl Connection {
             turn
         });
         let published = Instant::now();
-        self.wake_cost.took(start, published);
+        self.wakes.cost.took(start, published);
         let mut call = || ring.signal_nonblocking(kicker);
-        if signal && !self.wake_cost.signal(published, &mut call) {
-            self.call_pending.store(true, Ordering::Release);
+        if signal && !self.wakes.cost.signal(published, &mut call) {
+            self.wakes.call_pending.store(true, Ordering::Release);
             return false;
         }
         // Another thread works on the ring, and may or may not see the new events.

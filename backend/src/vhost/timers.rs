@@ -149,11 +149,15 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         let events = EventLoop::start().unwrap();
         let now = Instant::now();
+        // Holds the loop until all three are set.
+        let (go_on, all_are_there) = mpsc::channel();
+        events.handle().timers().call_at(now, move || all_are_there.recv().unwrap());
         for (number, delay) in [(0, 60), (1, 5), (2, 20)] {
             let sender = sender.clone();
             let send = move || sender.send(number).unwrap();
             events.handle().timers().call_at(now + Duration::from_millis(delay), send);
         }
+        go_on.send(()).unwrap();
         let order: Vec<u8> = (0..3).map(|_| receiver.recv().unwrap()).collect();
         assert_eq!(order, [1, 2, 0]);
     }
@@ -163,7 +167,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         let events = EventLoop::start().unwrap();
         events.handle().timers().call_at(Instant::now(), move || sender.send(()).unwrap());
-        assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(()));
+        assert_eq!(receiver.recv_timeout(smc_test_support::TIMEOUT), Ok(()));
     }
 
     #[test]

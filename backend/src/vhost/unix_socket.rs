@@ -436,6 +436,8 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
 
 #[cfg(test)]
 mod tests {
+    use smc_test_support::TestDir;
+
     use super::*;
 
     fn bind(path: &Path, mode: u32) -> Result<(UnixListener, BoundSocket), SocketError> {
@@ -443,10 +445,8 @@ mod tests {
         BoundSocket::bind(&names, path, mode, Backlog::Several)
     }
 
-    fn directory(name: &str) -> PathBuf {
-        let path = std::env::temp_dir().join(format!("ism-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        path
+    fn directory(_name: &str) -> TestDir {
+        TestDir::new()
     }
 
     #[test]
@@ -460,7 +460,6 @@ mod tests {
             drop(bound);
             assert!(!path.exists());
         }
-        std::fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]
@@ -480,7 +479,6 @@ mod tests {
         assert!(matches!(bind(&file, 0o600), Err(SocketError::NotASocket(_))));
         assert!(file.exists());
         drop(_bound);
-        std::fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]

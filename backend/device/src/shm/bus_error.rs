@@ -367,7 +367,7 @@ mod tests {
         table.write_obj(7u64, GuestAddress(0x8000)).unwrap();
         file.set_len(0).unwrap();
         assert_eq!(table.read_obj::<u64>(GuestAddress(0x8000)).unwrap(), 0);
-        assert_eq!(wait.recv_timeout(Duration::from_secs(10)), Ok(FaultCause::Lost));
+        assert_eq!(wait.recv_timeout(Duration::from_secs(120)), Ok(FaultCause::Lost));
         // The region as a whole is replaced, and can be written.
         table.write_obj(9u64, GuestAddress(0)).unwrap();
         assert_eq!(table.read_obj::<u64>(GuestAddress(0)).unwrap(), 9);
@@ -389,7 +389,7 @@ mod tests {
         files[1].set_len(0).unwrap();
         tables[1].write_obj(1u8, GuestAddress(5)).unwrap();
         tables[0].write_obj(1u8, GuestAddress(5)).unwrap();
-        let start = wait.recv_timeout(Duration::from_secs(10)).unwrap();
+        let start = wait.recv_timeout(Duration::from_secs(120)).unwrap();
         assert_eq!(start, Arc::as_ptr(&tables[1]).addr());
         assert!(wait.recv_timeout(Duration::from_millis(100)).is_err());
     }
@@ -429,7 +429,7 @@ mod tests {
         assert_eq!((quota.used(), quota.misses()), (2 * page, 3));
         assert!(wait.try_recv().is_err());
         table.write_obj(7u8, at(3)).unwrap();
-        assert_eq!(wait.recv_timeout(Duration::from_secs(10)), Ok(FaultCause::OverQuota));
+        assert_eq!(wait.recv_timeout(Duration::from_secs(120)), Ok(FaultCause::OverQuota));
         assert_eq!(allocated(&file), 3 * page, "the file has got nothing of it");
     }
 

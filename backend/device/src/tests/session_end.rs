@@ -255,7 +255,7 @@ impl ReadVolatile for Slow<'_> {
     ) -> Result<usize, VolatileMemoryError> {
         self.inside.store(true, Ordering::SeqCst);
         let start = Instant::now();
-        while !self.go_on.load(Ordering::SeqCst) && start.elapsed() < Duration::from_secs(10) {
+        while !self.go_on.load(Ordering::SeqCst) && start.elapsed() < Duration::from_secs(120) {
             std::thread::yield_now();
         }
         buf.copy_from(&vec![0xaau8; buf.len()]);

@@ -27,8 +27,8 @@ impl RingObserver for Connection {
     }
 
     fn kick_closing(&self, fd: RawFd) {
-        for worker in &*lock(&self.workers) {
-            // The data does not matter for removal. Not being there is fine.
+        for worker in &*lock(&self.framework.workers) {
+            // The data does not matter for removal. An unregistered descriptor is no error.
             let _ = worker.unregister_listener(fd, EventSet::IN, self.notifier_event());
         }
     }
@@ -68,7 +68,7 @@ impl MapObserver for Connection {
     }
 
     fn job_done(&self, job: Job, answer: Answer) {
-        self.account.charge_thread(Instant::now());
+        self.guest.account.charge_thread(Instant::now());
         let ok = match &answer {
             Answer::Done => true,
             // The rule after a reset: the front end has emptied the window itself.
@@ -102,8 +102,8 @@ impl MapObserver for Connection {
             }
         };
         if let Some(reply) = reply {
-            lock(&self.replies).push_back(reply);
-            self.has_replies.store(true, Ordering::Release);
+            lock(&self.replies.ready).push_back(reply);
+            self.replies.has_ready.store(true, Ordering::Release);
             self.reschedule(0, CONTROL_QUEUE);
         }
         // The job may have left a mapping unknown to every driver.
