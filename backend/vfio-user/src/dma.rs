@@ -20,6 +20,11 @@ pub(crate) const PAGE: u64 = 4096;
 /// `f_type` of huge pages, from `linux/magic.h`.
 const HUGETLBFS: u64 = 0x9584_58f6;
 
+/// A number of statfs(2), whose type the machine decides.
+fn unsigned(value: impl TryInto<u64>) -> u64 {
+    value.try_into().unwrap_or(0)
+}
+
 /// Flags of DMA_MAP.
 const READ: u32 = 1;
 const WRITE: u32 = 2;
@@ -134,7 +139,7 @@ impl DmaTable {
         }
         let at = self.maps.partition_point(|map| map.start < start);
         let before = at.checked_sub(1).and_then(|before| self.maps.get(before));
-        let meets_before = before.is_some_and(|map| map.start + map.size > start);
+        let meets_before = before.is_some_and(|map| map.end() > start);
         if meets_before || self.maps.get(at).is_some_and(|map| map.start < end) {
             return Err(DmaError::Overlap { address: start, size });
         }
@@ -157,10 +162,10 @@ impl DmaTable {
             return Ok(is_shown);
         }
         let end = end_of(start, size)?;
-        let first = self.maps.partition_point(|map| map.start + map.size <= start);
+        let first = self.maps.partition_point(|map| map.end() <= start);
         let last = self.maps.partition_point(|map| map.start < end);
         let found = self.maps.get(first..last).unwrap_or_default();
-        let is_inside = |map: &Map| map.start >= start && map.start + map.size <= end;
+        let is_inside = |map: &Map| map.start >= start && map.end() <= end;
         if found.is_empty() || !found.iter().all(is_inside) {
             return Err(DmaError::NotMapped { address: start, size });
         }
@@ -196,8 +201,8 @@ impl DmaTable {
             return Err(DmaError::TooManyFiles);
         }
         let kind = rustix::fs::fstatfs(&fd).map_err(no_file)?;
-        let is_huge = kind.f_type.cast_unsigned() == HUGETLBFS;
-        let block = kind.f_bsize.cast_unsigned();
+        let is_huge = unsigned(kind.f_type) == HUGETLBFS;
+        let block = unsigned(kind.f_bsize);
         let page = if is_huge && block.is_power_of_two() { block } else { PAGE };
         Ok((Rc::new(File { fd, identity, page }), offset))
     }
@@ -206,31 +211,80 @@ impl DmaTable {
     /// A region of huge pages has whole pages, as required by vhost-user back ends, unless another mapping in
     /// one of these pages differs. Beyond [`MAX_REGIONS`], only the largest regions stay.
     pub(crate) fn regions(&self) -> Vec<MemoryRegion<'_>> {
-        let mut regions: Vec<(MemoryRegion<'_>, &Rc<File>)> = Vec::new();
-        for map in self.maps.iter().filter(|map| map.is_shown()) {
-            let Some((file, offset)) = &map.file else { continue };
-            let (start, end, offset) = map.whole_pages(file, *offset);
-            if let Some((last, last_file)) = regions.last_mut() {
-                let is_next = Rc::ptr_eq(last_file, file)
-                    && last.address + last.size >= start
-                    && start - last.address == offset.wrapping_sub(last.offset);
-                if is_next {
-                    last.size = end.max(last.address + last.size) - last.address;
-                    continue;
-                }
+        let mut regions: Vec<MemoryRegion<'_>> = Vec::new();
+        let mut last_file: Option<&Rc<File>> = None;
+        for Part { start, end, offset, file, .. } in self.parts() {
+            if let Some(last) = regions.last_mut()
+                && last_file.is_some_and(|last| Rc::ptr_eq(last, file))
+                && let Some(distance) = start.checked_sub(last.address)
+                && distance <= last.size
+                && last.offset.checked_add(distance) == Some(offset)
+            {
+                last.size = last.size.max(end.saturating_sub(last.address));
+                continue;
             }
-            let region =
-                MemoryRegion { address: start, size: end - start, file: file.fd.as_fd(), offset };
-            regions.push((region, file));
+            let size = end.saturating_sub(start);
+            regions.push(MemoryRegion { address: start, size, file: file.fd.as_fd(), offset });
+            last_file = Some(file);
         }
-        let mut regions: Vec<MemoryRegion<'_>> =
-            regions.into_iter().map(|(region, _)| region).collect();
         if regions.len() > MAX_REGIONS {
             regions.sort_by_key(|region| std::cmp::Reverse(region.size));
             regions.truncate(MAX_REGIONS);
             regions.sort_by_key(|region| region.address);
         }
         regions
+    }
+
+    /// The mappings for the back end, by address and with whole pages. Two parts overlapping with different
+    /// bytes keep their own ranges: mappings themselves never overlap.
+    fn parts(&self) -> Vec<Part<'_>> {
+        let shown = self.maps.iter().filter(|map| map.is_shown());
+        let mut parts: Vec<_> = shown.filter_map(Map::whole_pages).collect();
+        loop {
+            parts.sort_by_key(|part| part.start);
+            let (mut is_changed, mut furthest) = (false, 0);
+            for at in 1..parts.len() {
+                let (before, after) = parts.split_at_mut(at);
+                let (Some(a), Some(b)) = (before.get_mut(furthest), after.first_mut()) else {
+                    continue;
+                };
+                if b.start < a.end && !a.is_alike(b) {
+                    is_changed |= a.keep_range() | b.keep_range();
+                }
+                if b.end >= a.end {
+                    furthest = at;
+                }
+            }
+            if !is_changed {
+                return parts;
+            }
+        }
+    }
+}
+
+/// A mapping with the whole pages of its file, or with its own range.
+struct Part<'a> {
+    start: u64,
+    end: u64,
+    offset: u64,
+    file: &'a Rc<File>,
+    map: &'a Map,
+}
+
+impl Part<'_> {
+    /// Whether a later part has the same bytes at the same addresses.
+    fn is_alike(&self, later: &Part<'_>) -> bool {
+        let distance = later.start.checked_sub(self.start);
+        Rc::ptr_eq(self.file, later.file)
+            && distance.and_then(|distance| self.offset.checked_add(distance)) == Some(later.offset)
+    }
+
+    /// Returns to the range of the mapping. `true`: the part was larger.
+    fn keep_range(&mut self) -> bool {
+        let before = self.start..self.end;
+        let offset = self.map.file.as_ref().map_or(self.offset, |(_, offset)| *offset);
+        (self.start, self.end, self.offset) = (self.map.start, self.map.end(), offset);
+        before != (self.start..self.end)
     }
 }
 
@@ -240,18 +294,24 @@ impl Map {
         self.file.is_some() && self.is_writable
     }
 
-    /// Start, end and offset in the file of the file's pages that hold it. A client whose addresses
-    /// and offsets are not alike has no such pages, and keeps its range.
-    fn whole_pages(&self, file: &File, offset: u64) -> (u64, u64, u64) {
-        let (page, end) = (file.page, self.start + self.size);
-        let before = self.start % page;
-        let whole_end = end.checked_next_multiple_of(page);
-        match whole_end {
-            Some(whole_end) if before == offset % page => {
-                (self.start - before, whole_end, offset - before)
-            }
-            _ => (self.start, end, offset),
-        }
+    /// End of the mapping, checked by [`end_of`].
+    fn end(&self) -> u64 {
+        self.start.saturating_add(self.size)
+    }
+
+    /// The mapping's range in whole pages of its file. Without equal alignment of addresses and offsets there
+    /// are no such pages, and the mapping keeps its range.
+    fn whole_pages(&self) -> Option<Part<'_>> {
+        let (file, offset) = self.file.as_ref()?;
+        let range = (self.start, self.end(), *offset);
+        let before = self.start % file.page;
+        let whole = || {
+            let offset = offset.checked_sub(before)?;
+            Some((self.start - before, self.end().checked_next_multiple_of(file.page)?, offset))
+        };
+        let is_alike = before == offset % file.page;
+        let (start, end, offset) = whole().filter(|_| is_alike).unwrap_or(range);
+        Some(Part { start, end, offset, file, map: self })
     }
 }
 

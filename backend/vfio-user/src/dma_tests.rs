@@ -137,3 +137,62 @@ fn of_too_many_regions_the_largest_stay() {
     assert!(!shown.iter().any(|(address, ..)| *address == 3 << 16));
     assert!(shown.is_sorted());
 }
+
+/// A table of mappings of one file with pages of 2 MiB, like hugetlbfs.
+fn huge(maps: &[(u64, u64, u64)]) -> DmaTable {
+    const PAGE: u64 = 2 << 20;
+    let file = Rc::new(File { fd: memfd(), identity: (0, 0), page: PAGE });
+    let map = |&(start, size, offset)| Map {
+        start,
+        size,
+        file: Some((Rc::clone(&file), offset)),
+        is_writable: true,
+    };
+    DmaTable { maps: maps.iter().map(map).collect() }
+}
+
+#[test]
+fn a_region_of_huge_pages_never_overlaps_another_one() {
+    const HUGE: u64 = 2 << 20;
+    // Alike: whole pages.
+    let table = huge(&[(HUGE + 0x1000, 0x1000, 0x1000), (HUGE + 0x5000, 0x1000, 0x5000)]);
+    assert_eq!(shown(&table), [(HUGE, HUGE, 0)]);
+    // The first mapping has no whole pages, and the second one's page begins before the mapping.
+    let table = huge(&[(0x1000, 0x1000, 0x5000), (0x3000, 0x1000, 0x3000)]);
+    assert_eq!(shown(&table), [(0x1000, 0x1000, 0x5000), (0x3000, 0x1000, 0x3000)]);
+    // A mapping with two others in its pages, and the end of the address space.
+    let last = u64::MAX - 0x1fff;
+    let maps =
+        [(0x1000, 0x1000, 0x1000), (0x4000, 0x1000, 0), (0x6000, 0x1000, 0), (last, 0x1000, 0)];
+    let table = huge(&maps);
+    assert_eq!(shown(&table), maps);
+}
+
+/// Offsets and addresses of all relations, in and beside a page.
+#[test]
+fn regions_of_any_mappings_are_in_order_and_hold_them() {
+    const HUGE: u64 = 2 << 20;
+    let mut seed = 1u64;
+    let mut random = |below: u64| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 33) % below
+    };
+    for _ in 0..2000 {
+        let mut maps: Vec<(u64, u64, u64)> = Vec::new();
+        let mut at = random(4) * 0x1000;
+        for _ in 0..=random(6) {
+            let size = (1 + random(3)) * 0x1000;
+            let offset = [at, random(4) * 0x1000, at % HUGE, at + HUGE][random(4) as usize];
+            maps.push((at, size, offset));
+            at += size + [0, 0x1000, HUGE, HUGE - 0x1000][random(4) as usize];
+        }
+        let regions = shown(&huge(&maps));
+        assert!(regions.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "{maps:x?} {regions:x?}");
+        for (start, size, offset) in maps {
+            let holds = |&(at, len, from): &(u64, u64, u64)| {
+                at <= start && start + size <= at + len && from + (start - at) == offset
+            };
+            assert!(regions.iter().any(holds), "{start:x} {regions:x?}");
+        }
+    }
+}
