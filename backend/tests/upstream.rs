@@ -48,7 +48,7 @@ fn patches_apply_to_the_crates_of_the_lock_file() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata = serde_json::from_slice(&output.stdout).unwrap();
 
-    let tree = env::temp_dir().join(format!("ism-upstream-{}", std::process::id()));
+    let tree = smc_test_support::TestDir::new();
     for name in CRATES {
         copy(&sources(&metadata, name), &tree.join(name));
         // The repository's manifest; cargo rewrites the manifest when publishing.
@@ -67,5 +67,4 @@ fn patches_apply_to_the_crates_of_the_lock_file() {
             .unwrap();
         assert!(output.status.success(), "{patch}: {}", String::from_utf8_lossy(&output.stdout));
     }
-    fs::remove_dir_all(&tree).unwrap();
 }

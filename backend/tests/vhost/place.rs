@@ -1,29 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Place of a test's sockets, and time limits of a test.
 
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use smc_test_support::TestDir;
 use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
-
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use vhost_device_ism::Daemon;
 use vhost_device_ism::config::{Config, GuestSpec};
 
-/// Longest wait for what must come.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) use smc_test_support::TIMEOUT;
 
-/// A directory for sockets, removed at the end.
-pub(crate) struct Place(PathBuf);
+/// A directory for sockets.
+pub(crate) struct Place(TestDir);
 
 impl Place {
     pub(crate) fn new() -> Place {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("ism-{}-{n}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Place(path)
+        Place(TestDir::new())
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -43,19 +36,8 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Waits until `done`.
-pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + TIMEOUT;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+pub(crate) fn eventually(what: &str, done: impl FnMut() -> bool) {
+    smc_test_support::eventually(what, done);
 }
 
 /// Waits until a program listens on a socket for many clients.
