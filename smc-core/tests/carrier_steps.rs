@@ -105,3 +105,20 @@ fn nothing_follows_a_reset() {
         assert_eq!(a.on(input, &at(0, 0)), []);
     }
 }
+
+/// A FIN between two records is an end of data, but not after the announcement of an urgent byte
+/// still to come: the byte is missing for certain.
+#[test]
+fn a_fin_before_an_announced_urgent_byte_is_a_reset() {
+    let fin = Input::TcpEnded { whole: true };
+    for (len, ends) in [(4, false), (5, true)] {
+        let mut a = End::on_tcp(Role::Server);
+        assert_eq!(a.on(Input::Record(Record::Urgent { at: 5 }), &at(0, 0)), [Action::Mark(5)]);
+        assert_eq!(a.on(Input::Record(Record::Data { at: 0, len, more: false }), &at(0, 0)), []);
+        let expected = match ends {
+            true => Action::PeerEnded,
+            false => Action::Reset(Violation::Cut { at: 4 }),
+        };
+        assert_eq!(a.on(fin, &at(0, 0)), [expected]);
+    }
+}

@@ -190,7 +190,7 @@ fn words(action: &Action) -> String {
 
 #[test]
 fn the_table_of_the_document_is_that_of_the_code() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/carriers.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/carrier_table.md");
     let page = std::fs::read_to_string(path).unwrap();
     let (head, rest) = page.split_once(BEGIN).unwrap();
     let (stored, tail) = rest.split_once(END).unwrap();
@@ -200,7 +200,7 @@ fn the_table_of_the_document_is_that_of_the_code() {
     } else {
         assert!(
             stored == table,
-            "docs/carriers.md differs from the code; UPDATE_TABLES=1 cargo test writes it anew"
+            "tests/carrier_table.md differs from the code; UPDATE_TABLES=1 cargo test writes it anew"
         );
     }
 }

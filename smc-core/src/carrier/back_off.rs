@@ -18,8 +18,10 @@ pub struct BackOff {
     until: Tick,
     /// When the ring came into use.
     ring_since: Option<Tick>,
-    /// The last wait began with a refusal.
-    refused: bool,
+    /// The last refusal since leaving, or the last reason to try again.
+    refused: Option<Tick>,
+    /// The pause after the refusal.
+    pause: Duration,
 }
 
 impl BackOff {
@@ -30,32 +32,47 @@ impl BackOff {
 
     /// A connection put on a ring by its handshake at `now`.
     pub const fn new(now: Tick) -> BackOff {
-        BackOff { wait: Duration::ZERO, until: now, ring_since: Some(now), refused: false }
+        BackOff {
+            wait: Duration::ZERO,
+            until: now,
+            ring_since: Some(now),
+            refused: None,
+            pause: Duration::ZERO,
+        }
     }
 
     /// The connection has left its ring, or a new one was refused. Returns when the wait ends.
     pub fn on_tcp(&mut self, now: Tick) -> Tick {
-        self.refused = self.ring_since.is_none();
-        let lasted = self.ring_since.take().is_some_and(|since| since.after(self.wait) <= now);
-        self.wait = match lasted {
-            true => BackOff::SHORTEST,
-            false => (self.wait * 2).clamp(BackOff::SHORTEST, BackOff::LONGEST),
-        };
-        self.until = now.after(self.wait);
-        self.until
+        let grown = |last: Duration| (last * 2).clamp(BackOff::SHORTEST, BackOff::LONGEST);
+        match self.ring_since.take() {
+            Some(since) => {
+                let lasted = since.after(self.wait) <= now;
+                self.wait = if lasted { BackOff::SHORTEST } else { grown(self.wait) };
+                self.until = now.after(self.wait);
+                (self.refused, self.pause) = (None, Duration::ZERO);
+            }
+            None => (self.refused, self.pause) = (Some(now), grown(self.pause)),
+        }
+        self.end()
+    }
+
+    /// When the wait after leaving and the pause after a refusal have both ended.
+    fn end(&self) -> Tick {
+        self.refused.map_or(self.until, |refused| refused.after(self.pause).max(self.until))
     }
 
     /// Ends a pause after a refusal: the own device has been opened anew, perhaps on another
     /// machine, or the peer may have a device again.
     pub fn retry(&mut self, now: Tick) {
-        if self.refused {
-            (self.wait, self.until) = (Duration::ZERO, now);
+        if self.refused.is_some() {
+            (self.refused, self.pause) = (Some(now), Duration::ZERO);
         }
     }
 
     /// The connection is on a ring again.
     pub fn on_ring(&mut self, now: Tick) {
         self.ring_since = Some(now);
+        self.refused = None;
     }
 
     /// When the ring came into use; `None`: the connection is on TCP.
@@ -65,14 +82,12 @@ impl BackOff {
 
     /// The beginning of a pause after a refusal, or the time of [`BackOff::retry`].
     pub fn refused_at(&self) -> Option<Tick> {
-        let micros = u64::try_from(self.wait.as_micros()).unwrap_or(u64::MAX);
-        let begin = Tick(self.until.0.saturating_sub(micros));
-        (self.refused && self.ring_since.is_none()).then_some(begin)
+        self.refused
     }
 
     /// Whether a ring may be proposed.
     pub fn may_return(&self, now: Tick) -> bool {
-        self.ring_since.is_none() && self.until.has_passed(now)
+        self.ring_since.is_none() && self.end().has_passed(now)
     }
 }
 
@@ -102,7 +117,7 @@ mod tests {
     fn a_ring_that_lasted_starts_anew() {
         let mut back_off = BackOff::new(second(0));
         back_off.on_tcp(second(1));
-        assert_eq!(back_off.on_tcp(second(2)), second(4), "refused");
+        assert_eq!(back_off.on_tcp(second(3)), second(4), "refused");
         back_off.on_ring(second(4));
         assert_eq!(back_off.on_tcp(second(6)), second(7), "lasted two seconds");
         back_off.on_ring(second(7));
@@ -128,5 +143,22 @@ mod tests {
         assert_eq!(back_off.on_tcp(second(15)), second(17), "refused again");
         back_off.on_ring(second(17));
         assert_eq!((back_off.ring_since(), back_off.refused_at()), (Some(second(17)), None));
+    }
+
+    #[test]
+    fn reasons_to_try_again_do_not_shorten_the_waits_of_a_flapping_device() {
+        let (mut back_off, mut now) = (BackOff::new(second(0)), 10);
+        for wait in [1, 2, 4, 8, 16, 32, 64, 64] {
+            assert_eq!(back_off.on_tcp(second(now)), second(now + wait));
+            // Each daemon in between is a reason to try again, and ends before the ring begins.
+            for _ in 0..5 {
+                assert!(!back_off.may_return(Tick(second(now + wait).0 - 1)));
+                back_off.on_tcp(second(now));
+                back_off.retry(second(now));
+            }
+            now += wait;
+            assert!(back_off.may_return(second(now)));
+            back_off.on_ring(second(now));
+        }
     }
 }

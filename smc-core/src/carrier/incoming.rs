@@ -52,7 +52,8 @@ impl Incoming {
 
     /// Whether nothing is missing, should the stream of records end here.
     pub(super) const fn is_complete(&self) -> bool {
-        matches!(self.reading, Reading::Tcp(at) if at >= self.owed && !self.more)
+        let Reading::Tcp(at) = self.reading else { return false };
+        at >= self.owed && at >= self.mark && !self.more
     }
 
     /// Bytes received by way of TCP, for errors.
