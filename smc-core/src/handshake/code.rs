@@ -114,6 +114,22 @@ decline_codes! {
     LinkNotReady = 0x0999_0002, "ERR_RDYLNK",
         "an RDMA queue pair could not be brought into service";
     BufferRegistration = 0x0999_0003, "ERR_REGBUF", "a buffer could not be registered";
+    Policy = 0x0a01_0000, "POLICY", "a rule of the policy file says TCP";
+    NoRule = 0x0a02_0000, "NORULE",
+        "no rule (--peer, --accept) names the peer, and TCP option 254 is not in use: see smc doctor";
+    NoOption = 0x0a03_0000, "NOOPTION",
+        "TCP option 254 cannot be used here: smc doctor says what is missing";
+    TcpWanted = 0x0a04_0000, "TCPWANTED", "the program asked for what SMC does not have";
+    TooShort = 0x0a05_0000, "TOOSHORT", "connections with this server are too short for SMC";
+    SameProcess = 0x0a06_0000, "SAMEPROC", "client and server are one process";
+    NoDescriptor = 0x0a07_0000, "NODESCR", "no descriptor is left: raise the limit (ulimit -n)";
+    DeclinedBefore = 0x0a08_0000, "DECLBEFORE",
+        "the server has lately declined for want of a device: give its processes more devices";
+    Filtered = 0x0a09_0000, "FILTER", "a filter of system calls forbids what a device needs";
+    OwnCalls = 0x0a0a_0000, "OWNCALLS",
+        "the program makes system calls by instructions of its own, which the library does not see";
+    Drained = 0x0a0b_0000, "DRAINED",
+        "the device takes on no new connections, as the daemon was told: vhost-device-ism ctl undrain";
 }
 
 impl fmt::Display for DeclineCode {
@@ -133,7 +149,7 @@ mod tests {
             assert!(!code.name().is_empty());
             assert!(code.advice().len() > 10, "{code:?}");
         }
-        assert_eq!(DeclineCode::ALL.len(), 36);
+        assert_eq!(DeclineCode::ALL.len(), 47);
     }
 
     // Shows: CLC-49.

@@ -3,7 +3,7 @@
 
 use core::time::Duration;
 
-use super::decline::SmcKind;
+use super::decline::{DeclineReason, SmcKind};
 use super::ism_device::IsmDevice;
 use super::route::Route;
 use crate::wire::clc::{CarrierOptions, Limits};
@@ -110,6 +110,8 @@ pub struct Config {
     pub seid: Option<Eid>,
     /// ISM devices in order of preference, emulated and platform ones mixed (EISM-17, EISM-26).
     pub devices: Vec<IsmDevice>,
+    /// The reason told to a client of SMC-D version 2 while there is no device.
+    pub without_device: DeclineReason,
     /// The types of SMC in use; SMC-Dv2 alone unless configured otherwise.
     pub kinds: Kinds,
     /// Connections (16 to 255) and links (1 or 2) allowed in a link group of SMC-R at this host
@@ -137,6 +139,7 @@ impl Config {
             ueids: Vec::new(),
             seid: None,
             devices: Vec::new(),
+            without_device: DeclineReason::NoIsmDevice,
             kinds: Kinds::default(),
             limits: LinkLimits { max_conns: 255, max_links: 2 },
             carriers: None,

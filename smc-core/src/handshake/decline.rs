@@ -183,9 +183,15 @@ pub enum DeclineReason {
     /// Memory ran out.
     #[error("no memory")]
     NoMemory,
+    /// Descriptors or threads of the process ran out.
+    #[error("descriptors or threads are short")]
+    NoResources,
     /// The device refused another DMB.
     #[error("the device has no room for another DMB")]
     NoDmb,
+    /// The device is about to go, or is kept free of new connections.
+    #[error("the device takes on no new connections: it is drained, or about to go")]
+    Drained,
     /// A DMB could not be registered or attached for another reason.
     #[error("the buffer could not be registered")]
     Registration,
@@ -248,7 +254,9 @@ impl DeclineReason {
             DeclineReason::MaxConnections(_) => DeclineCode::MaxConnections,
             DeclineReason::MaxLinks(_) => DeclineCode::MaxLinks,
             DeclineReason::NoMemory => DeclineCode::NoMemory,
+            DeclineReason::NoResources => DeclineCode::NoDescriptor,
             DeclineReason::NoDmb => DeclineCode::TooManyDmbs,
+            DeclineReason::Drained => DeclineCode::Drained,
             DeclineReason::Registration => DeclineCode::BufferRegistration,
             DeclineReason::IpSec => DeclineCode::IpSec,
             DeclineReason::OptionUnsupported => DeclineCode::OptionUnsupported,
@@ -329,6 +337,7 @@ mod tests {
         let table = [
             (DeclineReason::NoDevice, 0x0303_0000),
             (DeclineReason::NoIsmDevice, 0x0303_0003),
+            (DeclineReason::NoResources, 0x0a07_0000),
             (DeclineReason::NotConfigured(SmcKind::SmcdV2), 0x0303_0003),
             (DeclineReason::NotConfigured(SmcKind::SmcdV1), 0x0303_0001),
             (DeclineReason::NotConfigured(SmcKind::SmcrV2), 0x0303_0002),

@@ -140,13 +140,13 @@ impl End {
 
     pub(super) fn shutdown_write(&mut self, lane: &mut Lane, now: u64) -> Result<(), String> {
         self.shut = true;
-        self.event(lane, Event::ShutdownWrite { unsent: self.unsent() }, now)
+        self.event(lane, Event::ShutdownWrite, now)
     }
 
     pub(super) fn close(&mut self, lane: &mut Lane, now: u64) -> Result<(), String> {
         self.closed = true;
         let unread = self.connection.receiver.available() != 0;
-        self.event(lane, Event::Close { unread, unsent: self.unsent() }, now)
+        self.event(lane, Event::Close { unread }, now)
     }
 
     pub(super) fn set_inline(&mut self, lane: &mut Lane, inline: bool) -> Result<(), String> {
@@ -295,7 +295,7 @@ impl End {
         if self.connection.sender.on_peer_consumer(word.cursor).is_err() {
             return self.event(out, Event::Abort, now);
         }
-        let event = Event::Peer { flags: word.state_flags, unsent: self.unsent() };
+        let event = Event::Peer { flags: word.state_flags };
         self.event(out, event, now)?;
         self.flush(out)?;
         self.flush_pending_close(out, now)
@@ -341,7 +341,7 @@ impl End {
     }
 
     pub(super) fn event(&mut self, lane: &mut Lane, event: Event, now: u64) -> Result<(), String> {
-        let actions = self.connection.close.on(event);
+        let actions = self.connection.close.on(event, self.unsent());
         self.act(lane, actions, now)
     }
 

@@ -89,7 +89,7 @@ fn match_smcd_v2(
     }
     let devices = config.usable_devices();
     if devices.is_empty() {
-        return Err(DeclineReason::NoIsmDevice);
+        return Err(config.without_device);
     }
     if v2.eids.is_empty() && v2.smcd.seid.is_none() {
         return Err(DeclineReason::NoEidOffered);

@@ -80,7 +80,7 @@ impl Simulation {
 
     pub(super) fn close_event(&mut self, id: HalfId, event: CloseEvent) -> Check {
         let Some(half) = self.half(id) else { return Ok(()) };
-        let actions = half.connection.close.on(event);
+        let actions = half.connection.close.on(event, false);
         self.act(id, actions)?;
         self.finish(id)
     }
@@ -204,13 +204,13 @@ impl Simulation {
         let Some(half) = self.half(id) else { return Ok(()) };
         if half.budget == 0 && !half.shut {
             half.shut = true;
-            self.close_event(id, CloseEvent::ShutdownWrite { unsent: false })?;
+            self.close_event(id, CloseEvent::ShutdownWrite)?;
         }
         let Some(half) = self.half(id) else { return Ok(()) };
         if half.saw_end && half.shut && !half.closed {
             half.closed = true;
             let unread = half.connection.receiver.available() != 0;
-            self.close_event(id, CloseEvent::Close { unread, unsent: false })?;
+            self.close_event(id, CloseEvent::Close { unread })?;
         }
         let Some(half) = self.half(id) else { return Ok(()) };
         let can_write = half.budget > 0 && half.connection.sender.space() > 0;
