@@ -12,35 +12,41 @@ const C: StateFlags = StateFlags::CLOSED;
 const A: StateFlags = StateFlags::ABORT;
 const DC: StateFlags = StateFlags::SENDING_DONE.union(StateFlags::CLOSED);
 
-const CLOSE: Event = Event::Close { unread: false, unsent: false };
-const CLOSE_UNSENT: Event = Event::Close { unread: false, unsent: true };
-const CLOSE_UNREAD: Event = Event::Close { unread: true, unsent: false };
-const SHUTDOWN: Event = Event::ShutdownWrite { unsent: false };
-const SHUTDOWN_UNSENT: Event = Event::ShutdownWrite { unsent: true };
+/// An event, and whether bytes are unsent.
+type Step = (Event, bool);
 
-fn peer(flags: StateFlags) -> Event {
-    Event::Peer { flags, unsent: false }
+const CLOSE: Step = (Event::Close { unread: false }, false);
+const CLOSE_UNSENT: Step = (Event::Close { unread: false }, true);
+const CLOSE_UNREAD: Event = Event::Close { unread: true };
+const SHUTDOWN: Step = (Event::ShutdownWrite, false);
+const SHUTDOWN_UNSENT: Step = (Event::ShutdownWrite, true);
+const FLUSHED: Step = (Event::Flushed, false);
+const ABORTED: Step = (Event::Abort, false);
+const TCP_RESET: Step = (Event::TcpReset, false);
+
+fn peer(flags: StateFlags) -> Step {
+    (Event::Peer { flags }, false)
 }
 
-/// Walks from Active through `events`; returns where that ends and the actions of the last one.
-fn walk(events: &[Event]) -> (Close, Actions) {
+/// Walks from Active through `events`; returns the final state and the actions of the last event.
+fn walk(events: &[Step]) -> (Close, Actions) {
     let mut close = Close::new();
-    close.on(Event::Established);
+    close.on(Event::Established, false);
     let mut actions = Actions::empty();
-    for event in events {
-        actions = close.on(*event);
+    for (event, unsent) in events {
+        actions = close.on(*event, *unsent);
     }
     (close, actions)
 }
 
-fn state(events: &[Event]) -> State {
+fn state(events: &[Step]) -> State {
     walk(events).0.state()
 }
 
 fn every_entry(mut check: impl FnMut(Close, Event, Close, Actions)) {
     for close in reachable() {
-        for (_, event) in table_events() {
-            let (next, actions) = close.step(event);
+        for (_, event, unsent) in table_events() {
+            let (next, actions) = close.step(event, unsent);
             check(close, event, next, actions);
         }
     }
@@ -105,8 +111,8 @@ fn flags_go_on_by_an_action_and_never_off() {
 fn repeated_flags_change_nothing() {
     every_entry(|_, event, to, _| {
         if let Event::Peer { .. } = event {
-            let old = Event::Peer { flags: to.peer_flags(), unsent: true };
-            assert_eq!(to.step(old), (to, Actions::empty()), "{to:?}");
+            let old = Event::Peer { flags: to.peer_flags() };
+            assert_eq!(to.step(old, true), (to, Actions::empty()), "{to:?}");
         }
     });
 }
@@ -132,11 +138,11 @@ fn the_element_is_given_back_exactly_once_and_only_at_the_end() {
 fn no_state_without_an_application_lasts_for_ever() {
     for close in reachable() {
         if close.flags().intersects(C | A) || close.pending().contains(C) {
-            let (next, _) = close.step(Event::Timeout);
-            let (last, _) = next.step(Event::Timeout);
+            let (next, _) = close.step(Event::Timeout, false);
+            let (last, _) = next.step(Event::Timeout, false);
             assert_eq!(last.state(), State::Closed, "{close:?}");
         } else {
-            assert_eq!(close.step(Event::Timeout), (close, Actions::empty()));
+            assert_eq!(close.step(Event::Timeout, false), (close, Actions::empty()));
         }
     }
     let starts = Actions::START_CLOSE_TIMER | Actions::START_ABORT_TIMER;
@@ -157,7 +163,7 @@ fn an_abort_in_any_state_before_c_sends_a() {
     for close in reachable() {
         let over =
             matches!(close.state(), State::Closed | State::PeerAbortWait | State::ProcessAbort);
-        let (next, actions) = close.step(Event::Abort);
+        let (next, actions) = close.step(Event::Abort, false);
         if over {
             assert_eq!((next, actions), (close, Actions::empty()));
         } else if close.flags().contains(C) {
@@ -180,7 +186,7 @@ fn unread_bytes_at_close_abort_in_every_state_with_an_open_read_side() {
         let over =
             matches!(close.state(), State::Closed | State::PeerAbortWait | State::ProcessAbort);
         if !over && !close.flags().union(close.pending()).contains(C) {
-            assert!(close.step(CLOSE_UNREAD).1.contains(Actions::SEND_ABORT), "{close:?}");
+            assert!(close.step(CLOSE_UNREAD, false).1.contains(Actions::SEND_ABORT), "{close:?}");
         }
     }
 }
@@ -195,7 +201,7 @@ fn closed_and_aborted_connections_take_no_events() {
             assert_eq!(to.state(), State::Closed);
         }
         (State::ProcessAbort, _) => assert_eq!((to, actions), (from, Actions::empty())),
-        (State::PeerAbortWait, Event::Peer { flags, .. }) if flags.intersects(C | A) => {
+        (State::PeerAbortWait, Event::Peer { flags }) if flags.intersects(C | A) => {
             assert_eq!(to.state(), State::Closed);
         }
         (State::PeerAbortWait, Event::Timeout) => {
@@ -212,7 +218,7 @@ fn closed_and_aborted_connections_take_no_events() {
 #[test]
 fn a_closed_machine_can_serve_again() {
     let (mut close, _) = walk(&[CLOSE, peer(C)]);
-    close.on(Event::Established);
+    close.on(Event::Established, false);
     assert_eq!((close.flags(), close.peer_flags()), (StateFlags::empty(), StateFlags::empty()));
     assert!(close.can_write() && close.may_publish() && !close.peer_done());
 }
@@ -286,22 +292,22 @@ fn a_close_waits_for_unsent_bytes() {
     let (close, actions) = walk(&[CLOSE_UNSENT]);
     assert_eq!((close.state(), close.pending()), (State::Active, C));
     assert!(!actions.intersects(Actions::SEND_CLOSED) && close.may_publish() && !close.can_write());
-    let (close, actions) = walk(&[CLOSE_UNSENT, Event::Flushed]);
+    let (close, actions) = walk(&[CLOSE_UNSENT, FLUSHED]);
     assert_eq!((close.state(), close.flags()), (State::PeerCloseWait1, C));
     assert!(actions.contains(Actions::SEND_CLOSED));
-    let (close, _) = walk(&[SHUTDOWN_UNSENT, Event::Flushed]);
+    let (close, _) = walk(&[SHUTDOWN_UNSENT, FLUSHED]);
     assert_eq!((close.state(), close.flags()), (State::PeerCloseWait1, D));
-    let (close, _) = walk(&[SHUTDOWN_UNSENT, CLOSE_UNSENT, Event::Flushed]);
+    let (close, _) = walk(&[SHUTDOWN_UNSENT, CLOSE_UNSENT, FLUSHED]);
     assert_eq!((close.state(), close.flags()), (State::PeerCloseWait1, C));
-    assert_eq!(state(&[peer(D), CLOSE_UNSENT, Event::Flushed]), State::PeerFinCloseWait);
-    assert_eq!(state(&[CLOSE_UNSENT, peer(D), Event::Flushed]), State::PeerFinCloseWait);
-    assert_eq!(state(&[SHUTDOWN_UNSENT, peer(D), Event::Flushed]), State::AppCloseWait2);
+    assert_eq!(state(&[peer(D), CLOSE_UNSENT, FLUSHED]), State::PeerFinCloseWait);
+    assert_eq!(state(&[CLOSE_UNSENT, peer(D), FLUSHED]), State::PeerFinCloseWait);
+    assert_eq!(state(&[SHUTDOWN_UNSENT, peer(D), FLUSHED]), State::AppCloseWait2);
 }
 
 // Shows: CLOSE-11.
 #[test]
 fn the_peers_c_with_bytes_unsent_is_a_reset() {
-    let unsent = Event::Peer { flags: C, unsent: true };
+    let unsent = (Event::Peer { flags: C }, true);
     for events in [
         &[unsent][..],
         &[CLOSE_UNSENT, peer(C)],
@@ -323,12 +329,12 @@ fn half_closes_are_not_timed_and_full_ones_are() {
     for half in [&[SHUTDOWN][..], &[SHUTDOWN, peer(D)], &[peer(D)], &[peer(C), SHUTDOWN]] {
         let (close, actions) = walk(half);
         assert!(!actions.intersects(Actions::START_CLOSE_TIMER));
-        assert_eq!(close.step(Event::Timeout), (close, Actions::empty()));
+        assert_eq!(close.step(Event::Timeout, false), (close, Actions::empty()));
     }
     for full in [&[CLOSE][..], &[SHUTDOWN, peer(D), CLOSE], &[peer(D), CLOSE]] {
         let (close, actions) = walk(full);
         assert!(actions.contains(Actions::START_CLOSE_TIMER));
-        let (last, actions) = close.step(Event::Timeout);
+        let (last, actions) = close.step(Event::Timeout, false);
         assert_eq!(last.state(), State::Closed);
         // The peer may still write: the element cannot simply serve again.
         assert_eq!(actions, Actions::RESET_TCP | Actions::WITHDRAW_BUFFER | Actions::STOP_TIMER);
@@ -338,7 +344,7 @@ fn half_closes_are_not_timed_and_full_ones_are() {
 // Shows: CLOSE-21.
 #[test]
 fn a_stalled_flush_becomes_an_abort() {
-    let (close, actions) = walk(&[CLOSE_UNSENT, Event::Timeout]);
+    let (close, actions) = walk(&[CLOSE_UNSENT, (Event::Timeout, false)]);
     assert_eq!(close.state(), State::PeerAbortWait);
     assert!(
         actions.contains(Actions::SEND_ABORT | Actions::RESET_TCP | Actions::START_ABORT_TIMER)
@@ -350,12 +356,12 @@ fn a_stalled_flush_becomes_an_abort() {
 // Shows: CLOSE-21, CLOSE-22, CLOSE-23, CLOSE-24.
 #[test]
 fn active_abort_waits_for_the_peers_a() {
-    let (close, _) = walk(&[Event::Abort]);
+    let (close, _) = walk(&[ABORTED]);
     assert_eq!((close.state(), close.flags()), (State::PeerAbortWait, A));
-    let (close, actions) = walk(&[Event::Abort, peer(A)]);
+    let (close, actions) = walk(&[ABORTED, peer(A)]);
     assert_eq!(close.state(), State::Closed);
     assert_eq!(actions, Actions::REUSE_BUFFER | Actions::STOP_TIMER);
-    assert_eq!(state(&[Event::Abort, peer(D)]), State::PeerAbortWait);
+    assert_eq!(state(&[ABORTED, peer(D)]), State::PeerAbortWait);
 }
 
 // Shows: CDC-36, CLOSE-26, SOCK-20.
@@ -367,7 +373,7 @@ fn passive_abort_answers_and_ends() {
         let (close, actions) = walk(&events);
         assert_eq!(close.state(), State::ProcessAbort);
         assert!(actions.contains(Actions::SEND_ABORT | Actions::REPORT_RESET | Actions::PURGE));
-        events.push(Event::AbortDelivered);
+        events.push((Event::AbortDelivered, false));
         let (close, actions) = walk(&events);
         assert_eq!(close.state(), State::Closed);
         assert!(actions.contains(Actions::REUSE_BUFFER | Actions::CLOSE_TCP));
@@ -390,29 +396,29 @@ fn an_a_after_the_own_c_is_not_answered() {
 // Shows: CLOSE-42.
 #[test]
 fn who_has_the_peers_c_waits_for_no_a() {
-    let (close, actions) = walk(&[peer(C), Event::Abort]);
+    let (close, actions) = walk(&[peer(C), ABORTED]);
     assert_eq!(close.state(), State::Closed);
     assert!(actions.contains(Actions::SEND_ABORT | Actions::REUSE_BUFFER));
     // The C crosses the A.
-    assert_eq!(state(&[Event::Abort, peer(C)]), State::Closed);
+    assert_eq!(state(&[ABORTED, peer(C)]), State::Closed);
 }
 
 // Shows: CLOSE-21, CLOSE-28, CLOSE-29, CLOSE-33.
 #[test]
 fn a_tcp_reset_starts_an_abort_unless_the_peer_has_said_so() {
-    let (close, actions) = walk(&[Event::TcpReset]);
+    let (close, actions) = walk(&[TCP_RESET]);
     assert_eq!(close.state(), State::PeerAbortWait);
     assert!(actions.contains(Actions::SEND_ABORT | Actions::REPORT_RESET));
     assert!(!actions.intersects(Actions::RESET_TCP));
-    let (close, actions) = walk(&[peer(A), Event::TcpReset]);
+    let (close, actions) = walk(&[peer(A), TCP_RESET]);
     assert_eq!((close.state(), actions), (State::ProcessAbort, Actions::empty()));
-    let (close, actions) = walk(&[Event::Abort, Event::TcpReset]);
+    let (close, actions) = walk(&[ABORTED, TCP_RESET]);
     assert_eq!((close.state(), actions), (State::PeerAbortWait, Actions::empty()));
     // After the own C there is nothing to say; the wait goes on.
-    let (close, actions) = walk(&[CLOSE, Event::TcpReset]);
+    let (close, actions) = walk(&[CLOSE, TCP_RESET]);
     assert_eq!((close.state(), actions), (State::PeerCloseWait1, Actions::empty()));
-    // A peer that has closed, and whose connection times out, gets an abort; this end does not wait for it.
-    let (close, actions) = walk(&[peer(C), Event::TcpReset]);
+    // A closed peer with an expired connection gets an abort; this end does not wait for the peer.
+    let (close, actions) = walk(&[peer(C), TCP_RESET]);
     assert_eq!(close.state(), State::Closed);
     assert!(actions.contains(Actions::SEND_ABORT | Actions::REPORT_RESET | Actions::REUSE_BUFFER));
 }

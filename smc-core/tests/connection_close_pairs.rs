@@ -28,7 +28,7 @@ trait Peer: Copy + Eq + std::hash::Hash + std::fmt::Debug {
 
 impl Peer for Close {
     fn active() -> Close {
-        Close::new().step(Event::Established).0
+        Close::new().step(Event::Established, false).0
     }
 
     fn is_closed(&self) -> bool {
@@ -36,24 +36,24 @@ impl Peer for Close {
     }
 
     fn application(&self) -> Vec<(Close, bool)> {
-        let mut events = vec![Event::Abort];
-        for flag in [false, true] {
-            events.push(Event::ShutdownWrite { unsent: flag });
-            events.push(Event::Close { unread: false, unsent: flag });
-            events.push(Event::Close { unread: true, unsent: flag });
+        let mut events = vec![(Event::Abort, false)];
+        for unsent in [false, true] {
+            events.push((Event::ShutdownWrite, unsent));
+            events.push((Event::Close { unread: false }, unsent));
+            events.push((Event::Close { unread: true }, unsent));
         }
         if !self.pending().is_empty() {
-            events.push(Event::Flushed);
+            events.push((Event::Flushed, false));
         }
-        events.into_iter().map(|event| done(self.step(event))).collect()
+        events.into_iter().map(|(event, unsent)| done(self.step(event, unsent))).collect()
     }
 
     fn peer(&self, flags: StateFlags) -> (Close, bool) {
-        done(self.step(Event::Peer { flags, unsent: false }))
+        done(self.step(Event::Peer { flags }, false))
     }
 
     fn tcp_reset(&self) -> (Close, bool) {
-        done(self.step(Event::TcpReset))
+        done(self.step(Event::TcpReset, false))
     }
 
     fn flags(&self) -> StateFlags {
@@ -65,7 +65,7 @@ impl Peer for Close {
     }
 
     fn waits_for_timer(&self) -> bool {
-        matches!(self.step(Event::Timeout), (next, _) if next != *self)
+        matches!(self.step(Event::Timeout, false), (next, _) if next != *self)
     }
 }
 
@@ -73,7 +73,7 @@ impl Peer for Close {
 fn done((close, actions): (Close, Actions)) -> (Close, bool) {
     let reset = actions.contains(Actions::RESET_TCP);
     match actions.contains(Actions::SEND_ABORT) {
-        true => (close.step(Event::AbortDelivered).0, reset),
+        true => (close.step(Event::AbortDelivered, false).0, reset),
         false => (close, reset),
     }
 }
@@ -184,7 +184,7 @@ fn two_own_ends_close_without_a_timer_in_every_order() {
 fn an_element_serves_again_only_when_the_peer_says_nothing_more() {
     explore::<Close, Close>(|pair| {
         for flags in &pair.to_ours {
-            let (next, actions) = pair.ours.step(Event::Peer { flags: *flags, unsent: false });
+            let (next, actions) = pair.ours.step(Event::Peer { flags: *flags }, false);
             if actions.contains(Actions::REUSE_BUFFER) {
                 assert_eq!(pair.to_ours.last(), Some(flags), "{pair:?} {next:?}");
                 assert!(!pair.theirs.may_publish());
@@ -303,4 +303,57 @@ fn linux_never_keeps_us_longer_than_a_timer_nor_we_linux_at_all() {
             }
         }
     });
+}
+
+/// The reachable states of one end, with a send queue emptied by other threads between any two
+/// steps. Each state: the machine, whether the queue has bytes, and a thread's view of the queue
+/// before its step.
+fn with_a_queue(looks_before: bool) -> Vec<(Close, bool, Option<bool>)> {
+    let start = (Close::active(), false, None);
+    let (mut found, mut at) = (vec![start], 0);
+    while let Some((close, held, seen)) = found.get(at).copied() {
+        at += 1;
+        let mut next = Vec::new();
+        let mut on = |event, unsent, held: bool, seen| {
+            let (to, actions) = close.step(event, unsent);
+            next.push((to, held && !actions.contains(Actions::PURGE), seen));
+        };
+        for flags in [D, C, D | C, A] {
+            on(Event::Peer { flags }, held, held, seen);
+        }
+        for event in [Event::ShutdownWrite, Event::Close { unread: false }] {
+            match (looks_before, seen) {
+                (true, None) => {}
+                (true, Some(before)) => on(event, before, held, None),
+                (false, _) => on(event, held, held, None),
+            }
+        }
+        if held && !close.pending().is_empty() {
+            on(Event::Flushed, false, false, seen);
+        } else if held {
+            next.push((close, false, seen));
+        }
+        if close.can_write() {
+            next.push((close, true, seen));
+        }
+        if looks_before {
+            next.push((close, held, Some(held)));
+        }
+        next.retain(|state| !found.contains(state));
+        next.dedup();
+        found.extend(next);
+    }
+    found
+}
+
+// Shows: CLOSE-5.
+#[test]
+fn an_end_that_waits_for_bytes_to_be_sent_has_some_in_every_order() {
+    let stands = |looks_before: bool| {
+        let mut states = with_a_queue(looks_before).into_iter();
+        states.find(|(close, held, _)| !close.pending().is_empty() && !held)
+    };
+    assert_eq!(stands(false), None);
+    // The search finds a thread looking before taking the lock.
+    assert!(stands(true).is_some());
 }

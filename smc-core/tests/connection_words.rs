@@ -52,7 +52,7 @@ impl Writer {
     }
 
     fn done(&mut self) {
-        self.connection.close.on(Event::ShutdownWrite { unsent: false });
+        self.connection.close.on(Event::ShutdownWrite, false);
         self.publish();
     }
 
@@ -135,7 +135,7 @@ fn the_end_is_never_seen_before_the_last_bytes() {
 fn the_last_bytes_and_the_end_in_one_publication() {
     let mut writer = Writer::new();
     writer.connection.sender.advance(10, false);
-    writer.connection.close.on(Event::Close { unread: false, unsent: false });
+    writer.connection.close.on(Event::Close { unread: false }, false);
     writer.publish();
     play(Connection::new(ring(), ring()), [0; 2], &writer.stores, |reader, _| {
         assert!(!reader.close.peer_done() || reader.receiver.available() == 10);

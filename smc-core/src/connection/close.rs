@@ -85,16 +85,11 @@ pub enum Event {
     /// Rendezvous is complete (CLOSE-3).
     Established,
     /// The application called `shutdown(write)`.
-    ShutdownWrite {
-        /// Bytes accepted from the application are not in the peer's ring yet.
-        unsent: bool,
-    },
+    ShutdownWrite,
     /// The application called `close()` or `shutdown(both)` (CLOSE-17).
     Close {
         /// Bytes wait unread by the application ([`super::Receiver::available`]).
         unread: bool,
-        /// Bytes accepted from the application are not in the peer's ring yet.
-        unsent: bool,
     },
     /// The last byte is in the peer's ring, and a close may be pending.
     Flushed,
@@ -102,8 +97,6 @@ pub enum Event {
     Peer {
         /// The flags.
         flags: StateFlags,
-        /// Bytes accepted from the application are not in the peer's ring yet.
-        unsent: bool,
     },
     /// The control word with the A of [`Actions::SEND_ABORT`] has left.
     AbortDelivered,
@@ -243,25 +236,28 @@ impl Close {
 
     /// Applies an event; [`Close::step`] in place.
     #[inline]
-    pub fn on(&mut self, event: Event) -> Actions {
-        let (next, actions) = self.step(event);
+    pub fn on(&mut self, event: Event, unsent: bool) -> Actions {
+        let (next, actions) = self.step(event, unsent);
         *self = next;
         actions
     }
 
-    /// The whole machine as a pure function.
-    pub fn step(self, event: Event) -> (Close, Actions) {
+    /// The whole machine as a pure function. `unsent`: bytes accepted from the application are not
+    /// in the peer's ring yet. `unsent` is no part of an event, because another thread may change
+    /// the value between the event and this call: the caller reads it under the lock held for the
+    /// call. Otherwise an end could wait for an [`Event::Flushed`] that has already been reported.
+    pub fn step(self, event: Event, unsent: bool) -> (Close, Actions) {
         match event {
             Event::Established if self.state == State::Closed => {
                 (Close { state: State::Active, ..Close::new() }, Actions::empty())
             }
             Event::Established => self.unmoved(),
-            Event::ShutdownWrite { unsent } => self.shutdown_write(unsent),
-            Event::Close { unread, unsent } => self.close(unread, unsent),
+            Event::ShutdownWrite => self.shutdown_write(unsent),
+            Event::Close { unread } => self.close(unread, unsent),
             Event::Flushed if self.pending.contains(CLOSED) => self.send_closed(),
             Event::Flushed if self.pending.contains(DONE) => self.say_done(),
             Event::Flushed => self.unmoved(),
-            Event::Peer { flags, unsent } => self.peer(flags, unsent),
+            Event::Peer { flags } => self.peer(flags, unsent),
             Event::AbortDelivered if self.state == State::ProcessAbort => {
                 self.end(Actions::CLOSE_TCP | Actions::REUSE_BUFFER)
             }

@@ -72,7 +72,7 @@ impl Connection {
     /// An established connection writing into the ring `peer` and reading from the ring `own`.
     pub fn new(peer: Ring, own: Ring) -> Connection {
         let mut close = Close::new();
-        close.on(Event::Established);
+        close.on(Event::Established, false);
         Connection { sender: Sender::new(peer), receiver: Receiver::new(own), close }
     }
 
@@ -95,7 +95,7 @@ impl Connection {
         if !flags.is_empty() {
             self.receiver.on_peer_done();
         }
-        let actions = self.close.on(Event::Peer { flags, unsent });
+        let actions = self.close.on(Event::Peer { flags }, unsent);
         Ok(Delivery { received, freed, actions })
     }
 

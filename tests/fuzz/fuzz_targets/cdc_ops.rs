@@ -257,7 +257,7 @@ fn take(connection: &mut Connection, seen: &mut Sequence, bytes: &[u8]) -> bool 
             true
         }
         Err(_) => {
-            connection.close.on(Event::Abort);
+            connection.close.on(Event::Abort, false);
             false
         }
     }

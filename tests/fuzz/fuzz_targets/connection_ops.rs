@@ -98,7 +98,7 @@ fn publish(end: &mut End, peer: &mut End) {
 }
 
 fn event(end: &mut End, peer: &mut End, event: Event) {
-    let actions = end.connection.close.on(event);
+    let actions = end.connection.close.on(event, false);
     obey(end, peer, actions);
 }
 
@@ -112,7 +112,7 @@ fn obey(end: &mut End, peer: &mut End, actions: Actions) {
         publish(end, peer);
     }
     if actions.contains(Actions::SEND_ABORT) {
-        let actions = end.connection.close.on(Event::AbortDelivered);
+        let actions = end.connection.close.on(Event::AbortDelivered, false);
         assert!(!actions.intersects(says));
     }
 }
@@ -209,10 +209,10 @@ fuzz_target!(|input: Input| {
             Operation::Inline(inline) => {
                 let _ = end.connection.receiver.set_oob_inline(inline);
             }
-            Operation::ShutdownWrite => event(end, peer, Event::ShutdownWrite { unsent: false }),
+            Operation::ShutdownWrite => event(end, peer, Event::ShutdownWrite),
             Operation::Close => {
                 let unread = end.connection.receiver.available() != 0;
-                event(end, peer, Event::Close { unread, unsent: false });
+                event(end, peer, Event::Close { unread });
             }
             Operation::Abort => event(end, peer, Event::Abort),
             Operation::TcpReset => event(end, peer, Event::TcpReset),
