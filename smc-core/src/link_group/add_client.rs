@@ -80,7 +80,7 @@ impl LinkGroup {
         };
         self.post(over, Message::AddLink(message));
         // Too late for TCP from here on (ERR-3).
-        self.committed = true;
+        self.history.committed = true;
     }
 
     /// Refuses an Add Link after a failure to make the queue pair.
@@ -105,7 +105,7 @@ impl LinkGroup {
 
     /// Tells the server of an RNIC without a link (LLC-77, LLCV2-30).
     pub(super) fn notify_rnic(&mut self, now: Tick) {
-        self.notice_wanted = false;
+        self.additions.notice = false;
         let (Some(over), Some(rnic)) = (self.carrier(None), self.unused_rnic()) else { return };
         if !self.below_maximum() {
             return;

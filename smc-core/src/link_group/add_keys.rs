@@ -12,7 +12,7 @@ impl LinkGroup {
     pub(super) fn own_pairs(&mut self, over: LinkKey, new: LinkKey) -> Vec<RkeyPair> {
         let mut pairs = Vec::new();
         let mut announced = Vec::new();
-        for rmb in &self.rmbs {
+        for rmb in &self.keys.rmbs {
             let known = rmb.keys.iter().any(|(link, _, known)| *link == over && *known);
             if let (true, Some(old), Some(region)) = (known, rmb.on(over), rmb.on(new)) {
                 let (reference, address) = (old.rkey, region.address);
@@ -35,10 +35,10 @@ impl LinkGroup {
     ) -> Result<(), Anomaly> {
         let mut result = Ok(());
         for pair in pairs {
-            match self.peer_rmbs.find(over, pair.reference) {
+            match self.keys.peer_rmbs.find(over, pair.reference) {
                 Some(id) => {
                     let region = Region { rkey: pair.new, address: pair.address };
-                    self.peer_rmbs.set(id, new, region);
+                    self.keys.peer_rmbs.set(id, new, region);
                 }
                 None => result = Err(Anomaly::UnknownRkey),
             }

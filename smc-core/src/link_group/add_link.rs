@@ -17,7 +17,7 @@ use crate::wire::llc::{
 impl LinkGroup {
     /// Server: begins to add a link by LLC (LG-1, LG-6), if there is an RNIC for the link.
     pub(super) fn start_add(&mut self, now: Tick) {
-        self.add_wanted = false;
+        self.additions.wanted = false;
         let (Some(over), Some(rnic)) = (self.carrier(None), self.server_rnic()) else { return };
         let number = self.new_number();
         let lone = self.active().any(|link| !link.asymmetric && link.rnic.id == rnic.id);
@@ -59,8 +59,8 @@ impl LinkGroup {
         remote: Option<RemoteEnd>,
         now: Tick,
     ) -> LinkKey {
-        let key = LinkKey(self.next_key);
-        self.next_key = self.next_key.wrapping_add(1);
+        let key = LinkKey(self.numbers.next_key);
+        self.numbers.next_key = self.numbers.next_key.wrapping_add(1);
         self.links.push(LinkRecord {
             key,
             state: LinkState::Preparing,
@@ -86,18 +86,18 @@ impl LinkGroup {
     /// The next unused link number; numbers repeat only after all 255 (LLC-15).
     fn new_number(&mut self) -> u8 {
         for _ in 0..=u8::MAX {
-            self.last_number = self.last_number.checked_add(1).unwrap_or(1);
-            if self.by_number(self.last_number).is_none() {
+            self.numbers.last_link = self.numbers.last_link.checked_add(1).unwrap_or(1);
+            if self.by_number(self.numbers.last_link).is_none() {
                 break;
             }
         }
-        self.last_number
+        self.numbers.last_link
     }
 
     /// At first contact a reply may take longer (ERR-12).
     pub(super) fn add_deadline(&self, now: Tick) -> Tick {
         let timers = &self.params.timers;
-        now.after(if self.was_usable { timers.reply } else { timers.first_contact })
+        now.after(if self.history.was_usable { timers.reply } else { timers.first_contact })
     }
 
     /// The own end of a new link (LLC-19).
@@ -135,10 +135,10 @@ impl LinkGroup {
 
     fn post_add(&mut self, over: LinkKey, message: AddLink) {
         let message = Message::AddLink(message);
-        if self.committed {
+        if self.history.committed {
             self.post(over, message);
         } else {
-            self.commit_receipt = Some(self.post_with_receipt(over, message));
+            self.history.commit_receipt = Some(self.post_with_receipt(over, message));
         }
     }
 
@@ -151,11 +151,11 @@ impl LinkGroup {
         let (over, number) = (add.over, add.number);
         let without = |rmb: &super::Rmb| !prepared.regions.iter().any(|(id, _)| *id == rmb.id);
         // All links have all RMBs (LG-2).
-        if self.rmbs.iter().any(|rmb| rmb.reported && without(rmb)) {
+        if self.keys.rmbs.iter().any(|rmb| rmb.reported && without(rmb)) {
             self.abort_add(Cause::Setup, now);
             return;
         }
-        for rmb in &mut self.rmbs {
+        for rmb in &mut self.keys.rmbs {
             if let Some((_, region)) = prepared.regions.iter().find(|(id, _)| *id == rmb.id) {
                 rmb.keys.push((key, *region, false));
             }
@@ -218,7 +218,7 @@ impl LinkGroup {
             return Err(Anomaly::WrongAddLink("link number"));
         }
         let new = add.new;
-        self.committed = true;
+        self.history.committed = true;
         if message.rejected.is_some() {
             self.counters.add_links_refused += 1;
             self.abort_add(Cause::NoAddLinkReply, now);
@@ -281,8 +281,8 @@ impl LinkGroup {
     pub(super) fn on_client_add(&mut self) -> Result<(), Anomaly> {
         // An Add Link crossing the notice is its answer (LLC-64). A new one waits (LLC-68, LLC-71).
         if !self.add_is_answer() {
-            self.add_wanted = true;
-            self.quick_retries = Timers::QUICK_RETRIES;
+            self.additions.wanted = true;
+            self.additions.quick_retries = Timers::QUICK_RETRIES;
         }
         Ok(())
     }
@@ -308,9 +308,9 @@ impl LinkGroup {
         }
         // An Add Link under way is the answer (LLCV2-29).
         if !self.add_is_answer() {
-            self.request_to_answer = Some(key);
-            self.add_wanted = true;
-            self.quick_retries = Timers::QUICK_RETRIES;
+            self.additions.request = Some(key);
+            self.additions.wanted = true;
+            self.additions.quick_retries = Timers::QUICK_RETRIES;
         }
         Ok(())
     }

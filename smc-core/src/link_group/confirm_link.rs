@@ -63,9 +63,9 @@ impl LinkGroup {
         self.agree_on_max_links(message.max_links);
         self.phase = Phase::SecondLink;
         // LLCV2-39.
-        self.add_wanted = self.max_links > 1;
-        // With one link there is no later message that could decide it (wire erratum B-4).
-        self.committed = self.max_links == 1;
+        self.additions.wanted = self.max_links > 1;
+        // With one link no later message could commit the group (wire erratum B-4).
+        self.history.committed = self.max_links == 1;
         Ok(())
     }
 
@@ -94,7 +94,7 @@ impl LinkGroup {
         // LLC-13.
         self.outputs.push_back(Output::ActivateLink { link: key });
         if !first {
-            self.committed = true;
+            self.history.committed = true;
             self.post_confirm(key, true);
             self.link_is_up(key, now);
             return Ok(());
@@ -139,7 +139,7 @@ impl LinkGroup {
             Some(field) => field,
         };
         let anomaly = Anomaly::WrongConfirmLink(field);
-        if key == LinkKey::FIRST && !self.was_usable {
+        if key == LinkKey::FIRST && !self.history.was_usable {
             let reason = match field {
                 "eye catcher flag" => Reason::EyeCatcher,
                 _ => Reason::WrongConfirmLink,
@@ -217,15 +217,15 @@ impl LinkGroup {
         if self.adding().is_some_and(|add| add.new == Some(key))
             && let Some(LinkExchange::Add(add)) = self.link_exchange.take()
         {
-            for rmb in &mut self.rmbs {
+            for rmb in &mut self.keys.rmbs {
                 let announced = add.announced.contains(&rmb.id);
                 for (link, _, known) in &mut rmb.keys {
                     *known |= announced && *link == key;
                 }
             }
-            self.retry_at = None;
-            self.quick_retries = 0;
-            self.was_redundant |= self.full_links() > 1;
+            self.additions.retry_at = None;
+            self.additions.quick_retries = 0;
+            self.history.was_redundant |= self.full_links() > 1;
         }
         self.outputs.push_back(Output::LinkUsable { link: key });
         self.drop_needless_asymmetric();

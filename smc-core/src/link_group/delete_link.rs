@@ -57,8 +57,8 @@ impl LinkGroup {
         let server = self.is_server();
         let until = now.after(if server { timers.last_message } else { timers.reply });
         self.link_exchange = None;
-        self.rkey = None;
-        self.final_delete_code = (code, orderly);
+        self.keys.exchange = None;
+        self.end.delete_code = (code, orderly);
         let answered_by_peer = !server;
         self.phase = Phase::Ending(FinalDelete { reason, over, receipt, until, answered_by_peer });
     }
@@ -75,7 +75,7 @@ impl LinkGroup {
             self.end(final_delete.reason, now);
             return;
         }
-        let (code, orderly) = self.final_delete_code;
+        let (code, orderly) = self.end.delete_code;
         self.send_final_delete(final_delete.reason, code, orderly, now);
     }
 
@@ -163,8 +163,8 @@ impl LinkGroup {
             link.last_message = Some((receipt, until));
             (link.delete_request, link.sent_delete, link.probe) = (None, None, None);
         }
-        if self.rkey.as_ref().is_some_and(|exchange| exchange.over() == key) {
-            self.rkey = None;
+        if self.keys.exchange.as_ref().is_some_and(|exchange| exchange.over() == key) {
+            self.keys.exchange = None;
         }
         match again {
             true => Err(Anomaly::Repeated("Delete Link")),
@@ -208,9 +208,9 @@ impl LinkGroup {
     /// Server: a new attempt at redundancy follows the loss of a link. A link never confirmed was
     /// itself such an attempt, and the next attempt is already scheduled.
     pub(super) fn on_redundancy_lost(&mut self) {
-        let pending = self.retry_at.is_some();
-        if self.is_server() && self.was_usable && !pending && self.full_links() == 1 {
-            self.add_wanted = true;
+        let pending = self.additions.retry_at.is_some();
+        if self.is_server() && self.history.was_usable && !pending && self.full_links() == 1 {
+            self.additions.wanted = true;
         }
     }
 

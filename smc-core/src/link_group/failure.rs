@@ -61,25 +61,25 @@ impl LinkGroup {
         match &self.link_exchange {
             Some(LinkExchange::Add(add)) if add.over == key => {
                 self.abort_add(cause, now);
-                self.add_wanted = true;
+                self.additions.wanted = true;
             }
             Some(LinkExchange::Delete { over, .. }) if *over == key => self.link_exchange = None,
             Some(LinkExchange::Request { over, .. }) if *over == key => {
                 self.link_exchange = None;
-                self.notice_wanted = true;
+                self.additions.notice = true;
             }
             _ => {}
         }
-        if self.rkey.as_ref().is_some_and(|exchange| exchange.over() == key) {
-            self.rkey = None;
+        if self.keys.exchange.as_ref().is_some_and(|exchange| exchange.over() == key) {
+            self.keys.exchange = None;
         }
         if self.peer_confirm.as_ref().is_some_and(|confirm| confirm.link == key) {
             self.peer_confirm = None;
         }
-        if self.request_to_answer == Some(key) {
-            self.request_to_answer = None;
+        if self.additions.request == Some(key) {
+            self.additions.request = None;
         }
-        self.kept.retain(|(link, _)| *link != key);
+        self.keys.kept.retain(|(link, _)| *link != key);
         for link in &mut self.links {
             if link.sent_delete.is_some_and(|sent_delete| sent_delete.over == key) {
                 link.sent_delete = None;
@@ -100,7 +100,7 @@ impl LinkGroup {
         if refused_here || add.stage == Stage::Reply {
             let rnic = self.link(new).map(|link| link.rnic);
             self.destroy(new, now);
-            if let (true, false, Some(rnic)) = (self.is_server(), self.was_usable, rnic)
+            if let (true, false, Some(rnic)) = (self.is_server(), self.history.was_usable, rnic)
                 && refused_here
                 && self.state_of(add.over) == LinkState::Active
             {
@@ -156,14 +156,14 @@ impl LinkGroup {
         self.links.retain(|link| link.key != key);
         self.counters.links_deleted += 1;
         // The server tries at once (`on_redundancy_lost`).
-        let may_ask = !self.is_server() && self.retry_at.is_none();
-        if may_ask && self.was_redundant && self.full_links() < 2 {
+        let may_ask = !self.is_server() && self.additions.retry_at.is_none();
+        if may_ask && self.history.was_redundant && self.full_links() < 2 {
             self.schedule_retry(now);
         }
-        for rmb in &mut self.rmbs {
+        for rmb in &mut self.keys.rmbs {
             rmb.keys.retain(|(link, ..)| *link != key);
         }
-        self.peer_rmbs.remove_link(key);
+        self.keys.peer_rmbs.remove_link(key);
         self.outputs.push_back(Output::DestroyLink { link: key });
         if matches!(&self.link_exchange, Some(LinkExchange::Delete { link, .. }) if *link == key) {
             self.link_exchange = None;
@@ -197,14 +197,14 @@ impl LinkGroup {
             self.destroy(key, now);
         }
         self.phase = Phase::Over;
-        self.rkey = None;
+        self.keys.exchange = None;
         self.peer_confirm = None;
-        self.kept.clear();
+        self.keys.kept.clear();
         self.outputs.push_back(Output::Terminated { reason, ending });
     }
 
     fn ending(&self, reason: Reason) -> Ending {
-        if self.was_usable {
+        if self.history.was_usable {
             return match self.connections() {
                 0 => Ending::Quiet,
                 _ => Ending::Reset,
@@ -213,8 +213,9 @@ impl LinkGroup {
         match reason {
             // A merely silent peer may not have seen any Decline either.
             Reason::NoConfirmLink | Reason::NoAddLink | Reason::NoAddLinkReply => Ending::Reset,
-            _ if self.committed => Ending::Reset,
-            // Nothing binds this end yet, as when its Confirm Link cannot be sent (ERR-15, ERR-16).
+            _ if self.history.committed => Ending::Reset,
+            // This end is not committed yet, e.g. if its Confirm Link cannot be sent (ERR-15,
+            // ERR-16).
             _ => Ending::Fallback,
         }
     }

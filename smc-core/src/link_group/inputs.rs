@@ -41,13 +41,13 @@ impl LinkGroup {
     /// The send completion of a message with a receipt. A failed send is reported by
     /// [`LinkGroup::handle_link_failed`] instead.
     pub fn handle_sent(&mut self, receipt: Receipt, now: Tick) {
-        if self.commit_receipt == Some(receipt) {
-            self.commit_receipt = None;
-            self.committed = true;
+        if self.history.commit_receipt == Some(receipt) {
+            self.history.commit_receipt = None;
+            self.history.committed = true;
         }
         match self.phase {
             Phase::FirstReply { receipt: awaited, .. } if awaited == receipt => {
-                self.committed = true;
+                self.history.committed = true;
                 self.phase = Phase::SecondLink;
             }
             Phase::Ending(final_delete)
@@ -83,10 +83,10 @@ impl LinkGroup {
     pub fn handle_rnic_up(&mut self, rnic: Rnic, now: Tick) {
         self.params.rnics.retain(|have| have.id != rnic.id);
         self.params.rnics.push(rnic);
-        self.quick_retries = Timers::QUICK_RETRIES;
+        self.additions.quick_retries = Timers::QUICK_RETRIES;
         match self.params.role {
-            Role::Server => self.add_wanted = true,
-            Role::Client => self.notice_wanted = true,
+            Role::Server => self.additions.wanted = true,
+            Role::Client => self.additions.notice = true,
         }
         self.pump(now);
     }
@@ -109,7 +109,7 @@ impl LinkGroup {
     /// if [`LinkGroup::may_fall_back`] is false; the group then counts the Decline as a failure
     /// (ERR-5).
     pub fn handle_decline(&mut self, now: Tick) {
-        if !self.was_usable {
+        if !self.history.was_usable {
             self.end(Reason::PeerDeclined, now);
         }
     }

@@ -167,6 +167,22 @@ pub struct Prepared {
 pub struct LinkGroup {
     params: Params,
     phase: Phase,
+    history: History,
+    max_links: u8,
+    links: Vec<LinkRecord>,
+    numbers: Numbers,
+    keys: Keys,
+    link_exchange: Option<LinkExchange>,
+    peer_confirm: Option<PeerConfirm>,
+    additions: Additions,
+    end: GroupEnd,
+    outputs: VecDeque<Output>,
+    counters: Counters,
+}
+
+/// Decided once and for all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct History {
     /// Whether connections could ever send.
     was_usable: bool,
     /// Whether there were two links once.
@@ -174,31 +190,45 @@ pub struct LinkGroup {
     /// Whether the first connection can no longer go on as TCP (ERR-3), and the deciding event.
     committed: bool,
     commit_receipt: Option<Receipt>,
-    max_links: u8,
-    links: Vec<LinkRecord>,
+}
+
+/// The latest numbers given out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Numbers {
     next_key: u32,
-    last_number: u8,
+    last_link: u8,
     next_receipt: u32,
     probes: u64,
+}
+
+/// The memory of both ends, and exchanges of its keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Keys {
     rmbs: Vec<Rmb>,
     peer_rmbs: PeerRmbs,
-    link_exchange: Option<LinkExchange>,
-    rkey: Option<RkeyExchange>,
-    peer_confirm: Option<PeerConfirm>,
+    exchange: Option<RkeyExchange>,
     kept: VecDeque<(LinkKey, DeleteRkey)>,
+}
+
+/// Links still to be added.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Additions {
     /// Server: one more link is wanted.
-    add_wanted: bool,
+    wanted: bool,
     /// Client: an RNIC is to be announced to the server.
-    notice_wanted: bool,
+    notice: bool,
     /// Server: Request Add Link came on this link and has no answer.
-    request_to_answer: Option<LinkKey>,
+    request: Option<LinkKey>,
     retry_at: Option<Tick>,
     /// How many attempts at a link may still follow a failed one soon.
     quick_retries: u8,
+}
+
+/// When and how the group ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct GroupEnd {
     idle_at: Option<Tick>,
-    final_delete_code: (DeleteReason, bool),
-    outputs: VecDeque<Output>,
-    counters: Counters,
+    delete_code: (DeleteReason, bool),
 }
 
 impl LinkGroup {
@@ -219,29 +249,15 @@ impl LinkGroup {
         let mut group = LinkGroup {
             params,
             phase: Phase::FirstConfirm { until: now.after(timers.first_contact), resend },
-            was_usable: false,
-            was_redundant: false,
-            committed: false,
-            commit_receipt: None,
+            history: History::default(),
             max_links,
             links: Vec::new(),
-            next_key: 0,
-            last_number: 0,
-            next_receipt: 0,
-            probes: 0,
-            rmbs: Vec::new(),
-            peer_rmbs: PeerRmbs::default(),
+            numbers: Numbers::default(),
+            keys: Keys::default(),
             link_exchange: None,
-            rkey: None,
             peer_confirm: None,
-            kept: VecDeque::new(),
-            add_wanted: false,
-            notice_wanted: false,
-            request_to_answer: None,
-            retry_at: None,
-            quick_retries: 0,
-            idle_at: None,
-            final_delete_code: (DeleteReason::OPERATOR, false),
+            additions: Additions::default(),
+            end: GroupEnd { idle_at: None, delete_code: (DeleteReason::OPERATOR, false) },
             outputs: VecDeque::new(),
             counters: Counters::default(),
         };
@@ -251,13 +267,13 @@ impl LinkGroup {
 
     fn start(&mut self, first: &FirstLink, now: Tick) {
         let server = self.is_server();
-        self.last_number = u8::from(server);
-        let key = self.new_link(first.rnic, self.last_number, Some(first.remote), now);
+        self.numbers.last_link = u8::from(server);
+        let key = self.new_link(first.rnic, self.numbers.last_link, Some(first.remote), now);
         if let Some(link) = self.link_mut(key) {
             link.qpn = first.qpn;
             link.state = LinkState::Confirming;
         }
-        self.rmbs.push(Rmb {
+        self.keys.rmbs.push(Rmb {
             id: first.rmb,
             state: RmbState::Confirmed,
             reported: true,
@@ -266,7 +282,7 @@ impl LinkGroup {
             refused: 0,
             not_before: None,
         });
-        self.peer_rmbs.learn(key, first.peer_region);
+        self.keys.peer_rmbs.learn(key, first.peer_region);
         if server {
             self.outputs.push_back(Output::ActivateLink { link: key });
             self.post_confirm(key, false);

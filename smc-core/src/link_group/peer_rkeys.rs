@@ -92,13 +92,13 @@ impl LinkGroup {
         entries: &[LinkRkey],
     ) -> Result<(), Anomaly> {
         // LG-52.
-        let id = self.peer_rmbs.learn(key, region).ok_or(Anomaly::TooManyRmbs)?;
+        let id = self.keys.peer_rmbs.learn(key, region).ok_or(Anomaly::TooManyRmbs)?;
         let mut result = Ok(());
         for entry in entries {
             match self.by_number(entry.link_number) {
                 Some(link) if link != key => {
                     let region = Region { rkey: entry.rkey, address: entry.address };
-                    self.peer_rmbs.set(id, link, region);
+                    self.keys.peer_rmbs.set(id, link, region);
                 }
                 _ => result = Err(Anomaly::UnknownLink(entry.link_number)),
             }
@@ -132,8 +132,8 @@ impl LinkGroup {
         key: LinkKey,
         message: DeleteRkey,
     ) -> Result<(), Anomaly> {
-        if self.links_change() && self.kept.len() < MOST_KEPT {
-            self.kept.push_back((key, message));
+        if self.links_change() && self.keys.kept.len() < MOST_KEPT {
+            self.keys.kept.push_back((key, message));
             return Ok(());
         }
         self.delete_peer_rmbs(key, message)
@@ -141,7 +141,7 @@ impl LinkGroup {
 
     /// Answers postponed requests.
     pub(super) fn answer_kept(&mut self) {
-        while let Some((key, message)) = self.kept.pop_front() {
+        while let Some((key, message)) = self.keys.kept.pop_front() {
             if let Err(anomaly) = self.delete_peer_rmbs(key, message) {
                 self.counters.count(&anomaly);
             }
@@ -152,8 +152,8 @@ impl LinkGroup {
         let mut unknown: Vec<Rkey> = Vec::new();
         let mut mask = 0_u8;
         for (n, rkey) in message.rkeys.iter().enumerate() {
-            if let Some(id) = self.peer_rmbs.find(key, *rkey) {
-                self.peer_rmbs.remove(id);
+            if let Some(id) = self.keys.peer_rmbs.find(key, *rkey) {
+                self.keys.peer_rmbs.remove(id);
                 self.outputs.push_back(Output::PeerRmbDeleted { rmb: id });
             } else {
                 unknown.push(*rkey);
@@ -193,22 +193,22 @@ impl LinkGroup {
         if !self.state_of(link).carries() {
             return Err(UseError::NoLink(link));
         }
-        self.peer_rmbs.learn(link, region).ok_or(UseError::TooManyRmbs)
+        self.keys.peer_rmbs.learn(link, region).ok_or(UseError::TooManyRmbs)
     }
 
     /// Where to write into an RMB of the peer over a link, or `None` if the peer has named no key
     /// there or has deleted the RMB.
     pub fn peer_region(&self, rmb: PeerRmbId, link: LinkKey) -> Option<Region> {
-        self.peer_rmbs.on(rmb, link)
+        self.keys.peer_rmbs.on(rmb, link)
     }
 
     /// The RMB of the peer with this key on a link.
     pub fn find_peer_rmb(&self, link: LinkKey, rkey: Rkey) -> Option<PeerRmbId> {
-        self.peer_rmbs.find(link, rkey)
+        self.keys.peer_rmbs.find(link, rkey)
     }
 
     /// RMBs of the peer, at most [`super::MAX_RMBS`].
     pub fn peer_rmbs(&self) -> usize {
-        self.peer_rmbs.len()
+        self.keys.peer_rmbs.len()
     }
 }

@@ -31,7 +31,7 @@ impl LinkGroup {
     pub(super) fn may_start_rkeys(&self) -> bool {
         matches!(self.phase, Phase::SecondLink | Phase::Usable)
             && self.link_exchange.is_none()
-            && self.rkey.is_none()
+            && self.keys.exchange.is_none()
             && !self.links.iter().any(|link| link.delete_request.is_some())
     }
 
@@ -42,7 +42,7 @@ impl LinkGroup {
     }
 
     fn pump_server(&mut self, now: Tick) {
-        if self.link_exchange.is_some() || self.rkey.is_some() {
+        if self.link_exchange.is_some() || self.keys.exchange.is_some() {
             return;
         }
         if let Some(key) = self.next_delete_request() {
@@ -50,11 +50,11 @@ impl LinkGroup {
             return;
         }
         self.answer_kept();
-        if let Some(key) = self.request_to_answer.take() {
+        if let Some(key) = self.additions.request.take() {
             // An answer in any case; a link cannot always be added (LLCV2-28).
             self.post(key, Message::RequestAddLink(RequestAddLink::Reply(None)));
         }
-        if self.add_wanted {
+        if self.additions.wanted {
             self.start_add(now);
         }
     }
@@ -71,7 +71,7 @@ impl LinkGroup {
             return;
         }
         self.answer_kept();
-        if self.notice_wanted && self.may_start_rkeys() && self.phase == Phase::Usable {
+        if self.additions.notice && self.may_start_rkeys() && self.phase == Phase::Usable {
             self.notify_rnic(now);
         }
     }
@@ -87,10 +87,10 @@ impl LinkGroup {
             return;
         }
         self.phase = Phase::Usable;
-        self.was_usable = true;
-        self.committed = true;
+        self.history.was_usable = true;
+        self.history.committed = true;
         self.outputs.push_back(Output::GroupUsable);
-        if self.is_server() && self.retry_at.is_none() && self.full_links() < 2 {
+        if self.is_server() && self.additions.retry_at.is_none() && self.full_links() < 2 {
             self.schedule_retry(now);
         }
     }
@@ -100,7 +100,7 @@ impl LinkGroup {
     /// know of its unused RNIC (ERR-24, ERR-25).
     pub(super) fn schedule_retry(&mut self, now: Tick) {
         if self.max_links > 1 {
-            self.retry_at = self.params.timers.retry_add_link.map(|wait| now.after(wait));
+            self.additions.retry_at = self.params.timers.retry_add_link.map(|wait| now.after(wait));
         }
     }
 
@@ -108,21 +108,21 @@ impl LinkGroup {
     /// next one follows in a moment, and each later one after a longer wait (LG-26).
     pub(super) fn schedule_retry_of_failed(&mut self, now: Tick) {
         self.schedule_retry(now);
-        if let Some(left) = self.quick_retries.checked_sub(1) {
-            self.quick_retries = left;
-            let doublings = Timers::QUICK_RETRIES.saturating_sub(self.quick_retries + 1);
+        if let Some(left) = self.additions.quick_retries.checked_sub(1) {
+            self.additions.quick_retries = left;
+            let doublings = Timers::QUICK_RETRIES.saturating_sub(self.additions.quick_retries + 1);
             let soon = now.after(Timers::FIRST_RETRY.saturating_mul(1 << doublings));
-            self.retry_at = self.retry_at.map(|at| at.min(soon));
+            self.additions.retry_at = self.additions.retry_at.map(|at| at.min(soon));
         }
     }
 
     /// The time for another attempt has come.
     pub(super) fn retry(&mut self, now: Tick) {
-        self.retry_at = None;
+        self.additions.retry_at = None;
         if self.full_links() < 2 {
             match self.is_server() {
-                true => self.add_wanted = true,
-                false => self.notice_wanted = true,
+                true => self.additions.wanted = true,
+                false => self.additions.notice = true,
             }
             self.schedule_retry(now);
         }
@@ -132,16 +132,16 @@ impl LinkGroup {
     /// stays (LG-43).
     fn watch_idle(&mut self, now: Tick) {
         if self.phase != Phase::Usable || self.connections() > 0 {
-            self.idle_at = None;
-        } else if self.idle_at.is_none() {
-            self.idle_at = Some(now.after(self.params.timers.idle));
+            self.end.idle_at = None;
+        } else if self.end.idle_at.is_none() {
+            self.end.idle_at = Some(now.after(self.params.timers.idle));
         }
     }
 
     /// No connection for long: the server ends the group, the client, some time later, too (LG-45,
     /// LG-46). The reason is the server's only (LLC-42).
     pub(super) fn on_idle(&mut self, now: Tick) {
-        self.idle_at = None;
+        self.end.idle_at = None;
         let code = match self.is_server() {
             true => DeleteReason::PROGRAM,
             false => DeleteReason::OPERATOR,

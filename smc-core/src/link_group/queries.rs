@@ -56,7 +56,7 @@ impl LinkGroup {
             Phase::Over => return Activity::Over,
             Phase::SecondLink | Phase::Usable => {}
         }
-        match (&self.link_exchange, &self.rkey) {
+        match (&self.link_exchange, &self.keys.exchange) {
             (Some(LinkExchange::Add(add)), _) => match add.stage {
                 Stage::Prepare => Activity::Preparing,
                 Stage::Reply => Activity::AddLink,
@@ -74,7 +74,7 @@ impl LinkGroup {
 
     /// Whether a failure now would still leave the first connection to TCP (ERR-2, ERR-3).
     pub fn may_fall_back(&self) -> bool {
-        !self.committed && !self.is_over()
+        !self.history.committed && !self.is_over()
     }
 
     /// Whether connections may send.
@@ -158,8 +158,8 @@ impl LinkGroup {
     }
 
     pub(super) fn post_with_receipt(&mut self, link: LinkKey, message: Message) -> Receipt {
-        let receipt = Receipt(self.next_receipt);
-        self.next_receipt = self.next_receipt.wrapping_add(1);
+        let receipt = Receipt(self.numbers.next_receipt);
+        self.numbers.next_receipt = self.numbers.next_receipt.wrapping_add(1);
         self.post_message(link, message, Some(receipt));
         receipt
     }

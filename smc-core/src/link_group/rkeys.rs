@@ -30,10 +30,10 @@ impl LinkGroup {
         if matches!(self.phase, Phase::Over | Phase::Ending(_)) {
             return Err(UseError::Over);
         }
-        if self.rmbs.iter().any(|have| have.id == rmb) {
+        if self.keys.rmbs.iter().any(|have| have.id == rmb) {
             return Err(UseError::KnownRmb(rmb));
         }
-        if self.rmbs.len() >= MAX_RMBS {
+        if self.keys.rmbs.len() >= MAX_RMBS {
             return Err(UseError::TooManyRmbs);
         }
         let has = |link: &LinkKey| regions.iter().any(|(key, _)| key == link);
@@ -43,7 +43,7 @@ impl LinkGroup {
         let there = |(link, _): &&(LinkKey, Region)| self.link(*link).is_some();
         let keys =
             regions.iter().filter(there).map(|(link, region)| (*link, *region, false)).collect();
-        self.rmbs.push(Rmb {
+        self.keys.rmbs.push(Rmb {
             id: rmb,
             state: RmbState::Unconfirmed,
             reported: false,
@@ -59,7 +59,7 @@ impl LinkGroup {
     /// Reports the end of an own RMB without connections to the peer (RMB-15). The answer is
     /// [`Output::RmbDeleted`] (LLC-57).
     pub fn remove_rmb(&mut self, rmb: RmbId, now: Tick) {
-        if let Some(rmb) = self.rmbs.iter_mut().find(|have| have.id == rmb) {
+        if let Some(rmb) = self.keys.rmbs.iter_mut().find(|have| have.id == rmb) {
             rmb.state = RmbState::Unwanted;
         }
         self.pump(now);
@@ -67,7 +67,7 @@ impl LinkGroup {
 
     /// Where an own RMB stands.
     pub fn rmb_state(&self, rmb: RmbId) -> Option<RmbState> {
-        self.rmbs.iter().find(|have| have.id == rmb).map(|have| have.state)
+        self.keys.rmbs.iter().find(|have| have.id == rmb).map(|have| have.state)
     }
 
     /// Begins the next due exchange of keys, if any.
@@ -84,7 +84,7 @@ impl LinkGroup {
                 && (rmb.state == RmbState::Unconfirmed || active.iter().any(unknown))
                 && rmb.not_before.is_none_or(|at| at.has_passed(now))
         };
-        let Some(rmb) = self.rmbs.iter_mut().find(due) else { return };
+        let Some(rmb) = self.keys.rmbs.iter_mut().find(due) else { return };
         rmb.state = RmbState::Unconfirmed;
         rmb.not_before = None;
         let wanted = rmb.on.filter(|on| active.contains(on));
@@ -131,13 +131,15 @@ impl LinkGroup {
         let message = ConfirmRkey { other_links, rkey, address, others, ..ConfirmRkey::default() };
         self.post(over, Message::ConfirmRkey(message));
         let until = now.after(self.params.timers.reply);
-        self.rkey = Some(RkeyExchange::Confirm { over, until, rmb, region, links, rest, left: 0 });
+        self.keys.exchange =
+            Some(RkeyExchange::Confirm { over, until, rmb, region, links, rest, left: 0 });
     }
 
     /// Version 1: the next entries (LLC-47, LLC-48).
     fn send_confirm_cont(&mut self, now: Tick) -> bool {
         let until_next = now.after(self.params.timers.reply);
-        let Some(RkeyExchange::Confirm { over, until, rest, left, .. }) = &mut self.rkey else {
+        let Some(RkeyExchange::Confirm { over, until, rest, left, .. }) = &mut self.keys.exchange
+        else {
             return false;
         };
         if rest.is_empty() {
@@ -161,7 +163,7 @@ impl LinkGroup {
         message: &ConfirmRkey,
         now: Tick,
     ) -> Result<(), Anomaly> {
-        match &self.rkey {
+        match &self.keys.exchange {
             Some(RkeyExchange::Confirm { over, region, left: 0, .. })
                 if *over == key && region.rkey == message.rkey => {}
             _ => return Err(Anomaly::UnexpectedReply("Confirm RKey")),
@@ -176,7 +178,7 @@ impl LinkGroup {
         message: &ConfirmRkeyCont,
         now: Tick,
     ) -> Result<(), Anomaly> {
-        match &self.rkey {
+        match &self.keys.exchange {
             // ERR-38.
             Some(RkeyExchange::Confirm { over, left, .. })
                 if *over == key && *left > 0 && *left == message.left => {}
@@ -190,10 +192,12 @@ impl LinkGroup {
         if !negative && self.send_confirm_cont(now) {
             return;
         }
-        let Some(RkeyExchange::Confirm { rmb: id, links, .. }) = self.rkey.take() else { return };
+        let Some(RkeyExchange::Confirm { rmb: id, links, .. }) = self.keys.exchange.take() else {
+            return;
+        };
         let active: Vec<LinkKey> = self.active().map(|link| link.key).collect();
         let again = now.after(self.params.timers.retry_rkey);
-        let Some(rmb) = self.rmbs.iter_mut().find(|rmb| rmb.id == id) else { return };
+        let Some(rmb) = self.keys.rmbs.iter_mut().find(|rmb| rmb.id == id) else { return };
         if negative {
             self.counters.rkeys_refused += 1;
             rmb.refused += 1;
@@ -222,15 +226,15 @@ impl LinkGroup {
 
     /// The peer refuses an RMB. An RMB confirmed before stays confirmed.
     fn refuse_rmb(&mut self, id: RmbId) {
-        let Some(at) = self.rmbs.iter().position(|rmb| rmb.id == id) else { return };
-        let reported = self.rmbs.get(at).is_some_and(|rmb| rmb.reported);
+        let Some(at) = self.keys.rmbs.iter().position(|rmb| rmb.id == id) else { return };
+        let reported = self.keys.rmbs.get(at).is_some_and(|rmb| rmb.reported);
         if reported {
-            if let Some(rmb) = self.rmbs.get_mut(at) {
+            if let Some(rmb) = self.keys.rmbs.get_mut(at) {
                 rmb.state = RmbState::Confirmed;
                 rmb.keys.iter_mut().for_each(|(_, _, known)| *known = true);
             }
         } else {
-            self.rmbs.remove(at);
+            self.keys.rmbs.remove(at);
             self.outputs.push_back(Output::RmbRefused { rmb: id });
         }
     }
@@ -241,13 +245,13 @@ impl LinkGroup {
         let short = self.is_v1() || self.params.profile.rkeys_at_once;
         let most = if short { 8 } else { 255 };
         let known = |rmb: &Rmb| rmb.keys.iter().any(|(_, _, known)| *known);
-        // Of one that was never confirmed the peer knows nothing.
-        let never = self.rmbs.iter().filter(|r| r.state == RmbState::Unwanted && !known(r));
+        // The peer knows nothing of a never confirmed RMB.
+        let never = self.keys.rmbs.iter().filter(|r| r.state == RmbState::Unwanted && !known(r));
         for id in never.map(|rmb| rmb.id).collect::<Vec<_>>() {
-            self.rmbs.retain(|rmb| rmb.id != id);
+            self.keys.rmbs.retain(|rmb| rmb.id != id);
             self.outputs.push_back(Output::RmbDeleted { rmb: id });
         }
-        let unwanted = self.rmbs.iter().filter(|rmb| rmb.state == RmbState::Unwanted);
+        let unwanted = self.keys.rmbs.iter().filter(|rmb| rmb.state == RmbState::Unwanted);
         let chosen: Vec<(RmbId, Region)> =
             unwanted.filter_map(|rmb| Some((rmb.id, rmb.on(over)?))).take(most).collect();
         if chosen.is_empty() {
@@ -257,19 +261,21 @@ impl LinkGroup {
         self.post(over, Message::DeleteRkey(DeleteRkey { rkeys, ..DeleteRkey::default() }));
         let until = now.after(self.params.timers.reply);
         let rmbs = chosen.into_iter().map(|(id, _)| id).collect();
-        self.rkey = Some(RkeyExchange::Delete { over, until, rmbs });
+        self.keys.exchange = Some(RkeyExchange::Delete { over, until, rmbs });
         true
     }
 
     /// The peer has forgotten the RMBs, or never knew them, with the same effect (LLC-56).
     pub(super) fn on_delete_rkey_reply(&mut self, key: LinkKey) -> Result<(), Anomaly> {
-        match &self.rkey {
+        match &self.keys.exchange {
             Some(RkeyExchange::Delete { over, .. }) if *over == key => {}
             _ => return Err(Anomaly::UnexpectedReply("Delete RKey")),
         }
-        let Some(RkeyExchange::Delete { rmbs, .. }) = self.rkey.take() else { return Ok(()) };
+        let Some(RkeyExchange::Delete { rmbs, .. }) = self.keys.exchange.take() else {
+            return Ok(());
+        };
         for id in rmbs {
-            self.rmbs.retain(|rmb| rmb.id != id);
+            self.keys.rmbs.retain(|rmb| rmb.id != id);
             self.outputs.push_back(Output::RmbDeleted { rmb: id });
         }
         Ok(())

@@ -37,11 +37,11 @@ impl LinkGroup {
             Phase::SecondLink | Phase::Usable => {}
         }
         note(self.link_exchange_until());
-        note(self.rkey.as_ref().map(|exchange| exchange.until()));
-        note(self.retry_at);
-        note(self.idle_at);
+        note(self.keys.exchange.as_ref().map(|exchange| exchange.until()));
+        note(self.additions.retry_at);
+        note(self.end.idle_at);
         if self.may_start_rkeys() {
-            let waiting = self.rmbs.iter().filter(|rmb| rmb.state != RmbState::Unwanted);
+            let waiting = self.keys.rmbs.iter().filter(|rmb| rmb.state != RmbState::Unwanted);
             waiting.for_each(|rmb| note(rmb.not_before));
         }
         for link in &self.links {
@@ -84,18 +84,18 @@ impl LinkGroup {
             self.counters.timeouts += 1;
             self.link_exchange_timeout(now);
         }
-        if let Some(exchange) = self.rkey.as_ref().filter(|e| e.until().has_passed(now)) {
+        if let Some(exchange) = self.keys.exchange.as_ref().filter(|e| e.until().has_passed(now)) {
             let over = exchange.over();
-            self.rkey = None;
+            self.keys.exchange = None;
             self.counters.timeouts += 1;
             // ERR-33, ERR-47.
             self.fail_link(over, Cause::NoRkeyReply, now);
         }
         self.link_timeouts(now);
-        if self.retry_at.is_some_and(|at| at.has_passed(now)) {
+        if self.additions.retry_at.is_some_and(|at| at.has_passed(now)) {
             self.retry(now);
         }
-        if self.phase == Phase::Usable && self.idle_at.is_some_and(|at| at.has_passed(now)) {
+        if self.phase == Phase::Usable && self.end.idle_at.is_some_and(|at| at.has_passed(now)) {
             self.on_idle(now);
         }
         self.pump(now);
@@ -115,7 +115,7 @@ impl LinkGroup {
             }
             // The adapter says nothing: the reply has most likely arrived.
             Phase::FirstReply { until, .. } if until.has_passed(now) => {
-                self.committed = true;
+                self.history.committed = true;
                 self.phase = Phase::SecondLink;
             }
             // ERR-20.
@@ -171,7 +171,7 @@ impl LinkGroup {
                 // ERR-19 at the server, ERR-24 and ERR-25 at the client.
                 Stage::Confirm => self.abort_add(Cause::NoConfirmLink, now),
                 // At first contact (ERR-21, ERR-27).
-                Stage::Reply | Stage::Keys(_) if !self.was_usable => {
+                Stage::Reply | Stage::Keys(_) if !self.history.was_usable => {
                     match self.params.profile.one_link_will_do {
                         true => self.abort_add(Cause::NoAddLinkReply, now),
                         false => self.end(Reason::NoAddLinkReply, now),
@@ -181,7 +181,7 @@ impl LinkGroup {
                 Stage::Reply | Stage::Keys(_) => {
                     self.abort_add(Cause::NoAddLinkReply, now);
                     if !self.params.profile.one_link_will_do {
-                        self.add_wanted = true;
+                        self.additions.wanted = true;
                         self.fail_link(add.over, Cause::NoAddLinkReply, now);
                     }
                 }
@@ -240,7 +240,7 @@ impl LinkGroup {
     /// ERR-32), or its peer is slow: Test Link decides.
     fn overdue_deletion(&mut self, over: LinkKey, last: Tick, now: Tick) -> Overdue {
         let timers = &self.params.timers;
-        let patient = self.was_usable && !timers.deletion.is_zero();
+        let patient = self.history.was_usable && !timers.deletion.is_zero();
         let until = now.after(timers.reply);
         match self.link(over) {
             Some(link) if patient && link.state.carries() => {
@@ -259,9 +259,9 @@ impl LinkGroup {
         }
         let mut data = [0; 16];
         if let Some(head) = data.first_chunk_mut() {
-            *head = self.probes.to_be_bytes();
+            *head = self.numbers.probes.to_be_bytes();
         }
-        self.probes = self.probes.wrapping_add(1);
+        self.numbers.probes = self.numbers.probes.wrapping_add(1);
         let until = now.after(self.params.timers.reply);
         if let Some(link) = self.link_mut(key) {
             link.probe = Some(Probe { data, until });
