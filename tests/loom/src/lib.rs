@@ -11,3 +11,8 @@ mod end_word;
 #[allow(dead_code, reason = "the tests use a part")]
 #[path = "../../../guest-driver/src/reactor/work.rs"]
 mod work;
+
+#[cfg(loom)]
+#[allow(dead_code, reason = "the tests use a part")]
+#[path = "../../../guest-driver/sys/src/once.rs"]
+mod once;

@@ -10,6 +10,8 @@
 
 mod functions;
 mod locks;
+mod objects;
+mod once;
 mod sources;
 mod table;
 
