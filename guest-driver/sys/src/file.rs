@@ -41,8 +41,7 @@ mod tests {
 
     #[test]
     fn what_is_no_short_regular_file_is_refused_at_once() {
-        let place = std::env::temp_dir().join(format!("smc-file-{}", std::process::id()));
-        std::fs::create_dir_all(&place).unwrap();
+        let place = smc_test_support::TestDir::new();
         let (file, fifo) = (place.join("file"), place.join("fifo"));
         std::fs::write(&file, "12345").unwrap();
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -51,10 +50,9 @@ mod tests {
         assert_eq!(kind(&file, 4), io::ErrorKind::FileTooLarge);
         std::fs::write(&file, [0xff]).unwrap();
         assert_eq!(kind(&file, 5), io::ErrorKind::InvalidData);
-        for other in [&fifo, &place, Path::new("/dev/zero"), Path::new("/dev/null")] {
+        for other in [&fifo, &*place, Path::new("/dev/zero"), Path::new("/dev/null")] {
             assert_eq!(kind(other, 5), io::ErrorKind::InvalidInput, "{}", other.display());
         }
         assert_eq!(kind(Path::new("/nowhere"), 5), io::ErrorKind::NotFound);
-        std::fs::remove_dir_all(place).unwrap();
     }
 }

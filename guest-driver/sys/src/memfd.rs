@@ -19,8 +19,8 @@ use super::process::resource_limit;
 /// # Errors
 /// The errors of the system calls.
 pub fn sealed_memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
-    let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    let fd = out_of_the_way(fd);
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = out_of_the_way(|| memfd_create(name, flags))?;
     check_file_size(len)?;
     ftruncate(&fd, len)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;

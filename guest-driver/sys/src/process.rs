@@ -2,7 +2,12 @@
 //! The kernel's answers about this process. A seccomp filter may refuse the question. rustix panics then,
 //! in a program able to go on, so libc asks.
 
-/// The limit of a resource (`RLIMIT_FSIZE` and the like); `None`: there is none, or it is not known.
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+/// The limit of a resource (`RLIMIT_FSIZE` and the like); `None`: there is none, or the kernel does not
+/// tell.
 pub fn resource_limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the limit is valid until the call returns.
@@ -10,7 +15,29 @@ pub fn resource_limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     (asked == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// The number of the calling thread; negative: it is not known.
+/// Both limits of a resource; `None`: the kernel does not tell.
+pub(crate) fn limit_of(resource: libc::__rlimit_resource_t) -> Option<libc::rlimit> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the limit is valid until the call returns.
+    (unsafe { libc::getrlimit(resource, &raw mut limit) } == 0).then_some(limit)
+}
+
+/// Sets the limits of a resource. `false`: the kernel refuses.
+pub(crate) fn set_limit(resource: libc::__rlimit_resource_t, limit: libc::rlimit) -> bool {
+    // SAFETY: the limit is valid until the call returns.
+    unsafe { libc::setrlimit(resource, &raw const limit) == 0 }
+}
+
+/// Bytes of a page of memory.
+///
+/// libc knows the size. rustix would read the vDSO. The vDSO is not mapped after a start by another loader
+/// than the kernel: valgrind, or a tool to restore a checkpoint.
+pub fn page_size() -> usize {
+    // SAFETY: a number.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// The number of the calling thread; negative: unknown.
 pub fn thread_number() -> i32 {
     // SAFETY: the call has no arguments.
     unsafe { libc::gettid() }
@@ -32,7 +59,7 @@ pub fn effective_group() -> u32 {
 pub fn machine() -> Option<(String, String)> {
     let text = |text: &[libc::c_char]| {
         let end = text.iter().take_while(|byte| **byte != 0);
-        let bytes: Vec<u8> = end.map(|byte| byte.cast_unsigned()).collect();
+        let bytes: Vec<u8> = end.flat_map(|byte| byte.to_ne_bytes()).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     };
     let mut names = std::mem::MaybeUninit::<libc::utsname>::uninit();
@@ -41,6 +68,17 @@ pub fn machine() -> Option<(String, String)> {
     // SAFETY: the call has filled them.
     let names = (asked == 0).then(|| unsafe { names.assume_init() })?;
     Some((text(&names.nodename), text(&names.release)))
+}
+
+/// The path at the start of the program: maybe the path of a link or of a script.
+pub fn started_as() -> Option<PathBuf> {
+    // SAFETY: reads a table of the process.
+    let at = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const libc::c_char;
+    // SAFETY: the kernel's text lies above the stack as long as the process lives.
+    let text = (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) })?.to_bytes();
+    // A program started by its descriptor has no other name.
+    let is_named = !text.is_empty() && !text.starts_with(b"/dev/fd/");
+    is_named.then(|| OsStr::from_bytes(text).into())
 }
 
 /// Whether the process has the rights of its own user and group, and no others.
@@ -59,6 +97,9 @@ mod tests {
         let known = getrlimit(Resource::Nofile).current;
         assert_eq!(resource_limit(libc::RLIMIT_NOFILE), known);
         assert_eq!(effective_user(), geteuid().as_raw());
+        #[allow(clippy::disallowed_methods, reason = "both ways say the same")]
+        let page = rustix::param::page_size();
+        assert_eq!(page_size(), page);
         assert!(has_own_rights());
         assert_eq!(effective_group(), getegid().as_raw());
         let known = rustix::system::uname();

@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use super::peer_process;
 use super::process::effective_user;
+use super::{out_of_the_way, peer_process};
 
 /// Connects to a Unix socket. If the queue of the socket is full, the call waits for `timeout`.
 ///
@@ -40,7 +40,8 @@ pub fn is_other_kind(error: &io::Error) -> bool {
 fn connect_kind(path: &Path, timeout: Duration, kind: SocketType) -> io::Result<OwnedFd> {
     let deadline = Instant::now() + timeout;
     let address = SocketAddrUnix::new(path)?;
-    let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    let socket =
+        out_of_the_way(|| socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None))?;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         // For the socket, a time-out of zero would be none.
@@ -94,7 +95,8 @@ mod tests {
 
     #[test]
     fn tells_a_socket_of_packets_from_one_of_bytes() {
-        let path = std::env::temp_dir().join(format!("smc-packets-{}.sock", std::process::id()));
+        let own = smc_test_support::TestDir::new();
+        let path = own.path("packets.sock");
         let listener =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let listener = listener.unwrap();
@@ -102,12 +104,12 @@ mod tests {
         rustix::net::listen(&listener, 1).unwrap();
         assert!(is_other_kind(&connect_unix(&path, Duration::ZERO).unwrap_err()));
         connect_unix_packets(&path, Duration::ZERO).unwrap();
-        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
     fn waits_for_room_in_the_queue_as_long_as_it_may() {
-        let path = std::env::temp_dir().join(format!("smc-unix-{}.sock", std::process::id()));
+        let own = smc_test_support::TestDir::new();
+        let path = own.path("bytes.sock");
         let listener = UnixListener::bind(&path).unwrap();
         rustix::net::listen(&listener, 0).unwrap();
         let first = connect_unix(&path, Duration::ZERO).unwrap();
@@ -124,6 +126,5 @@ mod tests {
         drop((first, listener));
         let gone = connect_unix(&path, Duration::ZERO).unwrap_err();
         assert_eq!(gone.kind(), io::ErrorKind::ConnectionRefused);
-        std::fs::remove_file(&path).unwrap();
     }
 }
