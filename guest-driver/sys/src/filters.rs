@@ -14,18 +14,51 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use super::interrupt::call;
 
-/// A system call, and its name.
-type Call = (c_long, &'static str);
+/// A system call: number, name, and the arguments of each way of calling in this project.
+type Call = (c_long, &'static str, &'static [[usize; 6]]);
 
-/// Gives calls their names.
+/// No address, descriptor, process or size.
+const NO: usize = usize::MAX;
+/// Arguments without meaning for filters.
+const NOTHING: &[[usize; 6]] = &[[NO; 6]];
+/// A process number without a process.
+const NOBODY: usize = i32::MAX as usize;
+const CLOEXEC: usize = libc::O_CLOEXEC as usize;
+const HERE: usize = libc::AT_FDCWD as usize;
+/// Flags of a thread, except one. Without this flag no thread is made.
+const THREAD: usize = (libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM
+    | libc::CLONE_SETTLS
+    | libc::CLONE_PARENT_SETTID
+    | libc::CLONE_CHILD_CLEARTID) as usize;
+const ACCESS: usize = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+const MEMORY: usize = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
+const MADE: usize = (libc::O_WRONLY | libc::O_CREAT | libc::O_CLOEXEC) as usize;
+
+/// Gives calls their names. Without arguments a call is [`NOTHING`]. Numbers are arguments of the call;
+/// left out arguments are [`NO`].
 macro_rules! calls {
-    ($($(#[$on:meta])? $number:ident $name:literal,)*) => {
-        [$($(#[$on])? (libc::$number, $name),)*]
+    ($($(#[$on:meta])? $number:ident $name:literal $([$($argument:expr),*])*,)*) => {
+        [$($(#[$on])? (libc::$number, $name, calls!(@all $([$($argument),*])*)),)*]
     };
+    (@all) => { NOTHING };
+    (@all $($list:tt)+) => { &[$(arguments(&$list)),+] };
 }
 
-/// Calls that this project can do without. The last one not any more when a device is open.
-const OPTIONAL: [Call; 4] = calls! {
+/// The first arguments of a call, with [`NO`] after them.
+const fn arguments(first: &[usize]) -> [usize; 6] {
+    let mut all = [NO; 6];
+    let (head, _) = all.split_at_mut(first.len());
+    head.copy_from_slice(first);
+    all
+}
+
+/// Calls dispensable for this project. The last one is needed once a device is open.
+const OPTIONAL: [Call; 6] = calls! {
+    SYS_fallocate "fallocate", SYS_flock "flock",
     SYS_bpf "bpf", SYS_seccomp "seccomp", SYS_io_uring_setup "io_uring_setup",
     SYS_futex_waitv "futex_waitv",
 };
@@ -34,25 +67,66 @@ const OPTIONAL: [Call; 4] = calls! {
 /// may forbid others: `MemoryDenyWriteExecute=` of systemd forbids mmap with PROT_EXEC. Addresses and
 /// descriptors are invalid, so the call changes only the child.
 const REQUIRED: &[Call] = &calls! {
-    SYS_clone "clone", SYS_accept4 "accept4", SYS_bind "bind", SYS_connect "connect",
-    SYS_clock_nanosleep "clock_nanosleep", SYS_dup3 "dup3", SYS_epoll_pwait2 "epoll_pwait2",
-    SYS_epoll_create1 "epoll_create1", SYS_epoll_ctl "epoll_ctl", SYS_epoll_pwait "epoll_pwait",
-    SYS_eventfd2 "eventfd2", SYS_fcntl "fcntl", SYS_fstat "fstat", SYS_ftruncate "ftruncate",
-    SYS_futex "futex", SYS_getdents64 "getdents64", SYS_getpeername "getpeername",
-    SYS_getrandom "getrandom", SYS_getsockname "getsockname", SYS_getsockopt "getsockopt",
-    SYS_ioctl "ioctl", SYS_kill "kill", SYS_listen "listen", SYS_madvise "madvise",
-    SYS_memfd_create "memfd_create", SYS_mmap "mmap", SYS_mprotect "mprotect",
-    SYS_munmap "munmap", SYS_openat "openat", SYS_ppoll "ppoll", SYS_prctl "prctl",
-    SYS_pread64 "pread64", SYS_prlimit64 "prlimit64", SYS_readlinkat "readlinkat",
-    SYS_recvfrom "recvfrom", SYS_recvmsg "recvmsg", SYS_rt_sigpending "rt_sigpending",
-    SYS_rt_sigprocmask "rt_sigprocmask", SYS_sched_getaffinity "sched_getaffinity",
-    SYS_sendmsg "sendmsg", SYS_sendto "sendto", SYS_set_robust_list "set_robust_list",
-    SYS_setsockopt "setsockopt", SYS_shutdown "shutdown", SYS_socket "socket",
-    SYS_socketpair "socketpair", SYS_statx "statx", SYS_tgkill "tgkill", SYS_unlinkat "unlinkat",
-    SYS_wait4 "wait4",
-    #[cfg(target_arch = "x86_64")] SYS_chmod "chmod",
-    #[cfg(target_arch = "x86_64")] SYS_open "open",
-    #[cfg(target_arch = "x86_64")] SYS_poll "poll",
+    SYS_clone "clone" [THREAD, 0],
+    SYS_accept4 "accept4" [NO, 0, 0, CLOEXEC],
+    SYS_bind "bind", SYS_connect "connect",
+    SYS_clock_nanosleep "clock_nanosleep" [libc::CLOCK_REALTIME as usize, 0]
+        [libc::CLOCK_MONOTONIC as usize, libc::TIMER_ABSTIME as usize],
+    SYS_dup3 "dup3" [NO, NO, CLOEXEC],
+    SYS_epoll_pwait2 "epoll_pwait2",
+    SYS_epoll_create1 "epoll_create1" [CLOEXEC],
+    SYS_epoll_ctl "epoll_ctl" [NO, libc::EPOLL_CTL_ADD as usize]
+        [NO, libc::EPOLL_CTL_MOD as usize] [NO, libc::EPOLL_CTL_DEL as usize],
+    SYS_epoll_pwait "epoll_pwait",
+    SYS_eventfd2 "eventfd2" [0, (libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as usize],
+    SYS_fcntl "fcntl" [NO, libc::F_GETFD as usize] [NO, libc::F_GETFL as usize]
+        [NO, libc::F_SETFL as usize, libc::O_NONBLOCK as usize]
+        [NO, libc::F_DUPFD_CLOEXEC as usize, 3],
+    SYS_fstat "fstat", SYS_ftruncate "ftruncate",
+    SYS_futex "futex" [NO, libc::FUTEX_WAIT as usize] [NO, libc::FUTEX_WAKE as usize]
+        [NO, (libc::FUTEX_WAIT_BITSET | libc::FUTEX_PRIVATE_FLAG) as usize]
+        [NO, (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize],
+    SYS_getdents64 "getdents64", SYS_getpeername "getpeername",
+    SYS_getrandom "getrandom" [NO, 16, 0],
+    SYS_getsockname "getsockname",
+    SYS_getsockopt "getsockopt" [NO, libc::SOL_SOCKET as usize, libc::SO_ERROR as usize]
+        [NO, libc::IPPROTO_TCP as usize, libc::TCP_INFO as usize],
+    SYS_ioctl "ioctl" [NO, libc::FIONREAD as usize] [NO, libc::FIONBIO as usize],
+    SYS_kill "kill" [NOBODY, 0],
+    SYS_listen "listen" [NO, 128],
+    SYS_madvise "madvise" [NO, 4096, libc::MADV_DONTNEED as usize],
+    SYS_memfd_create "memfd_create" [NO, (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as usize],
+    SYS_mmap "mmap" [0, NO, ACCESS, MEMORY, NO, 0]
+        [0, 4096, ACCESS, libc::MAP_SHARED as usize, NO, 0],
+    SYS_mprotect "mprotect" [NO, 4096, ACCESS] [NO, 4096, libc::PROT_NONE as usize],
+    SYS_munmap "munmap",
+    SYS_openat "openat" [HERE, NO, CLOEXEC, 0] [HERE, NO, MADE, 0o600],
+    SYS_ppoll "ppoll" [NO, 1, 0, 0, 8],
+    SYS_prctl "prctl" [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0]
+        [libc::PR_SET_NAME as usize, NO, 0, 0, 0],
+    SYS_pread64 "pread64",
+    SYS_prlimit64 "prlimit64" [0, libc::RLIMIT_NOFILE as usize, 0, 0],
+    SYS_readlinkat "readlinkat" [HERE],
+    SYS_recvfrom "recvfrom" [NO, NO, 1, libc::MSG_DONTWAIT as usize, 0, 0],
+    SYS_recvmsg "recvmsg" [NO, NO, libc::MSG_CMSG_CLOEXEC as usize],
+    SYS_rt_sigpending "rt_sigpending" [NO, 8],
+    SYS_rt_sigprocmask "rt_sigprocmask" [libc::SIG_SETMASK as usize, NO, 0, 8],
+    SYS_sched_getaffinity "sched_getaffinity" [0, 128],
+    SYS_sendmsg "sendmsg" [NO, NO, libc::MSG_NOSIGNAL as usize],
+    SYS_sendto "sendto" [NO, NO, 1, libc::MSG_NOSIGNAL as usize, 0, 0],
+    SYS_set_robust_list "set_robust_list",
+    SYS_setsockopt "setsockopt" [NO, libc::SOL_SOCKET as usize, libc::SO_LINGER as usize]
+        [NO, libc::IPPROTO_TCP as usize, libc::TCP_NODELAY as usize],
+    SYS_shutdown "shutdown" [NO, libc::SHUT_WR as usize],
+    SYS_socket "socket" [libc::AF_UNIX as usize, libc::SOCK_STREAM as usize | CLOEXEC, 0],
+    SYS_socketpair "socketpair" [libc::AF_UNIX as usize, libc::SOCK_STREAM as usize | CLOEXEC, 0],
+    SYS_statx "statx" [HERE, NO, 0, libc::STATX_BASIC_STATS as usize],
+    SYS_tgkill "tgkill" [NOBODY, NOBODY, 0],
+    SYS_unlinkat "unlinkat" [HERE, NO, 0],
+    SYS_wait4 "wait4" [NOBODY, 0, 0, 0],
+    #[cfg(target_arch = "x86_64")] SYS_chmod "chmod" [NO, 0o600],
+    #[cfg(target_arch = "x86_64")] SYS_open "open" [NO, CLOEXEC, 0],
+    #[cfg(target_arch = "x86_64")] SYS_poll "poll" [NO, 1, 0],
     #[cfg(target_arch = "x86_64")] SYS_readlink "readlink",
     #[cfg(target_arch = "x86_64")] SYS_unlink "unlink",
 };
@@ -125,7 +199,7 @@ pub fn is_fatal(number: c_long) -> bool {
         UNKNOWN => find(),
         fatal => fatal,
     };
-    fatal != 0 && all().zip(0..).any(|((one, _), at)| one == number && fatal >> at & 1 != 0)
+    fatal != 0 && all().zip(0..).any(|((one, ..), at)| one == number && fatal >> at & 1 != 0)
 }
 
 /// A call needed to use a device, but forbidden by a filter. Filters newer than the last attempt are seen.
@@ -179,7 +253,7 @@ pub unsafe fn forbidden_call_in(filter: FilterCall) -> Option<&'static str> {
 /// The first of these calls, from `begin`.
 fn first_behind(begin: usize, fatal: u64) -> Option<&'static str> {
     let names = all().zip(0..).skip(begin);
-    names.filter(|(_, at)| fatal >> at & 1 != 0).map(|((_, name), _)| name).next()
+    names.filter(|(_, at)| fatal >> at & 1 != 0).map(|((_, name, _), _)| name).next()
 }
 
 /// Findings of children, in memory shared with the parent.
@@ -247,8 +321,6 @@ fn find_by_child(filter: Option<FilterCall>) -> u64 {
 /// be no child.
 fn run_child(findings: &Findings, first: u32, filter: Option<FilterCall>) -> bool {
     const NONE: [usize; 6] = [0; 6];
-    /// No address, descriptor, process, size or flags.
-    const NOTHING: [usize; 6] = [usize::MAX; 6];
     let (all_signals, mut before) = (u64::MAX, 0u64);
     let set_mask = |mask: &u64, before: *mut u64| {
         let (mask, before) = (std::ptr::from_ref(mask) as usize, before as usize);
@@ -269,12 +341,15 @@ fn run_child(findings: &Findings, first: u32, filter: Option<FilterCall>) -> boo
             // SAFETY: the caller's promise.
             unsafe { call(number, &arguments) };
         }
-        for ((number, _), at) in all().zip(1..).skip(first as usize) {
+        for ((number, _, ways), at) in all().zip(1..).skip(first as usize) {
             findings.tried.store(at, Ordering::Relaxed);
+            let refusals = [-(libc::EPERM as isize), -(libc::EACCES as isize)];
             // SAFETY: as above.
-            let result = unsafe { call(number, &NOTHING) };
-            let is_refused = [-(libc::EPERM as isize), -(libc::EACCES as isize)].contains(&result);
-            if is_refused && NEVER_REFUSED.contains(&number) {
+            let is_refused = |way: &[usize; 6]| refusals.contains(&unsafe { call(number, way) });
+            // Each way is tried, even after a refused one.
+            if ways.iter().filter(|way| is_refused(way)).count() > 0
+                && NEVER_REFUSED.contains(&number)
+            {
                 findings.refused.fetch_or(1 << (at - 1), Ordering::Relaxed);
             }
         }
@@ -299,21 +374,14 @@ mod tests {
 
     const END: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 
-    /// Has the kernel do this if this thread, or a child of it, makes these calls.
-    fn filter(calls: &[c_long], action: u32) {
-        let statement =
-            |code: u32, jt: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf: 0, k };
-        let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
-        for (at, number) in calls.iter().enumerate() {
-            let over = (calls.len() - at) as u8;
-            filter.push(statement(
-                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-                over,
-                *number as u32,
-            ));
-        }
-        filter.push(statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW));
-        filter.push(statement(libc::BPF_RET | libc::BPF_K, 0, action));
+    fn statement(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+        libc::sock_filter { code: code as u16, jt, jf, k }
+    }
+
+    const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+
+    fn set(mut filter: Vec<libc::sock_filter>) {
         let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
         // SAFETY: the program is valid until the calls return.
         unsafe {
@@ -324,8 +392,80 @@ mod tests {
         }
     }
 
+    /// Sets a filter with this action for these calls of this thread and its children.
+    fn filter(calls: &[c_long], action: u32) {
+        let mut filter = vec![statement(LOAD, 0, 0, 0)];
+        for (at, number) in calls.iter().enumerate() {
+            let over = (calls.len() - at) as u8;
+            filter.push(statement(
+                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+                over,
+                0,
+                *number as u32,
+            ));
+        }
+        filter.push(statement(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW));
+        filter.push(statement(RETURN, 0, 0, action));
+        set(filter);
+    }
+
     fn names(fatal: u64) -> Vec<&'static str> {
-        all().zip(0..).filter(|(_, at)| fatal >> at & 1 != 0).map(|((_, name), _)| name).collect()
+        all()
+            .zip(0..)
+            .filter(|(_, at)| fatal >> at & 1 != 0)
+            .map(|((_, name, _), _)| name)
+            .collect()
+    }
+
+    /// Sets a filter with this action for a call with one of these bits in an argument.
+    fn filter_argument((number, at, bits): (c_long, u32, u32), action: u32) {
+        set(vec![
+            statement(LOAD, 0, 0, 0),
+            statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 3, number as u32),
+            statement(LOAD, 0, 0, 16 + 8 * at),
+            statement(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 0, 1, bits),
+            statement(RETURN, 0, 0, action),
+            statement(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ]);
+    }
+
+    /// Options of systemd forbid calls by arguments unused by this project.
+    #[test]
+    fn a_filter_on_arguments_of_others_forbids_nothing() {
+        const SPECIAL: u32 = libc::S_ISUID | libc::S_ISGID;
+        let names_of = |rule, action| {
+            let thread = std::thread::spawn(move || {
+                filter_argument(rule, action);
+                names(find_by_child(None))
+            });
+            thread.join().unwrap()
+        };
+        let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+        for rule in [
+            // MemoryDenyWriteExecute=
+            (libc::SYS_mmap, 2, libc::PROT_EXEC as u32),
+            (libc::SYS_mprotect, 2, libc::PROT_EXEC as u32),
+            // RestrictNamespaces=
+            (libc::SYS_clone, 0, (libc::CLONE_NEWUSER | libc::CLONE_NEWNET) as u32),
+            // RestrictSUIDSGID=
+            (libc::SYS_openat, 3, SPECIAL),
+            // RestrictAddressFamilies=: netlink and packet sockets
+            (libc::SYS_socket, 0, 16),
+            (libc::SYS_memfd_create, 1, 8),
+            (libc::SYS_ioctl, 1, 0x8000_0000),
+            (libc::SYS_fcntl, 1, 0x8),
+            (libc::SYS_setsockopt, 1, 0x100),
+            (libc::SYS_prctl, 0, 0x40),
+        ] {
+            assert_eq!(names_of(rule, END), [""; 0], "{rule:?}");
+            assert_eq!(names_of(rule, refuse), [""; 0], "{rule:?}");
+        }
+        // Arguments in use by a call here.
+        let makes_files = (libc::SYS_openat, 2, libc::O_CREAT as u32);
+        assert_eq!(names_of(makes_files, END), ["openat"]);
+        // A way after the first tried one.
+        let sets_flags = (libc::SYS_fcntl, 1, libc::F_SETFL as u32);
+        assert_eq!(names_of(sets_flags, refuse), ["fcntl"]);
     }
 
     #[test]
