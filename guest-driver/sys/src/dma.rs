@@ -187,12 +187,13 @@ fn lock_in_memory(mem: &SharedMem, offset: usize, len: usize) -> Result<(), DmaE
 }
 
 fn pagemap() -> Result<File, DmaError> {
+    let _making = crate::making();
     File::open("/proc/self/pagemap").map_err(system("/proc/self/pagemap"))
 }
 
 /// Physical address of the page at `base + offset`.
 fn physical(pagemap: &File, base: usize, offset: usize) -> Result<u64, DmaError> {
-    let page = rustix::param::page_size();
+    let page = crate::page_size();
     let mut entry = [0; 8];
     let at = ((base + offset) / page * size_of_val(&entry)) as u64;
     pagemap.read_exact_at(&mut entry, at).map_err(system("/proc/self/pagemap"))?;
@@ -211,7 +212,7 @@ fn read_entry(entry: u64, page: u64, offset: usize) -> Result<u64, DmaError> {
 
 /// Physical address of the 2 MiB at `base + offset`, if they are in one piece.
 fn contiguous(pagemap: &File, base: usize, offset: usize) -> Result<Option<u64>, DmaError> {
-    let page = rustix::param::page_size();
+    let page = crate::page_size();
     let start = physical(pagemap, base, offset)?;
     for at in (page..PIECE).step_by(page) {
         if physical(pagemap, base, offset + at)? != start + at as u64 {
@@ -241,6 +242,7 @@ fn longest_run(pieces: &[Option<u64>]) -> (usize, Vec<u64>) {
 fn free_huge_pages() -> Option<usize> {
     let read = |name: &str| -> Option<usize> {
         let path = format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{name}_hugepages");
+        let _making = crate::making();
         std::fs::read_to_string(path).ok()?.trim().parse().ok()
     };
     Some(read("free")?.saturating_sub(read("resv").unwrap_or(0)))

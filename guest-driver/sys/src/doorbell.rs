@@ -10,15 +10,15 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use eventfd_aio::Context;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-use super::out_of_the_way;
+use super::OnceBox;
 use super::ring_cost::RingCost;
+use super::{move_out_of_the_way, out_of_the_way};
 
 /// Number of rings before the process makes its context.
 const UNTIL_CONTEXT: u32 = 256;
@@ -37,7 +37,7 @@ pub struct Doorbell {
 impl Doorbell {
     /// A doorbell on this eventfd.
     pub fn new(eventfd: OwnedFd) -> Doorbell {
-        Doorbell { eventfd: out_of_the_way(eventfd), cost: RingCost::default() }
+        Doorbell { eventfd: move_out_of_the_way(eventfd), cost: RingCost::default() }
     }
 
     /// Makes the context of this process now, instead of after some rings in vain. `false`: impossible.
@@ -78,9 +78,9 @@ static RINGS: AtomicU32 = AtomicU32::new(0);
 /// The context of this process, in a page of zeros in the child of a fork: a context belongs to one address
 /// space, and its number may mean another context elsewhere.
 static CONTEXT: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
-/// The file from which requests read.
-static FILE: OnceLock<OwnedFd> = OnceLock::new();
-/// Requests that were not taken out.
+/// The file read by requests.
+static FILE: OnceBox<OwnedFd> = OnceBox::new();
+/// Requests not taken out.
 static COMPLETED: AtomicU32 = AtomicU32::new(0);
 
 /// The context of asynchronous IO for this process's rings, for the life of the process.
@@ -112,8 +112,8 @@ impl Ringer {
 
     /// Makes the context of this process.
     fn make() -> std::io::Result<Ringer> {
-        let file = out_of_the_way(memfd_create("doorbell", MemfdFlags::CLOEXEC)?);
-        let len = rustix::param::page_size();
+        let file = out_of_the_way(|| memfd_create("doorbell", MemfdFlags::CLOEXEC))?;
+        let len = crate::page_size();
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice. The mapping stays as long as the
         // process.

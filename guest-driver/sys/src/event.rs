@@ -21,9 +21,9 @@ impl EventFd {
     /// The errors of eventfd(2) (out of descriptors).
     pub fn new() -> io::Result<EventFd> {
         use rustix::event::{EventfdFlags, eventfd};
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let fd = out_of_the_way(fd).into_raw_fd();
-        // SAFETY: the descriptor is an eventfd, and nobody else owns it.
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let fd = out_of_the_way(|| eventfd(0, flags))?.into_raw_fd();
+        // SAFETY: the descriptor is an eventfd without another owner.
         Ok(EventFd(unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(fd) }))
     }
 
@@ -180,7 +180,7 @@ pub fn duplicate<T: AsRawFd + ?Sized>(shown: &T) -> io::Result<OwnedFd> {
     // SAFETY: used for the duration of one dup only. `shown` is borrowed for as long, so its descriptor
     // stays open. A number without an open file causes EBADF and has no other effect.
     let borrowed = unsafe { BorrowedFd::borrow_raw(raw) };
-    borrowed.try_clone_to_owned()
+    out_of_the_way(|| borrowed.try_clone_to_owned())
 }
 
 /// Shuts a socket down in both directions. Threads blocked on the socket return.

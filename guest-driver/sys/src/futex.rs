@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sleeping on words shared with other processes, and waking their sleepers.
 
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use rustix::io::Errno;
 use rustix::thread::futex::{Flags, Wait, WaitFlags, WaitPtr, wake};
 use rustix::time::ClockId;
 
+use super::OnceBox;
 use super::filters::is_fatal;
 use super::interrupt::{sleep_call, sleep_in_kernel};
 use super::{read_clock, timespec};
@@ -34,10 +34,17 @@ pub fn wake_sleepers(word: &AtomicU32, most: u32) {
     let _ = wake(word, Flags::empty(), most);
 }
 
+static CAN: OnceBox<bool> = OnceBox::new();
+
+/// Forbids this process to sleep on shared words, as in a virtual machine. Called before any query.
+#[cfg(any(test, feature = "testing"))]
+pub fn sleep_on_no_words() {
+    CAN.get_or_init(|| false);
+}
+
 /// Whether this process can sleep on a private and a shared word at a time: since Linux 5.16, unless
 /// a sandbox forbids it.
 pub fn can_sleep_on_words() -> bool {
-    static CAN: OnceLock<bool> = OnceLock::new();
     *CAN.get_or_init(|| {
         if is_fatal(libc::SYS_futex_waitv) {
             return false;

@@ -40,7 +40,7 @@ pub const DEFERRED_CANCEL: u32 = 2;
 /// Signals never blocked: libc's, for messages to all threads.
 const OF_LIBC: u64 = 0b11 << 31;
 
-#[cfg(target_arch = "x86_64")]
+// One `SignalState` per thread.
 std::arch::global_asm!(
     ".pushsection .tbss.smc_interrupt_state,\"awT\",@nobits",
     ".balign 8",
@@ -51,6 +51,10 @@ std::arch::global_asm!(
     "smc_interrupt_state:",
     ".zero 32",
     ".popsection",
+);
+
+#[cfg(target_arch = "x86_64")]
+std::arch::global_asm!(
     ".pushsection .text.smc_sleep_call,\"ax\",@progbits",
     ".globl smc_sleep_call",
     ".hidden smc_sleep_call",
@@ -88,15 +92,6 @@ std::arch::global_asm!(
 
 #[cfg(target_arch = "aarch64")]
 std::arch::global_asm!(
-    ".pushsection .tbss.smc_interrupt_state,\"awT\",@nobits",
-    ".balign 8",
-    ".globl smc_interrupt_state",
-    ".hidden smc_interrupt_state",
-    ".type smc_interrupt_state,@object",
-    ".size smc_interrupt_state,32",
-    "smc_interrupt_state:",
-    ".zero 32",
-    ".popsection",
     ".pushsection .text.smc_sleep_call,\"ax\",@progbits",
     ".globl smc_sleep_call",
     ".hidden smc_sleep_call",
@@ -133,6 +128,51 @@ std::arch::global_asm!(
     ".popsection",
 );
 
+#[cfg(target_arch = "s390x")]
+std::arch::global_asm!(
+    ".pushsection .text.smc_sleep_call,\"ax\",@progbits",
+    ".balign 4",
+    ".globl smc_sleep_call",
+    ".hidden smc_sleep_call",
+    ".type smc_sleep_call,@function",
+    "smc_sleep_call:",
+    ".cfi_startproc",
+    "stmg %r6, %r9, 48(%r15)",
+    ".cfi_offset %r6, -112",
+    ".cfi_offset %r7, -104",
+    ".cfi_offset %r8, -96",
+    ".cfi_offset %r9, -88",
+    "ear %r8, %a0",
+    "sllg %r8, %r8, 32",
+    "ear %r8, %a1",
+    "larl %r9, smc_interrupt_state@INDNTPOFF",
+    "ag %r8, 0(%r9)",
+    "lgr %r1, %r2",
+    "lg %r2, 0(%r3)",
+    "lmg %r4, %r7, 16(%r3)",
+    "lg %r3, 8(%r3)",
+    ".globl smc_sleep_begin",
+    ".hidden smc_sleep_begin",
+    "smc_sleep_begin:",
+    "lt %r0, 8(%r8)",
+    "jne smc_sleep_ended",
+    "svc 0",
+    ".globl smc_sleep_end",
+    ".hidden smc_sleep_end",
+    "smc_sleep_end:",
+    "lmg %r6, %r9, 48(%r15)",
+    "br %r14",
+    ".globl smc_sleep_ended",
+    ".hidden smc_sleep_ended",
+    "smc_sleep_ended:",
+    "lmg %r6, %r9, 48(%r15)",
+    "lghi %r2, -4",
+    "br %r14",
+    ".cfi_endproc",
+    ".size smc_sleep_call, . - smc_sleep_call",
+    ".popsection",
+);
+
 unsafe extern "C" {
     /// Makes a system call unless something is deferred. The call returns -EINTR if a handler defers
     /// something between the check and the end of the call.
@@ -164,6 +204,18 @@ fn state<'a>() -> &'a SignalState {
             "mrs {base}, tpidr_el0",
             "add {at}, {at}, {base}",
             at = out(reg) at, base = out(reg) _, options(pure, readonly, nostack)
+        );
+    }
+    #[cfg(target_arch = "s390x")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!(
+            "ear {at}, %a0",
+            "sllg {at}, {at}, 32",
+            "ear {at}, %a1",
+            "larl {offset}, smc_interrupt_state@INDNTPOFF",
+            "ag {at}, 0({offset})",
+            at = out(reg) at, offset = out(reg_addr) _, options(pure, readonly, nostack)
         );
     }
     // SAFETY: the words live as long as the thread, and references do not leave this module.
@@ -291,6 +343,8 @@ fn end_sleep(context: &mut libc::ucontext_t) {
     let at = &mut context.uc_mcontext.gregs[libc::REG_RIP as usize];
     #[cfg(target_arch = "aarch64")]
     let at = &mut context.uc_mcontext.pc;
+    #[cfg(target_arch = "s390x")]
+    let at = &mut context.uc_mcontext.psw.addr;
     if (begin..end).contains(&(*at as usize)) {
         *at = ended as _;
     }
@@ -356,6 +410,12 @@ pub(crate) unsafe fn call(number: i64, arguments: &[usize; 6]) -> isize {
     unsafe {
         std::arch::asm!("svc 0", in("x8") number, inlateout("x0") a => result,
             in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f, options(nostack));
+    }
+    #[cfg(target_arch = "s390x")]
+    // SAFETY: the caller's promise; the kernel keeps all registers but r2.
+    unsafe {
+        std::arch::asm!("svc 0", in("r1") number, inlateout("r2") a => result,
+            in("r3") b, in("r4") c, in("r5") d, in("r6") e, in("r7") f, options(nostack));
     }
     result
 }

@@ -22,6 +22,7 @@ pub mod interrupt;
 mod mapping;
 pub mod mappings;
 mod memfd;
+mod once;
 pub mod own_memory;
 mod process;
 mod registers;
@@ -39,8 +40,11 @@ mod vfio;
 
 pub use apart::{ProgramWatch, watch_program};
 pub use delays::may_delay;
-pub use descriptor::out_of_the_way;
-pub use descriptor::set_lowest_descriptor;
+pub use descriptor::{
+    DriverDescriptorGuard, DriverThreadGuard, LimitGuard, ProgramDescriptorGuard, as_driver_thread,
+    duplicate_beyond_limit, forget_numbers, is_driver_thread, making, move_out_of_the_way,
+    numbers_change, out_of_the_way, set_lowest_descriptor,
+};
 pub use dma::{DmaError, DmaMemory};
 pub use doorbell::Doorbell;
 pub use event::{
@@ -51,14 +55,18 @@ pub use file::{open_regular, read_text};
 pub use filters::{
     FilterCall, forbidden_call, forbidden_call_in, harmless_filters, is_fatal, know_filters,
 };
+#[cfg(any(test, feature = "testing"))]
+pub use futex::sleep_on_no_words;
 pub use futex::{
     MAX_WORDS, WordWait, can_sleep_on_words, sleep_on_private, sleep_on_words, wake_sleepers,
 };
 pub use held::{ForkLocks, LockGuardList, is_free, try_hold};
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_file_size, check_sealed, sealed_memfd};
+pub use once::OnceBox;
 pub use process::{
-    effective_group, effective_user, has_own_rights, machine, resource_limit, thread_number,
+    effective_group, effective_user, has_own_rights, machine, page_size, resource_limit,
+    started_as, thread_number,
 };
 pub use registers::Registers;
 #[cfg(any(test, feature = "testing"))]
@@ -66,7 +74,7 @@ pub use saved::keep_private_copies;
 pub use seccomp::withhold_io_uring;
 pub use shared::{OutOfBounds, SharedSlice};
 pub use sockopt::{PeerProcess, TcpCounts, peer_process, tcp_counts};
-pub use tcp::{reset_tcp, unacknowledged, unsent};
+pub use tcp::{HeldTcp, has_error, has_fin, reset_tcp, unacknowledged, unsent};
 pub use thread::{JoinOutcome, USUAL_STACK, join_within, start_thread, start_threads_elsewhere};
 pub use time::{processor_time, read_clock, timespec};
 pub use unix::{connect_unix, connect_unix_packets, is_other_kind};

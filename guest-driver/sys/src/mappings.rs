@@ -36,7 +36,9 @@ impl Mapping {
 /// # Errors
 /// `/proc` is missing.
 pub fn of_this_process() -> io::Result<Vec<Mapping>> {
+    let making = crate::making();
     let text = std::fs::read_to_string("/proc/self/maps")?;
+    drop(making);
     Ok(text.lines().filter_map(Mapping::parse).collect())
 }
 

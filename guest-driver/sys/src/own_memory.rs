@@ -151,7 +151,7 @@ pub fn note_own_stack(size: usize) {
 /// The ranges of [`note_own_memory`], and the stacks of this project's threads, in any order. `mappings`:
 /// every mapping of the process.
 pub fn own_ranges(mappings: &[Mapping]) -> Vec<Range<usize>> {
-    let page = rustix::param::page_size();
+    let page = crate::page_size();
     let mut ranges: Vec<_> = MAPPED.iter().collect();
     let seed = SEED.load(Ordering::Acquire);
     ranges.extend((seed != 0).then(|| seed..seed + page));
@@ -192,7 +192,7 @@ static SEED: AtomicUsize = AtomicUsize::new(0);
 /// Prepares for the program's MCL_FUTURE, before the kernel locks all later mappings, or notes its end.
 pub fn set_future_locked(locked: bool) {
     if locked && SEED.load(Ordering::Acquire) == 0 {
-        let (flags, page) = (MapFlags::PRIVATE | MapFlags::NORESERVE, rustix::param::page_size());
+        let (flags, page) = (MapFlags::PRIVATE | MapFlags::NORESERVE, crate::page_size());
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing. Unlocking
         // changes no byte.
         let seed = unsafe {
@@ -290,7 +290,7 @@ unsafe fn map_plainly(
 
 /// Variant of [`map`] after MCL_FUTURE.
 fn map_unlocked(len: usize, prot: ProtFlags, content: MappingKind<'_>) -> io::Result<*mut c_void> {
-    let page = rustix::param::page_size();
+    let page = crate::page_size();
     let len = len.next_multiple_of(page);
     if !matches!(content, MappingKind::File(..)) {
         return grow_seed(len, prot);
@@ -308,7 +308,7 @@ fn map_unlocked(len: usize, prot: ProtFlags, content: MappingKind<'_>) -> io::Re
 fn grow_seed(len: usize, prot: ProtFlags) -> io::Result<*mut c_void> {
     /// Another thread needs the page for a moment only.
     const LOOKS: usize = 10_000;
-    let page = rustix::param::page_size();
+    let page = crate::page_size();
     let looks = || {
         let seed = SEED.swap(0, Ordering::AcqRel);
         if seed == 0 {
@@ -362,7 +362,7 @@ pub fn map_memory(len: usize) -> io::Result<*mut c_void> {
 
 /// Whole pages.
 fn pages_of(start: usize, len: usize) -> Range<usize> {
-    start..start + len.next_multiple_of(rustix::param::page_size())
+    start..start + len.next_multiple_of(crate::page_size())
 }
 
 /// Records memory mapped for this project.

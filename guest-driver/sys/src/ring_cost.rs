@@ -10,12 +10,12 @@
 //! makes a doorbell suspect, and the rings of a suspect are timed by the processor time of the thread. The
 //! processor time takes a system call; the wall clock takes none.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::time::ClockId;
 
+use super::OnceBox;
 use super::read_clock;
 
 /// Limit of a normal ring of a few microseconds.
@@ -110,7 +110,7 @@ fn processor_time() -> Duration {
 
 /// Nanoseconds since the first call, plus one: never 0.
 fn since_start(at: Instant) -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
+    static START: OnceBox<Instant> = OnceBox::new();
     let since = at.saturating_duration_since(*START.get_or_init(Instant::now));
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).saturating_add(1)
 }

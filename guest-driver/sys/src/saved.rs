@@ -18,7 +18,10 @@ use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed}
 /// The errors of mmap(2), mremap(2), and of reading `/proc/self/maps`.
 pub fn keep_private_copies(name: &str) -> io::Result<usize> {
     let mut copied = 0;
-    for line in fs::read_to_string("/proc/self/maps")?.lines() {
+    let making = crate::making();
+    let maps = fs::read_to_string("/proc/self/maps")?;
+    drop(making);
+    for line in maps.lines() {
         let shared = line.split(' ').nth(1).is_some_and(|access| access == "rw-s");
         let range = line.split(' ').next().and_then(|range| range.split_once('-'));
         let number = |text| usize::from_str_radix(text, 16).map_err(io::Error::other);

@@ -158,10 +158,10 @@ impl SharedSlice {
     /// The range does not lie in the slice. `InvalidInput` before Linux 5.14; `OutOfMemory`.
     pub fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
         check(offset, len, self.len).map_err(io::Error::other)?;
-        let before = (self.address() + offset) % rustix::param::page_size();
-        // SAFETY: the range was checked to lie in the slice, which `owner` keeps mapped and writable.
-        // A mapping begins with a page, so it has the bytes before the range in its first page. The
-        // advice changes no byte.
+        let before = (self.address() + offset) % crate::page_size();
+        // SAFETY: the range was checked to lie in the slice, mapped and writable as long as `owner` lives.
+        // A mapping begins with a page, so the bytes before the range in its first page are mapped, too.
+        // The advice changes no byte.
         unsafe {
             let start = self.start.as_ptr().add(offset).sub(before);
             madvise(start.cast(), len + before, Advice::LinuxPopulateWrite)?;
@@ -254,7 +254,7 @@ impl SharedSlice {
     /// /proc cannot be read.
     pub fn pages_there(&self) -> Vec<usize> {
         use std::os::unix::fs::FileExt;
-        let page = rustix::param::page_size();
+        let page = crate::page_size();
         let mut entries = vec![0; self.len.div_ceil(page) * 8];
         let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
         pagemap.read_exact_at(&mut entries, (self.address() / page * 8) as u64).unwrap();
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn pages_of_a_range_are_there_before_they_are_written_and_keep_their_bytes() {
-        let page = rustix::param::page_size();
+        let page = crate::page_size();
         let mem = SharedMem::anonymous(16 * page).unwrap();
         let shared = mem.slice(0, 16 * page).unwrap();
         shared.copy_in(2 * page, &[7; 100]).unwrap();

@@ -2,11 +2,12 @@
 //! The beginning and the end of a thread.
 
 use std::io;
-use std::sync::OnceLock;
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::OnceBox;
+use crate::descriptor::note_own_thread;
 use crate::own_memory::{is_future_locked, note_own_stack};
 use crate::process::resource_limit;
 
@@ -28,6 +29,7 @@ pub fn start_thread<T: Send + 'static>(
     let start = move || {
         builder.spawn(move || {
             note_own_stack(stack);
+            note_own_thread();
             body()
         })
     };
@@ -46,7 +48,7 @@ struct Starter {
     jobs: Sender<Box<dyn FnOnce() + Send>>,
 }
 
-static STARTER: OnceLock<Starter> = OnceLock::new();
+static STARTER: OnceBox<Starter> = OnceBox::new();
 
 /// Starts all threads in another thread from now on. The kernel refuses new threads to a thread whose
 /// children will be in another PID namespace.
@@ -119,7 +121,7 @@ mod tests {
         let runs = thread::spawn(move || ended.recv().unwrap_or_default());
         assert_eq!(join_within(runs, Duration::from_millis(50)), JoinOutcome::Runs);
         drop(end);
-        let long = Duration::from_secs(20);
+        let long = smc_test_support::TIMEOUT;
         assert_eq!(join_within(thread::spawn(|| ()), long), JoinOutcome::Ended);
         let panics = thread::spawn(|| std::panic::resume_unwind(Box::new(())));
         assert_eq!(join_within(panics, long), JoinOutcome::Panicked);

@@ -257,7 +257,8 @@ fn irq_set(kind: VfioIrq, data: u32, count: usize) -> IrqSet {
 }
 
 fn open(path: &Path) -> Result<File, VfioError> {
-    OpenOptions::new().read(true).write(true).open(path).map_err(|source| {
+    let open = || OpenOptions::new().read(true).write(true).open(path).map(Into::into);
+    crate::out_of_the_way(open).map(Into::into).map_err(|source| {
         if source.raw_os_error() == Some(libc::EBUSY) {
             VfioError::InUse
         } else {
