@@ -12,7 +12,7 @@
 use std::fmt;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use virtio_ism_abi::command::{
@@ -26,7 +26,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::transport::{Doorbells, RunningDevice, TransportError};
 use crate::virtqueue::QueueError;
-use ism_sys::{ForkLocks, LockGuardList, PollInterest, is_free, try_hold, wait, wait_in_set};
+use ism_sys::{
+    ForkLocks, LockGuardList, OnceBox, PollInterest, is_free, try_hold, wait, wait_in_set,
+};
 
 mod attached;
 mod error;
@@ -84,7 +86,7 @@ pub struct IsmDevice {
     lines: OwnLines,
     attached: Attached,
     // Bytes per second of the window, once measured.
-    window_rate: OnceLock<u64>,
+    window_rate: OnceBox<u64>,
     polling: Mutex<()>,
     unknown_events: AtomicU64,
     // Number of the last request to leave; 0: none, or withdrawn by the device.
@@ -158,7 +160,7 @@ impl IsmDevice {
             slabs: SlabTable::default(),
             lines: OwnLines::default(),
             attached: Attached::default(),
-            window_rate: OnceLock::new(),
+            window_rate: OnceBox::new(),
             polling: Mutex::new(()),
             unknown_events: AtomicU64::new(0),
             leave: AtomicU32::new(0),
@@ -178,6 +180,11 @@ impl IsmDevice {
     /// Number of this session on the device's socket, from 1.
     pub fn session(&self) -> u32 {
         self.session
+    }
+
+    /// The user whose daemon has the device; `None`: no daemon of this machine.
+    pub fn owner(&self) -> Option<u32> {
+        self.running.window.owner()
     }
 
     /// The device's configuration.

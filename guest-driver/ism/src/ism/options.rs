@@ -34,15 +34,17 @@ pub struct OpenOptions {
     /// The owner leaves at the device's request: takes `IsmEvent::Leave` and answers by
     /// [`IsmDevice::left`](super::IsmDevice::left). Otherwise the device does not ask.
     pub leaves: bool,
-    /// How long to wait for a device behind a socket that another process uses.
+    /// The only user besides root whose daemon may have the device; `None`: any user's daemon may.
+    pub owner: Option<u32>,
+    /// Longest wait for a device behind a socket in use by another process.
     pub timeout: Duration,
 }
 
 impl OpenOptions {
     /// The part of the options for the transport.
     pub(super) fn setup(&self) -> SetupOptions {
-        let OpenOptions { move_queues, guest_memory, leaves, .. } = *self;
-        SetupOptions { move_queues, guest_memory, leaves }
+        let OpenOptions { move_queues, guest_memory, leaves, owner, .. } = *self;
+        SetupOptions { move_queues, guest_memory, leaves, owner }
     }
 
     /// The defaults (one move queue, 256 MiB of lazily used guest memory, 4,096 DMBs, ten seconds)
@@ -55,6 +57,7 @@ impl OpenOptions {
             prefer: Prefer::Auto,
             max_dmbs: 16_384,
             leaves: false,
+            owner: None,
             timeout: Duration::from_secs(10),
         }
     }

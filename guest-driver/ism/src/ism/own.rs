@@ -2,8 +2,8 @@
 //! An own DMB: memory for the writes of one peer.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 
 use virtio_ism_abi::command::{
     BACKING_GUEST, BACKING_WINDOW, Op, RegisterReply, RegisterRequest, SgEntry, TokenRequest,
@@ -17,7 +17,7 @@ use super::measure::WindowSpeed;
 use super::slabs::{Placed, Placement};
 use super::{CONSUMER_WORD, IsmDevice, IsmError, PRODUCER_WORD, measure};
 use crate::virtqueue::GuestMem;
-use ism_sys::{Doorbell, OutOfBounds, SharedSlice, can_sleep_on_words, lock};
+use ism_sys::{Doorbell, OnceBox, OutOfBounds, SharedSlice, can_sleep_on_words, lock};
 
 /// Most contiguous pieces of guest memory in a REGISTER of this driver; 32 MiB of huge pages are 16.
 const MOST_PIECES: usize = 28;
@@ -37,8 +37,8 @@ pub struct OwnDmb {
     index: u32,
     user: Gid,
     backing: Backing,
-    /// What has taken the place of the memory that the device reaches.
-    kept: OnceLock<SharedSlice>,
+    /// Private copy, in use instead of the memory shared with the device.
+    kept: OnceBox<SharedSlice>,
 }
 
 impl OwnDmb {
@@ -316,7 +316,7 @@ fn in_window(
                 device.lines.add(placed.slab_id, line);
             }
             let device = Arc::clone(device);
-            let (backing, kept) = (Backing::Window(placed), OnceLock::new());
+            let (backing, kept) = (Backing::Window(placed), OnceBox::new());
             Ok(OwnDmb { device, token, index, user, backing, kept })
         }
         Err(error) => {
@@ -365,7 +365,7 @@ fn in_guest_memory(
         index,
         user,
         backing: Backing::Guest(mem),
-        kept: OnceLock::new(),
+        kept: OnceBox::new(),
     })
 }
 

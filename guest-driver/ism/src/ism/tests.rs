@@ -79,7 +79,7 @@ fn a_delivery_is_the_same_on_both_paths() {
 fn a_writer_has_pages_mapped_before_its_bytes_come_there() {
     let pair = pair(Prefer::Window);
     let (_own, peer) = pair.dmb();
-    let page = rustix::param::page_size() as u32;
+    let page = ism_sys::page_size() as u32;
     peer.deliver(&[(64, &[1; 1000])], [1000, 0], false).unwrap();
     assert_eq!(peer.pages_there(), [0], "a short connection needs no more");
     peer.deliver(&[(page - 8, &[2; 64])], [5000, 0], false).unwrap();
@@ -99,7 +99,7 @@ fn an_owner_in_the_window_is_kicked_only_while_it_sleeps() {
     assert_eq!(line.take(), 1 << own.bit().unwrap());
     assert!(line.arm() && pair.a.arm_interrupts());
     peer.deliver(&[(64, b"y")], [2, 0], true).unwrap();
-    assert!(pair.a.wait_events(Duration::from_secs(5)).unwrap());
+    assert!(pair.a.wait_events(smc_test_support::TIMEOUT).unwrap());
     let woken = events(&pair.a);
     assert!(
         matches!(&woken[..], [Event::SlabWake(wake)] if Some(wake.slabs[0].get()) == own.slab_id())
@@ -120,7 +120,7 @@ fn a_thread_that_sleeps_on_the_word_is_woken_without_the_device() {
     thread::scope(|scope| {
         let sleeper = scope.spawn(|| {
             let word = (line.armed, before | Sleepers::FUTEX.bits());
-            sleep_on_words((&count, 0), &[word], Some(Duration::from_secs(10)))
+            sleep_on_words((&count, 0), &[word], Some(smc_test_support::TIMEOUT))
         });
         thread::sleep(Duration::from_millis(20));
         peer.deliver(&[(64, b"x")], [1, 0], true).unwrap();
@@ -217,7 +217,7 @@ fn a_peer_that_vanishes_fails_what_was_attached() {
     pair.fabric.kill(ours);
     assert!(pair.a.is_gone());
     assert!(matches!(pair.a.poll_events(&mut |_| ()), Err(IsmError::Queue(QueueError::Gone))));
-    assert!(pair.a.wait_events(Duration::from_secs(5)).unwrap(), "sleepers wake for good");
+    assert!(pair.a.wait_events(smc_test_support::TIMEOUT).unwrap(), "sleepers wake for good");
     let seen = events(&pair.b);
     assert!(matches!(seen[0], Event::DmbGone { owner, .. } if owner == ours));
     assert!(matches!(seen[1], Event::PeerDown { gid, failed: true } if gid == ours));

@@ -70,11 +70,11 @@ impl Doorbells {
     /// # Errors
     /// No descriptor is left.
     pub(crate) fn new(interrupt: BorrowedFd<'_>) -> io::Result<Doorbells> {
-        let set = out_of_the_way(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let set = out_of_the_way(|| epoll::create(epoll::CreateFlags::CLOEXEC))?;
         add(&set, interrupt, INTERRUPT)?;
         // Most descriptors are for the program, whose limit may leave only a few to spare.
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let room = usize::try_from(limit / 8).unwrap_or(usize::MAX).min(2 * SLOTS);
+        let room = usize::try_from(limit / 512).unwrap_or(usize::MAX).clamp(2, 2 * SLOTS);
         Ok(Doorbells {
             set,
             room,
@@ -187,16 +187,16 @@ mod tests {
     fn each_ring_is_reported_once_under_the_slab_although_nobody_reads_the_counter() {
         let interrupt = EventFd::new().unwrap();
         let doorbells = Doorbells::new(interrupt.as_fd()).unwrap();
-        let bells: Vec<_> = (0..100).map(|_| EventFd::new().unwrap()).collect();
+        let bells: Vec<_> = (0..2).map(|_| EventFd::new().unwrap()).collect();
         for (bell, number) in bells.iter().zip(1..) {
             doorbells.add(own(number), fd(bell)).unwrap();
         }
         for _ in 0..3 {
             assert_eq!(rung(&doorbells), [0; 0]);
             bells[0].signal();
-            bells[70].signal();
+            bells[1].signal();
             interrupt.signal();
-            assert_eq!(rung(&doorbells), [1, 71]);
+            assert_eq!(rung(&doorbells), [1, 2]);
         }
     }
 
@@ -232,7 +232,7 @@ mod tests {
         let doorbells = Doorbells::new(EventFd::new().unwrap().as_fd()).unwrap();
         let bell = EventFd::new().unwrap();
         let taken = (1..1000).take_while(|n| doorbells.add(own(*n), fd(&bell)).is_ok()).count();
-        assert!((16..=SLOTS).contains(&taken), "{taken}");
+        assert!((2..=SLOTS).contains(&taken), "{taken}");
         let theirs = Slab { offset: 1 << 40, number: 1, is_own: false };
         doorbells.remove(own(1).offset);
         doorbells.add(theirs, fd(&bell)).unwrap();

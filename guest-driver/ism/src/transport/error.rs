@@ -34,6 +34,17 @@ pub enum TransportError {
     /// A pool is not for this process.
     #[error("the device pool is not for this user or group")]
     NotPermitted,
+    /// Another user's daemon has the socket than before.
+    #[error(
+        "the daemon of user {uid} listens there now, and this program has used the device of user \
+         {before}"
+    )]
+    OtherOwner {
+        /// The listening user.
+        uid: u32,
+        /// The user whose daemon may have the device.
+        before: u32,
+    },
     /// A pool gives no device.
     #[error("the device pool {0}")]
     Pool(&'static str),

@@ -5,6 +5,7 @@
 //! out a command or a move within the driver's kick. [`Faults`] makes the devices break the rules.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -69,10 +70,10 @@ impl FakeFabric {
         let gid = Gid((u128::from(serial) << 64 | u128::from(serial)).to_be_bytes());
         let config = DeviceConfig { pinned_gid: Some(gid), ..DeviceConfig::default() };
         let device = self.fabric.join(config, Arc::new(ServedByKicks)).unwrap();
-        let pool = GuestPool::new(64 << 20).unwrap();
+        let (pool, file) = GuestPool::new(64 << 20).unwrap();
         device.set_window(WINDOW);
         device.set_features(features - Features::DOORBELL);
-        device.set_memory(memory_of(&pool));
+        device.set_memory(memory_of(&pool, file));
         let mut config = device.config();
         config.max_segs = (MAX_PIECES as u16).into();
         config.max_move = MAX_PAYLOAD.into();
@@ -121,9 +122,8 @@ impl EventNotifier for ServedByKicks {
     fn notify(&self, _: Delivery) {}
 }
 
-/// The pool, as the device maps it: bus addresses are those of this process.
-fn memory_of(pool: &GuestPool) -> GuestMemoryAtomic<GuestMemoryMmap> {
-    let file = pool.file().unwrap().try_clone_to_owned().unwrap();
+/// The pool, as mapped by the device: bus addresses are addresses of this process.
+fn memory_of(pool: &GuestPool, file: OwnedFd) -> GuestMemoryAtomic<GuestMemoryMmap> {
     let (start, len) = (pool.whole().address() as u64, pool.whole().len());
     let map = MmapRegion::from_file(FileOffset::new(file.into(), 0), len).unwrap();
     let region = GuestRegionMmap::new(map, GuestAddress(start)).unwrap();

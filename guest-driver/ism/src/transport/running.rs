@@ -21,6 +21,8 @@ pub struct SetupOptions {
     pub guest_memory: u64,
     /// The driver's owner leaves at the device's request.
     pub leaves: bool,
+    /// The only user besides root whose daemon may have the device; `None`: any user's daemon may.
+    pub owner: Option<u32>,
 }
 
 impl SetupOptions {
@@ -60,7 +62,12 @@ pub(crate) trait Window: Send + Sync {
         None
     }
 
-    /// What lets the child of a fork take the device over; `None`: no child can.
+    /// The user whose daemon has the device; `None`: no daemon.
+    fn owner(&self) -> Option<u32> {
+        None
+    }
+
+    /// The device for a takeover by the child of a fork; `None`: no takeover is possible.
     fn inheritance(&self) -> Option<&dyn ForkTransport> {
         None
     }

@@ -247,7 +247,7 @@ mod tests {
     use ism_sys::EventFd;
 
     fn queue(timeout: Duration) -> (Arc<ControlQueue>, DeviceSide, Arc<EventFd>, Arc<Health>) {
-        let pool = GuestPool::new(4 << 20).unwrap();
+        let (pool, _) = GuestPool::new(4 << 20).unwrap();
         let health = Health::new();
         let (kick, call) = (Arc::new(EventFd::new().unwrap()), Arc::new(EventFd::new().unwrap()));
         health.wake_with(&call);
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn replies_out_of_order_find_their_commands() {
-        let (queue, mut device, call, health) = queue(Duration::from_secs(20));
+        let (queue, mut device, call, health) = queue(smc_test_support::TIMEOUT);
         let threads: Vec<_> = (0..40u8)
             .map(|i| {
                 let queue = queue.clone();
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_a_header_alone() {
-        let (queue, mut device, call, _health) = queue(Duration::from_secs(20));
+        let (queue, mut device, call, _health) = queue(smc_test_support::TIMEOUT);
         let thread = std::thread::spawn(move || queue.command(Op::Attach, &[1; 8], &mut [0; 56]));
         let (head, request) = next(&mut device);
         device.answer(head, &reply(&request, 2, &[]));
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn the_end_of_the_device_ends_a_wait() {
-        let (queue, mut device, _call, health) = queue(Duration::from_secs(20));
+        let (queue, mut device, _call, health) = queue(smc_test_support::TIMEOUT);
         let thread = std::thread::spawn(move || queue.command(Op::Stats, &[], &mut [0; 128]));
         next(&mut device);
         health.fail("test");
@@ -347,7 +347,7 @@ mod tests {
             |device, head, _| device.put(u32::from(head) + 2, 0),
         ];
         for lie in lies {
-            let (queue, mut device, call, health) = queue(Duration::from_secs(20));
+            let (queue, mut device, call, health) = queue(smc_test_support::TIMEOUT);
             let thread =
                 std::thread::spawn(move || queue.command(Op::Attach, &[1; 8], &mut [0; 8]));
             let (head, request) = next(&mut device);
@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn requests_and_replies_fit_their_slots() {
-        let (queue, ..) = queue(Duration::from_secs(20));
+        let (queue, ..) = queue(smc_test_support::TIMEOUT);
         let result = queue.command(Op::Register, &[0; PART], &mut []);
         assert!(matches!(result, Err(QueueError::Length { what: "request", .. })));
         let result = queue.command(Op::Register, &[], &mut [0; PART]);

@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn records_come_in_order_and_buffers_go_round() {
-        let pool = GuestPool::new(4 << 20).unwrap();
+        let (pool, _) = GuestPool::new(4 << 20).unwrap();
         let health = Health::new();
         let (kick, call) = (Arc::new(EventFd::new().unwrap()), Arc::new(EventFd::new().unwrap()));
         health.wake_with(&call);

@@ -13,7 +13,7 @@ pub(crate) struct Health {
     gone: AtomicBool,
     // The eventfds and sockets of threads waiting for an interrupt, or for an answer of the device.
     wake: Mutex<Vec<Arc<EventFd>>>,
-    sockets: Mutex<Vec<OwnedFd>>,
+    sockets: Mutex<Vec<Arc<OwnedFd>>>,
 }
 
 impl ForkLocks for Health {
@@ -24,7 +24,7 @@ impl ForkLocks for Health {
     fn descriptors(&self) -> Vec<RawFd> {
         let mut all: Vec<_> =
             lock(&self.wake).iter().map(|event| event.as_fd().as_raw_fd()).collect();
-        all.extend(lock(&self.sockets).iter().map(AsRawFd::as_raw_fd));
+        all.extend(lock(&self.sockets).iter().map(|socket| socket.as_raw_fd()));
         all
     }
 }
@@ -51,13 +51,13 @@ impl Health {
         }
     }
 
-    /// Shuts a socket down when the device goes, so that no thread stays blocked on it.
-    pub(crate) fn shut_down_with(&self, socket: OwnedFd) {
+    /// Shuts a socket down when the device goes, so no thread stays blocked on the socket.
+    pub(crate) fn shut_down_with(&self, socket: &Arc<OwnedFd>) {
         let mut sockets = lock(&self.sockets);
         if self.is_gone() {
             shut_down(socket.as_fd());
         }
-        sockets.push(socket);
+        sockets.push(Arc::clone(socket));
     }
 
     /// Marks the device as gone, and wakes all waiting threads. Only the first call has an effect.
@@ -99,7 +99,7 @@ mod tests {
         let event = Arc::new(EventFd::new().unwrap());
         let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
         health.wake_with(&event);
-        health.shut_down_with(a.into());
+        health.shut_down_with(&Arc::new(a.into()));
         health.fail("test");
         assert!(health.is_gone());
         health.clear(&event);

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use super::{DmaSpan, QueueError};
@@ -24,8 +24,7 @@ const BASE_ALIGN: usize = 2 << 20;
 /// allocations: a page first touched by a daemon would be charged to the daemon's limited quota.
 #[derive(Debug)]
 pub struct GuestPool {
-    file: Option<OwnedFd>,
-    // All of the memory; of a file, as the device maps it.
+    // The whole memory; of a file, as mapped by the device.
     whole: SharedSlice,
     // The part for allocations, from the first multiple of `BASE_ALIGN`.
     usable: SharedSlice,
@@ -44,8 +43,8 @@ impl GuestPool {
     /// A pool of `size` bytes, rounded up to a power of two, and the file for the device to map.
     ///
     /// # Errors
-    /// Those of the system calls, or `OutOfMemory` for a size that no process can have.
-    pub fn new(size: u64) -> io::Result<Arc<GuestPool>> {
+    /// As the system calls, or `OutOfMemory` for a size beyond any process.
+    pub fn new(size: u64) -> io::Result<(Arc<GuestPool>, OwnedFd)> {
         let size = usize::try_from(size)
             .ok()
             .and_then(|size| size.max(BASE_ALIGN).checked_next_power_of_two())
@@ -59,20 +58,14 @@ impl GuestPool {
         let skip = whole.address().next_multiple_of(BASE_ALIGN) - whole.address();
         let usable = mem.slice(skip, size).map_err(invalid)?;
         let free = Mutex::new(Buddy::new(size));
-        Ok(Arc::new(GuestPool { file: Some(file), whole, usable, bus: None, free }))
+        Ok((Arc::new(GuestPool { whole, usable, bus: None, free }), file))
     }
 
     /// A pool of pinned memory, for a PCI device.
     pub fn pinned(memory: DmaMemory) -> Arc<GuestPool> {
         let (slice, bus) = memory.into_parts();
         let free = Mutex::new(Buddy::new(slice.len()));
-        Arc::new(GuestPool {
-            file: None,
-            whole: slice.clone(),
-            usable: slice,
-            bus: Some(bus),
-            free,
-        })
+        Arc::new(GuestPool { whole: slice.clone(), usable: slice, bus: Some(bus), free })
     }
 
     /// The whole memory, with addresses of this process.
@@ -80,13 +73,8 @@ impl GuestPool {
         &self.whole
     }
 
-    /// The file that the device maps; pinned memory has none.
-    pub fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.file.as_ref().map(AsFd::as_fd)
-    }
-
-    /// Frees the pages of the pool, although blocks of it may still be in use: these blocks read as
-    /// zeros from now on. Call this only when the device can no longer reach the memory.
+    /// Frees the pages of the pool, although blocks may still be in use: these blocks read as zeros from now
+    /// on. Call this only when the device can no longer reach the memory.
     ///
     /// # Errors
     /// As mmap(2); the pool is unchanged then.
@@ -119,7 +107,7 @@ impl GuestPool {
     /// The pool has no free block of the size.
     pub fn alloc(self: &Arc<Self>, len: usize) -> Result<GuestMem, QueueError> {
         let (mem, fresh) = self.alloc_block(len)?;
-        if fresh && self.file.is_some() {
+        if fresh && self.bus.is_none() {
             for page in (0..len).step_by(MIN_BLOCK) {
                 mem.slice.zero(page, 1)?;
             }
@@ -312,7 +300,7 @@ mod tests {
 
     #[test]
     fn memory_is_aligned_zeroed_and_comes_back() {
-        let pool = GuestPool::new(8 << 20).unwrap();
+        let (pool, _) = GuestPool::new(8 << 20).unwrap();
         let first = pool.alloc(64 << 10).unwrap();
         assert_eq!(first.gpa() % (64 << 10), 0);
         first.slice().copy_in(0, &[1; 100]).unwrap();
@@ -331,7 +319,7 @@ mod tests {
 
     #[test]
     fn leaked_memory_is_never_allocated_again() {
-        let pool = GuestPool::new(2 << 20).unwrap();
+        let (pool, _) = GuestPool::new(2 << 20).unwrap();
         let mut mem = pool.alloc(2 << 20).unwrap();
         mem.leak();
         drop(mem);
@@ -343,7 +331,7 @@ mod tests {
         const M2: u64 = 2 << 20;
         let bus = vec![0x1000_0000, 0x1000_0000 + M2, 0x7000_0000];
         let pool = GuestPool::pinned(DmaMemory::pretend(bus.clone()));
-        assert_eq!((pool.size(), pool.file().is_none()), (6 << 20, true));
+        assert_eq!(pool.size(), 6 << 20);
         let large = pool.alloc(4 << 20).unwrap();
         assert_eq!(large.pieces(), [(bus[0], 4 << 20)], "neighbours are one piece");
         let at = large.span(M2 as usize + 4096, 64).unwrap();
@@ -370,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_file_is_one_piece() {
-        let pool = GuestPool::new(8 << 20).unwrap();
+        let (pool, _) = GuestPool::new(8 << 20).unwrap();
         let dmb = pool.alloc(8 << 20).unwrap();
         assert_eq!(dmb.pieces(), [(dmb.slice().address() as u64, 8 << 20)]);
     }

@@ -9,7 +9,7 @@ const TOKEN: Token = Token(0x1122_3344_5566_7788);
 const OK: [u8; 4] = [0; 4];
 
 fn queue() -> (Arc<MoveQueue>, DeviceSide, Arc<EventFd>, Arc<Health>) {
-    let pool = GuestPool::new(16 << 20).unwrap();
+    let (pool, _) = GuestPool::new(16 << 20).unwrap();
     let health = Health::new();
     let call = Arc::new(EventFd::new().unwrap());
     health.wake_with(&call);

@@ -85,6 +85,7 @@ pub(super) fn directory(address: PciAddress) -> PathBuf {
 }
 
 fn ids(function: &Path) -> io::Result<(u16, u16)> {
+    let _making = ism_sys::making();
     let read = |name: &str| -> io::Result<u16> {
         let text = fs::read_to_string(function.join(name))?;
         u16::from_str_radix(text.trim().trim_start_matches("0x"), 16)
@@ -98,6 +99,7 @@ fn link_name(path: &Path) -> Option<String> {
 }
 
 fn binding(function: &Path) -> Binding {
+    let _making = ism_sys::making();
     let Some(driver) = link_name(&function.join("driver")) else { return Binding::Unbound };
     match driver.as_str() {
         "vfio-pci" => {
@@ -127,16 +129,15 @@ fn uio_number(directory: &Path) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use smc_test_support::TestDir;
     use std::os::unix::fs::symlink;
 
     /// A directory like `/sys/bus/pci/devices`, removed when dropped.
-    struct Tree(PathBuf);
+    struct Tree(TestDir);
 
     impl Tree {
-        fn new(name: &str) -> Tree {
-            let path = std::env::temp_dir().join(format!("ism-{name}-{}", std::process::id()));
-            fs::create_dir_all(&path).unwrap();
-            Tree(path)
+        fn new(_name: &str) -> Tree {
+            Tree(TestDir::new())
         }
         fn add(&self, address: &str, device: &str) -> PathBuf {
             let path = self.0.join(address);
@@ -144,12 +145,6 @@ mod tests {
             fs::write(path.join("vendor"), "0x1af4\n").unwrap();
             fs::write(path.join("device"), device).unwrap();
             path
-        }
-    }
-
-    impl Drop for Tree {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
         }
     }
 

@@ -240,7 +240,7 @@ fn lock_by_name(address: PciAddress) -> Result<UnixListener, PciError> {
 
 /// The pages of a place: offset of the first page, bytes, and the offset of the place in them.
 fn in_pages(place: Place) -> Result<(u64, usize, usize), PciError> {
-    let page = rustix::param::page_size() as u64;
+    let page = ism_sys::page_size() as u64;
     let start = place.offset / page * page;
     let end = (place.offset + place.len).next_multiple_of(page);
     match usize::try_from(end - start) {
@@ -262,6 +262,7 @@ pub(super) fn map_sysfs(
 
 /// Size of a memory BAR from the lines of `resource`: start, end, flags.
 pub(super) fn bar_of_sysfs(directory: &Path, bar: u8) -> u64 {
+    let _making = ism_sys::making();
     let text = std::fs::read_to_string(directory.join("resource")).unwrap_or_default();
     text.lines().nth(bar.into()).map_or(0, bar_of_line)
 }
@@ -281,8 +282,8 @@ fn bar_of_line(line: &str) -> u64 {
 }
 
 fn open(path: &Path) -> Result<File, PciError> {
-    let opened = OpenOptions::new().read(true).write(true).open(path);
-    opened.map_err(|source| match source.raw_os_error() {
+    let open = || OpenOptions::new().read(true).write(true).open(path).map(Into::into);
+    ism_sys::out_of_the_way(open).map(Into::into).map_err(|source| match source.raw_os_error() {
         Some(libc::EBUSY) => PciError::InUse,
         _ => PciError::System { what: path.display().to_string(), source },
     })

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,8 @@ use virtio_ism_abi::{DOORBELL_SHMID, WINDOW_SHMID};
 use crate::transport::doorbells::{Doorbells, Slab};
 use crate::virtqueue::Health;
 use ism_sys::{
-    ForkLocks, LockGuardList, MapError, PollInterest, Reservation, duplicate, is_free, lock,
-    try_hold, wait,
+    ForkLocks, LockGuardList, MapError, OnceBox, PollInterest, Reservation, duplicate, is_free,
+    lock, try_hold, wait,
 };
 
 /// When the next step of the set-up has to be done; `None`: the device is set up. Requests of the
@@ -55,8 +55,8 @@ impl StepDeadline {
 /// Answers SHMEM_MAP and SHMEM_UNMAP.
 #[derive(Debug, Default)]
 pub(super) struct WindowServer {
-    window: OnceLock<Arc<Reservation>>,
-    doorbells: OnceLock<Arc<Doorbells>>,
+    window: OnceBox<Arc<Reservation>>,
+    doorbells: OnceBox<Arc<Doorbells>>,
 }
 
 impl WindowServer {
@@ -140,8 +140,8 @@ const REQUESTS: usize = 1024;
 pub(super) struct BackendChannel {
     /// Locked only during a request, for a later takeover by the child of a fork.
     handler: Mutex<FrontendReqHandler<WindowServer>>,
-    requests: OwnedFd,
-    main: OwnedFd,
+    requests: Arc<OwnedFd>,
+    main: Arc<OwnedFd>,
     health: Arc<Health>,
     deadline: Arc<StepDeadline>,
 }
@@ -170,11 +170,14 @@ impl BackendChannel {
         health: Arc<Health>,
         deadline: Arc<StepDeadline>,
     ) -> io::Result<BackendChannel> {
+        let making = ism_sys::making();
         let mut handler = FrontendReqHandler::new(server).map_err(io::Error::other)?;
+        drop(making);
         handler.set_reply_ack_flag(true);
-        let requests = duplicate(&handler)?;
-        health.shut_down_with(requests.try_clone()?);
-        health.shut_down_with(main.try_clone()?);
+        // A process has few descriptors, and most are for its program.
+        let (requests, main) = (Arc::new(duplicate(&handler)?), Arc::new(main));
+        health.shut_down_with(&requests);
+        health.shut_down_with(&main);
         let handler = Mutex::new(handler);
         Ok(BackendChannel { handler, requests, main, health, deadline })
     }
@@ -237,8 +240,11 @@ impl BackendChannel {
         if !requests.readable && !requests.hang_up {
             return Ok(false);
         }
-        match lock(&self.handler).handle_request() {
-            // A request that was refused and answered concerns the daemon only.
+        let mut handler = lock(&self.handler);
+        // A request comes with descriptors.
+        let _making = ism_sys::making();
+        match handler.handle_request() {
+            // A refused and answered request concerns the daemon only.
             Ok(_) | Err(VhostUserError::ReqHandlerError(_)) => Ok(true),
             Err(error) => Err(format!("backend channel: {error}")),
         }

@@ -7,6 +7,7 @@
 //! at once when the daemon goes.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -20,6 +21,7 @@ use super::{ForkTransport, TransportError, Window};
 use crate::virtqueue::Health;
 use ism_sys::{
     EventFd, ForkLocks, JoinOutcome, LockGuardList, Reservation, SharedSlice, join_within,
+    peer_process,
 };
 
 mod channel;
@@ -44,6 +46,8 @@ struct VhostUser {
     thread: Option<JoinHandle<()>>,
     /// Eventfds for notifications between queues and device.
     events: Vec<Arc<EventFd>>,
+    /// The user of the daemon.
+    owner: u32,
 }
 
 impl Window for VhostUser {
@@ -67,6 +71,10 @@ impl Window for VhostUser {
 
     fn doorbells(&self) -> Option<&Doorbells> {
         self.doorbells.as_deref()
+    }
+
+    fn owner(&self) -> Option<u32> {
+        Some(self.owner)
     }
 
     fn inheritance(&self) -> Option<&dyn ForkTransport> {
@@ -122,6 +130,20 @@ impl Drop for VhostUser {
             ),
             Some(JoinOutcome::Ended) | None => {}
         }
+    }
+}
+
+/// The owner of the device behind the connected socket at `path`, if `wanted` allows the user. Root may have
+/// made the socket for a daemon of another user: then the owner is the owner of the file.
+fn owner(path: &Path, socket: impl AsFd, wanted: Option<u32>) -> Result<u32, TransportError> {
+    let asked = peer_process(socket);
+    let uid = asked.map_err(|source| TransportError::System { what: "SO_PEERCRED", source })?.uid;
+    match wanted {
+        Some(before) if uid != before && uid != 0 => {
+            Err(TransportError::OtherOwner { uid, before })
+        }
+        _ if uid == 0 => Ok(std::fs::metadata(path).map_or(0, |file| file.uid())),
+        _ => Ok(uid),
     }
 }
 

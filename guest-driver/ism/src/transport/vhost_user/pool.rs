@@ -12,7 +12,7 @@ use virtio_ism_abi::{PoolAnswer, PoolStatus};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::transport::TransportError;
-use ism_sys::{PollInterest, connect_unix_packets, wait};
+use ism_sys::{PollInterest, connect_unix_packets, move_out_of_the_way, wait};
 
 /// Pauses between requests while all devices are in use: the first and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
@@ -24,13 +24,18 @@ const ANSWER: Duration = Duration::from_millis(500);
 /// the only owner besides root.
 ///
 /// # Errors
-/// All devices stay in use, those of this network namespace's share do, or this user may have none.
-pub(super) fn request(socket: &Path, timeout: Duration) -> Result<OwnedFd, TransportError> {
+/// Every device stays in use, or the share of this network namespace does, this user may have none, or
+/// another user's daemon has the pool.
+pub(super) fn request(
+    socket: &Path,
+    wanted: Option<u32>,
+    timeout: Duration,
+) -> Result<(OwnedFd, u32), TransportError> {
     let deadline = Instant::now() + timeout;
     let mut pause = PAUSES.0;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let error = match request_once(socket, left) {
+        let error = match request_once(socket, wanted, left) {
             Ok(device) => return Ok(device),
             Err(error @ (TransportError::AllInUse | TransportError::ShareInUse)) => error,
             Err(error) => return Err(error),
@@ -44,16 +49,21 @@ pub(super) fn request(socket: &Path, timeout: Duration) -> Result<OwnedFd, Trans
     }
 }
 
-fn request_once(socket: &Path, timeout: Duration) -> Result<OwnedFd, TransportError> {
+fn request_once(
+    socket: &Path,
+    wanted: Option<u32>,
+    timeout: Duration,
+) -> Result<(OwnedFd, u32), TransportError> {
     let pool = connect_unix_packets(socket, timeout).map_err(|source| match source.kind() {
         io::ErrorKind::WouldBlock => TransportError::AllInUse,
         _ => super::connect_error(socket, source),
     })?;
+    let owner = super::owner(socket, &pool, wanted)?;
     let (status, device) = read_answer(&pool, timeout.max(ANSWER)).map_err(|source| {
         TransportError::System { what: "the answer of the device pool", source }
     })?;
     match (status, device) {
-        (Some(PoolStatus::Granted), Some(device)) => Ok(device),
+        (Some(PoolStatus::Granted), Some(device)) => Ok((device, owner)),
         (Some(PoolStatus::AllInUse), _) => Err(TransportError::AllInUse),
         (Some(PoolStatus::ShareInUse), _) => Err(TransportError::ShareInUse),
         (Some(PoolStatus::NotPermitted), _) => Err(TransportError::NotPermitted),
@@ -82,12 +92,13 @@ fn read_answer(
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let bytes = answer.as_mut_bytes();
     let length = bytes.len();
+    let _making = ism_sys::making();
     let received = recvmsg(pool, &mut [io::IoSliceMut::new(bytes)], &mut ancillary, flags)?;
     let rights = ancillary.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
     });
-    let device = rights.flatten().next();
+    let device = rights.flatten().next().map(move_out_of_the_way);
     let whole = received.bytes == length && !received.flags.contains(ReturnFlags::TRUNC);
     let answer = PoolAnswer::read_from_bytes(answer.as_bytes()).ok().filter(|_| whole);
     Ok((answer.and_then(|answer| answer.status()), device))
@@ -115,7 +126,7 @@ mod tests {
         }
         let bytes = [io::IoSlice::new(bytes)];
         sendmsg(&daemon, &bytes, &mut ancillary, SendFlags::NOSIGNAL).unwrap();
-        let (status, device) = read_answer(&pool, Duration::from_secs(10)).unwrap();
+        let (status, device) = read_answer(&pool, smc_test_support::TIMEOUT).unwrap();
         (status, device.is_some())
     }
 
@@ -142,6 +153,6 @@ mod tests {
         let silent = read_answer(&pool, Duration::from_millis(10)).unwrap_err();
         assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
         drop(daemon);
-        assert_eq!(read_answer(&pool, Duration::from_secs(10)).unwrap().0, None);
+        assert_eq!(read_answer(&pool, smc_test_support::TIMEOUT).unwrap().0, None);
     }
 }

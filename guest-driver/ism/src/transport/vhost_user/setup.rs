@@ -54,30 +54,34 @@ pub fn connect(
     timeout: Duration,
 ) -> Result<Arc<RunningDevice>, TransportError> {
     let deadline = Instant::now() + timeout;
-    let stream = match connect_unix(socket, timeout) {
-        Ok(stream) => stream,
-        Err(error) if is_other_kind(&error) => pool::request(socket, timeout)?,
+    let (stream, owner) = match connect_unix(socket, timeout) {
+        Ok(stream) => {
+            let owner = super::owner(socket, &stream, wanted.owner)?;
+            (stream, owner)
+        }
+        Err(error) if is_other_kind(&error) => pool::request(socket, wanted.owner, timeout)?,
         // While a process uses the device, the daemon keeps the queue of the socket full.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             return Err(TransportError::InUse);
         }
         Err(error) => return Err(connect_error(socket, error)),
     };
-    let stream = UnixStream::from(out_of_the_way(stream));
+    let stream = UnixStream::from(stream);
     // If two processes connect at the same time, the later one may be in the queue itself.
     let left = deadline.saturating_duration_since(Instant::now());
-    set_up(stream, wanted, left.max(FIRST_ANSWER))
+    set_up(stream, owner, wanted, left.max(FIRST_ANSWER))
 }
 
 pub(super) fn set_up(
     stream: UnixStream,
+    owner: u32,
     wanted: SetupOptions,
     first_answer: Duration,
 ) -> Result<Arc<RunningDevice>, TransportError> {
     let health = Health::new();
     let deadline = StepDeadline::within(first_answer);
     let server = Arc::new(WindowServer::default());
-    let main = out_of_the_way(stream.try_clone().map_err(system("dup"))?.into());
+    let main = out_of_the_way(|| stream.as_fd().try_clone_to_owned()).map_err(system("dup"))?;
     let channel =
         BackendChannel::new(Arc::clone(&server), main, Arc::clone(&health), Arc::clone(&deadline))
             .map_err(system("backend channel"))?;
@@ -99,6 +103,7 @@ pub(super) fn set_up(
                 channel,
                 thread: Some(thread),
                 events,
+                owner,
             });
             Ok(Arc::new(RunningDevice::new(config, features, queues, pool, health, connection)))
         }
@@ -177,7 +182,7 @@ fn negotiate(
     if move_queues == 0 {
         return Err(TransportError::Missing("a move queue"));
     }
-    let pool = GuestPool::new(wanted.guest_memory).map_err(system("guest memory"))?;
+    let (pool, file) = GuestPool::new(wanted.guest_memory).map_err(system("guest memory"))?;
     let (wirings, kicks, calls) =
         wire(usize::from(FIRST_MOVE_QUEUE) + move_queues as usize, event_idx, health)?;
     let events_call = calls.get(usize::from(EVENT_QUEUE));
@@ -195,7 +200,9 @@ fn negotiate(
     let max_move = config.max_move.get() as usize;
     let queues = Queues::new(&pool, max_move, control, events, wirings)?;
 
-    set_mem_table(&frontend, &pool)?;
+    set_mem_table(&frontend, &pool, &file)?;
+    // Both sides have mapped the file.
+    drop(file);
     let rings = queues.addresses();
     for (i, ring) in rings.iter().enumerate() {
         if let (Some(kick), Some(call)) = (kicks.get(i), calls.get(i)) {
@@ -277,9 +284,12 @@ fn wire(
     Ok((wirings, kicks, calls))
 }
 
-fn set_mem_table(frontend: &Frontend, pool: &GuestPool) -> Result<(), TransportError> {
+fn set_mem_table(
+    frontend: &Frontend,
+    pool: &GuestPool,
+    file: &OwnedFd,
+) -> Result<(), TransportError> {
     let address = pool.whole().address() as u64;
-    let file = pool.file().ok_or(TransportError::Missing("a file of its memory"))?;
     let region = VhostUserMemoryRegionInfo {
         guest_phys_addr: address,
         memory_size: pool.whole().len() as u64,

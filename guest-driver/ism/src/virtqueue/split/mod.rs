@@ -37,7 +37,7 @@ struct InFlight {
 
 /// The driver side of a virtqueue with `N` entries (a power of two).
 pub struct SplitQueue<const N: usize> {
-    queue: VirtQueue<SharedHal, N>,
+    queue: Box<VirtQueue<SharedHal, N>>,
     addresses: QueueAddresses,
     pool: SharedSlice,
     // Holds the rings, at the offsets below.
@@ -45,7 +45,7 @@ pub struct SplitQueue<const N: usize> {
     available_at: usize,
     used_at: usize,
     event_idx: bool,
-    in_flight: [Option<InFlight>; N],
+    in_flight: Box<[Option<InFlight>]>,
     // Chains added (the available index) and popped (the last used index), modulo 2^16.
     added: u16,
     popped: u16,
@@ -82,6 +82,7 @@ impl<const N: usize> SplitQueue<N> {
         let mut catcher = AddressCatcher { size: N as u32, caught: None };
         let queue =
             with_ring_memory(&memory, gpa, || VirtQueue::new(&mut catcher, 0, false, false))
+                .map(Box::new)
                 .map_err(|_| refused)?;
         let addresses = catcher.caught.ok_or(refused)?;
         let mut ring = SplitQueue {
@@ -92,7 +93,7 @@ impl<const N: usize> SplitQueue<N> {
             pool,
             memory,
             event_idx,
-            in_flight: [None; N],
+            in_flight: vec![None; N].into_boxed_slice(),
             added: 0,
             popped: 0,
             announced: 0,
