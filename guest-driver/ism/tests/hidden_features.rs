@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use smc_test_support::{TIMEOUT, TestDir};
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use vhost_device_ism::config::GuestSpec;
 use vhost_device_ism::{Config, Daemon};
@@ -24,8 +25,6 @@ use virtio_ism_abi::config::Features;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 const LEN: u32 = 64 << 10;
-/// Long enough for a loaded machine; nothing waits for it when all is well.
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 // Requests of vhost-user.
 const GET_FEATURES: u32 = 1;
@@ -178,8 +177,7 @@ fn event(device: &IsmDevice) -> IsmEvent {
 
 #[test]
 fn nothing_but_the_window_is_missing_behind_a_front_end_that_hides_feature_bits() {
-    let dir = std::env::temp_dir().join(format!("ism-hidden-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
+    let dir = TestDir::new();
     let sockets = ["a", "b"].map(|name| dir.join(name));
     let guests = sockets.iter().map(GuestSpec::new).collect();
     let daemon = Daemon::start(Config { guests, ..Config::default() }).unwrap();
@@ -210,5 +208,4 @@ fn nothing_but_the_window_is_missing_behind_a_front_end_that_hides_feature_bits(
     assert!(matches!(event(&b), IsmEvent::PeerDown { .. }));
     drop((own, b));
     daemon.stop();
-    std::fs::remove_dir_all(&dir).unwrap();
 }

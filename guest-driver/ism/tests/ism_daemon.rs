@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use smc_test_support::{TIMEOUT, TestDir, eventually};
 use vhost_device_ism::config::{FabricSpec, GuestSpec};
 use vhost_device_ism::{Config, Daemon};
 use virtio_ism::transport::TransportError;
@@ -19,40 +20,15 @@ use virtio_ism::{
 use virtio_ism_abi::{Chid, Gid, Status, Token};
 
 const LEN: u32 = 64 << 10;
-/// Long enough for a loaded machine; nothing waits for it when all is well.
-const TIMEOUT: Duration = Duration::from_secs(20);
-
-/// A directory for sockets, gone with its value.
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new() -> Dir {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("ism-driver-{}-{n}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        Dir(path)
-    }
-
-    fn socket(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A daemon in this process with sockets `a` and `b`.
 struct World {
     daemon: Option<Daemon>,
-    dir: Dir,
+    dir: TestDir,
 }
 
-fn config(dir: &Dir, chid: Chid) -> Config {
-    let port = |name| GuestSpec { chid, ..GuestSpec::new(dir.socket(name)) };
+fn config(dir: &TestDir, chid: Chid) -> Config {
+    let port = |name| GuestSpec { chid, ..GuestSpec::new(dir.path(name)) };
     Config {
         fabrics: vec![FabricSpec::new(chid)],
         guests: vec![port("a"), port("b")],
@@ -66,13 +42,13 @@ impl World {
     }
 
     fn on(chid: Chid) -> World {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let daemon = Daemon::start(config(&dir, chid)).unwrap();
         World { daemon: Some(daemon), dir }
     }
 
     fn open(&self, name: &str, prefer: Prefer) -> Arc<IsmDevice> {
-        let options = OpenOptions { prefer, ..OpenOptions::new(self.dir.socket(name)) };
+        let options = OpenOptions { prefer, ..OpenOptions::new(self.dir.path(name)) };
         IsmDevice::open(options).unwrap()
     }
 
@@ -100,11 +76,21 @@ fn await_event(device: &IsmDevice, mut wanted: impl FnMut(&IsmEvent) -> bool) {
     }
 }
 
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < TIMEOUT, "{what}");
-        thread::sleep(Duration::from_micros(100));
+#[test]
+fn a_device_is_opened_through_a_daemon_of_the_wanted_user_or_of_root() {
+    let world = World::new();
+    let user = rustix::process::geteuid().as_raw();
+    let open =
+        |owner| IsmDevice::open(OpenOptions { owner, ..OpenOptions::new(world.dir.path("a")) });
+    for wanted in [None, Some(user)] {
+        assert_eq!(open(wanted).unwrap().owner(), Some(user));
+    }
+    match open(Some(user + 1)) {
+        Ok(_) => assert_eq!(user, 0),
+        Err(IsmError::Transport(TransportError::OtherOwner { uid, before })) => {
+            assert_eq!((uid, before), (user, user + 1));
+        }
+        Err(error) => panic!("{error}"),
     }
 }
 
@@ -302,11 +288,11 @@ fn a_thousand_dmbs_share_a_few_mappings() {
 
 #[test]
 fn many_devices_live_in_one_process() {
-    let dir = Dir::new();
-    let guests = (0..12).map(|i| GuestSpec::new(dir.socket(&format!("p{i}")))).collect();
+    let dir = TestDir::new();
+    let guests = (0..12).map(|i| GuestSpec::new(dir.path(format!("p{i}")))).collect();
     let _daemon = Daemon::start(Config { guests, ..Config::default() }).unwrap();
     let devices: Vec<_> = (0..12)
-        .map(|i| IsmDevice::open(OpenOptions::new(dir.socket(&format!("p{i}")))).unwrap())
+        .map(|i| IsmDevice::open(OpenOptions::new(dir.path(format!("p{i}")))).unwrap())
         .collect();
     for pair in devices.windows(2) {
         let (own, peer) = dmb(&pair[0], &pair[1]);
@@ -357,8 +343,8 @@ fn a_stopped_daemon_is_noticed_at_once() {
 
 #[test]
 fn a_socket_without_a_daemon_is_an_error() {
-    let dir = Dir::new();
-    let missing = IsmDevice::open(OpenOptions::new(dir.socket("nobody")));
+    let dir = TestDir::new();
+    let missing = IsmDevice::open(OpenOptions::new(dir.path("nobody")));
     assert!(matches!(missing, Err(IsmError::Transport(TransportError::Connect { .. }))));
 }
 
@@ -366,12 +352,12 @@ fn a_socket_without_a_daemon_is_an_error() {
 struct Other(Child);
 
 impl Other {
-    fn start(role: &str, dir: &Dir) -> Other {
+    fn start(role: &str, dir: &TestDir) -> Other {
         let me = std::env::current_exe().unwrap();
         let child = Command::new(me)
             .args(["--exact", "role_of_another_process", "--nocapture"])
             .env("ISM_ROLE", role)
-            .env("ISM_DIR", &dir.0)
+            .env("ISM_DIR", dir)
             .stdout(std::process::Stdio::null())
             .spawn()
             .unwrap();
@@ -423,11 +409,11 @@ fn bytes_cross_between_processes_and_a_killed_one_is_noticed() {
     let world = World::new();
     let a = world.open("a", Prefer::Auto);
     let mut other = Other::start("peer", &world.dir);
-    let gid_file = world.dir.socket("gid");
+    let gid_file = world.dir.path("gid");
     eventually("the other process", || gid_file.exists());
     let gid = Gid(std::fs::read(gid_file).unwrap().try_into().unwrap());
     let own = a.register(gid, LEN, 0).unwrap();
-    std::fs::write(world.dir.socket("token"), own.token().0.to_le_bytes()).unwrap();
+    std::fs::write(world.dir.path("token"), own.token().0.to_le_bytes()).unwrap();
     eventually("the bytes", || own.words() == [1, 1]);
     let mut bytes = [0; 20];
     own.memory().copy_out(64, &mut bytes).unwrap();
@@ -444,10 +430,10 @@ fn bytes_cross_between_processes_and_a_killed_one_is_noticed() {
 
 #[test]
 fn a_killed_daemon_is_noticed_at_once() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let mut other = Other::start("daemon", &dir);
-    eventually("the daemon", || dir.socket("ready").exists());
-    let a = IsmDevice::open(OpenOptions::new(dir.socket("a"))).unwrap();
+    eventually("the daemon", || dir.path("ready").exists());
+    let a = IsmDevice::open(OpenOptions::new(dir.path("a"))).unwrap();
     assert!(a.arm_interrupts());
     other.0.kill().unwrap();
     let start = Instant::now();
@@ -458,7 +444,7 @@ fn a_killed_daemon_is_noticed_at_once() {
 
 /// Opens the device of a socket, possibly in use by another process.
 fn try_open(world: &World, name: &str, timeout: Duration) -> Result<Arc<IsmDevice>, IsmError> {
-    IsmDevice::open(OpenOptions { timeout, ..OpenOptions::new(world.dir.socket(name)) })
+    IsmDevice::open(OpenOptions { timeout, ..OpenOptions::new(world.dir.path(name)) })
 }
 
 #[test]
@@ -484,7 +470,7 @@ fn a_device_in_use_is_awaited_as_long_as_the_caller_says() {
     });
     // No process waits, and nothing is left behind.
     drop(try_open(&world, "a", TIMEOUT).unwrap());
-    assert_eq!(std::fs::read_dir(&world.dir.0).unwrap().count(), 2);
+    assert_eq!(std::fs::read_dir(&world.dir).unwrap().count(), 2);
 }
 
 #[test]

@@ -3,25 +3,24 @@
 //! `cargo test --release -p virtio-ism --test ism_speed -- --ignored --nocapture`
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use smc_test_support::TestDir;
 use vhost_device_ism::config::GuestSpec;
 use vhost_device_ism::{Config, Daemon};
 use virtio_ism::{IsmDevice, OpenOptions, OwnDmb, PeerDmb, Prefer};
 
 struct World {
     _daemon: Daemon,
-    dir: PathBuf,
+    dir: TestDir,
 }
 
 impl World {
-    fn new(name: &str) -> World {
-        let dir = std::env::temp_dir().join(format!("ism-speed-{}-{name}", std::process::id()));
-        std::fs::create_dir(&dir).unwrap();
+    fn new(_name: &str) -> World {
+        let dir = TestDir::new();
         let guests = vec![GuestSpec::new(dir.join("a")), GuestSpec::new(dir.join("b"))];
         let daemon = Daemon::start(Config { guests, ..Config::default() }).unwrap();
         World { _daemon: daemon, dir }
@@ -37,12 +36,6 @@ impl World {
         let own = a.register(b.gid(), len, 0).unwrap();
         let peer = b.attach(own.token(), len).unwrap();
         (a, own, peer)
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 

@@ -2,11 +2,10 @@
 //! The driver and a device about to go, or gone: the owner's notices and remaining memory.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use smc_test_support::{TIMEOUT, TestDir};
 use vhost_device_ism::config::GuestSpec;
 use vhost_device_ism::{Config, Daemon, LeaveInfo};
 use virtio_ism::{IsmDevice, IsmError, IsmEvent, OpenOptions, OwnDmb, PeerDmb};
@@ -15,21 +14,17 @@ use virtio_ism_abi::config::Features;
 use virtio_ism_abi::event::LeaveReason;
 
 const LEN: u32 = 64 << 10;
-const TIMEOUT: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// A daemon in this process with guests "a" and "b", and the directory of their sockets.
 struct World {
     daemon: Option<Arc<Daemon>>,
-    dir: PathBuf,
+    dir: TestDir,
 }
 
 impl World {
     fn new() -> World {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("leaving-{}-{number}", std::process::id()));
-        std::fs::create_dir(&dir).unwrap();
+        let dir = TestDir::new();
         let daemon = Daemon::start(Config::default()).unwrap();
         for name in ["a", "b"] {
             daemon.add_guest(GuestSpec::new(dir.join(name))).unwrap();
@@ -51,7 +46,6 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         drop(self.daemon.take());
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 

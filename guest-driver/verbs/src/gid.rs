@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn sysfs_tells_the_same_with_gaps() {
-        let dir = std::env::temp_dir().join(format!("verbs-gids-{}", std::process::id()));
+        let dir = smc_test_support::TestDir::new();
         let write = |what: &str, index: u32, text: &str| {
             let file = dir.join(what).join(index.to_string());
             fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -201,7 +201,6 @@ mod tests {
         write("gid_attrs/types", 3, "IB/RoCE v1\n");
         write("gids", 4, "rubbish");
         let table = sysfs_table(&dir);
-        fs::remove_dir_all(&dir).unwrap();
         let [second, third] = table.as_slice() else { panic!("{table:?}") };
         assert_eq!((second.index, second.kind), (2, GidKind::RoceV2));
         assert_eq!(second.gid, Gid::from_ipv4([10, 0, 0, 1]));

@@ -3,10 +3,10 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
-use std::sync::OnceLock;
 
 use super::VerbsUnavailable;
 use super::ffi;
+use ism_sys::OnceBox;
 
 macro_rules! functions {
     (required { $($name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)* }
@@ -144,7 +144,7 @@ pub(super) fn functions() -> Result<&'static Functions, VerbsUnavailable> {
     if let Some(double) = super::double::calls::functions() {
         return Ok(double);
     }
-    static LOADED: OnceLock<Result<Functions, VerbsUnavailable>> = OnceLock::new();
+    static LOADED: OnceBox<Result<Functions, VerbsUnavailable>> = OnceBox::new();
     LOADED.get_or_init(|| load(c"libibverbs.so.1")).as_ref().map_err(Clone::clone)
 }
 

@@ -90,7 +90,7 @@ impl Memory {
     /// There is too little memory, or `len` is zero or larger than the address space.
     pub fn new(len: usize) -> Result<Arc<Memory>, VerbsError> {
         let fail = |source| VerbsError::Memory { len, source };
-        let page = rustix::param::page_size();
+        let page = ism_sys::page_size();
         let size = len.checked_next_multiple_of(page).filter(|size| *size != 0);
         let size = size.ok_or_else(|| fail(io::ErrorKind::InvalidInput.into()))?;
         let file = sealed_memfd("smc-rdma", size as u64).map_err(fail)?;
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn memory_is_zeroed_whole_pages() {
         let memory = Memory::new(5000).unwrap();
-        let page = rustix::param::page_size();
+        let page = ism_sys::page_size();
         assert_eq!(memory.len(), 5000usize.next_multiple_of(page));
         assert!(memory.all.address().is_multiple_of(page));
         let mut bytes = vec![1; memory.len()];
