@@ -11,6 +11,8 @@
 
 #[doc(hidden)]
 pub mod interpose;
+#[doc(hidden)]
+pub mod kernel_calls;
 pub mod program_file;
 pub mod traffic;
 

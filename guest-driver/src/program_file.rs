@@ -128,7 +128,7 @@ fn elf(file: &File) -> Option<Result<(), Obstacle>> {
     if !is_for_this_machine(&header) {
         return Some(Err(Obstacle::OtherMachine));
     }
-    if has_section(file, &header, b".go.buildinfo").unwrap_or(false) {
+    if is_go(file) {
         return Some(Err(Obstacle::Go));
     }
     let (start, size, n) =
@@ -146,6 +146,12 @@ fn elf(file: &File) -> Option<Result<(), Obstacle>> {
         }
     }
     Some(Err(Obstacle::Static))
+}
+
+/// Whether a program or library is written in Go.
+pub(crate) fn is_go(file: &File) -> bool {
+    let header = bytes(file, 0).filter(|header: &[u8; 64]| header.starts_with(MAGIC));
+    header.and_then(|header| has_section(file, &header, b".go.buildinfo")) == Some(true)
 }
 
 /// Bytes of the header of a section.
@@ -214,8 +220,7 @@ mod tests {
 
     #[test]
     fn a_script_is_what_its_interpreter_is() {
-        let dir = std::env::temp_dir().join(format!("smc-inspect-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = smc_test_support::TestDir::new();
         let script = dir.join("script");
         std::fs::write(&script, "#!/usr/bin/env sh\n").unwrap();
         assert_eq!(of(&script), Some(Ok(())));
@@ -235,6 +240,5 @@ mod tests {
         header.truncate(30);
         std::fs::write(&linked, &header).unwrap();
         assert_eq!(of(&linked), None);
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }
