@@ -246,11 +246,12 @@ fn confirm(
         Ok(prepared) => prepared,
         Err(decline) => return send_decline(tcp, decline),
     };
+    // Ahead of Confirm: with Confirm the server reuses the link for this process's next handshakes.
+    conn.note_terms();
     if let Err(error) = send(tcp, &confirm) {
         conn.theirs.release();
         return Err(error.into());
     }
-    conn.note_terms();
     Ok(Outcome::Smc(EstablishedConn::D(conn)))
 }
 

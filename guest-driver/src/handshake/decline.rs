@@ -32,6 +32,7 @@ pub(super) fn device_decline_reason(error: &IsmError) -> DeclineReason {
     match error {
         IsmError::NoIndex { .. } => DeclineReason::NoDmb,
         IsmError::Refused { status: Status::Enospc, .. } => DeclineReason::NoDmb,
+        IsmError::Refused { status: Status::Estate, .. } => DeclineReason::Drained,
         IsmError::Refused { status: Status::Enomem, .. } => DeclineReason::NoMemory,
         IsmError::Refused { status: Status::Enodev, .. } => DeclineReason::Unreachable,
         error if error.is_out_of_memory() => DeclineReason::NoMemory,

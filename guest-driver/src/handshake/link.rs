@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ism_sys::out_of_the_way;
+use ism_sys::move_out_of_the_way;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
@@ -82,9 +82,10 @@ impl LinkHandshake {
 
     fn new(rdma: &RingRdma, side: Side) -> std::io::Result<LinkHandshake> {
         let (unix, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let _making = ism_sys::making();
         let (stream, records) = socketpair(unix, kind, SocketFlags::CLOEXEC, None)?;
-        let stream = TcpStream::from(out_of_the_way(stream));
-        let (records, observer) = (out_of_the_way(records), rdma.observer.clone());
+        let stream = TcpStream::from(move_out_of_the_way(stream));
+        let (records, observer) = (move_out_of_the_way(records), rdma.observer.clone());
         Ok(LinkHandshake { side, observer, stream, records })
     }
 

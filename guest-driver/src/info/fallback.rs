@@ -37,9 +37,18 @@ pub enum Fallback {
     /// The server is the same process, unable to wait for itself.
     #[error("client and server are one process")]
     SameProcess,
-    /// The process has no descriptor left for the handshake.
-    #[error("no descriptor is left for the handshake")]
+    /// The process has few descriptors left, or no thread for the handshake.
+    #[error("descriptors are short (ulimit -n), or no thread can be made")]
     NoResources,
+    /// A filter of system calls forbids this one, needed by a device.
+    #[error("a filter of system calls (seccomp) forbids {0}")]
+    Filtered(String),
+    /// The program makes system calls unseen by the library.
+    #[error("the program makes system calls that the library does not see")]
+    OwnCalls,
+    /// The device takes on no new connections.
+    #[error("the device takes on no new connections: it is drained, or about to go")]
+    Drained,
 }
 
 impl Fallback {
@@ -60,15 +69,18 @@ impl Fallback {
     pub fn code(&self) -> DeclineCode {
         match self {
             Fallback::Handshake(reason) => reason.code(),
-            Fallback::Asked
-            | Fallback::Policy
-            | Fallback::TooShort
-            | Fallback::NoRendezvous(_)
-            | Fallback::NoRule
-            | Fallback::SameProcess => DeclineCode::PeerNoSmc,
-            Fallback::NoResources => DeclineCode::NoMemory,
             Fallback::NoDevice(_) => DeclineCode::NoSmcDevice,
-            Fallback::DeclinedBefore => DeclineCode::NoIsm2Support,
+            Fallback::Asked => DeclineCode::TcpWanted,
+            Fallback::Policy => DeclineCode::Policy,
+            Fallback::DeclinedBefore => DeclineCode::DeclinedBefore,
+            Fallback::TooShort => DeclineCode::TooShort,
+            Fallback::NoRendezvous(_) => DeclineCode::NoOption,
+            Fallback::NoRule => DeclineCode::NoRule,
+            Fallback::SameProcess => DeclineCode::SameProcess,
+            Fallback::NoResources => DeclineCode::NoDescriptor,
+            Fallback::Filtered(_) => DeclineCode::Filtered,
+            Fallback::OwnCalls => DeclineCode::OwnCalls,
+            Fallback::Drained => DeclineCode::Drained,
         }
     }
 }

@@ -6,7 +6,7 @@
 //! needs no device command.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 use rustc_hash::FxHashMap;
@@ -16,7 +16,7 @@ use virtio_ism_abi::command::Op;
 use virtio_ism_abi::{Gid, Status, Token};
 
 use super::attachments::{AttachSlot, Attachments};
-use ism_sys::{ForkLocks, is_free, lock};
+use ism_sys::{ForkLocks, OnceBox, is_free, lock};
 use virtio_ism::{IsmDevice, IsmError, OwnDmb, PeerDmb};
 
 /// Most own DMBs of one size in the pool of a peer.
@@ -100,8 +100,9 @@ pub(crate) struct OwnBuffer {
     dmb: Option<OwnDmb>,
     in_use: DmbBytes,
     peer: Weak<Peer>,
-    /// Bytes from the start that may not be zero; unset: the DMB must not be used again.
-    dirty: OnceLock<usize>,
+    /// Bytes from the start with values possibly other than zero; unset: the DMB must not be used
+    /// again.
+    dirty: OnceBox<usize>,
 }
 
 impl OwnBuffer {
@@ -223,7 +224,7 @@ impl Peer {
         self.live.fetch_add(1, Ordering::Relaxed);
         self.in_use.add(dmb.len());
         let in_use = self.in_use.clone();
-        Ok(OwnBuffer { dmb: Some(dmb), in_use, peer: Arc::downgrade(self), dirty: OnceLock::new() })
+        Ok(OwnBuffer { dmb: Some(dmb), in_use, peer: Arc::downgrade(self), dirty: OnceBox::new() })
     }
 
     fn return_to_pool(&self, dmb: OwnDmb) {

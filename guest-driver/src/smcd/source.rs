@@ -171,7 +171,7 @@ impl Source for SmcdSource {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
-    use std::sync::atomic::{AtomicU32, Ordering};
+
     use std::time::Duration;
 
     use vhost_device_ism::config::GuestSpec;
@@ -196,12 +196,10 @@ mod tests {
 
     /// Two devices of a daemon in this process.
     fn pair(prefer: Prefer) -> (Daemon, [Arc<IsmDevice>; 2]) {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let own = smc_test_support::TestDir::new();
         let daemon = Daemon::start(Config::default()).unwrap();
         let devices = ["a", "b"].map(|end| {
-            let name = format!("smcd-{}-{number}-{end}", std::process::id());
-            let socket = std::env::temp_dir().join(name);
+            let socket = own.path(end);
             daemon.add_guest(GuestSpec::new(&socket)).unwrap();
             IsmDevice::open(OpenOptions { prefer, ..OpenOptions::new(socket) }).unwrap()
         });
