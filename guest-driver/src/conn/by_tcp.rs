@@ -44,6 +44,7 @@ impl Conn {
                 true => self.put_on_tcp(&mut tx, bufs, done, 0),
                 false => 0,
             };
+            let n = if n > 0 { n } else { self.hold(&mut tx, bufs, done, false) };
             if n > 0 {
                 done += n;
                 continue;
@@ -86,6 +87,9 @@ impl Conn {
                 return Ok(());
             }
             self.may_write(&tx)?;
+            if self.hold(&mut tx, &[IoSlice::new(&[byte])], 0, true) > 0 {
+                return Ok(());
+            }
             drop(tx);
             if self.options.is_nonblocking() {
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -141,18 +145,18 @@ impl Conn {
         let header = Record::Data { at: tx.total, len: len as u32, more }.header();
         let mut out: Vec<IoSlice<'_>> = vec![IoSlice::new(&header)];
         out.extend(slices.iter().map(|bytes| IoSlice::new(bytes)));
-        let taken = self.write_tcp(&out);
+        let taken = self.write_tcp(&out, SendFlags::empty());
         let Some(change) = &mut tx.change else { return 0 };
         match taken {
             Ok(0) => {
-                change.blocked = true;
+                change.sending.blocked = true;
                 0
             }
             Ok(mut taken) => {
                 for slice in &out {
                     let rest = slice.get(taken.min(slice.len())..).unwrap_or_default();
                     taken -= taken.min(slice.len());
-                    change.out.push(rest);
+                    change.sending.out.push(rest);
                 }
                 tx.total += len as u64;
                 tx.deliveries += 1;
@@ -176,17 +180,17 @@ impl Conn {
         for (to, from) in bytes.iter_mut().zip(mark.into_iter().chain(data).chain([byte])) {
             *to = from;
         }
-        let taken = self.write_tcp(&[IoSlice::new(&bytes)]);
+        let taken = self.write_tcp(&[IoSlice::new(&bytes)], SendFlags::empty());
         let Some(change) = &mut tx.change else { return false };
         match taken {
             // A mark alone says nothing of a following byte.
             Ok(0) => {
-                change.blocked = true;
+                change.sending.blocked = true;
                 false
             }
             Ok(taken) => {
                 change.way_back.note_mark();
-                change.out.push(bytes.get(taken..).unwrap_or_default());
+                change.sending.out.push(bytes.get(taken..).unwrap_or_default());
                 tx.total += 1;
                 tx.deliveries += 1;
                 true
@@ -201,18 +205,24 @@ impl Conn {
     /// Sends the records not yet taken by TCP.
     pub(super) fn pump_out(&self, tx: &mut Tx) {
         let mut has_waited = false;
+        // The FIN is in the packet of the last record: the peer's FIN must not come first.
+        let ends = tx.ends_tcp_first();
+        let more = if ends { SendFlags::MORE } else { SendFlags::empty() };
         loop {
             let Some(change) = &mut tx.change else { return };
-            if change.broken {
-                return change.out.discard();
+            if change.sending.broken {
+                return change.sending.out.discard();
             }
-            if change.out.is_empty() {
+            if change.sending.out.is_empty() {
                 if has_waited {
                     // A writer may have found no room behind these records.
                     self.waiting.note_room_on_tcp();
                 }
-                if std::mem::take(&mut change.closing) {
+                if std::mem::take(&mut change.sending.closing) {
                     drop(self.tcp.take());
+                } else if ends && has_waited {
+                    let fin = rustix::net::Shutdown::Write;
+                    let _ = self.tcp.with(|tcp| Ok(rustix::net::shutdown(tcp, fin)?));
                 }
                 return;
             }
@@ -220,13 +230,13 @@ impl Conn {
                 return;
             }
             has_waited = true;
-            let (first, second) = change.out.slices();
-            match self.write_tcp(&[IoSlice::new(first), IoSlice::new(second)]) {
+            let (first, second) = change.sending.out.slices();
+            match self.write_tcp(&[IoSlice::new(first), IoSlice::new(second)], more) {
                 Ok(0) => {
-                    change.blocked = true;
+                    change.sending.blocked = true;
                     return;
                 }
-                Ok(taken) => change.out.take(taken),
+                Ok(taken) => change.sending.out.take(taken),
                 Err(_) => return self.break_writes(tx),
             }
         }
@@ -238,21 +248,21 @@ impl Conn {
     fn break_writes(&self, tx: &mut Tx) {
         let is_closed = (tx.close.flags() | tx.close.pending()).contains(StateFlags::CLOSED);
         let Some(change) = &mut tx.change else { return };
-        change.out.discard();
+        change.sending.out.discard();
         if is_closed {
-            change.closing = false;
+            change.sending.closing = false;
             self.change(tx, Input::TcpReset, 0);
             return;
         }
-        change.broken = true;
+        change.sending.broken = true;
         self.end.shut_write();
         self.wake_all();
         self.tcp.watch_room();
     }
 
-    /// Writes to TCP without waiting; 0: it has no room.
-    fn write_tcp(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    /// Writes to TCP without waiting; 0: TCP has no room.
+    fn write_tcp(&self, slices: &[IoSlice<'_>], more: SendFlags) -> io::Result<usize> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL | more;
         loop {
             let sent = self
                 .tcp

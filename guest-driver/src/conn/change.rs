@@ -10,6 +10,7 @@
 //! Every function runs under the lock of the send side, under which records are written.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use smc_core::carrier::{Action, End, Input, Outgoing, Positions, Renewal, Role, Violation};
 use smc_core::connection::{Event, Ring, SMCD_CONTROL_LEN, State};
@@ -45,7 +46,16 @@ pub(super) struct Change {
     pub(super) told_moved: [u64; 2],
     /// The return of the connection to a ring.
     pub(super) way_back: WayBack,
-    /// What TCP has not taken.
+    pub(super) sending: Sending,
+    pub(super) receiving: Receiving,
+    /// SO_LINGER of the program, while the socket's own value makes the kernel reset the connection at
+    /// the end of the process, because bytes are unread.
+    pub(super) linger: Option<Option<Duration>>,
+}
+
+/// The own direction over TCP.
+pub(super) struct Sending {
+    /// Records not yet taken by TCP.
     pub(super) out: RecordQueue,
     /// TCP has no room. The watch reports new room.
     pub(super) blocked: bool,
@@ -53,7 +63,16 @@ pub(super) struct Change {
     pub(super) broken: bool,
     /// The TCP connection is closed when `out` is empty.
     pub(super) closing: bool,
-    /// Bytes from TCP whose turn has not come.
+    /// The flags of the own direction known to the machine.
+    pub(super) told: StateFlags,
+    /// The last deliveries to the former ring, until the peer reports its received bytes.
+    pub(super) copies: Vec<u8>,
+}
+
+/// The peer's direction over TCP.
+#[derive(Default)]
+pub(super) struct Receiving {
+    /// Bytes from TCP not yet processed.
     pub(super) input: VecDeque<u8>,
     /// Bytes of the last DATA record not yet stored.
     pub(super) body: u32,
@@ -65,15 +84,11 @@ pub(super) struct Change {
     pub(super) mark: Option<u64>,
     /// The peer's second word, as stored by this end.
     pub(super) word: ConsumerWord,
-    /// What the machine knows that the own direction has said.
-    pub(super) told: StateFlags,
     /// TCP has delivered the peer's FIN, and the machine knows.
     pub(super) ended: bool,
     /// The carrier is lost: bytes missing in the own ring when the peer reports its end of the ring
     /// never come.
     pub(super) gone: bool,
-    /// What was delivered last to the ring that was left, until the peer says what it has received.
-    pub(super) copies: Vec<u8>,
 }
 
 impl Change {
@@ -85,21 +100,17 @@ impl Change {
             count: 0,
             told_moved: [0; 2],
             way_back: WayBack::new(role, carrier.may_come_back()),
-            // The child of a fork can take a connection over that need not be polled.
-            out: RecordQueue::new(!carrier.must_be_polled()),
-            blocked: false,
-            broken: false,
-            closing: false,
-            input: VecDeque::new(),
-            body: 0,
-            stored: 0,
-            base: 0,
-            mark: None,
-            word: ConsumerWord::default(),
-            told: StateFlags::empty(),
-            ended: false,
-            gone: false,
-            copies: Vec::new(),
+            sending: Sending {
+                // The child of a fork can take over a connection that need not be polled.
+                out: RecordQueue::new(!carrier.must_be_polled()),
+                blocked: false,
+                broken: false,
+                closing: false,
+                told: StateFlags::empty(),
+                copies: Vec::new(),
+            },
+            receiving: Receiving::default(),
+            linger: None,
         }
     }
 
@@ -122,7 +133,10 @@ impl Change {
 
     /// Whether a record of data may be begun.
     pub(super) fn may_send(&self) -> bool {
-        let has_room = self.out.is_empty() && !self.blocked && !self.broken && !queues_are_held();
+        let has_room = self.sending.out.is_empty()
+            && !self.sending.blocked
+            && !self.sending.broken
+            && !queues_are_held();
         self.end.outgoing() == Outgoing::Tcp && has_room
     }
 }
@@ -169,17 +183,29 @@ impl Tx {
 
     /// Whether TCP has taken every record.
     pub(super) fn has_no_records(&self) -> bool {
-        self.change.as_ref().is_none_or(|change| change.out.is_empty())
+        self.change.as_ref().is_none_or(|change| change.sending.out.is_empty())
     }
 
     /// Whether TCP was reset, as found by a write. Earlier arrivals are still to be read.
     pub(super) fn is_broken(&self) -> bool {
-        self.change.as_ref().is_some_and(|change| change.broken)
+        self.change.as_ref().is_some_and(|change| change.sending.broken)
     }
 
     /// Whether the end of the connection waits for TCP to take the last records.
     pub(super) fn is_flushing(&self) -> bool {
-        self.change.as_ref().is_some_and(|change| change.closing)
+        self.change.as_ref().is_some_and(|change| change.sending.closing)
+    }
+
+    /// Whether this end was the first to end its direction, with nothing to say on TCP behind its last
+    /// record. Then its TCP sends the first FIN, as if TCP had carried the whole stream: the other end
+    /// can use its port again at once.
+    pub(super) fn ends_tcp_first(&self) -> bool {
+        self.ends_first
+            && self.change.as_ref().is_some_and(|change| {
+                let has_said = change.sending.told.contains(StateFlags::CLOSED);
+                let is_settled = change.end.renewal() == Renewal::None && change.end.is_on_tcp();
+                has_said && is_settled
+            })
     }
 
     /// Whether the carrier's machine has left the ring, and the connection uses no new one yet.
@@ -193,7 +219,7 @@ impl Tx {
 impl Conn {
     /// Whether the connection may continue without its carrier.
     pub(super) fn may_outlive(&self) -> bool {
-        self.tcp.is_watched()
+        self.tcp.has_watch()
     }
 
     /// Whether the ring was left with written bytes not yet taken by TCP, or the connection is
@@ -204,7 +230,7 @@ impl Conn {
             return true;
         }
         let Some(change) = &tx.change else { return false };
-        let has_more = !tx.queue.is_empty() || !change.out.is_empty();
+        let has_more = !tx.queue.is_empty() || !change.sending.out.is_empty();
         tx.has_left() && has_more && !change.end.is_over() && self.tcp.is_open()
     }
 
@@ -212,7 +238,7 @@ impl Conn {
     pub(super) fn note_unfinished(&self, tx: &mut Tx) {
         let is_unfinished = self.is_unfinished(tx);
         if let Some(change) = &mut tx.change {
-            change.out.set_unfinished(is_unfinished);
+            change.sending.out.set_unfinished(is_unfinished);
         }
     }
 
@@ -226,18 +252,23 @@ impl Conn {
         is_closed
             && tx.has_left()
             && !change.end.is_over()
-            && !change.broken
+            && !change.sending.broken
             && match change.end.outgoing() {
-                Outgoing::Tcp => self.tcp.with(unacknowledged).is_ok_and(|bytes| bytes > 0),
+                Outgoing::Tcp => self.has_unacknowledged(),
                 Outgoing::Ring | Outgoing::Leaving { .. } => self.tcp.is_open(),
             }
     }
 
-    /// Leaves the ring, whose device works and is about to go, if the connection may go on without it.
+    /// Whether the peer's kernel has yet to acknowledge bytes taken by TCP.
+    pub(super) fn has_unacknowledged(&self) -> bool {
+        self.tcp.with(unacknowledged).is_ok_and(|bytes| bytes > 0)
+    }
+
+    /// Leaves the ring of a working device about to go, if the connection may continue without it.
     pub(super) fn leave_in_order(&self) {
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
-        if !tx.has_left() && self.must_leave(&tx) {
+        if !tx.has_left() && self.must_leave(&tx) && self.tcp.watch_bytes().is_ok() {
             tracing::debug!(peer = %self.carrier(), "connection leaves its device");
             self.change(&mut tx, Input::Leave(Reason::DeviceLeaves), 0);
         }
@@ -265,7 +296,7 @@ impl Conn {
         }
     }
 
-    fn must_leave(&self, tx: &Tx) -> bool {
+    pub(super) fn must_leave(&self, tx: &Tx) -> bool {
         let has_left = |end: &End| end.is_on_tcp() && self.end.reads_tcp();
         let stays = tx.change.as_ref().is_some_and(|c| !has_left(&c.end) && !c.end.is_over());
         let is_over = tx.close.state() == State::Closed
@@ -277,7 +308,11 @@ impl Conn {
     /// Leaves the lost ring, if the connection may continue without it. `true`: the connection
     /// continues.
     pub(super) fn leave(&self, tx: &mut Tx) -> bool {
-        if tx.change.is_none() || !self.carrier().can_be_left() || !self.tcp.is_open() {
+        if tx.change.is_none()
+            || !self.carrier().can_be_left()
+            || self.tcp.watch_bytes().is_err()
+            || !self.tcp.is_open()
+        {
             return false;
         }
         if !tx.has_left() {
@@ -314,7 +349,7 @@ impl Conn {
             change.count += 1;
         }
         if !copies.is_empty() {
-            change.copies = copies;
+            change.sending.copies = copies;
         }
         let actions = change.end.on(input, &positions);
         let mut reads_from = None;
@@ -339,14 +374,14 @@ impl Conn {
                 self.tcp.watch_room();
             }
             Action::Write(record) => {
-                change.out.push(&record.header());
+                change.sending.out.push(&record.header());
                 self.pump_out(tx);
                 self.tcp.push();
             }
             Action::SendTcp => {
-                change.copies = Vec::new();
-                // The peer has all that was written to its ring, or reads it from there.
-                change.word.cursor = tx.sender.producer_word().cursor;
+                change.sending.copies = Vec::new();
+                // The peer has every byte written to its ring, or reads the bytes from there.
+                change.receiving.word.cursor = tx.sender.producer_word().cursor;
                 self.store_words(tx);
                 self.refresh_tx(tx);
                 self.flush_held(tx);
@@ -368,8 +403,8 @@ impl Conn {
             }
             Action::Propose | Action::Accept | Action::Confirm | Action::Decline => {
                 let message = std::mem::take(&mut change.way_back.answer);
-                change.out.push(&Record::Clc { len: message.len() as u32 }.header());
-                change.out.push(&message);
+                change.sending.out.push(&Record::Clc { len: message.len() as u32 }.header());
+                change.sending.out.push(&message);
                 self.pump_out(tx);
             }
             Action::Prepare => self.tcp.want_return(),
@@ -380,7 +415,7 @@ impl Conn {
                 self.flush_held(tx);
             }
             Action::PeerSaid(flags) => {
-                change.word.state_flags |= flags;
+                change.receiving.word.state_flags |= flags;
                 self.store_words(tx);
                 self.refresh_tx(tx);
             }
@@ -389,12 +424,12 @@ impl Conn {
                 self.end.fail(Failure::Ended);
             }
             Action::Mark(at) => {
-                change.mark = Some(at);
+                change.receiving.mark = Some(at);
                 // The cursor leaves an earlier mark behind.
-                if at > change.stored {
-                    change.word.producer_flags -= ProducerFlags::URGENT_PRESENT;
+                if at > change.receiving.stored {
+                    change.receiving.word.producer_flags -= ProducerFlags::URGENT_PRESENT;
                 }
-                change.word.producer_flags |= ProducerFlags::URGENT_PENDING;
+                change.receiving.word.producer_flags |= ProducerFlags::URGENT_PENDING;
                 self.store_words(tx);
             }
             Action::Reset(violation) => self.cut_by_change(tx, violation),
@@ -410,17 +445,24 @@ impl Conn {
         self.refresh_tx(tx);
         self.end_awaiting();
         if let Some(change) = &mut tx.change {
-            change.out.discard();
-            if std::mem::take(&mut change.closing) {
+            change.sending.out.discard();
+            if std::mem::take(&mut change.sending.closing) {
                 drop(self.tcp.take());
             }
         }
         if tx.close.peer_flags().contains(StateFlags::CLOSED) {
             return;
         }
-        tracing::warn!(peer = %self.carrier(), %violation, "connection is reset");
-        self.reset_tcp();
-        self.cut(tx);
+        // A peer may reset its connections: its process ends, for example.
+        match violation {
+            Violation::TcpReset => tracing::debug!(peer = %self.carrier(), "TCP was reset"),
+            _ => tracing::warn!(peer = %self.carrier(), %violation, "connection is reset"),
+        }
+        self.reset_tcp(tx);
+        match violation {
+            Violation::TcpReset => self.step_and_keep(tx, Event::TcpReset),
+            _ => self.cut(tx),
+        }
         // No answer can come.
         self.step(tx, Event::Timeout);
         self.wake_all();
@@ -432,9 +474,9 @@ impl Conn {
         if !self.end.reads_tcp() {
             return;
         }
-        let cursor = cursor_at(change.stored - change.base, &self.own_ring());
+        let cursor = cursor_at(change.receiving.stored - change.receiving.base, &self.own_ring());
         let producer = ProducerWord { cursor }.to_u64();
-        self.carrier().store_words([producer, change.word.to_u64()]);
+        self.carrier().store_words([producer, change.receiving.word.to_u64()]);
     }
 
     /// The own ring.
@@ -446,11 +488,11 @@ impl Conn {
     /// TCP.
     pub(super) fn tell_by_tcp(&self, tx: &mut Tx) {
         match tx.close.flags().contains(StateFlags::ABORT) {
-            true => self.reset_tcp(),
+            true => self.reset_tcp(tx),
             false => {
                 let said = tx.close.flags() & SAID;
                 let Some(change) = &mut tx.change else { return };
-                if std::mem::replace(&mut change.told, said) != said {
+                if std::mem::replace(&mut change.sending.told, said) != said {
                     self.change(tx, Input::Said, 0);
                 }
             }
@@ -460,7 +502,9 @@ impl Conn {
     /// Closes TCP, after its last record.
     pub(super) fn close_tcp(&self, tx: &mut Tx) {
         match &mut tx.change {
-            Some(change) if !change.out.is_empty() && self.tcp.is_open() => change.closing = true,
+            Some(change) if !change.sending.out.is_empty() && self.tcp.is_open() => {
+                change.sending.closing = true
+            }
             _ => drop(self.tcp.take()),
         }
     }

@@ -244,9 +244,12 @@ impl Conn {
     /// commands. `true`: LLC is under way, and the return continues after it.
     pub(crate) fn come_back(&self, params: &RingParams) -> bool {
         let (step, retired) = {
-            let has_urgent = self.rx().receiver.exception();
+            let may_begin = {
+                let rx = self.rx();
+                !rx.receiver.exception() && rx.may_begin_ring(self.own_ring().len() as usize)
+            };
             let mut tx = self.tx();
-            let step = next_step(&mut tx, params, has_urgent);
+            let step = next_step(&mut tx, params, may_begin);
             let retired = tx.change.as_mut().map(|c| std::mem::take(&mut c.way_back.retired));
             (step, retired)
         };
@@ -353,18 +356,19 @@ impl Conn {
         }
         let mut tx = self.tx();
         let Some(change) = &mut tx.change else { return false };
-        let Some(Ok(record)) = first_chunk(&change.input).map(|header| Record::parse(&header))
+        let Some(Ok(record)) =
+            first_chunk(&change.receiving.input).map(|header| Record::parse(&header))
         else {
             return false;
         };
-        change.input.drain(..HEADER_LEN);
+        change.receiving.input.drain(..HEADER_LEN);
         self.change(&mut tx, Input::Record(record), 0);
         let Some(change) = &mut tx.change else { return false };
         if change.end.is_over() || change.end.incoming().reading() != Reading::Ring {
             return true;
         }
         let Some(next) = change.way_back.next.take() else { return false };
-        if rx.total != change.stored {
+        if rx.total != change.receiving.stored {
             self.change(&mut tx, Input::Violated, 0);
             return true;
         }
@@ -402,10 +406,11 @@ impl Conn {
         tx.producer = tx.sender.producer_word().to_u64();
         tx.published = StateFlags::empty();
         tx.queue.begin_ring();
-        change.base = change.stored;
-        (change.word, change.told) = (ConsumerWord::default(), StateFlags::empty());
-        (change.gone, change.mark) = (false, None);
-        change.copies = Vec::new();
+        change.receiving.base = change.receiving.stored;
+        (change.receiving.word, change.sending.told) =
+            (ConsumerWord::default(), StateFlags::empty());
+        (change.receiving.gone, change.receiving.mark) = (false, None);
+        change.sending.copies = Vec::new();
         (change.why, change.count) = (Some(ChangeReason::Back), change.count + 1);
         let way = &mut change.way_back;
         way.back_off.on_ring(way.now());
@@ -433,11 +438,11 @@ impl Conn {
     }
 }
 
-/// Takes the next step out, if one is due and no thread does one. `has_urgent`: there is an urgent byte
-/// that the program has not read. A ring does not begin before it has, and this end would send nothing
-/// meanwhile.
-fn next_step(tx: &mut Tx, params: &RingParams, has_urgent: bool) -> Option<Step> {
-    let is_active = tx.close.state() == State::Active && !has_urgent;
+/// Takes the next step out, if one is due and no thread is busy with one. `may_begin`: no urgent byte
+/// is unread, and unread bytes of the last ring have room beside the new one. A ring does not begin
+/// before the program has read the urgent byte, and this end would send nothing meanwhile.
+fn next_step(tx: &mut Tx, params: &RingParams, may_begin: bool) -> Option<Step> {
+    let is_active = tx.close.state() == State::Active && may_begin;
     let change = tx.change.as_mut().filter(|change| !change.end.is_over())?;
     let renewal = change.end.renewal();
     if change.way_back.is_busy {
@@ -454,6 +459,8 @@ fn next_step(tx: &mut Tx, params: &RingParams, has_urgent: bool) -> Option<Step>
         Renewal::None if is_active && params.has_device() && change.is_return_due() => {
             Step::Propose
         }
+        // A peer reading no answers gets no more of them: they would fill this process.
+        Renewal::Accepting if !change.sending.out.is_empty() => return None,
         Renewal::Accepting | Renewal::Confirming | Renewal::Attaching => {
             let fits = is_active && change.may_return();
             let way = &mut change.way_back;

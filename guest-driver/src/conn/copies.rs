@@ -89,7 +89,7 @@ impl Conn {
     /// reports its sent bytes.
     pub(super) fn note_ring_gone(&self, tx: &mut Tx) {
         if let Some(change) = &mut tx.change
-            && !std::mem::replace(&mut change.gone, true)
+            && !std::mem::replace(&mut change.receiving.gone, true)
         {
             // A separate event continues, under the lock of the receive side.
             self.tcp.watch_room();
@@ -100,16 +100,17 @@ impl Conn {
     pub(super) fn repeat(&self, tx: &mut Tx, from: u64, to: u64) {
         let more = tx.queue.has_unsent();
         let Some(change) = &mut tx.change else { return };
-        let copies = std::mem::take(&mut change.copies);
+        let copies = std::mem::take(&mut change.sending.copies);
         let lacking = usize::try_from(to.saturating_sub(from)).unwrap_or(usize::MAX);
         let Some(bytes) = copies.len().checked_sub(lacking).and_then(|at| copies.get(at..)) else {
             return self.cut_by_change(tx, Violation::NoCopy { from, kept: to });
         };
         let mut at = from;
         for chunk in bytes.chunks(MAX_DATA as usize) {
-            // The program has been told that they are sent, and that those of the send queue are.
-            change.out.push(&Record::Data { at, len: chunk.len() as u32, more }.header());
-            change.out.push(chunk);
+            // These bytes were reported to the program as sent, and so were the bytes of the send
+            // queue.
+            change.sending.out.push(&Record::Data { at, len: chunk.len() as u32, more }.header());
+            change.sending.out.push(chunk);
             at += chunk.len() as u64;
         }
         self.pump_out(tx);

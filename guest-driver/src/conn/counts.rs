@@ -88,8 +88,15 @@ impl Conn {
         }
     }
 
-    /// What was sent, and what was not. In a ring, bytes are in the peer's memory, which is what TCP's
-    /// acknowledgements say. Of records the kernel knows more.
+    /// Bytes of the program neither in the peer's memory nor in its TCP.
+    pub(crate) fn undelivered(&self) -> u64 {
+        let mut tx = self.tx();
+        let counts = self.progress(&mut tx);
+        tx.total.saturating_sub(counts.acknowledged) + counts.unsent
+    }
+
+    /// Sent and unsent bytes. In a ring, sent bytes are in the peer's memory, and so acknowledged in
+    /// the sense of TCP. For records, the kernel knows more.
     pub(super) fn progress(&self, tx: &mut Tx) -> SentCounts {
         let queued = tx.queue.len() as u64;
         let total = tx.total;
@@ -98,7 +105,7 @@ impl Conn {
         };
         let (mut sent, mut acknowledged) = (total, total);
         if !change.end.is_on_ring() {
-            let waiting = change.out.len() as u64;
+            let waiting = change.sending.out.len() as u64;
             let of_tcp = |bytes: std::io::Result<usize>| waiting + bytes.unwrap_or(0) as u64;
             // With the headers of the records, which are few bytes.
             sent = total.saturating_sub(of_tcp(self.tcp.with(unsent)));
