@@ -2,7 +2,7 @@
 //! The end of a connection.
 
 use std::io;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,17 @@ use super::send_queue::UNSENT;
 use super::{Conn, Deadline, Failure, Tx};
 use crate::capture;
 use crate::reactor::ConnectionHandler;
-use ism_sys::{poll_readable, reset_tcp, tcp_counts};
+use crate::reactor::wait::{clear_interrupted, was_interrupted};
+use ism_sys::interrupt::listening;
+use ism_sys::{has_fin, poll_readable, reset_tcp};
+
+impl Tx {
+    /// The one place where an event meets unsent bytes: under the lock of the send side, after the last
+    /// check of the peer's words. Another thread may send the bytes at any time.
+    fn apply(&mut self, event: Event) -> Actions {
+        self.close.on(event, self.queue.has_unsent())
+    }
+}
 
 impl Conn {
     /// `shutdown`, either half or both.
@@ -29,9 +39,7 @@ impl Conn {
                 if capture::is_on() {
                     self.capture_end();
                 }
-                let unsent = self.has_held();
-                self.note_end();
-                self.on(Event::ShutdownWrite { unsent });
+                self.end_direction(Event::ShutdownWrite);
             }
             // The same as a close (CLOSE-17), except that the handle stays.
             Shutdown::Both => {
@@ -48,8 +56,7 @@ impl Conn {
         if capture::is_on() {
             self.capture_end();
         }
-        self.note_end();
-        self.on(Event::Close { unread: false, unsent: self.has_held() });
+        self.end_direction(Event::Close { unread: false });
         self.shutdown_read();
         Ok(())
     }
@@ -60,26 +67,37 @@ impl Conn {
             self.capture_end();
         }
         self.reactor.poll();
-        let unread = {
-            let mut rx = self.rx();
-            // A failure has ended the connection already.
-            let _ = self.refresh_rx(&mut rx);
-            (rx.receiver.available() > 0 || rx.kept.is_some()) && !self.end.is_read_shut()
-        };
-        self.note_end();
-        if !abort && !unread {
-            self.end_tcp_first();
+        if abort {
+            return self.abort();
         }
-        self.on(match abort {
-            true => Event::Abort,
-            false => Event::Close { unread, unsent: self.has_held() },
-        });
+        let mut rx = self.rx();
+        // A failure has ended the connection already.
+        let _ = self.refresh_rx(&mut rx);
+        let has_unread = rx.receiver.available() > 0 || rx.kept.is_some();
+        let unread = has_unread && !self.end.is_read_shut();
+        let mut tx = self.tx();
+        self.begin_end(&mut tx);
+        if !unread {
+            self.end_tcp_first(&tx);
+        }
+        self.step(&mut tx, Event::Close { unread });
+        drop((tx, rx));
+        self.sync_readiness();
     }
 
-    /// Before the application ends its direction: notes whether it is the first of the two that ends.
-    fn note_end(&self) {
+    /// The program ends its direction.
+    fn end_direction(&self, event: Event) {
         let mut tx = self.tx();
-        self.refresh_tx(&mut tx);
+        self.begin_end(&mut tx);
+        self.step(&mut tx, event);
+        drop(tx);
+        self.sync_readiness();
+    }
+
+    /// Before the program ends its direction: takes the peer's words, and notes whether this end is the
+    /// first of the two.
+    fn begin_end(&self, tx: &mut Tx) {
+        self.refresh_tx(tx);
         let said = tx.close.flags().union(tx.close.pending());
         if !said.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED) && !tx.close.peer_done()
         {
@@ -89,26 +107,32 @@ impl Conn {
 
     /// The application is about to close the connection. If this end was the first to end a direction,
     /// its TCP sends the first FIN: the other end can use its port again at once, as on TCP. Not while
-    /// bytes are unsent, or may not arrive if this process ends now: the peer takes a FIN and the end of
-    /// this process for the end of all bytes.
-    fn end_tcp_first(&self) {
-        let is_first = {
-            let tx = self.tx();
-            let has_arrived = !tx.carrier.keeps_copies() && !tx.queue.has_unsent();
-            tx.ends_first && has_arrived && !tx.is_flushing()
-        };
-        if is_first
+    /// bytes may need TCP: the peer takes a FIN and the end of this process for the end of the data.
+    fn end_tcp_first(&self, tx: &Tx) {
+        if tx.ends_first
+            && self.arrives_without_tcp(tx)
+            && !tx.is_flushing()
+            && !tx.has_left()
             && !self.has_failed()
-            && !self.may_outlive()
             && let Some(tcp) = &*self.tcp.stream()
         {
             let _ = rustix::net::shutdown(tcp, rustix::net::Shutdown::Write);
         }
     }
 
-    /// Resets the connection, but not its TCP connection: the program goes on with the socket of that.
+    /// Whether all written bytes arrive in the peer's ring, even if this process ends now. A connection
+    /// able to outlive its device may have to repeat bytes on TCP, unless the ring is in memory of both
+    /// processes: the memory of a restored machine is a copy.
+    pub(super) fn arrives_without_tcp(&self, tx: &Tx) -> bool {
+        !tx.carrier.keeps_copies()
+            && !tx.queue.has_unsent()
+            && (!self.may_outlive() || tx.carrier.futex_line().is_some())
+    }
+
+    /// Resets the connection, but not its TCP connection: the program continues with the TCP socket.
     pub(crate) fn abandon(&self) {
         self.tcp.discard_addresses();
+        self.restore_linger(&mut self.tx());
         drop(self.tcp.take());
         self.abort();
     }
@@ -251,18 +275,26 @@ impl Conn {
                 }
                 _ if self.leave(tx) => self.note_ring_gone(tx),
                 _ => {
-                    self.reset_tcp();
+                    self.reset_tcp(tx);
                     self.cut(tx);
                     // No answer can come.
                     self.step(tx, Event::Timeout);
                     self.end.fail(Failure::Reset);
                 }
             }
+            self.note_end_of_leave(tx);
         }
         self.wake_all();
     }
 
-    /// Writes wait until it is known how the connection goes on.
+    /// A connection that has ended before it had left its device holds the device no longer.
+    fn note_end_of_leave(&self, tx: &Tx) {
+        if tx.change.is_some() && !self.must_leave(tx) {
+            self.reactor.wake_background();
+        }
+    }
+
+    /// Writes wait until the connection's next carrier is known.
     pub(super) fn hold_writes(&self) {
         if self.may_outlive() {
             self.end.leave_ring();
@@ -277,7 +309,7 @@ impl Conn {
             return;
         }
         if !self.is_over_by_loss(&mut tx) {
-            self.reset_tcp();
+            self.reset_tcp(&mut tx);
             self.step(&mut tx, Event::TcpReset);
             self.step(&mut tx, Event::Timeout);
             self.end.fail(Failure::Reset);
@@ -309,7 +341,7 @@ impl Conn {
         }
         // The last words of the process: its last bytes, and its last read position.
         self.refresh_tx(tx);
-        let has_read_all = tx.sender.in_flight() == 0 && tx.queue.is_empty();
+        let has_read_all = tx.sender.in_flight() == 0 && !tx.queue.has_unsent();
         Some(has_read_all && !self.peer_has_unsent() && self.carrier().has_memory())
     }
 
@@ -329,7 +361,7 @@ impl Conn {
             match peek(tcp, &mut byte) {
                 // The kernel also returns 0 on a reset connection, once the error was taken.
                 Ok(0) => {
-                    return Some(tcp_counts(tcp).is_ok_and(|counts| counts.state == CLOSE_WAIT));
+                    return Some(has_fin(tcp));
                 }
                 Ok(_) => return Some(false),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -342,10 +374,11 @@ impl Conn {
         }
     }
 
-    /// Breaks the TCP connection by RST, so that the peer does not take the end of this process for
-    /// the end of its data. No call reports a failure before this is done, because the application
-    /// may close the connection or exit then.
-    pub(super) fn reset_tcp(&self) {
+    /// Breaks the TCP connection by RST: the peer must not take the end of this process for the end of
+    /// its data. No call reports a failure before the RST, because the application may close the
+    /// connection or exit then.
+    pub(super) fn reset_tcp(&self, tx: &mut Tx) {
+        self.restore_linger(tx);
         if let Some(tcp) = self.tcp.take() {
             reset_tcp(tcp);
         }
@@ -360,22 +393,22 @@ impl Conn {
 
     /// The peer's state flags have changed.
     pub(super) fn on_peer_flags(&self, tx: &mut Tx, flags: StateFlags) {
-        // TCP delivers what came before a reset, and so does this end, although CLOSE-26 would let
-        // it throw the bytes away.
-        self.step_and_keep(tx, Event::Peer { flags, unsent: !tx.queue.is_empty() });
+        // TCP delivers bytes from before a reset, and so does this end, although CLOSE-26 would allow
+        // discarding them.
+        self.step_and_keep(tx, Event::Peer { flags });
         if tx.close.peer_done() {
             self.end.end_of_peer();
         }
     }
 
     pub(super) fn step(&self, tx: &mut Tx, event: Event) {
-        let actions = tx.close.on(event);
+        let actions = tx.apply(event);
         self.carry_out(tx, actions);
     }
 
-    /// As [`Conn::step`], but what has arrived can still be read.
-    fn step_and_keep(&self, tx: &mut Tx, event: Event) {
-        let actions = tx.close.on(event);
+    /// Like [`Conn::step`], but received bytes can still be read.
+    pub(super) fn step_and_keep(&self, tx: &mut Tx, event: Event) {
+        let actions = tx.apply(event);
         if actions.contains(Actions::PURGE) {
             self.discard_held(tx);
         }
@@ -386,14 +419,21 @@ impl Conn {
         if !tx.close.can_write() {
             self.end.shut_write();
         }
+        if actions.intersects(Actions::SEND_CLOSED | Actions::CLOSE_TCP) {
+            self.restore_linger(tx);
+        }
         if actions.contains(Actions::RESET_TCP) {
-            self.reset_tcp();
+            self.reset_tcp(tx);
         }
         for action in actions.each() {
             self.perform(tx, action);
         }
         if actions.contains(Actions::SEND_ABORT) {
             self.step(tx, Event::AbortDelivered);
+        }
+        let has_failed = actions.intersects(Actions::REPORT_RESET | Actions::REPORT_ABORTED);
+        if has_failed || tx.change.as_ref().is_some_and(|change| !change.end.is_on_ring()) {
+            self.note_end_of_leave(tx);
         }
         self.note_unfinished(tx);
     }
@@ -426,7 +466,21 @@ impl Conn {
         }
     }
 
-    /// Waits until the peer has read everything or has closed, at most `timeout` (SO_LINGER).
+    /// Like [`Conn::linger`], with an error for unread bytes.
+    pub(crate) fn linger_to_end(self: &Arc<Self>, timeout: Duration) -> io::Result<()> {
+        self.linger(timeout);
+        self.check()?;
+        match self.unread_by_peer() {
+            0 => Ok(()),
+            n => {
+                let why = format!("the peer has not read the last {n} bytes");
+                Err(io::Error::new(io::ErrorKind::TimedOut, why))
+            }
+        }
+    }
+
+    /// Waits until the peer has read everything or has closed, at most `timeout` (SO_LINGER). A signal
+    /// ends the wait, even with a SA_RESTART handler, and the connection closes in the background.
     pub(crate) fn linger(self: &Arc<Self>, timeout: Duration) {
         let deadline = Deadline::after(Some(timeout));
         loop {
@@ -434,10 +488,24 @@ impl Conn {
                 let mut tx = self.tx();
                 self.refresh_tx(&mut tx);
                 let is_sent = tx.queue.is_empty() && tx.has_no_records();
-                if tx.sender.in_flight() == 0 && is_sent || self.has_failed() {
+                let is_read = tx.sender.in_flight() == 0 && is_sent;
+                let is_by_tcp = is_read && tx.has_left();
+                if is_read && !(is_by_tcp && self.has_unacknowledged()) || self.has_failed() {
                     return;
                 }
-                // The peer need not report its last reads by itself (CDC-21), so ask it (CDC-23,
+                if is_by_tcp {
+                    // No event reports acknowledgements of the peer's kernel.
+                    drop(tx);
+                    let left = deadline.left().map_or(ACKNOWLEDGED, |(_, left)| left);
+                    let pause = Deadline::after(Some(left.min(ACKNOWLEDGED)));
+                    clear_interrupted();
+                    let _ = listening(|| self.wait_as(&pause, false, was_interrupted));
+                    if left.is_zero() || was_interrupted() {
+                        return;
+                    }
+                    continue;
+                }
+                // The peer need not report its last reads by itself (CDC-21), so ask for them (CDC-23,
                 // CDC-24).
                 tx.sender.request_update();
                 if tx.sender.publish_due() {
@@ -448,15 +516,18 @@ impl Conn {
             let flushed = || self.end.has_left_ring() && self.tx().has_room_on_tcp();
             let look = self.look();
             let flushed = || flushed() || look.is_over();
-            if self.wait(&deadline, || look.words()[1] != seen || flushed()).is_err() {
+            clear_interrupted();
+            let changed = || look.words()[1] != seen || flushed() || was_interrupted();
+            let waited = listening(|| self.wait_as(&deadline, false, changed));
+            if waited.is_err() || was_interrupted() {
                 return;
             }
         }
     }
 }
 
-/// State of a TCP connection whose peer has sent a FIN, as in `include/net/tcp_states.h`.
-pub(super) const CLOSE_WAIT: u8 = 8;
+/// Pause between two checks of the acknowledgements of the peer's kernel.
+const ACKNOWLEDGED: Duration = Duration::from_millis(5);
 
 /// The shortest wait of a connection for the FIN of an ended process.
 const FIN_TIME: Duration = Duration::from_millis(500);
@@ -464,10 +535,10 @@ const FIN_TIME: Duration = Duration::from_millis(500);
 /// The longest sleep for FINs of lost peers, of the process's connections together in one second.
 const FIN_BUDGET: Duration = Duration::from_millis(50);
 
-/// Waits a moment until the peer's FIN may have come. `false`: the time for that is used up.
-fn await_fin(tcp: &TcpStream) -> bool {
-    /// The second of the clock, times 2^20, and how much of its budget is spent, microseconds. No
-    /// lock: a thread could hold it while the process forks.
+/// Waits a moment for the peer's FIN. `false`: the time budget is used up.
+fn await_fin(tcp: impl AsFd) -> bool {
+    /// The second of the clock, times 2^20, plus the spent part of its budget, microseconds. No lock: a
+    /// thread could hold it while the process forks.
     static SPENT: AtomicU64 = AtomicU64::new(0);
     let clock = ism_sys::read_clock(rustix::time::ClockId::Monotonic);
     let second = (clock.tv_sec as u64) << 20;
@@ -481,8 +552,8 @@ fn await_fin(tcp: &TcpStream) -> bool {
     took < budget
 }
 
-/// Peeks without blocking, whatever the mode of the stream.
-fn peek(tcp: &TcpStream, byte: &mut [u8; 1]) -> io::Result<usize> {
+/// Peeks without blocking, in any mode of the stream.
+fn peek(tcp: impl AsFd, byte: &mut [u8; 1]) -> io::Result<usize> {
     use rustix::net::RecvFlags;
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let (n, _) = rustix::net::recv(tcp, &mut byte[..], flags)?;

@@ -239,7 +239,7 @@ impl Conn {
         self.reactor.poll();
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
-        let on_tcp = tx.change.as_ref().map_or(0, |change| change.out.len());
+        let on_tcp = tx.change.as_ref().map_or(0, |change| change.sending.out.len());
         tx.sender.in_flight() as usize + tx.queue.len() + on_tcp
     }
 
@@ -314,8 +314,8 @@ impl Conn {
         match tx.carrier.deliver(&[], words, true) {
             Ok(()) => self.sent(tx, words),
             Err(_) if tx.has_left() || self.leave(tx) => self.tell_by_tcp(tx),
-            // The peer must not take the FIN of a process that exits now for an end.
-            Err(_) => self.reset_tcp(),
+            // The peer must not take the FIN of a process exiting now for an end of data.
+            Err(_) => self.reset_tcp(tx),
         }
     }
 

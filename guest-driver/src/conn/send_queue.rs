@@ -160,8 +160,21 @@ impl Tx {
         (self.sender.urgent_unread() || self.has_stalled()) && self.queue.has_room()
     }
 
-    /// Sets the second flag of [`UNSENT`]. Not behind an urgent byte, which AF_SMC would take for a new
-    /// one with each control word.
+    /// Whether the queue takes a write between two carriers, before the peer's record about its bytes. TCP
+    /// would have room.
+    fn may_queue_while_changing(&self) -> bool {
+        let changes = self.change.as_ref().is_some_and(|change| change.awaits_record());
+        changes && !self.is_broken() && self.queue.has_room()
+    }
+
+    /// Whether poll shows room after the end of the ring.
+    pub(super) fn shows_room_on_tcp(&self) -> bool {
+        let in_queue = self.queue.len() <= self.queue.limit / 3 * 2;
+        self.has_room_on_tcp() || in_queue && self.may_queue_while_changing()
+    }
+
+    /// Sets the second flag of [`UNSENT`]. Not behind an urgent byte: AF_SMC would take each control
+    /// word for a new urgent byte.
     fn tell_unsent(&mut self) {
         if !self.sender.urgent_unread() {
             self.sender.request_update();
@@ -199,12 +212,15 @@ impl Conn {
         mut skip: usize,
         urgent: bool,
     ) -> usize {
-        if self.end.has_left_ring() {
-            return 0;
-        }
-        tx.note_full();
-        if !tx.may_queue() {
-            return 0;
+        match self.end.has_left_ring() {
+            true if !tx.may_queue_while_changing() => return 0,
+            true => {}
+            false => {
+                tx.note_full();
+                if !tx.may_queue() {
+                    return 0;
+                }
+            }
         }
         let SendQueue { bytes: queue, limit, unsent_limit, .. } = &mut tx.queue;
         let limit = (*limit).min(*unsent_limit);
@@ -219,8 +235,10 @@ impl Conn {
         let held = queue.len() - before;
         if urgent && held > 0 {
             queue.mark_last_urgent();
-            // The peer learns of urgent data although there is no room for the byte (CDC-30).
-            tx.sender.announce_urgent();
+            if !self.end.has_left_ring() {
+                // The peer learns of urgent data although there is no room for the byte (CDC-30).
+                tx.sender.announce_urgent();
+            }
         }
         self.begin_holding(tx);
         held
@@ -234,6 +252,9 @@ impl Conn {
         if !self.waiting.holding.swap(true, Ordering::SeqCst) {
             self.watch_events();
             self.holding_count().fetch_add(1, Ordering::SeqCst);
+        }
+        if self.end.has_left_ring() {
+            return self.note_unannounced(tx);
         }
         tx.sender.block();
         tx.tell_unsent();
@@ -366,6 +387,7 @@ impl Conn {
         }
         if tx.queue.is_empty() {
             self.end_holding();
+            self.note_unannounced(tx);
             if !tx.close.pending().is_empty() {
                 self.step(tx, Event::Flushed);
             }

@@ -52,15 +52,6 @@ impl Conn {
     ///
     /// # Errors
     /// `WouldBlock` at the deadline, as for a socket with a timeout.
-    pub(super) fn wait(
-        &self,
-        deadline: &Deadline,
-        changed: impl FnMut() -> bool,
-    ) -> io::Result<()> {
-        self.wait_as(deadline, true, changed)
-    }
-
-    /// As [`Conn::wait`]. Without `on_word`, a signal ends the wait whatever its handler says.
     pub(super) fn wait_as(
         &self,
         deadline: &Deadline,
@@ -109,10 +100,11 @@ impl Conn {
         if !self.end.reads_tcp() {
             return self.wait_as(deadline, on_word, changed);
         }
-        if deadline.is_over() {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
         let left = deadline.left().map_or(RECHECK_INTERVAL, |(_, left)| left);
+        if left.is_zero() {
+            let is_due = changed() || self.has_failed();
+            return if is_due { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) };
+        }
         let slept = self.tcp.sleep_as_reader(|waiter, set| {
             self.add_sleeper(waiter);
             let count = waiter.wake_count();

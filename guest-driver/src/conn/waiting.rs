@@ -2,7 +2,7 @@
 //! The waiters of a connection: sleeping threads, pollers, a readiness descriptor, queued bytes.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use virtio_ism_abi::signal::Line;
 
@@ -10,7 +10,7 @@ use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::ReadinessFd;
 use crate::reactor::spin::Spin;
 use crate::reactor::wait::Waiter;
-use ism_sys::{WordWait, is_free, lock};
+use ism_sys::{OnceBox, WordWait, is_free, lock};
 
 /// After this many sleeps in a row without the peer's due wake-up, threads sleep in the reactor only.
 const MAX_MISSED: u8 = 3;
@@ -27,7 +27,7 @@ pub(super) struct Waiting {
     last_change: [AtomicU64; 2],
     /// The use of the line's armed word by sleeping threads.
     pub(super) word_state: WordState,
-    pub(super) readiness: OnceLock<ReadinessFd>,
+    pub(super) readiness: OnceBox<ReadinessFd>,
     /// A write that must not wait, or a poll, found no room, and no poll has shown room since.
     write_blocked: AtomicBool,
     /// Number of times when TCP got room for records: the first time, and after a lack of room.
@@ -49,7 +49,7 @@ impl Waiting {
             pollers: Mutex::default(),
             last_change: words.map(AtomicU64::new),
             word_state: WordState::default(),
-            readiness: OnceLock::new(),
+            readiness: OnceBox::new(),
             write_blocked: AtomicBool::new(false),
             rooms: AtomicU32::new(0),
             holding: AtomicBool::new(false),
