@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The receive side of records: bytes from TCP are stored into the own ring.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
 
@@ -11,10 +12,9 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags}
 use smc_core::wire::record::{HEADER_LEN, Record};
 
 use super::copies::{cursor_at, distance, offset_of};
-use super::end::CLOSE_WAIT;
 use super::send_queue::queues_are_held;
 use super::{Conn, Rx, Tx};
-use ism_sys::tcp_counts;
+use ism_sys::{has_error, has_fin};
 
 /// The most bytes taken from TCP by one call.
 const TAKEN_AT_ONCE: usize = 64 << 10;
@@ -53,7 +53,7 @@ impl Conn {
             if queues_are_held() {
                 return;
             }
-            if std::mem::take(&mut change.blocked) {
+            if std::mem::take(&mut change.sending.blocked) {
                 self.waiting.note_room_on_tcp();
             }
             self.pump_out(&mut tx);
@@ -92,6 +92,7 @@ impl Conn {
                 }
             }
         }
+        self.note_unread(rx, &mut self.tx());
         self.wake_all();
     }
 
@@ -99,8 +100,8 @@ impl Conn {
         let mut arrived = self.arrived(rx, tx);
         if matches!(tx.change.as_ref().map(|c| c.end.incoming().reading()), Some(Reading::Until(_)))
         {
-            // This end may have heard of it before it left the ring.
-            let gone = tx.change.as_ref().is_some_and(|change| change.gone)
+            // This end may have heard of the loss before it left the ring.
+            let gone = tx.change.as_ref().is_some_and(|change| change.receiving.gone)
                 || self.carrier().brings_no_more();
             if gone {
                 arrived = if self.carrier().keep_ring() { self.arrived(rx, tx) } else { None };
@@ -124,13 +125,13 @@ impl Conn {
         if change.end.is_over() {
             return Round::Done;
         }
-        if change.body > 0 {
+        if change.receiving.body > 0 {
             return self.store_body(tx);
         }
         if change.way_back.missing() > 0 {
             return self.take_message(tx);
         }
-        if let Some(header) = first_chunk(&change.input) {
+        if let Some(header) = first_chunk(&change.receiving.input) {
             let begins_ring = matches!(Record::parse(&header), Ok(Record::Change { .. }));
             if begins_ring && change.way_back.has_ring() {
                 return Round::Ring;
@@ -139,13 +140,13 @@ impl Conn {
                 return Round::Done;
             }
             let is_late = begins_ring && change.way_back.has_failed();
-            change.input.drain(..HEADER_LEN);
+            change.receiving.input.drain(..HEADER_LEN);
             let input = match Record::parse(&header) {
                 // The link used by the peer was not brought up here.
                 Ok(_) if is_late => Input::Violated,
                 Ok(record) => {
                     match record {
-                        Record::Data { len, .. } => change.body = len,
+                        Record::Data { len, .. } => change.receiving.body = len,
                         Record::Clc { len } => change.way_back.begin_message(len),
                         _ => {}
                     }
@@ -202,19 +203,19 @@ impl Conn {
         let sent = tx.sender.producer_word().cursor;
         let Some(change) = &mut tx.change else { return };
         let has_sent = change.end.outgoing() == Outgoing::Tcp;
-        change.stored = from;
+        change.receiving.stored = from;
         let urgent = ProducerFlags::URGENT_PENDING | ProducerFlags::URGENT_PRESENT;
-        change.word = ConsumerWord {
+        change.receiving.word = ConsumerWord {
             cursor: if has_sent { sent } else { last.cursor },
             producer_flags: last.producer_flags & urgent,
-            state_flags: last.state_flags | change.word.state_flags,
+            state_flags: last.state_flags | change.receiving.word.state_flags,
         };
-        if change.mark.is_some_and(|mark| mark > from) {
+        if change.receiving.mark.is_some_and(|mark| mark > from) {
             // The byte of an earlier mark was read.
-            change.word.producer_flags = ProducerFlags::URGENT_PENDING;
+            change.receiving.word.producer_flags = ProducerFlags::URGENT_PENDING;
         } else if last.producer_flags.contains(ProducerFlags::URGENT_PRESENT) {
-            // Nothing follows an urgent byte before it is read, as in a ring.
-            change.mark = Some(from);
+            // Nothing follows an unread urgent byte, as in a ring.
+            change.receiving.mark = Some(from);
         }
         self.end.read_tcp();
         self.end_awaiting();
@@ -227,7 +228,7 @@ impl Conn {
     /// Bytes received by the own ring, if its words can be true.
     fn arrived(&self, rx: &Rx, tx: &Tx) -> Option<u64> {
         if self.end.reads_tcp() {
-            return tx.change.as_ref().map(|change| change.stored);
+            return tx.change.as_ref().map(|change| change.receiving.stored);
         }
         let from = ProducerWord::from_u64(rx.seen[0]).cursor;
         let to = ProducerWord::from_u64(self.words()[0]).cursor;
@@ -238,29 +239,30 @@ impl Conn {
     fn store_body(&self, tx: &mut Tx) -> Round {
         let ring = self.own_ring();
         let Some(change) = &mut tx.change else { return Round::Done };
-        if change.input.is_empty() {
+        if change.receiving.input.is_empty() {
             return self.fill(tx);
         }
         let consumed = ConsumerWord::from_u64(self.cursors.consumed()).cursor;
-        let end = cursor_at(change.stored - change.base, &ring);
+        let end = cursor_at(change.receiving.stored - change.receiving.base, &ring);
         let unread = distance(consumed, end, &ring).unwrap_or(ring.len());
-        let to_mark = match change.mark {
-            Some(mark) if mark > change.stored => mark - change.stored,
+        let to_mark = match change.receiving.mark {
+            Some(mark) if mark > change.receiving.stored => mark - change.receiving.stored,
             // The urgent byte is read first.
             Some(_) if unread > 0 => 0,
             Some(_) => {
-                change.mark = None;
+                change.receiving.mark = None;
                 let urgent = ProducerFlags::URGENT_PENDING | ProducerFlags::URGENT_PRESENT;
-                change.word.producer_flags -= urgent;
+                change.receiving.word.producer_flags -= urgent;
                 u64::MAX
             }
             None => {
-                change.word.producer_flags = ProducerFlags::empty();
+                change.receiving.word.producer_flags = ProducerFlags::empty();
                 u64::MAX
             }
         };
-        let room = u64::from(ring.len() - unread).min(to_mark).min(u64::from(change.body));
-        let (first, _) = change.input.as_slices();
+        let room =
+            u64::from(ring.len() - unread).min(to_mark).min(u64::from(change.receiving.body));
+        let (first, _) = change.receiving.input.as_slices();
         let at = offset_of(end, &ring);
         let to_end = ring.element_len() - at;
         let n = first.len().min(room as usize).min(to_end as usize);
@@ -268,29 +270,36 @@ impl Conn {
             return if change.awaits_record() { Round::Full } else { Round::Done };
         }
         self.carrier().store(at, first.get(..n).unwrap_or_default());
-        change.input.drain(..n);
-        change.stored += n as u64;
-        change.body -= n as u32;
-        if change.mark == Some(change.stored) {
+        change.receiving.input.drain(..n);
+        change.receiving.stored += n as u64;
+        change.receiving.body -= n as u32;
+        if change.receiving.mark == Some(change.receiving.stored) {
             let urgent = ProducerFlags::URGENT_PENDING | ProducerFlags::URGENT_PRESENT;
-            change.word.producer_flags |= urgent;
+            change.receiving.word.producer_flags |= urgent;
         }
         self.store_words(tx);
         Round::Again
     }
 
-    /// Whether what TCP has brought waits for the program to read.
-    pub(super) fn awaits_room(&self) -> bool {
-        self.tx().change.as_ref().is_some_and(|change| !change.input.is_empty())
+    /// The program has read bytes from TCP: input waiting for room has its turn.
+    pub(super) fn go_on_from_tcp(&self, rx: &mut Rx) {
+        let mut tx = self.tx();
+        let awaits_room =
+            tx.change.as_ref().is_some_and(|change| !change.receiving.input.is_empty());
+        if !awaits_room {
+            return self.note_unread(rx, &mut tx);
+        }
+        drop(tx);
+        self.serve_tcp(rx);
     }
 
     /// Takes bytes of a CLC message, and informs the machine after the last byte.
     fn take_message(&self, tx: &mut Tx) -> Round {
         let Some(change) = &mut tx.change else { return Round::Done };
-        if change.input.is_empty() {
+        if change.receiving.input.is_empty() {
             return self.fill(tx);
         }
-        if let Some(input) = change.way_back.take_bytes(&mut change.input) {
+        if let Some(input) = change.way_back.take_bytes(&mut change.receiving.input) {
             self.change(tx, input, 0);
         }
         Round::Again
@@ -299,37 +308,62 @@ impl Conn {
     /// Takes bytes from TCP.
     fn fill(&self, tx: &mut Tx) -> Round {
         let Some(change) = &mut tx.change else { return Round::Done };
-        if change.ended {
+        if change.receiving.ended {
+            self.look_for_reset(tx);
             return Round::Done;
         }
-        // Not by the stack of the program's thread, which may be smaller; and without writing to room
-        // that the kernel does not fill. Neither conversion allocates.
-        let mut bytes = Vec::from(std::mem::take(&mut change.input));
+        if !self.expect_unread(tx) {
+            return Round::Done;
+        }
+        let Some(change) = &mut tx.change else { return Round::Done };
+        // Not on the stack of the program's thread, which may be smaller; and without zeroing room not
+        // filled by the kernel. Neither conversion allocates.
+        let mut bytes = Vec::from(std::mem::take(&mut change.receiving.input));
         bytes.reserve(TAKEN_AT_ONCE);
         let brought = self.read_tcp(&mut bytes);
-        change.input = bytes.into();
+        // An idle connection keeps no room.
+        change.receiving.input = if bytes.is_empty() { VecDeque::new() } else { bytes.into() };
         let input = match brought {
             Brought::Bytes => return Round::Again,
             Brought::Nothing => return Round::Done,
             Brought::End => {
-                change.ended = true;
-                let missing = change.body + change.way_back.missing();
-                Input::TcpEnded { whole: missing == 0 && change.input.is_empty() }
+                change.receiving.ended = true;
+                let missing = change.receiving.body + change.way_back.missing();
+                Input::TcpEnded { whole: missing == 0 && change.receiving.input.is_empty() }
             }
             Brought::Reset => {
-                change.ended = true;
+                change.receiving.ended = true;
                 Input::TcpReset
             }
         };
-        // A FIN means nothing as long as the ring is there (CLOSE-44), but is known afterwards.
-        if change.end.is_on_ring() && matches!(input, Input::TcpReset) {
-            self.refresh_tx(tx);
-            if tx.close.peer_flags().contains(StateFlags::CLOSED) {
-                return Round::Done;
+        match input {
+            Input::TcpReset => self.note_reset(tx),
+            // A FIN means nothing as long as the ring is there (CLOSE-44), but is known afterwards.
+            _ => {
+                self.change(tx, input, 0);
             }
         }
-        self.change(tx, input, 0);
         Round::Done
+    }
+
+    /// TCP was reset.
+    fn note_reset(&self, tx: &mut Tx) {
+        let is_on_ring = tx.change.as_ref().is_some_and(|change| change.end.is_on_ring());
+        if is_on_ring {
+            self.refresh_tx(tx);
+            if tx.close.peer_flags().contains(StateFlags::CLOSED) {
+                return;
+            }
+        }
+        self.change(tx, Input::TcpReset, 0);
+    }
+
+    /// Looks for an RST behind the peer's FIN: TCP then has an error, and reads return the end of data.
+    fn look_for_reset(&self, tx: &mut Tx) {
+        let is_reset = self.tcp.stream().as_ref().is_some_and(has_error);
+        if is_reset && self.end.failure().is_none() {
+            self.note_reset(tx);
+        }
     }
 
     /// Appends bytes from TCP, as many as there is room for.
@@ -338,13 +372,11 @@ impl Conn {
         let Some(tcp) = &*guard else { return Brought::Nothing };
         loop {
             return match recv(tcp, spare_capacity(bytes), RecvFlags::DONTWAIT) {
-                // The kernel says so of a connection that was reset, too, once the error was taken.
-                Ok((0, _)) => {
-                    match tcp_counts(tcp).is_ok_and(|counts| counts.state == CLOSE_WAIT) {
-                        true => Brought::End,
-                        false => Brought::Reset,
-                    }
-                }
+                // The kernel also returns 0 on a reset connection, once the error was taken.
+                Ok((0, _)) => match has_fin(tcp) {
+                    true => Brought::End,
+                    false => Brought::Reset,
+                },
                 Ok(_) => Brought::Bytes,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => Brought::Nothing,
@@ -354,8 +386,8 @@ impl Conn {
     }
 }
 
-/// The header of the next record, if all of it is there.
-pub(super) fn first_chunk(input: &std::collections::VecDeque<u8>) -> Option<[u8; HEADER_LEN]> {
+/// The header of the next record, if complete.
+pub(super) fn first_chunk(input: &VecDeque<u8>) -> Option<[u8; HEADER_LEN]> {
     let mut header = [0; HEADER_LEN];
     if input.len() < HEADER_LEN {
         return None;

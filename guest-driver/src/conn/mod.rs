@@ -35,16 +35,18 @@ mod recv;
 mod send;
 mod send_queue;
 mod tcp;
+mod unread;
 mod wait;
 mod waiting;
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, Guard};
+use rustix::net::sockopt;
 use smc_core::carrier::Role;
 use smc_core::connection::{Close, Event, Receiver, Sender};
 use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
@@ -56,6 +58,7 @@ pub(crate) use come_back::PeerDevice;
 use counts::MovedTime;
 use cursors::ConsumerCursors;
 use end_word::{EndWord, Failure};
+use kept::UnreadBytes;
 pub(crate) use moved::MovedBytes;
 use options::Options;
 use send_queue::SendQueue;
@@ -123,9 +126,9 @@ pub(super) struct Rx {
     seen: [u64; 2],
     /// Number of bytes received.
     total: u64,
-    /// Bytes of an earlier ring that the program has not read.
-    kept: Option<VecDeque<u8>>,
-    /// How often new bytes were found.
+    /// Unread bytes of an earlier ring.
+    kept: Option<UnreadBytes>,
+    /// Number of arrivals found.
     arrivals: u64,
     /// The time of the last arrival, by the peer's producer word.
     last_move: MovedTime,
@@ -194,7 +197,7 @@ impl Conn {
         let [producer, seen] = first_words(&receiver, &sender);
         let cursors = ConsumerCursors::new(receiver.cursor());
         let mut close = Close::new();
-        close.on(Event::Established);
+        close.on(Event::Established, false);
         let tx = Tx {
             carrier: carrier.clone(),
             close,
@@ -245,10 +248,8 @@ impl Conn {
         if !is_gone {
             reactor.register(conn.carrier().registration(), Arc::downgrade(&conn));
         }
-        if let Some(watch) = watch
-            && let Err(error) = conn.tcp.watch(watch, Arc::downgrade(&conn))
-        {
-            tracing::warn!(%error, "a connection ends with its device");
+        if let Some(watch) = watch {
+            conn.tcp.enter(watch, Arc::downgrade(&conn));
         }
         if is_gone {
             conn.lost(|_| true);
@@ -283,7 +284,10 @@ impl Conn {
     ///
     /// # Errors
     /// `NotConnected`: the TCP connection has ended; or the error of `f`.
-    pub(crate) fn with_tcp<T>(&self, f: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
+    pub(crate) fn with_tcp<T>(
+        &self,
+        f: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>,
+    ) -> io::Result<T> {
         self.tcp.with(f)
     }
 
@@ -311,7 +315,7 @@ impl Conn {
     pub(crate) fn nodelay(&self) -> io::Result<bool> {
         match self.options.nodelay() {
             Some(on) => Ok(on),
-            None => self.with_tcp(TcpStream::nodelay),
+            None => self.with_tcp(|tcp| Ok(sockopt::tcp_nodelay(tcp)?)),
         }
     }
 
@@ -460,8 +464,8 @@ impl ConnectionHandler for Conn {
         self.is_sending_by_tcp()
     }
 
-    fn goes_on_reading(&self) -> bool {
-        self.tcp.keep_reader()
+    fn on_visit(&self) -> bool {
+        self.tcp.visit()
     }
 }
 

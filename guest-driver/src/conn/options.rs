@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Options of a connection, without an immediate effect visible to the peer.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use super::keepalive::Silence;
+use ism_sys::OnceBox;
 
 /// The options of one connection.
 #[derive(Debug)]
 pub(super) struct Options {
     nonblocking: AtomicBool,
-    /// TCP_NODELAY, once it was set, or as it was when the ring was left. It changes nothing.
-    nodelay: OnceLock<AtomicBool>,
-    /// Since when the peer is silent; `None`: silence is not tested.
+    /// TCP_NODELAY, once set, or its value when the ring was left. Without effect.
+    nodelay: OnceBox<AtomicBool>,
+    /// The beginning of the peer's silence; `None`: silence is not tested.
     pub(super) keepalive: Mutex<Option<Silence>>,
     /// The longest wait of a closed connection for the closing words of its peer.
     pub(super) close_timeout: Duration,
@@ -23,7 +24,7 @@ impl Options {
     pub(super) fn new(close_timeout: Duration) -> Options {
         Options {
             nonblocking: AtomicBool::new(false),
-            nodelay: OnceLock::new(),
+            nodelay: OnceBox::new(),
             keepalive: Mutex::new(None),
             close_timeout,
         }

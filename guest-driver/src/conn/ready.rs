@@ -69,7 +69,7 @@ impl Conn {
 
     fn shows_room(&self, tx: &Tx) -> bool {
         match self.end.has_left_ring() {
-            true => tx.has_room_on_tcp(),
+            true => tx.shows_room_on_tcp(),
             false => has_room(&tx.sender) || tx.shows_room(),
         }
     }

@@ -79,8 +79,8 @@ impl Conn {
                 let n = self.copy_out(&rx, bufs)?;
                 if !peek {
                     self.consume(&mut rx, n)?;
-                    if self.end.reads_tcp() && self.awaits_room() {
-                        self.serve_tcp(&mut rx);
+                    if self.end.reads_tcp() {
+                        self.go_on_from_tcp(&mut rx);
                     }
                     if rx.receiver.readable() == 0 {
                         self.note_empty(&mut rx);
