@@ -4,26 +4,30 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use super::Conn;
-use crate::reactor::tcp_watch::TcpWatch;
+use crate::reactor::tcp_watch::{self, TcpWatch};
 use crate::reactor::wait::Waiter;
-use ism_sys::{is_free, lock, out_of_the_way};
+use ism_sys::{HeldTcp, OnceBox, is_free, lock, out_of_the_way};
 use rustix::event::epoll;
+use rustix::net::{self, sockopt};
 
 /// The TCP connection of one SMC connection.
 pub(super) struct HandshakeTcp {
-    stream: Mutex<Option<TcpStream>>,
+    /// Lent as long as the caller of [`HandshakeTcp::lend`] keeps its descriptor open.
+    stream: Mutex<Option<HeldTcp>>,
     /// Local and peer address, kept when the TCP connection ends before the application does.
-    addresses: OnceLock<(SocketAddr, SocketAddr)>,
+    addresses: OnceBox<(SocketAddr, SocketAddr)>,
     /// No call will ask for the addresses any more.
     addresses_discarded: AtomicBool,
-    /// The set in which the stream is watched, and its name there, if the connection may outlive its
-    /// carrier.
-    watched: OnceLock<(Arc<TcpWatch<Conn>>, u64)>,
-    /// A call that sleeps for bytes takes them itself.
+    /// The set for the stream, and its name there, if the connection may outlive its carrier.
+    watch: OnceBox<(Arc<TcpWatch<Conn>>, u64)>,
+    /// The events reported by the set, in bits of epoll; 0: the stream is not in the set yet. Changes under
+    /// the lock of the stream.
+    events: AtomicU32,
+    /// The call taking bytes by itself after a sleep.
     reader: TcpReader,
 }
 
@@ -41,9 +45,9 @@ struct TcpReader {
 }
 
 impl TcpReader {
-    fn new_sleeper(stream: &TcpStream) -> io::Result<(OwnedFd, Arc<Waiter>)> {
+    fn new_sleeper(stream: BorrowedFd<'_>) -> io::Result<(OwnedFd, Arc<Waiter>)> {
         let waiter = Waiter::with_notifier()?;
-        let set = out_of_the_way(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let set = out_of_the_way(|| epoll::create(epoll::CreateFlags::CLOEXEC))?;
         if let Some(notifier) = waiter.notifier() {
             let data = epoll::EventData::new_u64(Waiter::NOTIFIER);
             epoll::add(&set, notifier, data, epoll::EventFlags::IN)?;
@@ -57,10 +61,11 @@ impl TcpReader {
 impl HandshakeTcp {
     pub(super) fn new(stream: TcpStream) -> HandshakeTcp {
         HandshakeTcp {
-            stream: Mutex::new(Some(stream)),
-            addresses: OnceLock::new(),
+            stream: Mutex::new(Some(OwnedFd::from(stream).into())),
+            addresses: OnceBox::new(),
             addresses_discarded: AtomicBool::new(false),
-            watched: OnceLock::new(),
+            watch: OnceBox::new(),
+            events: AtomicU32::new(0),
             reader: TcpReader::default(),
         }
     }
@@ -68,7 +73,7 @@ impl HandshakeTcp {
     /// Has a call take bytes itself. `sleep` gets a waiter, and a set with its notifier and the stream.
     /// `false`: another call does so, or there is no descriptor.
     pub(super) fn sleep_as_reader(&self, sleep: impl FnOnce(&Arc<Waiter>, BorrowedFd<'_>)) -> bool {
-        let Some((set, name)) = self.watched.get() else { return false };
+        let Some((set, name)) = self.watch.get() else { return false };
         let reader = &self.reader;
         if reader.sleeps.swap(true, Ordering::SeqCst) {
             return false;
@@ -79,7 +84,8 @@ impl HandshakeTcp {
         let sleeps = sleeper.is_some();
         if let Some((fd, waiter)) = &sleeper {
             if !reader.leads.swap(true, Ordering::SeqCst) {
-                let _ = self.with(|stream| set.leave_to_reader(stream.as_fd(), *name));
+                let _ = self.watch(tcp_watch::ROOM);
+                set.visit_soon(*name);
             }
             sleep(waiter, fd.as_fd());
         }
@@ -89,8 +95,8 @@ impl HandshakeTcp {
         sleeps
     }
 
-    /// Whether calls go on to take bytes themselves. If not, the stack's set tells of them again.
-    pub(super) fn keep_reader(&self) -> bool {
+    /// Whether calls continue to take bytes themselves. If not, the stack's set reports them again.
+    fn keep_reader(&self) -> bool {
         let reader = &self.reader;
         if reader.has_slept.swap(false, Ordering::SeqCst) || reader.sleeps.load(Ordering::SeqCst) {
             return true;
@@ -103,42 +109,72 @@ impl HandshakeTcp {
         false
     }
 
-    /// Has the set tell the connection what comes on the stream.
-    ///
-    /// # Errors
-    /// The kernel has no memory or no watch left.
-    pub(super) fn watch(&self, set: Arc<TcpWatch<Conn>>, conn: Weak<Conn>) -> io::Result<()> {
-        let name = self.with(|stream| set.add(stream.as_fd(), conn))?;
-        let _ = self.watched.set((set, name));
-        Ok(())
+    /// A visit of the thread for TCP. `true`: there is to be another one.
+    pub(super) fn visit(&self) -> bool {
+        if self.reader.leads.load(Ordering::SeqCst) {
+            return self.keep_reader();
+        }
+        if self.is_open()
+            && let Err(error) = self.watch_bytes()
+        {
+            tracing::warn!(%error, "the end of a TCP connection is not watched for");
+        }
+        false
+    }
+
+    /// Enters the connection in the set that is to watch the stream.
+    pub(super) fn enter(&self, set: Arc<TcpWatch<Conn>>, conn: Weak<Conn>) {
+        let name = set.enter(conn);
+        let _ = self.watch.set((set, name));
     }
 
     /// Whether a set watches the stream, or will.
     #[inline]
-    pub(super) fn is_watched(&self) -> bool {
-        self.watched.get().is_some()
+    pub(super) fn has_watch(&self) -> bool {
+        self.watch.get().is_some()
+    }
+
+    /// Has the set report bytes at least.
+    ///
+    /// # Errors
+    /// The stream has ended, or the kernel has no memory or no watch left.
+    pub(super) fn watch_bytes(&self) -> io::Result<()> {
+        match self.events.load(Ordering::Relaxed) {
+            0 => self.watch(tcp_watch::BYTES),
+            _ => Ok(()),
+        }
     }
 
     /// Has the set report room to write as well. Room already present is an event.
     pub(super) fn watch_room(&self) {
-        if let Some((set, name)) = self.watched.get() {
-            let watched = self.with(|stream| set.watch_room(stream.as_fd(), *name));
-            if let Err(error) = watched {
-                tracing::warn!(%error, "room on a TCP connection is not watched for");
-            }
+        // A TCP connection that has ended has no room.
+        if let Err(error) = self.watch(tcp_watch::BYTES_AND_ROOM)
+            && error.kind() != io::ErrorKind::NotConnected
+        {
+            tracing::warn!(%error, "room on a TCP connection is not watched for");
         }
     }
 
-    /// Has the kernel send at once what the stream has taken, and from now on each write. Nagle's
-    /// algorithm and TCP_CORK would keep a record from a peer that waits for it.
+    fn watch(&self, events: epoll::EventFlags) -> io::Result<()> {
+        let Some((set, name)) = self.watch.get() else { return Ok(()) };
+        self.with(|stream| {
+            let last = epoll::EventFlags::from_bits_retain(self.events.load(Ordering::Relaxed));
+            set.watch(stream, *name, last, events)?;
+            self.events.store(events.bits(), Ordering::Relaxed);
+            Ok(())
+        })
+    }
+
+    /// Has the kernel send the bytes of the stream at once, and from now on each write. Nagle's
+    /// algorithm and TCP_CORK would keep a record from a waiting peer.
     pub(super) fn push(&self) {
         // Without a stream there is nothing to send.
-        let _ = self.with(|stream| stream.set_nodelay(true));
+        let _ = self.with(|stream| Ok(sockopt::set_tcp_nodelay(stream, true)?));
     }
 
     /// Has the stack check for a possible return of the connection to a ring.
     pub(super) fn want_return(&self) {
-        if let Some((set, _)) = self.watched.get() {
+        if let Some((set, _)) = self.watch.get() {
             set.want_return();
         }
     }
@@ -149,17 +185,59 @@ impl HandshakeTcp {
     }
 
     /// The stream; `None`: it has ended.
-    pub(super) fn stream(&self) -> MutexGuard<'_, Option<TcpStream>> {
-        lock(&self.stream)
+    pub(super) fn stream(&self) -> MutexGuard<'_, Option<HeldTcp>> {
+        let mut stream = lock(&self.stream);
+        if stream.as_ref().is_some_and(|stream| !stream.is_there()) {
+            // The number was closed unnoticed, and may be another file's.
+            *stream = None;
+        }
+        stream
+    }
+
+    /// From now on the stream is the same socket by a lent number, and the own descriptor is closed.
+    pub(super) fn lend(&self, fd: RawFd) {
+        let mut stream = self.stream();
+        let Some(now) = stream.as_ref() else { return };
+        let Some(lent) = now.lent(fd) else { return };
+        self.exchange(&mut stream, lent);
+    }
+
+    /// From now on the stream has a descriptor of its own, instead of a lent number. Without one the
+    /// stream ends here, with its remaining work undone.
+    pub(super) fn own(&self, copy: Option<OwnedFd>) {
+        let mut stream = self.stream();
+        match copy {
+            Some(copy) if stream.is_some() => self.exchange(&mut stream, copy.into()),
+            _ => *stream = None,
+        }
+    }
+
+    pub(super) fn lent_number(&self) -> Option<RawFd> {
+        lock(&self.stream).as_ref().and_then(HeldTcp::lent_number)
+    }
+
+    fn exchange(&self, stream: &mut Option<HeldTcp>, new: HeldTcp) {
+        let events = epoll::EventFlags::from_bits_retain(self.events.load(Ordering::Relaxed));
+        if let (Some((set, name)), Some(old)) = (self.watch.get(), stream.as_ref())
+            && !events.is_empty()
+        {
+            set.forget_number(old.as_fd());
+            let none = epoll::EventFlags::empty();
+            if let Err(error) = set.watch(new.as_fd(), *name, none, events) {
+                tracing::warn!(%error, "a TCP connection is not watched any more");
+                self.events.store(0, Ordering::Relaxed);
+            }
+        }
+        *stream = Some(new);
     }
 
     /// Runs `f` on the stream.
     ///
     /// # Errors
     /// `NotConnected`: the TCP connection has ended; or the error of `f`.
-    pub(super) fn with<T>(&self, f: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn with<T>(&self, f: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
         match &*self.stream() {
-            Some(stream) => f(stream),
+            Some(stream) => f(stream.as_fd()),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }
@@ -170,7 +248,10 @@ impl HandshakeTcp {
         if let Some(addresses) = self.addresses.get() {
             return Ok(*addresses);
         }
-        let addresses = self.with(|tcp| Ok((tcp.local_addr()?, tcp.peer_addr()?)))?;
+        let addresses = self.with(|tcp| {
+            let peer = net::getpeername(tcp)?.ok_or(io::ErrorKind::NotConnected)?;
+            Ok((net::getsockname(tcp)?.try_into()?, peer.try_into()?))
+        })?;
         Ok(*self.addresses.get_or_init(|| addresses))
     }
 
@@ -180,7 +261,7 @@ impl HandshakeTcp {
     }
 
     /// Takes the stream, and keeps the addresses if a call may ask for them.
-    pub(super) fn take(&self) -> Option<TcpStream> {
+    pub(super) fn take(&self) -> Option<HeldTcp> {
         if !self.addresses_discarded.load(Ordering::Relaxed)
             && let Ok(addresses) = self.addresses()
         {
@@ -207,6 +288,7 @@ impl HandshakeTcp {
 
     /// Forgets the threads of the parent, in the child of a fork. The child takes over a lent number.
     pub(super) fn forget_threads(&self) {
+        lock(&self.stream).as_mut().into_iter().for_each(HeldTcp::adopt);
         // The set is the parent's, too.
         drop(lock(&self.reader.sleeper).take());
         for flag in [&self.reader.leads, &self.reader.sleeps, &self.reader.has_slept] {
@@ -215,9 +297,39 @@ impl HandshakeTcp {
     }
 }
 
+impl Conn {
+    /// See [`HandshakeTcp::lend`].
+    pub(crate) fn lend_tcp(&self, fd: RawFd) {
+        self.tcp.lend(fd);
+    }
+
+    /// The number of the TCP socket, if lent.
+    pub(crate) fn lent_number(&self) -> Option<RawFd> {
+        self.tcp.lent_number()
+    }
+
+    /// See [`HandshakeTcp::own`].
+    pub(crate) fn own_tcp(&self, copy: Option<OwnedFd>) {
+        self.tcp.own(copy);
+    }
+
+    /// Whether a close of the connection may need its TCP socket: for bytes not received by the peer, for
+    /// records, or for a reset. If not, the end of TCP may come together with the close.
+    pub(crate) fn close_needs_tcp(&self) -> bool {
+        self.reactor.poll();
+        let mut rx = self.rx();
+        // A failure has ended the connection already.
+        let _ = self.refresh_rx(&mut rx);
+        let is_unread = rx.receiver.available() > 0 || rx.kept.is_some();
+        let tx = self.tx();
+        let leaves = tx.has_left() || self.end.has_left_ring() || self.end.reads_tcp();
+        is_unread || leaves || !self.arrives_without_tcp(&tx) || self.has_failed()
+    }
+}
+
 impl Drop for HandshakeTcp {
     fn drop(&mut self) {
-        if let Some((set, name)) = self.watched.get() {
+        if let Some((set, name)) = self.watch.get() {
             set.remove(*name);
         }
     }

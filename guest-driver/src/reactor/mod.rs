@@ -92,7 +92,7 @@ pub(crate) trait ConnectionHandler: Send + Sync + 'static {
     }
     /// Soon after the connection was entered, and as long as this returns `true`. Only a
     /// [`TcpWatch`](tcp_watch::TcpWatch) calls this.
-    fn goes_on_reading(&self) -> bool {
+    fn on_visit(&self) -> bool {
         false
     }
 }
@@ -655,7 +655,7 @@ impl<C: ConnectionHandler> Reactor<C> {
 
 /// An epoll set of the descriptors' edges.
 fn edges<const N: usize>(fds: [BorrowedFd<'_>; N]) -> io::Result<OwnedFd> {
-    let set = out_of_the_way(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+    let set = out_of_the_way(|| epoll::create(epoll::CreateFlags::CLOEXEC))?;
     for fd in fds {
         let data = epoll::EventData::new_u64(0);
         epoll::add(&set, fd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?;

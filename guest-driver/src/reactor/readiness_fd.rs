@@ -10,9 +10,9 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use ism_sys::{is_free, lock, out_of_the_way};
+use ism_sys::{is_free, lock, move_out_of_the_way};
 
 /// The readiness of a connection at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,18 +48,35 @@ pub(crate) struct ReadinessFd {
     exact: AtomicBool,
 }
 
+/// Number of pairs of this process.
+static PAIRS: AtomicUsize = AtomicUsize::new(0);
+
+impl Drop for ReadinessFd {
+    fn drop(&mut self) {
+        PAIRS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl ReadinessFd {
+    /// Number of pairs of this process.
+    pub(crate) fn count() -> usize {
+        PAIRS.load(Ordering::Relaxed)
+    }
+
     /// A pair that shows "writable".
     pub(crate) fn new() -> std::io::Result<ReadinessFd> {
+        let making = ism_sys::making();
         let (ours, application) = UnixStream::pair()?;
         let [ours, application] =
-            [ours, application].map(|end| UnixStream::from(out_of_the_way(end.into())));
+            [ours, application].map(|end| UnixStream::from(move_out_of_the_way(end.into())));
+        drop(making);
         ours.set_nonblocking(true)?;
         application.set_nonblocking(true)?;
         // The kernel rounds up to its minimum: a few bytes then fill the pair.
         rustix::net::sockopt::set_socket_send_buffer_size(&application, 1)?;
         let ready = Ready { writable: true, ..Ready::default() };
         let shown = Mutex::new(Shown { ours: Some(ours), ready });
+        PAIRS.fetch_add(1, Ordering::Relaxed);
         Ok(ReadinessFd { application, shown, exact: AtomicBool::new(false) })
     }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Threads of this process that spin now.
+use ism_sys::OnceBox;
+
+/// Number of spinning threads in this process.
 static SPINNERS: AtomicU32 = AtomicU32::new(0);
 
 /// Of this many waits with a reduced budget, one is a probe round, as long as probe rounds pay.
@@ -357,7 +359,7 @@ impl Contention {
 
 /// Microseconds since the first call in this process.
 fn micros(now: Instant) -> u64 {
-    static EPOCH: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    static EPOCH: OnceBox<Instant> = OnceBox::new();
     us(now.saturating_duration_since(*EPOCH.get_or_init(|| now)))
 }
 
@@ -383,7 +385,7 @@ impl Drop for Spinning {
 
 /// Number of processors available to this process.
 fn processors() -> u32 {
-    static COUNT: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+    static COUNT: OnceBox<u32> = OnceBox::new();
     *COUNT.get_or_init(|| {
         std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1))
     })

@@ -33,14 +33,22 @@ pub(crate) struct TcpWatch<C> {
     connections: Mutex<FxHashMap<u64, Weak<C>>>,
     /// The last connections of a stopped watch.
     last: Mutex<Vec<Arc<C>>>,
-    /// Connections whose bytes a reader takes itself.
-    left_to_readers: Mutex<Vec<u64>>,
+    /// Connections to visit soon.
+    visits: Mutex<Vec<u64>>,
 }
 
-/// How often the thread asks whether a reader goes on.
-const READER_PAUSE: Duration = Duration::from_millis(50);
+/// Time from the first entry in an empty list of visits to the visits, and between visits.
+const VISIT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How often a stopped watch looks whether its last connections have failed.
+/// The events of a TCP connection: bytes and its end.
+pub(crate) const BYTES: epoll::EventFlags =
+    epoll::EventFlags::IN.union(epoll::EventFlags::RDHUP).union(epoll::EventFlags::ET);
+/// The same, and room to write. Room already present is an event.
+pub(crate) const BYTES_AND_ROOM: epoll::EventFlags = BYTES.union(epoll::EventFlags::OUT);
+/// Room and the end: a reader of the connection takes the bytes itself, and wakes waiters for them.
+pub(crate) const ROOM: epoll::EventFlags = BYTES_AND_ROOM.difference(epoll::EventFlags::IN);
+
+/// Interval of a stopped watch's checks for failed last connections.
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
 impl<C: ConnectionHandler> TcpWatch<C> {
@@ -49,13 +57,13 @@ impl<C: ConnectionHandler> TcpWatch<C> {
     /// # Errors
     /// No descriptor is left.
     pub(crate) fn new() -> io::Result<Arc<TcpWatch<C>>> {
-        let set = out_of_the_way(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let set = out_of_the_way(|| epoll::create(epoll::CreateFlags::CLOEXEC))?;
         let wake = EventFd::new()?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&set, &wake, epoll::EventData::new_u64(WAKE), flags)?;
         let [stopped, again, returns] = std::array::from_fn(|_| AtomicBool::new(false));
         let (next, connections, last) = (AtomicU64::new(0), Mutex::default(), Mutex::default());
-        let left_to_readers = Mutex::default();
+        let visits = Mutex::default();
         Ok(Arc::new(TcpWatch {
             set,
             wake,
@@ -65,72 +73,74 @@ impl<C: ConnectionHandler> TcpWatch<C> {
             next,
             connections,
             last,
-            left_to_readers,
+            visits,
         }))
     }
 
-    /// Watches the TCP connection of a connection, for bytes and its end. Returns the name of it.
-    ///
-    /// # Errors
-    /// The kernel has no memory or no watch left.
-    pub(crate) fn add(&self, tcp: BorrowedFd<'_>, connection: Weak<C>) -> io::Result<u64> {
+    /// Enters a connection, and returns its name in the set. The thread visits the connection soon, which
+    /// then has its TCP connection watched: a connection that has ended by then costs no system call.
+    pub(crate) fn enter(&self, connection: Weak<C>) -> u64 {
         let name = self.next.fetch_add(1, Ordering::Relaxed);
         lock(&self.connections).insert(name, connection);
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        match epoll::add(&self.set, tcp, epoll::EventData::new_u64(name), flags) {
-            Ok(()) => Ok(name),
-            Err(error) => {
-                self.remove(name);
-                Err(error.into())
-            }
-        }
+        self.visit_soon(name);
+        name
     }
 
-    /// Watches for room to write as well. If there is some already, that is an event.
-    pub(crate) fn watch_room(&self, tcp: BorrowedFd<'_>, name: u64) -> io::Result<()> {
-        let flags = epoll::EventFlags::IN
-            | epoll::EventFlags::OUT
-            | epoll::EventFlags::RDHUP
-            | epoll::EventFlags::ET;
-        epoll::modify(&self.set, tcp, epoll::EventData::new_u64(name), flags)?;
-        Ok(())
-    }
-
-    /// From now on a reader of the connection takes the bytes itself, and wakes whom they concern. The
-    /// thread of the set asks now and then whether that goes on.
-    pub(crate) fn leave_to_reader(&self, tcp: BorrowedFd<'_>, name: u64) -> io::Result<()> {
-        let flags = epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        epoll::modify(&self.set, tcp, epoll::EventData::new_u64(name), flags)?;
+    /// Has the thread call [`ConnectionHandler::on_visit`].
+    pub(crate) fn visit_soon(&self, name: u64) {
         let is_first = {
-            let mut left = lock(&self.left_to_readers);
-            left.push(name);
-            left.len() == 1
+            let mut visits = lock(&self.visits);
+            visits.push(name);
+            visits.len() == 1
         };
         if is_first {
             // The thread's next wait has a limit.
             self.wake();
         }
+    }
+
+    /// Watches a TCP connection for events. `last`: the events so far; without any, the set does not have
+    /// the TCP connection yet. An event that is there already is reported again.
+    ///
+    /// # Errors
+    /// The kernel has no memory or no watch left.
+    pub(crate) fn watch(
+        &self,
+        tcp: BorrowedFd<'_>,
+        name: u64,
+        last: epoll::EventFlags,
+        events: epoll::EventFlags,
+    ) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(name);
+        match last.is_empty() {
+            true => epoll::add(&self.set, tcp, data, events)?,
+            false => epoll::modify(&self.set, tcp, data, events)?,
+        }
         Ok(())
     }
 
-    /// Watches those connections again whose readers have stopped. Returns how long the next wait may
-    /// be.
-    fn look_at_readers(&self, next: &mut Instant) -> Option<Duration> {
-        let mut left = std::mem::take(&mut *lock(&self.left_to_readers));
-        if left.is_empty() {
-            return None;
-        }
+    /// Watches a TCP connection no more by this number. The set would keep the file under the number as
+    /// long as the file is open.
+    pub(crate) fn forget_number(&self, tcp: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.set, tcp);
+    }
+
+    /// Visits connections if their time has come. Returns the limit of the next wait.
+    fn visit(&self, next: &mut Option<Instant>) -> Option<Duration> {
         let now = Instant::now();
-        if now >= *next {
-            *next = now + READER_PAUSE;
-            left.retain(|name| {
+        if next.is_some_and(|at| now >= at) {
+            let mut names = std::mem::take(&mut *lock(&self.visits));
+            names.retain(|name| {
                 let connection = lock(&self.connections).get(name).and_then(Weak::upgrade);
-                connection.is_some_and(|connection| connection.goes_on_reading())
+                connection.is_some_and(|connection| connection.on_visit())
             });
+            lock(&self.visits).append(&mut names);
+            *next = None;
         }
-        let mut now_left = lock(&self.left_to_readers);
-        now_left.append(&mut left);
-        (!now_left.is_empty()).then(|| next.saturating_duration_since(now))
+        if next.is_none() && !lock(&self.visits).is_empty() {
+            *next = Some(now + VISIT_PAUSE);
+        }
+        next.map(|at| at.saturating_duration_since(now))
     }
 
     /// Forgets a connection. Its descriptor leaves the set when closed.
@@ -181,7 +191,7 @@ impl<C: ConnectionHandler> TcpWatch<C> {
 
     /// Whether no thread holds the lock.
     pub(crate) fn is_unlocked(&self) -> bool {
-        is_free(&self.connections) && is_free(&self.last) && is_free(&self.left_to_readers)
+        is_free(&self.connections) && is_free(&self.last) && is_free(&self.visits)
     }
 
     /// Drops the last connections with nothing more to send. `true`: none is left.
@@ -197,7 +207,7 @@ impl<C: ConnectionHandler> TcpWatch<C> {
     /// each wait and each [`TcpWatch::want_return`]. `upkeep` returns the limit of the next wait;
     /// `None`: without end.
     pub(crate) fn run(&self, mut upkeep: impl FnMut() -> Option<Duration>) {
-        let (mut pause, mut next_look) = (None, Instant::now());
+        let (mut pause, mut next_visit) = (None, None);
         loop {
             let names: Vec<u64> = match wait_in_set(self.set.as_fd(), pause, None) {
                 Ok(names) => names.collect(),
@@ -225,8 +235,7 @@ impl<C: ConnectionHandler> TcpWatch<C> {
                 true if self.is_idle() => return,
                 true => Some(LAST_PAUSE),
             };
-            let readers = self.look_at_readers(&mut next_look);
-            pause = pause.into_iter().chain(readers).min();
+            pause = pause.into_iter().chain(self.visit(&mut next_visit)).min();
         }
     }
 }

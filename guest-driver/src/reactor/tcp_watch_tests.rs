@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::super::DelayedUpdate;
@@ -13,6 +14,16 @@ use ism_sys::lock;
 struct Wishing {
     watch: Arc<TcpWatch<Wishing>>,
     log: Arc<Mutex<Vec<&'static str>>>,
+    visits: AtomicU32,
+    /// The watch stops after this many visits; 0: visits do nothing.
+    most_visits: u32,
+}
+
+impl Wishing {
+    fn new(watch: &Arc<TcpWatch<Wishing>>, most_visits: u32) -> Arc<Wishing> {
+        let (watch, log, visits) = (watch.clone(), Arc::default(), AtomicU32::new(0));
+        Arc::new(Wishing { watch, log, visits, most_visits })
+    }
 }
 
 impl ConnectionHandler for Wishing {
@@ -35,16 +46,38 @@ impl ConnectionHandler for Wishing {
         lock(&self.log).push("tcp");
         self.watch.want_return();
     }
+    fn on_visit(&self) -> bool {
+        let visits = self.visits.fetch_add(1, Ordering::Relaxed) + 1;
+        if visits == self.most_visits {
+            self.watch.stop_after(Vec::new());
+        }
+        visits < self.most_visits
+    }
+}
+
+#[test]
+fn a_connection_is_visited_until_it_says_so_and_an_ended_one_is_not() {
+    let watch = TcpWatch::new().unwrap();
+    let [ended, connection] = [1, 2].map(|visits| Wishing::new(&watch, visits));
+    for connection in [&ended, &connection] {
+        watch.enter(Arc::downgrade(connection));
+    }
+    drop(ended);
+    watch.run(|| None);
+    assert_eq!(connection.visits.load(Ordering::Relaxed), 2);
 }
 
 #[test]
 fn a_connection_that_comes_back_does_not_wait_for_the_bytes_of_others() {
     let (watch, log) = (TcpWatch::new().unwrap(), Arc::<Mutex<Vec<_>>>::default());
     let connections = [0; 2].map(|_| {
-        let connection = Arc::new(Wishing { watch: watch.clone(), log: log.clone() });
+        let mut connection = Wishing::new(&watch, 0);
+        Arc::get_mut(&mut connection).unwrap().log = log.clone();
         let (ours, mut peers) = UnixStream::pair().unwrap();
         peers.write_all(b"bytes").unwrap();
-        watch.add(ours.as_fd(), Arc::downgrade(&connection)).unwrap();
+        let name = watch.enter(Arc::downgrade(&connection));
+        let none = rustix::event::epoll::EventFlags::empty();
+        watch.watch(ours.as_fd(), name, none, super::BYTES).unwrap();
         (connection, ours, peers)
     });
     // Both have an event before the first wait.

@@ -8,8 +8,8 @@ use std::thread::{self, JoinHandle, ThreadId};
 
 use super::*;
 
-/// What happens at all happens within this time on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(20);
+/// Upper limit for expected events on a loaded machine.
+use smc_test_support::TIMEOUT;
 
 /// A source that must be polled, or not.
 struct Fake {
@@ -175,11 +175,7 @@ impl Bed {
 
     #[track_caller]
     fn eventually(&self, what: impl Fn(&Bed) -> bool) {
-        let end = Instant::now() + TIMEOUT;
-        while !what(self) {
-            assert!(Instant::now() < end, "it does not happen");
-            thread::sleep(Duration::from_micros(200));
-        }
+        smc_test_support::eventually("it happens", || what(self));
     }
 
     fn leads(&self, who: u32) -> bool {

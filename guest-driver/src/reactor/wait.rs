@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use rustix::fd::BorrowedFd;
 use rustix::thread::futex;
 
 use ism_sys::{
-    EventFd, POLLED, SignalMask, WordWait, poll_readable, sleep_on_private, sleep_on_words,
-    wait_in_set,
+    EventFd, OnceBox, POLLED, SignalMask, WordWait, poll_readable, sleep_on_private,
+    sleep_on_words, wait_in_set,
 };
 
 /// Longest sleep before shared memory is checked again. Never rely only on a wake-up a peer can
@@ -36,8 +37,8 @@ pub(crate) struct Waiter {
     count: AtomicU32,
     /// [`AWAKE`], [`ASLEEP`] or [`POLLING`].
     state: AtomicU8,
-    /// What wakes a thread that sleeps on other descriptors, too, and not on the futex.
-    notifier: Option<EventFd>,
+    /// Wakes a thread asleep on other descriptors, too, instead of the futex.
+    notifier: OnceBox<EventFd>,
 }
 
 thread_local! {
@@ -52,6 +53,14 @@ thread_local! {
 thread_local! {
     /// The signal mask of this thread while it sleeps, if another one than usual.
     static MASK: Cell<Option<SignalMask>> = const { Cell::new(None) };
+}
+
+/// Makes the variables of this thread that have destructors. For each of them, libc takes a lock and
+/// the program's memory, and the child of a fork may find both held for ever.
+pub(crate) fn prepare_thread() {
+    drop(Waiter::current());
+    // `arc_swap` has such a variable.
+    drop(ArcSwap::from_pointee(()).load());
 }
 
 /// Sets the signal mask for this thread's sleeps in `poll`.
@@ -110,12 +119,25 @@ impl Waiter {
     /// # Errors
     /// No descriptor is left.
     pub(crate) fn with_notifier() -> io::Result<Waiter> {
-        Ok(Waiter { notifier: Some(EventFd::new()?), ..Waiter::default() })
+        let waiter = Waiter::default();
+        waiter.make_notifier()?;
+        Ok(waiter)
+    }
+
+    /// Makes the descriptor of [`Waiter::with_notifier`], unless there is one.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(crate) fn make_notifier(&self) -> io::Result<()> {
+        if self.notifier.get().is_none() {
+            let _ = self.notifier.set(EventFd::new()?);
+        }
+        Ok(())
     }
 
     /// The descriptor of [`Waiter::with_notifier`].
     pub(crate) fn notifier(&self) -> Option<&EventFd> {
-        self.notifier.as_ref()
+        self.notifier.get()
     }
 
     /// Number of wake-ups so far. A thread reads the number before it checks the awaited condition.
@@ -129,7 +151,7 @@ impl Waiter {
         // SeqCst with the accesses of `set_polling` and `sleep`: either the sleeper sees the new count
         // before it sleeps, or this call sees the sleep begin.
         self.count.fetch_add(1, Ordering::SeqCst);
-        match (self.state.load(Ordering::SeqCst), &self.notifier) {
+        match (self.state.load(Ordering::SeqCst), self.notifier.get()) {
             (POLLING, None) => return true,
             // Once is enough until the poller sleeps again.
             (POLLING, Some(notifier)) if self.state.swap(AWAKE, Ordering::SeqCst) == POLLING => {
@@ -202,7 +224,7 @@ impl Waiter {
             match wait_in_set(set, Some(timeout), mask()) {
                 Ok(mut names) => {
                     if names.any(|name| name == Self::NOTIFIER)
-                        && let Some(notifier) = &self.notifier
+                        && let Some(notifier) = self.notifier.get()
                     {
                         notifier.clear();
                     }
@@ -264,8 +286,8 @@ mod tests {
         let count = waiter.wake_count();
         waiter.wake();
         let start = Instant::now();
-        waiter.sleep(count, Some(Duration::from_secs(20)));
-        assert!(start.elapsed() < Duration::from_secs(10));
+        waiter.sleep(count, Some(2 * smc_test_support::TIMEOUT));
+        assert!(start.elapsed() < smc_test_support::TIMEOUT);
         assert!(waiter.is_woken(count));
     }
 

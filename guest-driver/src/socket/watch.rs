@@ -6,7 +6,7 @@
 //! tokens, arms each connection, compares the tokens again, and sleeps.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use crate::conn::{self, Conn, LocalEnd};
 use crate::info::MovedCounts;
 use crate::reactor::Reactor;
 use crate::reactor::poll_queue::{PollEntry, PollQueue};
+use crate::reactor::readiness_fd::ReadinessFd;
 use crate::reactor::spin::Spin;
 use crate::reactor::wait::{
     RECHECK_INTERVAL, Waiter, clear_interrupted, set_mask, was_interrupted,
@@ -170,10 +171,26 @@ impl Watch {
     /// # Errors
     /// No descriptors are left.
     pub fn new(spin: Duration) -> io::Result<Watch> {
-        let waiter = Arc::new(Waiter::with_notifier()?);
+        let watch = Watch::without_notifier(spin);
+        watch.make_notifier()?;
+        Ok(watch)
+    }
+
+    /// A watch without a descriptor, for [`Watch::sleep_on_lines`] only, until
+    /// [`Watch::make_notifier`] has made one.
+    pub fn without_notifier(spin: Duration) -> Watch {
+        let waiter = Arc::new(Waiter::default());
         let queue = PollQueue::new(waiter.clone());
         let watched = Arc::new(WatchedStreams { queue, reactors: Mutex::default() });
-        Ok(Watch { waiter, watched, spin: Spin::new(spin) })
+        Watch { waiter, watched, spin: Spin::new(spin) }
+    }
+
+    /// Makes the notifier, unless there is one.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn make_notifier(&self) -> io::Result<()> {
+        self.waiter.make_notifier()
     }
 
     /// Watches a connection until the result is dropped, under a number of the caller's. The caller
@@ -424,8 +441,14 @@ impl SmcStream {
         }
     }
 
-    /// Whether the peer has ended its direction, also if the connection was reset afterwards (SMC
-    /// only; `None` for TCP).
+    /// Number of connections of this process with a readiness descriptor, of two numbers each.
+    #[doc(hidden)]
+    pub fn with_readiness_descriptors() -> usize {
+        ReadinessFd::count()
+    }
+
+    /// Whether the peer has ended its direction, also if the connection was reset afterwards (SMC only;
+    /// `None` for TCP).
     pub fn peer_has_ended(&self) -> Option<bool> {
         self.conn().map(|conn| conn.peer_has_ended())
     }
@@ -458,8 +481,14 @@ impl SmcStream {
         self.conn().map_or(Ok(false), |conn| conn.has_readable(bytes))
     }
 
-    /// Bounds what the program may write that is not sent, as TCP_NOTSENT_LOWAT does; 0: no bound.
-    /// Does nothing for TCP.
+    /// SO_LINGER of the program, if the TCP socket has another value for now: the connection has left
+    /// its device, and bytes are unread. For TCP: `None`.
+    pub fn programs_linger(&self) -> Option<Option<Duration>> {
+        self.conn()?.programs_linger()
+    }
+
+    /// Bounds unsent bytes written by the program, as TCP_NOTSENT_LOWAT does; 0: no bound. Does nothing
+    /// for TCP.
     pub fn set_unsent_limit(&self, bytes: usize) {
         if let Some(conn) = self.conn() {
             conn.set_unsent_limit(bytes);
@@ -563,6 +592,34 @@ impl SmcStream {
         if let Some(conn) = self.conn() {
             conn.abandon();
         }
+    }
+
+    /// From now on the connection uses its TCP socket by this number of the caller's, and has no
+    /// descriptor of its own. Before the number is closed, the caller lends another one or calls
+    /// [`SmcStream::own_tcp`]. Does nothing for a connection carried by TCP, nor for another file's
+    /// number.
+    pub fn lend_tcp(&self, fd: RawFd) {
+        if let Some(conn) = self.conn() {
+            conn.lend_tcp(fd);
+        }
+    }
+
+    /// The number lent by [`SmcStream::lend_tcp`].
+    pub fn lent_number(&self) -> Option<RawFd> {
+        self.conn()?.lent_number()
+    }
+
+    /// From now on the connection uses this descriptor of its TCP socket. `None`: TCP ends for the
+    /// connection, while SMC continues to carry it.
+    pub fn own_tcp(&self, copy: Option<OwnedFd>) {
+        if let Some(conn) = self.conn() {
+            conn.own_tcp(copy);
+        }
+    }
+
+    /// Whether a close of the connection may need its TCP socket.
+    pub fn close_needs_tcp(&self) -> bool {
+        self.conn().is_some_and(|conn| self.has_linger() || conn.close_needs_tcp())
     }
 
     /// Checks whether the TCP connection underneath was reset. Once a second is often enough.
