@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Both ends' elements of one connection.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use ism_sys::OnceBox;
 use smc_core::connection::Ring;
 use smc_core::handshake::EstablishedR;
 use smc_core::wire::clc::CarrierFeatures;
@@ -28,8 +29,8 @@ pub(crate) struct SmcrConn {
     rmb: Arc<Rmb>,
     established: EstablishedR,
     eye_catcher: bool,
-    /// Bytes from the start that may be other than zero, if it may be reused.
-    dirty: OnceLock<usize>,
+    /// Bytes from the start with values possibly other than zero; set if the RMB may be reused.
+    dirty: OnceBox<usize>,
 }
 
 impl SmcrConn {
@@ -41,7 +42,7 @@ impl SmcrConn {
         established: EstablishedR,
     ) -> SmcrConn {
         let eye_catcher = group.shared().options.eye_catcher;
-        SmcrConn { groups, group, endpoint, rmb, established, eye_catcher, dirty: OnceLock::new() }
+        SmcrConn { groups, group, endpoint, rmb, established, eye_catcher, dirty: OnceBox::new() }
     }
 
     /// The key in [`ReactorEvent::Arrived`](crate::reactor::source::ReactorEvent::Arrived): the own

@@ -2,7 +2,7 @@
 //! One connection as links see it: the destination of its messages, and the words of its peer.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use smc_core::connection::{Outbound, Ring};
 use smc_core::link_group::{LinkKey, PeerRmbId};
@@ -12,7 +12,7 @@ use smc_core::wire::cdc::ConsumerWord;
 use super::buffers::SendBuffer;
 use super::link::{Link, NotPosted, Path};
 use super::words::Words;
-use ism_sys::lock;
+use ism_sys::{OnceBox, lock};
 use smc_verbs::Mr;
 
 /// Why an SMC-R delivery failed.
@@ -81,8 +81,8 @@ pub(crate) struct Endpoint {
     words: Words,
     out: Mutex<Option<Out>>,
     failed: AtomicBool,
-    /// Why it has failed, if it matters.
-    fate: OnceLock<Fate>,
+    /// The cause of the failure, if relevant.
+    fate: OnceBox<Fate>,
     /// The last words were sent, or are about to be.
     released: AtomicBool,
     failovers: AtomicU32,
@@ -97,7 +97,7 @@ impl Endpoint {
             words: Words::starting_at(start),
             out: Mutex::new(None),
             failed: AtomicBool::new(false),
-            fate: OnceLock::new(),
+            fate: OnceBox::new(),
             released: AtomicBool::new(false),
             failovers: AtomicU32::new(0),
         })
@@ -419,7 +419,7 @@ mod tests {
             words: Words::default(),
             out: Mutex::new(Some(out)),
             failed: AtomicBool::new(false),
-            fate: OnceLock::new(),
+            fate: OnceBox::new(),
             released: AtomicBool::new(false),
             failovers: AtomicU32::new(0),
         })

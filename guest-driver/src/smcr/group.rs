@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use smc_core::handshake::{PeerRnic, TermsR};
 use smc_core::link_group::{
@@ -22,7 +22,7 @@ use super::endpoint::{Endpoint, Target};
 use super::inbox::{Inbox, Input};
 use super::link::{Link, Path};
 use super::shared::Shared;
-use ism_sys::{EventFd, lock};
+use ism_sys::{EventFd, OnceBox, lock};
 use smc_verbs::VerbsError;
 
 /// The status of a group.
@@ -44,15 +44,15 @@ pub(crate) struct Group {
     /// The peer, by the identity in its messages: a server finds the group by it; at a client, the peer
     /// as the client knows it.
     peer: PeerRnic,
-    /// A client knows this from the beginning, a server after Confirm.
-    terms: OnceLock<TermsR>,
+    /// Known to a client from the beginning, to a server after Confirm.
+    terms: OnceBox<TermsR>,
     shared: Arc<Shared>,
     inbox: Arc<Inbox>,
     /// Held by the thread handling the inbox, to keep the order of inputs. Locked before `core`.
     working: Mutex<()>,
     pub(super) core: Mutex<Core>,
     status: AtomicU8,
-    over: OnceLock<(Reason, Ending)>,
+    over: OnceBox<(Reason, Ending)>,
     watchers: Mutex<Vec<Weak<EventFd>>>,
     failovers: AtomicU64,
     connections: AtomicU32,
@@ -95,13 +95,13 @@ impl Group {
             role,
             version: peer.version(),
             peer,
-            terms: OnceLock::new(),
+            terms: OnceBox::new(),
             shared: shared.clone(),
             inbox: Inbox::new(shared.signal()),
             working: Mutex::default(),
             core: Mutex::default(),
             status: AtomicU8::new(0),
-            over: OnceLock::new(),
+            over: OnceBox::new(),
             watchers: Mutex::default(),
             failovers: AtomicU64::new(0),
             connections: AtomicU32::new(0),

@@ -321,7 +321,7 @@ fn is_listed(class: &Path, node: &Path) -> bool {
 }
 
 fn listen(signal: &WorkSignal, devices: &[Arc<Device>]) -> std::io::Result<OwnedFd> {
-    let set = out_of_the_way(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+    let set = out_of_the_way(|| epoll::create(epoll::CreateFlags::CLOEXEC))?;
     let add = |fd: BorrowedFd<'_>, name, how| {
         epoll::add(&set, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN | how)
     };
@@ -443,13 +443,13 @@ mod tests {
 
     #[test]
     fn an_rnic_that_is_not_listed_any_more_was_taken_away() {
-        let class = std::env::temp_dir().join(format!("rnics-{}", std::process::id()));
+        let own = smc_test_support::TestDir::new();
+        let class = own.path("rnics");
         let node = Path::new("/dev/infiniband/uverbs7");
         assert!(is_listed(&class, node), "there is no sysfs");
         std::fs::create_dir_all(class.join("uverbs7")).unwrap();
         assert!(is_listed(&class, node));
         std::fs::remove_dir(class.join("uverbs7")).unwrap();
         assert!(!is_listed(&class, node));
-        std::fs::remove_dir(&class).unwrap();
     }
 }

@@ -2,7 +2,7 @@
 //! One link: a queue pair, its receive buffers, and its queue of LLC messages.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use smc_core::connection::{Post, Span};
 use smc_core::link_group::{Cause, LinkKey, RemoteEnd};
@@ -17,7 +17,7 @@ use super::llc::LlcQueue;
 use super::port::Port;
 use super::slots::{CDC_SLOTS, LLC_SLOTS, RECEIVES, REQUESTS_PER_SLOT, SLOTS, Slots};
 use super::tokens::random_psn;
-use ism_sys::lock;
+use ism_sys::{OnceBox, lock};
 use smc_verbs::{
     self, Access, Completed, Completion, Hops, Init, Memory, Mr, Payload, Pd, Qp, QpCaps,
     ReadyToSend, Recv, VerbsError, WcStatus, Work,
@@ -59,36 +59,62 @@ pub(crate) struct Link {
     group: u32,
     /// Inputs of the group.
     inputs: Arc<Inbox>,
+    local: LocalEnd,
+    // The queue pair is dropped before the memory named in its requests.
+    qp: QueuePair,
+    buffers: Buffers,
+    slots: Slots,
+    llc: Mutex<LlcQueue>,
+    waiting: Waiting,
+    state: LinkUse,
+    peer: Mutex<Option<RemoteEnd>>,
+}
+
+/// The own end of a link.
+struct LocalEnd {
     port: Arc<Port>,
     gid_index: u8,
     gid: Gid,
     qpn: Qpn,
     psn: Psn,
-    // The queue pair goes before the memory that its requests name.
-    ready: OnceLock<Qp<ReadyToSend>>,
-    init_qp: Mutex<Option<Qp<Init>>>,
+}
+
+/// The queue pair, in its present state.
+struct QueuePair {
+    ready: OnceBox<Qp<ReadyToSend>>,
+    init: Mutex<Option<Qp<Init>>>,
+}
+
+/// Registered memory of a link.
+struct Buffers {
     pd: Arc<Pd>,
     inbox: Arc<Mr>,
     stride: usize,
     /// Receive buffers with a taken message, to be posted again.
     reposts: Mutex<Vec<Recv>>,
     outbox: Arc<Mr>,
-    /// Registrations that end after the queue pair.
-    deferred_regions: Mutex<Vec<Arc<Mr>>>,
-    /// Bytes that can be sent inline.
+    /// Registrations to end after the queue pair.
+    deferred: Mutex<Vec<Arc<Mr>>>,
+    /// The most bytes of an inline send.
     inline: usize,
-    slots: Slots,
-    llc: Mutex<LlcQueue>,
-    /// Tokens of connections that have something to send and found no room.
-    waiting: Mutex<Vec<u32>>,
-    waits: AtomicBool,
+}
+
+/// Connections with something to send, but without room.
+#[derive(Default)]
+struct Waiting {
+    tokens: Mutex<Vec<u32>>,
+    any: AtomicBool,
+}
+
+/// The use of a link by connections.
+#[derive(Default)]
+struct LinkUse {
     dead: AtomicBool,
     /// Messages of connections wait, until the messages under way have arrived.
     held: AtomicBool,
     /// Time of the last CDC message since [`Link::take_last_receipt`], in microseconds on the clock
     /// of [`Shared`](super::shared::Shared); 0: none.
     last_receipt: AtomicU64,
-    peer: Mutex<Option<RemoteEnd>>,
     connections: AtomicU32,
 }
 
@@ -122,36 +148,39 @@ impl Link {
             key,
             group,
             inputs: Arc::clone(inputs),
-            port: port.clone(),
-            gid_index,
-            gid,
-            qpn: qp.qp_num(),
-            psn: Psn::new(psn),
-            inline: qp.max_inline().min(INLINE),
-            ready: OnceLock::new(),
-            init_qp: Mutex::new(Some(qp)),
-            pd,
-            inbox,
-            stride,
-            reposts: Mutex::new(Vec::with_capacity(POSTED_AT_ONCE)),
-            outbox,
-            deferred_regions: Mutex::default(),
+            local: LocalEnd {
+                port: port.clone(),
+                gid_index,
+                gid,
+                qpn: qp.qp_num(),
+                psn: Psn::new(psn),
+            },
+            buffers: Buffers {
+                pd,
+                inbox,
+                stride,
+                reposts: Mutex::new(Vec::with_capacity(POSTED_AT_ONCE)),
+                outbox,
+                deferred: Mutex::default(),
+                inline: qp.max_inline().min(INLINE),
+            },
+            qp: QueuePair { ready: OnceBox::new(), init: Mutex::new(Some(qp)) },
             slots: Slots::default(),
             llc: Mutex::default(),
-            waiting: Mutex::default(),
-            waits: AtomicBool::new(false),
-            dead: AtomicBool::new(false),
-            held: AtomicBool::new(false),
-            last_receipt: AtomicU64::new(0),
+            waiting: Waiting::default(),
+            state: LinkUse::default(),
             peer: Mutex::new(None),
-            connections: AtomicU32::new(0),
         });
         link.post_receives()?;
         Ok(link)
     }
 
     fn recv(&self, slot: u32) -> Option<Recv> {
-        let buffer = self.inbox.sge(slot as usize * self.stride, self.stride).ok()?;
+        let buffer = self
+            .buffers
+            .inbox
+            .sge(slot as usize * self.buffers.stride, self.buffers.stride)
+            .ok()?;
         Some(Recv { id: u64::from(slot), buffer })
     }
 
@@ -161,7 +190,7 @@ impl Link {
             call: "ibv_post_recv",
             source: std::io::Error::other(error),
         };
-        lock(&self.init_qp).as_ref().map_or(Ok(()), |qp| qp.post_recv(&all).map_err(refused))
+        lock(&self.qp.init).as_ref().map_or(Ok(()), |qp| qp.post_recv(&all).map_err(refused))
     }
 
     /// Connects the queue pair and lets it send. May wait for the network (see
@@ -170,19 +199,19 @@ impl Link {
     /// # Errors
     /// An error of the verbs; the link is of no use then.
     pub(crate) fn connect(&self, remote: RemoteEnd, direct: bool) -> Result<(), VerbsError> {
-        let Some(qp) = lock(&self.init_qp).take() else { return Ok(()) };
+        let Some(qp) = lock(&self.qp.init).take() else { return Ok(()) };
         let end = smc_verbs::RemoteEnd {
             gid: remote.gid,
             qp_num: remote.qpn,
             psn: remote.psn,
             mtu: remote.mtu,
-            sgid_index: self.gid_index,
+            sgid_index: self.local.gid_index,
             hops: if direct { Hops::Direct } else { Hops::Routed },
         };
-        let qp = qp.ready_to_receive(&end)?.ready_to_send(self.psn)?;
+        let qp = qp.ready_to_receive(&end)?.ready_to_send(self.local.psn)?;
         *lock(&self.peer) = Some(remote);
-        // It was taken out of `init_qp` above, so this is the first.
-        let _ = self.ready.set(qp);
+        // The queue pair was taken out of `init` above, so this is the first.
+        let _ = self.qp.ready.set(qp);
         if self.is_dead() {
             // The link was stopped meanwhile.
             self.stop();
@@ -206,27 +235,27 @@ impl Link {
     }
 
     pub(crate) fn port(&self) -> &Arc<Port> {
-        &self.port
+        &self.local.port
     }
 
     /// The local GID.
     pub(crate) fn gid(&self) -> Gid {
-        self.gid
+        self.local.gid
     }
 
     /// The number of the queue pair.
     pub(crate) fn qpn(&self) -> Qpn {
-        self.qpn
+        self.local.qpn
     }
 
     /// The first packet number sent by this end (CLC-31).
     pub(crate) fn psn(&self) -> Psn {
-        self.psn
+        self.local.psn
     }
 
     /// The link's own protection domain: only its peer reaches memory registered there (LG-51, SEC-6).
     pub(crate) fn pd(&self) -> &Arc<Pd> {
-        &self.pd
+        &self.buffers.pd
     }
 
     /// The peer's end, once connected.
@@ -236,7 +265,7 @@ impl Link {
 
     /// Number of connections on the link, for display.
     pub(crate) fn connections(&self) -> &AtomicU32 {
-        &self.connections
+        &self.state.connections
     }
 
     /// Messages allowed before one has to be acknowledged.
@@ -246,7 +275,7 @@ impl Link {
 
     /// Time of the last CDC message, if one was received since the last call.
     pub(crate) fn take_last_receipt(&self) -> Option<Tick> {
-        match self.last_receipt.swap(0, Ordering::Relaxed) {
+        match self.state.last_receipt.swap(0, Ordering::Relaxed) {
             0 => None,
             last_receipt => Some(Tick(last_receipt)),
         }
@@ -255,13 +284,13 @@ impl Link {
     /// Whether the link has failed or was stopped.
     #[inline]
     pub(crate) fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Acquire)
+        self.state.dead.load(Ordering::Acquire)
     }
 
     /// Fails the link, and reports the failure to the inbox of its group once (LG-58).
     #[cold]
     pub(crate) fn fail(&self) {
-        if !self.dead.swap(true, Ordering::AcqRel) {
+        if !self.state.dead.swap(true, Ordering::AcqRel) {
             self.inputs.put(Input::Failed(self.key, Cause::QueuePair));
         }
     }
@@ -270,7 +299,7 @@ impl Link {
     #[cold]
     fn log_failure(&self, what: &str, status: WcStatus) {
         if !self.is_dead() || status != WcStatus::Flushed {
-            let (link, qpn) = (self.key.get(), self.qpn.get());
+            let (link, qpn) = (self.key.get(), self.local.qpn.get());
             tracing::debug!(link, qpn, what, %status, "link failed");
         }
     }
@@ -280,23 +309,23 @@ impl Link {
     pub(crate) fn close(&self) {
         // Outstanding requests name memory about to be freed.
         self.stop();
-        lock(&self.waiting).clear();
+        lock(&self.waiting.tokens).clear();
         self.stop_waiting();
         if lock(&self.llc).close() {
-            self.port.device().end_await_sends();
+            self.local.port.device().end_await_sends();
         }
     }
 
     /// Keeps these registrations until the end of the queue pair. The peer's adapter may be writing to
     /// their memory, and an earlier deregistration would wait for the write.
     pub(crate) fn keep(&self, registrations: Vec<Arc<Mr>>) {
-        lock(&self.deferred_regions).extend(registrations);
+        lock(&self.buffers.deferred).extend(registrations);
     }
 
     /// Stops the queue pair: messages under way do not arrive any more.
     pub(crate) fn stop(&self) {
-        self.dead.store(true, Ordering::Release);
-        if let Some(qp) = self.ready.get()
+        self.state.dead.store(true, Ordering::Release);
+        if let Some(qp) = self.qp.ready.get()
             && let Err(error) = qp.fail()
         {
             tracing::debug!(%error, "a queue pair was not stopped");
@@ -306,7 +335,7 @@ impl Link {
     /// Holds messages of connections back, or stops holding them. A message being posted right now by
     /// another thread is not held back: `Endpoint::barrier` waits for such posts.
     pub(crate) fn hold(&self, held: bool) {
-        self.held.store(held, Ordering::Release);
+        self.state.held.store(held, Ordering::Release);
     }
 
     /// Whether messages of connections are under way.
@@ -318,10 +347,10 @@ impl Link {
     /// (CDC-1, CDC-2).
     #[inline]
     pub(crate) fn post(&self, path: &Path, token: u32, post: &Post) -> Result<(), NotPosted> {
-        let Some(qp) = self.ready.get().filter(|_| !self.is_dead()) else {
+        let Some(qp) = self.qp.ready.get().filter(|_| !self.is_dead()) else {
             return Err(NotPosted::Dead);
         };
-        if self.held.load(Ordering::Acquire) {
+        if self.state.held.load(Ordering::Acquire) {
             return Err(NotPosted::NoRoom);
         }
         let slot = self.slots.take_cdc(token, post.sequence).ok_or(NotPosted::NoRoom)?;
@@ -363,7 +392,7 @@ impl Link {
         len: usize,
         short: &'a mut [u8],
     ) -> Option<Payload<'a>> {
-        match short.get_mut(..len).filter(|_| len <= self.inline) {
+        match short.get_mut(..len).filter(|_| len <= self.buffers.inline) {
             Some(short) => {
                 path.send_buffer.memory().copy_out(offset, short).ok()?;
                 Some(Payload::Inline(short))
@@ -375,15 +404,15 @@ impl Link {
     /// The payload for a message in a slot: inline, or a copy in registered memory.
     #[inline]
     fn payload<'a>(&self, slot: u32, bytes: &'a [u8]) -> Option<Payload<'a>> {
-        if bytes.len() <= self.inline.min(CDC_LEN) {
+        if bytes.len() <= self.buffers.inline.min(CDC_LEN) {
             return Some(Payload::Inline(bytes));
         }
         let offset = match slot.checked_sub(CDC_SLOTS) {
             None => slot as usize * STRIDE,
-            Some(llc) => STRIDE * CDC_SLOTS as usize + self.stride * llc as usize,
+            Some(llc) => STRIDE * CDC_SLOTS as usize + self.buffers.stride * llc as usize,
         };
-        self.outbox.memory().copy_in(offset, bytes).ok()?;
-        self.outbox.sge(offset, bytes.len()).ok().map(Payload::Registered)
+        self.buffers.outbox.memory().copy_in(offset, bytes).ok()?;
+        self.buffers.outbox.sge(offset, bytes.len()).ok().map(Payload::Registered)
     }
 
     /// Sends an LLC message over this link (LLC-2) as soon as there is room.
@@ -399,7 +428,7 @@ impl Link {
     /// Sends the waiting LLC messages, as far as there is room.
     pub(crate) fn send_llc(&self) {
         let mut llc = lock(&self.llc);
-        let Some(qp) = self.ready.get().filter(|_| !self.is_dead()) else { return };
+        let Some(qp) = self.qp.ready.get().filter(|_| !self.is_dead()) else { return };
         while let Some(slot) = llc.next(|| self.slots.take_llc()) {
             let Some(bytes) = llc.bytes(slot) else { return };
             let posted = self.payload(slot, bytes).is_some_and(|payload| {
@@ -412,7 +441,7 @@ impl Link {
         }
         // Receipts, and messages waiting for room, depend on completions.
         if llc.starts_awaiting() {
-            self.port.device().await_sends();
+            self.local.port.device().await_sends();
         }
     }
 
@@ -420,7 +449,7 @@ impl Link {
     pub(crate) fn on_sent(&self, completion: &Completion) {
         if let Err(status) = completion.result() {
             if !self.is_dead() {
-                tracing::debug!(link = self.key.get(), qp = self.qpn.get(), %status, "link failed");
+                tracing::debug!(link = self.key.get(), qp = self.local.qpn.get(), %status, "link failed");
             }
             // The slot stays in use: its message may not have arrived (LG-39, ERR-13).
             return self.fail();
@@ -432,7 +461,7 @@ impl Link {
                 self.inputs.put(Input::Sent(receipt));
             }
             if over {
-                self.port.device().end_await_sends();
+                self.local.port.device().end_await_sends();
             }
         }
         self.slots.release(slot);
@@ -452,25 +481,25 @@ impl Link {
     /// The connection with this token waits for room. [`Link::take_waiting`] returns the token after a
     /// poll of completions.
     pub(crate) fn wait(&self, token: u32) {
-        lock(&self.waiting).push(token);
-        if !self.waits.swap(true, Ordering::SeqCst) {
-            self.port.device().await_sends();
+        lock(&self.waiting.tokens).push(token);
+        if !self.waiting.any.swap(true, Ordering::SeqCst) {
+            self.local.port.device().await_sends();
         }
     }
 
     fn stop_waiting(&self) {
-        if self.waits.swap(false, Ordering::SeqCst) {
-            self.port.device().end_await_sends();
+        if self.waiting.any.swap(false, Ordering::SeqCst) {
+            self.local.port.device().end_await_sends();
         }
     }
 
     /// Takes the tokens of connections without room. The caller has them send.
     #[inline]
     pub(crate) fn take_waiting(&self) -> Vec<u32> {
-        if !self.waits.load(Ordering::SeqCst) {
+        if !self.waiting.any.load(Ordering::SeqCst) {
             return Vec::new();
         }
-        let waiting = std::mem::take(&mut *lock(&self.waiting));
+        let waiting = std::mem::take(&mut *lock(&self.waiting.tokens));
         self.stop_waiting();
         waiting
     }
@@ -496,12 +525,12 @@ impl Link {
             }
         };
         let slot = u32::try_from(completion.id()).ok()?;
-        let at = slot as usize * self.stride;
+        let at = slot as usize * self.buffers.stride;
         let mut short = [0u8; CDC_LEN];
         let short = short.get_mut(..len.min(CDC_LEN)).unwrap_or_default();
-        self.inbox.memory().copy_out(at, short).ok()?;
+        self.buffers.inbox.memory().copy_out(at, short).ok()?;
         let cdc = if short.first() == Some(&CDC_TYPE) {
-            self.last_receipt.store(now.0, Ordering::Relaxed);
+            self.state.last_receipt.store(now.0, Ordering::Relaxed);
             let cdc = Cdc::parse(short).ok().filter(|_| len == CDC_LEN);
             if cdc.is_none() {
                 self.count_malformed();
@@ -518,15 +547,17 @@ impl Link {
     /// Counts a malformed message (SEC-16).
     #[cold]
     fn count_malformed(&self) {
-        self.port.device().counters().malformed.fetch_add(1, Ordering::Relaxed);
+        self.local.port.device().counters().malformed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Posts receive buffers again, several at once: there are more than a peer needs.
     #[inline]
     fn post_again(&self, slot: u32) {
-        let mut reposts = lock(&self.reposts);
+        let mut reposts = lock(&self.buffers.reposts);
         reposts.extend(self.recv(slot));
-        let Some(qp) = self.ready.get().filter(|_| reposts.len() >= POSTED_AT_ONCE) else { return };
+        let Some(qp) = self.qp.ready.get().filter(|_| reposts.len() >= POSTED_AT_ONCE) else {
+            return;
+        };
         let posted = qp.post_recv(&reposts);
         reposts.clear();
         drop(reposts);
@@ -537,8 +568,8 @@ impl Link {
 
     #[cold]
     fn on_llc(&self, at: usize, len: usize) {
-        let mut bytes = vec![0u8; len.min(self.stride)];
-        if self.inbox.memory().copy_out(at, &mut bytes).is_err() {
+        let mut bytes = vec![0u8; len.min(self.buffers.stride)];
+        if self.buffers.inbox.memory().copy_out(at, &mut bytes).is_err() {
             return self.count_malformed();
         }
         // The group checks the length, too (ERR-43).
@@ -550,9 +581,9 @@ impl Link {
 /// interface in state down keeps packets not sent, and soft-RoCE waits 50 s for them.
 impl Drop for Link {
     fn drop(&mut self) {
-        let queue_pair = (self.ready.take(), lock(&self.init_qp).take());
-        let deferred_regions = std::mem::take(&mut *lock(&self.deferred_regions));
-        let memory = (self.inbox.clone(), self.outbox.clone(), deferred_regions);
+        let queue_pair = (self.qp.ready.take(), lock(&self.qp.init).take());
+        let deferred_regions = std::mem::take(&mut *lock(&self.buffers.deferred));
+        let memory = (self.buffers.inbox.clone(), self.buffers.outbox.clone(), deferred_regions);
         let end = move || {
             drop(queue_pair);
             drop(memory);
@@ -568,7 +599,7 @@ impl std::fmt::Debug for Link {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Link")
             .field("key", &self.key)
-            .field("qpn", &self.qpn)
+            .field("qpn", &self.local.qpn)
             .finish_non_exhaustive()
     }
 }

@@ -119,7 +119,8 @@ impl Words {
     /// Stores words received on another way. No message counts any more: the last ones of the link, with
     /// no more bytes than the peer has named on the other way, may still be under way.
     pub(crate) fn put(&self, words: [u64; 2]) {
-        let _taken = self.taken();
+        let mut taken = self.taken();
+        taken.closed = true;
         self.store(words, false);
     }
 
@@ -243,6 +244,11 @@ mod tests {
         assert_eq!(words.take(&failover), Received::Overtaken);
         assert_eq!(Cdc::from_words(words.load(), 5, 1), message(5, 50));
         words.put([7, 8]);
+        assert_eq!(words.load(), [7, 8]);
+        let words = Words::default();
+        assert_eq!(words.take(&message(5, 50)), Received::Stored);
+        words.put([7, 8]);
+        assert_eq!(words.take(&message(6, 60)), Received::Overtaken);
         assert_eq!(words.load(), [7, 8]);
     }
 
